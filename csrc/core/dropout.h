@@ -1,0 +1,108 @@
+// Which attention probabilities dropout keeps: a pure function of (seed, offset, batch, head,
+// query, key), so that every kernel and the CPU backend drop the same entries whatever their tiles
+// are.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/philox.h"
+#include "params/common.h"
+
+namespace flash {
+
+// One Philox call draws sixteen bits for each of eight entries, a group. In a 16 x 16 block of
+// scores (queries x keys) a group is what one thread of mma.m16n8k16, and of wgmma, holds in two
+// neighbouring accumulators: rows r, r + 8 and columns c, c + 1, c + 8, c + 9 with r < 8 and c in
+// {0, 2, 4, 6}. Hence the forward kernel draws each bit once, without a shuffle.
+struct DropoutGroup {
+  uint32_t row;
+  uint32_t col;
+};
+
+FLASH_HD DropoutGroup dropout_group(int query, int key) {
+  uint32_t const i = uint32_t(query);
+  uint32_t const j = uint32_t(key);
+  return {(i >> 4) * 8 + (i & 7), (j >> 4) * 4 + ((j & 7) >> 1)};
+}
+
+// Position in the group; the two accumulators of one thread hold the entries in this order.
+FLASH_HD int dropout_bit(int query, int key) {
+  return (key & 1) + 2 * ((query >> 3) & 1) + 4 * ((key >> 3) & 1);
+}
+
+// Entries whose sixteen bits are at least this are kept. Half to even, as Python rounds.
+FLASH_HD uint32_t dropout_threshold(double dropout_p) {
+  double const threshold = nearbyint(dropout_p * 65536.0);
+  return threshold < 65535.0 ? uint32_t(threshold) : 65535u;
+}
+
+struct DropoutMask {
+  PhiloxKey key;
+  uint32_t batch_head;
+  uint32_t offset_low;
+  uint32_t threshold;
+
+  // rng_state = (seed, offset). batch is the sequence of a varlen batch, head a query head.
+  FLASH_HD DropoutMask(int64_t seed, int64_t offset, int batch, int heads_q, int head,
+                       uint32_t threshold_)
+      : key{{uint32_t(seed), uint32_t(uint64_t(seed) >> 32) ^ uint32_t(uint64_t(offset) >> 32)}},
+        batch_head(uint32_t(batch) * uint32_t(heads_q) + uint32_t(head)),
+        offset_low(uint32_t(offset)),
+        threshold(threshold_) {}
+
+  // The eight keep bits of a group, in dropout_bit's order.
+  FLASH_HD uint32_t keep_bits(DropoutGroup group) const {
+    PhiloxWords const random = philox<7>(key, {{group.row, group.col, batch_head, offset_low}});
+    uint32_t bits = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      bits |= uint32_t((random.word[w] & 0xffffu) >= threshold) << (2 * w);
+      bits |= uint32_t((random.word[w] >> 16) >= threshold) << (2 * w + 1);
+    }
+    return bits;
+  }
+
+  FLASH_HD bool keep(int query, int key_index) const {
+    uint32_t const bits = keep_bits(dropout_group(query, key_index));
+    return (bits >> dropout_bit(query, key_index)) & 1;
+  }
+};
+
+// Kernels that compute the transposed scores (keys x queries) hold, in two neighbouring
+// accumulators of a 16 x 16 block, keys r, r + 8 and queries c, c + 1, c + 8, c + 9: half of the
+// group of query c and half of the one of query c + 1. The lane four away holds the other halves,
+// so each of the two draws one group and they swap their eight keep bits with one shuffle.
+struct TransposedDropout {
+  int lane;
+
+  FLASH_HD int partner() const { return lane ^ 4; }
+
+  // The query, and a key, of the group that this lane draws; relative to the block.
+  FLASH_HD int query() const { return 2 * (lane & 3) + odd_key(); }
+  FLASH_HD int key() const { return lane >> 2; }
+
+  // The lane's eight keep bits, in the order of its accumulators: bit
+  // (query & 1) + 2 * (key >> 3) + 4 * (query >> 3), relative to the block.
+  FLASH_HD uint32_t keep_bits(uint32_t own, uint32_t partners) const {
+    uint32_t const even_query = (odd_key() ? partners : own) >> odd_key();
+    uint32_t const odd_query = (odd_key() ? own : partners) >> odd_key();
+    uint32_t bits = 0;
+#pragma unroll
+    for (int high_query = 0; high_query < 2; ++high_query) {
+#pragma unroll
+      for (int high_key = 0; high_key < 2; ++high_key) {
+        int const from = 2 * high_query + 4 * high_key;
+        int const to = 2 * high_key + 4 * high_query;
+        bits |= ((even_query >> from) & 1) << to;
+        bits |= ((odd_query >> from) & 1) << (to + 1);
+      }
+    }
+    return bits;
+  }
+
+ private:
+  FLASH_HD int odd_key() const { return (lane >> 2) & 1; }
+};
+
+}  // namespace flash

@@ -1,0 +1,34 @@
+// Philox4x32: a counter-based random generator (Salmon et al., "Parallel Random Numbers: As Easy as
+// 1, 2, 3", SC 2011). It keeps no state: 128 random bits are a function of a counter and a key.
+#pragma once
+
+#include <cstdint>
+
+#include "params/common.h"
+
+namespace flash {
+
+struct PhiloxKey {
+  uint32_t word[2];
+};
+
+struct PhiloxWords {  // a counter, or the bits drawn for it
+  uint32_t word[4];
+};
+
+// 7 rounds are the fewest that pass BigCrush; dropout uses those. 10 is the usual safety margin.
+template <int kRounds>
+FLASH_HD PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    uint64_t const product0 = uint64_t{0xD2511F53u} * counter.word[0];
+    uint64_t const product1 = uint64_t{0xCD9E8D57u} * counter.word[2];
+    counter = {{uint32_t(product1 >> 32) ^ counter.word[1] ^ key.word[0], uint32_t(product1),
+                uint32_t(product0 >> 32) ^ counter.word[3] ^ key.word[1], uint32_t(product0)}};
+    key.word[0] += 0x9E3779B9u;
+    key.word[1] += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+}  // namespace flash
