@@ -1,0 +1,1 @@
+"""The operations around attention: norms, cross entropy, rotary embedding."""

@@ -1,0 +1,5 @@
+"""``apply_rotary`` under the name that clients import."""
+
+from flash_attn.ops.rotary import apply_rotary
+
+__all__ = ["apply_rotary"]

@@ -1,0 +1,1 @@
+"""Small helpers that clients import by name."""

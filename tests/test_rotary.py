@@ -1,0 +1,247 @@
+"""Rotary embedding: the formula in float64 by loops, the gradient, and every way to call it."""
+
+import pytest
+import torch
+
+from flash_attn.layers.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+    apply_rotary_emb_torch,
+)
+from flash_attn.ops.triton.rotary import apply_rotary
+
+
+def angle_tables(positions=32, rotary_dim=16, dtype=torch.float64):
+    theta = 100.0 ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float64), theta)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate_by_complex_numbers(x, cos, sin, interleaved, positions):
+    """x (b, s, h, d), positions (b, s) -> (b, s, h, d), all float64."""
+    half = cos.shape[1]
+    pairs = [(2 * i, 2 * i + 1) if interleaved else (i, half + i) for i in range(half)]
+    turn = torch.complex(cos.double(), sin.double())[positions][:, :, None]  # (b, s, 1, half)
+    out = x.double().clone()
+    for i, (a, b) in enumerate(pairs):
+        z = torch.complex(x[..., a].double(), x[..., b].double()) * turn[..., i]
+        out[..., a], out[..., b] = z.real, z.imag
+    return out
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [16, 24])
+@pytest.mark.parametrize("offsets", [0, 5, torch.tensor([0, 7], dtype=torch.int32)])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_formula_and_gradient(interleaved, rotary_dim, offsets, inplace):
+    torch.manual_seed(0)
+    cos, sin = angle_tables(rotary_dim=rotary_dim)
+    leaf = torch.randn(2, 6, 3, 24, dtype=torch.float64, requires_grad=True)
+    out = apply_rotary_emb(leaf * 1, cos, sin, interleaved, inplace, offsets)
+    start = offsets.long()[:, None] if isinstance(offsets, torch.Tensor) else offsets
+    positions = torch.arange(6).expand(2, 6) + start
+    expected = rotate_by_complex_numbers(leaf.detach(), cos, sin, interleaved, positions)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+    dout = torch.randn_like(out)
+    kept = dout.clone()
+    (dx,) = torch.autograd.grad(out, leaf, dout)
+    back = rotate_by_complex_numbers(dout, cos, -sin, interleaved, positions)
+    torch.testing.assert_close(dx, back, rtol=0, atol=1e-12)
+    assert torch.equal(dout, kept), "the caller's gradient was overwritten"
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_gradcheck(inplace):
+    cos, sin = angle_tables(positions=4, rotary_dim=4)
+    x = torch.randn(1, 4, 2, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: apply_rotary_emb(t * 1, cos, sin, inplace=inplace), x)
+
+
+def test_inplace_writes_into_x():
+    cos, sin = angle_tables()
+    x = torch.randn(1, 6, 2, 16, dtype=torch.float64)
+    expected = apply_rotary_emb(x, cos, sin)
+    assert apply_rotary_emb(x, cos, sin, inplace=True).data_ptr() == x.data_ptr()
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_input_is_rounded_once(dtype):
+    cos, sin = angle_tables(dtype=torch.float32)
+    x = torch.randn(2, 8, 2, 16, dtype=dtype)
+    out = apply_rotary_emb(x, cos, sin)
+    exact = rotate_by_complex_numbers(x, cos, sin, False, torch.arange(8).expand(2, 8))
+    torch.testing.assert_close(out, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_textbook_formula_agrees(interleaved):
+    cos, sin = angle_tables(positions=6)
+    x = torch.randn(2, 6, 3, 24, dtype=torch.float64)
+    torch.testing.assert_close(
+        apply_rotary_emb_torch(x, cos, sin, interleaved), apply_rotary_emb(x, cos, sin, interleaved)
+    )
+
+
+@pytest.mark.parametrize("offsets", [0, torch.tensor([3, 0, 9, 1], dtype=torch.int32)])
+def test_packed_sequences_equal_each_alone(offsets):
+    cos, sin = angle_tables()
+    lengths = [4, 0, 7, 1]
+    cu_seqlens = torch.tensor([0, 4, 4, 11, 12], dtype=torch.int32)
+    x = torch.randn(14, 2, 24, dtype=torch.float64, requires_grad=True)  # two rows past the end
+    out = apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets, cu_seqlens=cu_seqlens, max_seqlen=7)
+    for i, length in enumerate(lengths):
+        rows = slice(int(cu_seqlens[i]), int(cu_seqlens[i + 1]))
+        first = int(offsets[i]) if isinstance(offsets, torch.Tensor) else offsets
+        if length:
+            alone = apply_rotary_emb(x[None, rows], cos, sin, seqlen_offsets=first)[0]
+            torch.testing.assert_close(out[rows], alone)
+    torch.testing.assert_close(out[12:], x[12:])
+    dout = torch.randn_like(out)
+    (dx,) = torch.autograd.grad(out, x, dout)
+    forward_again = apply_rotary_emb(
+        dx, cos, sin, seqlen_offsets=offsets, cu_seqlens=cu_seqlens, max_seqlen=7
+    )
+    torch.testing.assert_close(forward_again, dout)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads_k", [None, 1, 2])
+def test_packed_qkv_in_place(interleaved, heads_k):
+    """heads_k None: (b, s, 3, h, d); else GQA-packed (b, s, h + 2 heads_k, d)."""
+    cos, sin = angle_tables()
+    heads = 4
+    shape = (2, 6, 3, heads, 24) if heads_k is None else (2, 6, heads + 2 * heads_k, 24)
+    leaf = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def split(t):
+        return t.unbind(2) if heads_k is None else t.split([heads, heads_k, heads_k], dim=2)
+
+    q, k, v = split(leaf)
+    expected = [apply_rotary_emb(t, cos, sin, interleaved, seqlen_offsets=3) for t in (q, k)] + [v]
+    packed = leaf * 1
+    out = apply_rotary_emb_qkv_(
+        packed,
+        cos,
+        sin,
+        interleaved=interleaved,
+        seqlen_offsets=3,
+        num_heads_q=None if heads_k is None else heads,
+    )
+    assert out.data_ptr() == packed.data_ptr()
+    grads = [torch.randn_like(t) for t in expected]
+    for got, want in zip(split(out), expected, strict=True):
+        torch.testing.assert_close(got, want)
+    (got,) = torch.autograd.grad(split(out), leaf, grads)
+    (want,) = torch.autograd.grad(expected, leaf, grads)
+    torch.testing.assert_close(got, want)
+
+
+def test_packed_kv_in_place():
+    cos, sin = angle_tables()
+    leaf = torch.randn(2, 6, 2, 3, 24, dtype=torch.float64, requires_grad=True)
+    out = apply_rotary_emb_kv_(leaf * 1, cos, sin)
+    torch.testing.assert_close(out[:, :, 0], apply_rotary_emb(leaf[:, :, 0], cos, sin))
+    torch.testing.assert_close(out[:, :, 1], leaf[:, :, 1])
+    dout = torch.randn_like(out)
+    (dkv,) = torch.autograd.grad(out, leaf, dout)
+    torch.testing.assert_close(dkv[:, :, 1], dout[:, :, 1])
+    torch.testing.assert_close(dkv[:, :, 0], apply_rotary_emb(dout[:, :, 0], cos, -sin))
+
+
+def test_apply_rotary_conjugate_undoes():
+    cos, sin = angle_tables()
+    x = torch.randn(2, 6, 3, 24, dtype=torch.float64)
+    there = apply_rotary(x, cos, sin, seqlen_offsets=2)
+    torch.testing.assert_close(apply_rotary(there, cos, sin, seqlen_offsets=2, conjugate=True), x)
+
+
+def test_scores_depend_on_distance_alone():
+    """The point of the embedding: q at i times k at j equals q at i + n times k at j + n."""
+    rotary = RotaryEmbedding(16)
+    rotary._update_cos_sin_cache(64, dtype=torch.float64)
+    cos, sin = rotary._cos_cached, rotary._sin_cached
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+    scores = [
+        (apply_rotary_emb(q, cos, sin, seqlen_offsets=3 + n) * apply_rotary_emb(k, cos, sin, seqlen_offsets=n)).sum()
+        for n in (0, 11, 40)
+    ]
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores[0], scores[2], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale_base", [None, 512.0])
+def test_module_packed_and_separate_agree(scale_base):
+    rotary = RotaryEmbedding(16, scale_base=scale_base)
+    qkv = torch.randn(2, 6, 3, 4, 24)
+    q, kv = qkv[:, :, 0].clone(), qkv[:, :, 1:].clone()
+    q, kv = rotary(q, kv, seqlen_offset=2)
+    packed = rotary(qkv.clone(), seqlen_offset=2)
+    torch.testing.assert_close(packed, torch.cat((q.unsqueeze(2), kv), dim=2))
+    if scale_base is not None:
+        q_alone = apply_rotary_emb(qkv[:, :, 0], rotary._cos_cached, rotary._sin_cached, seqlen_offsets=2)
+        torch.testing.assert_close(q, q_alone)
+        assert not torch.equal(rotary._cos_cached, rotary._cos_k_cached)
+
+
+def test_xpos_scales_cancel_at_distance_zero():
+    rotary = RotaryEmbedding(16, scale_base=512.0)
+    x = torch.randn(1, 6, 1, 16)
+    qkv = rotary(torch.stack((x, x, x), dim=2))
+    torch.testing.assert_close((qkv[:, :, 0] * qkv[:, :, 1]).sum(-1), (x * x).sum(-1))
+
+
+def test_module_tables_grow_and_survive_a_cast():
+    rotary = RotaryEmbedding(16)
+    exact = RotaryEmbedding(16)
+    exact._update_cos_sin_cache(600)
+    rotary = rotary.to(torch.bfloat16)
+    rotary._update_cos_sin_cache(8)
+    rotary._update_cos_sin_cache(600)
+    torch.testing.assert_close(rotary._cos_cached, exact._cos_cached, rtol=0, atol=0)
+    assert "inv_freq" not in rotary.state_dict()
+
+
+def test_tables_made_in_inference_mode_do_not_break_training():
+    rotary = RotaryEmbedding(8)
+    with torch.inference_mode():
+        rotary(torch.randn(1, 4, 3, 2, 8))
+    x = torch.randn(1, 4, 3, 2, 8, requires_grad=True)
+    rotary(x * 1).sum().backward()
+    assert x.grad is not None
+
+
+def test_varlen_module():
+    rotary = RotaryEmbedding(8)
+    cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
+    qkv = torch.randn(8, 3, 2, 8)
+    expected = torch.cat([rotary(qkv[None, a:b].clone())[0] for a, b in ((0, 3), (3, 8))])
+    torch.testing.assert_close(rotary(qkv.clone(), cu_seqlens=cu_seqlens, max_seqlen=5), expected)
+
+
+def test_compiles_without_graph_breaks():
+    cos, sin = angle_tables(dtype=torch.float32)
+    x = torch.randn(2, 6, 3, 24)
+    compiled = torch.compile(apply_rotary_emb, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, cos, sin), apply_rotary_emb(x, cos, sin))
+
+
+def test_bad_input_says_what_and_why():
+    cos, sin = angle_tables(positions=4)
+    with pytest.raises(ValueError, match="rotate 16 channels.*head dimension of 8"):
+        apply_rotary_emb(torch.randn(1, 2, 1, 8), cos, sin)
+    with pytest.raises(ValueError, match="sin has shape"):
+        apply_rotary_emb(torch.randn(1, 2, 1, 16), cos, sin[:2])
+    with pytest.raises(ValueError, match="cos has 4 positions; this call needs 5"):
+        apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=2)
+    with pytest.raises(ValueError, match="cos has 4 positions; this call needs 5"):
+        apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.tensor([2]))
+    with pytest.raises(ValueError, match="num_heads_q is 3"):
+        apply_rotary_emb_qkv_(torch.randn(1, 3, 6, 16), cos, sin, num_heads_q=3)
+    with pytest.raises(ValueError, match="kv has shape"):
+        apply_rotary_emb_kv_(torch.randn(1, 3, 3, 2, 16), cos, sin)
+    with pytest.raises(ValueError, match="come in pairs"):
+        RotaryEmbedding(7)
