@@ -1,0 +1,160 @@
+"""The five operations: schemas, fake implementations, autograd, and which Python code serves them.
+
+Everything the library computes goes through these operations, so that ``torch.compile``, export,
+activation checkpointing and dispatch modes see one stable name per forward:
+``flash_attn::_flash_attn_forward`` and so on. The CPU kernels are ``flash_attn.cpu``; the CUDA
+kernels register themselves from the compiled library (``flash_attn.backend`` loads it); an
+operation without a CUDA kernel gets one that says what is missing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attn import _autograd, backend, cpu
+
+__all__ = ["backward", "forward", "varlen_backward", "varlen_forward", "with_kvcache"]
+
+# What a score goes through, in the order every schema uses.
+_SCORES = (
+    "float dropout_p, float softmax_scale, bool causal, int window_size_left, "
+    "int window_size_right, float softcap, Tensor? alibi_slopes"
+)
+_SCORES_DEFAULTED = (
+    "float dropout_p, float softmax_scale, bool causal, int window_size_left=-1, "
+    "int window_size_right=-1, float softcap=0.0, Tensor? alibi_slopes=None"
+)
+_VARLEN = (
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+)
+_GRADIENTS = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+    "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, "
+)
+# `deterministic` does nothing in a forward; it travels with the call to the backward it causes.
+_FORWARD_TAIL = (
+    "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
+    "bool deterministic=False"
+    ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask, Tensor rng_state_out)"
+)
+_BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
+
+SCHEMAS = {
+    "_flash_attn_forward": (
+        f"(Tensor q, Tensor k, Tensor v, {_SCORES}, bool return_softmax, {_FORWARD_TAIL}"
+    ),
+    "_flash_attn_varlen_forward": (
+        f"(Tensor q, Tensor k, Tensor v, {_VARLEN}{_SCORES_DEFAULTED}, "
+        "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, "
+        f"Tensor? seqused_k=None, bool zero_tensors=False, {_FORWARD_TAIL}"
+    ),
+    "_flash_attn_backward": (
+        f"({_GRADIENTS}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
+        f"{_BACKWARD_TAIL}) -> Tensor softmax_d"
+    ),
+    "_flash_attn_varlen_backward": (
+        f"({_GRADIENTS}{_VARLEN}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
+        f"bool zero_tensors=False, {_BACKWARD_TAIL}, Tensor? seqused_k=None) -> Tensor softmax_d"
+    ),
+    "_flash_attn_with_kvcache": (
+        "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, "
+        "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? cache_seqlens, Tensor? cache_batch_idx, "
+        "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, "
+        "int window_size_left, int window_size_right, float softcap, bool rotary_interleaved, "
+        "Tensor? alibi_slopes, int num_splits, *, Tensor? s_aux=None"
+        ") -> (Tensor out, Tensor softmax_lse)"
+    ),
+}
+
+_library = torch.library.Library("flash_attn", "DEF")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+forward = torch.ops.flash_attn._flash_attn_forward
+varlen_forward = torch.ops.flash_attn._flash_attn_varlen_forward
+backward = torch.ops.flash_attn._flash_attn_backward
+varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
+with_kvcache = torch.ops.flash_attn._flash_attn_with_kvcache
+
+
+def lse_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The accumulation type, which is also that of softmax_lse, softmax_d, s_aux and ds_aux."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# --- CPU ---------------------------------------------------------------------------------------
+
+
+def _cpu_forward(*args, deterministic: bool = False, **kwargs):
+    return cpu.forward(*args, **kwargs)
+
+
+def _cpu_varlen_forward(*args, deterministic: bool = False, **kwargs):
+    return cpu.varlen_forward(*args, **kwargs)
+
+
+_library.impl("_flash_attn_forward", _cpu_forward, "CPU")
+_library.impl("_flash_attn_varlen_forward", _cpu_varlen_forward, "CPU")
+_library.impl("_flash_attn_backward", cpu.backward, "CPU")
+_library.impl("_flash_attn_varlen_backward", cpu.varlen_backward, "CPU")
+_library.impl("_flash_attn_with_kvcache", cpu.with_kvcache, "CPU")
+
+
+# --- Fake: shapes, dtypes and strides without data ----------------------------------------------
+
+
+def _fake_outputs(q: Tensor, v: Tensor, lse_shape, probs_shape, dropout_p, return_softmax):
+    return (
+        q.new_empty((*q.shape[:-1], v.shape[-1])),
+        q.new_empty(lse_shape, dtype=lse_dtype(q.dtype)),
+        q.new_empty(probs_shape if return_softmax else (0,)),
+        q.new_empty((2,) if dropout_p > 0 else (0,), dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("flash_attn::_flash_attn_forward", lib=_library)
+def _fake_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+                  softcap, alibi_slopes, return_softmax, *, s_aux=None, rng_state=None,
+                  batch_invariant=False, deterministic=False):  # fmt: skip
+    batch, seqlen_q, heads, _ = q.shape
+    probs_shape = (batch, heads, seqlen_q, k.shape[1])
+    return _fake_outputs(q, v, (batch, heads, seqlen_q), probs_shape, dropout_p, return_softmax)
+
+
+@torch.library.register_fake("flash_attn::_flash_attn_varlen_forward", lib=_library)
+def _fake_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                         dropout_p, softmax_scale, causal, window_size_left=-1,
+                         window_size_right=-1, softcap=0.0, alibi_slopes=None,
+                         return_softmax=False, block_table=None, leftpad_k=None,
+                         seqused_k=None, zero_tensors=False, *, s_aux=None, rng_state=None,
+                         batch_invariant=False, deterministic=False):  # fmt: skip
+    total_q, heads, _ = q.shape
+    probs_shape = (cu_seqlens_q.shape[0] - 1, heads, max_seqlen_q, max_seqlen_k)
+    return _fake_outputs(q, v, (heads, total_q), probs_shape, dropout_p, return_softmax)
+
+
+@torch.library.register_fake("flash_attn::_flash_attn_backward", lib=_library)
+@torch.library.register_fake("flash_attn::_flash_attn_varlen_backward", lib=_library)
+def _fake_backward(dout, q, k, v, out, softmax_lse, *args, **kwargs):
+    return softmax_lse.new_empty(softmax_lse.shape)
+
+
+@torch.library.register_fake("flash_attn::_flash_attn_with_kvcache", lib=_library)
+def _fake_with_kvcache(q, k_cache, v_cache, *args, **kwargs):
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype))
+
+
+# --- Autograd and CUDA ---------------------------------------------------------------------------
+
+_autograd.register(_library, "_flash_attn_forward", forward.default, backward.default)
+_autograd.register(
+    _library, "_flash_attn_varlen_forward", varlen_forward.default, varlen_backward.default
+)
+
+backend.load()
+for _name in SCHEMAS:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_name}", "CUDA"):
+        _library.impl(_name, backend.missing_kernel(_name), "CUDA")

@@ -1,0 +1,129 @@
+"""Finds and loads the compiled library, says why when it cannot, and answers for what is missing."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+_MODULE = "flash_attn._C"
+_MISS = "flash_attn: not implemented: "
+_MINIMUM_SM = 80
+
+#: The compiled library once loaded, else None.
+library: Any = None
+#: Why there is no compiled library; empty when it is loaded.
+why_not_loaded = "backend.load() has not run"
+
+LOG = os.environ.get("FLASH_ATTN_LOG", "0") not in ("", "0")
+
+
+def library_path() -> Path:
+    return Path(__file__).with_name("_C.abi3.so")
+
+
+def load() -> None:
+    """Loads the compiled library if there is one; never raises."""
+    global library, why_not_loaded
+    library = None
+    path = library_path()
+    if not path.exists():
+        why_not_loaded = f"{path} does not exist: this installation was built without CUDA kernels"
+        return
+    try:
+        library = importlib.import_module(_MODULE)
+        why_not_loaded = ""
+    except ImportError as error:
+        why_not_loaded = _explain_import_error(path, str(error))
+
+
+def _explain_import_error(path: Path, message: str) -> str:
+    reason = f"{path} does not load: {message}"
+    runtime = re.search(r"libcudart\.so\.(\d+)", message)
+    if runtime is None:
+        return reason
+    built_for = runtime.group(1)
+    if torch.version.cuda is None:
+        return f"{reason} (built for CUDA {built_for}; this torch {torch.__version__} has no CUDA)"
+    return f"{reason} (built for CUDA {built_for}; this torch uses CUDA {torch.version.cuda})"
+
+
+def cuda_problem() -> str:
+    """Why CUDA tensors cannot be served at all; empty when the library is usable."""
+    if library is None:
+        return why_not_loaded
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) has no CUDA"
+    built_for = library.cuda_version() // 1000
+    if built_for != int(torch.version.cuda.split(".")[0]):
+        return (
+            f"flash_attn was built for CUDA {built_for} and torch {torch.__version__} uses CUDA "
+            f"{torch.version.cuda}: install a build for the same CUDA major version"
+        )
+    return ""
+
+
+def compiled_variants() -> list[dict[str, Any]]:
+    """One row per compiled kernel, as in the variant table; empty without a compiled library."""
+    return [] if library is None else json.loads(library.compiled_variants())
+
+
+def describe_variants() -> str:
+    rows = compiled_variants()
+    if not rows:
+        return "no CUDA kernels are compiled"
+    return f"{len(rows)} CUDA kernels are compiled: " + ", ".join(row["name"] for row in rows)
+
+
+def missing_kernel(operation: str) -> Callable[..., NoReturn]:
+    """The CUDA implementation of an operation that has none: it says so."""
+
+    def raise_missing(*args, **kwargs) -> NoReturn:
+        reason = cuda_problem() or "the compiled library has no kernel for it yet"
+        raise NotImplementedError(
+            f"flash_attn: {operation} cannot run on CUDA tensors: {reason}; "
+            f"{describe_variants()}. CPU tensors are served by the built-in CPU backend."
+        )
+
+    return raise_missing
+
+
+def call(operation: Callable[..., Any], *args, **kwargs):
+    """Calls an operation; a look-up miss in the compiled library becomes NotImplementedError."""
+    try:
+        return operation(*args, **kwargs)
+    except RuntimeError as error:
+        if isinstance(error, NotImplementedError) or _MISS not in str(error):
+            raise
+        miss = str(error).split(_MISS, 1)[1]
+        raise NotImplementedError(f"flash_attn: not implemented: {miss}") from None
+
+
+@functools.cache
+def check_gpu(device: torch.device) -> None:
+    """Raises for a GPU older than any kernel family serves."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major * 10 + minor < _MINIMUM_SM:
+        name = torch.cuda.get_device_name(device)
+        raise NotImplementedError(
+            f"flash_attn: {device} is a {name} with compute capability {major}.{minor}; "
+            "8.0 (Ampere) or newer is needed"
+        )
+
+
+def trace(line: str) -> None:
+    """What FLASH_ATTN_LOG=1 prints, once per distinct line."""
+    if line not in _traced:
+        _traced.add(line)
+        print(f"[flash_attn] {line}", file=sys.stderr)
+
+
+_traced: set[str] = set()
