@@ -1,0 +1,50 @@
+"""Which machine code each source file is compiled to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from build_tools.plan import arch_number
+
+# Families of kernels and the architecture each is written for. A newer GPU without a family of its
+# own runs the newest older one, so every file that can run there gets machine code for it.
+FAMILIES = {"sm80": "80", "sm90": "90a"}
+# Architecture-specific code ("a") runs on its own GPU only, so it has no PTX for later ones.
+PORTABLE = frozenset({"sm80"})
+
+
+def targets(row, rows: Iterable, archs: Sequence[str]) -> list[str]:
+    """nvcc's -gencode flags for the kernel of one table row; empty if no asked GPU runs it."""
+    if row.arch not in PORTABLE:
+        arch = FAMILIES[row.arch]
+        return [_gencode(arch, f"sm_{arch}")] if arch in archs else []
+    better = [other for other in rows if other.arch not in PORTABLE and _same_job(row, other)]
+    own = {FAMILIES[other.arch] for other in better}
+    return _with_ptx([_plain(arch) for arch in archs if arch not in own], archs, FAMILIES[row.arch])
+
+
+def common_targets(archs: Sequence[str]) -> list[str]:
+    """Flags for a checked-in .cu file, which every GPU runs."""
+    return _with_ptx([_plain(arch) for arch in archs], archs, FAMILIES["sm80"])
+
+
+def _with_ptx(machine: list[str], archs: Sequence[str], base: str) -> list[str]:
+    flags = [_gencode(code, f"sm_{code}") for code in dict.fromkeys(machine)]
+    # PTX makes a library that is given away run on GPUs that come later. A build for this machine's
+    # GPU does without: it is never moved.
+    if base in archs:
+        flags.append(_gencode(base, f"compute_{base}"))
+    return flags
+
+
+def _same_job(row, other) -> bool:
+    fields = ("direction", "dtype", "head_dim", "head_dim_v", "scores")
+    return all(getattr(row, name) == getattr(other, name) for name in fields)
+
+
+def _plain(arch: str) -> str:
+    return str(arch_number(arch))
+
+
+def _gencode(virtual: str, code: str) -> str:
+    return f"-gencode=arch=compute_{virtual},code={code}"

@@ -1,0 +1,1 @@
+"""Headers of others, fetched and never edited."""
