@@ -1,0 +1,140 @@
+"""RMSNorm, alone and with dropout and residual, under the names that clients import."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flash_attn.ops.layer_norm import dropout_add_layer_norm_parallel_residual, dropout_add_norm
+
+__all__ = [
+    "DropoutAddRMSNorm",
+    "RMSNorm",
+    "dropout_add_rms_norm",
+    "dropout_add_rms_norm_parallel_residual",
+    "rms_norm",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm over the last dimension: (..., hidden) -> (..., hidden)."""
+    return F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def dropout_add_rms_norm(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    rowscale: Tensor | None = None,
+    layerscale: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+):
+    """``dropout_add_layer_norm`` with RMSNorm."""
+    return dropout_add_norm(
+        x0,
+        residual,
+        weight,
+        bias,
+        dropout_p,
+        epsilon,
+        rowscale,
+        layerscale,
+        prenorm,
+        residual_in_fp32,
+        return_dropout_mask,
+        is_rms_norm=True,
+    )
+
+
+def dropout_add_rms_norm_parallel_residual(
+    x0: Tensor,
+    x1: Tensor | None,
+    residual: Tensor | None,
+    weight0: Tensor,
+    bias0: Tensor | None,
+    weight1: Tensor | None,
+    bias1: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+):
+    """``dropout_add_layer_norm_parallel_residual`` with RMSNorm."""
+    return dropout_add_layer_norm_parallel_residual(
+        x0,
+        x1,
+        residual,
+        weight0,
+        bias0,
+        weight1,
+        bias1,
+        dropout_p,
+        epsilon,
+        prenorm,
+        residual_in_fp32,
+        return_dropout_mask,
+        is_rms_norm=True,
+    )
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm with a learnable weight (hidden_size,)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class DropoutAddRMSNorm(nn.Module):
+    """The module of ``dropout_add_rms_norm``: ``forward(x0, residual=None)``."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        prenorm: bool = False,
+        p: float = 0.0,
+        eps: float = 1e-5,
+        residual_in_fp32: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.prenorm = prenorm
+        self.p = p
+        self.eps = eps
+        self.residual_in_fp32 = residual_in_fp32
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+
+    def forward(self, x0: Tensor, residual: Tensor | None = None):
+        return dropout_add_rms_norm(
+            x0,
+            residual,
+            self.weight,
+            None,
+            self.p if self.training else 0.0,
+            self.eps,
+            prenorm=self.prenorm,
+            residual_in_fp32=self.residual_in_fp32,
+        )
