@@ -1,0 +1,32 @@
+#include "bindings.h"
+#include "core/block_range.h"
+#include "core/mask.h"
+
+void bind_block_range(py::module_& m) {
+  using flash::BlockRange;
+  using flash::SequenceMask;
+
+  py::class_<BlockRange>(m, "BlockRange")
+      .def_readonly("begin", &BlockRange::begin)
+      .def_readonly("left", &BlockRange::left)
+      .def_readonly("right", &BlockRange::right)
+      .def_readonly("end", &BlockRange::end)
+      .def("empty", &BlockRange::empty)
+      .def("masked", &BlockRange::masked, py::arg("n_block"));
+
+  py::class_<SequenceMask>(m, "SequenceMask")
+      .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {
+             return SequenceMask({left, right}, seqlen_q, seqlen_k);
+           }),
+           py::kw_only(), py::arg("left"), py::arg("right"), py::arg("seqlen_q"),
+           py::arg("seqlen_k"))
+      .def(
+          "limits",
+          [](SequenceMask const& mask, int row) {
+            auto const limits = mask.limits(row);
+            return std::make_tuple(limits.begin, limits.end);
+          },
+          py::arg("row"))
+      .def("block_range", &flash::block_range, py::kw_only(), py::arg("row_begin"),
+           py::arg("row_end"), py::arg("block_n"));
+}

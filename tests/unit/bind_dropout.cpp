@@ -1,0 +1,36 @@
+#include "bindings.h"
+#include "core/dropout.h"
+
+void bind_dropout(py::module_& m) {
+  using flash::DropoutMask;
+  using flash::TransposedDropout;
+
+  m.def("dropout_threshold", &flash::dropout_threshold, py::arg("dropout_p"));
+  m.def("dropout_bit", &flash::dropout_bit, py::arg("query"), py::arg("key"));
+  m.def(
+      "dropout_group",
+      [](int query, int key) {
+        auto const group = flash::dropout_group(query, key);
+        return std::make_tuple(group.row, group.col);
+      },
+      py::arg("query"), py::arg("key"));
+
+  py::class_<DropoutMask>(m, "DropoutMask")
+      .def(py::init<int64_t, int64_t, int, int, int, uint32_t>(), py::kw_only(), py::arg("seed"),
+           py::arg("offset"), py::arg("batch"), py::arg("heads_q"), py::arg("head"),
+           py::arg("threshold"))
+      .def("keep", &DropoutMask::keep, py::arg("query"), py::arg("key"))
+      .def(
+          "keep_bits",
+          [](DropoutMask const& mask, uint32_t row, uint32_t col) {
+            return mask.keep_bits({row, col});
+          },
+          py::arg("row"), py::arg("col"));
+
+  py::class_<TransposedDropout>(m, "TransposedDropout")
+      .def(py::init<int>(), py::arg("lane"))
+      .def("partner", &TransposedDropout::partner)
+      .def("query", &TransposedDropout::query)
+      .def("key", &TransposedDropout::key)
+      .def("keep_bits", &TransposedDropout::keep_bits, py::arg("own"), py::arg("partners"));
+}

@@ -1,0 +1,64 @@
+#include "bindings.h"
+#include "core/tile_scheduler.h"
+
+namespace {
+
+using Tile = std::tuple<int, int, int>;  // m_block, head, batch
+
+// What one thread block does, up to `limit` tiles. Throws where coord() and valid() disagree.
+template <class Scheduler>
+std::vector<Tile> walk(Scheduler tiles, int limit) {
+  std::vector<Tile> done;
+  for (; tiles.valid() && int(done.size()) < limit; tiles.next()) {
+    flash::WorkTile const tile = tiles.coord();
+    if (!tile.valid) throw std::logic_error("valid() but the tile is not");
+    done.emplace_back(tile.m_block, tile.head, tile.batch);
+  }
+  if (!tiles.valid() && tiles.coord().valid) throw std::logic_error("a tile past the end");
+  return done;
+}
+
+struct Lengths {
+  std::vector<int> const* of;
+  int operator()(int sequence) const { return of->at(sequence); }  // throws when out of range
+};
+
+}  // namespace
+
+void bind_scheduler(py::module_& m) {
+  m.def("grid_blocks", &flash::grid_blocks, py::arg("num_tiles"));
+  m.def("l2_group", &flash::l2_group, py::kw_only(), py::arg("l2_bytes"),
+        py::arg("kv_bytes_per_head"), py::arg("heads_per_kv"), py::arg("num_columns"));
+
+  using flash::DenseSchedule;
+  py::class_<DenseSchedule>(m, "DenseSchedule")
+      .def(py::init([](int m_blocks, int heads, int batch, int group, bool longest_first) {
+             return DenseSchedule{m_blocks, heads, batch, {group, longest_first}};
+           }),
+           py::kw_only(), py::arg("m_blocks"), py::arg("heads"), py::arg("batch"),
+           py::arg("group") = 1, py::arg("longest_first") = false)
+      .def("num_tiles", &DenseSchedule::num_tiles)
+      .def(
+          "tiles",
+          [](DenseSchedule const& s, int64_t block, int64_t num_blocks, int limit) {
+            return walk(flash::DenseScheduler(s, block, num_blocks), limit);
+          },
+          py::arg("block"), py::arg("num_blocks"), py::arg("limit") = 1 << 20);
+
+  using flash::VarlenSchedule;
+  py::class_<VarlenSchedule>(m, "VarlenSchedule")
+      .def(py::init(
+               [](int total_q, int block_m, int heads, int batch, int group, bool longest_first) {
+                 return VarlenSchedule{total_q, block_m, heads, batch, {group, longest_first}};
+               }),
+           py::kw_only(), py::arg("total_q"), py::arg("block_m"), py::arg("heads"),
+           py::arg("batch"), py::arg("group") = 1, py::arg("longest_first") = false)
+      .def("max_tiles", &VarlenSchedule::max_tiles)
+      .def(
+          "tiles",
+          [](VarlenSchedule const& s, std::vector<int> const& seqlens_q, int64_t block,
+             int64_t num_blocks) {
+            return walk(flash::VarlenScheduler(s, Lengths{&seqlens_q}, block, num_blocks), 1 << 20);
+          },
+          py::arg("seqlens_q"), py::arg("block"), py::arg("num_blocks"));
+}

@@ -1,0 +1,33 @@
+#include "bindings.h"
+#include "core/softmax.h"
+
+namespace {
+
+constexpr int rows = 2;
+constexpr int cols = 4;
+using Scores = std::array<std::array<float, cols>, rows>;
+using Softmax = flash::OnlineSoftmax<rows>;
+
+}  // namespace
+
+// The rows of one thread, with all columns in it, so that no reduction over threads takes place.
+void bind_softmax(py::module_& m) {
+  py::class_<Softmax>(m, "OnlineSoftmax")
+      .def(py::init<float>(), py::arg("scale_log2"))
+      .def(
+          "step",  // scores (2, 4) -> unnormalised probabilities (2, 4), rescale factors (2)
+          [](Softmax& softmax, Scores scores) {
+            float rescale[rows];
+            auto const at = [&](int r, int c) -> float& { return scores[r][c]; };
+            softmax.step<cols>(at, rescale, flash::NoReduce{});
+            return std::make_tuple(scores, std::array<float, rows>{rescale[0], rescale[1]});
+          },
+          py::arg("scores"))
+      .def(
+          "finish",  // (out_scale, lse)
+          [](Softmax& softmax, int row, float sink) {
+            auto const closed = softmax.finish(row, sink, flash::NoReduce{});
+            return std::make_tuple(closed.out_scale, closed.lse);
+          },
+          py::arg("row"), py::arg("sink"));
+}

@@ -1,0 +1,19 @@
+// One function per topic adds its bindings to the module; they take and return plain numbers,
+// tuples and lists, so that a test reads as arithmetic.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+void bind_block_info(py::module_& m);
+void bind_block_range(py::module_& m);
+void bind_dropout(py::module_& m);
+void bind_paging(py::module_& m);
+void bind_philox(py::module_& m);
+void bind_rotary(py::module_& m);
+void bind_scheduler(py::module_& m);
+void bind_softmax(py::module_& m);
+void bind_tile_grid(py::module_& m);
+void bind_work_tile(py::module_& m);

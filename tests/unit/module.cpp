@@ -1,0 +1,14 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(flash_core, m) {
+  bind_block_info(m);
+  bind_block_range(m);
+  bind_dropout(m);
+  bind_paging(m);
+  bind_philox(m);
+  bind_rotary(m);
+  bind_scheduler(m);
+  bind_softmax(m);
+  bind_tile_grid(m);
+  bind_work_tile(m);
+}

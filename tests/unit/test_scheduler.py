@@ -1,0 +1,188 @@
+"""Schedulers cover each tile exactly once, whatever the grid and the order."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+INT_MAX = 2**31 - 1
+sizes = st.integers(1, 6)
+groups = st.integers(1, 12)
+lengths = st.lists(st.one_of(st.just(0), st.integers(0, 40)), max_size=80)
+
+
+def all_blocks(schedule, num_blocks, *lengths):
+    """Tiles of every thread block of a grid, one list per block."""
+    return [
+        schedule.tiles(*lengths, block=block, num_blocks=num_blocks) for block in range(num_blocks)
+    ]
+
+
+def varlen_tiles(seqlens_q, block_m, heads):
+    return [
+        (m_block, head, sequence)
+        for sequence, seqlen_q in enumerate(seqlens_q)
+        for m_block in range(-(-seqlen_q // block_m))
+        for head in range(heads)
+    ]
+
+
+@settings(deadline=None)
+@given(sizes, sizes, sizes, groups, st.booleans(), st.integers(1, 300))
+def test_dense_covers_each_tile_once(
+    core, m_blocks, heads, batch, group, longest_first, num_blocks
+):
+    schedule = core.DenseSchedule(
+        m_blocks=m_blocks, heads=heads, batch=batch, group=group, longest_first=longest_first
+    )
+    done = [tile for tiles in all_blocks(schedule, num_blocks) for tile in tiles]
+    assert sorted(done) == list(itertools.product(range(m_blocks), range(heads), range(batch)))
+
+
+@pytest.mark.parametrize(("m_blocks", "heads", "batch"), [(0, 2, 2), (2, 0, 2), (2, 2, 0)])
+def test_dense_without_tiles(core, m_blocks, heads, batch):
+    schedule = core.DenseSchedule(m_blocks=m_blocks, heads=heads, batch=batch)
+    assert schedule.num_tiles() == 0
+    assert schedule.tiles(block=0, num_blocks=1) == []
+
+
+def test_dense_starts_the_longest_rows_of_all_heads_first(core):
+    schedule = core.DenseSchedule(m_blocks=3, heads=2, batch=2, group=4, longest_first=True)
+    tiles = schedule.tiles(block=0, num_blocks=1)
+    assert [m_block for m_block, _, _ in tiles] == [2] * 4 + [1] * 4 + [0] * 4
+
+
+def test_dense_beyond_the_limits_of_a_grid(core):
+    """More heads than grid y has, and more tiles than a grid has blocks."""
+    schedule = core.DenseSchedule(m_blocks=7, heads=70_000, batch=80_000)
+    assert schedule.num_tiles() == 7 * 70_000 * 80_000
+    num_blocks = core.grid_blocks(schedule.num_tiles())
+    assert num_blocks == INT_MAX
+
+    last_round = schedule.num_tiles() // num_blocks
+    block = schedule.num_tiles() - 1 - last_round * num_blocks
+    tiles = schedule.tiles(block=block, num_blocks=num_blocks)
+    assert len(tiles) == last_round + 1
+    assert tiles[-1] == (6, 69_999, 79_999)
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 17), sizes, groups, st.booleans())
+def test_varlen_covers_each_tile_once(core, seqlens_q, block_m, heads, group, longest_first):
+    """One tile per block: the grid that is launched where the lengths are not known."""
+    schedule = core.VarlenSchedule(
+        total_q=sum(seqlens_q),
+        block_m=block_m,
+        heads=heads,
+        batch=len(seqlens_q),
+        group=group,
+        longest_first=longest_first,
+    )
+    per_block = all_blocks(schedule, schedule.max_tiles(), seqlens_q)
+    expected = varlen_tiles(seqlens_q, block_m, heads)
+
+    assert all(len(tiles) <= 1 for tiles in per_block)
+    assert sorted(tile for tiles in per_block for tile in tiles) == sorted(expected)
+    # Surplus tiles lie at the end, where their blocks return at once.
+    assert all(len(tiles) == 1 for tiles in per_block[: len(expected)])
+    assert schedule.max_tiles() <= len(expected) + len(seqlens_q) * heads
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 17), sizes, groups, st.booleans(), st.integers(1, 40))
+def test_varlen_persistent_grid(core, seqlens_q, block_m, heads, group, longest_first, num_blocks):
+    """Blocks that take many tiles resume their search where the last one ended."""
+    schedule = core.VarlenSchedule(
+        total_q=sum(seqlens_q),
+        block_m=block_m,
+        heads=heads,
+        batch=len(seqlens_q),
+        group=group,
+        longest_first=longest_first,
+    )
+    per_block = all_blocks(schedule, num_blocks, seqlens_q)
+    assert sorted(itertools.chain(*per_block)) == sorted(varlen_tiles(seqlens_q, block_m, heads))
+    for tiles in per_block:
+        sequences = [sequence for _, _, sequence in tiles]
+        assert sequences == sorted(sequences)
+
+
+@pytest.mark.parametrize("batch", [31, 32, 33, 64, 65, 1000])
+def test_varlen_chunks_of_32_sequences(core, batch):
+    """Empty sequences on both sides of a chunk's edge, and only them in the first chunk."""
+    for used in (0, 30, 31, 32, 63, 64, batch - 1):
+        if used >= batch:
+            continue
+        seqlens_q = [0] * batch
+        seqlens_q[used] = 5
+        schedule = core.VarlenSchedule(total_q=5, block_m=2, heads=1, batch=batch)
+        assert schedule.tiles(seqlens_q, block=0, num_blocks=1) == [(m, 0, used) for m in range(3)]
+
+
+def test_varlen_of_the_largest_lengths(core):
+    seqlens_q = [2**30, 0, 2**30 - 1]
+    schedule = core.VarlenSchedule(
+        total_q=sum(seqlens_q), block_m=64, heads=64, batch=3, longest_first=True
+    )
+    first_of_last = 2**30 // 64 * 64
+    tiles = schedule.tiles(seqlens_q, block=first_of_last, num_blocks=2**31)
+    assert tiles == [(2**24 - 1, 0, 2)]
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans())
+def test_grid_of_a_varlen_call(core, seqlens_q, behind, block_m, heads, group, longest_first):
+    """Rows behind the last sequence are one more sequence, so that they are written too."""
+    cu_q = [0, *itertools.accumulate(seqlens_q)]
+    tiles = core.tile_grid(
+        batch=len(seqlens_q),
+        total_q=cu_q[-1] + behind,
+        cu_q=cu_q,
+        heads=heads,
+        block_m=block_m,
+        group=group,
+        longest_first=longest_first,
+    )
+    expected = varlen_tiles([*seqlens_q, behind], block_m, heads)
+    assert sorted(tile for tile in tiles if tile is not None) == sorted(expected)
+
+
+@settings(deadline=None)
+@given(sizes, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans())
+def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, longest_first):
+    tiles = core.tile_grid(
+        batch=batch,
+        seqlen_q=seqlen_q,
+        heads=heads,
+        block_m=block_m,
+        group=group,
+        longest_first=longest_first,
+    )
+    assert sorted(tiles) == sorted(varlen_tiles([seqlen_q] * batch, block_m, heads))
+
+
+def test_l2_group(core):
+    def group(l2_bytes, kv_bytes_per_head, heads_per_kv=1, num_columns=1000):
+        return core.l2_group(
+            l2_bytes=l2_bytes,
+            kv_bytes_per_head=kv_bytes_per_head,
+            heads_per_kv=heads_per_kv,
+            num_columns=num_columns,
+        )
+
+    assert group(100, 10) == 10
+    assert group(109, 10) == 10
+    assert group(100, 10, heads_per_kv=4) == 40
+    assert group(100, 10, num_columns=7) == 7
+    assert group(100, 101) == 1  # the keys of one head do not fit
+    assert group(100, 101, heads_per_kv=4) == 4
+    assert group(100, 0, num_columns=7) == 7  # no keys
+    assert group(100, 10, num_columns=0) == 1  # no heads: still a valid divisor
+    assert group(2**50, 1, heads_per_kv=64, num_columns=2**40) == INT_MAX
+
+
+def test_grid_blocks(core):
+    assert core.grid_blocks(0) == 0
+    assert core.grid_blocks(INT_MAX) == INT_MAX
+    assert core.grid_blocks(2**40) == INT_MAX
