@@ -91,7 +91,7 @@ def _run_ninja(ninja_file: Path, jobs: int) -> None:
     status = {"NINJA_STATUS": "[%f/%t, %es] "}
     if subprocess.run(command, cwd=ROOT, env={**os.environ, **status}).returncode:
         raise BuildError(
-            "The kernels did not compile; the message of the file that failed is above."
+            "The kernels did not compile; the message of the first failure is above."
         )
 
 
