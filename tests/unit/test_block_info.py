@@ -1,0 +1,83 @@
+"""Where a sequence's rows and keys lie, for each way to give lengths."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@st.composite
+def batches(draw):
+    """Per sequence: query rows, key rows, keys in use, left padding (some of it past the use)."""
+    return [
+        (
+            draw(st.integers(0, 9)),
+            allocated := draw(st.integers(0, 9)),
+            draw(st.integers(0, allocated)),
+            draw(st.integers(0, allocated)),
+        )
+        for _ in range(draw(st.integers(1, 6)))
+    ]
+
+
+def starts(lengths):
+    return [0, *itertools.accumulate(lengths)]
+
+
+def optional(values, given):
+    return list(values) if given else None
+
+
+def keys_of(info):
+    return list(range(info.row_k, info.row_k + info.seqlen_k))
+
+
+@given(batches(), st.booleans(), st.booleans())
+def test_varlen(core, batch, has_used, has_leftpad):
+    q, allocated, used, leftpad = zip(*batch)
+    cu_q, cu_k = starts(q), starts(allocated)
+    for sequence in range(len(batch)):
+        info = core.block_info(
+            sequence=sequence,
+            batch=len(batch),
+            seqlen_q=max(q),
+            seqlen_k=max(allocated),
+            total_q=cu_q[-1],
+            cu_q=cu_q,
+            cu_k=cu_k,
+            used_k=optional(used, has_used),
+            leftpad_k=optional(leftpad, has_leftpad),
+        )
+        keys = list(range(cu_k[sequence], cu_k[sequence + 1]))
+        in_use = keys[: used[sequence]] if has_used else keys
+        assert (info.row_q, info.seqlen_q) == (cu_q[sequence], q[sequence])
+        assert keys_of(info) == (in_use[leftpad[sequence] :] if has_leftpad else in_use)
+
+
+@given(batches(), st.booleans(), st.booleans())
+def test_cache(core, batch, has_used, has_leftpad):
+    """[b, s, h, d] tensors: rows count from the start of the batch entry."""
+    _, _, used, leftpad = zip(*batch)
+    capacity = 9
+    for sequence in range(len(batch)):
+        info = core.block_info(
+            sequence=sequence,
+            batch=len(batch),
+            seqlen_q=4,
+            seqlen_k=capacity,
+            used_k=optional(used, has_used),
+            leftpad_k=optional(leftpad, has_leftpad),
+        )
+        in_use = list(range(used[sequence] if has_used else capacity))
+        assert (info.row_q, info.seqlen_q) == (0, 4)
+        assert keys_of(info) == (in_use[leftpad[sequence] :] if has_leftpad else in_use)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 9))
+def test_rows_behind_the_last_sequence(core, q, behind):
+    """They are one more sequence, without keys."""
+    cu_q = starts(q)
+    info = core.block_info(
+        sequence=len(q), batch=len(q), total_q=cu_q[-1] + behind, cu_q=cu_q, cu_k=cu_q
+    )
+    assert (info.row_q, info.seqlen_q, info.seqlen_k) == (cu_q[-1], behind, 0)

@@ -1,0 +1,63 @@
+"""Which key blocks a block of rows visits, and which of them run mask code: not one too many."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .test_mask import visible
+
+
+def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
+    mask = core.SequenceMask(left=left, right=right, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    found = mask.block_range(row_begin=rows[0], row_end=rows[-1] + 1, block_n=block_n)
+    seen = [set(visible(left, right, seqlen_q, seqlen_k, row)) for row in rows]
+    needed = sorted({key // block_n for keys in seen for key in keys})
+
+    assert found.empty() == (not needed)
+    if not needed:
+        return
+    assert list(range(found.begin, found.end)) == needed
+    assert found.begin <= found.left <= found.right <= found.end
+    for n_block in needed:
+        # Whole in every row, or else it needs the mask; keys past the end are in nobody's row.
+        keys = set(range(n_block * block_n, (n_block + 1) * block_n))
+        assert found.masked(n_block) == any(not keys <= row for row in seen)
+
+
+def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+    for first in range(0, seqlen_q, block_m):
+        rows = range(first, min(first + block_m, seqlen_q))
+        check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n)
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(1, 1), (2, 3), (3, 2), (4, 4)])
+@pytest.mark.parametrize("left", [-1, 0, 1, 2, 5])
+@pytest.mark.parametrize("right", [-1, 0, 1, 2, 5])
+def test_short_sequences(core, left, right, block_m, block_n):
+    for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
+        check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+
+
+windows = st.one_of(st.just(-1), st.just(0), st.integers(0, 120))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    windows,
+    windows,
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+    check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+
+
+def test_the_interior_of_a_long_causal_block(core):
+    """The common case, in numbers: two masked blocks at the diagonal, none elsewhere."""
+    mask = core.SequenceMask(left=-1, right=0, seqlen_q=4096, seqlen_k=4096)
+    found = mask.block_range(row_begin=1024, row_end=1152, block_n=64)
+    assert (found.begin, found.left, found.right, found.end) == (0, 0, 16, 18)

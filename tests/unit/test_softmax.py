@@ -1,0 +1,97 @@
+"""The online softmax of one thread's rows, against softmax over the whole row in float64."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROWS, COLS = 2, 4  # what the bindings instantiate
+LOG2E = 1 / math.log(2)
+NOTHING = -math.inf
+
+numbers = st.floats(-30, 30, width=32)
+blocks = st.lists(
+    st.lists(
+        st.lists(st.one_of(numbers, st.just(NOTHING)), min_size=COLS, max_size=COLS),
+        min_size=ROWS,
+        max_size=ROWS,
+    ),
+    max_size=5,
+)
+sinks = st.one_of(st.just(NOTHING), st.floats(-20, 20, width=32))
+
+
+def attend(core, blocks, softmax_scale, sink, value=lambda key: key + 1.0):
+    """(out, lse) per row, as a kernel computes them: rescale, accumulate, divide at the end."""
+    softmax = core.OnlineSoftmax(softmax_scale * LOG2E)
+    out = [0.0] * ROWS
+    for number, scores in enumerate(blocks):
+        p, rescale = softmax.step(scores)
+        for r in range(ROWS):
+            added = sum(p[r][c] * value(number * COLS + c) for c in range(COLS))
+            out[r] = out[r] * rescale[r] + added
+    closed = [softmax.finish(r, sink) for r in range(ROWS)]
+    return [(o * out_scale, lse) for o, (out_scale, lse) in zip(out, closed)]
+
+
+def reference(blocks, softmax_scale, sink, value=lambda key: key + 1.0):
+    results = []
+    for r in range(ROWS):
+        scores = [s * softmax_scale for block in blocks for s in block[r]]
+        top = max([sink, *scores])
+        if top == NOTHING:
+            results.append((0.0, NOTHING))
+            continue
+        weights = [math.exp(s - top) for s in scores]
+        denominator = sum(weights) + math.exp(sink - top)
+        out = sum(w * value(key) for key, w in enumerate(weights)) / denominator
+        results.append((out, top + math.log(denominator)))
+    return results
+
+
+def check(core, blocks, softmax_scale=1.0, sink=NOTHING):
+    computed = attend(core, blocks, softmax_scale, sink)
+    for (out, lse), (out_ref, lse_ref) in zip(computed, reference(blocks, softmax_scale, sink)):
+        assert out == pytest.approx(out_ref, rel=1e-3, abs=1e-6)
+        assert lse == pytest.approx(lse_ref, rel=1e-6, abs=1e-4)
+
+
+@given(blocks, st.sampled_from([1.0, 0.125, 0.1]), sinks)
+def test_equals_softmax(core, blocks, softmax_scale, sink):
+    check(core, blocks, softmax_scale, sink)
+
+
+@given(blocks, st.sampled_from([-3000.0, -500.0, 500.0, 3000.0]), sinks)
+def test_large_logits(core, blocks, shift, sink):
+    """Softmax does not depend on a shift, and no power of two of one may appear on the way."""
+    check(core, [[[s + shift for s in row] for row in block] for block in blocks], 1.0, sink)
+
+
+@pytest.mark.parametrize("first", [-3000.0, 0.0, 3000.0])
+@pytest.mark.parametrize("second", [-3000.0, 0.0, 3000.0])
+def test_the_maximum_jumps(core, first, second):
+    check(core, [[[first] * COLS, [second] * COLS], [[second] * COLS, [first] * COLS]])
+
+
+@pytest.mark.parametrize("masked", range(3))
+def test_a_masked_block_changes_nothing(core, masked):
+    """Whether it comes first, in between or last; the window's edge makes such blocks."""
+    scores = [[[-700.0, 1.0, 2.0, 3.0], [-900.0, -901.0, -902.0, -903.0]]] * 2
+    scores.insert(masked, [[NOTHING] * COLS, [NOTHING] * COLS])
+    check(core, scores)
+
+
+def test_rows_are_independent(core):
+    masked, plain = [NOTHING] * COLS, [1.0, 2.0, 3.0, 4.0]
+    (out, lse), (out_plain, _) = attend(core, [[masked, plain]], 1.0, NOTHING)
+    assert (out, lse) == (0.0, NOTHING)
+    assert out_plain > 1.0
+
+
+def test_no_keys(core):
+    """Nothing to attend to: out 0 and LSE -inf, or the sink alone."""
+    assert attend(core, [], 1.0, NOTHING) == [(0.0, NOTHING)] * ROWS
+    for out, lse in attend(core, [], 1.0, sink=1.5):
+        assert out == 0.0
+        assert lse == pytest.approx(1.5)
