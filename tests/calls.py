@@ -1,0 +1,104 @@
+"""The calls under test and their two references, for a `Case`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from cases import SEED, Case, Inputs, rng_state
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, gradients, standard_attention
+from torch import Tensor
+
+import flash_attn
+
+
+def dense(case: Case, x: Inputs, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None = None):
+    """out, lse of the case. With dropout through the op, which takes the generator's state."""
+    if case.dropout_p == 0:
+        return flash_attn.flash_attn_func(
+            q,
+            k,
+            v,
+            softmax_scale=case.scale,
+            softcap=case.softcap,
+            alibi_slopes=x.alibi_slopes,
+            s_aux=s_aux,
+            return_lse=True,
+            **case.mask_kwargs(),
+        )
+    out, lse, _, _ = torch.ops.flash_attn._flash_attn_forward(
+        q,
+        k,
+        v,
+        case.dropout_p,
+        case.d**-0.5 if case.scale is None else case.scale,
+        case.causal,
+        *case.window,
+        case.softcap,
+        x.alibi_slopes,
+        False,
+        s_aux=s_aux,
+        rng_state=rng_state(q.device, SEED),
+    )
+    return out, lse
+
+
+def written_out(case: Case, x: Inputs, attention):
+    """The same function of (q, k, v, s_aux) through `attention_ref` or `standard_attention`."""
+
+    def call(q, k, v, s_aux=None):
+        out, lse, _ = attention(
+            q,
+            k,
+            v,
+            softmax_scale=case.scale,
+            softcap=case.softcap,
+            alibi_slopes=x.alibi_slopes,
+            s_aux=s_aux,
+            dropout_p=case.dropout_p,
+            keep_mask=x.keep_mask,
+            **case.mask_kwargs(),
+        )
+        return out, lse
+
+    return call
+
+
+def check_forward(case: Case, x: Inputs) -> None:
+    out, lse = dense(case, x, x.q, x.k, x.v, x.s_aux)
+    ref_out, ref_lse = written_out(case, x, attention_ref)(x.q, x.k, x.v, x.s_aux)
+    std_out, _ = written_out(case, x, standard_attention)(x.q, x.k, x.v, x.s_aux)
+    assert_accurate("out", out, ref_out, std_out)
+    assert_lse("lse", lse, ref_lse)
+
+
+def differentiable(x: Inputs) -> dict[str, Tensor]:
+    named = {"q": x.q, "k": x.k, "v": x.v}
+    return named if x.s_aux is None else {**named, "s_aux": x.s_aux}
+
+
+def check_gradients(
+    ours, reference, standard, inputs: dict[str, Tensor], dout, dlse=None, dropout_p: float = 0.0
+) -> None:
+    """out, lse and every gradient of three functions of the same inputs against the bar."""
+    out, lse, grads = gradients(ours, inputs, dout, dlse)
+    ref_out, ref_lse, ref_grads = gradients(reference, inputs, dout, dlse, torch.float64)
+    std_out, _, std_grads = gradients(standard, inputs, dout, dlse)
+    assert_accurate("out", out, ref_out, std_out)
+    assert_lse("lse", lse, ref_lse)
+    for name, grad in grads.items():
+        factor = 3.0 if dropout_p > 0 and name in ("k", "v") else 2.0
+        assert_accurate(f"d{name}", grad, ref_grads[name], std_grads[name], factor)
+
+
+def check_backward(case: Case, x: Inputs, with_dlse: bool = True) -> None:
+    check_gradients(
+        partial(dense, case, x),
+        written_out(case, x, attention_ref),
+        written_out(case, x, standard_attention),
+        differentiable(x),
+        x.dout,
+        x.dlse if with_dlse else None,
+        case.dropout_p,
+    )

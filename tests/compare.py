@@ -1,0 +1,90 @@
+"""Comparisons that say where a result is wrong, by how much, and what was allowed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LSE_TOLERANCE = 1e-3
+
+
+def same_nonfinite(name: str, ours: Tensor, expected: Tensor) -> None:
+    """NaN, +inf and -inf sit at the same positions in both."""
+    kinds = {
+        "NaN": torch.isnan,
+        "+inf": torch.isposinf,
+        "-inf": torch.isneginf,
+    }
+    for kind, test in kinds.items():
+        differ = test(ours) != test(expected)
+        if differ.any():
+            at = tuple(differ.nonzero()[0].tolist())
+            raise AssertionError(
+                f"{name}: {kind} differs at {int(differ.sum())} of {differ.numel()} positions, "
+                f"first {at}: got {ours[at].item()}, expected {expected[at].item()}"
+            )
+
+
+def max_error(ours: Tensor, expected: Tensor) -> tuple[float, tuple[int, ...]]:
+    """Largest absolute difference among finite entries, and its position."""
+    if ours.numel() == 0:
+        return 0.0, ()
+    difference = (ours.double() - expected.double()).abs()
+    # Infinities that agree subtract to NaN; same_nonfinite has looked at them already.
+    difference = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
+    flat = int(difference.argmax())
+    at = tuple(int(n) for n in torch.unravel_index(torch.tensor(flat), difference.shape))
+    return float(difference[at]), at
+
+
+def assert_within(name: str, ours: Tensor, expected: Tensor, bar: float, why: str = "") -> None:
+    """Same shape, same non-finite entries, largest error at most `bar`."""
+    assert isinstance(ours, Tensor), f"{name}: expected a tensor, got {type(ours).__name__}"
+    assert ours.shape == expected.shape, (
+        f"{name}: shape {tuple(ours.shape)}, expected {tuple(expected.shape)}"
+    )
+    ours, expected = ours.detach(), expected.detach()
+    same_nonfinite(name, ours, expected)
+    error, at = max_error(ours, expected)
+    if error > bar:
+        over = (ours.double() - expected.double()).abs() > bar
+        raise AssertionError(
+            f"{name}: error {error:.3e} exceeds the bar {bar:.3e}{why} at {at}: "
+            f"got {ours[at].item():.8g}, expected {expected[at].item():.8g}; "
+            f"{int(over.sum())} of {over.numel()} entries are over"
+        )
+
+
+def assert_accurate(
+    name: str, ours: Tensor, reference: Tensor, standard: Tensor, factor: float = 2.0
+) -> None:
+    """The accuracy bar: `factor` times the error of standard attention in the same dtype.
+
+    Float64 results have no excuse for 1e-5, so their floor is lower.  Where standard attention
+    overflows, its infinite error says nothing and only its finite entries count.
+    """
+    assert ours.dtype == standard.dtype, f"{name}: dtype {ours.dtype}, expected {standard.dtype}"
+    floor = 1e-9 if ours.dtype == torch.float64 else 1e-5
+    theirs, _ = max_error(standard.detach(), reference.detach())
+    why = f" ({factor:g} x standard attention's {theirs:.3e} + {floor:g})"
+    assert_within(name, ours, reference, factor * theirs + floor, why)
+
+
+def assert_lse(name: str, ours: Tensor, reference: Tensor) -> None:
+    """Natural-log LSE within 1e-3, float32 (float64 for float64 inputs), contiguous."""
+    assert ours.dtype in (torch.float32, torch.float64), f"{name}: dtype {ours.dtype}"
+    assert ours.is_contiguous(), f"{name}: strides {ours.stride()} are not contiguous"
+    assert_within(name, ours, reference, LSE_TOLERANCE)
+
+
+def assert_bitwise(name: str, ours: Tensor, expected: Tensor) -> None:
+    """Equal bit for bit; NaN equals the same NaN."""
+    assert ours.shape == expected.shape, f"{name}: {tuple(ours.shape)} != {tuple(expected.shape)}"
+    assert ours.dtype == expected.dtype, f"{name}: dtype {ours.dtype} != {expected.dtype}"
+    same = (ours == expected) | (torch.isnan(ours) & torch.isnan(expected))
+    if not same.all():
+        at = tuple((~same).nonzero()[0].tolist())
+        raise AssertionError(
+            f"{name}: {int((~same).sum())} of {same.numel()} entries differ, first {at}: "
+            f"got {ours[at].item()!r}, expected {expected[at].item()!r}"
+        )

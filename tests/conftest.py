@@ -1,0 +1,116 @@
+"""Every test runs on each backend: the `device` fixture.
+
+A CUDA case that needs something without a kernel yet is not skipped: `needs` asserts that the call
+raises NotImplementedError, and fails when it no longer does, so that CUDA_MISSING only shrinks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+# Everything a test may name in `needs(...)`.
+FEATURES = frozenset(
+    {
+        "alibi",
+        "attn_probs",  # return_attn_probs: S_dmask
+        "backward",
+        "batch_invariant",
+        "dropout",
+        "fp32",
+        "fp64",
+        "head_dim_256",  # 128 < d <= 256
+        "head_dim_v",  # v's head dim differs from q's and k's
+        "kvcache",
+        "leftpad",
+        "paged",  # block_table
+        "seqused_k",
+        "sinks",
+        "softcap",
+    }
+)
+
+# Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
+CUDA_MISSING = frozenset(
+    {
+        "alibi",
+        "attn_probs",
+        "backward",
+        "dropout",
+        "head_dim_256",
+        "head_dim_v",
+        "kvcache",
+        "leftpad",
+        "paged",
+        "sinks",
+        "softcap",
+    }
+)
+
+# Not missing but wrong on a GPU, for good: a ValueError.
+CUDA_REJECTS = frozenset({"fp32", "fp64"})
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers are the parallelism
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+            ],
+        ),
+    ]
+)
+def device(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def cuda(device) -> str:
+    """For what only exists on a GPU: streams, graphs, tens of gigabytes."""
+    if device != "cuda":
+        pytest.skip("about the GPU")
+    return device
+
+
+@pytest.fixture
+def needs(device):
+    """`with needs("softcap", "backward"): ...` around the calls that need these features."""
+
+    @contextmanager
+    def block(*features: str) -> Iterator[None]:
+        unknown = set(features) - FEATURES
+        assert not unknown, f"not a feature: {sorted(unknown)}"
+        if device == "cpu":
+            yield
+            return
+        rejected, missing = CUDA_REJECTS & set(features), CUDA_MISSING & set(features)
+        if not rejected and not missing:
+            yield
+            return
+        expected: tuple = (ValueError,) if rejected else (NotImplementedError,)
+        try:
+            yield
+        except expected:
+            return
+        pytest.fail(
+            f"{sorted(rejected)} should be rejected"
+            if rejected
+            else f"nothing raised: take {sorted(missing)} out of CUDA_MISSING in conftest.py"
+        )
+
+    return block
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers():
+    torch.manual_seed(0)

@@ -1,0 +1,137 @@
+"""Rows of the table that only a GPU can break: sizes, grids, streams, synchronisation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import BF16, Case, make_inputs
+from compare import assert_accurate, assert_bitwise
+from reference import attention_ref, standard_attention
+
+from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+
+def need_memory(gigabytes: int) -> None:
+    free, _ = torch.cuda.mem_get_info()
+    if free < gigabytes * 2**30:
+        pytest.skip(f"needs {gigabytes} GiB of free GPU memory")
+
+
+def compare_slice(out, q, k, v, **kwargs) -> None:
+    ref, _, _ = attention_ref(q, k, v, **kwargs)
+    std, _, _ = standard_attention(q, k, v, **kwargs)
+    assert_accurate("out", out, ref, std)
+
+
+def test_more_than_2_31_query_elements(cuda):
+    need_memory(12)
+    seqlen_q = 2**31 // (64 * 64) + 256
+    q = torch.randn(1, seqlen_q, 64, 64, dtype=BF16, device=cuda)
+    k = torch.randn(1, 128, 1, 64, dtype=BF16, device=cuda)
+    out = flash_attn_func(q, k, k)
+    compare_slice(out[:, -300:], q[:, -300:], k, k)
+
+
+def test_more_than_2_31_key_elements(cuda):
+    need_memory(12)
+    total_k = 2**31 // (8 * 128) + 256
+    k = torch.randn(total_k, 8, 128, dtype=BF16, device=cuda)
+    q = torch.randn(2, 8, 128, dtype=BF16, device=cuda)
+    cu_q = torch.tensor([0, 1, 2], dtype=torch.int32, device=cuda)
+    cu_k = torch.tensor([0, total_k - 200, total_k], dtype=torch.int32, device=cuda)
+    out = flash_attn_varlen_func(q, k, k, cu_q, cu_k, 1, total_k)
+    compare_slice(out[None, 1:], q[None, 1:], k[None, -200:], k[None, -200:])
+
+
+def test_batch_stride_beyond_2_31(cuda):
+    need_memory(12)
+    buffer = torch.empty(2, 2**31 // 64 + 64, 1, 64, dtype=BF16, device=cuda)
+    q = buffer[:, :150]
+    q.normal_()
+    out = flash_attn_func(q, q, q, causal=True)
+    compare_slice(out, q, q, q, causal=True)
+
+
+@pytest.mark.parametrize("shape", [(70_000, 1, 1), (1, 70_000, 70_000), (9, 8_000, 1_000)])
+def test_more_than_65535_batches_or_heads(shape, cuda):
+    b, h, hk = shape
+    case = Case(b=b, h=h, hk=hk, sq=3, sk=5, causal=True, layout="contiguous")
+    x = make_inputs(case, cuda)
+    out = flash_attn_func(x.q, x.k, x.v, causal=True)
+    compare_slice(out, x.q, x.k, x.v, causal=True)
+
+
+def test_more_than_65535_packed_sequences(cuda):
+    count = 70_000
+    q = torch.randn(count * 2, 1, 64, dtype=BF16, device=cuda)
+    cu = torch.arange(0, 2 * count + 1, 2, dtype=torch.int32, device=cuda)
+    out = flash_attn_varlen_func(q, q, q, cu, cu, 2, 2, causal=True)
+    batch = q.view(count, 2, 1, 64)
+    compare_slice(out.view(count, 2, 1, 64), batch, batch, batch, causal=True)
+
+
+def test_current_stream_is_honoured(cuda):
+    """The inputs are written late on a side stream; a kernel on another stream would miss them."""
+    x = make_inputs(Case(causal=True, layout="contiguous"), cuda)
+    expected = flash_attn_func(x.q, x.k, x.v, causal=True)
+    late = torch.zeros_like(x.q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(x.q)
+        out = flash_attn_func(late, x.k, x.v, causal=True)
+    torch.cuda.synchronize()
+    assert_bitwise("out", out, expected)
+
+
+def test_non_default_device(cuda):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x = make_inputs(Case(causal=True, layout="contiguous"), "cuda:1")
+    assert torch.cuda.current_device() == 0
+    out = flash_attn_func(x.q, x.k, x.v, causal=True)
+    assert out.device == x.q.device
+    compare_slice(out, x.q, x.k, x.v, causal=True)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_no_host_synchronisation(cuda):
+    x = make_inputs(Case(causal=True, layout="contiguous"), cuda)
+    cu = torch.tensor([0, x.q.shape[1]], dtype=torch.int32, device=cuda)
+    longest = x.q.shape[1]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash_attn_func(x.q, x.k, x.v, causal=True)
+        flash_attn_varlen_func(x.q[0], x.k[0], x.v[0], cu, cu, longest, longest, causal=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_capture_in_a_graph(cuda):
+    x = make_inputs(Case(causal=True, layout="contiguous"), cuda)
+    expected = flash_attn_func(x.q, x.k, x.v, causal=True)
+    q = torch.zeros_like(x.q)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        flash_attn_func(q, x.k, x.v, causal=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flash_attn_func(q, x.k, x.v, causal=True)
+    q.copy_(x.q)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_bitwise("out", out, expected)
+
+
+def test_no_hidden_copy(cuda):
+    """Peak memory grows by the output and the LSE alone, whatever the strides."""
+    case = Case(b=2, sq=4096, sk=4096, h=8, hk=8, d=128, layout="packed")
+    x = make_inputs(case, cuda)
+    flash_attn_func(x.q, x.k, x.v)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = flash_attn_func(x.q, x.k, x.v)
+    grown = torch.cuda.max_memory_allocated() - before
+    assert grown < out.nbytes * 1.2
