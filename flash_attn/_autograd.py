@@ -53,7 +53,7 @@ class _Attention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * 5
         q, k, v, out, lse, s_aux, *tensors = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else _rows_contiguous(dout)
+        dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
         dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
         ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
@@ -64,7 +64,7 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, ds_aux, None
 
 
-def _rows_contiguous(x: Tensor) -> Tensor:
+def rows_contiguous(x: Tensor) -> Tensor:
     """Kernels take any strides with a unit last one; a gradient that autograd expanded has none.
 
     On CUDA rows also have to start at a multiple of 16 bytes.

@@ -25,9 +25,7 @@ _SCORES_DEFAULTED = (
     "float dropout_p, float softmax_scale, bool causal, int window_size_left=-1, "
     "int window_size_right=-1, float softcap=0.0, Tensor? alibi_slopes=None"
 )
-_VARLEN = (
-    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-)
+_VARLEN = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
 _GRADIENTS = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
     "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, "

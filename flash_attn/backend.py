@@ -1,4 +1,4 @@
-"""Finds and loads the compiled library, says why when it cannot, and answers for what is missing."""
+"""Finds the compiled library, says why it cannot be used, and answers for what is missing."""
 
 from __future__ import annotations
 
@@ -83,8 +83,17 @@ def describe_variants() -> str:
     return f"{len(rows)} CUDA kernels are compiled: " + ", ".join(row["name"] for row in rows)
 
 
+_missing: set[str] = set()
+
+
+def has_kernel(operation: str) -> bool:
+    """Whether the compiled library implements an operation."""
+    return operation not in _missing
+
+
 def missing_kernel(operation: str) -> Callable[..., NoReturn]:
     """The CUDA implementation of an operation that has none: it says so."""
+    _missing.add(operation)
 
     def raise_missing(*args, **kwargs) -> NoReturn:
         reason = cuda_problem() or "the compiled library has no kernel for it yet"

@@ -1,0 +1,156 @@
+"""From arguments to one operation: check, resolve defaults, draw the dropout state, call.
+
+The public functions differ in how they take q, k and v; from here on they are the same.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flash_attn import _checks_kvcache, _ops, backend, checks
+
+
+def draw_rng_state(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """[seed, offset] (2,) int64 on ``device``, from its generator: as reproducible as torch.rand.
+
+    Drawn outside the operation: an operation stays a function of its inputs, which is what
+    recomputation in activation checkpointing and graph capture need.
+    """
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
+
+
+def as_int(x: int | Tensor, name: str) -> int:
+    if isinstance(x, int):
+        return x
+    if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
+        return x.item()
+    if isinstance(x, torch.SymInt):
+        return x
+    raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
+
+
+def _padded(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Zeros up to a head_dim that is a multiple of 8: CUDA kernels move 16 bytes at a time."""
+    return [None if x is None else F.pad(x, (0, -x.shape[-1] % 8)) for x in tensors]
+
+
+def sinks(s_aux: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if s_aux is None else s_aux.to(_ops.lse_dtype(q.dtype)).contiguous()
+
+
+def dense(
+    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+    return_attn_probs, s_aux, batch_invariant, return_lse,
+):  # fmt: skip
+    checks.dense(q, k, v)
+    left, right = checks.window(window_size)
+    checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
+    head_dim = q.shape[-1]
+    if softmax_scale is None:
+        softmax_scale = head_dim**-0.5
+    if backend.LOG:
+        _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux)
+    head_dim_v = v.shape[-1]
+    padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
+    if padded:
+        q, k, v = _padded(q, k, v)
+    out, lse, probs, _ = backend.call(
+        _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
+        alibi_slopes, return_attn_probs, s_aux=sinks(s_aux, q),
+        rng_state=draw_rng_state(q.device) if dropout_p > 0 else None,
+        batch_invariant=batch_invariant, deterministic=deterministic,
+    )  # fmt: skip
+    if padded:
+        out = out[..., :head_dim_v]
+    return _results(out, lse, probs, return_attn_probs, return_lse)
+
+
+def varlen(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+    causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
+    s_aux, batch_invariant, return_lse,
+):  # fmt: skip
+    max_seqlen_q = as_int(max_seqlen_q, "max_seqlen_q")
+    max_seqlen_k = as_int(max_seqlen_k, "max_seqlen_k")
+    checks.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table)
+    left, right = checks.window(window_size)
+    batch = cu_seqlens_q.shape[0] - 1
+    checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
+    head_dim = q.shape[-1]
+    if softmax_scale is None:
+        softmax_scale = head_dim**-0.5
+    if backend.LOG:
+        _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
+             cu_seqlens_q=cu_seqlens_q, block_table=block_table)  # fmt: skip
+    head_dim_v = v.shape[-1]
+    padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
+    if padded:
+        q, k, v = _padded(q, k, v)
+    out, lse, probs, _ = backend.call(
+        _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_attn_probs,
+        block_table, s_aux=sinks(s_aux, q),
+        rng_state=draw_rng_state(q.device) if dropout_p > 0 else None,
+        batch_invariant=batch_invariant, deterministic=deterministic,
+    )  # fmt: skip
+    if padded:
+        out = out[..., :head_dim_v]
+    return _results(out, lse, probs, return_attn_probs, return_lse)
+
+
+def _results(out, lse, probs, return_attn_probs: bool, return_lse: bool):
+    if return_attn_probs:
+        return out, lse, probs
+    return (out, lse) if return_lse else out
+
+
+def kvcache(
+    q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+    cache_leftpad, block_table, softmax_scale, causal, window_size, softcap, rotary_interleaved,
+    alibi_slopes, num_splits, return_softmax_lse, s_aux,
+):  # fmt: skip
+    _checks_kvcache.kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, num_splits,
+    )  # fmt: skip
+    _checks_kvcache.no_gradient(
+        ("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v), ("s_aux", s_aux)
+    )
+    left, right = checks.window(window_size)
+    checks.scores(q, q.shape[0], 0.0, softmax_scale, softcap, alibi_slopes, s_aux)
+    head_dim = q.shape[-1]
+    if softmax_scale is None:
+        softmax_scale = head_dim**-0.5
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if backend.LOG:
+        _log(q, k_cache, v_cache, causal, (left, right), softcap, 0.0, alibi_slopes, s_aux,
+             block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
+             kvcache=True)  # fmt: skip
+    head_dim_v = v_cache.shape[-1]
+    padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
+    caches = k_cache, v_cache
+    if padded:
+        q, k_cache, v_cache, k, v = _padded(q, k_cache, v_cache, k, v)
+    out, lse = backend.call(
+        _ops.with_kvcache, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens,
+        cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, left, right, softcap,
+        rotary_interleaved, alibi_slopes, num_splits, s_aux=sinks(s_aux, q),
+    )  # fmt: skip
+    if padded:
+        out = out[..., :head_dim_v]
+        if k is not None:  # the append went to the padded copies
+            caches[0].copy_(k_cache[..., :head_dim])
+            caches[1].copy_(v_cache[..., :head_dim_v])
+    return (out, lse) if return_softmax_lse else out
+
+
+def _log(q, k, v, causal, window_size, softcap, dropout_p, alibi_slopes, s_aux, **rest) -> None:
+    from flash_attn.explain import trace  # flash_attn.explain itself is the function
+
+    trace(
+        q, k, v, causal=causal, window_size=window_size, softcap=softcap, dropout_p=dropout_p,
+        alibi_slopes=alibi_slopes, s_aux=s_aux, **rest,
+    )  # fmt: skip

@@ -1,0 +1,318 @@
+"""What a call may look like: every check that needs no tensor's contents, with its message.
+
+The checks read shapes, strides, dtypes and devices only, so they also hold for fake tensors and
+disappear into guards under ``torch.compile``. Messages name the argument, say what it got, and
+what is accepted. Checks of contents (``cu_seqlens`` that decrease, a cache that overflows) need
+the data: ``flash_attn.cpu`` makes them, and on the GPU nobody does, for that would synchronise.
+
+ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a tensor at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from flash_attn import backend
+
+MAX_HEAD_DIM = 256
+_GPU_DTYPES = (torch.float16, torch.bfloat16)
+_DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
+_DEVICES = ("cpu", "cuda", "meta")
+
+
+def _tensor(x: Any, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}; a torch.Tensor is needed")
+
+
+def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
+    return ValueError(f"{name}: got shape {tuple(x.shape)}; {expected} is needed")
+
+
+def _rank(x: Tensor, name: str, layout: str) -> None:
+    _tensor(x, name)
+    if x.dim() != layout.count(",") + 1:
+        raise _bad_shape(x, name, layout)
+
+
+def _like(x: Tensor, name: str, q: Tensor) -> None:
+    """Same dtype and device as q, rows that are contiguous."""
+    if x.dtype != q.dtype:
+        raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
+    _on_device_of(x, name, q)
+    _unit_stride(x, name)
+
+
+def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
+
+
+def _unit_stride(x: Tensor, name: str) -> None:
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(
+            f"{name}: got strides {x.stride()}; the last one must be 1 (call .contiguous())"
+        )
+
+
+def _device_and_dtype(q: Tensor) -> None:
+    kind = q.device.type
+    if kind not in _DEVICES:
+        raise ValueError(f"q: got device {q.device}; accepted are cpu and cuda")
+    accepted = _GPU_DTYPES if kind == "cuda" else _DTYPES
+    if q.dtype not in accepted:
+        names = ", ".join(str(dtype) for dtype in accepted)
+        raise ValueError(f"q: got dtype {q.dtype}; accepted on {kind} are {names}")
+    if kind == "cuda" and not torch.compiler.is_compiling() and _has_memory(q):
+        backend.check_gpu(q.device)
+
+
+def _has_memory(x: Tensor) -> bool:
+    return type(x) is Tensor or type(x) is Parameter
+
+
+def _aligned(x: Tensor, name: str) -> None:
+    """Kernels load 16 bytes at a time on the GPU; the CPU needs whole elements.
+
+    Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
+    """
+    if torch.compiler.is_compiling() or not _has_memory(x):
+        return  # the address is not known yet
+    size = x.element_size()
+    if not x.is_cuda:
+        if x.data_ptr() % size:
+            raise ValueError(
+                f"{name}: got address {x.data_ptr():#x}; a multiple of {size} bytes is needed"
+            )
+        return
+    if x.shape[-1] % 8:
+        return
+    if x.data_ptr() % 16:
+        raise ValueError(
+            f"{name}: got address {x.data_ptr():#x}; on CUDA a multiple of 16 bytes is needed "
+            "(call .clone())"
+        )
+    for length, stride in zip(x.shape[:-1], x.stride()[:-1]):
+        if length > 1 and stride * size % 16:
+            raise ValueError(
+                f"{name}: got strides {x.stride()} of {size}-byte elements; on CUDA every row must "
+                "start at a multiple of 16 bytes (call .contiguous())"
+            )
+
+
+def _qkv(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
+    """dtype, device, strides, heads, head_dim of q and of what it attends to; ranks are known."""
+    _device_and_dtype(q)
+    _unit_stride(q, "q")
+    _like(k, k_name, q)
+    _like(v, v_name, q)
+    if k.shape[:-1] != v.shape[:-1]:
+        raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k.shape)}, up to head_dim,")
+    heads, head_dim = q.shape[-2:]
+    heads_kv, head_dim_k = k.shape[-2:]
+    if head_dim != head_dim_k:
+        raise ValueError(
+            f"{k_name}: got head_dim {head_dim_k} (shape {tuple(k.shape)}); it must be that of q, "
+            f"{head_dim}"
+        )
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"q: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
+    if not 1 <= v.shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(f"{v_name}: got head_dim {v.shape[-1]}; accepted are 1 to {MAX_HEAD_DIM}")
+    if heads_kv < 1 or heads % heads_kv:
+        raise ValueError(
+            f"{k_name}: got {heads_kv} heads; a divisor of the {heads} heads of q is needed"
+        )
+    _aligned(q, "q")
+    _aligned(k, k_name)
+    _aligned(v, v_name)
+
+
+DENSE_Q = "(batch, seqlen_q, heads, head_dim)"
+DENSE_KV = "(batch, seqlen_k, heads_k, head_dim)"
+VARLEN_Q = "(total_q, heads, head_dim)"
+VARLEN_KV = "(total_k, heads_k, head_dim)"
+CACHE = "(batch_cache, seqlen_cache, heads_k, head_dim)"
+PAGES = "(num_blocks, page_size, heads_k, head_dim) with block_table"
+
+
+def operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_layout: str,
+    kv_layout: str,
+    k_name: str = "k",
+    v_name: str = "v",
+) -> None:
+    """The three tensors every call has; the layouts are those above."""
+    for x, name, layout in ((q, "q", q_layout), (k, k_name, kv_layout), (v, v_name, kv_layout)):
+        _rank(x, name, layout)
+    _qkv(q, k, v, k_name, v_name)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q (b, sq, h, d), k and v (b, sk, hk, d)."""
+    operands(q, k, v, DENSE_Q, DENSE_KV)
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k: got batch {k.shape[0]}; it must be that of q, {q.shape[0]}")
+
+
+def packed(x: Tensor, name: str, n: int, rank: int) -> None:
+    """A tensor (…, n, heads, head_dim) that holds q, k, v or k, v; rank counts all dimensions."""
+    _tensor(x, name)
+    if x.dim() != rank or x.shape[-3] != n:
+        leading = "batch, seqlen" if rank == 5 else "total"
+        raise _bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    block_table: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+) -> None:
+    """q (total_q, h, d), k and v (total_k, hk, d) or pages (num_blocks, page_size, hk, d)."""
+    operands(q, k, v, VARLEN_Q, VARLEN_KV if block_table is None else PAGES)
+    _int32(cu_seqlens_q, "cu_seqlens_q", q)
+    _int32(cu_seqlens_k, "cu_seqlens_k", q)
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
+        raise _bad_shape(cu_seqlens_q, "cu_seqlens_q", "(batch + 1,)")
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        expected = f"that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)},"
+        raise _bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
+    if max_seqlen_q < 0:
+        raise ValueError(f"max_seqlen_q: got {max_seqlen_q}; 0 or more is needed")
+    if max_seqlen_k < 0:
+        raise ValueError(f"max_seqlen_k: got {max_seqlen_k}; 0 or more is needed")
+    batch = cu_seqlens_q.shape[0] - 1
+    if block_table is not None:
+        _table(block_table, k, "k", batch, q)
+    if seqused_k is not None:
+        _per_sequence(seqused_k, "seqused_k", batch, q)
+    if leftpad_k is not None:
+        _per_sequence(leftpad_k, "leftpad_k", batch, q)
+
+
+def _int32(x: Tensor, name: str, q: Tensor) -> None:
+    _tensor(x, name)
+    if x.dtype != torch.int32:
+        raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed")
+    _on_device_of(x, name, q)
+    if x.dim() > 0:
+        _unit_stride(x, name)
+
+
+def _per_sequence(x: Tensor, name: str, batch: int, q: Tensor) -> None:
+    _int32(x, name, q)
+    if x.dim() != 1 or x.shape[0] != batch:
+        raise _bad_shape(x, name, f"(batch,) = ({batch},)")
+
+
+def _table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor) -> None:
+    _int32(block_table, "block_table", q)
+    if block_table.dim() != 2 or block_table.shape[0] != batch:
+        raise _bad_shape(block_table, "block_table", f"(batch, max_blocks) = ({batch}, max_blocks)")
+    if pages.shape[1] < 1:
+        raise _bad_shape(pages, name, "a page_size of 1 or more")
+
+
+def window(window_size: Any) -> tuple[int, int]:
+    """(left, right) as two ints."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise ValueError(f"window_size: got {window_size!r}; a pair (left, right) is needed")
+    left, right = window_size
+    if not isinstance(left, int) or not isinstance(right, int):
+        raise ValueError(f"window_size: got {window_size!r}; two ints are needed, -1 is unbounded")
+    return left, right
+
+
+def number(x: Any, name: str) -> None:
+    if isinstance(x, Tensor):
+        raise TypeError(f"{name}: got a Tensor; a Python number is needed (call .item())")
+
+
+def scores(
+    q: Tensor,
+    batch: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
+) -> None:
+    """What happens to the scores of q (…, h, d)."""
+    number(softmax_scale, "softmax_scale")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p < 1 is needed")
+    if not 0.0 <= softcap < float("inf"):
+        raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
+    heads = q.shape[-2]
+    if alibi_slopes is not None:
+        _alibi(alibi_slopes, batch, heads, q)
+    if s_aux is not None:
+        _tensor(s_aux, "s_aux")
+        if s_aux.dim() != 1 or s_aux.shape[0] != heads:
+            raise _bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
+        if s_aux.dtype not in _DTYPES:
+            raise ValueError(f"s_aux: got dtype {s_aux.dtype}; a floating dtype is needed")
+        _on_device_of(s_aux, "s_aux", q)
+
+
+def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
+    _tensor(alibi_slopes, "alibi_slopes")
+    if alibi_slopes.dtype != torch.float32:
+        raise ValueError(f"alibi_slopes: got dtype {alibi_slopes.dtype}; torch.float32 is needed")
+    _on_device_of(alibi_slopes, "alibi_slopes", q)
+    shape = tuple(alibi_slopes.shape)
+    if shape not in ((heads,), (batch, heads)):
+        expected = f"(heads,) = ({heads},) or (batch, heads) = ({batch}, {heads})"
+        raise _bad_shape(alibi_slopes, "alibi_slopes", expected)
+    _unit_stride(alibi_slopes, "alibi_slopes")
+    if alibi_slopes.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("alibi_slopes: requires_grad is set; slopes get no gradient")
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    lse_shape: tuple[int, ...],
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+) -> None:
+    """What a backward takes beside q, k and v."""
+    out_shape = (*q.shape[:-1], v.shape[-1])
+    for name, x in (("dout", dout), ("out", out)):
+        _tensor(x, name)
+        if tuple(x.shape) != out_shape:
+            raise _bad_shape(x, name, f"{out_shape}")
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
+        _on_device_of(x, name, q)
+    _tensor(softmax_lse, "softmax_lse")
+    if tuple(softmax_lse.shape) != lse_shape:
+        raise _bad_shape(softmax_lse, "softmax_lse", f"{lse_shape}")
+    _on_device_of(softmax_lse, "softmax_lse", q)
+    for name, x, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+        if x is None:
+            continue
+        _tensor(x, name)
+        if x.shape != like.shape:
+            raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
+        _like(x, name, q)
+        _aligned(x, name)

@@ -1,0 +1,200 @@
+"""``flash_attn.explain(...)``: what a call would run on, and why nothing else; runs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attn import backend, checks
+
+_DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would use.
+
+    operation: the op that would be called. call: the problem in one line. backend: "cpu", "cuda"
+    or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
+    variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
+    splits: parts of the keys that are worked on at once. rejected: (name, why not) of the others.
+    """
+
+    operation: str
+    call: str
+    backend: str
+    why: str
+    kernel: str | None = None
+    tile: tuple[int, int] | None = None
+    splits: int = 1
+    rejected: tuple[tuple[str, str], ...] = ()
+    variant: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rows = [
+            ("operation", self.operation),
+            ("call", self.call),
+            ("backend", self.backend),
+            ("kernel", self.kernel or "none: the call raises NotImplementedError"),
+        ]
+        if self.tile is not None:
+            rows.append(("tile", f"{self.tile[0]} rows x {self.tile[1]} keys"))
+        if self.backend == "cuda":
+            rows.append(("splits", str(self.splits)))
+        rows.append(("why", self.why))
+        rows += [("not" if i == 0 else "", f"{n}: {w}") for i, (n, w) in enumerate(self.rejected)]
+        return "\n".join(f"{name:<10} {value}" for name, value in rows)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A call, reduced to what decides which code serves it."""
+
+    operation: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool
+    window_size: tuple[int, int]
+    extras: tuple[str, ...]  # the names of the options that are in use
+
+    def __str__(self) -> str:
+        q, k, v = self.q, self.k, self.v
+        parts = [
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            f"{str(q.dtype).removeprefix('torch.')} on {q.device}",
+        ]
+        if self.causal:
+            parts.append("causal")
+        left, right = self.window_size
+        if left >= 0 or right >= 0:
+            parts.append(f"window ({left}, {right})")
+        return ", ".join([*parts, *self.extras])
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    block_table: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    num_splits: int = 0,
+    kvcache: bool = False,
+) -> Explanation:
+    """Says which backend, kernel, tile and splits the forward of a call would use, and why.
+
+    Nothing is computed; fake and meta tensors do as well as real ones, and neither a GPU nor the
+    compiled library is needed. ``print`` the result.
+
+    Arguments:
+        q, k, v: as in ``flash_attn_func``. With cu_seqlens_q, those of
+            ``flash_attn_varlen_func``; with kvcache=True or cache_seqlens, the q, k_cache and
+            v_cache of ``flash_attn_with_kvcache``.
+        kvcache: the call is ``flash_attn_with_kvcache``.
+        The others are those of the call.
+
+    Raises:
+        TypeError, ValueError: what the call itself would raise for q, k and v.
+    """
+    in_use = {
+        "dropout": dropout_p > 0,
+        "softcap": softcap != 0,
+        "alibi": alibi_slopes is not None,
+        "sinks": s_aux is not None,
+        "attn_probs": return_attn_probs,
+        "paged": block_table is not None,
+        "scale <= 0": softmax_scale is not None and softmax_scale <= 0,
+    }
+    problem = _Problem(
+        operation=_check(q, k, v, cu_seqlens_q, block_table, kvcache or cache_seqlens is not None),
+        q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
+        extras=tuple(name for name, used in in_use.items() if used),
+    )  # fmt: skip
+    return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
+
+
+def _check(q, k, v, cu_seqlens_q, block_table, kvcache: bool) -> str:
+    """The name of the operation; q, k and v have been checked as it would."""
+    if cu_seqlens_q is None and not kvcache:
+        checks.dense(q, k, v)
+        return "_flash_attn_forward"
+    q_layout, kv_layout = (
+        (checks.DENSE_Q, checks.CACHE) if kvcache else (checks.VARLEN_Q, checks.VARLEN_KV)
+    )
+    checks.operands(q, k, v, q_layout, kv_layout if block_table is None else checks.PAGES)
+    return "_flash_attn_with_kvcache" if kvcache else "_flash_attn_varlen_forward"
+
+
+def _on_cpu(problem: _Problem) -> Explanation:
+    return Explanation(
+        problem.operation, str(problem), "cpu",
+        why=f"q is on {problem.q.device}: the CPU backend serves every option",
+        kernel="tiled online softmax on torch operations",
+        rejected=(("cuda kernels", f"q is on {problem.q.device}"),),
+    )  # fmt: skip
+
+
+def _on_gpu(problem: _Problem) -> Explanation:
+    def none(why: str, rejected=()) -> Explanation:
+        return Explanation(problem.operation, str(problem), "none", why, rejected=tuple(rejected))
+
+    reason = backend.cuda_problem()
+    if reason:
+        return none(reason)
+    if not backend.has_kernel(problem.operation):
+        return none(f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}")
+    for option in ("attn_probs", "paged"):
+        if option in problem.extras:
+            return none(f"{option} has no CUDA kernel yet; {backend.describe_variants()}")
+    return _ask_library(problem, none)
+
+
+def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explanation:
+    """The selection that the compiled library would make, with the head dims it would see."""
+    major, minor = torch.cuda.get_device_capability(problem.q.device)
+    full_scores = any(name != "paged" and name != "attn_probs" for name in problem.extras)
+    head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
+    answer = json.loads(
+        backend.library.explain_forward(
+            major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
+        )
+    )
+    rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
+    variant = answer["variant"]
+    if variant is None:
+        return none(f"no compiled kernel fits on sm_{major}{minor}", rejected)
+    padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
+    why = f"first row of the table that fits sm_{major}{minor}"
+    if padded:
+        why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
+    return Explanation(
+        problem.operation, str(problem), "cuda", why, variant["name"],
+        (variant["block_m"], variant["block_n"]), answer["splits"], tuple(rejected), variant,
+    )  # fmt: skip
+
+
+def trace(q: Tensor, k: Tensor, v: Tensor, **options) -> None:
+    """One line for FLASH_ATTN_LOG=1, once per distinct call."""
+    choice = explain(q, k, v, **options)
+    backend.trace(f"{choice.operation}: {choice.call} -> {choice.backend}: {choice.kernel}")

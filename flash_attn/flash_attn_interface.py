@@ -1,0 +1,398 @@
+"""The public functions: signatures, defaults, documentation. What they do is in ``_calls.py``.
+
+Names with a leading underscore are those that existing clients import from here.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
+from flash_attn import _calls, _ops, checks
+from flash_attn._packed import unpack
+from flash_attn._private import (  # noqa: F401
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+)
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+_wrapped_flash_attn_forward = _ops.forward
+_wrapped_flash_attn_backward = _ops.backward
+_wrapped_flash_attn_varlen_forward = _ops.varlen_forward
+_wrapped_flash_attn_varlen_backward = _ops.varlen_backward
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+):
+    """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
+
+    Memory grows with ``seqlen``, not with ``seqlen_q · seqlen_k`` (Dao et al. 2022,
+    arXiv:2205.14135; Dao 2023, arXiv:2307.08691). Differentiable in q, k, v and s_aux.
+
+    With fewer heads in k and v than in q, query head ``i`` reads head ``i // (heads / heads_k)``
+    (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245).
+
+    ``causal`` aligns the mask to the bottom-right corner: query i sees the keys
+    ``j <= i + seqlen_k - seqlen_q``. With seqlen_q = 2, seqlen_k = 5 and the other way round
+    (1 is seen, 0 is masked)::
+
+        1 1 1 1 0          0 0
+        1 1 1 1 1          0 0
+                           0 0
+                           1 0
+                           1 1
+
+    A row that sees no key has output 0, log-sum-exp -inf and gradients 0.
+
+    Arguments:
+        q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16; on the CPU also float32 and
+            float64. Any strides with a unit last one; head_dim 1 to 256.
+        k: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
+        v: (batch, seqlen_k, heads_k, head_dim), as k.
+        dropout_p: probability with which an attention weight is dropped, in [0, 1). What is kept
+            is scaled by 1 / (1 - dropout_p). Drawn from torch's default generator of q's device.
+        softmax_scale: factor on q kᵀ; None is ``head_dim ** -0.5``.
+        causal: mask the keys after the query, as drawn above.
+        window_size: (left, right), in keys: query i sees the keys from
+            ``i + seqlen_k - seqlen_q - left`` to ``i + seqlen_k - seqlen_q + right``; a negative
+            side is unbounded; ``causal`` makes right 0 (Beltagy et al. 2020, arXiv:2004.05150).
+        softcap: c > 0 replaces each scaled score s by ``c · tanh(s / c)`` before any mask
+            (Gemma 2, arXiv:2408.00118); 0 is off.
+        alibi_slopes: (heads,) or (batch, heads), float32: adds
+            ``-slope · |i + seqlen_k - seqlen_q - j|`` (Press et al. 2022, arXiv:2108.12409).
+        deterministic: the same gradients bit for bit on every run; slower on the GPU.
+        return_attn_probs: also return log-sum-exp and probabilities. For tests: it forms the
+            whole matrix.
+        s_aux: (heads,), any floating dtype: a logit per head that joins the softmax denominator
+            and has no value vector (attention sinks, Xiao et al. 2023, arXiv:2309.17453).
+        batch_invariant: a row's result does not depend on what else is in the batch.
+        return_lse: also return the log-sum-exp, which is differentiable.
+
+    Returns:
+        out (batch, seqlen_q, heads, head_dim), dtype of q, contiguous.
+        With return_lse, ``(out, lse)``: lse (batch, heads, seqlen_q), float32 (float64 for float64
+        inputs), natural logarithm of the softmax denominator, sinks included.
+        With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, seqlen_q,
+        seqlen_k), the probabilities, with a negative sign where dropped.
+
+    Raises:
+        TypeError, ValueError: an argument that is not as above; the message names it.
+        NotImplementedError: CUDA tensors for which there is no compiled kernel.
+    """
+    return _calls.dense(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+):
+    """:func:`flash_attn_func` for keys and values in one tensor.
+
+    Faster than passing its slices: the gradient of kv is written in place, not concatenated.
+
+    Arguments:
+        q: (batch, seqlen_q, heads, head_dim), as in :func:`flash_attn_func`.
+        kv: (batch, seqlen_k, 2, heads_k, head_dim): keys, then values.
+        The others, what is returned and what is raised are those of :func:`flash_attn_func`.
+    """
+    checks.packed(kv, "kv", 2, rank=5)
+    k, v = unpack(kv)
+    return _calls.dense(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+):
+    """:func:`flash_attn_func` for queries, keys and values in one tensor.
+
+    Faster than passing its slices: the gradient of qkv is written in place, not concatenated.
+    For fewer key heads than query heads use :func:`flash_attn_kvpacked_func`.
+
+    Arguments:
+        qkv: (batch, seqlen, 3, heads, head_dim): queries, keys, values.
+        The others, what is returned and what is raised are those of :func:`flash_attn_func`.
+    """
+    checks.packed(qkv, "qkv", 3, rank=5)
+    q, k, v = unpack(qkv)
+    return _calls.dense(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+):
+    """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
+
+    Sequence ``b`` has the query rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]``, and likewise
+    its keys; each query sees the keys of its own sequence, and masks are aligned per sequence.
+    Empty sequences are fine. Rows past the last one are not read; outputs and gradients there
+    are 0. ``flash_attn.bert_padding`` makes such batches from padded ones.
+
+    Arguments:
+        q: (total_q, heads, head_dim), as in :func:`flash_attn_func`.
+        k: (total_k, heads_k, head_dim), dtype and device of q; heads_k divides heads. With
+            block_table, pages (num_blocks, page_size, heads_k, head_dim).
+        v: as k.
+        cu_seqlens_q: (batch + 1,), int32, on q's device: where each sequence of q starts, and
+            where the last one ends; from 0, never decreasing (checked on the CPU only).
+        cu_seqlens_k: (batch + 1,), int32: the same for k and v. With block_table its differences
+            are the numbers of keys.
+        max_seqlen_q: the longest sequence of q, an int. A 0-d tensor works too; one on the GPU
+            has to be waited for.
+        max_seqlen_k: the longest sequence of k.
+        block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
+            arXiv:2309.06180), any page_size. There is no backward with it.
+        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, s_aux,
+        batch_invariant: as in :func:`flash_attn_func`; ``seqlen_q`` and ``seqlen_k`` in the masks
+            are those of the sequence.
+        alibi_slopes: (heads,) or (batch, heads), float32.
+
+    Returns:
+        out (total_q, heads, head_dim), dtype of q, contiguous.
+        With return_lse, ``(out, lse)``: lse (heads, total_q), float32 (float64 for float64
+        inputs), differentiable.
+        With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, max_seqlen_q,
+        max_seqlen_k), for tests.
+
+    Raises:
+        TypeError, ValueError: an argument that is not as above; the message names it.
+        NotImplementedError: CUDA tensors for which there is no compiled kernel; a backward
+            through block_table.
+    """
+    return _calls.varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
+        s_aux, batch_invariant, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+):
+    """:func:`flash_attn_varlen_func` for keys and values in one tensor.
+
+    Faster than passing its slices: the gradient of kv is written in place, not concatenated.
+
+    Arguments:
+        q: (total_q, heads, head_dim), as in :func:`flash_attn_varlen_func`.
+        kv: (total_k, 2, heads_k, head_dim): keys, then values.
+        The others, what is returned and what is raised are those of
+        :func:`flash_attn_varlen_func`.
+    """
+    checks.packed(kv, "kv", 2, rank=4)
+    k, v = unpack(kv)
+    return _calls.varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
+        s_aux, batch_invariant, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+):
+    """:func:`flash_attn_varlen_func` for queries, keys and values in one tensor.
+
+    Faster than passing its slices: the gradient of qkv is written in place, not concatenated.
+
+    Arguments:
+        qkv: (total, 3, heads, head_dim): queries, keys, values.
+        cu_seqlens: (batch + 1,), int32: where each sequence starts, and where the last one ends.
+        max_seqlen: the longest sequence, an int or a 0-d tensor.
+        The others, what is returned and what is raised are those of
+        :func:`flash_attn_varlen_func`.
+    """
+    checks.packed(qkv, "qkv", 3, rank=4)
+    q, k, v = unpack(qkv)
+    return _calls.varlen(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
+        s_aux, batch_invariant, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+):
+    """One step of generation: append new keys and values to a cache, rotate, attend. No backward.
+
+    With k and v, the caches are **modified in place**: the new rows go to positions
+    ``cache_seqlens`` onwards, and q attends to the cache with them; the caller advances
+    ``cache_seqlens``. With rotary_cos and rotary_sin (Su et al. 2021, arXiv:2104.09864) the new
+    keys are rotated at the positions they are stored at; q likewise if the call is causal or
+    windowed, else all of q at position ``cache_seqlens``.
+
+    Masks are aligned to the bottom-right corner, as drawn in :func:`flash_attn_func`, with
+    seqlen_k the number of keys in use after the append.
+
+    Arguments:
+        q: (batch, seqlen_q, heads, head_dim), as in :func:`flash_attn_func`.
+        k_cache: (batch_cache, seqlen_cache, heads_k, head_dim), dtype and device of q; with
+            block_table, pages (num_blocks, page_size, heads_k, head_dim).
+        v_cache: as k_cache.
+        k: (batch, seqlen_new, heads_k, head_dim) to append, or None; comes with v and needs
+            cache_seqlens.
+        v: as k.
+        rotary_cos: (seqlen_rotary, rotary_dim / 2), dtype of q, or None: cosines per position, with
+            a row for each position of the cache. rotary_dim <= head_dim; the other columns stay
+            as they are. Needs k.
+        rotary_sin: as rotary_cos.
+        cache_seqlens: the number of keys in use before the append: an int, or (batch,) int32. None
+            is the whole cache. -1 leaves a row out: nothing is read or written and out is 0.
+        cache_batch_idx: (batch,), int32: the row of the cache for each row of q; None is the
+            identity. Not with block_table. Indices must differ if k is given.
+        cache_leftpad: (batch,), int32: the position of the first key; None is 0.
+        block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
+            arXiv:2309.06180), any page_size; -1 is no page.
+        softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux: as in
+            :func:`flash_attn_func`.
+        rotary_interleaved: rotate the pairs (0, 1), (2, 3), … (GPT-J); else (i, i + rotary_dim / 2)
+            (GPT-NeoX).
+        num_splits: how many parts of the keys are worked on at once on the GPU; 0 chooses. The
+            result is the same up to rounding.
+        return_softmax_lse: also return the log-sum-exp.
+
+    Returns:
+        out (batch, seqlen_q, heads, head_dim), dtype of q. With return_softmax_lse,
+        ``(out, lse)``: lse (batch, heads, seqlen_q), float32 (float64 for float64 inputs).
+
+    Raises:
+        TypeError, ValueError: an argument that is not as above; the message names it. A cache too
+            small for the new rows is noticed on the CPU, and everywhere if cache_seqlens is an
+            int.
+        RuntimeError: a tensor that requires a gradient while gradients are enabled.
+        NotImplementedError: CUDA tensors for which there is no compiled kernel.
+    """
+    return _calls.kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, softmax_scale, causal, window_size, softcap,
+        rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse, s_aux,
+    )  # fmt: skip

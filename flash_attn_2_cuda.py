@@ -1,0 +1,128 @@
+"""The module that clients of the compiled extension call by position: ``fwd``, ``bwd`` and so on.
+
+It is Python: the names, the order of the arguments and what comes back are those clients know, and
+each call is one of the operations, on whatever device its tensors are. A ``?`` in the argument
+lists below marks what may be None. Buffers that are given (``out``, ``dq`` …) are written and
+returned.
+"""
+
+from __future__ import annotations
+
+from flash_attn import _calls, _private
+
+__all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
+
+
+def _into(buffer, out):
+    return out if buffer is None else buffer.copy_(out)
+
+
+def fwd(
+    q, k, v, out, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left,
+    window_size_right, softcap, return_softmax, gen=None,
+):  # fmt: skip
+    """q (b, sq, h, d), k and v (b, sk, hk, d), out?, alibi_slopes?, gen? a torch.Generator.
+
+    Returns:
+        [out (b, sq, h, d), softmax_lse (b, h, sq), S_dmask (b, h, sq, sk) or (0,),
+        rng_state (2,) or (0,) int64].
+    """
+    result, lse, probs, rng_state = _private._flash_attn_forward(
+        q, k, v, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
+        alibi_slopes, return_softmax, generator=gen,
+    )  # fmt: skip
+    return [_into(out, result), lse, probs, rng_state]
+
+
+def varlen_fwd(
+    q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes,
+    max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale, zero_tensors, is_causal,
+    window_size_left, window_size_right, softcap, return_softmax, gen=None, num_splits=0,
+):  # fmt: skip
+    """q (total_q, h, d), k and v (total_k, hk, d) or pages, out?, cu_seqlens (b + 1,) int32,
+    seqused_k? and leftpad_k? (b,) int32, block_table? (b, max_blocks) int32, alibi_slopes?, gen?.
+
+    num_splits is accepted; the number of splits is chosen inside.
+
+    Returns:
+        [out (total_q, h, d), softmax_lse (h, total_q), S_dmask (b, h, max_q, max_k) or (0,),
+        rng_state (2,) or (0,) int64].
+    """
+    result, lse, probs, rng_state = _private._flash_attn_varlen_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale,
+        is_causal, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax,
+        block_table, leftpad_k, seqused_k, zero_tensors, generator=gen,
+    )  # fmt: skip
+    return [_into(out, result), lse, probs, rng_state]
+
+
+def bwd(
+    dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, p_dropout, softmax_scale, is_causal,
+    window_size_left, window_size_right, softcap, deterministic, gen=None, rng_state=None,
+):  # fmt: skip
+    """dout and out (b, sq, h, d), softmax_lse (b, h, sq), dq?, dk?, dv? like q, k, v, rng_state?.
+
+    Returns:
+        [dq, dk, dv, softmax_d (b, h, sq)].
+    """
+    dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
+    softmax_d = _private._flash_attn_backward(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, p_dropout, softmax_scale, is_causal,
+        window_size_left, window_size_right, softcap, alibi_slopes, deterministic,
+        _state(p_dropout, q, gen, rng_state),
+    )  # fmt: skip
+    return [dq, dk, dv, softmax_d]
+
+
+def varlen_bwd(
+    dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes,
+    max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale, zero_tensors, is_causal,
+    window_size_left, window_size_right, softcap, deterministic, gen=None, rng_state=None,
+):  # fmt: skip
+    """dout and out (total_q, h, d), softmax_lse (h, total_q), dq?, dk?, dv? like q, k, v.
+
+    Returns:
+        [dq, dk, dv, softmax_d (h, total_q)].
+    """
+    dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
+    softmax_d = _private._flash_attn_varlen_backward(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right,
+        softcap, alibi_slopes, deterministic, _state(p_dropout, q, gen, rng_state), zero_tensors,
+    )  # fmt: skip
+    return [dq, dk, dv, softmax_d]
+
+
+def _gradients(q, k, v, dq, dk, dv):
+    return (
+        q.new_empty(q.shape) if dq is None else dq,
+        k.new_empty(k.shape) if dk is None else dk,
+        v.new_empty(v.shape) if dv is None else dv,
+    )
+
+
+def _state(p_dropout, q, gen, rng_state):
+    """A caller without a state has to hand over the generator as it was before the forward."""
+    if p_dropout > 0 and rng_state is None and gen is not None:
+        return _calls.draw_rng_state(q.device, gen)
+    return rng_state
+
+
+def fwd_kvcache(
+    q, k_cache, v_cache, k, v, cache_seqlens, rotary_cos, rotary_sin, cache_batch_idx,
+    cache_leftpad, block_table, alibi_slopes, out, softmax_scale, is_causal, window_size_left,
+    window_size_right, softcap, is_rotary_interleaved, num_splits,
+):  # fmt: skip
+    """q (b, sq, h, d), caches (bc, sc, hk, d) or pages, written in place; k?, v?, cache_seqlens?,
+    rotary_cos?, rotary_sin?, cache_batch_idx?, cache_leftpad?, block_table?, alibi_slopes?, out?.
+
+    Returns:
+        [out (b, sq, h, d), softmax_lse (b, h, sq)].
+    """
+    result, lse = _calls.kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, softmax_scale, is_causal,
+        (window_size_left, window_size_right), softcap, is_rotary_interleaved, alibi_slopes,
+        num_splits, True, None,
+    )  # fmt: skip
+    return [_into(out, result), lse]
