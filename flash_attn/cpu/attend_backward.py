@@ -1,0 +1,140 @@
+"""Tiled backward attention over sequences of equal length.
+
+Scores are computed again, tile by tile, by the same products as in the forward pass, so that
+exp(score - lse) repeats the forward's probabilities to the last bit that LSE can hold.  dK and dV
+of a few heads accumulate in the accumulation type; memory is O(seqlen).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import tiling
+from .attend import Place, score_tile
+from .scores import Scores, accumulation_dtype, tile_keep, visible_keys
+
+
+def attend_backward(
+    dout: Tensor,  # (b, sq, h, dv)
+    q: Tensor,  # (b, sq, h, d)
+    k: Tensor,  # (b, sk, hk, d)
+    v: Tensor,  # (b, sk, hk, dv)
+    lse: Tensor,  # (b, h, sq), sinks included
+    softmax_d: Tensor,  # (b, h, sq): rowsum(dO * O) - dlse
+    dq: Tensor | None,  # written, any strides; None: not wanted
+    dk: Tensor | None,
+    dv: Tensor | None,
+    scores: Scores,
+    batch_invariant: bool = False,
+) -> None:
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    if batch == 0 or seqlen_q == 0 or seqlen_k == 0:
+        for grad in (dq, dk, dv):
+            if grad is not None:
+                grad.zero_()
+        return
+    groups = heads // kv_heads
+    for bs, hs in tiling.parts(batch, kv_heads, groups, seqlen_q, seqlen_k, batch_invariant):
+        qs = slice(hs.start * groups, hs.stop * groups)
+        _backward_part(
+            dout[bs, :, qs],
+            q[bs, :, qs],
+            k[bs, :, hs],
+            v[bs, :, hs],
+            lse[bs, qs],
+            softmax_d[bs, qs],
+            None if dq is None else dq[bs, :, qs],
+            None if dk is None else dk[bs, :, hs],
+            None if dv is None else dv[bs, :, hs],
+            scores.part(bs, qs),
+        )
+
+
+def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
+    dtype = accumulation_dtype(q.dtype)
+    (batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
+    groups, shift = heads // kv_heads, seqlen_k - seqlen_q
+    step = tiling.key_step(groups, seqlen_q)
+    base, end = visible_keys(scores, range(seqlen_q), shift, seqlen_k)
+    base &= ~15
+    kf = tiling.keys_first(k[:, base:end], dtype)  # (b * hk, keys, d)
+    vf = tiling.keys_first(v[:, base:end], dtype)  # (b * hk, keys, dv)
+    dkf = None if dk is None else torch.zeros(kf.shape, dtype=dtype)
+    dvf = None if dv is None else torch.zeros(vf.shape, dtype=dtype)
+    # A row that saw no key has LSE -inf; 0 keeps -inf - -inf out of the exp, and its scores are
+    # all -inf already.
+    empty = lse == -math.inf
+    lse, softmax_d = lse.masked_fill(empty, 0.0), softmax_d.masked_fill(empty, 0.0)
+    dout_scale = scores.dropout.scale if scores.dropout is not None else 1.0
+    for rows in tiling.row_tiles(seqlen_q, groups):
+        here = slice(rows.start, rows.stop)
+        column = (batch * kv_heads, groups * len(rows), 1)
+        tile = RowTile(
+            q=tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale),
+            dout=tiling.stacked_rows(dout[:, here], kv_heads, dtype, dout_scale),
+            lse=lse[:, :, here].reshape(column),
+            softmax_d=softmax_d[:, :, here].reshape(column),
+            want_dq=dq is not None,
+        )
+        for keys in tiling.key_tiles(scores, rows, shift, seqlen_k, step):
+            at = slice(keys.start - base, keys.stop - base)
+            dk_tile, dv_tile = (None if g is None else g[:, at] for g in (dkf, dvf))
+            place = Place(rows, keys, shift, kv_heads, groups)
+            _backward_tile(tile, kf[:, at], vf[:, at], dk_tile, dv_tile, scores, place)
+        if dq is not None:
+            if tile.dq is None:
+                dq[:, here].zero_()
+            else:
+                tiling.unstack_rows(tile.dq.mul_(scores.query_scale), dq[:, here], kv_heads)
+    _write_keys(dkf, dk, base, end)
+    _write_keys(dvf, dv, base, end)
+
+
+@dataclass
+class RowTile:
+    """What stays fixed, and what accumulates, while a row tile walks over the keys."""
+
+    q: Tensor  # (b * hk, g * rows, d), times scores.query_scale
+    dout: Tensor  # (b * hk, g * rows, dv), over the probability of being kept
+    lse: Tensor  # (b * hk, g * rows, 1)
+    softmax_d: Tensor
+    want_dq: bool
+    dq: Tensor | None = None
+
+
+def _backward_tile(tile: RowTile, k_tile, v_tile, dk_tile, dv_tile, scores, place) -> None:
+    p, cap_slope = score_tile(tile.q, k_tile.transpose(1, 2), scores, place, want_slope=True)
+    p.sub_(tile.lse).exp_()
+    keep = None
+    if scores.dropout is not None:
+        keep = tile_keep(scores.dropout, place.groups, place.rows, place.keys).reshape(p.shape)
+    if dv_tile is not None:
+        dropped = p if keep is None else p * keep
+        dv_tile.baddbmm_(dropped.transpose(1, 2), tile.dout)
+    if dk_tile is None and not tile.want_dq:
+        return
+    ds = torch.bmm(tile.dout, v_tile.transpose(1, 2))
+    if keep is not None:
+        ds.mul_(keep)
+    ds.sub_(tile.softmax_d).mul_(p)
+    if cap_slope is not None:
+        ds.mul_(cap_slope)
+    if dk_tile is not None:
+        dk_tile.baddbmm_(ds.transpose(1, 2), tile.q)
+    if tile.want_dq:
+        tile.dq = torch.bmm(ds, k_tile) if tile.dq is None else tile.dq.baddbmm_(ds, k_tile)
+
+
+def _write_keys(source: Tensor | None, grad: Tensor | None, base: int, end: int) -> None:
+    """(b * hk, end - base, d) into grad (b, sk, hk, d), zeros elsewhere."""
+    if grad is None:
+        return
+    batch, kv_heads = grad.shape[0], grad.shape[2]
+    grad[:, :base].zero_()
+    grad[:, end:].zero_()
+    grad[:, base:end].copy_(source.unflatten(0, (batch, kv_heads)).transpose(1, 2))

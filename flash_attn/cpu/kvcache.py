@@ -1,0 +1,151 @@
+"""Attention over a KV cache: the op `with_kvcache` (rotate, append, attend)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .attend import attend, no_keys
+from .paging import Pages
+from .rotary import positions_of, rotate
+from .scores import Scores, accumulation_dtype, make_scores
+
+
+def with_kvcache(
+    q: Tensor,  # (b, sq, h, d)
+    k_cache: Tensor,  # (b_cache, s_cache, hk, d), or pages (num_pages, page_size, hk, d)
+    v_cache: Tensor,
+    k: Tensor | None,  # (b, s_new, hk, d), appended
+    v: Tensor | None,
+    rotary_cos: Tensor | None,  # (max_positions, rotary_dim / 2)
+    rotary_sin: Tensor | None,
+    cache_seqlens: Tensor | None,  # (b,) int32; None: the cache is full; -1: skip the sequence
+    cache_batch_idx: Tensor | None,  # (b,) int32
+    cache_leftpad: Tensor | None,  # (b,) int32
+    block_table: Tensor | None,  # (b, pages_per_sequence) int32
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    rotary_interleaved: bool,
+    alibi_slopes: Tensor | None,
+    num_splits: int,
+    *,
+    s_aux: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns out (b, sq, h, dv) and softmax_lse (b, h, sq); writes k and v into the cache."""
+    batch, seqlen_q, heads, _ = q.shape
+    cache = Cache(k_cache, v_cache, block_table, cache_batch_idx, cache_leftpad, batch)
+    old = cache.lengths(cache_seqlens, 0 if k is None else k.shape[1])
+    if rotary_cos is not None:
+        local = causal or window_size_left >= 0 or window_size_right >= 0
+        q, k = _rotate(q, k, rotary_cos, rotary_sin, old, local, rotary_interleaved)
+    if k is not None:
+        for i in range(batch):
+            if old[i] >= 0:
+                cache.write(i, old[i], k[i], v[i])
+    scores = make_scores(
+        q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
+        alibi_slopes, s_aux,
+    )  # fmt: skip
+    out = q.new_empty(batch, seqlen_q, heads, v_cache.shape[-1])
+    lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
+    new = 0 if k is None else k.shape[1]
+    _attend_cache(q, cache, [n + new if n >= 0 else 0 for n in old], out, lse, scores)
+    return out, lse
+
+
+def _attend_cache(q, cache: Cache, lengths: list[int], out, lse, scores: Scores) -> None:
+    whole = cache.whole_batch(lengths)
+    if whole is not None:
+        attend(q, *whole, out, lse, scores)
+        return
+    for i, length in enumerate(lengths):
+        one = slice(i, i + 1)
+        part = scores.part(one, slice(None))
+        k, v, hidden = cache.read(i, length)
+        if k.shape[1] == 0:
+            no_keys(out[one], lse[one], part)
+        else:
+            attend(q[one], k, v, out[one], lse[one], part, hidden_keys=hidden)
+
+
+def _rotate(q, k, cos, sin, old: list[int], local: bool, interleaved: bool):
+    """New keys turn by cache_seqlens + i; so do queries if masks are local, else by cache_seqlens."""
+    starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, read by nobody
+    if not starts:
+        return q, k
+    needed = max(n + max(k.shape[1], q.shape[1] if local else 1) for n in starts)
+    if needed > cos.shape[0]:
+        raise ValueError(
+            f"rotary_cos has {cos.shape[0]} positions; expected at least {needed}, the longest of "
+            "cache_seqlens plus the new rows"
+        )
+    tables = [positions_of(table, starts, q.shape[1], local) for table in (cos, sin)]
+    q = rotate(q, *tables, interleaved)
+    if not local or k.shape[1] != q.shape[1]:
+        tables = [positions_of(table, starts, k.shape[1], True) for table in (cos, sin)]
+    return q, rotate(k, *tables, interleaved)
+
+
+class Cache:
+    """Keys and values of each sequence of the batch, wherever they are stored."""
+
+    def __init__(self, k, v, block_table, batch_idx, leftpad, batch: int):
+        self.k, self.v = k, v
+        self.pages = None if block_table is None else Pages(k, v, block_table)
+        self.capacity = k.shape[1] if self.pages is None else self.pages.capacity
+        self.batch_idx = None if batch_idx is None else batch_idx.tolist()
+        self.leftpad = [0] * batch if leftpad is None else leftpad.tolist()
+        self.batch = batch
+        for i, slot in enumerate(self.batch_idx or ()):
+            if not 0 <= slot < k.shape[0]:
+                raise ValueError(
+                    f"cache_batch_idx[{i}] is {slot}; expected 0 to {k.shape[0] - 1}, "
+                    "a row of k_cache"
+                )
+        if any(pad < 0 for pad in self.leftpad):
+            raise ValueError(f"cache_leftpad is {self.leftpad}; expected no negative entry")
+
+    def lengths(self, cache_seqlens: Tensor | None, new: int) -> list[int]:
+        """Positions of each sequence that are filled already; -1 for one to skip."""
+        if cache_seqlens is None:
+            lengths = [self.capacity] * self.batch
+        else:
+            lengths = cache_seqlens.tolist()
+        for i, length in enumerate(lengths):
+            if length < -1:
+                raise ValueError(f"cache_seqlens[{i}] is {length}; expected -1 (skip) or more")
+            if length >= 0 and length + new > self.capacity:
+                raise ValueError(
+                    f"cache_seqlens[{i}] is {length} and {new} new keys are appended, but the "
+                    f"cache holds {self.capacity} per sequence; expected cache_seqlens + new keys "
+                    f"to be at most {self.capacity}"
+                )
+        return lengths
+
+    def write(self, i: int, start: int, k: Tensor, v: Tensor) -> None:
+        if self.pages is not None:
+            self.pages.write(i, start, k, v)
+            return
+        row = i if self.batch_idx is None else self.batch_idx[i]
+        self.k[row, start : start + k.shape[0]] = k
+        self.v[row, start : start + k.shape[0]] = v
+
+    def read(self, i: int, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """k, v (1, keys, hk, d) after left padding, and which of the keys are missing."""
+        keys = slice(min(self.leftpad[i], length), length)
+        if self.pages is not None:
+            return self.pages.read(i, keys)
+        row = i if self.batch_idx is None else self.batch_idx[i]
+        return self.k[row : row + 1, keys], self.v[row : row + 1, keys], None
+
+    def whole_batch(self, lengths: list[int]) -> tuple[Tensor, Tensor] | None:
+        """k, v (b, keys, hk, d) as views, if all sequences lie alike in the cache."""
+        if self.pages is not None or self.batch_idx is not None or not lengths:
+            return None
+        length, pad = lengths[0], self.leftpad[0]
+        if any(n != length for n in lengths) or any(n != pad for n in self.leftpad):
+            return None
+        keys = slice(min(pad, length), length)
+        return self.k[: self.batch, keys], self.v[: self.batch, keys]

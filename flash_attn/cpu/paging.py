@@ -1,0 +1,57 @@
+"""Keys and values held in pages: reading one sequence's keys, writing new ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Pages:
+    """k, v (num_pages, page_size, hk, d) and block_table (b, pages_per_sequence), int32.
+
+    A table entry of -1 is a page that does not exist: it is neither read nor written.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor, block_table: Tensor):
+        self.k, self.v = k, v
+        self.page_size = k.shape[1]
+        self.table = block_table
+        self.capacity = block_table.shape[1] * self.page_size
+        if block_table.numel():
+            lowest, highest = (x.item() for x in torch.aminmax(block_table))
+            if lowest < -1 or highest >= k.shape[0]:
+                bad = lowest if lowest < -1 else highest
+                raise ValueError(
+                    f"block_table holds page {bad}; expected -1 (no page) to {k.shape[0] - 1}"
+                )
+
+    def read(self, index: int, keys: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys [start, stop) of a sequence: k, v (1, length, hk, d), and which are missing.
+
+        The third result is None, or bool (length,): True where the page does not exist.
+        """
+        size = self.page_size
+        first, last = keys.start // size, -(-keys.stop // size)
+        pages = self.table[index, first:last].long()
+        at = slice(keys.start - first * size, keys.stop - first * size)
+        missing = pages < 0
+        if not missing.any():
+            k, v = (x[pages].flatten(0, 1)[None, at] for x in (self.k, self.v))
+            return k, v, None
+        hidden = missing.repeat_interleave(size)[at]
+        k, v = (x[pages.clamp(min=0)].flatten(0, 1)[None, at] for x in (self.k, self.v))
+        # Only the score is masked later; a value there must not be NaN.
+        for x in (k, v):
+            x.masked_fill_(hidden[:, None, None], 0.0)
+        return k, v, hidden
+
+    def write(self, index: int, start: int, k: Tensor, v: Tensor) -> None:
+        """Writes new keys k, v (length, hk, d) at positions start, start + 1, ... of a sequence."""
+        positions = torch.arange(start, start + k.shape[0])
+        pages = self.table[index].long()[positions // self.page_size]
+        slots = positions % self.page_size
+        exists = pages >= 0
+        if not exists.all():
+            pages, slots, k, v = pages[exists], slots[exists], k[exists], v[exists]
+        self.k[pages, slots] = k
+        self.v[pages, slots] = v

@@ -1,0 +1,97 @@
+"""Dropout bits: Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+
+Whether an entry is kept is a pure function of (seed, offset, batch, head, row, column), so that
+every backend and every tile size drops the same entries. One Philox call covers eight entries of a
+16 x 16 block of the score matrix, the eight that one thread of a 16-row tensor-core tile owns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDS = 7
+_MUL = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MASK32 = 0xFFFFFFFF
+BLOCK = 16  # both sides of the block that the counters are laid out in
+
+
+def _mul_hi_lo(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """Both halves of the 64-bit product of a (int64 holding 32 bits) and a 32-bit multiplier."""
+    # int64 wraps modulo 2**64; the mask removes the sign bits that the arithmetic shift brings in.
+    product = a * multiplier
+    return (product >> 32) & _MASK32, product & _MASK32
+
+
+def philox4x32(counter, key, rounds: int = ROUNDS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four 32-bit words (int64 tensors) for a counter of four and a key of two 32-bit words.
+
+    Counter words are int64 tensors of shapes that broadcast; they are expanded only where the
+    rounds mix them, so a grid given as a row and a column vector costs two rounds next to nothing.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = (word & _MASK32 for word in key)
+    for _ in range(rounds):
+        hi0, lo0 = _mul_hi_lo(c0, _MUL[0])
+        hi1, lo1 = _mul_hi_lo(c2, _MUL[1])
+        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK32, (k1 + _WEYL[1]) & _MASK32
+    return c0, c1, c2, c3
+
+
+def keep_threshold(p: float) -> int:
+    """An entry is kept when its 16 random bits are at least this."""
+    return min(65535, round(p * 65536))
+
+
+def keep_blocks(
+    seed: int, offset: int, head_ids: Tensor, row_blocks: Tensor, col_blocks: Tensor, p: float
+) -> Tensor:
+    """Keep mask of whole 16 x 16 blocks.
+
+    head_ids: int64 of any shape (*lead), batch * heads_q + head.  row_blocks (nr,), col_blocks
+    (nc,): int64 block indices, row >> 4 and column >> 4.  Returns bool (*lead, nr * 16, nc * 16).
+    """
+    row_group = (row_blocks[:, None] * 8 + torch.arange(8)).reshape(-1, 1)  # (nr * 8, 1)
+    col_group = (col_blocks[:, None] * 4 + torch.arange(4)).reshape(1, -1)  # (1, nc * 4)
+    lead = head_ids.shape
+    counter = (
+        row_group & _MASK32,
+        col_group & _MASK32,
+        head_ids.reshape(*lead, 1, 1) & _MASK32,
+        torch.tensor(offset & _MASK32),
+    )
+    words = philox4x32(counter, (seed, (seed >> 32) ^ (offset >> 32)))
+    nr, nc = row_blocks.numel(), col_blocks.numel()
+    threshold = keep_threshold(p)
+    # row = (block, bit 3, low 3 bits), column = (block, bit 3, bits 1..2, bit 0)
+    keep = torch.empty((*lead, nr, 2, 8, nc, 2, 4, 2), dtype=torch.bool)
+    for index, word in enumerate(words):
+        word = word.expand(*lead, nr * 8, nc * 4).reshape(*lead, nr, 8, nc, 4)
+        entries = keep[..., index & 1, :, :, index >> 1, :, :]  # (*lead, nr, 8, nc, 4, 2)
+        entries[..., 0] = (word & 0xFFFF) >= threshold
+        entries[..., 1] = (word >> 16) >= threshold
+    return keep.view(*lead, nr * BLOCK, nc * BLOCK)
+
+
+def keep_mask(seed: int, offset: int, batch, head, rows, cols, p: float, *, num_heads: int) -> Tensor:
+    """Which entries dropout keeps.
+
+    batch, head: ints or int64 tensors that broadcast to (*lead); num_heads: query heads of the
+    call.  rows, cols: the query and key indices wanted, in their sequence (keys counted after left
+    padding), as 1-d int64 tensors or ranges.  Returns bool (*lead, len(rows), len(cols)).
+    """
+    head_ids = torch.as_tensor(batch) * num_heads + torch.as_tensor(head)
+    rows, cols = (_index_tensor(index) for index in (rows, cols))
+    row_blocks, row_place = torch.unique(rows >> 4, return_inverse=True)
+    col_blocks, col_place = torch.unique(cols >> 4, return_inverse=True)
+    keep = keep_blocks(seed, offset, head_ids, row_blocks, col_blocks, p)
+    keep = keep.index_select(-2, row_place * BLOCK + (rows & 15))
+    return keep.index_select(-1, col_place * BLOCK + (cols & 15))
+
+
+def _index_tensor(index) -> Tensor:
+    if isinstance(index, range):
+        return torch.arange(index.start, index.stop, index.step)
+    return torch.as_tensor(index, dtype=torch.int64)

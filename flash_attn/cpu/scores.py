@@ -1,0 +1,148 @@
+"""What happens to a score between q.k and the softmax: softcap, ALiBi, masks, dropout.
+
+Positions are those of one sequence: query i, key j, and `shift = seqlen_k - seqlen_q`, which aligns
+causal masks, windows and ALiBi to the bottom-right corner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import philox
+
+UNBOUNDED = 1 << 60  # a window side of -1
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout with probability p; the bits are a function of (seed, offset) and the position."""
+
+    p: float
+    seed: int
+    offset: int
+    head_ids: Tensor  # (b, h) int64: batch * heads_q + head
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / (1.0 - self.p)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything that changes scores, for all sequences and heads of a call (or a part of them)."""
+
+    softmax_scale: float
+    left: int  # keys visible to the left of the diagonal; UNBOUNDED for all
+    right: int
+    softcap: float = 0.0
+    slopes: Tensor | None = None  # (b, h) ALiBi slopes in the accumulation type
+    sinks: Tensor | None = None  # (h,) in the accumulation type
+    dropout: Dropout | None = None
+
+    @property
+    def query_scale(self) -> float:
+        """Folded into the query tile: one pass over rows x d instead of one over rows x keys."""
+        return self.softmax_scale / self.softcap if self.softcap else self.softmax_scale
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but masks and sinks."""
+        return not self.softcap and self.slopes is None and self.dropout is None
+
+    def part(self, batch: slice, heads: slice) -> Scores:
+        """The same for some sequences and some query heads."""
+        changes = {}
+        if self.slopes is not None:
+            changes["slopes"] = self.slopes[batch, heads]
+        if self.sinks is not None:
+            changes["sinks"] = self.sinks[heads]
+        if self.dropout is not None:
+            head_ids = self.dropout.head_ids[batch, heads]
+            changes["dropout"] = replace(self.dropout, head_ids=head_ids)
+        return replace(self, **changes) if changes else self
+
+
+def make_scores(
+    q: Tensor,
+    batch: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+) -> Scores:
+    """Scores of an op call.  q (..., h, d) gives the heads and the accumulation type."""
+    heads, dtype = q.shape[-2], accumulation_dtype(q.dtype)
+    slopes = dropout = None
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.to(dtype).expand(batch, heads)
+    if dropout_p > 0.0:
+        seed, offset = rng_state.tolist()
+        head_ids = torch.arange(batch * heads).view(batch, heads)
+        dropout = Dropout(dropout_p, seed, offset, head_ids)
+    return Scores(
+        softmax_scale=softmax_scale,
+        left=window_size_left if window_size_left >= 0 else UNBOUNDED,
+        right=0 if causal else window_size_right if window_size_right >= 0 else UNBOUNDED,
+        softcap=softcap,
+        slopes=slopes,
+        sinks=None if s_aux is None else s_aux.to(dtype),
+        dropout=dropout,
+    )
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def visible_keys(scores: Scores, rows: range, shift: int, seqlen_k: int) -> tuple[int, int]:
+    """Keys [first, end) that at least one of the rows sees ((0, 0) when none)."""
+    first = max(0, rows.start + shift - scores.left)
+    end = min(seqlen_k, rows.stop + shift + scores.right)
+    return (first, end) if first < end else (0, 0)
+
+
+def tile_mask(scores: Scores, rows: range, keys: range, shift: int) -> Tensor | None:
+    """True where key j is hidden from row i, (rows, keys); None when all are visible."""
+    cuts_right = keys.stop - 1 > rows.start + shift + scores.right
+    cuts_left = keys.start < rows.stop - 1 + shift - scores.left
+    if not (cuts_left or cuts_right):
+        return None
+    hidden = None
+    if cuts_right:
+        # j > i + shift + right
+        hidden = torch.ones(len(rows), len(keys), dtype=torch.bool)
+        hidden = hidden.triu(rows.start + shift + scores.right - keys.start + 1)
+    if cuts_left:
+        # j < i + shift - left
+        before = torch.ones(len(rows), len(keys), dtype=torch.bool)
+        before = before.tril(rows.start + shift - scores.left - keys.start - 1)
+        hidden = before if hidden is None else hidden.logical_or_(before)
+    return hidden
+
+
+def add_alibi(tile: Tensor, slopes: Tensor, rows: range, keys: range, shift: int) -> None:
+    """tile (b, hk, g, rows, keys) -= slope * |i + shift - j|, slopes (b, hk, g, 1, 1)."""
+    row = torch.arange(rows.start + shift, rows.stop + shift, dtype=tile.dtype)
+    key = torch.arange(keys.start, keys.stop, dtype=tile.dtype)
+    distance = (row[:, None] - key).abs_()
+    tile.addcmul_(distance, slopes, value=-1.0)
+
+
+def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor:
+    """Entries that dropout keeps, bool (b, hk, g, rows, keys)."""
+    row_blocks = torch.arange(rows.start >> 4, (rows.stop + 15) >> 4)
+    key_blocks = torch.arange(keys.start >> 4, (keys.stop + 15) >> 4)
+    head_ids = dropout.head_ids.unflatten(1, (-1, groups))
+    keep = philox.keep_blocks(
+        dropout.seed, dropout.offset, head_ids, row_blocks, key_blocks, dropout.p
+    )
+    row_skip, key_skip = rows.start & 15, keys.start & 15
+    return keep[..., row_skip : row_skip + len(rows), key_skip : key_skip + len(keys)]

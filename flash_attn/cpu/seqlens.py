@@ -1,0 +1,95 @@
+"""Where each packed sequence lies, with the checks on values that only CPU tensors allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sequence:
+    index: int  # in the batch
+    rows: slice  # of the packed queries
+    keys: slice  # of the packed keys; with pages: of the sequence's own positions
+
+    @property
+    def seqlen_q(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def seqlen_k(self) -> int:
+        return self.keys.stop - self.keys.start
+
+
+def sequences(
+    total_q: int,
+    total_k: int | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    page_capacity: int | None = None,
+) -> list[Sequence]:
+    """Sequences of a varlen call, in order.
+
+    total_k is None for paged keys, of which a sequence can hold page_capacity; cu_seqlens_k then
+    gives lengths only.
+    """
+    cu_q = checked_offsets("cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q, "max_seqlen_q")
+    # With seqused_k, cu_seqlens_k delimits slots that may be longer than what is used of them.
+    claim = max_seqlen_k if seqused_k is None and leftpad_k is None else None
+    cu_k = checked_offsets("cu_seqlens_k", cu_seqlens_k, total_k, claim, "max_seqlen_k")
+    batch = len(cu_q) - 1
+    leftpad = [0] * batch if leftpad_k is None else leftpad_k.tolist()
+    used = [cu_k[i + 1] - cu_k[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
+    result = []
+    for i in range(batch):
+        slot = cu_k[i + 1] - cu_k[i] if page_capacity is None else page_capacity
+        _check_used(i, used[i], slot, "seqused_k" if seqused_k is not None else "cu_seqlens_k")
+        if leftpad[i] < 0:
+            raise ValueError(f"leftpad_k[{i}] is {leftpad[i]}; expected 0 or more")
+        start = (cu_k[i] if page_capacity is None else 0) + leftpad[i]
+        length = max(0, used[i] - leftpad[i])
+        if length > int(max_seqlen_k):
+            raise ValueError(
+                f"max_seqlen_k is {int(max_seqlen_k)}, but sequence {i} has {length} keys; "
+                "expected max_seqlen_k to be at least the longest sequence"
+            )
+        result.append(Sequence(i, slice(cu_q[i], cu_q[i + 1]), slice(start, start + length)))
+    return result
+
+
+def _check_used(index: int, used: int, slot: int, name: str) -> None:
+    if used > slot:
+        raise ValueError(f"{name} gives sequence {index} {used} keys; expected at most {slot}")
+
+
+def checked_offsets(
+    name: str, cu_seqlens: Tensor, total: int | None, max_seqlen: int | None, max_name: str
+) -> list[int]:
+    """cu_seqlens as a list that starts at 0, never decreases, and stays within total."""
+    offsets = cu_seqlens.tolist()
+    if not offsets:
+        raise ValueError(f"{name} is empty; expected batch + 1 entries, the first of them 0")
+    if offsets[0] != 0:
+        raise ValueError(f"{name}[0] is {offsets[0]}; expected 0")
+    longest = 0
+    for i in range(len(offsets) - 1):
+        length = offsets[i + 1] - offsets[i]
+        if length < 0:
+            raise ValueError(
+                f"{name} decreases from {offsets[i]} to {offsets[i + 1]} at entry {i + 1}; "
+                "expected cumulative lengths that never decrease"
+            )
+        longest = max(longest, length)
+    if total is not None and offsets[-1] > total:
+        raise ValueError(f"{name}[-1] is {offsets[-1]}; expected at most the {total} rows packed")
+    if max_seqlen is not None and longest > int(max_seqlen):
+        raise ValueError(
+            f"{max_name} is {int(max_seqlen)}, but {name} holds a sequence of {longest}; "
+            f"expected {max_name} to be at least the longest sequence"
+        )
+    return offsets

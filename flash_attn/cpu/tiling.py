@@ -1,0 +1,83 @@
+"""How a call is cut: parts (some sequences x some key heads), row tiles, key tiles.
+
+Query heads that share a key head are stacked into the rows of one matrix, so grouped heads cost
+neither a copy of K and V nor more, smaller products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .scores import Scores, visible_keys
+
+# Measured on two AVX-512 cores: 256 x 512 products run at full speed, and a few of them together
+# (four: 2 MiB of fp32 scores) still fit the caches while Python's overhead stays under 5%.
+ROWS = 256
+KEYS = 512
+TILE_ENTRIES = 4 * ROWS * KEYS
+
+
+def row_step(groups: int) -> int:
+    """Rows of a tile, a multiple of 16 so that tiles hold whole blocks of dropout bits."""
+    return max(16, ROWS // groups // 16 * 16)
+
+
+def key_step(groups: int, rows: int) -> int:
+    """Keys of a tile: longer for the few rows of decoding."""
+    stacked = groups * min(rows, row_step(groups))
+    return KEYS * max(1, ROWS // (2 * stacked))
+
+
+def parts(batch: int, kv_heads: int, groups: int, seqlen_q: int, seqlen_k: int, one_sequence: bool):
+    """Yields (sequences, key heads) slices whose tiles together hold about TILE_ENTRIES scores."""
+    rows = groups * min(seqlen_q, row_step(groups))
+    pairs = max(1, TILE_ENTRIES // (rows * min(seqlen_k, key_step(groups, seqlen_q))))
+    head_step = min(kv_heads, pairs)
+    batch_step = 1 if one_sequence else max(1, pairs // kv_heads)
+    for b in range(0, batch, batch_step):
+        for h in range(0, kv_heads, head_step):
+            yield slice(b, min(b + batch_step, batch)), slice(h, min(h + head_step, kv_heads))
+
+
+def row_tiles(seqlen_q: int, groups: int) -> Iterator[range]:
+    step = row_step(groups)
+    for start in range(0, seqlen_q, step):
+        yield range(start, min(start + step, seqlen_q))
+
+
+def key_tiles(scores: Scores, rows: range, shift: int, seqlen_k: int, step: int) -> Iterator[range]:
+    """Key tiles that the rows see; fully hidden ones never appear."""
+    first, end = visible_keys(scores, rows, shift, seqlen_k)
+    # A function of the row tile alone, whatever the batch; aligned to blocks of dropout bits.
+    for start in range(first & ~15, end, step):
+        yield range(start, min(start + step, end))
+
+
+def keys_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(b, s, hk, d) -> (b * hk, s, d) in the accumulation type; a view where that is possible."""
+    b, s, hk, d = x.shape
+    x = x.transpose(1, 2)
+    if x.dtype != dtype:
+        x = x.to(dtype, memory_format=torch.contiguous_format)
+    return x.reshape(b * hk, s, d)
+
+
+def stacked_rows(x: Tensor, kv_heads: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """(b, r, hk * g, d) -> (b * hk, g * r, d): a fresh, scaled copy in the accumulation type."""
+    b, r, h, d = x.shape
+    groups = h // kv_heads
+    stacked = torch.empty((b, kv_heads, groups, r, d), dtype=dtype)
+    stacked.copy_(x.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4))
+    stacked = stacked.view(b * kv_heads, groups * r, d)
+    return stacked.mul_(scale) if scale != 1.0 else stacked
+
+
+def unstack_rows(stacked: Tensor, like: Tensor, kv_heads: int) -> None:
+    """Writes (b * hk, g * r, d) back into like (b, r, hk * g, d)."""
+    b, r, h, d = like.shape
+    groups = h // kv_heads
+    source = stacked.view(b, kv_heads, groups, r, d).permute(0, 3, 1, 2, 4)
+    like.unflatten(2, (kv_heads, groups)).copy_(source)
