@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flash_attn import _packed, backend
 
@@ -45,13 +44,20 @@ class _Attention(torch.autograd.Function):
         return out, lse, S_dmask, rng_state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None, *_):
         if ctx.forward_only:
             names = " and ".join(ctx.forward_only)
             raise NotImplementedError(f"flash_attn: there is no backward through {names}")
         if dout is None and dlse is None:
             return (None,) * 5
+        with torch.no_grad():
+            gradients = _Attention.gradients(ctx, dout, dlse)
+        # With create_graph=True: an error if, and only if, somebody differentiates them.
+        return _no_second_derivative(gradients) if torch.is_grad_enabled() else gradients
+
+    @staticmethod
+    def gradients(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        """dq, dk, dv, ds_aux, None."""
         q, k, v, out, lse, s_aux, *tensors = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
@@ -62,6 +68,13 @@ class _Attention(torch.autograd.Function):
             **dict(zip(ctx.tensor_names, tensors)), dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
         )  # fmt: skip
         return dq, dk, dv, ds_aux, None
+
+
+def _no_second_derivative(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    wanted = [x.detach().requires_grad_() for x in gradients if x is not None]
+    message = b"flash_attn has no second derivative"
+    delayed = iter(torch._C._functions.DelayedError(message, len(wanted))(*wanted))
+    return tuple(None if x is None else next(delayed) for x in gradients)
 
 
 def rows_contiguous(x: Tensor) -> Tensor:

@@ -74,7 +74,6 @@ def _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity: int) -> int:
         heads_kv, head_dim = cache.shape[-2:]
         _rank(x, name, layout)
         _like(x, name, q)
-        checks._aligned(x, name)
         if x.shape[0] != q.shape[0] or x.shape[2] != heads_kv or x.shape[3] != head_dim:
             expected = f"({q.shape[0]}, seqlen_new, {heads_kv}, {head_dim})"
             raise _bad_shape(x, name, expected)

@@ -21,7 +21,6 @@ from flash_attn import backend
 MAX_HEAD_DIM = 256
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
-_DEVICES = ("cpu", "cuda", "meta")
 
 
 def _tensor(x: Any, name: str) -> None:
@@ -40,11 +39,13 @@ def _rank(x: Tensor, name: str, layout: str) -> None:
 
 
 def _like(x: Tensor, name: str, q: Tensor) -> None:
-    """Same dtype and device as q, rows that are contiguous."""
+    """dtype and device of q, contiguous rows, an address that can be loaded from."""
     if x.dtype != q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
     _on_device_of(x, name, q)
     _unit_stride(x, name)
+    if not torch.compiler.is_compiling():  # the address is not known yet
+        _aligned(x, name)
 
 
 def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
@@ -53,22 +54,24 @@ def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
 
 
 def _unit_stride(x: Tensor, name: str) -> None:
-    if x.stride(-1) != 1 and x.shape[-1] > 1:
+    if x.stride()[-1] != 1 and x.shape[-1] > 1:
         raise ValueError(
             f"{name}: got strides {x.stride()}; the last one must be 1 (call .contiguous())"
         )
 
 
 def _device_and_dtype(q: Tensor) -> None:
-    kind = q.device.type
-    if kind not in _DEVICES:
+    if q.is_cuda:
+        accepted = _GPU_DTYPES
+        if not torch.compiler.is_compiling() and _has_memory(q):
+            backend.check_gpu(q.device)
+    elif q.is_cpu or q.is_meta:
+        accepted = _DTYPES
+    else:
         raise ValueError(f"q: got device {q.device}; accepted are cpu and cuda")
-    accepted = _GPU_DTYPES if kind == "cuda" else _DTYPES
     if q.dtype not in accepted:
         names = ", ".join(str(dtype) for dtype in accepted)
-        raise ValueError(f"q: got dtype {q.dtype}; accepted on {kind} are {names}")
-    if kind == "cuda" and not torch.compiler.is_compiling() and _has_memory(q):
-        backend.check_gpu(q.device)
+        raise ValueError(f"q: got dtype {q.dtype}; accepted on {q.device.type} are {names}")
 
 
 def _has_memory(x: Tensor) -> bool:
@@ -80,56 +83,27 @@ def _aligned(x: Tensor, name: str) -> None:
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
-    if torch.compiler.is_compiling() or not _has_memory(x):
-        return  # the address is not known yet
-    size = x.element_size()
+    if not _has_memory(x):
+        return
+    size, address = x.itemsize, x.data_ptr()
     if not x.is_cuda:
-        if x.data_ptr() % size:
-            raise ValueError(
-                f"{name}: got address {x.data_ptr():#x}; a multiple of {size} bytes is needed"
-            )
+        if address % size:
+            raise ValueError(f"{name}: got address {address:#x}; a multiple of {size} is needed")
         return
-    if x.shape[-1] % 8:
+    shape = x.shape
+    if shape[-1] % 8:
         return
-    if x.data_ptr() % 16:
+    if address % 16:
         raise ValueError(
-            f"{name}: got address {x.data_ptr():#x}; on CUDA a multiple of 16 bytes is needed "
+            f"{name}: got address {address:#x}; on CUDA a multiple of 16 bytes is needed "
             "(call .clone())"
         )
-    for length, stride in zip(x.shape[:-1], x.stride()[:-1]):
+    for length, stride in zip(shape[:-1], x.stride()):
         if length > 1 and stride * size % 16:
             raise ValueError(
                 f"{name}: got strides {x.stride()} of {size}-byte elements; on CUDA every row must "
                 "start at a multiple of 16 bytes (call .contiguous())"
             )
-
-
-def _qkv(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
-    """dtype, device, strides, heads, head_dim of q and of what it attends to; ranks are known."""
-    _device_and_dtype(q)
-    _unit_stride(q, "q")
-    _like(k, k_name, q)
-    _like(v, v_name, q)
-    if k.shape[:-1] != v.shape[:-1]:
-        raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k.shape)}, up to head_dim,")
-    heads, head_dim = q.shape[-2:]
-    heads_kv, head_dim_k = k.shape[-2:]
-    if head_dim != head_dim_k:
-        raise ValueError(
-            f"{k_name}: got head_dim {head_dim_k} (shape {tuple(k.shape)}); it must be that of q, "
-            f"{head_dim}"
-        )
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"q: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
-    if not 1 <= v.shape[-1] <= MAX_HEAD_DIM:
-        raise ValueError(f"{v_name}: got head_dim {v.shape[-1]}; accepted are 1 to {MAX_HEAD_DIM}")
-    if heads_kv < 1 or heads % heads_kv:
-        raise ValueError(
-            f"{k_name}: got {heads_kv} heads; a divisor of the {heads} heads of q is needed"
-        )
-    _aligned(q, "q")
-    _aligned(k, k_name)
-    _aligned(v, v_name)
 
 
 DENSE_Q = "(batch, seqlen_q, heads, head_dim)"
@@ -150,9 +124,29 @@ def operands(
     v_name: str = "v",
 ) -> None:
     """The three tensors every call has; the layouts are those above."""
-    for x, name, layout in ((q, "q", q_layout), (k, k_name, kv_layout), (v, v_name, kv_layout)):
-        _rank(x, name, layout)
-    _qkv(q, k, v, k_name, v_name)
+    _rank(q, "q", q_layout)
+    _rank(k, k_name, kv_layout)
+    _rank(v, v_name, kv_layout)
+    _device_and_dtype(q)
+    _like(q, "q", q)
+    _like(k, k_name, q)
+    _like(v, v_name, q)
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
+        raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
+    heads, heads_k = q_shape[-2], k_shape[-2]
+    if heads_k < 1 or heads % heads_k:
+        raise ValueError(
+            f"{k_name}: got {heads_k} heads; a divisor of the {heads} heads of q is needed"
+        )
+    if q_shape[-1] != k_shape[-1]:
+        raise ValueError(
+            f"{k_name}: got head_dim {k_shape[-1]} (shape {tuple(k_shape)}); it must be that of q, "
+            f"{q_shape[-1]}"
+        )
+    for name, shape in (("q", q_shape), (v_name, v_shape)):
+        if not 1 <= shape[-1] <= MAX_HEAD_DIM:
+            raise ValueError(f"{name}: got head_dim {shape[-1]}; accepted are 1 to {MAX_HEAD_DIM}")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -315,4 +309,3 @@ def backward(
         if x.shape != like.shape:
             raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
         _like(x, name, q)
-        _aligned(x, name)
