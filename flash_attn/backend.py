@@ -46,14 +46,18 @@ def load() -> None:
 
 
 def _explain_import_error(path: Path, message: str) -> str:
+    if torch.version.cuda is None:
+        return (
+            f"this torch ({torch.__version__}) has no CUDA, so {path.name} does not load: {message}"
+        )
     reason = f"{path} does not load: {message}"
     runtime = re.search(r"libcudart\.so\.(\d+)", message)
     if runtime is None:
         return reason
-    built_for = runtime.group(1)
-    if torch.version.cuda is None:
-        return f"{reason} (built for CUDA {built_for}; this torch {torch.__version__} has no CUDA)"
-    return f"{reason} (built for CUDA {built_for}; this torch uses CUDA {torch.version.cuda})"
+    return (
+        f"{reason} (it was built for CUDA {runtime.group(1)}; torch {torch.__version__} uses CUDA "
+        f"{torch.version.cuda}: install a build for the same CUDA major version)"
+    )
 
 
 def cuda_problem() -> str:
