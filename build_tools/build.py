@@ -20,8 +20,8 @@ from build_tools.plan import REQUEST, Plan, make_plan
 from build_tools.probe import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
-# One nvcc run for one architecture of one attention kernel, on a 2-core machine; for the estimate.
-SECONDS_PER_TARGET = 25
+# One nvcc run for one kernel file on one core, nearly all of it the front end; for the estimate.
+SECONDS_PER_FILE = 25
 # The release the table's register counts were taken with. Another compiler may spill a few bytes
 # more, which is no reason to refuse an installation; there lost speed is only reported.
 STRICT_NVCC = (13, 0)
@@ -69,12 +69,11 @@ def _sources(plan: Plan, folder: Path) -> Sources:
 
 
 def _announce(sources: Sources, jobs: int, toolchain: Toolchain) -> None:
-    targets = sum(len(source.gencode) for source in sources.kernels)
-    minutes = max(1, round(targets * SECONDS_PER_TARGET / jobs / 60))
+    minutes = max(1, round(len(sources.kernels) * SECONDS_PER_FILE / jobs / 60))
     cache = "with ccache" if toolchain.ccache else "without ccache"
     print(
-        f"flash-attn: {len(sources.kernels)} kernel files ({targets} targets), "
-        f"{len(sources.host)} host files, {jobs} at a time "
+        f"flash-attn: {len(sources.kernels)} kernels, {len(sources.host)} host files, "
+        f"{jobs} at a time "
         f"({resources.cores()} cores, {resources.available_gib():.0f} GiB free), {cache}; "
         f"about {minutes} min if nothing is built yet.",
         flush=True,
@@ -90,9 +89,7 @@ def _run_ninja(ninja_file: Path, jobs: int) -> None:
     command = [*ninja_command(), "-f", str(ninja_file), "-j", str(jobs)]
     status = {"NINJA_STATUS": "[%f/%t, %es] "}
     if subprocess.run(command, cwd=ROOT, env={**os.environ, **status}).returncode:
-        raise BuildError(
-            "The kernels did not compile; the message of the first failure is above."
-        )
+        raise BuildError("The kernels did not compile; the message of the first failure is above.")
 
 
 def ninja_command() -> list[str]:

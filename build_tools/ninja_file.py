@@ -26,7 +26,9 @@ ABI_FLAGS = ["-DPy_LIMITED_API=0x030a0000", "-DUSE_CUDA",
              f"-DTORCH_TARGET_VERSION=0x{MIN_TORCH[0]:02x}{MIN_TORCH[1]:02x}{0:012x}"]  # fmt: skip
 # --no-as-needed: the library refers to libtorch's registrations only through static initialisers,
 # and the linker would drop what it sees no symbol used of.
-LINK_FLAGS = ["-shared", "-Wl,--no-as-needed", "-Wl,--exclude-libs,ALL", "-Wl,-O1", "-s"]
+# -lstdc++ comes first because libtorch exports stray copies of the C++ library's templates.
+LINK_FLAGS = ["-shared", "-s", "-Wl,-O1", "-Wl,--version-script=build_tools/exports.map",
+              "-Wl,--no-as-needed", "-lstdc++"]  # fmt: skip
 # Where pip puts libcudart beside torch, so that the library also loads before torch's CUDA does.
 RUNTIME_PATHS = ["$$ORIGIN/../nvidia/cu13/lib", "$$ORIGIN/../nvidia/cuda_runtime/lib"]
 
@@ -187,7 +189,7 @@ class NinjaFile:
 
     def _link_rule(self) -> list[str]:
         torch_lib = self._rel(self.tools.torch_root / "lib")
-        flags = [*LINK_FLAGS, *(f"-Wl,-rpath,{path}" for path in RUNTIME_PATHS)]
+        flags = [*LINK_FLAGS, *(f"'-Wl,-rpath,{path}'" for path in RUNTIME_PATHS)]
         flags += [f"-L{torch_lib}", "-ltorch", "-ltorch_cpu", "-lc10", str(self.tools.cudart)]
         return [
             "rule link",
@@ -212,4 +214,5 @@ class NinjaFile:
             objects.append(self._rel(object_path(self.folder, path)))
             lines.append(f"build {objects[-1]}: host {self._rel(path)}")
         target = self._rel(library)
-        return [*lines, f"build {target}: link {' '.join(objects)}", f"default {target}"]
+        inputs = f"{' '.join(objects)} | build_tools/exports.map"
+        return [*lines, f"build {target}: link {inputs}", f"default {target}"]

@@ -1,0 +1,115 @@
+"""Checks that a wheel keeps its promise: any Python >= 3.10 and any torch >= 2.10.
+
+`python -m build_tools.check_wheel dist/*.whl`. Each symbol the library takes from elsewhere must
+belong to torch's stable C interface, CUDA's runtime, Python's limited API, or the C and C++
+libraries; one mangled name of c10, at or torch would tie it to the torch it was built with.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+EXTENSION = "flash_attn/_C.abi3.so"
+TAG = "cp310-abi3-linux_x86_64"
+INIT = "PyInit__C"
+
+ALLOWED = {
+    "torch's stable C interface": re.compile(r"(aoti_torch_|torch_)[a-z0-9_]+$"),
+    "CUDA runtime": re.compile(r"(__)?cuda[A-Z]\w*$"),
+    # Names with a leading underscore are private, but for a few that the limited API's macros use.
+    "Python limited API": re.compile(
+        r"Py[A-Z]\w*$|_Py_(Dealloc|NoneStruct|TrueStruct|FalseStruct)$"
+    ),
+}
+# The dynamic linker's and compiler's own; weak, so that they may be absent.
+RUNTIME = re.compile(r"(_ITM_\w+|__gmon_start__|__cxa_finalize)$")
+SYSTEM_VERSION = re.compile(r"@+(GLIBC|GLIBCXX|CXXABI|GCC)_[\w.]+$")
+
+
+@dataclass(frozen=True)
+class Symbols:
+    undefined: list[str]
+    exported: list[str]
+
+
+def read_symbols(library: Path) -> Symbols:
+    lines = subprocess.run(
+        ["nm", "--dynamic", "--with-symbol-versions", str(library)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    undefined, exported = [], []
+    for line in lines:
+        kind, name = line.split()[-2:]
+        (undefined if kind in "Uwv" else exported).append(name)
+    return Symbols(undefined, exported)
+
+
+def foreign(undefined: list[str]) -> list[str]:
+    """The symbols that no allowed library has."""
+    return [name for name in undefined if not _allowed(name)]
+
+
+def _allowed(name: str) -> bool:
+    if SYSTEM_VERSION.search(name):
+        return True
+    bare = name.split("@")[0]
+    return bool(RUNTIME.match(bare)) or any(p.match(bare) for p in ALLOWED.values())
+
+
+def problems(library: Path) -> list[str]:
+    symbols = read_symbols(library)
+    found = [f"depends on {name}, not a stable interface" for name in foreign(symbols.undefined)]
+    others = [name for name in symbols.exported if name.split("@")[0] != INIT]
+    found += [f"exports {name}, but only {INIT} should be visible" for name in others]
+    if INIT not in {name.split("@")[0] for name in symbols.exported}:
+        found.append(f"does not export {INIT}")
+    return found
+
+
+def system_needs(library: Path) -> str:
+    """The newest version of each system library's symbols, e.g. "GLIBC 2.34, GLIBCXX 3.4.30"."""
+    newest: dict[str, tuple[int, ...]] = {}
+    for name in read_symbols(library).undefined:
+        version = re.search(r"@+(GLIBC|GLIBCXX|CXXABI)_([\d.]+)$", name)
+        if version:
+            number = tuple(map(int, version[2].split(".")))
+            newest[version[1]] = max(number, newest.get(version[1], (0,)))
+    return ", ".join(f"{name} {'.'.join(map(str, v))}" for name, v in sorted(newest.items()))
+
+
+def check(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        if wheel.name.endswith("-py3-none-any.whl"):
+            return [f"is pure Python, but contains {name}" for name in libraries]
+        found = [] if wheel.name.endswith(f"-{TAG}.whl") else [f"is not tagged {TAG}"]
+        if libraries != [EXTENSION]:
+            return [*found, f"contains {libraries}, not just {EXTENSION}"]
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(archive.extract(EXTENSION, folder))
+            print(f"{wheel.name}: needs {system_needs(library)}")
+            return found + problems(library)
+
+
+def main(argv: list[str]) -> int:
+    if not argv:
+        print(__doc__, file=sys.stderr)
+        return 2
+    failed = False
+    for wheel in map(Path, argv):
+        sentences = check(wheel)
+        failed |= bool(sentences)
+        print(*(f"{wheel.name} {sentence}" for sentence in sentences or ["is fine"]), sep="\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
