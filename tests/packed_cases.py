@@ -70,7 +70,8 @@ def pack(case: Case, lengths: tuple[list[int], list[int]], device, spare: int = 
     batch = len(lengths[0])
 
     def rows(total, heads, dim, role):
-        x = values(case.kind, (1, total, heads, dim), role, gen)[0]
+        kind = "normal" if role == "dout" else case.kind
+        x = values(kind, (1, total, heads, dim), role, gen)[0]
         return tail(x.to(case.dtype).to(device), spare)
 
     slopes = s_aux = keep = None

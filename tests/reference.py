@@ -49,11 +49,11 @@ def repeat_heads(x: Tensor, heads_q: int) -> Tensor:
     return x.repeat_interleave(heads_q // x.shape[2], dim=2)
 
 
-def softmax_with_sink(scores: Tensor, mask: Tensor, s_aux: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Probabilities (b, h, sq, sk) and log-sum-exp (b, h, sq) of masked scores.
+def with_sink(scores: Tensor, mask: Tensor, s_aux: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Masked scores and one more column, the sink (b, h, sq, sk + 1); rows with anything in them.
 
-    The sink is one more column, -inf when there is none, so a row without a single key and an
-    empty key sequence need no case of their own beyond "the row has nothing finite".
+    The sink is -inf when there is none, so a row without a single key and an empty key sequence
+    need no case of their own: their columns are set to 0, and row_used (b, h, sq, 1) tells.
     """
     b, h, seqlen_q, _ = scores.shape
     sink = scores.new_full((h,), MINUS_INF) if s_aux is None else s_aux.to(scores.dtype)
@@ -61,7 +61,12 @@ def softmax_with_sink(scores: Tensor, mask: Tensor, s_aux: Tensor | None) -> tup
     columns = torch.cat([scores.masked_fill(~mask, MINUS_INF), sink], dim=-1)
     # Not `isfinite`: a NaN or +inf score has to reach the result.
     row_used = (columns != MINUS_INF).any(-1, keepdim=True)
-    columns = torch.where(row_used, columns, torch.zeros_like(columns))
+    return torch.where(row_used, columns, torch.zeros_like(columns)), row_used
+
+
+def softmax_with_sink(scores: Tensor, mask: Tensor, s_aux: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Probabilities (b, h, sq, sk) and log-sum-exp (b, h, sq) of masked scores."""
+    columns, row_used = with_sink(scores, mask, s_aux)
     lse = torch.logsumexp(columns, dim=-1)
     probs = torch.exp(columns - lse[..., None])[..., :-1]
     probs = torch.where(mask & row_used, probs, torch.zeros_like(probs))
@@ -118,7 +123,11 @@ def standard_attention(
     dropout_p: float = 0.0,
     keep_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same three values with every tensor in q's dtype, and the softmax in float32."""
+    """The same three values with every tensor in q's dtype, the lse at least float32.
+
+    torch.softmax computes in float32 inside and keeps its result in the dtype, for its backward
+    too: that is what users who write attention by hand get.
+    """
     dtype = q.dtype
     seqlen_q, heads, seqlen_k = q.shape[1], q.shape[2], k.shape[1]
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -129,9 +138,11 @@ def standard_attention(
     if alibi_slopes is not None:
         scores = scores + alibi_bias(alibi_slopes, seqlen_q, seqlen_k).to(dtype)
     mask = visible_mask(seqlen_q, seqlen_k, causal, window_size, q.device)
-    softmax_dtype = torch.promote_types(dtype, torch.float32)
-    probs, lse = softmax_with_sink(scores.to(softmax_dtype), mask, s_aux)
-    probs = probs.to(dtype)
+    columns, row_used = with_sink(scores, mask, s_aux)
+    probs = torch.softmax(columns, dim=-1)[..., :-1]
+    probs = torch.where(mask & row_used, probs, torch.zeros_like(probs))
+    lse = torch.logsumexp(columns.to(torch.promote_types(dtype, torch.float32)), dim=-1)
+    lse = torch.where(row_used[..., 0], lse, torch.full_like(lse, MINUS_INF))
     dropped = probs
     if dropout_p > 0:
         dropped = torch.where(keep_mask, probs / (1 - dropout_p), torch.zeros_like(probs))
