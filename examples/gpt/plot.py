@@ -1,0 +1,95 @@
+"""One picture of the run: the loss, and attention's time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # a file, on machines without a display
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter
+
+from examples.gpt.measure import Point
+
+FLASH, STANDARD, MUTED = "#1f6feb", "#d1603d", "#9aa4b2"
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11,
+    "axes.titlepad": 12,
+    "grid.color": "#e8ebef",
+    "grid.linewidth": 0.8,
+    "font.size": 10,
+    "xtick.color": "#57606a",
+    "ytick.color": "#57606a",
+    "axes.labelcolor": "#57606a",
+    "legend.frameon": False,
+}
+
+
+def plot(
+    path: Path,
+    losses: list[tuple[float, float]],
+    held_out: list[tuple[float, float]],
+    sweeps: dict[str, list[Point]],
+    subtitle: str,
+) -> None:
+    """``losses`` and ``held_out`` are (million bytes seen, loss); ``sweeps`` by name."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 3, figsize=(14, 4.4), constrained_layout=True)
+        _plot_loss(axes[0], losses, held_out)
+        _plot_sweep(axes[1], sweeps, "milliseconds", "Attention, forward + backward: time", _time)
+        _plot_sweep(axes[2], sweeps, "megabytes", "Attention: peak memory", _memory)
+        figure.suptitle(subtitle, x=0.008, ha="left", fontsize=9.5, color="#57606a")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _plot_loss(axis, losses, held_out) -> None:
+    seen, loss = zip(*losses, strict=True)
+    axis.plot(seen, loss, color=FLASH, alpha=0.25, linewidth=0.8)
+    axis.plot(seen, _smoothed(loss), color=FLASH, linewidth=2, label="training")
+    axis.plot(*zip(*held_out, strict=True), "o-", color=STANDARD, markersize=4, label="held-out files")
+    axis.set_title("Loss, nats per byte")
+    axis.set_xlabel("million bytes seen")
+    axis.set_ylim(bottom=0.8 * min(loss), top=min(max(loss), 4.5))
+    axis.legend()
+
+
+def _smoothed(values, keep: float = 0.95) -> list[float]:
+    """Exponential average, corrected for its start."""
+    average, weight, smooth = 0.0, 0.0, []
+    for value in values:
+        average, weight = keep * average + (1 - keep) * value, keep * weight + (1 - keep)
+        smooth.append(average / weight)
+    return smooth
+
+
+def _plot_sweep(axis, sweeps: dict[str, list[Point]], field: str, title: str, unit) -> None:
+    for (name, points), color in zip(sweeps.items(), (FLASH, STANDARD)):
+        seqlens, values = [p.seqlen for p in points], [getattr(p, field) for p in points]
+        axis.plot(seqlens, values, "o-", color=color, linewidth=2, markersize=4)
+        place = dict(xytext=(-8, 6), textcoords="offset points", ha="right", color=color)
+        axis.annotate(f"{name}\n{unit(values[-1], None)}", (seqlens[-1], values[-1]), **place)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=10)
+    axis.set_title(title)
+    axis.set_xlabel("sequence length")
+    ticks = sorted({p.seqlen for points in sweeps.values() for p in points})
+    axis.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
+    axis.yaxis.set_major_formatter(FuncFormatter(unit))
+    axis.minorticks_off()
+
+
+def _time(milliseconds: float, _) -> str:
+    return f"{milliseconds / 1e3:g} s" if milliseconds >= 1e3 else f"{milliseconds:.3g} ms"
+
+
+def _memory(megabytes: float, _) -> str:
+    return f"{megabytes / 1024:.3g} GB" if megabytes >= 1024 else f"{megabytes:.3g} MB"
