@@ -2,13 +2,14 @@
 
     python -m examples.train_gpt            (or: make demo)
 
-Nothing is downloaded. Training stops after --seconds, whatever the machine. It runs on the GPU where
-every operation that it needs has a kernel there, and on the CPU otherwise.
+Nothing is downloaded. Training stops after --seconds, whatever the machine. It runs on the GPU
+where every operation that it needs has a kernel there, and on the CPU otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import sys
@@ -72,7 +73,9 @@ def pick_dtype(device: torch.device) -> torch.dtype:
         a @ a @ a
         return time.perf_counter() - start
 
-    return torch.bfloat16 if 1.5 * seconds(torch.bfloat16) < seconds(torch.float32) else torch.float32
+    return (
+        torch.bfloat16 if 1.5 * seconds(torch.bfloat16) < seconds(torch.float32) else torch.float32
+    )
 
 
 class Trainer:
@@ -125,7 +128,8 @@ class Trainer:
                 bar.update(min(100, 100 * progress) - bar.n)
                 speed = seen / (time.perf_counter() - start)
                 bar.set_postfix_str(
-                    f"loss {loss:.2f}, held out {self.held_out[-1][1]:.2f}, {1e3 * speed:.1f}k bytes/s"
+                    f"loss {loss:.2f}, held out {self.held_out[-1][1]:.2f}, "
+                    f"{1e3 * speed:.1f}k bytes/s"
                 )
             bar.update(100 - bar.n)
         self.held_out.append((seen, self.evaluate()))
@@ -143,7 +147,8 @@ def show_generation(trainer: Trainer, dtype: torch.dtype) -> None:
         recomputed = generate(model, PROMPT, 128, dtype=dtype, use_cache=False)
     same = cached.text == recomputed.text
     # Rounding may flip a near tie; after that the texts are different ones.
-    common = len(os.path.commonprefix([cached.text, recomputed.text]))
+    pairs = zip(cached.text, recomputed.text, strict=True)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     rows = min(common + 1, len(cached.logits))
     gap = (cached.logits[:rows] - recomputed.logits[:rows]).abs().max().item()
     print(f"With the KV cache   {sample.tokens_per_second:8.0f} bytes/s")
@@ -176,14 +181,18 @@ def main() -> None:
     started = time.perf_counter()
     device = pick_device()
     dtype = pick_dtype(device)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     trainer = Trainer(args, device, dtype)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     about = f"flash_attn {flash_attn.__version__} on {name}, {str(dtype).removeprefix('torch.')}"
     print(about)
     print(
-        f"A GPT of {parameters / 1e6:.1f}M parameters on {trainer.corpus.bytes / 1e6:.1f} MB of the "
-        f"Python standard library, {args.tokens} bytes per step\n"
+        f"A GPT of {parameters / 1e6:.1f}M parameters on {trainer.corpus.bytes / 1e6:.1f} MB of "
+        f"the Python standard library, {args.tokens} bytes per step\n"
     )
     trainer.run()
     final = trainer.held_out[-1][1]

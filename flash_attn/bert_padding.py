@@ -139,6 +139,6 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The inverse of ``unpad_input``: (total, ...), (total,) -> (batch, seqlen, ...), zero-padded."""
+    """The inverse of ``unpad_input``: (total, ...), (total,) -> (batch, seqlen, ...), else 0."""
     rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return rows.unflatten(0, (batch, seqlen))

@@ -73,7 +73,9 @@ def test_low_precision_logits(dtype):
 def test_module_equals_torch(reduction, smoothing):
     logits, labels = example()
     ours = CrossEntropyLoss(reduction=reduction, label_smoothing=smoothing)(logits, labels)
-    torchs = torch.nn.CrossEntropyLoss(reduction=reduction, label_smoothing=smoothing)(logits, labels)
+    torchs = torch.nn.CrossEntropyLoss(reduction=reduction, label_smoothing=smoothing)(
+        logits, labels
+    )
     torch.testing.assert_close(ours, torchs)
 
 
@@ -99,9 +101,11 @@ def test_ignored_rows_may_hold_nan():
     with torch.no_grad():
         logits[labels == -100] = float("nan")
     losses, _ = cross_entropy_loss(logits, labels, label_smoothing=0.1)
-    assert (losses[labels == -100] == 0).all() and losses.isfinite().all()
+    assert (losses[labels == -100] == 0).all()
+    assert losses.isfinite().all()
     (grad,) = torch.autograd.grad(losses.sum(), logits)
-    assert (grad[labels == -100] == 0).all() and grad.isfinite().all()
+    assert (grad[labels == -100] == 0).all()
+    assert grad.isfinite().all()
 
 
 def test_bad_input():

@@ -1,4 +1,4 @@
-"""The attention module against the plain formula, and its ways of being called against each other."""
+"""The attention module against the plain formula, and its ways to be called against each other."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ def make(**options):
 
 
 def plain_attention(q, k, v, bias):
-    """softmax(q k^T / sqrt(d) + bias) v in float64: (b, s, h, d) x3, bias (h, sq, sk) or (sq, sk)."""
+    """softmax(q k^T / sqrt(d) + bias) v in float64; q, k, v (b, s, h, d), bias ([h,] sq, sk)."""
     groups = q.shape[2] // k.shape[2]
     k, v = (t.repeat_interleave(groups, dim=2) for t in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1]) + bias
@@ -78,7 +78,9 @@ def test_alibi_slopes():
 
 @pytest.mark.parametrize("options", ROTARY)
 @pytest.mark.parametrize("heads_kv", [4, 2])
-@pytest.mark.parametrize("extra", [{}, {"causal": False}, {"dwconv": True}, {"checkpointing": True}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"causal": False}, {"dwconv": True}, {"checkpointing": True}]
+)
 def test_flash_equals_standard_with_gradients(options, heads_kv, extra):
     options = options | extra | {"num_heads_kv": heads_kv}
     flash, standard = make(**options), make(use_flash_attn=False, **options)
@@ -117,7 +119,8 @@ def test_padding_mask():
     torch.testing.assert_close(out[mask], expected[mask], rtol=1e-4, atol=1e-5)
     assert (out[~mask] == 0).all()
     (dx,) = torch.autograd.grad(out.sum(), x)
-    assert (dx[~mask] == 0).all() and (dx[mask] != 0).any()
+    assert (dx[~mask] == 0).all()
+    assert (dx[mask] != 0).any()
 
 
 @pytest.mark.parametrize("use_flash_attn", [True, False])
@@ -138,7 +141,7 @@ def test_packed_cross_attention():
     mha = make(cross_attn=True, causal=False)
     x, x_kv = torch.randn(5, DIM), torch.randn(9, DIM)
     cu_q, cu_k = (torch.tensor(t, dtype=torch.int32) for t in ([0, 2, 5], [0, 6, 9]))
-    lengths = dict(cu_seqlens=cu_q, max_seqlen=3, cu_seqlens_k=cu_k, max_seqlen_k=6)
+    lengths = {"cu_seqlens": cu_q, "max_seqlen": 3, "cu_seqlens_k": cu_k, "max_seqlen_k": 6}
     packed = mha(x, x_kv, **lengths)
     alone = [mha(x[None, :2], x_kv[None, :6])[0], mha(x[None, 2:], x_kv[None, 6:])[0]]
     torch.testing.assert_close(packed, torch.cat(alone), rtol=1e-4, atol=1e-5)
@@ -224,6 +227,6 @@ def test_bad_input():
         make(layer_idx=None)(x, inference_params=state)
     with pytest.raises(RuntimeError, match="no gradient"):
         make()(x, inference_params=state)
+    small = InferenceParams(max_seqlen=4, max_batch_size=2)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens"):
-        small = InferenceParams(max_seqlen=4, max_batch_size=2)
         make(use_flash_attn=False)(x, inference_params=small)

@@ -27,9 +27,12 @@ def test_round_trip(tail, mask_dtype):
     mask = mask_of(LENGTHS)
     packed, indices, cu_seqlens, max_seqlen, seqused = unpad_input(x, mask.to(mask_dtype))
     torch.testing.assert_close(packed, torch.cat([row[:n] for row, n in zip(x, LENGTHS)]))
-    assert cu_seqlens.dtype == torch.int32 and cu_seqlens.tolist() == [0, 3, 3, 8, 9]
-    assert isinstance(max_seqlen, int) and max_seqlen == 5
-    assert seqused.dtype == torch.int32 and seqused.tolist() == LENGTHS
+    assert cu_seqlens.dtype == torch.int32
+    assert cu_seqlens.tolist() == [0, 3, 3, 8, 9]
+    assert isinstance(max_seqlen, int)
+    assert max_seqlen == 5
+    assert seqused.dtype == torch.int32
+    assert seqused.tolist() == LENGTHS
     padded = pad_input(packed, indices, 4, SEQLEN)
     expected = torch.where(mask.view(4, SEQLEN, *[1] * len(tail)), x, 0)
     torch.testing.assert_close(padded, expected)
@@ -41,7 +44,8 @@ def test_unused_tokens_keep_their_place():
     unused = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0]])
     packed, indices, cu_seqlens, max_seqlen, seqused = unpad_input(x, used, unused)
     assert indices.tolist() == [0, 1, 2, 4]
-    assert cu_seqlens.tolist() == [0, 3, 4] and max_seqlen == 3
+    assert cu_seqlens.tolist() == [0, 3, 4]
+    assert max_seqlen == 3
     assert seqused.tolist() == [2, 1]
     torch.testing.assert_close(packed, x.flatten(0, 1)[indices])
 
@@ -79,14 +83,18 @@ def test_concatenated_sequences():
     lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0]])
     packed, indices, cu_seqlens, max_seqlen = unpad_input_for_concatenated_sequences(x, lengths)
     torch.testing.assert_close(packed, torch.cat((x[0, :5], x[1, :4])))
-    assert cu_seqlens.tolist() == [0, 2, 5, 9] and cu_seqlens.dtype == torch.int32
-    assert isinstance(max_seqlen, int) and max_seqlen == 4
+    assert cu_seqlens.tolist() == [0, 2, 5, 9]
+    assert cu_seqlens.dtype == torch.int32
+    assert isinstance(max_seqlen, int)
+    assert max_seqlen == 4
     torch.testing.assert_close(pad_input(packed, indices, 2, 6)[:, :4], x[:, :4])
 
 
 def test_empty_batch():
     packed, indices, cu_seqlens, max_seqlen, _ = unpad_input(torch.randn(0, 4, 2), torch.ones(0, 4))
-    assert packed.shape == (0, 2) and cu_seqlens.tolist() == [0] and max_seqlen == 0
+    assert packed.shape == (0, 2)
+    assert cu_seqlens.tolist() == [0]
+    assert max_seqlen == 0
     assert pad_input(packed, indices, 0, 4).shape == (0, 4, 2)
 
 
@@ -101,6 +109,4 @@ def test_bad_masks():
     with pytest.raises(ValueError, match="unused_mask has shape"):
         unpad_input(torch.randn(2, 4, 3), torch.ones(2, 4), torch.ones(4))
     with pytest.raises(ValueError, match="sums to 5"):
-        unpad_input_for_concatenated_sequences(
-            torch.randn(1, 4, 3), torch.tensor([[2, 3, 0, 0]])
-        )
+        unpad_input_for_concatenated_sequences(torch.randn(1, 4, 3), torch.tensor([[2, 3, 0, 0]]))

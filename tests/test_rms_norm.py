@@ -42,7 +42,7 @@ def check_gradients(outputs, expected, inputs):
 
 @pytest.mark.parametrize("is_rms", [True, False])
 @pytest.mark.parametrize(
-    "with_residual, with_x1, with_rowscale, with_weight1",
+    ("with_residual", "with_x1", "with_rowscale", "with_weight1"),
     [c for c in itertools.product([False, True], repeat=4) if not (c[1] and c[2])],
 )
 def test_formula_and_gradients(is_rms, with_residual, with_x1, with_rowscale, with_weight1):
@@ -73,9 +73,7 @@ def test_formula_and_gradients(is_rms, with_residual, with_x1, with_rowscale, wi
 @pytest.mark.parametrize("is_rms", [True, False])
 def test_zero_centered_weight(is_rms):
     x, weight = tensor(*ROWS, HIDDEN), tensor(HIDDEN)
-    out = layer_norm_fn(
-        x, weight, None, eps=EPS, zero_centered_weight=True, is_rms_norm=is_rms
-    )
+    out = layer_norm_fn(x, weight, None, eps=EPS, zero_centered_weight=True, is_rms_norm=is_rms)
     check_gradients([out], [plain_norm(x, weight + 1, None, is_rms)], [x, weight])
 
 
@@ -90,9 +88,11 @@ def test_dropout_masks(fn):
     expected_z = x * mask / (1 - p) + x1 * mask1 / (1 - p) + residual
     expected = plain_norm(expected_z, weight, None, fn is rms_norm_fn)
     check_gradients([y, z], [expected, expected_z], [x, x1, residual, weight])
-    assert abs(mask.double().mean() - (1 - p)) < 0.05 and not torch.equal(mask, mask1)
+    assert abs(mask.double().mean() - (1 - p)) < 0.05
+    assert not torch.equal(mask, mask1)
     *_, no_mask, no_mask1 = fn(x, weight, None, return_dropout_mask=True)
-    assert no_mask is None and no_mask1 is None
+    assert no_mask is None
+    assert no_mask1 is None
 
 
 @pytest.mark.parametrize("residual_dtype", [None, torch.float32, torch.bfloat16])
@@ -117,10 +117,9 @@ def test_out_dtype_and_preallocated_outputs():
     weight = torch.ones(HIDDEN)
     assert rms_norm_fn(x, weight, None, out_dtype=torch.float32).dtype == torch.float32
     out, residual_out = torch.empty(3, HIDDEN), torch.empty(3, HIDDEN)
-    y, z = rms_norm_fn(
-        x, weight, None, residual, prenorm=True, out=out, residual_out=residual_out
-    )
-    assert y is out and z is residual_out
+    y, z = rms_norm_fn(x, weight, None, residual, prenorm=True, out=out, residual_out=residual_out)
+    assert y is out
+    assert z is residual_out
     torch.testing.assert_close(residual_out, x.float() + residual)
 
 
@@ -150,7 +149,9 @@ def test_dropout_add_norm(is_rms):
     )  # fmt: skip
     expected_z = x * rowscale[:, None] * layerscale * mask / 0.5 + residual
     expected = plain_norm(expected_z, weight, bias, is_rms)
-    check_gradients([y, z], [expected, expected_z], [x, residual, weight, bias, rowscale, layerscale])
+    check_gradients(
+        [y, z], [expected, expected_z], [x, residual, weight, bias, rowscale, layerscale]
+    )
 
 
 @pytest.mark.parametrize("is_rms", [True, False])

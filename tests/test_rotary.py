@@ -166,7 +166,10 @@ def test_scores_depend_on_distance_alone():
     cos, sin = rotary._cos_cached, rotary._sin_cached
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
     scores = [
-        (apply_rotary_emb(q, cos, sin, seqlen_offsets=3 + n) * apply_rotary_emb(k, cos, sin, seqlen_offsets=n)).sum()
+        (
+            apply_rotary_emb(q, cos, sin, seqlen_offsets=3 + n)
+            * apply_rotary_emb(k, cos, sin, seqlen_offsets=n)
+        ).sum()
         for n in (0, 11, 40)
     ]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-5, atol=1e-5)
@@ -182,7 +185,9 @@ def test_module_packed_and_separate_agree(scale_base):
     packed = rotary(qkv.clone(), seqlen_offset=2)
     torch.testing.assert_close(packed, torch.cat((q.unsqueeze(2), kv), dim=2))
     if scale_base is not None:
-        q_alone = apply_rotary_emb(qkv[:, :, 0], rotary._cos_cached, rotary._sin_cached, seqlen_offsets=2)
+        q_alone = apply_rotary_emb(
+            qkv[:, :, 0], rotary._cos_cached, rotary._sin_cached, seqlen_offsets=2
+        )
         torch.testing.assert_close(q, q_alone)
         assert not torch.equal(rotary._cos_cached, rotary._cos_k_cached)
 
@@ -231,7 +236,7 @@ def test_compiles_without_graph_breaks():
 
 def test_bad_input_says_what_and_why():
     cos, sin = angle_tables(positions=4)
-    with pytest.raises(ValueError, match="rotate 16 channels.*head dimension of 8"):
+    with pytest.raises(ValueError, match=r"rotate 16 channels.*head dimension of 8"):
         apply_rotary_emb(torch.randn(1, 2, 1, 8), cos, sin)
     with pytest.raises(ValueError, match="sin has shape"):
         apply_rotary_emb(torch.randn(1, 2, 1, 16), cos, sin[:2])

@@ -48,7 +48,7 @@ class Corpus:
         return [self._pack(self.held_out, draw) for _ in range(count)]
 
     def _pack(self, files: list[bytes], draw: random.Random) -> Packed:
-        """Random pieces of random files, of 64 bytes up to ``max_seqlen``, until the batch is full."""
+        """Random pieces of random files, 64 to ``max_seqlen`` bytes, until the batch is full."""
         weights = [len(f) for f in files]
         pieces, room = [], self.tokens_per_batch
         while room > 0:
@@ -56,7 +56,9 @@ class Corpus:
             longest = min(room, self.max_seqlen, len(file) - 1)
             length = draw.randint(min(64, longest), longest)
             start = draw.randint(0, len(file) - 1 - length)
-            pieces.append(torch.frombuffer(bytearray(file[start : start + length + 1]), dtype=torch.uint8))
+            pieces.append(
+                torch.frombuffer(bytearray(file[start : start + length + 1]), dtype=torch.uint8)
+            )
             room -= length
         lengths = torch.tensor([0] + [len(p) - 1 for p in pieces])
         return Packed(

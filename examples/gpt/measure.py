@@ -35,7 +35,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sweep(
-    attention: Callable, seqlens: list[int], device: torch.device, dtype: torch.dtype, heads: int = 4
+    attention: Callable,
+    seqlens: list[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int = 4,
 ) -> list[Point]:
     """Forward and backward of one sequence, head dimension 64."""
     points = []

@@ -55,7 +55,9 @@ def _plot_loss(axis, losses, held_out) -> None:
     seen, loss = zip(*losses, strict=True)
     axis.plot(seen, loss, color=FLASH, alpha=0.25, linewidth=0.8)
     axis.plot(seen, _smoothed(loss), color=FLASH, linewidth=2, label="training")
-    axis.plot(*zip(*held_out, strict=True), "o-", color=STANDARD, markersize=4, label="held-out files")
+    axis.plot(
+        *zip(*held_out, strict=True), "o-", color=STANDARD, markersize=4, label="held-out files"
+    )
     axis.set_title("Loss, nats per byte")
     axis.set_xlabel("million bytes seen")
     axis.set_ylim(bottom=0.8 * min(loss), top=min(max(loss), 4.5))
@@ -75,7 +77,7 @@ def _plot_sweep(axis, sweeps: dict[str, list[Point]], field: str, title: str, un
     for (name, points), color in zip(sweeps.items(), (FLASH, STANDARD)):
         seqlens, values = [p.seqlen for p in points], [getattr(p, field) for p in points]
         axis.plot(seqlens, values, "o-", color=color, linewidth=2, markersize=4)
-        place = dict(xytext=(-8, 6), textcoords="offset points", ha="right", color=color)
+        place = {"xytext": (-8, 6), "textcoords": "offset points", "ha": "right", "color": color}
         axis.annotate(f"{name}\n{unit(values[-1], None)}", (seqlens[-1], values[-1]), **place)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=10)

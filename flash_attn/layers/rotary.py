@@ -76,7 +76,7 @@ class _Rotate(torch.autograd.Function):
 def _split_packed(packed: Tensor, num_heads_q: int | None) -> list[Tensor]:
     """Views of the q (or nothing) and k heads of a packed tensor; v is left out.
 
-    (..., 3, heads, d) -> [q, k]; (..., heads_q + 2 * heads_k, d) -> [q, k]; (..., 2, heads, d) -> [k].
+    (..., 3, heads, d) or (..., heads_q + 2 * heads_k, d) -> [q, k]; (..., 2, heads, d) -> [k].
     """
     if num_heads_q is None:
         parts = packed.unbind(dim=-3)
@@ -107,7 +107,9 @@ class _RotatePacked(torch.autograd.Function):
 
     @staticmethod
     def rotate(out, packed, num_heads_q, interleaved, angles, conjugate):
-        parts = zip(_split_packed(out, num_heads_q), _split_packed(packed, num_heads_q), strict=True)
+        parts = zip(
+            _split_packed(out, num_heads_q), _split_packed(packed, num_heads_q), strict=True
+        )
         for i, (out_part, part) in enumerate(parts):
             cos, sin = angles[2 * i : 2 * i + 2]
             rotate_into(out_part, part, cos, sin, interleaved, conjugate)
@@ -165,8 +167,8 @@ def apply_rotary_emb_qkv_(
     """Rotate q and k in place in the packed tensor, and return it; differentiable.
 
     Args:
-        qkv: (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_k, head_dim)
-            with ``num_heads_q``; with ``cu_seqlens`` (total, ...) in place of (batch, seqlen, ...).
+        qkv: (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_k,
+            head_dim) with ``num_heads_q``; with ``cu_seqlens`` (total, ...) in place of (batch, seqlen, ...).
         cos, sin: (seqlen_ro, rotary_dim / 2).
         cos_k, sin_k: tables of their own for k (xPos); default ``cos``, ``sin``.
         interleaved, seqlen_offsets, cu_seqlens: as in ``apply_rotary_emb``.
@@ -214,9 +216,7 @@ def apply_rotary_emb_kv_(
     """
     batch_dims = 2 if cu_seqlens is None else 1
     if kv.dim() != batch_dims + 3 or kv.shape[batch_dims] != 2:
-        raise ValueError(
-            f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)"
-        )
+        raise ValueError(f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)")
     check_rotary(kv, cos, sin)
     angles = rotary_angles(kv, cos, sin, seqlen_offsets, cu_seqlens)
     return _RotatePacked.apply(kv, None, interleaved, *angles)
@@ -343,7 +343,11 @@ class RotaryEmbedding(nn.Module):
         cos, sin = self._cos_cached, self._sin_cached
         if cos is None:
             raise ValueError("seqlen_offset is a tensor: pass max_seqlen to size the tables")
-        place = dict(interleaved=self.interleaved, seqlen_offsets=seqlen_offset, cu_seqlens=cu_seqlens)
+        place = {
+            "interleaved": self.interleaved,
+            "seqlen_offsets": seqlen_offset,
+            "cu_seqlens": cu_seqlens,
+        }
         cos_k, sin_k = self._cos_k_cached, self._sin_k_cached
         if kv is None:
             return apply_rotary_emb_qkv_(

@@ -1,4 +1,4 @@
-"""Attention without its projections: through flash attention, and the standard formula beside it."""
+"""Attention without its projections: flash attention, and the standard formula beside it."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class _FlashAttention(nn.Module):
         self.deterministic = deterministic
 
     def _options(self, causal: bool | None) -> dict:
-        return dict(
-            dropout_p=self.drop.p if self.training else 0.0,
-            softmax_scale=self.softmax_scale,
-            causal=self.causal if causal is None else causal,
-            window_size=self.window_size,
-            alibi_slopes=self.alibi_slopes,
-            deterministic=self.deterministic,
-        )
+        return {
+            "dropout_p": self.drop.p if self.training else 0.0,
+            "softmax_scale": self.softmax_scale,
+            "causal": self.causal if causal is None else causal,
+            "window_size": self.window_size,
+            "alibi_slopes": self.alibi_slopes,
+            "deterministic": self.deterministic,
+        }
 
 
 class FlashSelfAttention(_FlashAttention):
@@ -138,8 +138,8 @@ class CrossAttention(nn.Module):
     ) -> Tensor:
         """(batch, seqlen_q, heads, d), (batch, seqlen_k, 2, heads_k, d) -> shape of q.
 
-        ``key_padding_mask`` (batch, seqlen_k) bool is True where a key may be seen. Causal is aligned
-        to the bottom-right corner, as everywhere in this library.
+        ``key_padding_mask`` (batch, seqlen_k) bool is True where a key may be seen. Causal is
+        aligned to the bottom-right corner, as everywhere in this library.
         """
         causal = self.causal if causal is None else causal
         k, v = kv.unbind(dim=2)

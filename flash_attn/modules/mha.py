@@ -60,7 +60,7 @@ class MHA(nn.Module):
         rotary_emb_dim: channels of each head that are rotated; 0 for none.
         rotary_emb_base, rotary_emb_scale_base, rotary_emb_interleaved: see ``RotaryEmbedding``.
         use_alibi, window_size: only with ``use_flash_attn``.
-        fused_bias_fc: accepted for the drop-in; torch's linear adds its bias in the same call anyway.
+        fused_bias_fc: accepted for the drop-in; torch's linear adds its bias in one call anyway.
         use_flash_attn: flash attention, else the standard formula.
         return_residual: forward returns (out, x).
         checkpointing: recompute the attention in backward.
@@ -101,7 +101,9 @@ class MHA(nn.Module):
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
         if num_heads % num_heads_kv:
-            raise ValueError(f"num_heads {num_heads} is not a multiple of num_heads_kv {num_heads_kv}")
+            raise ValueError(
+                f"num_heads {num_heads} is not a multiple of num_heads_kv {num_heads_kv}"
+            )
         if not use_flash_attn and (use_alibi or tuple(window_size) != (-1, -1)):
             raise ValueError("use_alibi and window_size need use_flash_attn=True")
         self.embed_dim = embed_dim
@@ -116,7 +118,7 @@ class MHA(nn.Module):
         self.use_flash_attn = use_flash_attn
         self.return_residual = return_residual
         self.checkpointing = checkpointing
-        where = dict(device=device, dtype=dtype)
+        where = {"device": device, "dtype": dtype}
 
         if rotary_emb_dim > 0:
             self.rotary_emb = RotaryEmbedding(
@@ -138,13 +140,17 @@ class MHA(nn.Module):
         elif dwconv:
             self.dwconv_qkv = self._depthwise(embed_dim + kv_dim, where)
 
-        options = dict(causal=causal, softmax_scale=softmax_scale, attention_dropout=dropout)
+        options = {"causal": causal, "softmax_scale": softmax_scale, "attention_dropout": dropout}
         if use_flash_attn:
             slopes = get_alibi_slopes(num_heads) if use_alibi else None
             options["window_size"] = tuple(window_size)
-            options["alibi_slopes"] = None if slopes is None else torch.tensor(slopes, device=device)
+            options["alibi_slopes"] = (
+                None if slopes is None else torch.tensor(slopes, device=device)
+            )
         self.inner_attn = (FlashSelfAttention if use_flash_attn else SelfAttention)(**options)
-        self.inner_cross_attn = (FlashCrossAttention if use_flash_attn else CrossAttention)(**options)
+        self.inner_cross_attn = (FlashCrossAttention if use_flash_attn else CrossAttention)(
+            **options
+        )
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=out_proj_bias, **where)
 
     @staticmethod
@@ -186,7 +192,9 @@ class MHA(nn.Module):
         Returns:
             the shape of x (of the subset), or (out, x) with ``return_residual``.
         """
-        self._check_call(x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params)
+        self._check_call(
+            x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params
+        )
         if self.use_flash_attn and key_padding_mask is not None:
             out = self._forward_padded(x, key_padding_mask, kwargs)
             return (out, x) if self.return_residual else out
@@ -217,7 +225,9 @@ class MHA(nn.Module):
         if cu_seqlens is not None and (max_seqlen is None or not self.use_flash_attn):
             raise ValueError("cu_seqlens needs max_seqlen and use_flash_attn=True")
         if cu_seqlens is not None and key_padding_mask is not None:
-            raise ValueError("cu_seqlens and key_padding_mask both given; packed rows have no padding")
+            raise ValueError(
+                "cu_seqlens and key_padding_mask both given; packed rows have no padding"
+            )
         if not self.cross_attn and (x_kv is not None or mixer_subset is not None):
             raise ValueError("x_kv and mixer_subset need cross_attn=True")
         if self.use_flash_attn and self.cross_attn and key_padding_mask is not None:
@@ -321,11 +331,11 @@ class MHA(nn.Module):
         if rotary.scale is not None:
             return {}
         rotary._update_cos_sin_cache(positions, like.device, like.dtype)
-        return dict(
-            rotary_cos=rotary._cos_cached,
-            rotary_sin=rotary._sin_cached,
-            rotary_interleaved=rotary.interleaved,
-        )
+        return {
+            "rotary_cos": rotary._cos_cached,
+            "rotary_sin": rotary._sin_cached,
+            "rotary_interleaved": rotary.interleaved,
+        }
 
     def _attend_cache_standard(
         self, q: Tensor, kv: Tensor, cache: Tensor, offset: int | Tensor

@@ -1,8 +1,8 @@
 """Rotation of channel pairs by position-dependent angles, forward and inverse.
 
-Rotary position embedding (Su et al. 2021, arXiv:2104.09864) turns the pair of channels (x1, x2) at
-position p by the angle p * theta. The rotation is orthogonal, so its gradient is the rotation by the
-opposite angle (``conjugate=True``).
+Rotary position embedding (Su et al. 2021, arXiv:2104.09864) turns the pair of channels (x1, x2)
+at position p by the angle p * theta. The rotation is orthogonal, so its gradient is the rotation
+by the opposite angle (``conjugate=True``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ __all__ = ["apply_rotary", "check_rotary", "rotary_angles", "rotate_into"]
 def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Raise ValueError unless the tables fit the head dimension of ``x`` (..., heads, head_dim)."""
     if cos.shape != sin.shape:
-        raise ValueError(f"sin has shape {tuple(sin.shape)}, cos has {tuple(cos.shape)}: they differ")
+        raise ValueError(
+            f"sin has shape {tuple(sin.shape)}, cos has {tuple(cos.shape)}: they differ"
+        )
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"cos has {cos.shape[-1]} columns, which rotate {2 * cos.shape[-1]} channels, "
@@ -66,7 +68,9 @@ def rotary_angles(
         rows = slice(seqlen_offsets, end)
         return cos[None, rows, None], sin[None, rows, None]
     if positions.device.type == "cpu" and positions.numel() and int(positions.max()) >= seqlen_ro:
-        raise ValueError(f"cos has {seqlen_ro} positions; this call needs {int(positions.max()) + 1}")
+        raise ValueError(
+            f"cos has {seqlen_ro} positions; this call needs {int(positions.max()) + 1}"
+        )
     return cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2)
 
 

@@ -67,7 +67,9 @@ class _CrossEntropy(torch.autograd.Function):
         sums = torch.zeros(2, logits.shape[0], dtype=wide, device=logits.device)
         for rows in _row_chunks(logits):
             chunk = _scaled(logits[rows], logit_scale)
-            lse[rows] = torch.logsumexp(chunk, 1) if precomputed_lse is None else precomputed_lse[rows]
+            lse[rows] = (
+                torch.logsumexp(chunk, 1) if precomputed_lse is None else precomputed_lse[rows]
+            )
             target = chunk.gather(1, column[rows].clamp(min=0)[:, None])[:, 0]
             sums[0, rows] = torch.where(here[rows], target, 0)
             if smoothing:

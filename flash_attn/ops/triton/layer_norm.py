@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm with what surrounds them in a transformer block: dropout, residual, cast.
 
-``z = dropout(x * rowscale) + dropout(x1) + residual``;  ``y = norm(z)``. Sums and norms are fp32 (fp64
-for fp64), and z is rounded only where it is returned. RMSNorm: Zhang & Sennrich 2019,
+``z = dropout(x * rowscale) + dropout(x1) + residual``;  ``y = norm(z)``. Sums and norms are
+fp32 (fp64 for fp64), and z is rounded only where it is returned. RMSNorm: Zhang & Sennrich 2019,
 arXiv:1910.07467.
 """
 
@@ -113,8 +113,10 @@ def layer_norm_fn(
     alone = residual is None and x1 is None and rowscale is None and dropout_p == 0.0
     mask = mask1 = None
     # With nothing to add, torch's own norm reads x as it is and widens inside.
-    z = x if alone and weight.dtype == x.dtype == out_dtype else x.to(
-        torch.promote_types(x.dtype, torch.float32)
+    z = (
+        x
+        if alone and weight.dtype == x.dtype == out_dtype
+        else x.to(torch.promote_types(x.dtype, torch.float32))
     )
     if rowscale is not None:
         z = z * rowscale.unsqueeze(-1)
@@ -125,7 +127,9 @@ def layer_norm_fn(
     if residual is not None:
         z = z + residual
 
-    results = [_store(_norm(z, weight, bias, eps, zero_centered_weight, is_rms_norm), out_dtype, out)]
+    results = [
+        _store(_norm(z, weight, bias, eps, zero_centered_weight, is_rms_norm), out_dtype, out)
+    ]
     if weight1 is not None:
         y1 = _norm(z, weight1, bias1, eps, zero_centered_weight, is_rms_norm)
         results.append(y1.to(out_dtype))
@@ -190,7 +194,7 @@ def layer_norm_linear_fn(
     residual_in_fp32: bool = False,
     is_rms_norm: bool = False,
 ):
-    """``F.linear(norm(x + residual))``: (..., hidden) -> (..., features), or with z if ``prenorm``."""
+    """``F.linear(norm(x + residual))``: (..., hidden) -> (..., features); and z if ``prenorm``."""
     y, z = layer_norm_fn(
         x,
         norm_weight,
