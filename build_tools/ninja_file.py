@@ -63,7 +63,9 @@ class Sources:
 
 
 def object_path(folder: Path, source: Path) -> Path:
-    return folder / "obj" / f"{source.parent.name}_{source.name}.o"
+    # Generated names are unique by themselves; csrc has a forward.cpp in more than one folder.
+    prefix = "" if source.parent == folder / "gen" else f"{source.parent.name}_"
+    return folder / "obj" / f"{prefix}{source.name}.o"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+# Every target makes what it needs: an environment in .venv, the compiled library where there is a
+# GPU (or where FLASH_ATTN_CUDA_ARCHS asks for one). `make` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+ARGS ?=
+FILTER ?=
+TOOLS ?=
+
+PY := $(VENV)/bin/python
+# One thread per test process: the processes are the parallelism.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test unit bench build spills sass sanitize lint format hooks wheel sdist clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/.env-demo build  ## train a small GPT, generate from it, plot attention's time and memory
+	$(PY) -m examples.train_gpt $(ARGS)
+
+test: $(VENV)/.env-test build  ## the whole suite; ARGS="-k rotary" for some of it
+	$(PYTEST) $(ARGS)
+
+unit: $(VENV)/.env-test  ## the tests of csrc/core, compiled for the host
+	$(PYTEST) tests/unit $(ARGS)
+
+bench: $(VENV)/.env-demo build  ## benchmarks; ARGS="--help" for what there is
+	$(PY) -m benchmarks $(ARGS)
+
+build: $(VENV)/.env-base  ## compile the kernels in place: this GPU's, or FLASH_ATTN_CUDA_ARCHS="80;90a"
+	@$(PY) -m build_tools.build
+
+spills: $(VENV)/.env-base  ## registers, spills, shared memory and compile time of every kernel
+	@$(PY) -m build_tools.report
+
+sass: $(VENV)/.env-base  ## machine code to build/sass; FILTER=bf16_d128 for some of it
+	@$(PY) -m build_tools.sass $(FILTER)
+
+sanitize: $(VENV)/.env-test build  ## small GPU calls under compute-sanitizer; TOOLS="memcheck racecheck"
+	@$(PY) -m build_tools.sanitize $(TOOLS)
+
+lint: $(VENV)/.env-dev  ## ruff, clang-format, file sizes
+	$(PY) -m build_tools.lint
+
+format: $(VENV)/.env-dev  ## rewrite the sources as lint wants them
+	$(PY) -m build_tools.lint --fix
+
+hooks: $(VENV)/.env-dev  ## lint before every commit
+	$(VENV)/bin/pre-commit install
+
+wheel: export FLASH_ATTN_CUDA_ARCHS := $(or $(FLASH_ATTN_CUDA_ARCHS),80;90a)
+wheel: $(VENV)/.env-dev  ## one wheel for every Python >= 3.10 and torch >= 2.10, to dist/
+	rm -rf build/lib* build/bdist* dist/*.whl
+	$(PY) -m build --wheel --no-isolation
+	$(PY) -m build_tools.check_wheel dist/*.whl
+	$(VENV)/bin/abi3audit --strict --assume-minimum-abi3 3.10 dist/*abi3*.whl
+
+sdist: $(VENV)/.env-dev  ## a source distribution that builds offline, to dist/
+	rm -f dist/*.tar.gz
+	$(PY) -m build --sdist --no-isolation
+
+clean:  ## remove what was built; the environment, headers and ccache stay
+	rm -rf build dist *.egg-info flash_attn/*.so .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# A stamp per set of extras, so that a second run starts at once.
+$(VENV)/.env-base $(VENV)/.env-demo $(VENV)/.env-test $(VENV)/.env-dev: $(VENV)/.env-%: pyproject.toml build_tools/make_env.py
+	$(PYTHON) build_tools/make_env.py $(VENV) $(filter-out base,$*) --torch '$(TORCH)'
+	@touch $@
