@@ -123,7 +123,7 @@ def make_cache(case: CacheCase, device) -> CacheInputs:
     if case.sinks:
         extra["s_aux"] = torch.randn(case.h, generator=gen).to(device)
     if case.rotary_dim:
-        positions = torch.arange(case.cache_size + 20, dtype=torch.float64)[:, None]
+        positions = torch.arange(max(case.cache_size, 700), dtype=torch.float64)[:, None]
         channel = torch.arange(case.rotary_dim // 2, dtype=torch.float64)
         angle = positions * 100.0 ** (-channel * 2 / case.rotary_dim)
         extra["rotary_cos"] = angle.cos().to(case.dtype).to(device)

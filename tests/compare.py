@@ -82,12 +82,13 @@ def float32_exponent_error(dtype: torch.dtype, lse: Tensor, values: Tensor) -> f
     """What a float32 logit of the size of lse does to `values` once it has been an exponent.
 
     Only float32 results are precise enough to show it: exp(s - lse) carries the absolute error of
-    s and of lse, a step of float32 or two at their magnitude, as its relative error.
+    s and of lse, a step of float32 or two at their magnitude, as its relative error.  Eight more
+    steps are for the sums around it.
     """
     if dtype != torch.float32 or lse.numel() == 0 or values.numel() == 0:
         return 0.0
     steps = 2 * torch.finfo(torch.float32).eps
-    return steps * float(largest(lse) * largest(values))
+    return steps * float((8 + largest(lse)) * largest(values))
 
 
 def largest(x: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def test_rate(dropout_p, device, needs):
 def test_batches_heads_and_states_differ(device, needs):
     case = Case(b=2, sq=64, sk=64, h=2, hk=2, d=32, dropout_p=0.5)
     x = make_inputs(case, device)
-    states = [(1, 0), (2, 0), (1, 1), (1 + 2**32, 0), (1, 2**32)]
+    states = [(1, 0), (2, 0), (1, 1), (1 + 2**32, 0), (1, 2**33)]
     with needs("dropout", "attn_probs"):
         masks = []
         for state in states:
