@@ -29,8 +29,8 @@ def common_targets(archs: Sequence[str]) -> list[str]:
 
 
 def _with_ptx(machine: list[str], archs: Sequence[str], base: str) -> list[str]:
-    # All from one virtual architecture: the front end, which takes nearly all of the time, then runs
-    # once, and the kernels use nothing newer anyway.
+    # All from one virtual architecture: the front end, which takes nearly all of the time, then
+    # runs once, and the kernels use nothing newer anyway.
     flags = [_gencode(base, f"sm_{code}") for code in dict.fromkeys(machine)]
     # PTX makes a library that is given away run on GPUs that come later. A build for this machine's
     # GPU does without: it is never moved.
