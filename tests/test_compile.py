@@ -1,0 +1,291 @@
+"""The operations under torch's transformations: opcheck, compile, export, checkpointing."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import flash_attn
+
+OPS = torch.ops.flash_attn
+HEADS, HEAD_DIM = 4, 32
+SCORES = (0.3, True, -1, -1, 0.0, None)  # scale, causal, window, softcap, alibi
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(params=["aot_eager", "inductor"])
+def compiler(request) -> str:
+    if request.param == "inductor" and shutil.which("c++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    return request.param
+
+
+def leaf(device: str, *shape: int, grad: bool = True) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16, requires_grad=grad)
+
+
+def qkv(device: str, *shape: int, heads_k: int = 2, grad: bool = True) -> list[Tensor]:
+    return [leaf(device, *shape, h, HEAD_DIM, grad=grad) for h in (HEADS, heads_k, heads_k)]
+
+
+def cu(device: str, *ends: int) -> Tensor:
+    return torch.tensor([0, *ends], dtype=torch.int32, device=device)
+
+
+# --- opcheck: schema, fake implementation, autograd, tracing ------------------------------------
+
+
+def test_opcheck_forward(device, needs):
+    q, k, v = qkv(device, 2, 5)
+    opcheck(OPS._flash_attn_forward.default, (q, k, v, 0.0, *SCORES, False))
+    with needs("sinks", "dropout", "attn_probs", "backward"):
+        s_aux = torch.randn(HEADS, device=device, requires_grad=True)
+        rng_state = torch.tensor([3, 4], device=device)
+        opcheck(
+            OPS._flash_attn_forward.default,
+            (q, k, v, 0.5, *SCORES, True),
+            {"s_aux": s_aux, "rng_state": rng_state, "deterministic": True},
+        )
+
+
+def test_opcheck_varlen_forward(device, needs):
+    q, k, v = qkv(device, 9)
+    lengths = (cu(device, 4, 9), cu(device, 4, 9), 5, 5)
+    with needs("backward"):
+        opcheck(OPS._flash_attn_varlen_forward.default, (q, k, v, *lengths, 0.0, *SCORES))
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False)])
+def test_opcheck_backward(device, needs, wanted):
+    q, k, v = qkv(device, 2, 5, grad=False)
+    out, lse, _, _ = OPS._flash_attn_forward(q, k, v, 0.0, *SCORES, False)
+    gradients = [torch.empty_like(x) if want else None for x, want in zip((q, k, v), wanted)]
+    with needs("backward"):
+        opcheck(
+            OPS._flash_attn_backward.default,
+            (torch.randn_like(out), q, k, v, out, lse, *gradients, 0.0, *SCORES, False),
+            {"dlse": torch.randn_like(lse)},
+        )
+
+
+def test_opcheck_varlen_backward(device, needs):
+    q, k, v = qkv(device, 9, grad=False)
+    lengths = (cu(device, 4, 9), cu(device, 4, 9), 5, 5)
+    out, lse, _, _ = OPS._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, *SCORES)
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    dout = torch.randn_like(out)
+    with needs("backward"):
+        opcheck(
+            OPS._flash_attn_varlen_backward.default,
+            (dout, q, k, v, out, lse, *gradients, *lengths, 0.0, *SCORES, False),
+        )
+
+
+def test_opcheck_kvcache(device, needs):
+    q, k, v = qkv(device, 2, 3, grad=False)
+    k_cache, v_cache = (leaf(device, 2, 16, 2, HEAD_DIM, grad=False) for _ in "kv")
+    lengths = torch.tensor([2, 9], dtype=torch.int32, device=device)
+    with needs("kvcache"):
+        opcheck(
+            OPS._flash_attn_with_kvcache.default,
+            (q, k_cache, v_cache, k, v, None, None, lengths, None, None, None, 0.3, True, -1, -1)
+            + (0.0, True, None, 0),
+        )
+
+
+# --- torch.compile ------------------------------------------------------------------------------
+
+
+def assert_compiles(function, inputs: list[Tensor], compiler: str, dynamic: bool | None = None):
+    """Outputs and gradients of the compiled function are those of the function."""
+    compiled = torch.compile(function, backend=compiler, fullgraph=True, dynamic=dynamic)
+    results = []
+    for call in (function, compiled):
+        outs = call(*inputs)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        torch.manual_seed(5)
+        loss = sum((out.float() * torch.randn(out.shape, device=out.device)).sum() for out in outs)
+        results.append((*outs, *torch.autograd.grad(loss, inputs)))
+    for eager, ours in zip(*results):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_compile_dense(device, needs, compiler):
+    with needs("backward"):
+        assert_compiles(
+            lambda q, k, v: flash_attn.flash_attn_func(q, k, v, causal=True, return_lse=True),
+            qkv(device, 2, 5), compiler,
+        )  # fmt: skip
+
+
+def test_compile_dynamic_shapes(device, needs):
+    with needs("backward"):
+        assert_compiles(
+            lambda q, k, v: flash_attn.flash_attn_func(q * 2, k, v, window_size=(3, 0)),
+            qkv(device, 2, 5), "aot_eager", dynamic=True,
+        )  # fmt: skip
+
+
+def test_compile_packed(device, needs, compiler):
+    with needs("backward"):
+        assert_compiles(
+            lambda qkv: flash_attn.flash_attn_qkvpacked_func(qkv + 1, causal=True),
+            [leaf(device, 2, 5, 3, HEADS, HEAD_DIM)], compiler,
+        )  # fmt: skip
+
+
+def test_compile_sinks(device, needs):
+    sinks = torch.randn(HEADS, device=device, dtype=torch.bfloat16, requires_grad=True)
+    with needs("sinks", "backward"):
+        assert_compiles(
+            lambda q, k, v, s: flash_attn.flash_attn_func(q, k, v, s_aux=s),
+            [*qkv(device, 2, 5), sinks], "aot_eager",
+        )  # fmt: skip
+
+
+def test_compile_varlen(device, needs, compiler):
+    ends = cu(device, 4, 9)
+    with needs("backward"):
+        assert_compiles(
+            lambda q, k, v: flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, 5, 5),
+            qkv(device, 9), compiler,
+        )  # fmt: skip
+
+
+def test_compile_max_seqlen_as_tensor(device, needs):
+    ends, longest = cu(device, 4, 9), torch.tensor(5)
+    with needs("backward"), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert_compiles(
+            lambda q, k, v: flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, longest, longest),
+            qkv(device, 9), "aot_eager",
+        )  # fmt: skip
+
+
+def test_compile_dropout_draws_anew(device, needs):
+    inputs = qkv(device, 2, 40, grad=False)
+    function = functools.partial(flash_attn.flash_attn_func, dropout_p=0.5)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    with needs("dropout"):
+        assert not torch.equal(compiled(*inputs), compiled(*inputs))
+
+
+def test_compile_kvcache_appends_in_place(device, needs, compiler):
+    q, k, v = qkv(device, 2, 1, grad=False)
+    caches = [leaf(device, 2, 16, 2, HEAD_DIM, grad=False) for _ in "kv"]
+
+    def step(q, k_cache, v_cache, k, v, lengths):
+        return flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True
+        )
+
+    with needs("kvcache"):
+        for lengths in (torch.tensor([3, 0], dtype=torch.int32, device=device), 3):
+            eager_caches = [x.clone() for x in caches]
+            expected = step(q, *eager_caches, k, v, lengths)
+            our_caches = [x.clone() for x in caches]
+            compiled = torch.compile(step, backend=compiler, fullgraph=True)
+            torch.testing.assert_close(compiled(q, *our_caches, k, v, lengths), expected)
+            for ours, eager, before in zip(our_caches, eager_caches, caches):
+                assert torch.equal(ours, eager)
+                assert not torch.equal(ours, before)
+
+
+def test_bad_input_raises_when_compiled(device):
+    q, k, v = qkv(device, 2, 5, grad=False)
+    compiled = torch.compile(flash_attn.flash_attn_func, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="k: got dtype torch.float32"):
+        compiled(q, k.float(), v)
+
+
+# --- torch.export -------------------------------------------------------------------------------
+
+
+class Attention(torch.nn.Module):
+    """(batch, seqlen, 64) → (batch, seqlen, 2, 32), through a projection."""
+
+    def __init__(self, dropout_p: float = 0.0):
+        super().__init__()
+        self.projection = torch.nn.Linear(64, 192)
+        self.dropout_p = dropout_p
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.projection(x).unflatten(-1, (3, 2, HEAD_DIM))
+        return flash_attn.flash_attn_qkvpacked_func(qkv, self.dropout_p, causal=True)
+
+
+def attention(device: str, dropout_p: float = 0.0) -> tuple[Attention, Tensor]:
+    module = Attention(dropout_p).to(device, torch.bfloat16)
+    return module, leaf(device, 2, 5, 64)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_export(device, strict):
+    module, x = attention(device)
+    program = torch.export.export(
+        module,
+        (x,),
+        dynamic_shapes=({1: torch.export.Dim("seqlen", min=2, max=64)},),
+        strict=strict,
+    )
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert targets.count("flash_attn._flash_attn_forward.default") == 1
+    longer = leaf(device, 2, 9, 64)
+    torch.testing.assert_close(program.module()(longer), module(longer))
+    torch.testing.assert_close(copy.deepcopy(program.module())(longer), module(longer))
+    lowered = program.run_decompositions()
+    torch.testing.assert_close(lowered.module()(longer), module(longer))
+
+
+# --- Activation checkpointing --------------------------------------------------------------------
+
+
+def gradient(module: Attention, x: Tensor, wrap=lambda module, x: module(x)) -> Tensor:
+    torch.manual_seed(3)
+    x = x.detach().clone().requires_grad_()
+    wrap(module, x).float().square().sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_checkpoint(device, needs, dropout_p, reentrant):
+    module, x = attention(device, dropout_p)
+    with needs("backward", *(["dropout"] if dropout_p else [])):
+        wrapped = gradient(module, x, functools.partial(checkpoint, use_reentrant=reentrant))
+        torch.testing.assert_close(wrapped, gradient(module, x), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_selective_checkpoint_keeps_the_operation(device, needs, dropout_p):
+    module, x = attention(device, dropout_p)
+    seen = []
+
+    def policy(context, operation, *args, **kwargs):
+        if operation is torch.ops.flash_attn._flash_attn_forward.default:
+            seen.append(context.is_recompute)
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    with needs("backward", *(["dropout"] if dropout_p else [])):
+        wrap = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
+        assert torch.equal(gradient(module, x, wrap), gradient(module, x))
+        assert seen.count(False) == 1
