@@ -63,7 +63,7 @@ def dense(
         batch_invariant=batch_invariant, deterministic=deterministic,
     )  # fmt: skip
     if padded:
-        out = out[..., :head_dim_v]
+        out = out.narrow(-1, 0, head_dim_v)
     return _results(out, lse, probs, return_attn_probs, return_lse)
 
 
@@ -96,7 +96,7 @@ def varlen(
         batch_invariant=batch_invariant, deterministic=deterministic,
     )  # fmt: skip
     if padded:
-        out = out[..., :head_dim_v]
+        out = out.narrow(-1, 0, head_dim_v)
     return _results(out, lse, probs, return_attn_probs, return_lse)
 
 
@@ -140,10 +140,10 @@ def kvcache(
         rotary_interleaved, alibi_slopes, num_splits, s_aux=sinks(s_aux, q),
     )  # fmt: skip
     if padded:
-        out = out[..., :head_dim_v]
+        out = out.narrow(-1, 0, head_dim_v)
         if k is not None:  # the append went to the padded copies
-            caches[0].copy_(k_cache[..., :head_dim])
-            caches[1].copy_(v_cache[..., :head_dim_v])
+            caches[0].copy_(k_cache.narrow(-1, 0, head_dim))
+            caches[1].copy_(v_cache.narrow(-1, 0, head_dim_v))
     return (out, lse) if return_softmax_lse else out
 
 
