@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python examples/train_gpt.py`
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler measures memory; it need not say so
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler measures memory; it need not say so
 
 import torch
 from tqdm import tqdm

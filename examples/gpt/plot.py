@@ -8,7 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # a file, on machines without a display
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from examples.gpt.measure import Point
 
@@ -64,8 +64,9 @@ def _plot_loss(axis, losses, held_out) -> None:
     axis.legend()
 
 
-def _smoothed(values, keep: float = 0.95) -> list[float]:
-    """Exponential average, corrected for its start."""
+def _smoothed(values) -> list[float]:
+    """Exponential average over a twenty-fifth of the run, corrected for its start."""
+    keep = 1 - 1 / max(1, len(values) / 25)
     average, weight, smooth = 0.0, 0.0, []
     for value in values:
         average, weight = keep * average + (1 - keep) * value, keep * weight + (1 - keep)
@@ -86,11 +87,14 @@ def _plot_sweep(axis, sweeps: dict[str, list[Point]], field: str, title: str, un
     ticks = sorted({p.seqlen for points in sweeps.values() for p in points})
     axis.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
     axis.yaxis.set_major_formatter(FuncFormatter(unit))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.minorticks_off()
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, 2 * high)  # room for the labels
 
 
 def _time(milliseconds: float, _) -> str:
-    return f"{milliseconds / 1e3:g} s" if milliseconds >= 1e3 else f"{milliseconds:.3g} ms"
+    return f"{milliseconds / 1e3:.3g} s" if milliseconds >= 1e3 else f"{milliseconds:.3g} ms"
 
 
 def _memory(megabytes: float, _) -> str:

@@ -167,8 +167,8 @@ def apply_rotary_emb_qkv_(
     """Rotate q and k in place in the packed tensor, and return it; differentiable.
 
     Args:
-        qkv: (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_k,
-            head_dim) with ``num_heads_q``; with ``cu_seqlens`` (total, ...) in place of (batch, seqlen, ...).
+        qkv: (batch, seqlen, 3, heads, d), or (batch, seqlen, heads_q + 2 * heads_k, d) with
+            ``num_heads_q``; with ``cu_seqlens``, (total, ...) in place of (batch, seqlen, ...).
         cos, sin: (seqlen_ro, rotary_dim / 2).
         cos_k, sin_k: tables of their own for k (xPos); default ``cos``, ``sin``.
         interleaved, seqlen_offsets, cu_seqlens: as in ``apply_rotary_emb``.

@@ -1,0 +1,1 @@
+"""Measure attention: ``python -m benchmarks --help``."""

@@ -1,0 +1,88 @@
+"""Fair timing: contenders take turns, so that clock and power drift hit all of them alike."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+# Twice the 50 MiB L2 of an H100, and then some.
+_FLUSH_BYTES = 256 * 2**20
+
+
+class Clock:
+    """Median milliseconds of callables on one device."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+        self._scratch = None
+
+    def measure(
+        self,
+        contenders: dict[str, Callable],
+        budget_ms: float = 60.0,
+        min_samples: int = 7,
+        max_samples: int = 60,
+    ) -> dict[str, float | None]:
+        """Time ``contenders`` round-robin; None for one that raises in its warm-up."""
+        live = {name: fn for name, fn in contenders.items() if self._warm_up(name, fn)}
+        medians: dict[str, float | None] = dict.fromkeys(contenders)
+        if not live:
+            return medians
+        slowest = max(self._sample(fn) for fn in live.values())
+        rounds = int(max(min_samples, min(max_samples, budget_ms / max(1e-3, slowest))))
+        samples = {name: [] for name in live}
+        for _ in range(rounds):
+            for name, fn in live.items():
+                samples[name].append(self._sample(fn))
+        return medians | {name: statistics.median(values) for name, values in samples.items()}
+
+    def _warm_up(self, name: str, fn: Callable) -> bool:
+        try:
+            for _ in range(2):
+                fn()
+            self.synchronize()
+        except Exception as error:  # a contender that does not do this point is shown as "-"
+            if os.environ.get("VERBOSE"):
+                print(f"  {name}: {type(error).__name__}: {str(error)[:160]}", file=sys.stderr)
+            self.synchronize()
+            return False
+        return True
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def _sample(self, fn: Callable) -> float:
+        if not self.on_gpu:
+            start = time.perf_counter()
+            fn()
+            return 1e3 * (time.perf_counter() - start)
+        if self._scratch is None:
+            self._scratch = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=self.device)
+        self._scratch.zero_()  # what the previous contender left in L2 helps nobody
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        fn()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+
+def graphed(fn: Callable) -> Callable:
+    """``fn`` replayed from a CUDA graph: the GPU's time without the host's."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            fn()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fn()
+    return graph.replay

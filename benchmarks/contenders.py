@@ -1,0 +1,104 @@
+"""Who is measured: this library, the back ends of torch's SDPA, and the standard formula.
+
+Each contender is ``f(q, k, v, causal, window) -> out`` on (batch, seqlen, heads, head_dim) tensors
+and may raise where it cannot do a point.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flash_attn
+
+NO_WINDOW = (-1, -1)
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
+    return flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=window)
+
+
+def standard(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
+    """softmax(Q K^T) V with its whole score matrix."""
+    if window != NO_WINDOW:
+        raise NotImplementedError("the standard contender has no window")
+    groups = q.shape[2] // k.shape[2]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def sdpa(backend: SDPBackend | None) -> Callable:
+    """torch's scaled_dot_product_attention, through one back end or torch's own choice (None)."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
+        if window != NO_WINDOW:
+            raise NotImplementedError("SDPA has no window")
+        inputs = (t.transpose(1, 2) for t in (q, k, v))
+        options = {"is_causal": causal, "enable_gqa": q.shape[2] != k.shape[2]}
+        if backend is None:
+            return F.scaled_dot_product_attention(*inputs, **options).transpose(1, 2)
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*inputs, **options).transpose(1, 2)
+
+    return attend
+
+
+def peer(module: str) -> Callable | None:
+    """Another package's ``flash_attn_func`` where one is installed."""
+    try:
+        attend = importlib.import_module(module).flash_attn_func
+    except (ImportError, AttributeError):
+        return None
+
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
+        out = attend(q, k, v, causal=causal, window_size=window)
+        return out[0] if isinstance(out, tuple) else out
+
+    return call
+
+
+def dense(device: torch.device, with_standard: bool = False) -> dict[str, Callable]:
+    """The contenders for dense forward and backward on a device."""
+    chosen: dict[str, Callable | None] = {"ours": ours}
+    if device.type == "cuda":
+        chosen["fa3"] = peer("flash_attn_interface")
+        chosen["fa2"] = sdpa(SDPBackend.FLASH_ATTENTION)
+        chosen["cudnn"] = sdpa(SDPBackend.CUDNN_ATTENTION)
+    else:
+        chosen["sdpa"] = sdpa(None)
+    if with_standard:
+        chosen["standard"] = standard
+    return {name: attend for name, attend in chosen.items() if attend is not None}
+
+
+def with_cache(device: torch.device) -> dict[str, Callable]:
+    """``f(q, k_cache, v_cache, cache_seqlens, block_table)`` for decoding."""
+
+    def our_decode(q, k_cache, v_cache, cache_seqlens, block_table):
+        return flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, causal=True
+        )
+
+    chosen = {"ours": our_decode}
+    try:
+        fa3 = importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return chosen
+
+    def fa3_decode(q, k_cache, v_cache, cache_seqlens, block_table):
+        return fa3.flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=block_table, causal=True
+        )
+
+    return chosen | {"fa3": fa3_decode}

@@ -1,0 +1,184 @@
+"""The presets: each yields rows as it measures them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks import contenders, problems
+from benchmarks.clock import Clock, graphed
+
+
+@dataclass
+class Row:
+    """One problem, every contender. ``rates`` is in ``unit``; both are None where one raised."""
+
+    preset: str
+    problem: str
+    unit: str
+    milliseconds: dict[str, float | None]
+    rates: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """Our time over the fastest other's; of contenders that do not store a score matrix."""
+        others = [
+            t for name, t in self.milliseconds.items() if t and name not in ("ours", "standard")
+        ]
+        mine = self.milliseconds.get("ours")
+        return mine / min(others) if mine and others else None
+
+
+@dataclass(frozen=True)
+class Options:
+    device: torch.device
+    dims: set[int] | None = None
+    seqlens: set[int] | None = None
+    with_standard: bool = False
+
+
+def _rate(amount: float, scale: float, times: dict[str, float | None]) -> dict:
+    return {name: amount / (t * 1e-3) / scale if t else None for name, t in times.items()}
+
+
+def _dense(
+    preset: str, what: str, points, options: Options, budget_ms: float = 60.0
+) -> Iterator[Row]:
+    clock = Clock(options.device)
+    attends = contenders.dense(options.device, options.with_standard)
+    for point in points:
+        inputs = point.inputs(options.device, grad=what != "fwd")
+        steps = {name: _step(what, fn, point, inputs) for name, fn in attends.items()}
+        times = clock.measure(steps, budget_ms)
+        on_gpu = options.device.type == "cuda"
+        unit, scale = ("TFLOP/s", 1e12) if on_gpu else ("GFLOP/s", 1e9)
+        yield Row(preset, f"{what} {point}", unit, times, _rate(point.flops(what), scale, times))
+
+
+def _step(what: str, attend: Callable, point: problems.Dense, inputs: tuple) -> Callable:
+    """The call that is timed. For "bwd" its forward runs once, before."""
+    mask = (point.causal, point.window)
+    dout = torch.randn_like(inputs[0])
+    if what == "fwd":
+        return lambda: attend(*inputs, *mask)
+    if what == "fwd+bwd":
+        return lambda: torch.autograd.grad(attend(*inputs, *mask), inputs, dout)
+    try:
+        out = attend(*inputs, *mask)
+    except Exception as error:  # raised again in the warm-up, which reports it
+
+        def missing(error=error):
+            raise error
+
+        return missing
+    return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+
+def forward(options: Options) -> Iterator[Row]:
+    grid = problems.gpu_grid(options.dims, options.seqlens, gqa=True)
+    return _dense("fwd", "fwd", grid, options)
+
+
+def backward(options: Options) -> Iterator[Row]:
+    grid = problems.gpu_grid(options.dims, options.seqlens, gqa=True)
+    return _dense("bwd", "bwd", grid, options)
+
+
+def window(options: Options) -> Iterator[Row]:
+    yield from _dense("window", "fwd", problems.windows(options.dims), options)
+    yield from _dense("window", "bwd", problems.windows(options.dims), options)
+
+
+def cpu(options: Options) -> Iterator[Row]:
+    options = Options(torch.device("cpu"), options.dims, options.seqlens, options.with_standard)
+    for what in ("fwd", "fwd+bwd"):
+        grid = problems.cpu_grid(options.dims, options.seqlens)
+        yield from _dense("cpu", what, grid, options, budget_ms=1000.0)
+
+
+def decode(options: Options) -> Iterator[Row]:
+    """Each point twice: what a Python caller waits for, and replayed from a CUDA graph."""
+    clock = Clock(options.device)
+    for point in problems.decode_grid():
+        if options.seqlens and point.seqlen not in options.seqlens:
+            continue
+        inputs = point.inputs(options.device)
+        calls = {
+            name: (lambda fn=fn: fn(*inputs))  # noqa: B023  measured within this turn of the loop
+            for name, fn in contenders.with_cache(options.device).items()
+        }
+        for mode in ("graph", "eager"):
+            steps = (
+                {name: _maybe_graphed(fn) for name, fn in calls.items()}
+                if mode == "graph"
+                else calls
+            )
+            times = clock.measure(steps, min_samples=20)
+            rates = _rate(point.cache_bytes, 1e9, times)
+            yield Row("decode", f"{mode} {point}", "GB/s", times, rates)
+
+
+def _maybe_graphed(fn: Callable) -> Callable:
+    """The replay, or ``fn`` itself where capture fails, so that the warm-up shows the reason."""
+    try:
+        return graphed(fn)
+    except Exception as error:
+
+        def missing(error=error):
+            raise error
+
+        return missing
+
+
+def host(options: Options) -> Iterator[Row]:
+    """Host microseconds per call: a problem so small that nothing else takes time."""
+    point = problems.Dense(1, 64, 2, 2, 64, True)
+    inputs = point.inputs(options.device, grad=False)
+    clock = Clock(options.device)
+    times: dict[str, float | None] = {}
+    for name, attend in contenders.dense(options.device).items():
+        try:
+            times[name] = _host_milliseconds(lambda attend=attend: attend(*inputs, True), clock)
+        except Exception:
+            times[name] = None
+    calls = {name: 1e3 / t if t else None for name, t in times.items()}
+    yield Row("host", f"host {point}", "calls/s", times, calls)
+
+
+def _host_milliseconds(fn: Callable, clock: Clock, calls: int = 500) -> float:
+    for _ in range(50):
+        fn()
+    clock.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    elapsed = time.perf_counter() - start
+    clock.synchronize()
+    return 1e3 * elapsed / calls
+
+
+def ceiling(options: Options) -> Iterator[Row]:
+    """What this GPU gives to a large matrix product and to a copy: the scale for the rest."""
+    a = torch.randn(8192, 8192, device=options.device, dtype=torch.bfloat16)
+    x = torch.empty(2**30, dtype=torch.int32, device=options.device)
+    y = torch.empty_like(x)
+    clock = Clock(options.device)
+    times = clock.measure({"torch": lambda: a @ a}, budget_ms=200)
+    yield Row("ceiling", "8192^3 matmul bf16", "TFLOP/s", times, _rate(2 * 8192**3, 1e12, times))
+    times = clock.measure({"torch": lambda: y.copy_(x)}, budget_ms=200)
+    yield Row("ceiling", "copy of 4 GiB", "GB/s", times, _rate(2 * 4 * x.numel(), 1e9, times))
+
+
+PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
+    "cpu": cpu,
+    "fwd": forward,
+    "bwd": backward,
+    "window": window,
+    "decode": decode,
+    "host": host,
+    "ceiling": ceiling,
+}
+NEEDS_GPU = {"fwd", "bwd", "window", "decode", "ceiling"}

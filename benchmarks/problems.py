@@ -1,0 +1,148 @@
+"""What is measured: the shapes of each preset, their inputs and their operation counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.contenders import NO_WINDOW
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One call on (batch, seqlen, heads, head_dim) tensors."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    heads_kv: int
+    head_dim: int
+    causal: bool
+    dtype: torch.dtype = torch.bfloat16
+    window: tuple[int, int] = NO_WINDOW
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        if self.window != NO_WINDOW:
+            mask += f" w{self.window[0] + 1}"
+        dtype = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
+        return (
+            f"d{self.head_dim} b{self.batch} s{self.seqlen} h{self.heads}/{self.heads_kv} "
+            f"{dtype} {mask}"
+        )
+
+    def inputs(self, device: torch.device, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(1)
+
+        def normal(heads: int) -> Tensor:
+            shape = (self.batch, self.seqlen, heads, self.head_dim)
+            t = torch.randn(shape, device=device, dtype=self.dtype, generator=generator)
+            return t.requires_grad_(grad)
+
+        return normal(self.heads), normal(self.heads_kv), normal(self.heads_kv)
+
+    def flops(self, what: str) -> float:
+        """Of the pairs that the mask lets through; a backward is 5 products to a forward's 2."""
+        s, left = self.seqlen, self.window[0]
+        if not self.causal:
+            pairs = s * s
+        elif self.window == NO_WINDOW:
+            pairs = s * (s + 1) / 2
+        else:
+            pairs = sum(min(i, left) + 1 for i in range(s))
+        products = {"fwd": 2, "bwd": 5, "fwd+bwd": 7}[what]
+        return 2 * self.batch * self.heads * pairs * self.head_dim * products
+
+
+HEADS_OF_DIM = {64: 32, 96: 20, 128: 16, 192: 12, 256: 8}
+
+
+def gpu_grid(dims: set[int] | None, seqlens: set[int] | None, gqa: bool) -> Iterator[Dense]:
+    """16k tokens per call at every head dimension, full and causal."""
+    for d, heads in HEADS_OF_DIM.items():
+        if dims and d not in dims:
+            continue
+        for s in (512, 1024, 2048, 4096, 8192, 16384):
+            if seqlens and s not in seqlens:
+                continue
+            for causal in (False, True):
+                yield Dense(max(1, 16384 // s), s, heads, heads, d, causal)
+        if gqa:
+            yield Dense(2, 8192, heads, max(1, heads // 4), d, True)
+
+
+def windows(dims: set[int] | None) -> Iterator[Dense]:
+    """A sliding window of 1,024 keys."""
+    for batch, s, heads, d in ((1, 16384, 32, 64), (1, 16384, 16, 128), (2, 8192, 8, 256)):
+        if not dims or d in dims:
+            yield Dense(batch, s, heads, heads, d, True, window=(1023, 0))
+
+
+def cpu_grid(dims: set[int] | None, seqlens: set[int] | None) -> Iterator[Dense]:
+    """Dense causal attention at sizes that a CPU trains with."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for d in (64, 128):
+            for s in (512, 1024, 2048):
+                if (not dims or d in dims) and (not seqlens or s in seqlens):
+                    yield Dense(max(1, 2048 // s), s, 256 // d, 256 // d, d, True, dtype)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One step of generation over a full cache."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    heads_kv: int
+    new: int
+    paged: bool
+    head_dim: int = 128
+    page: int = 64
+
+    def __str__(self) -> str:
+        layout = f"pages of {self.page}" if self.paged else "dense"
+        return f"b{self.batch} s{self.seqlen} h{self.heads}/{self.heads_kv} new {self.new} {layout}"
+
+    @property
+    def cache_bytes(self) -> int:
+        return 2 * self.batch * self.seqlen * self.heads_kv * self.head_dim * 2
+
+    def inputs(self, device: torch.device) -> tuple:
+        generator = torch.Generator(device).manual_seed(2)
+        like = {"device": device, "dtype": torch.bfloat16}
+        q = torch.randn(
+            self.batch, self.new, self.heads, self.head_dim, generator=generator, **like
+        )
+        pages = (self.batch, self.seqlen)
+        table = None
+        if self.paged:
+            per_sequence = self.seqlen // self.page
+            pages = (self.batch * per_sequence, self.page)
+            order = torch.randperm(pages[0], device=device, dtype=torch.int32)
+            table = order.view(self.batch, per_sequence)
+        k_cache = torch.randn(*pages, self.heads_kv, self.head_dim, **like)
+        v_cache = torch.randn_like(k_cache)
+        used = torch.full((self.batch,), self.seqlen, device=device, dtype=torch.int32)
+        return q, k_cache, v_cache, used, table
+
+
+def decode_grid() -> Iterator[Decode]:
+    for shape in (
+        (1, 1024, 32, 8, 1),
+        (8, 1024, 32, 8, 1),
+        (1, 8192, 32, 8, 1),
+        (1, 65536, 32, 8, 1),
+        (8, 8192, 32, 8, 1),
+        (64, 4096, 32, 8, 1),
+        (128, 8192, 32, 8, 1),
+        (16, 8192, 32, 32, 1),
+        (16, 16384, 64, 8, 1),
+        (32, 8192, 16, 1, 1),
+        (16, 8192, 32, 8, 4),
+    ):
+        for paged in (False, True):
+            yield Decode(*shape, paged)
