@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 INT_MAX = 2**31 - 1
 sizes = st.integers(1, 6)
 groups = st.integers(1, 12)
-lengths = st.lists(st.one_of(st.just(0), st.integers(0, 40)), max_size=80)
+# The number of sequences first, or lists of more than 32, a warp's worth, would hardly be drawn.
+lengths = st.integers(0, 80).flatmap(
+    lambda batch: st.lists(
+        st.one_of(st.just(0), st.integers(0, 40)), min_size=batch, max_size=batch
+    )
+)
 
 
 def all_blocks(schedule, num_blocks, *lengths):
@@ -109,7 +114,7 @@ def test_varlen_persistent_grid(core, seqlens_q, block_m, heads, group, longest_
 
 
 @pytest.mark.parametrize("batch", [31, 32, 33, 64, 65, 1000])
-def test_varlen_chunks_of_32_sequences(core, batch):
+def test_varlen_with_one_sequence_in_use(core, batch):
     """Empty sequences on both sides of a chunk's edge, and only them in the first chunk."""
     for used in (0, 30, 31, 32, 63, 64, batch - 1):
         if used >= batch:
@@ -118,6 +123,14 @@ def test_varlen_chunks_of_32_sequences(core, batch):
         seqlens_q[used] = 5
         schedule = core.VarlenSchedule(total_q=5, block_m=2, heads=1, batch=batch)
         assert schedule.tiles(seqlens_q, block=0, num_blocks=1) == [(m, 0, used) for m in range(3)]
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7, 10_000])
+def test_varlen_of_many_sequences(core, num_blocks):
+    seqlens_q = [(37 * sequence) % 11 for sequence in range(200)]
+    schedule = core.VarlenSchedule(total_q=sum(seqlens_q), block_m=4, heads=2, batch=200)
+    done = [tile for tiles in all_blocks(schedule, num_blocks, seqlens_q) for tile in tiles]
+    assert sorted(done) == sorted(varlen_tiles(seqlens_q, 4, 2))
 
 
 def test_varlen_of_the_largest_lengths(core):
