@@ -102,11 +102,11 @@ def test_opcheck_kvcache(device, needs):
     q, k, v = qkv(device, 2, 3, grad=False)
     k_cache, v_cache = (leaf(device, 2, 16, 2, HEAD_DIM, grad=False) for _ in "kv")
     lengths = torch.tensor([2, 9], dtype=torch.int32, device=device)
+    rest = (-1, -1, 0.0, True, None, 0)  # window, softcap, interleaved, alibi, splits
     with needs("kvcache"):
         opcheck(
             OPS._flash_attn_with_kvcache.default,
-            (q, k_cache, v_cache, k, v, None, None, lengths, None, None, None, 0.3, True, -1, -1)
-            + (0.0, True, None, 0),
+            (q, k_cache, v_cache, k, v, None, None, lengths, None, None, None, 0.3, True, *rest),
         )
 
 
@@ -173,7 +173,7 @@ def test_compile_max_seqlen_as_tensor(device, needs):
     ends, longest = cu(device, 4, 9), torch.tensor(5)
     with needs("backward"), torch._dynamo.config.patch(capture_scalar_outputs=True):
         assert_compiles(
-            lambda q, k, v: flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, longest, longest),
+            lambda *x: flash_attn.flash_attn_varlen_func(*x, ends, ends, longest, longest),
             qkv(device, 9), "aot_eager",
         )  # fmt: skip
 
@@ -210,7 +210,7 @@ def test_compile_kvcache_appends_in_place(device, needs, compiler):
 def test_bad_input_raises_when_compiled(device):
     q, k, v = qkv(device, 2, 5, grad=False)
     compiled = torch.compile(flash_attn.flash_attn_func, backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="k: got dtype torch.float32"):
+    with pytest.raises(Exception, match=r"k: got dtype torch\.float32"):
         compiled(q, k.float(), v)
 
 

@@ -6,11 +6,11 @@ import inspect
 import subprocess
 import sys
 
-import flash_attn_2_cuda
 import pytest
 import torch
 from torch import Tensor
 
+import flash_attn_2_cuda
 from flash_attn import flash_attn_func, flash_attn_interface, flash_attn_varlen_func
 
 SCORES = [
@@ -18,14 +18,14 @@ SCORES = [
     "alibi_slopes",
 ]  # fmt: skip
 LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+PAGING = ["block_table", "leftpad_k", "seqused_k"]
 GRADIENTS = ["dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv"]
 
 # Parameters in order, and the defaults of the last ones.
 PRIVATE = {
     "_flash_attn_forward": (["q", "k", "v", *SCORES, "return_softmax"], None),
     "_flash_attn_varlen_forward": (
-        ["q", "k", "v", *LENGTHS, *SCORES, "return_softmax", "block_table", "leftpad_k"]
-        + ["seqused_k", "zero_tensors"],
+        ["q", "k", "v", *LENGTHS, *SCORES, "return_softmax", *PAGING, "zero_tensors"],
         (-1, -1, 0.0, None, False, None, None, None, False),
     ),
     "_flash_attn_backward": ([*GRADIENTS, *SCORES, "deterministic", "rng_state"], (None,)),
@@ -38,7 +38,8 @@ PRIVATE = {
 # Our names; what counts is the order, and that only the ones with "=" may be left out.
 _WINDOW = "window_size_left window_size_right softcap"
 CUDA_MODULE = {
-    "fwd": f"q k v out alibi_slopes p_dropout softmax_scale is_causal {_WINDOW} return_softmax gen=",
+    "fwd": "q k v out alibi_slopes p_dropout softmax_scale is_causal "
+    f"{_WINDOW} return_softmax gen=",
     "varlen_fwd": "q k v out cu_seqlens_q cu_seqlens_k seqused_k leftpad_k block_table "
     "alibi_slopes max_seqlen_q max_seqlen_k p_dropout softmax_scale zero_tensors is_causal "
     f"{_WINDOW} return_softmax gen= num_splits=",
