@@ -1,6 +1,6 @@
 """One decoding step after another: rotary, append and attention in one call, over a paged cache.
 
-    python -m examples.kv_cache
+python -m examples.kv_cache
 """
 
 import torch

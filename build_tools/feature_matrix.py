@@ -1,0 +1,210 @@
+"""The feature matrix of the README, from what is there: `--check` or `--write`.
+
+The CPU column asks the CPU backend: each feature is a small call that works or raises
+NotImplementedError. The GPU columns come from the variant table, from the ops that csrc/api registers
+for CUDA, and from the options that it refuses by name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BEGIN = "<!-- python -m build_tools.feature_matrix --write -->"
+END = "<!-- end of the feature matrix -->"
+YES, NO = "yes", "–"
+FAMILIES = {"sm80": "GPU, sm80 kernels (Ampere and newer)", "sm90": "GPU, sm90 kernels (Hopper)"}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """name: the row's label. probe: a CPU call that uses it. op: the op that has to exist on CUDA.
+
+    scores: the level of score features that the kernel must have. refused: the name under which
+    csrc/api refuses it.
+    """
+
+    name: str
+    probe: Callable[[], object]
+    op: str = "_flash_attn_forward"
+    scores: str = "plain"
+    refused: str = ""
+
+    @property
+    def direction(self) -> str:
+        return "bwd" if "backward" in self.op else "fwd"
+
+
+class Kernels:
+    """What csrc holds, read from its text; nothing needs to be built."""
+
+    def __init__(self):
+        spec = importlib.util.spec_from_file_location("variants", ROOT / "csrc/variants.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        self.variants = module.VARIANTS
+        api = "\n".join(path.read_text() for path in sorted((ROOT / "csrc/api").glob("*.cpp")))
+        self.ops = set(re.findall(r'\.impl\("(\w+)"', api))
+        self.refused = set(re.findall(r'kNotImplemented, "(\w+)', api))
+
+    def cell(self, feature: Feature, family: str) -> str:
+        rows = [
+            v
+            for v in self.variants
+            if v.arch == family
+            and v.direction == feature.direction
+            and feature.scores in ("plain", v.scores)
+        ]
+        if not rows or feature.op not in self.ops or feature.refused in self.refused:
+            return NO
+        dtypes = ", ".join(dict.fromkeys(v.dtype for v in rows))
+        return f"{dtypes}; d ≤ {max(v.head_dim for v in rows)}"
+
+
+def _features() -> list[Feature]:
+    import torch
+
+    import flash_attn as fa
+
+    def tensors(*shape: int, count: int = 3, dtype=torch.float32, grad: bool = False):
+        return [torch.randn(shape, dtype=dtype).requires_grad_(grad) for _ in range(count)]
+
+    def dense(grad: bool = False, heads_kv: int = 2, **options):
+        (q,) = tensors(1, 4, 2, 16, count=1, grad=grad)
+        k, v = tensors(1, 4, heads_kv, 16, count=2, grad=grad)
+        out = fa.flash_attn_func(q, k, v, **options)
+        if grad:
+            sum(t.float().sum() for t in (out if isinstance(out, tuple) else (out,))).backward()
+
+    def varlen(grad: bool = False):
+        cu_seqlens = torch.tensor([0, 3, 4], dtype=torch.int32)
+        q, k, v = tensors(4, 2, 16, grad=grad)
+        out = fa.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 3, 3)
+        if grad:
+            out.sum().backward()
+
+    def cache(rotary: bool = False, paged: bool = False, append: bool = True, **options):
+        q, k, v = tensors(2, 1, 2, 16)
+        k_cache, v_cache = tensors(4, 8, 2, 16, count=2)
+        if append:
+            options |= {"k": k, "v": v}
+        if rotary:
+            cos, sin = tensors(16, 8, count=2)
+            options |= {"rotary_cos": cos, "rotary_sin": sin}
+        if paged:
+            options["block_table"] = torch.arange(4, dtype=torch.int32).view(2, 2)
+        else:
+            options["cache_batch_idx"] = torch.tensor([3, 0], dtype=torch.int32)
+        used = torch.tensor([3, 5], dtype=torch.int32)
+        fa.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=used, **options)
+
+    kv = {"op": "_flash_attn_with_kvcache"}
+    full = {"scores": "full"}
+    slopes = torch.ones(2)
+    return [
+        Feature("forward", dense),
+        Feature("backward", lambda: dense(grad=True), op="_flash_attn_backward"),
+        Feature("packed sequences (varlen), forward", varlen, op="_flash_attn_varlen_forward"),
+        Feature(
+            "packed sequences (varlen), backward",
+            lambda: varlen(grad=True),
+            op="_flash_attn_varlen_backward",
+        ),
+        Feature("causal, bottom-right aligned", lambda: dense(causal=True)),
+        Feature("sliding window", lambda: dense(window_size=(1, 1))),
+        Feature("grouped and multi-query heads", lambda: dense(heads_kv=1)),
+        Feature("log-sum-exp returned", lambda: dense(return_lse=True)),
+        Feature(
+            "log-sum-exp differentiable",
+            lambda: dense(grad=True, return_lse=True),
+            op="_flash_attn_backward",
+        ),
+        Feature("softcap", lambda: dense(softcap=5.0), **full),
+        Feature("ALiBi", lambda: dense(alibi_slopes=slopes), **full),
+        Feature("attention sinks", lambda: dense(s_aux=slopes), **full),
+        Feature("dropout", lambda: dense(dropout_p=0.5), **full),
+        Feature(
+            "probabilities returned (tests)",
+            lambda: dense(return_attn_probs=True),
+            refused="return_attn_probs",
+        ),
+        Feature("KV cache", lambda: cache(append=False), **kv),
+        Feature("KV cache: append in the call", cache, **kv),
+        Feature("KV cache: rotary in the call", lambda: cache(rotary=True), **kv),
+        Feature(
+            "KV cache: pages of any size", lambda: cache(paged=True), **kv, refused="block_table"
+        ),
+    ]
+
+
+def _cpu_cell(feature: Feature) -> str:
+    try:
+        feature.probe()
+    except NotImplementedError:
+        return NO
+    return YES
+
+
+def _cpu_range() -> str:
+    """Dtypes and the largest head dimension that the CPU forward takes."""
+    import torch
+
+    from flash_attn import flash_attn_func
+
+    def works(dtype=torch.float32, head_dim: int = 16) -> bool:
+        try:
+            flash_attn_func(*torch.zeros(3, 1, 1, 1, head_dim, dtype=dtype))
+        except (ValueError, TypeError, NotImplementedError):
+            return False
+        return True
+
+    names = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    names |= {"fp32": torch.float32, "fp64": torch.float64}
+    largest = max(d for d in range(64, 1025, 64) if works(head_dim=d))
+    return f"{', '.join(n for n, dtype in names.items() if works(dtype))}; d ≤ {largest}"
+
+
+def matrix() -> str:
+    kernels = Kernels()
+    families = [f for f in FAMILIES if any(v.arch == f for v in kernels.variants)]
+    lines = [
+        f"| | CPU ({_cpu_range()}) | " + " | ".join(FAMILIES[f] for f in families) + " |",
+        "|---" * (2 + len(families)) + "|",
+    ]
+    for feature in _features():
+        cells = [_cpu_cell(feature), *(kernels.cell(feature, f) for f in families)]
+        lines.append(f"| {feature.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, table: str) -> str:
+    """``text`` with ``table`` between the markers."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def main(argv: list[str]) -> int:
+    if argv not in (["--check"], ["--write"]):
+        print("usage: python -m build_tools.feature_matrix --check | --write", file=sys.stderr)
+        return 2
+    text = README.read_text()
+    wanted = replaced(text, matrix())
+    if argv == ["--write"]:
+        README.write_text(wanted)
+        return 0
+    if text != wanted:
+        print("README.md: the feature matrix is out of date: run with --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

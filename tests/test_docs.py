@@ -1,0 +1,63 @@
+"""The documents tell the truth: their code runs and prints what they say, their links lead somewhere."""
+
+import contextlib
+import io
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from build_tools import feature_matrix
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+# A Python block, and the text block right behind it if there is one.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/guide.md"], ids=lambda p: p.name)
+def test_code_runs_and_prints_what_it_says(path):
+    blocks = BLOCK.findall(path.read_text())
+    assert blocks
+    names = {"__name__": "document"}
+    for code, expected in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, str(path), "exec"), names)
+        if expected:
+            assert printed.getvalue() == expected
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    for target, _ in LINK.findall(path.read_text()):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "varlen", "kv_cache", "merge_lse"])
+def test_examples_run(name, capsys):
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_quickstart_is_the_example_of_the_readme():
+    code = (ROOT / "examples/quickstart.py").read_text().split('"""')[2].strip()
+    assert code in (ROOT / "README.md").read_text()
+
+
+def test_feature_matrix_is_up_to_date():
+    text = feature_matrix.README.read_text()
+    assert text == feature_matrix.replaced(text, feature_matrix.matrix()), (
+        "run python -m build_tools.feature_matrix --write"
+    )
+
+
+def test_feature_matrix_notices_a_change():
+    kernels = feature_matrix.Kernels()
+    forward = feature_matrix.Feature("forward", probe=lambda: None)
+    assert kernels.cell(forward, "sm80") != feature_matrix.NO
+    kernels.ops.discard("_flash_attn_forward")
+    assert kernels.cell(forward, "sm80") == feature_matrix.NO
