@@ -41,7 +41,6 @@ def build(plan: Plan, output: Path, env: Mapping[str, str] = os.environ) -> None
     """Compiles and links the library of a plan with kernels to `output`."""
     started = time.monotonic()
     folder = ROOT / "build" / "cuda"
-    folder.mkdir(parents=True, exist_ok=True)
     sources = _sources(plan, folder)
     toolchain = Toolchain.detect(plan, env, strict=_strict(plan, env))
     jobs = resources.job_count(resources.available_gib(), resources.cores(), env)

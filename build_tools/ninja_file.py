@@ -139,6 +139,7 @@ class NinjaFile:
             *self._link_rule(),
             *self._edges(sources, library),
         ]
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "build.ninja"
         text = "\n".join(lines) + "\n"
         if not path.exists() or path.read_text() != text:
