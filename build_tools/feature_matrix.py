@@ -1,8 +1,8 @@
 """The feature matrix of the README, from what is there: `--check` or `--write`.
 
 The CPU column asks the CPU backend: each feature is a small call that works or raises
-NotImplementedError. The GPU columns come from the variant table, from the ops that csrc/api registers
-for CUDA, and from the options that it refuses by name.
+NotImplementedError. The GPU columns come from the variant table, from the ops that csrc/api
+registers for CUDA, and from the options that it refuses by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documents tell the truth: their code runs and prints what they say, their links lead somewhere."""
+"""The documents tell the truth: their code runs and prints what they say; links lead somewhere."""
 
 import contextlib
 import io
