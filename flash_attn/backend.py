@@ -136,7 +136,7 @@ def trace(line: str) -> None:
     """What FLASH_ATTN_LOG=1 prints, once per distinct line."""
     if line not in _traced:
         _traced.add(line)
-        print(f"[flash_attn] {line}", file=sys.stderr)
+        print(f"flash_attn: {line}", file=sys.stderr)
 
 
 _traced: set[str] = set()

@@ -261,6 +261,29 @@ def test_gradients_have_no_second_derivative(device, needs):
             loss.backward()
 
 
+def test_backward_twice(device, needs):
+    packed = torch.randn(1, 5, 3, 2, 32, device=device, dtype=torch.bfloat16)
+    packed.requires_grad_()
+    loss = flash_attn.flash_attn_qkvpacked_func(packed).float().square().sum()
+    with needs("backward"):
+        loss.backward(retain_graph=True)
+        once = packed.grad.clone()
+        loss.backward()
+        assert torch.equal(packed.grad, once * 2)
+
+
+def test_only_the_lse_is_differentiated(device, needs):
+    q, k, v = qkv(device, 1, 5, grad=True)
+    _, lse = flash_attn.flash_attn_func(q, k, v, return_lse=True)
+    with needs("backward"):
+        lse.sum().backward()
+        scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * 32**-0.5
+        expected = torch.autograd.grad(scores.logsumexp(-1).sum(), (q, k))
+        torch.testing.assert_close(q.grad, expected[0], atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(k.grad, expected[1], atol=1e-2, rtol=1e-2)
+        assert not v.grad.any()
+
+
 def test_only_wanted_gradients(device, needs):
     for wanted in range(3):
         inputs = qkv(device, 1, 5)

@@ -52,13 +52,23 @@ def cu(device: str, *ends: int) -> Tensor:
 # --- opcheck: schema, fake implementation, autograd, tracing ------------------------------------
 
 
+def check(operation, args: tuple, kwargs: dict | None = None) -> None:
+    """opcheck, after one plain call: opcheck would wrap the error of a missing kernel."""
+    kwargs = kwargs or {}
+    result = operation(*args, **kwargs)
+    if isinstance(result, tuple) and result[0].requires_grad:
+        result[0].float().sum().backward()
+    opcheck(operation, args, kwargs)
+
+
 def test_opcheck_forward(device, needs):
     q, k, v = qkv(device, 2, 5)
-    opcheck(OPS._flash_attn_forward.default, (q, k, v, 0.0, *SCORES, False))
+    with needs("backward"):
+        check(OPS._flash_attn_forward.default, (q, k, v, 0.0, *SCORES, False))
     with needs("sinks", "dropout", "attn_probs", "backward"):
         s_aux = torch.randn(HEADS, device=device, requires_grad=True)
         rng_state = torch.tensor([3, 4], device=device)
-        opcheck(
+        check(
             OPS._flash_attn_forward.default,
             (q, k, v, 0.5, *SCORES, True),
             {"s_aux": s_aux, "rng_state": rng_state, "deterministic": True},
@@ -69,7 +79,7 @@ def test_opcheck_varlen_forward(device, needs):
     q, k, v = qkv(device, 9)
     lengths = (cu(device, 4, 9), cu(device, 4, 9), 5, 5)
     with needs("backward"):
-        opcheck(OPS._flash_attn_varlen_forward.default, (q, k, v, *lengths, 0.0, *SCORES))
+        check(OPS._flash_attn_varlen_forward.default, (q, k, v, *lengths, 0.0, *SCORES))
 
 
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False)])
@@ -78,7 +88,7 @@ def test_opcheck_backward(device, needs, wanted):
     out, lse, _, _ = OPS._flash_attn_forward(q, k, v, 0.0, *SCORES, False)
     gradients = [torch.empty_like(x) if want else None for x, want in zip((q, k, v), wanted)]
     with needs("backward"):
-        opcheck(
+        check(
             OPS._flash_attn_backward.default,
             (torch.randn_like(out), q, k, v, out, lse, *gradients, 0.0, *SCORES, False),
             {"dlse": torch.randn_like(lse)},
@@ -92,7 +102,7 @@ def test_opcheck_varlen_backward(device, needs):
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     dout = torch.randn_like(out)
     with needs("backward"):
-        opcheck(
+        check(
             OPS._flash_attn_varlen_backward.default,
             (dout, q, k, v, out, lse, *gradients, *lengths, 0.0, *SCORES, False),
         )
@@ -104,7 +114,7 @@ def test_opcheck_kvcache(device, needs):
     lengths = torch.tensor([2, 9], dtype=torch.int32, device=device)
     rest = (-1, -1, 0.0, True, None, 0)  # window, softcap, interleaved, alibi, splits
     with needs("kvcache"):
-        opcheck(
+        check(
             OPS._flash_attn_with_kvcache.default,
             (q, k_cache, v_cache, k, v, None, None, lengths, None, None, None, 0.3, True, *rest),
         )
@@ -205,6 +215,13 @@ def test_compile_kvcache_appends_in_place(device, needs, compiler):
             for ours, eager, before in zip(our_caches, eager_caches, caches):
                 assert torch.equal(ours, eager)
                 assert not torch.equal(ours, before)
+
+
+def test_compile_while_logging(device, monkeypatch):
+    monkeypatch.setattr(flash_attn.backend, "LOG", True)
+    inputs = qkv(device, 2, 5, grad=False)
+    compiled = torch.compile(flash_attn.flash_attn_func, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), flash_attn.flash_attn_func(*inputs))
 
 
 def test_bad_input_raises_when_compiled(device):

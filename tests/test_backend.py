@@ -1,0 +1,234 @@
+"""Loading the compiled library: why it is not used, what stands in; ``python -m flash_attn``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import flash_attn
+from flash_attn import __main__, _ops, _selftest, backend
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """State that load() may change, put back afterwards."""
+    monkeypatch.setattr(backend, "library", backend.library)
+    monkeypatch.setattr(backend, "why_not_loaded", backend.why_not_loaded)
+    return monkeypatch
+
+
+def fail_with(message: str):
+    def import_module(name):
+        raise ImportError(message)
+
+    return import_module
+
+
+def test_no_file(unloaded, tmp_path):
+    unloaded.setattr(backend, "library_path", lambda: tmp_path / "_C.abi3.so")
+    backend.load()
+    assert backend.library is None
+    assert f"{tmp_path / '_C.abi3.so'} does not exist" in backend.cuda_problem()
+    assert backend.compiled_variants() == []
+
+
+@pytest.fixture
+def present(unloaded, tmp_path):
+    """A file where the library should be."""
+    path = tmp_path / "_C.abi3.so"
+    path.touch()
+    unloaded.setattr(backend, "library_path", lambda: path)
+    return unloaded
+
+
+def test_import_error_keeps_its_text(present):
+    present.setattr(torch.version, "cuda", "13.0")
+    present.setattr(backend.importlib, "import_module", fail_with("undefined symbol: abc"))
+    backend.load()
+    assert backend.library is None
+    assert "does not load: undefined symbol: abc" in backend.cuda_problem()
+
+
+def test_import_error_about_another_cuda(present):
+    present.setattr(torch.version, "cuda", "12.6")
+    message = "libcudart.so.13: cannot open shared object file"
+    present.setattr(backend.importlib, "import_module", fail_with(message))
+    backend.load()
+    for words in ("built for CUDA 13", "uses CUDA 12.6", "same CUDA major"):
+        assert words in backend.cuda_problem()
+
+
+def test_import_error_without_cuda_in_torch(present):
+    present.setattr(torch.version, "cuda", None)
+    present.setattr(backend.importlib, "import_module", fail_with("libcudart.so.13: no"))
+    backend.load()
+    assert f"this torch ({torch.__version__}) has no CUDA" in backend.cuda_problem()
+
+
+class Library:
+    def __init__(self, cuda: int):
+        self.cuda = cuda
+
+    def cuda_version(self) -> int:
+        return self.cuda
+
+    def compiled_variants(self) -> str:
+        return json.dumps([{"name": "one"}, {"name": "two"}])
+
+
+def test_loaded(present):
+    loaded = Library(13000)
+    present.setattr(backend.importlib, "import_module", lambda name: loaded)
+    present.setattr(torch.version, "cuda", "13.0")
+    backend.load()
+    assert backend.library is loaded
+    assert backend.cuda_problem() == ""
+    assert backend.describe_variants() == "2 CUDA kernels are compiled: one, two"
+
+
+@pytest.mark.parametrize(
+    ("torch_cuda", "words"),
+    [("12.6", ["built for CUDA 13", "uses CUDA 12.6"]), (None, ["has no CUDA"])],
+)
+def test_loaded_but_not_usable(monkeypatch, torch_cuda, words):
+    monkeypatch.setattr(backend, "library", Library(13000))
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+    assert all(word in backend.cuda_problem() for word in words)
+
+
+# --- Operations without a CUDA kernel -----------------------------------------------------------
+
+
+def test_every_operation_answers_for_cuda():
+    for name in _ops.SCHEMAS:
+        qualified = f"flash_attn::{name}"
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA")
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")
+
+
+def test_missing_kernel_says_what_and_why(monkeypatch):
+    monkeypatch.setattr(backend, "_missing", set())
+    monkeypatch.setattr(backend, "library", None)
+    monkeypatch.setattr(backend, "why_not_loaded", "nothing was built")
+    assert backend.has_kernel("_flash_attn_backward")
+    kernel = backend.missing_kernel("_flash_attn_backward")
+    assert not backend.has_kernel("_flash_attn_backward")
+    with pytest.raises(NotImplementedError) as raised:
+        kernel(1, 2, three=3)
+    for words in ("_flash_attn_backward", "nothing was built", "no CUDA kernels", "CPU"):
+        assert words in str(raised.value)
+    monkeypatch.setattr(backend, "library", Library(13000))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(NotImplementedError) as raised:
+        kernel()
+    for words in ("has no kernel for it yet", "one, two"):
+        assert words in str(raised.value)
+
+
+def test_miss_in_the_library_is_not_implemented():
+    def operation(message):
+        raise RuntimeError(message)
+
+    with pytest.raises(
+        NotImplementedError, match=r"^flash_attn: not implemented: no kernel for x$"
+    ):
+        backend.call(operation, "C++ says: flash_attn: not implemented: no kernel for x")
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        backend.call(operation, "out of memory")
+    assert raised.type is RuntimeError
+
+
+def test_operations_are_not_run_on_fake_cuda_tensors():
+    """Shapes are known without a kernel: a model can be traced for a GPU that is not there."""
+    with FakeTensorMode():
+        q = torch.empty(1, 4, 2, 64, device="cuda", dtype=torch.half)
+        assert flash_attn.flash_attn_func(q, q, q).shape == q.shape
+
+
+# --- python -m flash_attn -----------------------------------------------------------------------
+
+
+def test_command_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_attn", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["version"] == flash_attn.__version__
+    assert found["torch"] == torch.__version__
+    assert "cpu" in found["backends"]
+    assert ("cuda" in found["backends"]) == (found["why_no_cuda"] is None)
+    names = [result["name"] for result in found["self_test"]]
+    for kind in ("forward", "backward", "varlen", "kvcache"):
+        assert f"cpu bfloat16 {kind}" in names
+    assert {r["status"] for r in found["self_test"] if r["name"].startswith("cpu")} == {"ok"}
+
+
+def test_report_without_test(capsys):
+    assert __main__.main(["--no-test"]) == 0
+    text = capsys.readouterr().out
+    assert flash_attn.__version__ in text
+    assert torch.__version__ in text
+    assert "compiled CUDA kernels" in text
+    assert "self-test" not in text
+
+
+def test_table_of_variants(monkeypatch, capsys):
+    rows = [{"name": "a_kernel", "head_dim": 64, "block_m": 128, "why": "fastest"}]
+    monkeypatch.setattr(backend, "compiled_variants", lambda: rows)
+    assert __main__.main(["--no-test"]) == 0
+    text = capsys.readouterr().out
+    assert "1 compiled CUDA kernels" in text
+    for words in ("a_kernel", "64", "128", "fastest", "head_dim"):
+        assert words in text
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_wrong_result_fails(monkeypatch, capsys, as_json):
+    """Results that are off by 10% or NaN, or raise, end with exit code 1."""
+    right = _selftest.flash_attn_func
+
+    def wrong(*args, **kwargs):
+        return right(*args, **kwargs) * 1.1
+
+    def not_a_number(*args, **kwargs):
+        return right(*args, **kwargs) * float("nan")
+
+    def raises(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(__main__, "report", lambda: {**REPORT})
+    for function, detail in ((wrong, "error"), (not_a_number, "nan"), (raises, "broken")):
+        monkeypatch.setattr(_selftest, "flash_attn_func", function)
+        assert __main__.main(["--json"] if as_json else []) == 1
+        text = capsys.readouterr().out
+        assert "failed" in text
+        assert detail in text
+        if as_json:
+            status = {r["name"]: r["status"] for r in json.loads(text)["self_test"]}
+            assert status["cpu float32 forward"] == "failed"
+            assert status["cpu float32 kvcache"] == "ok"
+
+
+def test_a_missing_kernel_does_not_fail(monkeypatch, capsys):
+    def missing(*args, **kwargs):
+        raise NotImplementedError("no kernel yet")
+
+    monkeypatch.setattr(__main__, "report", lambda: {**REPORT})
+    monkeypatch.setattr(_selftest, "flash_attn_with_kvcache", missing)
+    assert __main__.main([]) == 0
+    assert "no kernel yet" in capsys.readouterr().out
+
+
+REPORT = {
+    **dict.fromkeys(("version", "python", "torch", "torch_cuda", "library"), "?"),
+    "why_no_cuda": None,
+    "backends": ["cpu"],
+    "gpus": [],
+    "variants": [],
+}

@@ -1,0 +1,188 @@
+"""flash_attn.explain and FLASH_ATTN_LOG, with and without a compiled library (simulated here)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import flash_attn
+from flash_attn import backend
+
+ROW = {
+    "name": "fwd_sm80_bf16_d64_plain",
+    "direction": "fwd",
+    "dtype": "bf16",
+    "head_dim": 64,
+    "head_dim_v": 64,
+    "block_m": 128,
+    "block_n": 64,
+    "scores": "plain",
+    "why": "a test",
+}
+
+
+class Library:
+    """Stands in for flash_attn._C: one kernel, for plain bf16 attention of head dim 64."""
+
+    def __init__(self, cuda: int = 13000):
+        self.asked: list[tuple] = []
+        self.cuda = cuda
+
+    def cuda_version(self) -> int:
+        return self.cuda
+
+    def compiled_variants(self) -> str:
+        return json.dumps([ROW])
+
+    def explain_forward(self, *request) -> str:
+        self.asked.append(request)
+        _sm, dtype, head_dim, _, full_scores = request
+        fits = dtype == "bf16" and head_dim <= 64 and not full_scores
+        rejected = [] if fits else [{"name": ROW["name"], "why": "does not serve this"}]
+        return json.dumps({"variant": ROW if fits else None, "rejected": rejected, "splits": 1})
+
+
+@pytest.fixture
+def library(monkeypatch) -> Library:
+    """A compiled library with forward kernels, CUDA 13 in torch, and a Hopper GPU."""
+    simulated = Library()
+    monkeypatch.setattr(backend, "library", simulated)
+    monkeypatch.setattr(backend, "_missing", {"_flash_attn_with_kvcache"})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    return simulated
+
+
+def fake(device: str, *shapes, dtype=torch.bfloat16) -> list[torch.Tensor]:
+    with FakeTensorMode():
+        return [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def qkv(device: str = "cuda", head_dim: int = 64, **kwargs) -> list[torch.Tensor]:
+    return fake(device, *[(2, 100, 4, head_dim)] * 3, **kwargs)
+
+
+def test_cpu():
+    choice = flash_attn.explain(*(torch.zeros(2, 5, 4, 64) for _ in "qkv"), causal=True)
+    assert choice.backend == "cpu"
+    assert choice.operation == "_flash_attn_forward"
+    assert choice.kernel
+    text = str(choice)
+    for words in ("(2, 5, 4, 64)", "float32 on cpu", "causal", "q is on cpu"):
+        assert words in text
+
+
+def test_cpu_names_the_options_and_the_operation():
+    q, k, v = fake("cpu", *[(7, 4, 32)] * 3)
+    (ends,) = fake("cpu", (3,), dtype=torch.int32)
+    choice = flash_attn.explain(q, k, v, 0.1, window_size=(4, 0), softcap=30.0, cu_seqlens_q=ends)
+    assert choice.operation == "_flash_attn_varlen_forward"
+    for words in ("window (4, 0)", "dropout", "softcap"):
+        assert words in choice.call
+    q, cache = fake("cpu", (2, 1, 4, 32), (2, 64, 4, 32))
+    for arguments in ({"kvcache": True}, {"cache_seqlens": 3}):
+        choice = flash_attn.explain(q, cache, cache, **arguments)
+        assert choice.operation == "_flash_attn_with_kvcache"
+
+
+def test_explain_computes_nothing():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Forbid(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"explain called {function}")
+
+    tensors = [torch.zeros(2, 5, 4, 64) for _ in "qkv"]
+    with Forbid():
+        flash_attn.explain(*tensors, causal=True)
+
+
+def test_explain_checks_like_the_call():
+    q = torch.zeros(2, 5, 4, 64)
+    with pytest.raises(ValueError, match="k: got 3 heads"):
+        flash_attn.explain(q, q[:, :, :3], q[:, :, :3])
+
+
+def test_cuda_without_a_library(monkeypatch):
+    monkeypatch.setattr(backend, "library", None)
+    monkeypatch.setattr(backend, "why_not_loaded", "nothing was built")
+    choice = flash_attn.explain(*qkv())
+    assert choice.backend == "none"
+    assert choice.kernel is None
+    assert choice.why == "nothing was built"
+    assert "NotImplementedError" in str(choice)
+
+
+def test_cuda_picks_a_variant(library):
+    choice = flash_attn.explain(*qkv(), causal=True)
+    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert choice.backend == "cuda"
+    assert choice.kernel == ROW["name"]
+    assert choice.tile == (128, 64)
+    assert choice.splits == 1
+    assert choice.variant == ROW
+    for words in (ROW["name"], "128 rows x 64 keys", "splits     1", "sm_90"):
+        assert words in str(choice)
+
+
+def test_cuda_says_what_was_rejected(library):
+    choice = flash_attn.explain(*qkv(dtype=torch.float16))
+    assert choice.backend == "none"
+    assert choice.rejected == ((ROW["name"], "does not serve this"),)
+    assert f"{ROW['name']}: does not serve this" in str(choice)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"softcap": 1.0}, {"dropout_p": 0.1}, {"softmax_scale": -1.0}]
+)
+def test_cuda_asks_for_full_scores(library, arguments):
+    assert flash_attn.explain(*qkv(), **arguments).backend == "none"
+    assert library.asked == [(90, "bf16", 64, 64, True)]
+
+
+def test_cuda_says_that_it_pads(library):
+    choice = flash_attn.explain(*qkv(head_dim=60))
+    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert "head_dim 60 is padded to 64" in choice.why
+
+
+def test_cuda_operation_without_a_kernel(library):
+    q, cache = fake("cuda", (2, 1, 4, 64), (2, 64, 4, 64))
+    choice = flash_attn.explain(q, cache, cache, kvcache=True)
+    assert choice.backend == "none"
+    assert "_flash_attn_with_kvcache has no CUDA kernel yet" in choice.why
+    assert ROW["name"] in choice.why
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_log(value):
+    program = (
+        "import torch, flash_attn as f; q = torch.zeros(1, 4, 2, 8);"
+        "[f.flash_attn_func(q, q, q, causal=c) for c in (True, True, False)];"
+        "f.flash_attn_with_kvcache(q, q, q, cache_seqlens=2);"
+        "c = torch.tensor([0, 4], dtype=torch.int32);"
+        "f.flash_attn_varlen_func(q[0], q[0], q[0], c, c, 4, 4)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FLASH_ATTN_LOG": value},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("flash_attn: ")]
+    if value == "0":
+        assert not lines
+        return
+    assert len(lines) == 4  # one per distinct call
+    assert ", causal" in lines[0]
+    assert ", causal" not in lines[1]
+    assert "_flash_attn_with_kvcache" in lines[2]
+    assert "_flash_attn_varlen_forward" in lines[3]
+    assert all("-> cpu" in line for line in lines)
