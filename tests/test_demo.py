@@ -1,0 +1,147 @@
+"""The demo and the benchmarks, small enough for a test: what they claim holds."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import problems, report
+from benchmarks.clock import Clock
+from benchmarks.presets import Options, cpu
+from examples.gpt.data import Corpus
+from examples.gpt.generate import generate
+from examples.gpt.measure import Point, flash_attention, standard_attention, sweep
+from examples.gpt.model import GPT, GPTConfig
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return Corpus(tokens_per_batch=512, max_seqlen=128)
+
+
+def small_model():
+    torch.manual_seed(0)
+    return GPT(GPTConfig(dim=64, layers=2, heads=4, heads_kv=2, hidden=128, max_seqlen=256))
+
+
+def test_batches_are_packed_and_targets_are_the_next_bytes(corpus):
+    batch = corpus.batch()
+    assert len(batch.tokens) == len(batch.targets) == batch.cu_seqlens[-1] == 512
+    lengths = batch.cu_seqlens.diff()
+    assert lengths.max() == batch.max_seqlen <= 128
+    for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist()):
+        assert torch.equal(batch.tokens[start + 1 : end], batch.targets[start : end - 1])
+
+
+def test_held_out_files_are_not_trained_on(corpus):
+    assert not set(corpus.held_out) & set(corpus.train)
+    again = Corpus(tokens_per_batch=512, max_seqlen=128)
+    first, second = corpus.held_out_batches(1)[0], again.held_out_batches(1)[0]
+    assert torch.equal(first.tokens, second.tokens)
+
+
+def test_training_lowers_the_loss(corpus):
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        batch = corpus.batch()
+        loss = torch.nn.functional.cross_entropy(model(batch), batch.targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_sequence_does_not_see_its_neighbours(corpus):
+    model, batch = small_model(), corpus.batch()
+    start = int(batch.cu_seqlens[1])
+    before = model(batch)
+    batch.tokens[:start] = 0
+    after = model(batch)
+    torch.testing.assert_close(after[start:], before[start:])
+    assert not torch.allclose(after[:start], before[:start])
+
+
+def test_generation_with_the_cache_equals_recomputing():
+    model = small_model()
+    cached = generate(model, b"def f(", 20, dtype=torch.float32)
+    recomputed = generate(model, b"def f(", 20, dtype=torch.float32, use_cache=False)
+    assert cached.text == recomputed.text
+    assert len(cached.text) == 20
+    torch.testing.assert_close(cached.logits, recomputed.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_sampling_repeats_with_its_seed():
+    model = small_model()
+    first, again, other = (
+        generate(model, b"x", 20, dtype=torch.float32, temperature=1.0, seed=s).text
+        for s in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_flash_memory_grows_linearly_and_standard_memory_with_the_square():
+    flash = sweep(flash_attention, [512, 2048], CPU, torch.float32, heads=1)
+    standard = sweep(standard_attention, [512, 2048], CPU, torch.float32, heads=1)
+    assert flash[1].megabytes < 8 * flash[0].megabytes
+    assert standard[1].megabytes > 12 * standard[0].megabytes
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    from examples.gpt.plot import plot
+
+    points = [Point(256, 10.0, 3.0), Point(512, 1500.0, 2000.0)]
+    sweeps = {"flash_attn": points, "standard": points[:1]}
+    plot(tmp_path / "demo.png", [(0.1, 3.0), (0.2, 2.0)], [(0.1, 3.1)], sweeps, "a machine")
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_clock_takes_turns_and_shows_failures_as_missing():
+    order = []
+
+    def missing():
+        raise NotImplementedError
+
+    contenders = {"a": lambda: order.append("a"), "b": lambda: order.append("b"), "c": missing}
+    medians = Clock(CPU).measure(contenders, min_samples=7, max_samples=7)
+    assert medians["c"] is None
+    assert medians["a"] is not None
+    assert order[-14:] == ["a", "b"] * 7
+
+
+def test_operation_counts():
+    point = problems.Dense(2, 4, 3, 3, 8, causal=True)
+    assert point.flops("fwd") == 2 * 2 * 2 * 3 * 10 * 8
+    assert point.flops("fwd+bwd") == 3.5 * point.flops("fwd")
+    full = problems.Dense(2, 4, 3, 3, 8, causal=False)
+    assert full.flops("fwd") == 1.6 * point.flops("fwd")
+    window = problems.Dense(2, 4, 3, 3, 8, causal=True, window=(1, 0))
+    assert window.flops("fwd") == 0.7 * point.flops("fwd")
+
+
+def test_benchmark_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(problems, "cpu_grid", lambda *_: [problems.Dense(1, 64, 2, 1, 16, True)])
+    rows = list(cpu(Options(CPU, with_standard=True)))
+    assert [row.problem.split()[0] for row in rows] == ["fwd", "fwd+bwd"]
+    for row in rows:
+        assert set(row.milliseconds) == {"ours", "sdpa", "standard"}
+        assert row.ratio == row.milliseconds["ours"] / row.milliseconds["sdpa"]
+        assert f"{row.ratio:.2f}" in report.table_line(row)
+    report.write_json(tmp_path / "rows.json", rows, {"gpu": "none"})
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["ratio"] == rows[0].ratio
+
+
+def test_contenders_agree():
+    from benchmarks.contenders import dense
+
+    q, k, v = problems.Dense(2, 33, 4, 2, 16, True, torch.float32).inputs(CPU, grad=False)
+    attends = dense(CPU, with_standard=True)
+    outputs = [attend(q, k, v, True) for attend in attends.values()]
+    for out in outputs[1:]:
+        torch.testing.assert_close(out, outputs[0], rtol=1e-4, atol=1e-5)
