@@ -29,6 +29,7 @@ def optional(values, given):
 
 
 def keys_of(info):
+    assert info.seqlen_k >= 0  # padding past the keys in use leaves none
     return list(range(info.row_k, info.row_k + info.seqlen_k))
 
 
