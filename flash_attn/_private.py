@@ -3,7 +3,8 @@
 Ring and context-parallel attention call these inside autograd functions of their own; they read
 the argument names with ``inspect.getfullargspec(f)``, or of ``f._init_fn`` where ``f`` used to be a
 custom operation. The names and their order are therefore part of the API. ``dq``, ``dk`` and
-``dv`` are overwritten; a buffer that is None is a gradient that is not wanted.
+``dv`` are overwritten; a buffer that is None is a gradient that is not wanted. Nothing is padded
+here: on CUDA head dims are multiples of 8.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ def _needed_rng_state(dropout_p: float, rng_state: Tensor | None) -> Tensor | No
     if rng_state is None:
         raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")
     return rng_state
+
+
+def _unpadded(*tensors: Tensor) -> None:
+    for x in tensors:
+        if x.is_cuda and x.shape[-1] % 8:
+            raise ValueError(
+                f"got head_dim {x.shape[-1]} (shape {tuple(x.shape)}); on CUDA the private "
+                "functions take multiples of 8, the public ones pad"
+            )
 
 
 def _flash_attn_forward(
@@ -51,6 +61,7 @@ def _flash_attn_forward(
         int64 with dropout, else (0,).
     """
     checks.dense(q, k, v)
+    _unpadded(q, v)
     checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
     return backend.call(
         _ops.forward, q, k, v, dropout_p, softmax_scale, causal, window_size_left,
@@ -101,6 +112,7 @@ def _flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k,
         leftpad_k,
     )  # fmt: skip
+    _unpadded(q, v)
     batch = cu_seqlens_q.shape[0] - 1
     checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
     return backend.call(
@@ -146,6 +158,7 @@ def _flash_attn_backward(
         softmax_d (batch, heads, seqlen_q): rowsum(dout · out) - dlse.
     """
     checks.dense(q, k, v)
+    _unpadded(q, v)
     checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
     lse_shape = (q.shape[0], q.shape[2], q.shape[1])
     checks.backward(q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv)
@@ -202,6 +215,7 @@ def _flash_attn_varlen_backward(
     max_seqlen_q = _calls.as_int(max_seqlen_q, "max_seqlen_q")
     max_seqlen_k = _calls.as_int(max_seqlen_k, "max_seqlen_k")
     checks.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, seqused_k)
+    _unpadded(q, v)
     batch = cu_seqlens_q.shape[0] - 1
     checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
     lse_shape = (q.shape[1], q.shape[0])

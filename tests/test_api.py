@@ -411,6 +411,28 @@ def test_one_dispatch_per_training_step(device, needs):
         ]
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_reaches_the_backward(device, needs, deterministic):
+    q, k, v = qkv(device, 6, grad=True)
+    ends = cu(device, 6)
+    with needs("backward"):
+        with Recorder() as recorder:
+            outs = [
+                flash_attn.flash_attn_func(q[None], k[None], v[None], deterministic=deterministic),
+                flash_attn.flash_attn_varlen_func(
+                    q, k, v, ends, ends, 6, 6, deterministic=deterministic
+                ),
+            ]
+            for out in outs:
+                out.backward(torch.ones_like(out))
+        calls = {n: a for n, a in recorder.calls if n.startswith("flash_attn.") and "backward" in n}
+        assert len(calls) == 2
+        for name, arguments in calls.items():
+            operation = getattr(torch.ops.flash_attn, name.split(".")[1]).default
+            schema = [argument.name for argument in operation._schema.arguments]
+            assert arguments[schema.index("deterministic")] is deterministic
+
+
 def test_one_dispatch_per_varlen_and_cache_call(device, needs):
     q, k, v = qkv(device, 9)
     ends = cu(device, 4, 9)

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.library import opcheck
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -215,6 +216,21 @@ def test_compile_kvcache_appends_in_place(device, needs, compiler):
             for ours, eager, before in zip(our_caches, eager_caches, caches):
                 assert torch.equal(ours, eager)
                 assert not torch.equal(ours, before)
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd:UserWarning")
+def test_compiled_backward_stays_deterministic(device, needs):
+    recorder = AotEagerAndRecordGraphs()
+    function = functools.partial(flash_attn.flash_attn_func, deterministic=True)
+    compiled = torch.compile(function, backend=recorder, fullgraph=True)
+    with needs("backward"):
+        compiled(*qkv(device, 2, 5)).sum().backward()
+        (graph,) = recorder.bw_graphs
+        # Wrapped, because it writes into its arguments: the operation is the first argument.
+        (call,) = [
+            n for n in graph.graph.nodes if n.args[:1] == (OPS._flash_attn_backward.default,)
+        ]
+        assert call.kwargs["deterministic"] is True
 
 
 def test_compile_while_logging(device, monkeypatch):

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import flash_attn_2_cuda
 from flash_attn import flash_attn_func, flash_attn_interface, flash_attn_varlen_func
@@ -222,6 +223,13 @@ def test_backward_with_dropout_needs_the_state(device):
         flash_attn_interface._flash_attn_backward(
             q, q, k, v, q, lse, None, None, None, 0.5, *OPTIONS[1:], False
         )
+
+
+def test_nothing_is_padded_on_cuda():
+    with FakeTensorMode():
+        q, k, v = (torch.empty(1, 4, 2, 60, device="cuda", dtype=torch.half) for _ in "qkv")
+        with pytest.raises(ValueError, match=r"head_dim 60 .* multiples of 8"):
+            flash_attn_interface._flash_attn_forward(q, k, v, *OPTIONS, False)
 
 
 # --- flash_attn_2_cuda ----------------------------------------------------------------------------
