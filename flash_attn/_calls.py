@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn import _checks_kvcache, _ops, backend, checks
+from flash_attn import _autograd, _checks_kvcache, _ops, backend, checks
 
 
 def draw_rng_state(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
@@ -56,7 +56,7 @@ def dense(
     padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
     if padded:
         q, k, v = _padded(q, k, v)
-    out, lse, probs, _ = backend.call(
+    out, lse, probs, _ = _autograd.call(
         _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
         alibi_slopes, return_attn_probs, s_aux=sinks(s_aux, q),
         rng_state=draw_rng_state(q.device) if dropout_p > 0 else None,
@@ -88,7 +88,7 @@ def varlen(
     padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
     if padded:
         q, k, v = _padded(q, k, v)
-    out, lse, probs, _ = backend.call(
+    out, lse, probs, _ = _autograd.call(
         _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_attn_probs,
         block_table, s_aux=sinks(s_aux, q),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, _ops, backend, checks
+from flash_attn import _autograd, _calls, _ops, backend, checks
 from flash_attn._autograd import rows_contiguous
 
 
@@ -63,7 +63,7 @@ def _flash_attn_forward(
     checks.dense(q, k, v)
     _unpadded(q, v)
     checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    return backend.call(
+    return _autograd.call(
         _ops.forward, q, k, v, dropout_p, softmax_scale, causal, window_size_left,
         window_size_right, softcap, alibi_slopes, return_softmax, s_aux=_calls.sinks(s_aux, q),
         rng_state=_rng_state(dropout_p, q, generator),
@@ -115,7 +115,7 @@ def _flash_attn_varlen_forward(
     _unpadded(q, v)
     batch = cu_seqlens_q.shape[0] - 1
     checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    return backend.call(
+    return _autograd.call(
         _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
         alibi_slopes, return_softmax, block_table, leftpad_k, seqused_k, zero_tensors,

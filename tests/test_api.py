@@ -391,9 +391,10 @@ def test_packed_gradient_survives_a_hook(device, needs):
 # --- Dispatch ---------------------------------------------------------------------------------
 
 
-def test_one_dispatch_per_forward(device):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_one_dispatch_per_forward(device, mode):
     q, k, v = qkv(device, 2, 6, heads_k=2)
-    with Recorder() as recorder:
+    with mode(), Recorder() as recorder:
         flash_attn.flash_attn_func(q, k, v, causal=True)
     assert recorder.names() == ["flash_attn._flash_attn_forward.default"]
 
