@@ -95,8 +95,11 @@ def torch_in(python: Path) -> bool:
 
 
 def install_torch(python: Path, requirement: str) -> None:
-    index = [] if probe.find_gpus() else ["--extra-index-url", CPU_INDEX]
-    pip(python, "--retries", "1", *index, requirement)
+    if not probe.find_gpus():
+        # Alone: where this index cannot be reached, each dependency would wait for it as well.
+        command = [python, "-m", "pip", "install", "--quiet", "--retries", "0", "--no-deps"]
+        subprocess.run([*command, "--index-url", CPU_INDEX, requirement], capture_output=True)
+    pip(python, requirement)
 
 
 def install_package(python: Path, extras: list[str]) -> None:
@@ -121,7 +124,6 @@ def install_package(python: Path, extras: list[str]) -> None:
 def pip(python: Path, *arguments: str, **env: str) -> None:
     print(f"flash-attn: pip install {' '.join(arguments)}", flush=True)
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # As an argument of pip, not of this script: root in a container is no mistake here.
     settings = {"PIP_ROOT_USER_ACTION": "ignore", **env}
     subprocess.run([*command, *arguments], cwd=ROOT, check=True, env={**os.environ, **settings})
 
