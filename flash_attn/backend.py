@@ -122,7 +122,9 @@ def call(operation: Callable[..., Any], *args, **kwargs):
 
 @functools.cache
 def check_gpu(device: torch.device) -> None:
-    """Raises for a GPU older than any kernel family serves."""
+    """Raises for a GPU older than any kernel family serves, and for a library of another CUDA."""
+    if library is not None and cuda_problem():
+        raise RuntimeError(f"flash_attn: {cuda_problem()}")
     major, minor = torch.cuda.get_device_capability(device)
     if major * 10 + minor < _MINIMUM_SM:
         name = torch.cuda.get_device_name(device)

@@ -49,7 +49,7 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
 
     Memory grows with ``seqlen``, not with ``seqlen_q · seqlen_k`` (Dao et al. 2022,
@@ -126,7 +126,7 @@ def flash_attn_kvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_func` for keys and values in one tensor.
 
     Faster than passing its slices: the gradient of kv is written in place, not concatenated.
@@ -158,7 +158,7 @@ def flash_attn_qkvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_func` for queries, keys and values in one tensor.
 
     Faster than passing its slices: the gradient of qkv is written in place, not concatenated.
@@ -197,7 +197,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
 
     Sequence ``b`` has the query rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]``, and likewise
@@ -262,7 +262,7 @@ def flash_attn_varlen_kvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_varlen_func` for keys and values in one tensor.
 
     Faster than passing its slices: the gradient of kv is written in place, not concatenated.
@@ -298,7 +298,7 @@ def flash_attn_varlen_qkvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_varlen_func` for queries, keys and values in one tensor.
 
     Faster than passing its slices: the gradient of qkv is written in place, not concatenated.
@@ -341,7 +341,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     s_aux: Tensor | None = None,
-):
+) -> Tensor | tuple[Tensor, ...]:
     """One step of generation: append new keys and values to a cache, rotate, attend. No backward.
 
     With k and v, the caches are **modified in place**: the new rows go to positions

@@ -101,6 +101,16 @@ def test_loaded_but_not_usable(monkeypatch, torch_cuda, words):
     assert all(word in backend.cuda_problem() for word in words)
 
 
+def test_a_library_of_another_cuda_is_refused(monkeypatch):
+    """Loaded after all, because both runtimes are on the machine: nothing is run with it."""
+    backend.check_gpu.cache_clear()
+    monkeypatch.setattr(backend, "library", Library(13000))
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    with pytest.raises(RuntimeError, match="same CUDA major version"):
+        backend.check_gpu(torch.device("cuda", 0))
+    backend.check_gpu.cache_clear()
+
+
 # --- Operations without a CUDA kernel -----------------------------------------------------------
 
 

@@ -148,6 +148,7 @@ def test_unsupported_gpu(monkeypatch):
     from flash_attn import backend
 
     backend.check_gpu.cache_clear()
+    monkeypatch.setattr(backend, "library", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(NotImplementedError, match=r"Tesla T4 .* 7\.5; 8\.0 .* is needed"):
