@@ -189,6 +189,30 @@ def test_dropout_only_in_training():
     torch.testing.assert_close(mha(x), plain(x))
 
 
+@pytest.mark.parametrize("options", [ROTARY[0], ROTARY[3]])
+@pytest.mark.parametrize("heads_kv", [4, 2])
+def test_compiles_without_graph_breaks(options, heads_kv):
+    torch._dynamo.reset()
+    mha = make(num_heads_kv=heads_kv, **options)
+    compiled = torch.compile(mha, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, SEQLEN, DIM)
+    compiled(x)  # makes the tables of angles; the second call finds them
+    out, expected = compiled(x), mha(x)
+    torch.testing.assert_close(out, expected)
+    weights = list(mha.parameters())
+    grads = [torch.autograd.grad(t.square().sum(), weights) for t in (out, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_packed_call_compiles_without_graph_breaks():
+    torch._dynamo.reset()
+    mha = make(num_heads_kv=2, rotary_emb_dim=16)
+    compiled = torch.compile(mha, fullgraph=True, backend="aot_eager")
+    lengths = {"cu_seqlens": torch.tensor([0, 5, 17], dtype=torch.int32), "max_seqlen": 12}
+    x = torch.randn(17, DIM)
+    torch.testing.assert_close(compiled(x, **lengths), mha(x, **lengths))
+
+
 def test_return_residual():
     x = torch.randn(2, SEQLEN, DIM)
     out, residual = make(return_residual=True)(x)

@@ -111,7 +111,9 @@ class _RotatePacked(torch.autograd.Function):
             _split_packed(out, num_heads_q), _split_packed(packed, num_heads_q), strict=True
         )
         for i, (out_part, part) in enumerate(parts):
-            cos, sin = angles[2 * i : 2 * i + 2]
+            # k turns by the angles of q unless it has its own. (Handing the same tensors over
+            # twice would stop torch.compile.)
+            cos, sin = angles[2 * i : 2 * i + 2] or angles[:2]
             rotate_into(out_part, part, cos, sin, interleaved, conjugate)
 
 
@@ -192,7 +194,7 @@ def apply_rotary_emb_qkv_(
             )
     check_rotary(qkv, cos, sin)
     angles = rotary_angles(qkv, cos, sin, seqlen_offsets, cu_seqlens)
-    angles_k = angles
+    angles_k = ()
     if cos_k is not None or sin_k is not None:
         cos_k, sin_k = (cos if cos_k is None else cos_k), (sin if sin_k is None else sin_k)
         check_rotary(qkv, cos_k, sin_k)
@@ -283,12 +285,14 @@ class RotaryEmbedding(nn.Module):
             and seqlen <= self._seq_len_cached
             and cached.device == device
             and cached.dtype == dtype
-            # Tables made under inference_mode cannot be saved for a backward pass.
-            and not (torch.is_grad_enabled() and cached.is_inference())
         )
-        if fits:
-            return
-        self._seq_len_cached = seqlen
+        if not fits:
+            self._seq_len_cached = seqlen
+            # Tables made in inference mode could not be saved for a backward pass later.
+            with torch.inference_mode(False):
+                self._make_tables(seqlen, device, dtype)
+
+    def _make_tables(self, seqlen: int, device: torch.device, dtype: torch.dtype) -> None:
         angles = self._angles(seqlen, device)
         cos, sin = angles.cos(), angles.sin()
         if self.scale is None:

@@ -67,7 +67,9 @@ def rotary_angles(
             raise ValueError(f"cos has {seqlen_ro} positions; this call needs {end}")
         rows = slice(seqlen_offsets, end)
         return cos[None, rows, None], sin[None, rows, None]
-    if positions.device.type == "cpu" and positions.numel() and int(positions.max()) >= seqlen_ro:
+    # Values are read where that costs no synchronisation and no graph break.
+    readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and positions.numel() and int(positions.max()) >= seqlen_ro:
         raise ValueError(
             f"cos has {seqlen_ro} positions; this call needs {int(positions.max()) + 1}"
         )
