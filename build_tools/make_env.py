@@ -123,7 +123,8 @@ def install_package(python: Path, extras: list[str]) -> None:
 
 def pip(python: Path, *arguments: str, **env: str) -> None:
     print(f"flash-attn: pip install {' '.join(arguments)}", flush=True)
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Twice quiet: errors only.
+    command = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     settings = {"PIP_ROOT_USER_ACTION": "ignore", **env}
     subprocess.run([*command, *arguments], cwd=ROOT, check=True, env={**os.environ, **settings})
 
