@@ -11,8 +11,9 @@ void bind_block_range(py::module_& m) {
       .def_readonly("left", &BlockRange::left)
       .def_readonly("right", &BlockRange::right)
       .def_readonly("end", &BlockRange::end)
-      .def("empty", &BlockRange::empty)
-      .def("masked", &BlockRange::masked, py::arg("n_block"));
+      .def("count", &BlockRange::count)
+      .def("masked_count", &BlockRange::masked_count)
+      .def("block_at", &BlockRange::block_at, py::arg("step"));
 
   py::class_<SequenceMask>(m, "SequenceMask")
       .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {

@@ -15,15 +15,18 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
     seen = [set(visible(left, right, seqlen_q, seqlen_k, row)) for row in rows]
     needed = sorted({key // block_n for keys in seen for key in keys})
 
-    assert found.empty() == (not needed)
-    if not needed:
-        return
-    assert list(range(found.begin, found.end)) == needed
-    assert found.begin <= found.left <= found.right <= found.end
-    for n_block in needed:
-        # Whole in every row, or else it needs the mask; keys past the end are in nobody's row.
-        keys = set(range(n_block * block_n, (n_block + 1) * block_n))
-        assert found.masked(n_block) == any(not keys <= row for row in seen)
+    # Whole in every row, or else it needs the mask; keys past the end are in nobody's row.
+    whole = [
+        n_block
+        for n_block in needed
+        if all(set(range(n_block * block_n, (n_block + 1) * block_n)) <= keys for keys in seen)
+    ]
+    visited = [found.block_at(step) for step in range(found.count())]
+    assert sorted(visited) == needed
+    assert sorted(visited[found.masked_count() :]) == whole
+    if needed:
+        assert found.begin <= found.left <= found.right <= found.end
+        assert (found.begin, found.end) == (needed[0], needed[-1] + 1)
 
 
 def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
@@ -56,8 +59,27 @@ def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
     check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
 
 
-def test_the_interior_of_a_long_causal_block(core):
-    """The common case, in numbers: two masked blocks at the diagonal, none elsewhere."""
-    mask = core.SequenceMask(left=-1, right=0, seqlen_q=4096, seqlen_k=4096)
-    found = mask.block_range(row_begin=1024, row_end=1152, block_n=64)
-    assert (found.begin, found.left, found.right, found.end) == (0, 0, 16, 18)
+def visits(core, left, right, rows, block_n):
+    mask = core.SequenceMask(left=left, right=right, seqlen_q=4096, seqlen_k=4096)
+    found = mask.block_range(row_begin=rows[0], row_end=rows[-1] + 1, block_n=block_n)
+    blocks = [found.block_at(step) for step in range(found.count())]
+    return blocks[: found.masked_count()], blocks[found.masked_count() :]
+
+
+def test_a_causal_block(core):
+    """The common case, in numbers: masks at the diagonal, then an interior without any."""
+    masked, whole = visits(core, -1, 0, range(1024, 1152), 64)
+    assert masked == [17, 16]
+    assert whole == list(range(15, -1, -1))
+
+
+def test_a_window_has_masks_at_both_ends(core):
+    masked, whole = visits(core, 512, 0, range(1024, 1152), 64)
+    assert masked == [17, 16, 9, 8]
+    assert whole == [15, 14, 13, 12, 11, 10]
+
+
+def test_full_attention_runs_no_mask(core):
+    masked, whole = visits(core, -1, -1, range(128), 64)
+    assert masked == []
+    assert whole == list(range(63, -1, -1))
