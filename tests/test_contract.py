@@ -43,7 +43,7 @@ def check_visible(out, lse, seqlen_q: int, seqlen_k: int, visible) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seqlen_q", "seqlen_k"), [(5, 5), (5, 9), (9, 5), (1, 7), (7, 1), (70, 40)]
+    ("seqlen_q", "seqlen_k"), [(5, 5), (5, 9), (9, 5), (1, 7), (7, 1), (70, 40), (2, 2), (2, 64)]
 )
 def test_causal_is_aligned_to_the_bottom_right_corner(seqlen_q, seqlen_k, device):
     out, lse = flash_attn_func(*uniform(seqlen_q, seqlen_k, device), causal=True, return_lse=True)
@@ -52,7 +52,7 @@ def test_causal_is_aligned_to_the_bottom_right_corner(seqlen_q, seqlen_k, device
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [(0, 0), (2, 1), (-1, 3), (3, -1), (0, 40), (1000, 1000)])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(6, 6), (5, 12), (12, 5), (70, 40)])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(6, 6), (5, 12), (12, 5), (70, 40), (2, 64)])
 def test_window(seqlen_q, seqlen_k, window, causal, device):
     out, lse = flash_attn_func(
         *uniform(seqlen_q, seqlen_k, device), causal=causal, window_size=window, return_lse=True
