@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flash_attn import _packed, backend
 
@@ -76,10 +77,15 @@ def call(operation: Callable[..., Any], *args, **kwargs):
     Under no_grad it goes past the autograd kernel below: a trip through Python that would only pass
     the arguments on, and half the cost of the dispatch.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or _in_forward_mode():
         return backend.call(operation, *args, **kwargs)
     with torch._C._AutoDispatchBelowAutograd():
         return backend.call(operation, *args, **kwargs)
+
+
+def _in_forward_mode() -> bool:
+    """Forward-mode derivatives do not exist; autograd.Function says so, an operation drops them."""
+    return forward_ad._current_level >= 0
 
 
 def _no_second_derivative(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -116,7 +122,8 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]
         s_aux = kwargs.get("s_aux")
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v, s_aux)):
+        recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v, s_aux)
+        if not recorded and not _in_forward_mode():
             return below_autograd(keyset, args, kwargs)
         # The dispatcher leaves out arguments that equal their defaults.
         bound = {**defaults, **dict(zip(names, args)), **kwargs}

@@ -31,6 +31,10 @@ def as_int(x: int | Tensor, name: str) -> int:
     raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
 
 
+def _has_to_pad(q: Tensor, v: Tensor) -> bool:
+    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+
+
 def _padded(*tensors: Tensor | None) -> list[Tensor | None]:
     """Zeros up to a head_dim that is a multiple of 8: CUDA kernels move 16 bytes at a time."""
     return [None if x is None else F.pad(x, (0, -x.shape[-1] % 8)) for x in tensors]
@@ -53,7 +57,7 @@ def dense(
     if backend.LOG:
         _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux)
     head_dim_v = v.shape[-1]
-    padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
+    padded = _has_to_pad(q, v)
     if padded:
         q, k, v = _padded(q, k, v)
     out, lse, probs, _ = _autograd.call(
@@ -85,7 +89,7 @@ def varlen(
         _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
              cu_seqlens_q=cu_seqlens_q, block_table=block_table)  # fmt: skip
     head_dim_v = v.shape[-1]
-    padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
+    padded = _has_to_pad(q, v)
     if padded:
         q, k, v = _padded(q, k, v)
     out, lse, probs, _ = _autograd.call(
@@ -130,7 +134,7 @@ def kvcache(
              block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
              kvcache=True)  # fmt: skip
     head_dim_v = v_cache.shape[-1]
-    padded = q.is_cuda and (head_dim % 8 != 0 or head_dim_v % 8 != 0)
+    padded = _has_to_pad(q, v_cache)
     caches = k_cache, v_cache
     if padded:
         q, k_cache, v_cache, k, v = _padded(q, k_cache, v_cache, k, v)

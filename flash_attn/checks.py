@@ -85,7 +85,11 @@ def _aligned(x: Tensor, name: str) -> None:
     """
     if not _has_memory(x):
         return
-    size, address = x.itemsize, x.data_ptr()
+    size = x.itemsize
+    try:
+        address = x.data_ptr()
+    except RuntimeError:  # wrapped by a transform of torch.func
+        return
     if not x.is_cuda:
         if address % size:
             raise ValueError(f"{name}: got address {address:#x}; a multiple of {size} is needed")

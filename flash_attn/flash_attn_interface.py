@@ -72,9 +72,10 @@ def flash_attn_func(
 
     Arguments:
         q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16; on the CPU also float32 and
-            float64. Any strides with a unit last one; head_dim 1 to 256.
+            float64. Any strides with a unit last one; head_dim 1 to 256. On CUDA rows start at
+            multiples of 16 bytes, and a head_dim that is no multiple of 8 costs a padded copy.
         k: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
-        v: (batch, seqlen_k, heads_k, head_dim), as k.
+        v: (batch, seqlen_k, heads_k, head_dim), as k; its head_dim may differ, and is that of out.
         dropout_p: probability with which an attention weight is dropped, in [0, 1). What is kept
             is scaled by 1 / (1 - dropout_p). Drawn from torch's default generator of q's device.
         softmax_scale: factor on q kᵀ; None is ``head_dim ** -0.5``.
@@ -95,7 +96,8 @@ def flash_attn_func(
         return_lse: also return the log-sum-exp, which is differentiable.
 
     Returns:
-        out (batch, seqlen_q, heads, head_dim), dtype of q, contiguous.
+        out (batch, seqlen_q, heads, head_dim), dtype of q; contiguous, but for a head_dim that is
+        no multiple of 8 on CUDA: a slice of the padded result.
         With return_lse, ``(out, lse)``: lse (batch, heads, seqlen_q), float32 (float64 for float64
         inputs), natural logarithm of the softmax denominator, sinks included.
         With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, seqlen_q,
@@ -225,7 +227,7 @@ def flash_attn_varlen_func(
         alibi_slopes: (heads,) or (batch, heads), float32.
 
     Returns:
-        out (total_q, heads, head_dim), dtype of q, contiguous.
+        out (total_q, heads, head_dim), dtype of q; contiguous, as in :func:`flash_attn_func`.
         With return_lse, ``(out, lse)``: lse (heads, total_q), float32 (float64 for float64
         inputs), differentiable.
         With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, max_seqlen_q,
