@@ -1,0 +1,135 @@
+// Forward ops: tensors → FwdParams → variant. Schemas are defined in flash_attn/_ops.py.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "api/tensors.h"
+#include "host/device.h"
+#include "host/select.h"
+#include "host/trace.h"
+
+namespace flash::api {
+namespace {
+
+using Outputs = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, lse, S_dmask, rng_state
+
+struct Attributes {
+  double dropout_p;
+  double softmax_scale;
+  bool causal;
+  int64_t window_left;
+  int64_t window_right;
+  double softcap;
+  OptionalTensor const& alibi_slopes;
+  bool return_softmax;
+  OptionalTensor const& s_aux;
+};
+
+// Windows as wide as every sequence are no windows; this also keeps row + window within an int.
+int window(int64_t width, int64_t seqlen_q, int64_t seqlen_k) {
+  return width < 0 || width >= seqlen_q + seqlen_k ? -1 : static_cast<int>(width);
+}
+
+bool needs_full_scores(Attributes const& a) {
+  return a.softcap != 0 || a.alibi_slopes || a.s_aux || a.dropout_p > 0 || !(a.softmax_scale > 0);
+}
+
+// Lengths, heads and pointers are in `p` already.
+Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, Attributes const& a,
+               Tensor const& out, Tensor const& lse) {
+  if (a.return_softmax) {
+    throw std::runtime_error(concat(kNotImplemented, "return_attn_probs on CUDA tensors"));
+  }
+  p.q = operand(q, "q", q);
+  p.k = operand(k, "k", q);
+  p.v = operand(v, "v", q);
+  p.out = view<void>(out, out.data_ptr());
+  p.head_dim = static_cast<int>(q.size(-1));
+  p.mask = {window(a.window_left, p.seqlens.seqlen_q, p.seqlens.seqlen_k),
+            a.causal ? 0 : window(a.window_right, p.seqlens.seqlen_q, p.seqlens.seqlen_k)};
+  p.scores = {};
+  p.scores.softmax_scale = static_cast<float>(a.softmax_scale);
+
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  DeviceInfo const& device = current_device();
+  Variant const& variant =
+      select({"fwd", dtype_name(q, "q"), p.head_dim, static_cast<int>(v.size(-1)),
+              needs_full_scores(a), device.sm, device.smem_per_block});
+  trace_launch(p, variant);
+  variant.launch(p, device, current_stream(q));
+  return {out, lse, empty(q, {0}, q.scalar_type()), empty(q, {0}, ScalarType::Long)};
+}
+
+Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_scale, bool causal,
+                int64_t window_left, int64_t window_right, double softcap,
+                OptionalTensor alibi_slopes, bool return_softmax, OptionalTensor s_aux,
+                OptionalTensor /*rng_state*/, bool /*batch_invariant: every launch is*/,
+                bool /*deterministic: of the backward it leads to*/) {
+  check(q.dim() == 4, "q has ", q.dim(), " dimensions, expected (b, sq, h, d)");
+  int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
+  check(k.dim() == 4 && k.size(0) == batch && heads % k.size(2) == 0 && k.size(3) == q.size(3),
+        "k must be (b, sk, hk, d) with h % hk == 0 and b, h, d of q");
+  check(v.dim() == 4 && v.size(0) == batch && v.size(1) == k.size(1) && v.size(2) == k.size(2),
+        "v must be (b, sk, hk, dv) with b, sk, hk of k");
+  Tensor out = empty(q, {batch, seqlen_q, heads, v.size(3)}, q.scalar_type());
+  Tensor lse = empty(q, {batch, heads, seqlen_q}, ScalarType::Float);
+  FwdParams p{};
+  p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
+  p.seqlens.batch = static_cast<int>(batch);
+  p.seqlens.seqlen_q = static_cast<int>(seqlen_q);
+  p.seqlens.seqlen_k = static_cast<int>(k.size(1));
+  p.heads_q = static_cast<int>(heads);
+  p.heads_kv = static_cast<int>(k.size(2));
+  return launch(q, k, v, p,
+                {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
+                 return_softmax, s_aux},
+                out, lse);
+}
+
+Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k,
+                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+                       double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
+                       double softcap, OptionalTensor alibi_slopes, bool return_softmax,
+                       OptionalTensor block_table, OptionalTensor leftpad_k,
+                       OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
+                       OptionalTensor s_aux, OptionalTensor /*rng_state*/,
+                       bool /*batch_invariant: every launch is*/,
+                       bool /*deterministic: of the backward it leads to*/) {
+  if (block_table) {
+    throw std::runtime_error(concat(kNotImplemented, "block_table on CUDA tensors"));
+  }
+  check(q.dim() == 3, "q has ", q.dim(), " dimensions, expected (total_q, h, d)");
+  int64_t const total_q = q.size(0), heads = q.size(1), batch = cu_seqlens_q.size(0) - 1;
+  check(k.dim() == 3 && heads % k.size(1) == 0 && k.size(2) == q.size(2),
+        "k must be (total_k, hk, d) with h % hk == 0 and h, d of q");
+  check(v.dim() == 3 && v.size(0) == k.size(0) && v.size(1) == k.size(1),
+        "v must be (total_k, hk, dv) with total_k, hk of k");
+  Tensor out = empty(q, {total_q, heads, v.size(2)}, q.scalar_type());
+  Tensor lse = empty(q, {heads, total_q}, ScalarType::Float);
+  FwdParams p{};
+  p.lse = {static_cast<float*>(lse.data_ptr()), 0, total_q};
+  p.seqlens.batch = static_cast<int>(batch);
+  p.seqlens.seqlen_q = static_cast<int>(max_seqlen_q);
+  p.seqlens.seqlen_k = static_cast<int>(max_seqlen_k);
+  p.seqlens.total_q = total_q;
+  p.seqlens.cu_q = int32_vector(cu_seqlens_q, "cu_seqlens_q", batch + 1, q);
+  p.seqlens.cu_k = int32_vector(cu_seqlens_k, "cu_seqlens_k", batch + 1, q);
+  p.seqlens.used_k = int32_vector(seqused_k, "seqused_k", batch, q);
+  p.seqlens.leftpad_k = int32_vector(leftpad_k, "leftpad_k", batch, q);
+  p.heads_q = static_cast<int>(heads);
+  p.heads_kv = static_cast<int>(k.size(1));
+  return launch(q, k, v, p,
+                {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
+                 return_softmax, s_aux},
+                out, lse);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
+  library.impl("_flash_attn_forward", TORCH_BOX(&forward));
+  library.impl("_flash_attn_varlen_forward", TORCH_BOX(&varlen_forward));
+}
+
+}  // namespace flash::api

@@ -1,0 +1,81 @@
+// The Python module flash_attn._C: importing it registers the ops; its functions describe what was
+// compiled. Limited API, so one binary serves every Python from 3.10 on.
+#include <Python.h>
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "host/error.h"
+#include "host/select.h"
+
+namespace flash::api {
+namespace {
+
+std::string row_json(Variant const& v) {
+  auto const text = [](char const* key, char const* value) {
+    return concat('"', key, "\": \"", value, '"');
+  };
+  return concat(
+      "{", text("name", v.name), ", ", text("direction", v.direction), ", \"arch\": ", v.arch, ", ",
+      text("dtype", v.dtype), ", \"head_dim\": ", v.head_dim, ", \"head_dim_v\": ", v.head_dim_v,
+      ", \"block_m\": ", v.block_m, ", \"block_n\": ", v.block_n, ", \"warps\": ", v.warps,
+      ", \"stages\": ", v.stages, ", ", text("scores", v.scores), ", ", text("why", v.why),
+      ", \"smem_bytes\": ", v.smem_bytes, "}");
+}
+
+PyObject* string(std::string const& s) {
+  return PyUnicode_FromStringAndSize(s.data(), static_cast<Py_ssize_t>(s.size()));
+}
+
+PyObject* compiled_variants(PyObject*, PyObject*) {
+  std::string json;
+  for (Variant const& v : variants()) {
+    json += (json.empty() ? "" : ", ") + row_json(v);
+  }
+  return string("[" + json + "]");
+}
+
+PyObject* explain_forward(PyObject*, PyObject* args) {
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
+  char const* dtype = nullptr;
+  if (!PyArg_ParseTuple(args, "isiip", &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
+    return nullptr;
+  }
+  // Shared memory a block can have: what all GPUs of the family with the least of it offer.
+  int const smem_per_block = sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
+  Selection const selection =
+      explain({"fwd", dtype, head_dim, head_dim_v, full_scores != 0, sm, smem_per_block});
+  std::string rejected;
+  for (Rejection const& r : selection.rejected) {
+    rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,
+                       "\", \"why\": \"", r.why, "\"}");
+  }
+  return string(concat("{\"variant\": ", selection.variant ? row_json(*selection.variant) : "null",
+                       ", \"splits\": 1, \"rejected\": [", rejected, "]}"));
+}
+
+PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
+
+PyMethodDef methods[] = {
+    {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
+    {"explain_forward", explain_forward, METH_VARARGS,
+     "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON: the variant and why not the others."},
+    {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                      "_C",
+                      "Compiled kernels of flash_attn.",
+                      -1,
+                      methods,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
+
+}  // namespace
+}  // namespace flash::api
+
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
+  return PyModule_Create(&flash::api::module);
+}

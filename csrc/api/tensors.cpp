@@ -1,0 +1,79 @@
+#include "api/tensors.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <array>
+
+namespace flash::api {
+
+char const* dtype_name(Tensor const& t, char const* name) {
+  switch (t.scalar_type()) {
+    case ScalarType::BFloat16:
+      return "bf16";
+    case ScalarType::Half:
+      return "fp16";
+    default:
+      throw std::runtime_error(concat(kNotImplemented, name, " has dtype ",
+                                      torch::headeronly::toString(t.scalar_type()),
+                                      "; kernels exist for BFloat16 and Half"));
+  }
+}
+
+Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  // Straight to the allocator's shim: a call through the dispatcher costs a microsecond more.
+  constexpr size_t kMaxDims = 4;
+  check(sizes.size() <= kMaxDims, "outputs have at most ", kMaxDims, " dimensions");
+  std::array<int64_t, kMaxDims> strides{};
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes.begin()[i], 1);
+  }
+  int32_t const code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.begin(), strides.data(), code,
+      aoti_torch_device_type_cuda(), like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
+cudaStream_t current_stream(Tensor const& t) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+void check_operand(Tensor const& t, char const* name, Tensor const& q) {
+  check(t.is_cuda() && t.get_device_index() == q.get_device_index(), name, " is not on q's device");
+  check(t.scalar_type() == q.scalar_type(), name, " has dtype ",
+        torch::headeronly::toString(t.scalar_type()), ", q has ",
+        torch::headeronly::toString(q.scalar_type()));
+  int64_t const dims = t.dim();
+  check(dims == 3 || dims == 4, name, " has ", dims, " dimensions, expected 3 or 4");
+  if (t.numel() == 0) {
+    return;
+  }
+  int64_t const chunk = 16 / static_cast<int64_t>(t.element_size());
+  check(t.stride(dims - 1) == 1, name, " has stride ", t.stride(dims - 1),
+        " in its last dimension, expected 1");
+  check(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, name,
+        " does not start at a multiple of 16 bytes");
+  for (int64_t i = 0; i < dims - 1; ++i) {
+    check(t.size(i) == 1 || t.stride(i) % chunk == 0, name, " has stride ", t.stride(i),
+          " in dimension ", i, ", expected a multiple of ", chunk);
+  }
+}
+
+int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size, Tensor const& q) {
+  if (!t) {
+    return nullptr;
+  }
+  check(t->is_cuda() && t->get_device_index() == q.get_device_index(), name,
+        " is not on q's device");
+  check(t->scalar_type() == ScalarType::Int && t->dim() == 1 && t->size(0) == size &&
+            t->is_contiguous(),
+        name, " must be a contiguous int32 tensor of ", size, " entries");
+  return static_cast<int const*>(t->data_ptr());
+}
+
+}  // namespace flash::api

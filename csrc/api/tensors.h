@@ -1,0 +1,48 @@
+// The only header that knows torch: tensors in, plain views out.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <optional>
+
+#include "host/error.h"
+#include "params/tensor_view.h"
+
+namespace flash::api {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// "bf16" or "fp16", as in the variant table; throws for other dtypes.
+char const* dtype_name(Tensor const& t, char const* name);
+
+// A new contiguous tensor on the device of `like`.
+Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarType dtype);
+
+cudaStream_t current_stream(Tensor const& t);
+
+// What a kernel needs so as not to fault: same device and dtype as q, unit stride in the last
+// dimension, rows that start at multiples of 16 bytes.
+void check_operand(Tensor const& t, char const* name, Tensor const& q);
+
+// An int32 vector of `size` entries on q's device.
+int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size, Tensor const& q);
+
+// [b, s, h, d], or packed [total, h, d] with batch_stride 0
+template <class T>
+TensorView<T> view(Tensor const& t, void* ptr) {
+  bool const packed = t.dim() == 3;
+  return {ptr, packed ? 0 : t.stride(0), t.stride(packed ? 0 : 1), t.stride(packed ? 1 : 2)};
+}
+
+inline TensorView<const void> operand(Tensor const& t, char const* name, Tensor const& q) {
+  check_operand(t, name, q);
+  return view<const void>(t, t.data_ptr());
+}
+
+}  // namespace flash::api

@@ -1,0 +1,35 @@
+// Every per-sequence read of device memory happens here: after it only values travel.
+#pragma once
+
+#include "params/common.h"
+#include "params/seqlens.h"
+
+namespace flash {
+
+struct BlockInfo {
+  int seqlen_q;   // rows of this sequence
+  int seqlen_k;   // keys that may be attended to: used, and right of the left padding
+  int64_t row_q;  // first row in the packed tensor; 0 when q is [b, s, h, d]
+  int64_t row_k;
+
+  // Sequence number `batch` one past the last stands for the rows of a packed q behind
+  // cu_q[batch]: a sequence without keys, so that they become zeros like any fully masked row.
+  FLASH_HD BlockInfo(const Seqlens& s, int sequence) {
+    row_q = s.cu_q ? s.cu_q[sequence] : 0;
+    if (sequence == s.batch) {
+      seqlen_q = static_cast<int>(s.total_q - row_q);
+      seqlen_k = 0;
+      row_k = 0;
+      return;
+    }
+    seqlen_q = s.cu_q ? s.cu_q[sequence + 1] - static_cast<int>(row_q) : s.seqlen_q;
+    row_k = s.cu_k ? s.cu_k[sequence] : 0;
+    int const allocated = s.cu_k ? s.cu_k[sequence + 1] - static_cast<int>(row_k) : s.seqlen_k;
+    int const used = s.used_k ? s.used_k[sequence] : allocated;
+    int const leftpad = s.leftpad_k ? s.leftpad_k[sequence] : 0;
+    row_k += leftpad;
+    seqlen_k = used > leftpad ? used - leftpad : 0;
+  }
+};
+
+}  // namespace flash

@@ -1,0 +1,54 @@
+// Which key blocks a block of rows visits, and which of them need mask code.
+#pragma once
+
+#include "core/mask.h"
+#include "params/common.h"
+
+namespace flash {
+
+// Key blocks [begin, end) in three runs:
+//   [right, end)    some row's right limit, or the end of the keys, cuts through: masked
+//   [left, right)   every row sees every key: no mask code
+//   [begin, left)   some row's left limit cuts through: masked
+// The softmax does not care for the order, so the masked blocks come first, right before left, and
+// the interior is one run without a branch: step 0, 1, … count() - 1 visits block_at(step).
+struct BlockRange {
+  int begin;
+  int left;
+  int right;
+  int end;
+
+  FLASH_HD int count() const { return end - begin; }
+  FLASH_HD int masked_count() const { return (end - right) + (left - begin); }
+
+  FLASH_HD int block_at(int step) const {
+    int const after_right = step - (end - right);
+    if (after_right < 0) {
+      return end - 1 - step;
+    }
+    int const after_left = after_right - (left - begin);
+    return after_left < 0 ? left - 1 - after_right : right - 1 - after_left;
+  }
+};
+
+// Rows [row_begin, row_end) of the sequence, row_begin < row_end.
+FLASH_HD BlockRange block_range(const SequenceMask& mask, int row_begin, int row_end, int block_n) {
+  int const row_last = row_end - 1;
+  int const key_end = mask.end(row_last);  // limits grow with the row
+  int const key_begin = mask.begin(row_begin);
+  BlockRange r;
+  r.end = key_end > 0 ? (key_end + block_n - 1) / block_n : 0;
+  r.begin = key_begin / block_n;
+  if (r.end <= r.begin) {
+    return {0, 0, 0, 0};
+  }
+  int const first_row_end = mask.end(row_begin);
+  int const last_row_begin = mask.begin(row_last);
+  r.right = first_row_end > 0 ? first_row_end / block_n : 0;
+  r.left = (last_row_begin + block_n - 1) / block_n;
+  r.right = r.right > r.begin ? r.right : r.begin;
+  r.left = r.left < r.right ? r.left : r.right;  // no interior: everything is one masked run
+  return r;
+}
+
+}  // namespace flash

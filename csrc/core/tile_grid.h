@@ -1,0 +1,38 @@
+#pragma once
+
+#include "core/block_info.h"
+#include "core/tile_scheduler.h"
+
+namespace flash {
+
+// The tiles of one launch, one thread block each: dense and varlen calls run the same kernel, and
+// only this look-up differs.
+struct TileGrid {
+  bool varlen;
+  DenseSchedule dense;
+  VarlenSchedule by_length;
+
+  FLASH_HD int64_t num_tiles() const { return varlen ? by_length.max_tiles() : dense.num_tiles(); }
+
+  FLASH_HD WorkTile tile(const Seqlens& seqlens, int64_t index) const {
+    if (!varlen) {
+      return DenseScheduler(dense, index, num_tiles()).coord();
+    }
+    auto const seqlen_q = [&](int sequence) { return BlockInfo(seqlens, sequence).seqlen_q; };
+    return VarlenScheduler(by_length, seqlen_q, index, num_tiles()).coord();
+  }
+};
+
+// A varlen batch has one sequence more: the rows behind the last one (see BlockInfo).
+inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrder order) {
+  TileGrid grid{};
+  grid.varlen = s.cu_q != nullptr;
+  if (grid.varlen) {
+    grid.by_length = {static_cast<int>(s.total_q), block_m, heads, s.batch + 1, order};
+  } else {
+    grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
+  }
+  return grid;
+}
+
+}  // namespace flash

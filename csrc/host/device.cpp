@@ -1,0 +1,37 @@
+#include "host/device.h"
+
+#include <array>
+#include <mutex>
+
+#include "host/error.h"
+
+namespace flash {
+namespace {
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&value, which, device), "device query");
+  return value;
+}
+
+DeviceInfo query(int device) {
+  return {10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+              attribute(cudaDevAttrComputeCapabilityMinor, device),
+          attribute(cudaDevAttrL2CacheSize, device),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
+}
+
+}  // namespace
+
+DeviceInfo const& current_device() {
+  constexpr int kMaxDevices = 256;
+  static std::array<DeviceInfo, kMaxDevices> info;
+  static std::array<std::once_flag, kMaxDevices> known;
+  int device = 0;
+  FLASH_CHECK_CUDA(cudaGetDevice(&device), "device query");
+  check(device < kMaxDevices, "device index ", device, ", at most ", kMaxDevices - 1, " is served");
+  std::call_once(known[device], [&] { info[device] = query(device); });
+  return info[device];
+}
+
+}  // namespace flash

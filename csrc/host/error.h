@@ -1,0 +1,39 @@
+// Everything that goes wrong on the host is thrown, never printed.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace flash {
+
+// Python turns messages with this prefix into NotImplementedError.
+inline constexpr char kNotImplemented[] = "flash_attn: not implemented: ";
+
+template <class... Parts>
+std::string concat(Parts const&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+template <class... Parts>
+void check(bool condition, Parts const&... message) {
+  if (!condition) {
+    throw std::invalid_argument(concat("flash_attn: ", message...));
+  }
+}
+
+inline void check_cuda(cudaError_t status, char const* variant, char const* file, int line) {
+  if (status != cudaSuccess) {
+    throw std::runtime_error(concat("flash_attn: ", cudaGetErrorName(status), ": ",
+                                    cudaGetErrorString(status), " in ", variant, " (", file, ":",
+                                    line, ")"));
+  }
+}
+
+}  // namespace flash
+
+#define FLASH_CHECK_CUDA(call, variant) ::flash::check_cuda((call), (variant), __FILE__, __LINE__)

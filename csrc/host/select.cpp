@@ -1,0 +1,90 @@
+#include "host/select.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "host/error.h"
+
+namespace flash {
+namespace {
+
+// FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset.
+int forced_arch() {
+  char const* const text = std::getenv("FLASH_ATTN_ARCH");
+  return text ? std::atoi(text) : 0;
+}
+
+// Empty when the variant can serve the request.
+std::string why_not(Variant const& v, Request const& r) {
+  if (std::string_view(v.direction) != r.direction) {
+    return concat("is ", v.direction);
+  }
+  if (int const arch = forced_arch(); arch && arch != v.arch) {
+    return concat("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);
+  }
+  if (v.arch > r.sm) {
+    return concat("needs sm_", v.arch, ", the GPU is sm_", r.sm);
+  }
+  if (v.arch == 90 && r.sm / 10 != 9) {
+    return "runs on Hopper only";
+  }
+  if (v.smem_bytes > r.smem_per_block) {
+    return concat("needs ", v.smem_bytes, " bytes of shared memory, the GPU has ",
+                  r.smem_per_block);
+  }
+  if (std::string_view(v.dtype) != r.dtype) {
+    return concat("is ", v.dtype);
+  }
+  if (r.head_dim > v.head_dim || r.head_dim_v > v.head_dim_v) {
+    return concat("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
+  }
+  if (r.head_dim != r.head_dim_v && v.head_dim == v.head_dim_v) {
+    return "serves equal head dims of q and v";
+  }
+  if (r.full_scores && std::string_view(v.scores) != "full") {
+    return "has no softcap, ALiBi, sinks or dropout";
+  }
+  return {};
+}
+
+std::string describe(Request const& r) {
+  return concat(r.direction, " ", r.dtype, " head_dim ", r.head_dim,
+                r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
+                r.full_scores ? " with softcap, ALiBi, sinks, dropout or a scale <= 0" : "",
+                " on sm_", r.sm);
+}
+
+}  // namespace
+
+Selection explain(Request const& request) {
+  Selection selection{nullptr, {}};
+  for (Variant const& variant : variants()) {
+    std::string why = why_not(variant, request);
+    if (why.empty() && !selection.variant) {
+      selection.variant = &variant;
+    } else {
+      if (why.empty()) {
+        why = concat("comes after ", selection.variant->name);
+      }
+      selection.rejected.push_back({&variant, std::move(why)});
+    }
+  }
+  return selection;
+}
+
+Variant const& select(Request const& request) {
+  for (Variant const& variant : variants()) {
+    if (why_not(variant, request).empty()) {
+      return variant;
+    }
+  }
+  std::string compiled;
+  for (Variant const& variant : variants()) {
+    compiled += concat(" ", variant.name);
+  }
+  throw std::runtime_error(
+      concat(kNotImplemented, "no kernel for ", describe(request), "; compiled:", compiled));
+}
+
+}  // namespace flash

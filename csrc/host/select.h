@@ -1,0 +1,38 @@
+// problem → variant
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "host/variant.h"
+
+namespace flash {
+
+// What a call needs from a kernel.
+struct Request {
+  char const* direction;
+  char const* dtype;
+  int head_dim;
+  int head_dim_v;
+  bool full_scores;  // softcap, ALiBi, sinks, dropout, or a scale that is not positive
+  int sm;
+  int smem_per_block;
+};
+
+struct Rejection {
+  Variant const* variant;
+  std::string why;
+};
+
+struct Selection {
+  Variant const* variant;  // null: none fits
+  std::vector<Rejection> rejected;
+};
+
+// The first row of the table that fits, and why the others do not.
+Selection explain(Request const& request);
+
+// The first row that fits; throws what was asked and what exists if none does.
+Variant const& select(Request const& request);
+
+}  // namespace flash

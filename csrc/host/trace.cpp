@@ -1,0 +1,46 @@
+#include "host/trace.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "host/error.h"
+
+namespace flash {
+namespace {
+
+bool enabled() {
+  static bool const on = [] {
+    char const* const text = std::getenv("FLASH_ATTN_LOG");
+    return text && *text && std::strcmp(text, "0") != 0;
+  }();
+  return on;
+}
+
+std::string describe(FwdParams const& p) {
+  return concat("b ", p.seqlens.batch, ", ", p.seqlens.cu_q ? "varlen up to " : "",
+                p.seqlens.seqlen_q, " x ", p.seqlens.seqlen_k, ", h ", p.heads_q, "/", p.heads_kv,
+                ", d ", p.head_dim, ", window ", p.mask.left, "/", p.mask.right);
+}
+
+}  // namespace
+
+void trace_launch(FwdParams const& params, Variant const& variant) {
+  if (!enabled()) {
+    return;
+  }
+  static std::mutex mutex;
+  static std::set<std::string> seen;
+  std::string const line =
+      concat(describe(params), " -> ", variant.name, " (tile ", variant.block_m, "x",
+             variant.block_n, ", ", variant.warps, " warps, ", variant.stages, " stages)");
+  std::lock_guard<std::mutex> const lock(mutex);
+  if (seen.insert(line).second) {
+    std::fprintf(stderr, "flash_attn: %s\n", line.c_str());
+  }
+}
+
+}  // namespace flash

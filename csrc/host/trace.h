@@ -1,0 +1,10 @@
+// FLASH_ATTN_LOG=1: one line on stderr for each new (problem, variant).
+#pragma once
+
+#include "host/variant.h"
+
+namespace flash {
+
+void trace_launch(FwdParams const& params, Variant const& variant);
+
+}  // namespace flash

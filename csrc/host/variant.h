@@ -1,0 +1,39 @@
+// A compiled kernel as the host sees it: its row in csrc/variants.py plus how to launch it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <span>
+
+#include "params/fwd_params.h"
+
+namespace flash {
+
+// What the host knows about the GPU it launches on.
+struct DeviceInfo {
+  int sm;  // 10 * major + minor
+  int64_t l2_bytes;
+  int smem_per_block;
+};
+
+struct Variant {
+  char const* name;
+  char const* direction;
+  int arch;           // oldest compute capability of its family: 80, 90
+  char const* dtype;  // "bf16", "fp16"
+  int head_dim;
+  int head_dim_v;
+  int block_m;
+  int block_n;
+  int warps;
+  int stages;
+  char const* scores;  // "plain", "full"
+  char const* why;
+  int smem_bytes;
+  void (*launch)(FwdParams const&, DeviceInfo const&, cudaStream_t);
+};
+
+// All rows, in the table's order. Defined in the generated registry.
+std::span<Variant const> variants();
+
+}  // namespace flash

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "params/mask.h"
+#include "params/scores.h"
+#include "params/seqlens.h"
+#include "params/tensor_view.h"
+
+namespace flash {
+
+// One forward call. Element types are erased here; the variant that is picked knows them.
+struct FwdParams {
+  TensorView<const void> q;  // [b, sq, h, d]
+  TensorView<const void> k;  // [b, sk, hk, d]
+  TensorView<const void> v;  // [b, sk, hk, d]
+  TensorView<void> out;      // [b, sq, h, d]
+  RowView lse;               // [b, h, sq], natural log
+  Seqlens seqlens;
+  Mask mask;
+  Scores scores;
+  int heads_q;
+  int heads_kv;
+  int head_dim;  // at most the variant's; the rest is zero-filled in shared memory
+};
+
+}  // namespace flash

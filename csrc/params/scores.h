@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+namespace flash {
+
+// What happens to a score between the product q·k and the softmax, and to a probability after it.
+struct Scores {
+  float softmax_scale;
+  float softcap;               // 0: off; else softcap * tanh(score / softcap)
+  const float* alibi_slopes;   // [h] or [b, h]; null: off
+  int64_t alibi_batch_stride;  // 0 when the slopes are [h]
+  const float* s_aux;          // [h] logit of each head's sink; null: off
+  float dropout_p;             // 0: off
+  const int64_t* rng_state;    // [2] seed, offset; read on the device only
+};
+
+}  // namespace flash

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+namespace flash {
+
+// Where each sequence lies and how long it is. Null pointers mean: the fixed length applies.
+struct Seqlens {
+  int batch;     // sequences
+  int seqlen_q;  // fixed length, or an upper bound when cu_q is given
+  int seqlen_k;
+  int64_t total_q;       // rows in the packed q; 0 when q is [b, s, h, d]
+  const int* cu_q;       // [b + 1] start row of each sequence in the packed q
+  const int* cu_k;       // [b + 1]
+  const int* used_k;     // [b] keys in use, at most what cu_k or seqlen_k allows
+  const int* leftpad_k;  // [b] keys to skip at the start
+};
+
+}  // namespace flash

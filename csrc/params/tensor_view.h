@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+#include "params/common.h"
+
+namespace flash {
+
+// A tensor [b, s, h, d] with unit stride in d; a packed varlen tensor [total, h, d] has
+// batch_stride 0 and its sequences start at row offsets. Strides count elements.
+template <class T>
+struct TensorView {
+  T* ptr;
+  int64_t batch_stride;
+  int64_t row_stride;
+  int64_t head_stride;
+
+  FLASH_HD int64_t offset(int batch, int64_t row, int head) const {
+    return batch * batch_stride + row * row_stride + head * head_stride;
+  }
+};
+
+// One fp32 number per row and head: LSE [b, h, s], or varlen [h, total] with batch_stride 0.
+struct RowView {
+  float* ptr;
+  int64_t batch_stride;
+  int64_t head_stride;
+
+  FLASH_HD float* at(int batch, int64_t row, int head) const {
+    return ptr + batch * batch_stride + head * head_stride + row;
+  }
+};
+
+}  // namespace flash

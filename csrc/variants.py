@@ -1,0 +1,61 @@
+"""The variant table: every kernel that is compiled, one row each.
+
+From these rows come the instantiations, the C++ registry, the feature matrix in the README and
+what `flash_attn.explain` prints. A head dimension, a dtype or a tile is added by adding a row;
+nothing else lists them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled kernel.
+
+    direction: "fwd"; arch: family ("sm80"); dtype: "bf16" or "fp16".
+    head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
+    block_m, block_n: rows and keys of a tile. warps: 32 threads each.
+    stages: buffers for K and for V in shared memory.
+    scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, sinks, dropout as well).
+    why: the reason for this tile, with the measured figure.
+    allow_spills: the compiler may keep a few values in local memory; `why` says what it costs.
+    """
+
+    direction: str
+    arch: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    scores: str
+    why: str
+    allow_spills: bool = False
+
+    @property
+    def name(self) -> str:
+        dims = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            dims += f"x{self.head_dim_v}"
+        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}"
+
+
+def _rows(**columns) -> list[Variant]:
+    """The same row for both dtypes."""
+    return [Variant(dtype=dtype, **columns) for dtype in ("bf16", "fp16")]
+
+
+# The accumulators of 128 rows by 4 warps fill the registers; the row sums go to local memory once
+# per key block, which costs less than any tile that needs fewer registers.
+_SM80_FORWARD = dict(
+    direction="fwd", arch="sm80", block_m=128, warps=4, stages=1, scores="plain", allow_spills=True
+)
+
+VARIANTS: list[Variant] = [
+    *_rows(**_SM80_FORWARD, head_dim=64, head_dim_v=64, block_n=128,
+           why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
+    *_rows(**_SM80_FORWARD, head_dim=128, head_dim_v=128, block_n=64,
+           why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
+]  # fmt: skip
