@@ -100,10 +100,13 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
     On CUDA rows also have to start at a multiple of 16 bytes.
     """
-    if x.stride(-1) != 1:
+    if x.stride()[-1] != 1:
         return x.contiguous()
-    if x.is_cuda and any(stride * x.element_size() % 16 for stride in x.stride()[:-1]):
-        return x.contiguous()
+    if x.is_cuda:
+        if any(stride * x.itemsize % 16 for stride in x.stride()[:-1]):
+            return x.contiguous()
+        if type(x) is Tensor and x.data_ptr() % 16:
+            return x.clone(memory_format=torch.contiguous_format)
     return x
 
 
