@@ -40,6 +40,17 @@ CACHE_CASES = [
     ),
     Bad("lengths negative", "cache", set_to(cache_seqlens=-2), "cache_seqlens: got -2", "-1"),
     Bad(
+        "empty pages",
+        "cache",
+        lambda c: {
+            "block_table": int32(device_of(c), 0, 0)[:, None],
+            "k_cache": c["k_cache"][:, :0],
+            "v_cache": c["v_cache"][:, :0],
+        },
+        "k_cache: got shape (2, 0, 2, 32)",
+        "page_size of 1 or more",
+    ),
+    Bad(
         "too many new",
         "cache",
         lambda c: {n: c[n].repeat_interleave(3, 1) for n in "kv"},

@@ -356,6 +356,7 @@ CASES = [
         "cu_seqlens_k: got strides (2,)",
         "must be 1",
     ),
+    Bad("max_k negative", "varlen", set_to(max_seqlen_k=-1), "max_seqlen_k: got -1", "0 or more"),
     Bad("max negative", "varlen", set_to(max_seqlen_q=-1), "max_seqlen_q: got -1", "0 or more"),
     Bad(
         "max float",

@@ -282,6 +282,18 @@ def test_backward_twice(device, needs):
         assert torch.equal(packed.grad, once * 2)
 
 
+def test_a_gradient_without_rows(device, needs):
+    """Reductions hand back one number, expanded to the shape of out with strides of 0."""
+    q, k, v = qkv(device, 1, 5, grad=True)
+    out = flash_attn.flash_attn_func(q, k, v)
+    dout = torch.ones((), device=device, dtype=out.dtype).expand_as(out)
+    with needs("backward"):
+        expanded = torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+        dense = torch.autograd.grad(out, (q, k, v), dout.contiguous())
+        for ours, expected in zip(expanded, dense):
+            assert torch.equal(ours, expected)
+
+
 def test_only_the_lse_is_differentiated(device, needs):
     q, k, v = qkv(device, 1, 5, grad=True)
     _, lse = flash_attn.flash_attn_func(q, k, v, return_lse=True)

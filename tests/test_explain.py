@@ -160,6 +160,12 @@ def test_cuda_operation_without_a_kernel(library):
     assert ROW["name"] in choice.why
 
 
+def test_cuda_option_without_a_kernel(library):
+    choice = flash_attn.explain(*qkv(), return_attn_probs=True)
+    assert choice.backend == "none"
+    assert "attn_probs has no CUDA kernel yet" in choice.why
+
+
 @pytest.mark.parametrize("value", ["1", "0"])
 def test_log(value):
     program = (

@@ -152,6 +152,16 @@ def test_forward_by_keywords_read_from_the_signature(device):
     assert torch.equal(lse, expected[1])
 
 
+@pytest.mark.parametrize("name", ["leftpad_k", "seqused_k"])
+def test_varlen_forward_checks_what_the_public_one_does_not_take(device, name):
+    q, k, v = plain(*qkv(device, 9))
+    ends = cu(device, 4, 9)
+    with pytest.raises(ValueError, match=rf"{name}: got shape \(3,\); \(batch,\) = \(2,\)"):
+        flash_attn_interface._flash_attn_varlen_forward(
+            q, k, v, ends, ends, 5, 5, 0.0, 0.3, True, **{name: ends}
+        )
+
+
 def gradients(out: Tensor, dout: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(out, inputs, dout))
 
