@@ -27,6 +27,12 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _kind(row: Row) -> str:
+    """The preset, and the kind of call where that says more."""
+    call = row.problem.split()[0]
+    return row.preset if call == row.preset else f"{row.preset}: {call}"
+
+
 def table_line(row: Row) -> str:
     """The problem, each contender's rate and time, and our time over the best other's."""
     cells = [
@@ -44,7 +50,7 @@ def summary(rows: list[Row]) -> str:
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.ratio:
-            groups.setdefault(f"{row.preset}: {row.problem.split()[0]}", []).append(row.ratio)
+            groups.setdefault(_kind(row), []).append(row.ratio)
     return "\n".join(
         f"{name:<16} our time / fastest other: geometric mean "
         f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}, worst {max(ratios):.2f}"
@@ -66,7 +72,7 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
 
     panels: dict[str, list[Row]] = {}
     for row in rows:
-        panels.setdefault(f"{row.preset}: {row.problem.split()[0]}", []).append(row)
+        panels.setdefault(_kind(row), []).append(row)
     tallest = max(map(len, panels.values()))
     figure, axes = plt.subplots(
         1,
@@ -97,4 +103,6 @@ def _bars(axis, name: str, rows: list[Row]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", color="#e8ebef")
     axis.set_axisbelow(True)
-    axis.legend(frameon=False, fontsize=8)
+    axis.margins(y=0.01)
+    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(contenders)}
+    axis.legend(frameon=False, fontsize=8, **above)
