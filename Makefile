@@ -72,4 +72,4 @@ clean:  ## remove what was built; the environment, headers and ccache stay
 # A stamp per set of extras, so that a second run starts at once.
 $(VENV)/.env-base $(VENV)/.env-demo $(VENV)/.env-test $(VENV)/.env-dev: $(VENV)/.env-%: pyproject.toml build_tools/make_env.py
 	$(PYTHON) build_tools/make_env.py $(VENV) $(filter-out base,$*) --torch '$(TORCH)'
-	@touch $@
+	@touch $@ $(VENV)/.env-base

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
+import html
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 import urllib.request
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -96,12 +98,11 @@ def _from_index(folder: Path) -> Path:
     """For environments without pip."""
     index = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_INDEX_URL")
     page = f"{(index or 'https://pypi.org/simple').rstrip('/')}/{PACKAGE}/"
-    accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
-    with urllib.request.urlopen(urllib.request.Request(page, headers=accept), timeout=60) as reply:
-        files = json.load(reply)["files"]
-    url = next((file["url"] for file in files if file["filename"] == WHEEL), None)
-    if url is None:
+    with urllib.request.urlopen(page, timeout=60) as reply:
+        link = re.search(rf'href="([^"]*{re.escape(WHEEL)}[^"]*)"', reply.read().decode())
+    if link is None:
         raise LookupError(f"{page} does not list {WHEEL}")
+    url = urllib.parse.urljoin(page, html.unescape(link[1]))
     with urllib.request.urlopen(url, timeout=60) as reply:
         (folder / WHEEL).write_bytes(reply.read())
     return folder / WHEEL
