@@ -21,6 +21,7 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
         for n_block in needed
         if all(set(range(n_block * block_n, (n_block + 1) * block_n)) <= keys for keys in seen)
     ]
+    assert found.count() == len(needed)
     visited = [found.block_at(step) for step in range(found.count())]
     assert sorted(visited) == needed
     assert sorted(visited[found.masked_count() :]) == whole

@@ -29,9 +29,9 @@ def test_limits(core, left, right):
     for seqlen_q, seqlen_k in itertools.product(LENGTHS, LENGTHS):
         for row, (begin, end) in enumerate(limits(core, left, right, seqlen_q, seqlen_k)):
             expected = visible(left, right, seqlen_q, seqlen_k, row)
-            assert list(range(begin, end)) == expected
             assert begin >= 0
             assert end <= seqlen_k
+            assert list(range(begin, end)) == expected
 
 
 @pytest.mark.parametrize("left", WINDOWS)
