@@ -119,8 +119,9 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
     shared = [a.name for a in backward._schema.arguments if a.name in names and a.name not in own]
 
     def below_autograd(keyset, args, kwargs):
+        keyset = keyset & torch._C._after_autograd_keyset
         with torch._C._AutoDispatchBelowAutograd():
-            return forward.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+            return backend.call(forward.redispatch, keyset, *args, **kwargs)
 
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]

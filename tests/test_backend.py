@@ -153,6 +153,21 @@ def test_miss_in_the_library_is_not_implemented():
     assert raised.type is RuntimeError
 
 
+def test_a_miss_under_a_direct_call_of_the_operation(monkeypatch):
+    """As compiled graphs make them: the autograd kernel translates for those."""
+
+    def miss(*args, **kwargs):
+        raise RuntimeError("flash_attn: not implemented: no kernel for x")
+
+    monkeypatch.setattr(_ops.cpu, "forward", miss)
+    q = torch.zeros(1, 4, 2, 8)
+    for x in (q, q.clone().requires_grad_()):
+        with pytest.raises(NotImplementedError, match="no kernel for x"):
+            _ops.forward(x, x, x, 0.0, 1.0, True, -1, -1, 0.0, None, False)
+        with pytest.raises(NotImplementedError, match="no kernel for x"):
+            flash_attn.flash_attn_func(x, x, x)
+
+
 def test_operations_are_not_run_on_fake_cuda_tensors():
     """Shapes are known without a kernel: a model can be traced for a GPU that is not there."""
     with FakeTensorMode():
