@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from cases import SEED, Case, Inputs, rng_state
+from cases import SEED, Case, Inputs, padded_on_gpu, rng_state
 from compare import assert_accurate, assert_lse, float32_exponent_error, max_error
 from reference import attention_ref, gradients, standard_attention
 from torch import Tensor
@@ -28,9 +28,7 @@ def dense(case: Case, x: Inputs, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor 
             **case.mask_kwargs(),
         )
     out, lse, _, _ = torch.ops.flash_attn._flash_attn_forward(
-        q,
-        k,
-        v,
+        *padded_on_gpu(q, k, v),
         case.dropout_p,
         case.d**-0.5 if case.scale is None else case.scale,
         case.causal,
@@ -41,7 +39,7 @@ def dense(case: Case, x: Inputs, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor 
         s_aux=s_aux,
         rng_state=rng_state(q.device, SEED),
     )
-    return out, lse
+    return out[..., : case.value_dim], lse
 
 
 def written_out(case: Case, x: Inputs, attention):

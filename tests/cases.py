@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 import reference_dropout
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -178,6 +179,14 @@ def make_inputs(case: Case, device="cpu") -> Inputs:
 
 def rng_state(device, seed: int = SEED, offset: int = OFFSET) -> Tensor:
     return torch.tensor([seed, offset], dtype=torch.int64, device=device)
+
+
+def padded_on_gpu(*tensors: Tensor) -> list[Tensor]:
+    """Zeros up to a head dim that is a multiple of 8, which operations on CUDA tensors ask for.
+
+    The public functions pad by themselves; operations called directly need it done.
+    """
+    return [F.pad(x, (0, -x.shape[-1] % 8)) if x.is_cuda else x for x in tensors]
 
 
 def pairwise(seed: int = 0, **options: list) -> list[dict]:

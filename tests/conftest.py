@@ -44,7 +44,6 @@ CUDA_MISSING = frozenset(
         "head_dim_256",
         "head_dim_v",
         "kvcache",
-        "leftpad",
         "paged",
         "sinks",
         "softcap",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from cases import OFFSET, SEED, Case, poisoned, rng_state, values
+from cases import OFFSET, SEED, Case, padded_on_gpu, poisoned, rng_state, values
 from reference import varlen_ref
 from reference_dropout import keep_mask
 from torch import Tensor
@@ -115,9 +115,7 @@ def run_packed(case: Case, x: Packed, q, k, v, s_aux=None, **extra):
         )
     dropout = {"rng_state": rng_state(q.device)} if case.dropout_p else {}
     out, lse, _, _ = torch.ops.flash_attn._flash_attn_varlen_forward(
-        q,
-        k,
-        v,
+        *padded_on_gpu(q, k, v),
         *x.lengths.values(),
         case.dropout_p,
         case.d**-0.5 if case.scale is None else case.scale,
@@ -129,7 +127,7 @@ def run_packed(case: Case, x: Packed, q, k, v, s_aux=None, **extra):
         **dropout,
         **extra,
     )
-    return out, lse
+    return out[..., : case.value_dim], lse
 
 
 def written_out(case: Case, x: Packed, attention, **lists):

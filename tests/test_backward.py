@@ -144,6 +144,28 @@ def test_packed_gradients_equal_unpacked(causal, device, needs):
         assert_bitwise("dkv", leaf.grad, torch.stack([t.grad for t in three[1:]], dim=2))
 
 
+@pytest.mark.parametrize("packed", ["qkv", "kv"])
+def test_packed_gradients_of_inputs_that_were_offloaded(packed, device, needs):
+    """Saved copies are no longer neighbours in memory; the packed gradient must not assume it."""
+    qkv = torch.randn(2, 40, 3, 4, 32, device=device).to(BF16)
+    dout = torch.randn(2, 40, 4, 32, device=device).to(BF16)
+
+    def gradient():
+        leaf = qkv.clone().requires_grad_()
+        if packed == "qkv":
+            out = flash_attn_qkvpacked_func(leaf, causal=True, deterministic=True)
+        else:
+            q, kv = leaf[:, :, 0], leaf[:, :, 1:]
+            out = flash_attn_kvpacked_func(q, kv, causal=True, deterministic=True)
+        out.backward(dout)
+        return leaf.grad
+
+    with needs("backward"):
+        expected = gradient()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            assert_bitwise("gradient", gradient(), expected)
+
+
 def test_backward_twice_through_one_graph(device, needs):
     x = make_inputs(Case(causal=True), device)
     q = x.q.detach().requires_grad_()
