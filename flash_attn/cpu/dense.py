@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .attend import attend
-from .attend_backward import attend_backward
+from .attend import attend, attend_backward
 from .common import draw_rng_state, sink_gradient, softmax_delta
 from .probabilities import probabilities
 from .scores import accumulation_dtype, make_scores
@@ -38,7 +37,7 @@ def forward(
     )  # fmt: skip
     out = q.new_empty(batch, seqlen_q, heads, v.shape[-1])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
-    attend(q, k, v, out, lse, scores, batch_invariant)
+    attend(q, k, v, out, lse, scores)
     s_dmask = q.new_empty(0)
     if return_softmax:
         s_dmask = q.new_empty(batch, heads, seqlen_q, k.shape[1])
@@ -77,7 +76,10 @@ def backward(
     )  # fmt: skip
     softmax_d = torch.empty_like(softmax_lse, memory_format=torch.contiguous_format)
     softmax_delta(dout, out, dlse, softmax_d.transpose(1, 2))
-    attend_backward(dout, q, k, v, softmax_lse, softmax_d, dq, dk, dv, scores)
+    lse_has_gradient = dlse is not None and bool(dlse.any())
+    attend_backward(
+        dout, q, k, v, out, softmax_lse, softmax_d, dq, dk, dv, scores, lse_has_gradient
+    )
     if ds_aux is not None:
         ds_aux.copy_(sink_gradient(s_aux, softmax_lse, softmax_d, head_dim=1))
     return softmax_d

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .attend import attend, no_keys
+from .attend import attend
 from .paging import Pages
 from .rotary import positions_of, rotate
 from .scores import Scores, accumulation_dtype, make_scores
@@ -64,14 +64,11 @@ def _attend_cache(q, cache: Cache, lengths: list[int], out, lse, scores: Scores)
         one = slice(i, i + 1)
         part = scores.part(one, slice(None))
         k, v, hidden = cache.read(i, length)
-        if k.shape[1] == 0:
-            no_keys(out[one], lse[one], part)
-        else:
-            attend(q[one], k, v, out[one], lse[one], part, hidden_keys=hidden)
+        attend(q[one], k, v, out[one], lse[one], part, hidden)
 
 
 def _rotate(q, k, cos, sin, old: list[int], local: bool, interleaved: bool):
-    """New keys turn by cache_seqlens + i; so do queries if masks are local, else by cache_seqlens."""
+    """New keys turn by cache_seqlens + i; queries too if masks are local, else by cache_seqlens."""
     starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, read by nobody
     if not starts:
         return q, k

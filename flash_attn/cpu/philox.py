@@ -1,4 +1,5 @@
-"""Dropout bits: Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+"""Dropout bits: Philox4x32, 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", 2011).
 
 Whether an entry is kept is a pure function of (seed, offset, batch, head, row, column), so that
 every backend and every tile size drops the same entries. One Philox call covers eight entries of a
@@ -75,7 +76,9 @@ def keep_blocks(
     return keep.view(*lead, nr * BLOCK, nc * BLOCK)
 
 
-def keep_mask(seed: int, offset: int, batch, head, rows, cols, p: float, *, num_heads: int) -> Tensor:
+def keep_mask(
+    seed: int, offset: int, batch, head, rows, cols, p: float, *, num_heads: int
+) -> Tensor:
     """Which entries dropout keeps.
 
     batch, head: ints or int64 tensors that broadcast to (*lead); num_heads: query heads of the

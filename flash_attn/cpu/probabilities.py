@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import tiling
-from .attend import Place, score_tile
 from .scores import Scores, tile_keep
+from .tiled_forward import Place, score_tile
 
 
 def probabilities(q: Tensor, k: Tensor, lse: Tensor, s_dmask: Tensor, scores: Scores) -> None:

@@ -37,9 +37,7 @@ def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     return x[..., :half], x[..., half:]
 
 
-def positions_of(
-    table: Tensor, starts: list[int], length: int, advance: bool
-) -> Tensor:
+def positions_of(table: Tensor, starts: list[int], length: int, advance: bool) -> Tensor:
     """Rows of a cos or sin table (max_positions, rotary_dim / 2) for each sequence.
 
     Sequence i is at positions starts[i], starts[i] + 1, ... if advance, else always at starts[i].

@@ -6,6 +6,7 @@ causal masks, windows and ALiBi to the bottom-right corner.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,11 +47,6 @@ class Scores:
     def query_scale(self) -> float:
         """Folded into the query tile: one pass over rows x d instead of one over rows x keys."""
         return self.softmax_scale / self.softcap if self.softcap else self.softmax_scale
-
-    @property
-    def plain(self) -> bool:
-        """Nothing but masks and sinks."""
-        return not self.softcap and self.slopes is None and self.dropout is None
 
     def part(self, batch: slice, heads: slice) -> Scores:
         """The same for some sequences and some query heads."""
@@ -109,12 +105,17 @@ def visible_keys(scores: Scores, rows: range, shift: int, seqlen_k: int) -> tupl
     return (first, end) if first < end else (0, 0)
 
 
+def cuts(scores: Scores, rows: range, keys: range, shift: int) -> tuple[bool, bool]:
+    """Whether the left and the right limit hide one of the keys from one of the rows."""
+    return (
+        keys.start < rows.stop - 1 + shift - scores.left,
+        keys.stop - 1 > rows.start + shift + scores.right,
+    )
+
+
 def tile_mask(scores: Scores, rows: range, keys: range, shift: int) -> Tensor | None:
     """True where key j is hidden from row i, (rows, keys); None when all are visible."""
-    cuts_right = keys.stop - 1 > rows.start + shift + scores.right
-    cuts_left = keys.start < rows.stop - 1 + shift - scores.left
-    if not (cuts_left or cuts_right):
-        return None
+    cuts_left, cuts_right = cuts(scores, rows, keys, shift)
     hidden = None
     if cuts_right:
         # j > i + shift + right
@@ -126,6 +127,15 @@ def tile_mask(scores: Scores, rows: range, keys: range, shift: int) -> Tensor | 
         before = before.tril(rows.start + shift - scores.left - keys.start - 1)
         hidden = before if hidden is None else hidden.logical_or_(before)
     return hidden
+
+
+def no_keys(out: Tensor, lse: Tensor, scores: Scores) -> None:
+    """Rows that see no key: out (b, s, h, dv) is 0, LSE (b, h, s) is -inf or the sink."""
+    out.zero_()
+    if scores.sinks is None:
+        lse.fill_(-math.inf)
+    else:
+        lse.copy_(scores.sinks[:, None].expand(lse.shape))
 
 
 def add_alibi(tile: Tensor, slopes: Tensor, rows: range, keys: range, shift: int) -> None:

@@ -44,7 +44,9 @@ def sequences(
     cu_k = checked_offsets("cu_seqlens_k", cu_seqlens_k, total_k, claim, "max_seqlen_k")
     batch = len(cu_q) - 1
     leftpad = [0] * batch if leftpad_k is None else leftpad_k.tolist()
-    used = [cu_k[i + 1] - cu_k[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
+    used = (
+        [cu_k[i + 1] - cu_k[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
+    )
     result = []
     for i in range(batch):
         slot = cu_k[i + 1] - cu_k[i] if page_capacity is None else page_capacity

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from .scores import Scores, visible_keys
 
-# Measured on two AVX-512 cores: 256 x 512 products run at full speed, and a few of them together
-# (four: 2 MiB of fp32 scores) still fit the caches while Python's overhead stays under 5%.
-ROWS = 256
-KEYS = 512
-TILE_ENTRIES = 4 * ROWS * KEYS
+# Measured on AVX-512: products of this size run at full speed, a causal diagonal wastes little, and
+# a tile of a few (sequence, head) pairs stays in the second-level cache.
+ROWS = 128
+KEYS = 256
 
 
 def row_step(groups: int) -> int:
@@ -31,12 +30,18 @@ def key_step(groups: int, rows: int) -> int:
     return KEYS * max(1, ROWS // (2 * stacked))
 
 
-def parts(batch: int, kv_heads: int, groups: int, seqlen_q: int, seqlen_k: int, one_sequence: bool):
-    """Yields (sequences, key heads) slices whose tiles together hold about TILE_ENTRIES scores."""
+def pairs_per_part(groups: int, seqlen_q: int, seqlen_k: int) -> int:
+    """How many (sequence, key head) pairs go through one product: four full tiles' worth."""
+    # More threads than that get a pair each.
     rows = groups * min(seqlen_q, row_step(groups))
-    pairs = max(1, TILE_ENTRIES // (rows * min(seqlen_k, key_step(groups, seqlen_q))))
-    head_step = min(kv_heads, pairs)
-    batch_step = 1 if one_sequence else max(1, pairs // kv_heads)
+    entries = rows * min(seqlen_k, key_step(groups, seqlen_q))
+    return max(4 * ROWS * KEYS // entries, torch.get_num_threads())
+
+
+def parts(batch: int, kv_heads: int, pairs: int) -> Iterator[tuple[slice, slice]]:
+    """Yields (sequences, key heads) slices of at most `pairs` pairs, one pair at least."""
+    head_step = max(1, min(kv_heads, pairs))
+    batch_step = max(1, pairs // kv_heads)
     for b in range(0, batch, batch_step):
         for h in range(0, kv_heads, head_step):
             yield slice(b, min(b + batch_step, batch)), slice(h, min(h + head_step, kv_heads))

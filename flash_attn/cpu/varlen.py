@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .attend import attend
-from .attend_backward import attend_backward
+from .attend import attend, attend_backward
 from .common import draw_rng_state, sink_gradient, softmax_delta
 from .paging import Pages
 from .probabilities import probabilities
@@ -70,7 +69,7 @@ def varlen_forward(
         part = scores.part(slice(seq.index, seq.index + 1), slice(None))
         ks, vs, hidden = _keys_of(seq, k, v, pages)
         qs, lse_s = q[None, seq.rows], lse[None, :, seq.rows]
-        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, batch_invariant, hidden)
+        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, hidden)
         if return_softmax:
             target = s_dmask[seq.index : seq.index + 1, :, : seq.seqlen_q, : seq.seqlen_k]
             probabilities(qs, ks, lse_s, target, part)
@@ -135,6 +134,7 @@ def varlen_backward(
         None if dlse is None else dlse[:, :used_q],
         softmax_d[:, :used_q].t(),
     )
+    lse_has_gradient = dlse is not None and bool(dlse[:, :used_q].any())
     _zero_unused(seqs, used_q, dq, dk, dv)
     for seq in seqs:
         part = scores.part(slice(seq.index, seq.index + 1), slice(None))
@@ -144,12 +144,14 @@ def varlen_backward(
             q[None, rows],
             k[None, keys],
             v[None, keys],
+            out[None, rows],
             softmax_lse[None, :, rows],
             softmax_d[None, :, rows],
             None if dq is None else dq[None, rows],
             None if dk is None else dk[None, keys],
             None if dv is None else dv[None, keys],
             part,
+            lse_has_gradient,
         )
     if ds_aux is not None:
         used = slice(0, used_q)

@@ -14,32 +14,17 @@ import torch
 from torch import Tensor
 
 from . import tiling
-from .attend import Place, score_tile
 from .scores import Scores, accumulation_dtype, tile_keep, visible_keys
+from .tiled_forward import Place, score_tile
 
 
-def attend_backward(
-    dout: Tensor,  # (b, sq, h, dv)
-    q: Tensor,  # (b, sq, h, d)
-    k: Tensor,  # (b, sk, hk, d)
-    v: Tensor,  # (b, sk, hk, dv)
-    lse: Tensor,  # (b, h, sq), sinks included
-    softmax_d: Tensor,  # (b, h, sq): rowsum(dO * O) - dlse
-    dq: Tensor | None,  # written, any strides; None: not wanted
-    dk: Tensor | None,
-    dv: Tensor | None,
-    scores: Scores,
-    batch_invariant: bool = False,
-) -> None:
+def backward(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores: Scores) -> None:
+    """Shapes as in attend.attend_backward."""
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    if batch == 0 or seqlen_q == 0 or seqlen_k == 0:
-        for grad in (dq, dk, dv):
-            if grad is not None:
-                grad.zero_()
-        return
     groups = heads // kv_heads
-    for bs, hs in tiling.parts(batch, kv_heads, groups, seqlen_q, seqlen_k, batch_invariant):
+    pairs = tiling.pairs_per_part(groups, seqlen_q, seqlen_k)
+    for bs, hs in tiling.parts(batch, kv_heads, pairs):
         qs = slice(hs.start * groups, hs.stop * groups)
         _backward_part(
             dout[bs, :, qs],

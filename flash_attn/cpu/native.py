@@ -1,0 +1,224 @@
+"""Attention through torch's own CPU flash attention, for the calls that it can express.
+
+It knows no windows, no ALiBi and no corner but the top left, yet it adds a float mask of any
+strides to the scores.  All three are functions of j - i alone, so the mask of a block of rows is a
+Toeplitz matrix: a vector of rows + keys numbers seen through strides (1, 1), once the rows are in
+reverse order.  That costs O(rows + keys) memory, and a call per block of rows skips what a window
+or a causal mask hides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import tiling
+from .scores import Scores, accumulation_dtype, cuts, no_keys, visible_keys
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+# Longer than this, the kernel's own causal mask, which skips in steps of 512 keys, is faster than
+# row blocks (fp32, d 64, forward + backward: 361 against 382 ms at 4096, 90 against 60 at 512).
+LONG_CAUSAL = 2048
+# Elements of one tensor that the backward pass converts to float32 at a time.
+CONVERTED = 1 << 22
+
+
+def can_express(scores: Scores, q: Tensor, v: Tensor) -> bool:
+    return not scores.softcap and scores.dropout is None and q.shape[-1] == v.shape[-1]
+
+
+class Block(NamedTuple):
+    """Rows of every sequence, the keys that they see, and how the kernel is told."""
+
+    rows: slice
+    keys: slice
+    causal: bool  # by the kernel's own mask
+    masked: bool  # by a Toeplitz mask
+
+
+def _blocks(scores: Scores, first_row: int, seqlen_q: int, seqlen_k: int) -> Iterator[Block]:
+    """Blocks that cover rows [first_row, seqlen_q), each of which sees a key."""
+    shift = seqlen_k - seqlen_q
+    biased = scores.slopes is not None
+    rows = range(first_row, seqlen_q)
+    keys = range(*visible_keys(scores, rows, shift, seqlen_k))
+    cut_left, cut_right = cuts(scores, rows, keys, shift)
+    step = len(rows)
+    if cut_left or cut_right or (biased and len(rows) > 1):
+        square = cut_right and not cut_left and shift == 0 and scores.right == 0 and not biased
+        if square and seqlen_q > LONG_CAUSAL:
+            yield Block(slice(0, seqlen_q), slice(0, seqlen_k), causal=True, masked=False)
+            return
+        width = min(seqlen_k, scores.left + scores.right + 1)
+        step = min(256, max(64, width // 8 // 64 * 64))
+    for start in range(first_row, seqlen_q, step):
+        rows = range(start, min(start + step, seqlen_q))
+        keys = range(*visible_keys(scores, rows, shift, seqlen_k))
+        masked = biased or any(cuts(scores, rows, keys, shift))
+        yield Block(slice(start, rows.stop), slice(keys.start, keys.stop), False, masked)
+
+
+def _toeplitz(scores: Scores, block: Block, shift: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores, for rows in reverse order: (1 or b, 1 or h, rows, keys)."""
+    rows, keys = block.rows.stop - block.rows.start, block.keys.stop - block.keys.start
+    # Entry [i', j'] is row stop - 1 - i', key start + j', so j - i - shift = i' + j' + nearest.
+    nearest = block.keys.start - (block.rows.stop - 1) - shift
+    relative = torch.arange(nearest, nearest + rows + keys - 1)
+    hidden = (relative > scores.right).logical_or_(relative < -scores.left)
+    values = torch.zeros(1, 1, relative.numel(), dtype=dtype)
+    if scores.slopes is not None:
+        # A slope per head alone is one row that all sequences share.
+        slopes = scores.slopes if scores.slopes.stride(0) else scores.slopes[:1]
+        values = relative.abs() * -slopes[..., None]  # (1 or b, h, rows + keys - 1)
+    values = values.masked_fill_(hidden, -math.inf)
+    batch, heads, _ = values.shape
+    return values.as_strided((batch, heads, rows, keys), (*values.stride()[:2], 1, 1))
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores) -> None:
+    """q (b, sq, h, d), k, v (b, sk, hk, d) -> out (b, sq, h, d), lse (b, h, sq), written."""
+    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
+    first_row = _first_row(scores, seqlen_q, seqlen_k)
+    for block in _blocks(scores, first_row, seqlen_q, seqlen_k):
+        q_block = q[:, block.rows].transpose(1, 2)
+        k_block, v_block = (x[:, block.keys].transpose(1, 2) for x in (k, v))
+        if q_block.shape[2] == 1:
+            o, m = _forward_row(q_block, k_block, v_block, scores, block, seqlen_k - seqlen_q)
+        elif block.masked:
+            mask = _toeplitz(scores, block, seqlen_k - seqlen_q, lse.dtype)
+            o, m = _forward(
+                q_block.flip(2), k_block, v_block, attn_mask=mask, scale=scores.softmax_scale
+            )
+            o, m = o.flip(2), m.flip(2)
+        else:
+            o, m = _forward(
+                q_block, k_block, v_block, 0.0, block.causal, scale=scores.softmax_scale
+            )
+        out[:, block.rows].copy_(o.transpose(1, 2))
+        lse[:, :, block.rows].copy_(m)
+    if scores.sinks is not None:
+        _add_sinks(out[:, first_row:], lse[:, :, first_row:], scores.sinks)
+    if first_row:
+        no_keys(out[:, :first_row], lse[:, :, :first_row], scores)
+
+
+def _forward_row(q, k, v, scores: Scores, block: Block, shift: int) -> tuple[Tensor, Tensor]:
+    """One row (decoding): query heads of a key head become the rows of one product."""
+    kv_heads = k.shape[1]
+    mask = None
+    if block.masked:
+        mask = _toeplitz(scores, block, shift, accumulation_dtype(q.dtype))
+        mask = mask.squeeze(2).unflatten(1, (kv_heads, -1))  # (1 or b, hk, g, keys)
+    q = q.squeeze(2).unflatten(1, (kv_heads, -1))  # (b, hk, g, d)
+    o, m = _forward(q, k, v, attn_mask=mask, scale=scores.softmax_scale)
+    return o.flatten(1, 2).unsqueeze(2), m.flatten(1, 2).unsqueeze(2)
+
+
+def _first_row(scores: Scores, seqlen_q: int, seqlen_k: int) -> int:
+    """Rows before this one see no key: the kernel would call their LSE 0."""
+    return min(seqlen_q, max(0, seqlen_q - seqlen_k - scores.right))
+
+
+def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Takes a sink per head into out (b, s, h, d) and lse (b, h, s), as one more key of value 0."""
+    sinks = sinks[:, None]
+    out.mul_(torch.sigmoid(lse - sinks).transpose(1, 2)[..., None])
+    lse.copy_(torch.logaddexp(lse, sinks))
+
+
+def backward(dout, q, k, v, out, lse, dq, dk, dv, scores: Scores) -> None:
+    """Shapes as in forward, out and lse with sinks; writes those of dq, dk, dv that are not None.
+
+    Half precision goes through float32, a few heads at a time: the kernel sums dK and dV of row
+    blocks in the type of its inputs, which loses a digit that the accuracy bar does not allow.
+    """
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k, kv_heads = k.shape[1:3]
+    groups, dtype = heads // kv_heads, accumulation_dtype(q.dtype)
+    grads = (dq, dk, dv)
+    if q.dtype == dtype:
+        _backward_part(dout, q, k, v, out, lse, grads, scores)
+        return
+    pairs = CONVERTED // (max(seqlen_q * groups, seqlen_k) * head_dim)
+    pairs = max(pairs, torch.get_num_threads())  # the kernel's unit of parallel work
+    for bs, hs in tiling.parts(batch, kv_heads, pairs):
+        qs = slice(hs.start * groups, hs.stop * groups)
+        queries = (x[bs, :, qs].to(dtype) for x in (dout, q))
+        keys = (x[bs, :, hs].to(dtype) for x in (k, v))
+        targets = (
+            None if x is None else x[bs, :, heads]
+            for x, heads in zip(grads, (qs, hs, hs), strict=True)
+        )  # fmt: skip
+        _backward_part(
+            *queries, *keys, out[bs, :, qs].to(dtype), lse[bs, qs], targets, scores.part(bs, qs)
+        )
+
+
+def _backward_part(dout, q, k, v, out, lse, grads, scores: Scores) -> None:
+    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
+    shift = seqlen_k - seqlen_q
+    dq, dk, dv = grads
+    first_row = _first_row(scores, seqlen_q, seqlen_k)
+    if dq is not None:
+        dq[:, :first_row].zero_()
+    key_sums = _KeySums(dk, dv, k)
+    for block in _blocks(scores, first_row, seqlen_q, seqlen_k):
+        rows = [x[:, block.rows].transpose(1, 2) for x in (dout, q, out)]
+        rows.append(lse[:, :, block.rows])
+        mask = None
+        if block.masked:
+            mask = _toeplitz(scores, block, shift, lse.dtype)
+            rows = [x.flip(2) for x in rows]
+        dout_block, q_block, out_block, lse_block = rows
+        keys = (x[:, block.keys].transpose(1, 2) for x in (k, v))
+        dq_block, *key_grads = _backward(
+            dout_block,
+            q_block,
+            *keys,
+            out_block,
+            lse_block,
+            0.0,
+            block.causal,
+            attn_mask=mask,
+            scale=scores.softmax_scale,
+        )
+        if dq is not None:
+            dq_block = dq_block.flip(2) if block.masked else dq_block
+            dq[:, block.rows].copy_(dq_block.transpose(1, 2))
+        key_sums.add(block.keys, *key_grads)
+    key_sums.write()
+
+
+class _KeySums:
+    """dK and dV, summed over blocks of rows."""
+
+    def __init__(self, dk: Tensor | None, dv: Tensor | None, like: Tensor):
+        self.targets = (dk, dv)
+        self.sums: list[Tensor | None] = [None, None]  # (b, hk, sk, d)
+        self.shape = like.transpose(1, 2).shape
+
+    def add(self, keys: slice, *grads: Tensor) -> None:
+        for i, (target, grad) in enumerate(zip(self.targets, grads, strict=True)):
+            if target is None:
+                continue
+            if self.sums[i] is None:
+                if grad.shape == self.shape:
+                    self.sums[i] = grad
+                    continue
+                self.sums[i] = grad.new_zeros(self.shape)
+            self.sums[i][:, :, keys].add_(grad)
+
+    def write(self) -> None:
+        for target, total in zip(self.targets, self.sums, strict=True):
+            if target is None:
+                continue
+            if total is None:
+                target.zero_()
+            else:
+                target.copy_(total.transpose(1, 2))

@@ -1,0 +1,146 @@
+"""Tiled forward attention over sequences of equal length, with an online softmax.
+
+Memory is O(seqlen): one tile of scores, one row tile of accumulators, and K and V of a few heads in
+the accumulation type (Milakov and Gimelshein 2018; Rabe and Staats 2021; Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import tiling
+from .scores import (
+    Scores,
+    accumulation_dtype,
+    add_alibi,
+    no_keys,
+    tile_keep,
+    tile_mask,
+    visible_keys,
+)
+
+
+def forward(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None = None) -> None:
+    """Shapes as in attend.attend."""
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    groups = heads // kv_heads
+    pairs = tiling.pairs_per_part(groups, seqlen_q, seqlen_k)
+    for bs, hs in tiling.parts(batch, kv_heads, pairs):
+        qs = slice(hs.start * groups, hs.stop * groups)
+        part = scores.part(bs, qs)
+        _forward_part(
+            q[bs, :, qs], k[bs, :, hs], v[bs, :, hs], out[bs, :, qs], lse[bs, qs], part, hidden_keys
+        )
+
+
+def _forward_part(q, k, v, out, lse, scores, hidden_keys) -> None:
+    dtype = accumulation_dtype(q.dtype)
+    (batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
+    groups, shift = heads // kv_heads, seqlen_k - seqlen_q
+    step = tiling.key_step(groups, seqlen_q)
+    base, end = visible_keys(scores, range(seqlen_q), shift, seqlen_k)
+    base &= ~15
+    kf = tiling.keys_first(k[:, base:end], dtype).transpose(1, 2)  # (b * hk, d, keys)
+    vf = tiling.keys_first(v[:, base:end], dtype)  # (b * hk, keys, dv)
+    for rows in tiling.row_tiles(seqlen_q, groups):
+        here = slice(rows.start, rows.stop)
+        state = OnlineSoftmax(scores, batch, kv_heads, groups, len(rows), dtype)
+        q_tile = tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale)
+        for keys in tiling.key_tiles(scores, rows, shift, seqlen_k, step):
+            at = slice(keys.start - base, keys.stop - base)
+            place = Place(rows, keys, shift, kv_heads, groups)
+            tile, _ = score_tile(q_tile, kf[:, :, at], scores, place)
+            if hidden_keys is not None:
+                tile.masked_fill_(hidden_keys[keys.start : keys.stop], -math.inf)
+            keep = None
+            if scores.dropout is not None:
+                keep = tile_keep(scores.dropout, groups, rows, keys).reshape(tile.shape)
+            state.add(tile, vf[:, at], keep)
+        if state.out is None:
+            no_keys(out[:, here], lse[:, :, here], scores)
+            continue
+        scale = scores.dropout.scale if scores.dropout is not None else 1.0
+        tiling.unstack_rows(state.result(scale), out[:, here], kv_heads)
+        lse[:, :, here] = state.lse().view(batch, heads, len(rows))
+
+
+class Place(NamedTuple):
+    """Where a tile of scores lies in its sequences, and how heads are stacked into its rows."""
+
+    rows: range
+    keys: range
+    shift: int  # seqlen_k - seqlen_q
+    kv_heads: int
+    groups: int  # query heads per key head
+
+
+def score_tile(
+    q_tile: Tensor, k_tile: Tensor, scores: Scores, place: Place, want_slope: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Scores after softcap, ALiBi and masks, (b * hk, g * rows, keys), and softcap's derivative.
+
+    q_tile (b * hk, g * rows, d), scaled by scores.query_scale; k_tile (b * hk, d, keys).
+    """
+    rows, keys, shift, kv_heads, groups = place
+    tile, slope = torch.bmm(q_tile, k_tile), None
+    if scores.softcap:
+        tile.tanh_()
+        if want_slope:
+            slope = tile.square().neg_().add_(1.0).mul_(scores.softcap)
+        tile.mul_(scores.softcap)
+    by_head = tile.view(-1, kv_heads, groups, len(rows), len(keys))
+    if scores.slopes is not None:
+        slopes = scores.slopes.unflatten(1, (kv_heads, groups))[..., None, None]
+        add_alibi(by_head, slopes, rows, keys, shift)
+    hidden = tile_mask(scores, rows, keys, shift)
+    if hidden is not None:
+        by_head.masked_fill_(hidden, -math.inf)
+    return tile, slope
+
+
+class OnlineSoftmax:
+    """Running maximum, sum and output of one row tile."""
+
+    def __init__(self, scores: Scores, batch, kv_heads, groups, rows, dtype):
+        self.out: Tensor | None = None  # (b * hk, g * rows, dv), unnormalised
+        self.max: Tensor | None = None  # (b * hk, g * rows, 1)
+        self.sum: Tensor | None = None
+        if scores.sinks is not None:
+            # A sink is a key with this score and a value of zero.
+            sinks = scores.sinks.view(1, kv_heads, groups, 1).expand(batch, -1, -1, rows)
+            self.max = sinks.reshape(batch * kv_heads, groups * rows, 1)
+            self.sum = torch.ones_like(self.max)
+
+    def add(self, tile: Tensor, v_tile: Tensor, keep: Tensor | None) -> None:
+        """Scores (b * hk, g * rows, keys), which it overwrites; values (b * hk, keys, dv)."""
+        peak = tile.amax(-1, keepdim=True)
+        if self.max is not None:
+            peak = torch.maximum(peak, self.max)
+        # A row that has seen nothing yet has a peak of -inf; 0 keeps -inf - -inf out of the exp.
+        safe = peak.masked_fill(peak == -math.inf, 0.0)
+        tile.sub_(safe).exp_()
+        total = tile.sum(-1, keepdim=True)
+        if keep is not None:
+            tile.mul_(keep)
+        if self.max is not None:
+            decay = self.max.sub(safe).exp_()
+            total.addcmul_(self.sum, decay)
+        if self.out is None:
+            self.out = torch.bmm(tile, v_tile)
+        else:
+            self.out.mul_(decay).baddbmm_(tile, v_tile)
+        self.max, self.sum = peak, total
+
+    def result(self, scale: float) -> Tensor:
+        # Rows that saw nothing have sum 0 and out 0.
+        total = self.sum.masked_fill(self.sum == 0, 1.0)
+        return self.out.mul_(total.reciprocal().mul_(scale))
+
+    def lse(self) -> Tensor:
+        # Where nothing was seen, log(0) + -inf is -inf too.
+        return self.sum.log().add_(self.max)
