@@ -14,6 +14,7 @@ void bind_paging(py::module_& m);
 void bind_philox(py::module_& m);
 void bind_rotary(py::module_& m);
 void bind_scheduler(py::module_& m);
+void bind_score_mod(py::module_& m);
 void bind_softmax(py::module_& m);
 void bind_tile_grid(py::module_& m);
 void bind_work_tile(py::module_& m);
