@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_attn import backend, checks
+from flash_attn.cpu import native
+from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -147,12 +149,44 @@ def _check(q, k, v, cu_seqlens_q, block_table, kvcache: bool) -> str:
 
 
 def _on_cpu(problem: _Problem) -> Explanation:
+    by_torch = "torch's own CPU flash attention"
+    tiled = "tiled online softmax on torch operations"
+    obstacles = _obstacles_to_torch(problem)
+    if obstacles:
+        kernel, why = tiled, f"the CPU backend serves every option; {by_torch} does not"
+        rejected = [(by_torch, f"has no {obstacle}") for obstacle in obstacles]
+    else:
+        kernel, why = by_torch, "it expresses the call exactly, block of rows by block of rows"
+        if "paged" in problem.extras:
+            why += "; sequences with an absent page run the tiled path"
+        rejected = [(tiled, "is slower")]
+    rejected.append(("CUDA kernels", f"q is on {problem.q.device}"))
     return Explanation(
-        problem.operation, str(problem), "cpu",
-        why=f"q is on {problem.q.device}: the CPU backend serves every option",
-        kernel="tiled online softmax on torch operations",
-        rejected=(("cuda kernels", f"q is on {problem.q.device}"),),
+        problem.operation, str(problem), "cpu", why, kernel, rejected=tuple(rejected)
     )  # fmt: skip
+
+
+_PLAIN = Scores(softmax_scale=1.0, left=UNBOUNDED, right=UNBOUNDED)
+_ANY = torch.empty(0)  # that an option is in use counts, not what it holds
+_WITH_OPTION = {
+    "softcap": replace(_PLAIN, softcap=1.0),
+    "dropout": replace(_PLAIN, dropout=Dropout(p=0.5, seed=0, offset=0, head_ids=_ANY)),
+    "alibi": replace(_PLAIN, slopes=_ANY),
+    "sinks": replace(_PLAIN, sinks=_ANY),
+}
+
+
+def _obstacles_to_torch(problem: _Problem) -> list[str]:
+    """What of the call torch's kernel cannot express, by asking the CPU backend about each."""
+    q, v = problem.q, problem.v
+    obstacles = [
+        name
+        for name in problem.extras
+        if name in _WITH_OPTION and not native.can_express(_WITH_OPTION[name], q, q)
+    ]
+    if not native.can_express(_PLAIN, q, v):
+        obstacles.append(f"head_dim {v.shape[-1]} of v beside {q.shape[-1]} of q")
+    return obstacles
 
 
 def _on_gpu(problem: _Problem) -> Explanation:
@@ -160,6 +194,8 @@ def _on_gpu(problem: _Problem) -> Explanation:
         return Explanation(problem.operation, str(problem), "none", why, rejected=tuple(rejected))
 
     reason = backend.cuda_problem()
+    if not reason and not torch.cuda.is_available():
+        reason = "no GPU was found"
     if reason:
         return none(reason)
     if not backend.has_kernel(problem.operation):

@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import flash_attn
 from flash_attn import backend
+from flash_attn.cpu import native
 
 ROW = {
     "name": "fwd_sm80_bf16_d64_plain",
@@ -55,6 +56,7 @@ def library(monkeypatch) -> Library:
     monkeypatch.setattr(backend, "library", simulated)
     monkeypatch.setattr(backend, "_missing", {"_flash_attn_with_kvcache"})
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     return simulated
 
@@ -91,6 +93,34 @@ def test_cpu_names_the_options_and_the_operation():
         assert choice.operation == "_flash_attn_with_kvcache"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "obstacle"),
+    [
+        ({"softcap": 1.0}, "has no softcap"),
+        ({"dropout_p": 0.5}, "has no dropout"),
+        ({"v": torch.zeros(2, 5, 4, 32)}, "has no head_dim 32 of v beside 64 of q"),
+        ({}, None),
+        ({"causal": True, "s_aux": torch.zeros(4), "alibi_slopes": torch.ones(4)}, None),
+    ],
+)
+def test_cpu_says_which_of_its_two_ways(monkeypatch, arguments, obstacle):
+    """And the CPU backend goes that way."""
+    x = torch.zeros(2, 5, 4, 64)
+    arguments = {"q": x, "k": x, "v": x, **arguments}
+    choice = flash_attn.explain(**arguments)
+    by_torch = "torch's own CPU flash attention"
+    if obstacle is None:
+        assert choice.kernel == by_torch
+    else:
+        assert choice.kernel.startswith("tiled")
+        assert (by_torch, obstacle) in choice.rejected
+    calls = []
+    right = native.forward
+    monkeypatch.setattr(native, "forward", lambda *args: calls.append(1) or right(*args))
+    flash_attn.flash_attn_func(**arguments)
+    assert bool(calls) == (obstacle is None)
+
+
 def test_explain_computes_nothing():
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -117,6 +147,13 @@ def test_cuda_without_a_library(monkeypatch):
     assert choice.kernel is None
     assert choice.why == "nothing was built"
     assert "NotImplementedError" in str(choice)
+
+
+def test_cuda_without_a_gpu(library, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    choice = flash_attn.explain(*qkv())
+    assert choice.backend == "none"
+    assert choice.why == "no GPU was found"
 
 
 def test_cuda_picks_a_variant(library):
