@@ -82,7 +82,7 @@ def _peak_megabytes(step: Callable, device: torch.device) -> float:
         before = torch.cuda.memory_allocated(device)
         step()
         _synchronize(device)
-        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+        return (torch.cuda.max_memory_allocated(device) - before) / 1e6
     # On the CPU the profiler sees every allocation of torch's, inside operations too.
     cpu = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
@@ -93,4 +93,4 @@ def _peak_megabytes(step: Callable, device: torch.device) -> float:
     for _, change in changes:
         held += change
         peak = max(peak, held)
-    return peak / 2**20
+    return peak / 1e6

@@ -44,8 +44,8 @@ def plot(
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 3, figsize=(14, 4.4), constrained_layout=True)
         _plot_loss(axes[0], losses, held_out)
-        _plot_sweep(axes[1], sweeps, "milliseconds", "Attention, forward + backward: time", _time)
-        _plot_sweep(axes[2], sweeps, "megabytes", "Attention: peak memory", _memory)
+        _plot_sweep(axes[1], sweeps, "milliseconds", "Time of attention, forward + backward", _time)
+        _plot_sweep(axes[2], sweeps, "megabytes", "Peak memory of attention", _memory)
         figure.suptitle(subtitle, x=0.008, ha="left", fontsize=9.5, color="#57606a")
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -77,20 +77,22 @@ def _smoothed(values) -> list[float]:
 def _plot_sweep(axis, sweeps: dict[str, list[Point]], field: str, title: str, unit) -> None:
     for (name, points), color in zip(sweeps.items(), (FLASH, STANDARD)):
         seqlens, values = [p.seqlen for p in points], [getattr(p, field) for p in points]
-        axis.plot(seqlens, values, "o-", color=color, linewidth=2, markersize=4)
-        place = {"xytext": (-8, 6), "textcoords": "offset points", "ha": "right", "color": color}
-        axis.annotate(f"{name}\n{unit(values[-1], None)}", (seqlens[-1], values[-1]), **place)
+        label = f"{name}: {unit(values[-1], None)} at {_length(seqlens[-1])}"
+        axis.plot(seqlens, values, "o-", color=color, linewidth=2, markersize=4, label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=10)
     axis.set_title(title)
     axis.set_xlabel("sequence length")
     ticks = sorted({p.seqlen for points in sweeps.values() for p in points})
-    axis.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
+    axis.set_xticks(ticks, [_length(t) for t in ticks])
     axis.yaxis.set_major_formatter(FuncFormatter(unit))
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.minorticks_off()
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, 2 * high)  # room for the labels
+    axis.legend(loc="upper left")
+
+
+def _length(seqlen: int) -> str:
+    return f"{seqlen // 1024}k" if seqlen >= 1024 else str(seqlen)
 
 
 def _time(milliseconds: float, _) -> str:
@@ -98,4 +100,6 @@ def _time(milliseconds: float, _) -> str:
 
 
 def _memory(megabytes: float, _) -> str:
-    return f"{megabytes / 1024:.3g} GB" if megabytes >= 1024 else f"{megabytes:.3g} MB"
+    if megabytes >= 1000:
+        return f"{megabytes / 1000:.3g} GB"
+    return f"{megabytes:.0f} MB"
