@@ -302,6 +302,7 @@ LONG_CASES = [
     Case(b=1, sq=1023, sk=1023, h=2, hk=2, window=(200, 0), dtype=FP16),
     Case(b=1, sq=257, sk=1023, h=2, hk=1, causal=True, kind="outliers"),
     Case(b=1, sq=1023, sk=257, h=1, hk=1, causal=True, kind="low_rank"),
+    Case(FP32, b=1, sq=2100, sk=2100, h=1, hk=1, d=16, causal=True),
     Case(b=1, sq=3, sk=2049, h=4, hk=1, d=128, causal=True),
     Case(b=1, sq=700, sk=900, h=2, hk=1, window=(100, 150), layout="transposed"),
 ]

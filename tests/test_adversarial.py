@@ -29,7 +29,9 @@ def test_gradients_of_lengths_around_tiles(length, causal, device, needs):
     with needs("backward"):
         for sq, sk in [(length, length), (length, 33), (33, length)]:
             case = Case(b=1, sq=sq, sk=sk, h=2, hk=1, causal=causal, seed=length)
-            check_backward(case, make_inputs(case, device))
+            x = make_inputs(case, device)
+            check_backward(case, x)
+            check_backward(case, x, with_dlse=True)
 
 
 @pytest.mark.parametrize("window", [(63, 0), (64, 0), (65, 0), (0, 64), (127, 1), (1, 127), (0, 0)])
