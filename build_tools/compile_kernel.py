@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="build_tools.compile_kernel")
     parser.add_argument("--name", required=True)
     parser.add_argument("--object", type=Path, required=True)
-    parser.add_argument("--allow-spills", action="store_true")
+    parser.add_argument("--allow-spills", type=float, default=0, help="bytes a thread")
     parser.add_argument("--nvcc-release", required=True)
     parser.add_argument("--strict", action="store_true", help="lost speed is an error")
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from build_tools.targets import common_targets, targets
 # Hidden visibility keeps our symbols, and those of templates we instantiate, out of other
 # extensions' way: PyInit__C is all that leaves the library.
 HOST_FLAGS = ["-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
-              "-Wall", "-Wextra", "-DNDEBUG"]  # fmt: skip
+              "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DNDEBUG"]  # fmt: skip
 DEVICE_FLAGS = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "--expt-extended-lambda",
                 "--use_fast_math", "-Xptxas=-v", "-Xcompiler=-fPIC,-fvisibility=hidden",
                 "-DNDEBUG"]  # fmt: skip
@@ -37,7 +38,7 @@ RUNTIME_PATHS = ["$$ORIGIN/../nvidia/cu13/lib", "$$ORIGIN/../nvidia/cuda_runtime
 class KernelSource:
     path: Path
     gencode: list[str]
-    allow_spills: bool = False
+    allow_spills: float = 0  # bytes a thread, stored and loaded
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Sources:
             if row is None:
                 kernels.append(KernelSource(path, common_targets(archs)))
             else:
-                kernels.append(KernelSource(path, targets(row, rows, archs), row.allow_spills))
+                spills = math.inf if row.allow_spills is True else float(row.allow_spills)
+                kernels.append(KernelSource(path, targets(row, rows, archs), spills))
         host = [*csrc.rglob("*.cpp"), *(path for path in generated if path.suffix == ".cpp")]
         return cls(kernels, sorted(host))
 
@@ -206,7 +208,7 @@ class NinjaFile:
         for source in sources.kernels:
             objects.append(self._rel(object_path(self.folder, source.path)))
             options = ["--strict"] if self.tools.strict else []
-            options += ["--allow-spills"] if source.allow_spills else []
+            options += [f"--allow-spills {source.allow_spills:g}"] if source.allow_spills else []
             lines += [
                 f"build {objects[-1]}: kernel {self._rel(source.path)}",
                 f"  name = {source.path.stem}",
