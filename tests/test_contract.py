@@ -70,12 +70,16 @@ def test_window(seqlen_q, seqlen_k, window, causal, device):
 def gradients_are_zero_for(q, k, v, rows: slice, needs, **kwargs) -> None:
     """Whatever reaches `rows` of the output, no gradient becomes NaN, and those of q are 0."""
     with needs("backward"):
-        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
-        out, lse = flash_attn_func(*leaves, **kwargs, return_lse=True)
-        (out.float().sum() + torch.nan_to_num(lse, neginf=0.0).sum()).backward()
-        for leaf in leaves:
-            assert torch.isfinite(leaf.grad).all()
-        assert not leaves[0].grad[:, rows].any()
+        for through_lse in (False, True):
+            leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+            out, lse = flash_attn_func(*leaves, **kwargs, return_lse=True)
+            loss = out.float().sum()
+            if through_lse:
+                loss = loss + torch.nan_to_num(lse, neginf=0.0).sum()
+            loss.backward()
+            for leaf in leaves:
+                assert torch.isfinite(leaf.grad).all()
+            assert not leaves[0].grad[:, rows].any()
 
 
 def test_fully_masked_row(device, needs):
