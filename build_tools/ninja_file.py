@@ -20,7 +20,7 @@ from build_tools.targets import common_targets, targets
 HOST_FLAGS = ["-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
               "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DNDEBUG"]  # fmt: skip
 DEVICE_FLAGS = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "--expt-extended-lambda",
-                "--use_fast_math", "-Xptxas=-v", "-Xcompiler=-fPIC,-fvisibility=hidden",
+                "-Xptxas=-v", "-Xcompiler=-fPIC,-fvisibility=hidden",
                 "-DNDEBUG"]  # fmt: skip
 # Python >= 3.10 and torch >= 2.10 by their stable interfaces: one library for all of them.
 ABI_FLAGS = ["-DPy_LIMITED_API=0x030a0000", "-DUSE_CUDA",

@@ -37,16 +37,12 @@ FEATURES = frozenset(
 # Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
 CUDA_MISSING = frozenset(
     {
-        "alibi",
         "attn_probs",
         "backward",
-        "dropout",
         "head_dim_256",
         "head_dim_v",
         "kvcache",
         "paged",
-        "sinks",
-        "softcap",
     }
 )
 

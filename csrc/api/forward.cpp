@@ -1,10 +1,13 @@
 // Forward ops: tensors → FwdParams → variant. Schemas are defined in flash_attn/_ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
+#include "api/rng.h"
 #include "api/tensors.h"
+#include "core/dropout.h"
 #include "host/device.h"
 #include "host/select.h"
 #include "host/trace.h"
@@ -12,6 +15,7 @@
 namespace flash::api {
 namespace {
 
+using torch::stable::clone;
 using Outputs = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, lse, S_dmask, rng_state
 
 struct Attributes {
@@ -24,6 +28,7 @@ struct Attributes {
   OptionalTensor const& alibi_slopes;
   bool return_softmax;
   OptionalTensor const& s_aux;
+  OptionalTensor const& rng_state;
 };
 
 // Windows as wide as every sequence are no windows; this also keeps row + window within an int.
@@ -35,7 +40,30 @@ bool needs_full_scores(Attributes const& a) {
   return a.softcap != 0 || a.alibi_slopes || a.s_aux || a.dropout_p > 0 || !(a.softmax_scale > 0);
 }
 
-// Lengths, heads and pointers are in `p` already.
+// Lengths and heads are in `p` already.
+Scores scores(Attributes const& a, FwdParams const& p, Tensor const& q,
+              OptionalTensor const& rng_state) {
+  Scores s{};
+  s.softmax_scale = static_cast<float>(a.softmax_scale);
+  s.softcap = static_cast<float>(a.softcap);
+  if (a.alibi_slopes) {
+    bool const per_batch = a.alibi_slopes->dim() == 2;
+    int64_t const batch = per_batch ? p.seqlens.batch : 1;
+    s.alibi_slopes = float_vector(*a.alibi_slopes, "alibi_slopes", batch * p.heads_q, q);
+    s.alibi_batch_stride = per_batch ? p.heads_q : 0;
+  }
+  if (a.s_aux) {
+    s.s_aux = float_vector(*a.s_aux, "s_aux", p.heads_q, q);
+  }
+  if (rng_state) {
+    s.dropout_p = static_cast<float>(a.dropout_p);
+    s.dropout_threshold = dropout_threshold(a.dropout_p);
+    s.rng_state = static_cast<int64_t const*>(rng_state->data_ptr());
+  }
+  return s;
+}
+
+// Lengths and heads are in `p` already.
 Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, Attributes const& a,
                Tensor const& out, Tensor const& lse) {
   if (a.return_softmax) {
@@ -48,8 +76,11 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.head_dim = static_cast<int>(q.size(-1));
   p.mask = {window(a.window_left, p.seqlens.seqlen_q, p.seqlens.seqlen_k),
             a.causal ? 0 : window(a.window_right, p.seqlens.seqlen_q, p.seqlens.seqlen_k)};
-  p.scores = {};
-  p.scores.softmax_scale = static_cast<float>(a.softmax_scale);
+  OptionalTensor rng_state;
+  if (a.dropout_p > 0) {
+    rng_state = a.rng_state ? clone(*a.rng_state) : draw_rng_state(q);
+  }
+  p.scores = scores(a, p, q, rng_state);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
@@ -58,13 +89,14 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
               needs_full_scores(a), device.sm, device.smem_per_block});
   trace_launch(p, variant);
   variant.launch(p, device, current_stream(q));
-  return {out, lse, empty(q, {0}, q.scalar_type()), empty(q, {0}, ScalarType::Long)};
+  return {out, lse, empty(q, {0}, q.scalar_type()),
+          rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
 }
 
 Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_scale, bool causal,
                 int64_t window_left, int64_t window_right, double softcap,
                 OptionalTensor alibi_slopes, bool return_softmax, OptionalTensor s_aux,
-                OptionalTensor /*rng_state*/, bool /*batch_invariant: every launch is*/,
+                OptionalTensor rng_state, bool /*batch_invariant: every launch is*/,
                 bool /*deterministic: of the backward it leads to*/) {
   check(q.dim() == 4, "q has ", q.dim(), " dimensions, expected (b, sq, h, d)");
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
@@ -83,7 +115,7 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
   p.heads_kv = static_cast<int>(k.size(2));
   return launch(q, k, v, p,
                 {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
-                 return_softmax, s_aux},
+                 return_softmax, s_aux, rng_state},
                 out, lse);
 }
 
@@ -93,7 +125,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        double softcap, OptionalTensor alibi_slopes, bool return_softmax,
                        OptionalTensor block_table, OptionalTensor leftpad_k,
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
-                       OptionalTensor s_aux, OptionalTensor /*rng_state*/,
+                       OptionalTensor s_aux, OptionalTensor rng_state,
                        bool /*batch_invariant: every launch is*/,
                        bool /*deterministic: of the backward it leads to*/) {
   if (block_table) {
@@ -121,7 +153,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   p.heads_kv = static_cast<int>(k.size(1));
   return launch(q, k, v, p,
                 {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
-                 return_softmax, s_aux},
+                 return_softmax, s_aux, rng_state},
                 out, lse);
 }
 

@@ -4,6 +4,9 @@
 
 #include <array>
 
+// Weak, so that the library also loads, and lists its kernels, under a torch without CUDA.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+
 namespace flash::api {
 
 char const* dtype_name(Tensor const& t, char const* name) {
@@ -74,6 +77,13 @@ int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size,
             t->is_contiguous(),
         name, " must be a contiguous int32 tensor of ", size, " entries");
   return static_cast<int const*>(t->data_ptr());
+}
+
+float const* float_vector(Tensor const& t, char const* name, int64_t count, Tensor const& q) {
+  check(t.is_cuda() && t.get_device_index() == q.get_device_index(), name, " is not on q's device");
+  check(t.scalar_type() == ScalarType::Float && t.numel() == count && t.is_contiguous(), name,
+        " must be a contiguous fp32 tensor of ", count, " entries");
+  return static_cast<float const*>(t.data_ptr());
 }
 
 }  // namespace flash::api

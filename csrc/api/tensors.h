@@ -33,6 +33,9 @@ void check_operand(Tensor const& t, char const* name, Tensor const& q);
 // An int32 vector of `size` entries on q's device.
 int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size, Tensor const& q);
 
+// Contiguous fp32 numbers, `count` of them, on q's device.
+float const* float_vector(Tensor const& t, char const* name, int64_t count, Tensor const& q);
+
 // [b, s, h, d], or packed [total, h, d] with batch_stride 0
 template <class T>
 TensorView<T> view(Tensor const& t, void* ptr) {

@@ -1,0 +1,12 @@
+// The generator's state for one call with dropout.
+#pragma once
+
+#include "api/tensors.h"
+
+namespace flash::api {
+
+// int64 (2) = [seed, offset] from torch's default generator of q's device: drawn on the device, so
+// that nothing waits and a captured graph draws anew at each replay.
+Tensor draw_rng_state(Tensor const& q);
+
+}  // namespace flash::api

@@ -1,0 +1,72 @@
+// What one thread block works on, and its shared memory.
+#pragma once
+
+#include "core/block_info.h"
+#include "core/block_range.h"
+#include "core/mask.h"
+#include "core/score_mod.h"
+#include "core/work_tile.h"
+#include "params/fwd_params.h"
+#include "sm80/config.h"
+
+namespace flash::sm80 {
+
+// Everything about one row block that stays the same while its keys go by.
+template <class Config>
+struct RowBlock {
+  using Element = typename Config::Element;
+
+  WorkTile tile;
+  BlockInfo info;
+  SequenceMask mask;
+  BlockRange range;
+  int row_begin;
+  int rows;  // of the kBlockM that exist
+  ScoreMod score_mod;
+  float sink;        // logit; -inf: none
+  Element const* q;  // first row of this block
+  Element const* k;  // first key of the sequence
+  Element const* v;
+  Element* out;  // first row of this block
+  float* lse;
+
+  __device__ RowBlock(FwdParams const& p, WorkTile const& tile_)
+      : tile(tile_),
+        info(p.seqlens, tile_.batch),
+        mask(p.mask, info.seqlen_q, info.seqlen_k),
+        row_begin(tile_.m_block * Config::kBlockM),
+        rows(min(info.seqlen_q - row_begin, Config::kBlockM)) {
+    range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
+    int const batch = tile.batch, head = tile.head;
+    int const head_kv = head / (p.heads_q / p.heads_kv);
+    int64_t const row = info.row_q + row_begin;
+    q = static_cast<Element const*>(p.q.ptr) + p.q.offset(batch, row, head);
+    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, info.row_k, head_kv);
+    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, info.row_k, head_kv);
+    out = static_cast<Element*>(p.out.ptr) + p.out.offset(batch, row, head);
+    lse = p.lse.at(batch, row, head);
+    // The rows behind the last sequence (see BlockInfo) have no slopes.
+    bool const has_slopes = p.scores.alibi_slopes && batch < p.seqlens.batch;
+    score_mod = {
+        p.scores.softmax_scale, p.scores.softcap,
+        has_slopes ? p.scores.alibi_slopes[batch * p.scores.alibi_batch_stride + head] : 0.f,
+        info.seqlen_k - info.seqlen_q};
+    sink = p.scores.s_aux ? p.scores.s_aux[head] : -INFINITY;
+  }
+};
+
+template <class Config>
+struct SharedStorage {
+  using Element = typename Config::Element;
+  // Q, and after the last product O: each warp overwrites only the rows that it alone read.
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutQ>> q;
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutKV>> k;
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutKV>> v;
+  // Here, read again at each use: kept in registers these two dozen words make the kernel spill.
+  alignas(16) char block[sizeof(RowBlock<Config>)];
+};
+
+template <class Config>
+constexpr int kSmemBytes = sizeof(SharedStorage<Config>);
+
+}  // namespace flash::sm80

@@ -1,0 +1,76 @@
+// What happens to a thread's scores on the way from Q·Kᵀ to P·V. Hooks never touch the main loop.
+#pragma once
+
+#include "core/dropout.h"
+#include "core/mask.h"
+#include "core/score_mod.h"
+#include "sm80/fragments.h"
+
+namespace flash::sm80 {
+
+// Keys outside a row's limits get -inf.
+template <class Config, class Scores>
+__device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, int key_begin,
+                           FragmentCoord<Config> coord) {
+#pragma unroll
+  for (int r = 0; r < size<0>(s); ++r) {
+    KeyLimits const keys = mask.limits(row_begin + coord.row(r));
+    int const begin = keys.begin - key_begin, end = keys.end - key_begin;
+#pragma unroll
+    for (int c = 0; c < size<1>(s); ++c) {
+      int const col = coord.col(c);
+      if (col < begin || col >= end) {
+        s(r, c) = -INFINITY;
+      }
+    }
+  }
+}
+
+// Scale, softcap and ALiBi. The conditions are the same for the whole launch, so they stand outside
+// the loops over a thread's scores.
+template <class Config, class Scores>
+__device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
+                                FragmentCoord<Config> coord) {
+  auto const for_each = [&](auto change) {
+#pragma unroll
+    for (int r = 0; r < size<0>(s); ++r) {
+#pragma unroll
+      for (int c = 0; c < size<1>(s); ++c) {
+        s(r, c) = change(s(r, c), r, c);
+      }
+    }
+  };
+  for_each([&](float score, int, int) { return score * mod.softmax_scale; });
+  if (mod.softcap > 0.f) {
+    for_each([&](float score, int, int) { return mod.cap(score); });
+  }
+  if (mod.alibi_slope != 0.f) {
+    for_each([&](float score, int r, int c) {
+      return score + mod.bias(row_begin + coord.row(r), key_begin + coord.col(c));
+    });
+  }
+}
+
+// Dropped probabilities become 0; the denominator, summed before, keeps them. A thread holds whole
+// dropout groups: rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of each 16 x 16 block.
+template <class Config, class Probabilities>
+__device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row_begin,
+                              int key_begin, FragmentCoord<Config> coord) {
+#pragma unroll
+  for (int r = 0; r < size<0>(p); r += 2) {
+#pragma unroll
+    for (int c = 0; c < size<1>(p); c += 4) {
+      int const row = row_begin + coord.row(r), key = key_begin + coord.col(c);
+      uint32_t const keep = mask.keep_bits(dropout_group(row, key));
+#pragma unroll
+      for (int bit = 0; bit < 8; ++bit) {
+        int const in_r = bit >> 1 & 1, in_c = (bit & 1) + (bit >> 2) * 2;
+        if (!(keep >> bit & 1)) {
+          p(r + in_r, c + in_c) = 0.f;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flash::sm80
