@@ -82,13 +82,17 @@ def gradients_are_zero_for(q, k, v, rows: slice, needs, **kwargs) -> None:
             assert not leaves[0].grad[:, rows].any()
 
 
-def test_fully_masked_row(device, needs):
-    x = make_inputs(Case(sq=90, sk=30, causal=True), device)  # rows 0 to 59 see nothing
-    out, lse = flash_attn_func(x.q, x.k, x.v, causal=True, return_lse=True)
-    assert not out[:, :60].any()
-    assert (lse[:, :, :60] == -INF).all()
-    assert torch.isfinite(lse[:, :, 60:]).all()
-    gradients_are_zero_for(x.q, x.k, x.v, slice(0, 60), needs, causal=True)
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_fully_masked_row(softcap, device, needs):
+    case = Case(sq=90, sk=30, causal=True, softcap=softcap)  # rows 0 to 59 see nothing
+    x = make_inputs(case, device)
+    run = {"causal": True, "softcap": softcap}
+    with needs(*case.features):
+        out, lse = flash_attn_func(x.q, x.k, x.v, **run, return_lse=True)
+        assert not out[:, :60].any()
+        assert (lse[:, :, :60] == -INF).all()
+        assert torch.isfinite(lse[:, :, 60:]).all()
+        gradients_are_zero_for(x.q, x.k, x.v, slice(0, 60), needs, **run)
 
 
 def test_window_that_masks_everything(device, needs):
