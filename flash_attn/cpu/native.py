@@ -168,7 +168,8 @@ def _backward_part(dout, q, k, v, out, lse, grads, scores: Scores) -> None:
     if dq is not None:
         dq[:, :first_row].zero_()
     key_sums = _KeySums(dk, dv, k)
-    for block in _blocks(scores, first_row, seqlen_q, seqlen_k):
+    # Last rows first: under a causal mask they see all keys, and their gradients become the sums.
+    for block in reversed(list(_blocks(scores, first_row, seqlen_q, seqlen_k))):
         rows = [x[:, block.rows].transpose(1, 2) for x in (dout, q, out)]
         rows.append(lse[:, :, block.rows])
         mask = None

@@ -28,8 +28,8 @@ def probabilities(q: Tensor, k: Tensor, lse: Tensor, s_dmask: Tensor, scores: Sc
         place = Place(rows, keys, shift, kv_heads, groups)
         q_tile = tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale)
         p, _ = score_tile(q_tile, kf, scores, place)
-        p = p.view(batch, kv_heads, groups, len(rows), seqlen_k)
-        p.sub_(lse[:, :, here].unflatten(1, (kv_heads, groups))[..., None]).exp_()
+        p.sub_(tiling.stacked_column(lse[:, :, here], kv_heads)).exp_()
+        p = p.view(batch, kv_heads, len(rows), groups, seqlen_k)
         if scores.dropout is not None:
             p = torch.where(tile_keep(scores.dropout, groups, rows, keys), p, -p)
-        s_dmask[:, :, here] = p.flatten(1, 2)
+        s_dmask[:, :, here] = p.transpose(2, 3).flatten(1, 2)

@@ -139,15 +139,15 @@ def no_keys(out: Tensor, lse: Tensor, scores: Scores) -> None:
 
 
 def add_alibi(tile: Tensor, slopes: Tensor, rows: range, keys: range, shift: int) -> None:
-    """tile (b, hk, g, rows, keys) -= slope * |i + shift - j|, slopes (b, hk, g, 1, 1)."""
+    """tile (b, hk, rows, g, keys) -= slope * |i + shift - j|, slopes (b, hk, g)."""
     row = torch.arange(rows.start + shift, rows.stop + shift, dtype=tile.dtype)
     key = torch.arange(keys.start, keys.stop, dtype=tile.dtype)
-    distance = (row[:, None] - key).abs_()
-    tile.addcmul_(distance, slopes, value=-1.0)
+    distance = (row[:, None] - key).abs_().unsqueeze(1)
+    tile.addcmul_(distance, slopes[:, :, None, :, None], value=-1.0)
 
 
 def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor:
-    """Entries that dropout keeps, bool (b, hk, g, rows, keys)."""
+    """Entries that dropout keeps, bool (b, hk, rows, g, keys)."""
     row_blocks = torch.arange(rows.start >> 4, (rows.stop + 15) >> 4)
     key_blocks = torch.arange(keys.start >> 4, (keys.stop + 15) >> 4)
     head_ids = dropout.head_ids.unflatten(1, (-1, groups))
@@ -155,4 +155,5 @@ def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor
         dropout.seed, dropout.offset, head_ids, row_blocks, key_blocks, dropout.p
     )
     row_skip, key_skip = rows.start & 15, keys.start & 15
-    return keep[..., row_skip : row_skip + len(rows), key_skip : key_skip + len(keys)]
+    keep = keep[..., row_skip : row_skip + len(rows), key_skip : key_skip + len(keys)]
+    return keep.transpose(2, 3).contiguous()

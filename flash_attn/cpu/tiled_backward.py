@@ -42,7 +42,7 @@ def backward(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores: Scores) -> None:
 
 def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
     dtype = accumulation_dtype(q.dtype)
-    (batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
+    (_, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
     groups, shift = heads // kv_heads, seqlen_k - seqlen_q
     step = tiling.key_step(groups, seqlen_q)
     base, end = visible_keys(scores, range(seqlen_q), shift, seqlen_k)
@@ -58,12 +58,11 @@ def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
     dout_scale = scores.dropout.scale if scores.dropout is not None else 1.0
     for rows in tiling.row_tiles(seqlen_q, groups):
         here = slice(rows.start, rows.stop)
-        column = (batch * kv_heads, groups * len(rows), 1)
         tile = RowTile(
             q=tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale),
             dout=tiling.stacked_rows(dout[:, here], kv_heads, dtype, dout_scale),
-            lse=lse[:, :, here].reshape(column),
-            softmax_d=softmax_d[:, :, here].reshape(column),
+            lse=tiling.stacked_column(lse[:, :, here], kv_heads),
+            softmax_d=tiling.stacked_column(softmax_d[:, :, here], kv_heads),
             want_dq=dq is not None,
         )
         for keys in tiling.key_tiles(scores, rows, shift, seqlen_k, step):
@@ -84,9 +83,9 @@ def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
 class RowTile:
     """What stays fixed, and what accumulates, while a row tile walks over the keys."""
 
-    q: Tensor  # (b * hk, g * rows, d), times scores.query_scale
-    dout: Tensor  # (b * hk, g * rows, dv), over the probability of being kept
-    lse: Tensor  # (b * hk, g * rows, 1)
+    q: Tensor  # (b * hk, rows * g, d), times scores.query_scale
+    dout: Tensor  # (b * hk, rows * g, dv), over the probability of being kept
+    lse: Tensor  # (b * hk, rows * g, 1)
     softmax_d: Tensor
     want_dq: bool
     dq: Tensor | None = None

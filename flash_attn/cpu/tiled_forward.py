@@ -66,7 +66,7 @@ def _forward_part(q, k, v, out, lse, scores, hidden_keys) -> None:
             continue
         scale = scores.dropout.scale if scores.dropout is not None else 1.0
         tiling.unstack_rows(state.result(scale), out[:, here], kv_heads)
-        lse[:, :, here] = state.lse().view(batch, heads, len(rows))
+        tiling.unstack_column(state.lse(), lse[:, :, here], kv_heads)
 
 
 class Place(NamedTuple):
@@ -82,9 +82,9 @@ class Place(NamedTuple):
 def score_tile(
     q_tile: Tensor, k_tile: Tensor, scores: Scores, place: Place, want_slope: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores after softcap, ALiBi and masks, (b * hk, g * rows, keys), and softcap's derivative.
+    """Scores after softcap, ALiBi and masks, (b * hk, rows * g, keys), and softcap's derivative.
 
-    q_tile (b * hk, g * rows, d), scaled by scores.query_scale; k_tile (b * hk, d, keys).
+    q_tile (b * hk, rows * g, d), scaled by scores.query_scale; k_tile (b * hk, d, keys).
     """
     rows, keys, shift, kv_heads, groups = place
     tile, slope = torch.bmm(q_tile, k_tile), None
@@ -93,13 +93,13 @@ def score_tile(
         if want_slope:
             slope = tile.square().neg_().add_(1.0).mul_(scores.softcap)
         tile.mul_(scores.softcap)
-    by_head = tile.view(-1, kv_heads, groups, len(rows), len(keys))
+    by_head = tile.view(-1, kv_heads, len(rows), groups, len(keys))
     if scores.slopes is not None:
-        slopes = scores.slopes.unflatten(1, (kv_heads, groups))[..., None, None]
+        slopes = scores.slopes.unflatten(1, (kv_heads, groups))
         add_alibi(by_head, slopes, rows, keys, shift)
     hidden = tile_mask(scores, rows, keys, shift)
     if hidden is not None:
-        by_head.masked_fill_(hidden, -math.inf)
+        by_head.masked_fill_(hidden[:, None], -math.inf)
     return tile, slope
 
 
@@ -107,17 +107,17 @@ class OnlineSoftmax:
     """Running maximum, sum and output of one row tile."""
 
     def __init__(self, scores: Scores, batch, kv_heads, groups, rows, dtype):
-        self.out: Tensor | None = None  # (b * hk, g * rows, dv), unnormalised
-        self.max: Tensor | None = None  # (b * hk, g * rows, 1)
+        self.out: Tensor | None = None  # (b * hk, rows * g, dv), unnormalised
+        self.max: Tensor | None = None  # (b * hk, rows * g, 1)
         self.sum: Tensor | None = None
         if scores.sinks is not None:
             # A sink is a key with this score and a value of zero.
-            sinks = scores.sinks.view(1, kv_heads, groups, 1).expand(batch, -1, -1, rows)
-            self.max = sinks.reshape(batch * kv_heads, groups * rows, 1)
+            sinks = scores.sinks.view(1, kv_heads, 1, groups).expand(batch, -1, rows, -1)
+            self.max = sinks.reshape(batch * kv_heads, rows * groups, 1)
             self.sum = torch.ones_like(self.max)
 
     def add(self, tile: Tensor, v_tile: Tensor, keep: Tensor | None) -> None:
-        """Scores (b * hk, g * rows, keys), which it overwrites; values (b * hk, keys, dv)."""
+        """Scores (b * hk, rows * g, keys), which it overwrites; values (b * hk, keys, dv)."""
         peak = tile.amax(-1, keepdim=True)
         if self.max is not None:
             peak = torch.maximum(peak, self.max)

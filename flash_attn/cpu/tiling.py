@@ -71,18 +71,30 @@ def keys_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def stacked_rows(x: Tensor, kv_heads: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """(b, r, hk * g, d) -> (b * hk, g * r, d): a fresh, scaled copy in the accumulation type."""
+    """(b, r, hk * g, d) -> (b * hk, r * g, d): a fresh, scaled copy in the accumulation type."""
     b, r, h, d = x.shape
     groups = h // kv_heads
-    stacked = torch.empty((b, kv_heads, groups, r, d), dtype=dtype)
-    stacked.copy_(x.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4))
-    stacked = stacked.view(b * kv_heads, groups * r, d)
+    stacked = torch.empty((b, kv_heads, r, groups, d), dtype=dtype)
+    stacked.copy_(x.unflatten(2, (kv_heads, groups)).transpose(1, 2))
+    stacked = stacked.view(b * kv_heads, r * groups, d)
     return stacked.mul_(scale) if scale != 1.0 else stacked
 
 
 def unstack_rows(stacked: Tensor, like: Tensor, kv_heads: int) -> None:
-    """Writes (b * hk, g * r, d) back into like (b, r, hk * g, d)."""
+    """Writes (b * hk, r * g, d) back into like (b, r, hk * g, d)."""
     b, r, h, d = like.shape
     groups = h // kv_heads
-    source = stacked.view(b, kv_heads, groups, r, d).permute(0, 3, 1, 2, 4)
+    source = stacked.view(b, kv_heads, r, groups, d).transpose(1, 2)
     like.unflatten(2, (kv_heads, groups)).copy_(source)
+
+
+def stacked_column(x: Tensor, kv_heads: int) -> Tensor:
+    """(b, hk * g, r) -> (b * hk, r * g, 1)"""
+    return x.unflatten(1, (kv_heads, -1)).transpose(2, 3).reshape(x.shape[0] * kv_heads, -1, 1)
+
+
+def unstack_column(stacked: Tensor, like: Tensor, kv_heads: int) -> None:
+    """Writes (b * hk, r * g, 1) back into like (b, hk * g, r)."""
+    b, h, r = like.shape
+    source = stacked.view(b, kv_heads, r, h // kv_heads).transpose(2, 3)
+    like.unflatten(1, (kv_heads, -1)).copy_(source)
