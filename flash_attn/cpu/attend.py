@@ -5,6 +5,7 @@ Everything above (dense, varlen, KV cache) brings views of the call's tensors he
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import bf16_backward, native, tiled_backward, tiled_forward
@@ -19,8 +20,12 @@ def attend(
     lse: Tensor,  # (b, h, sq), written
     scores: Scores,
     hidden_keys: Tensor | None = None,  # (sk,) bool, keys no row may see (missing pages)
+    batch_invariant: bool = False,
 ) -> None:
     if q.shape[0] == 0 or q.shape[1] == 0:
+        return
+    if batch_invariant:
+        _attend_one_by_one(q, k, v, out, lse, scores, hidden_keys)
         return
     if k.shape[1] == 0:
         no_keys(out, lse, scores)
@@ -28,6 +33,23 @@ def attend(
         native.forward(q, k, v, out, lse, scores)
     else:
         tiled_forward.forward(q, k, v, out, lse, scores, hidden_keys)
+
+
+def _attend_one_by_one(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None) -> None:
+    """Each sequence by itself, on copies: its result is then a function of its values alone.
+
+    Products and vector functions round differently with an operand's alignment and with where a
+    vector's tail falls, so a view into a batch would let its neighbours' lengths in.
+    """
+    for i in range(q.shape[0]):
+        one = slice(i, i + 1)
+        inputs = (x[one].clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+        out_copy = out.new_empty(out[one].shape)
+        lse_copy = lse.new_empty(lse[one].shape)
+        part = scores.part(one, slice(None))
+        attend(*inputs, out_copy, lse_copy, part, hidden_keys)
+        out[one] = out_copy
+        lse[one] = lse_copy
 
 
 def attend_backward(

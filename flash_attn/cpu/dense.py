@@ -37,7 +37,7 @@ def forward(
     )  # fmt: skip
     out = q.new_empty(batch, seqlen_q, heads, v.shape[-1])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
-    attend(q, k, v, out, lse, scores)
+    attend(q, k, v, out, lse, scores, batch_invariant=batch_invariant)
     s_dmask = q.new_empty(0)
     if return_softmax:
         s_dmask = q.new_empty(batch, heads, seqlen_q, k.shape[1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .attend import attend
 from .paging import Pages
-from .rotary import positions_of, rotate
+from .rotary import rotate, turns
 from .scores import Scores, accumulation_dtype, make_scores
 
 
@@ -78,11 +79,14 @@ def _rotate(q, k, cos, sin, old: list[int], local: bool, interleaved: bool):
             f"rotary_cos has {cos.shape[0]} positions; expected at least {needed}, the longest of "
             "cache_seqlens plus the new rows"
         )
-    tables = [positions_of(table, starts, q.shape[1], local) for table in (cos, sin)]
-    q = rotate(q, *tables, interleaved)
-    if not local or k.shape[1] != q.shape[1]:
-        tables = [positions_of(table, starts, k.shape[1], True) for table in (cos, sin)]
-    return q, rotate(k, *tables, interleaved)
+    heads, length = q.shape[2], k.shape[1]
+    turn = turns(cos, sin, starts, length)
+    if local and q.shape[1] == length:
+        # One pass over both: a decoding step is all overhead.
+        both = rotate(torch.cat([q, k], dim=2), turn, interleaved)
+        return both[:, :, :heads], both[:, :, heads:]
+    k = rotate(k, turn, interleaved)
+    return rotate(q, turns(cos, sin, starts, q.shape[1] if local else 1), interleaved), k
 
 
 class Cache:
@@ -119,6 +123,8 @@ class Cache:
                     f"cache holds {self.capacity} per sequence; expected cache_seqlens + new keys "
                     f"to be at most {self.capacity}"
                 )
+        if self.pages is not None:
+            self.pages.check([n + new if n >= 0 else 0 for n in lengths])
         return lengths
 
     def write(self, i: int, start: int, k: Tensor, v: Tensor) -> None:

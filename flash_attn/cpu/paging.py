@@ -17,12 +17,20 @@ class Pages:
         self.page_size = k.shape[1]
         self.table = block_table
         self.capacity = block_table.shape[1] * self.page_size
-        if block_table.numel():
-            lowest, highest = (x.item() for x in torch.aminmax(block_table))
-            if lowest < -1 or highest >= k.shape[0]:
+
+    def check(self, lengths: list[int]) -> None:
+        """Table entries that hold one of a sequence's `lengths` positions must be pages, or -1."""
+        # Entries past the length are nobody's, and may be anything.
+        for i, length in enumerate(lengths):
+            used = self.table[i, : -(-max(length, 0) // self.page_size)]
+            if used.numel() == 0:
+                continue
+            lowest, highest = (x.item() for x in torch.aminmax(used))
+            if lowest < -1 or highest >= self.k.shape[0]:
                 bad = lowest if lowest < -1 else highest
                 raise ValueError(
-                    f"block_table holds page {bad}; expected -1 (no page) to {k.shape[0] - 1}"
+                    f"block_table[{i}] holds page {bad}; expected -1 (no page) to "
+                    f"{self.k.shape[0] - 1}"
                 )
 
     def read(self, index: int, keys: slice) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -36,10 +44,12 @@ class Pages:
         at = slice(keys.start - first * size, keys.stop - first * size)
         missing = pages < 0
         if not missing.any():
-            k, v = (x[pages].flatten(0, 1)[None, at] for x in (self.k, self.v))
+            k, v = (x.index_select(0, pages).flatten(0, 1)[None, at] for x in (self.k, self.v))
             return k, v, None
         hidden = missing.repeat_interleave(size)[at]
-        k, v = (x[pages.clamp(min=0)].flatten(0, 1)[None, at] for x in (self.k, self.v))
+        k, v = (
+            x.index_select(0, pages.clamp(min=0)).flatten(0, 1)[None, at] for x in (self.k, self.v)
+        )
         # Only the score is masked later; a value there must not be NaN.
         for x in (k, v):
             x.masked_fill_(hidden[:, None, None], 0.0)
@@ -48,7 +58,7 @@ class Pages:
     def write(self, index: int, start: int, k: Tensor, v: Tensor) -> None:
         """Writes new keys k, v (length, hk, d) at positions start, start + 1, ... of a sequence."""
         positions = torch.arange(start, start + k.shape[0])
-        pages = self.table[index].long()[positions // self.page_size]
+        pages = self.table[index, positions // self.page_size].long()
         slots = positions % self.page_size
         exists = pages >= 0
         if not exists.all():

@@ -15,14 +15,8 @@ ROUNDS = 7
 _MUL = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF
+_TOP_BITS = 0x80008000 - (1 << 32)  # of both 16-bit halves, as an int32
 BLOCK = 16  # both sides of the block that the counters are laid out in
-
-
-def _mul_hi_lo(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """Both halves of the 64-bit product of a (int64 holding 32 bits) and a 32-bit multiplier."""
-    # int64 wraps modulo 2**64; the mask removes the sign bits that the arithmetic shift brings in.
-    product = a * multiplier
-    return (product >> 32) & _MASK32, product & _MASK32
 
 
 def philox4x32(counter, key, rounds: int = ROUNDS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -31,12 +25,22 @@ def philox4x32(counter, key, rounds: int = ROUNDS) -> tuple[Tensor, Tensor, Tens
     Counter words are int64 tensors of shapes that broadcast; they are expanded only where the
     rounds mix them, so a grid given as a row and a column vector costs two rounds next to nothing.
     """
+    return tuple(word & _MASK32 for word in _rounds(counter, key, rounds))
+
+
+def _rounds(counter, key, rounds: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As philox4x32, with garbage above the 32 bits of the second and the fourth word."""
     c0, c1, c2, c3 = counter
     k0, k1 = (word & _MASK32 for word in key)
     for _ in range(rounds):
-        hi0, lo0 = _mul_hi_lo(c0, _MUL[0])
-        hi1, lo1 = _mul_hi_lo(c2, _MUL[1])
-        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        # int64 wraps modulo 2**64; the mask removes the sign bits of the arithmetic shift.  The low
+        # words stay whole products: they are only ever xor-ed into what is masked here.
+        product0, product1 = c0 * _MUL[0], c2 * _MUL[1]
+        c0 = (product1 >> 32) ^ c1
+        c2 = (product0 >> 32) ^ c3
+        c0.bitwise_xor_(k0).bitwise_and_(_MASK32)
+        c2.bitwise_xor_(k1).bitwise_and_(_MASK32)
+        c1, c3 = product1, product0
         k0, k1 = (k0 + _WEYL[0]) & _MASK32, (k1 + _WEYL[1]) & _MASK32
     return c0, c1, c2, c3
 
@@ -63,16 +67,17 @@ def keep_blocks(
         head_ids.reshape(*lead, 1, 1) & _MASK32,
         torch.tensor(offset & _MASK32),
     )
-    words = philox4x32(counter, (seed, (seed >> 32) ^ (offset >> 32)))
+    words = _rounds(counter, (seed, (seed >> 32) ^ (offset >> 32)), ROUNDS)
     nr, nc = row_blocks.numel(), col_blocks.numel()
-    threshold = keep_threshold(p)
-    # row = (block, bit 3, low 3 bits), column = (block, bit 3, bits 1..2, bit 0)
-    keep = torch.empty((*lead, nr, 2, 8, nc, 2, 4, 2), dtype=torch.bool)
+    # Halves of a word are neighbours in memory, as their columns are.  They are compared as signed
+    # 16-bit numbers, with the top bit flipped on both sides.
+    threshold = keep_threshold(p) - 32768
+    # row = (block, bit 3, low 3 bits), column = (block, bit 3, low 3 bits)
+    keep = torch.empty((*lead, nr, 2, 8, nc, 2, 8), dtype=torch.bool)
     for index, word in enumerate(words):
-        word = word.expand(*lead, nr * 8, nc * 4).reshape(*lead, nr, 8, nc, 4)
-        entries = keep[..., index & 1, :, :, index >> 1, :, :]  # (*lead, nr, 8, nc, 4, 2)
-        entries[..., 0] = (word & 0xFFFF) >= threshold
-        entries[..., 1] = (word >> 16) >= threshold
+        halves = word.to(torch.int32).bitwise_xor_(_TOP_BITS).view(torch.int16)
+        halves = halves.view(*lead, nr, 8, nc, 8)
+        torch.ge(halves, threshold, out=keep[..., index & 1, :, :, index >> 1, :])
     return keep.view(*lead, nr * BLOCK, nc * BLOCK)
 
 

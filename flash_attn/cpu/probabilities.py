@@ -31,5 +31,5 @@ def probabilities(q: Tensor, k: Tensor, lse: Tensor, s_dmask: Tensor, scores: Sc
         p.sub_(tiling.stacked_column(lse[:, :, here], kv_heads)).exp_()
         p = p.view(batch, kv_heads, len(rows), groups, seqlen_k)
         if scores.dropout is not None:
-            p = torch.where(tile_keep(scores.dropout, groups, rows, keys), p, -p)
+            p = torch.where(tile_keep(scores.dropout, groups, rows, keys).bool(), p, -p)
         s_dmask[:, :, here] = p.transpose(2, 3).flatten(1, 2)

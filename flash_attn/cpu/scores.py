@@ -147,7 +147,7 @@ def add_alibi(tile: Tensor, slopes: Tensor, rows: range, keys: range, shift: int
 
 
 def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor:
-    """Entries that dropout keeps, bool (b, hk, rows, g, keys)."""
+    """1 where dropout keeps an entry, else 0: int8 (b, hk, rows, g, keys)."""
     row_blocks = torch.arange(rows.start >> 4, (rows.stop + 15) >> 4)
     key_blocks = torch.arange(keys.start >> 4, (keys.stop + 15) >> 4)
     head_ids = dropout.head_ids.unflatten(1, (-1, groups))
@@ -156,4 +156,5 @@ def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor
     )
     row_skip, key_skip = rows.start & 15, keys.start & 15
     keep = keep[..., row_skip : row_skip + len(rows), key_skip : key_skip + len(keys)]
-    return keep.transpose(2, 3).contiguous()
+    # Floats times int8 take a third of the time of floats times bool.
+    return keep.transpose(2, 3).contiguous().view(torch.int8)

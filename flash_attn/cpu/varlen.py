@@ -55,6 +55,8 @@ def varlen_forward(
         seqused_k,
         None if pages is None else pages.capacity,
     )
+    if pages is not None:
+        pages.check([seq.keys.stop for seq in seqs])
     rng_state = draw_rng_state(dropout_p, rng_state)
     scores = make_scores(
         q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
@@ -69,7 +71,7 @@ def varlen_forward(
         part = scores.part(slice(seq.index, seq.index + 1), slice(None))
         ks, vs, hidden = _keys_of(seq, k, v, pages)
         qs, lse_s = q[None, seq.rows], lse[None, :, seq.rows]
-        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, hidden)
+        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, hidden, batch_invariant)
         if return_softmax:
             target = s_dmask[seq.index : seq.index + 1, :, : seq.seqlen_q, : seq.seqlen_k]
             probabilities(qs, ks, lse_s, target, part)
