@@ -45,13 +45,13 @@ struct RowBlock {
     v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, info.row_k, head_kv);
     out = static_cast<Element*>(p.out.ptr) + p.out.offset(batch, row, head);
     lse = p.lse.at(batch, row, head);
-    // The rows behind the last sequence (see BlockInfo) have no slopes.
-    bool const has_slopes = p.scores.alibi_slopes && batch < p.seqlens.batch;
-    score_mod = {
-        p.scores.softmax_scale, p.scores.softcap,
-        has_slopes ? p.scores.alibi_slopes[batch * p.scores.alibi_batch_stride + head] : 0.f,
-        info.seqlen_k - info.seqlen_q};
-    sink = p.scores.s_aux ? p.scores.s_aux[head] : -INFINITY;
+    // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
+    bool const is_sequence = batch < p.seqlens.batch;
+    float const slope = p.scores.alibi_slopes && is_sequence
+                            ? p.scores.alibi_slopes[batch * p.scores.alibi_batch_stride + head]
+                            : 0.f;
+    score_mod = {p.scores.softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
+    sink = p.scores.s_aux && is_sequence ? p.scores.s_aux[head] : -INFINITY;
   }
 };
 

@@ -2,6 +2,8 @@ from types import ModuleType
 
 import pytest
 
+from tests import host_build
+
 from . import build
 
 
@@ -10,5 +12,5 @@ def core() -> ModuleType:
     """The C++ functions of csrc/core, compiled for the host."""
     try:
         return build.load()
-    except build.Unavailable as reason:
+    except host_build.Unavailable as reason:
         pytest.skip(f"csrc/core cannot be compiled here: {reason}")

@@ -1,0 +1,121 @@
+"""Describe a call on torch's CPU tensors to the kernels, as csrc/api does for CUDA tensors."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+NAN = float("nan")
+
+
+def view(x: Tensor) -> tuple[int, int, int, int]:
+    """Address and strides of (b, s, h, d), or of packed (total, h, d)."""
+    batch_stride = x.stride(0) if x.dim() == 4 else 0
+    return x.data_ptr(), batch_stride, x.stride(-3), x.stride(-2)
+
+
+def scores(
+    call: dict,
+    *,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+) -> dict:
+    """Adds what the full score level reads."""
+    call |= {"softcap": softcap}
+    if alibi_slopes is not None:
+        call["alibi_slopes"] = alibi_slopes.data_ptr()
+        call["alibi_batch_stride"] = alibi_slopes.stride(0) if alibi_slopes.dim() == 2 else 0
+    if s_aux is not None:
+        call["s_aux"] = s_aux.data_ptr()
+    if dropout_p > 0:
+        call |= {
+            "dropout_p": dropout_p,
+            "dropout_threshold": round(dropout_p * 65536),
+            "rng_state": rng_state.data_ptr(),
+        }
+    return call
+
+
+def dense(
+    kernels: ModuleType,
+    variant: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    **full,
+) -> tuple[Tensor, Tensor]:
+    """out (b, sq, h, d) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing."""
+    b, seqlen_q, heads, head_dim = q.shape
+    out = torch.full((b, seqlen_q, heads, head_dim), NAN, dtype=q.dtype)
+    lse = torch.full((b, heads, seqlen_q), NAN)
+    call = _common(q, k, v, out, causal, window_size, softmax_scale)
+    call |= {
+        "lse": (lse.data_ptr(), heads * seqlen_q, seqlen_q),
+        "batch": b,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": k.shape[1],
+    }
+    kernels.run(variant, scores(call, **full))
+    return out, lse
+
+
+def varlen(
+    kernels: ModuleType,
+    variant: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    seqused_k: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    **full,
+) -> tuple[Tensor, Tensor]:
+    """out (total_q, h, d) and lse (h, total_q); NaN wherever the kernel wrote nothing."""
+    total_q, heads, head_dim = q.shape
+    out = torch.full((total_q, heads, head_dim), NAN, dtype=q.dtype)
+    lse = torch.full((heads, total_q), NAN)
+    call = _common(q, k, v, out, causal, window_size, None)
+    call |= {
+        "lse": (lse.data_ptr(), 0, total_q),
+        "batch": len(cu_seqlens_q) - 1,
+        "seqlen_q": int(cu_seqlens_q.diff().max()),
+        "seqlen_k": int(cu_seqlens_k.diff().max()),
+        "total_q": total_q,
+        "cu_q": cu_seqlens_q.data_ptr(),
+        "cu_k": cu_seqlens_k.data_ptr(),
+    }
+    if seqused_k is not None:
+        call["used_k"] = seqused_k.data_ptr()
+    if leftpad_k is not None:
+        call["leftpad_k"] = leftpad_k.data_ptr()
+    kernels.run(variant, scores(call, **full))
+    return out, lse
+
+
+def _common(q, k, v, out, causal, window_size, softmax_scale) -> dict:
+    left, right = window_size
+    return {
+        "q": view(q),
+        "k": view(k),
+        "v": view(v),
+        "out": view(out),
+        "left": left,
+        "right": 0 if causal else right,
+        "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        "heads_q": q.shape[-2],
+        "heads_kv": k.shape[-2],
+        "head_dim": q.shape[-1],
+    }

@@ -1,0 +1,133 @@
+// The instructions of sm_80 that the kernels use, for the threads of simt.h. CuTe's structs of the
+// same names are put out of the way; its traits, which say what each lane holds, are used as they
+// are.
+//
+// They are harsher than a GPU: shared memory that an asynchronous copy is going to fill holds NaN
+// until the copy is waited for, so a missing wait or barrier shows.
+#pragma once
+
+#include "simt.h"
+
+#define SM75_U32x4_LDSM_N SM75_U32x4_LDSM_N_gpu
+#define SM75_U16x8_LDSM_T SM75_U16x8_LDSM_T_gpu
+#include <cute/arch/copy_sm75.hpp>
+#undef SM75_U32x4_LDSM_N
+#undef SM75_U16x8_LDSM_T
+#define SM80_CP_ASYNC_CACHEGLOBAL_ZFILL SM80_CP_ASYNC_CACHEGLOBAL_ZFILL_gpu
+#define cp_async_fence cp_async_fence_gpu
+#define cp_async_wait cp_async_wait_gpu
+#include <cute/arch/copy_sm80.hpp>
+#undef SM80_CP_ASYNC_CACHEGLOBAL_ZFILL
+#undef cp_async_fence
+#undef cp_async_wait
+#define SM80_16x8x16_F32F16F16F32_TN SM80_16x8x16_F32F16F16F32_TN_gpu
+#define SM80_16x8x16_F32BF16BF16F32_TN SM80_16x8x16_F32BF16BF16F32_TN_gpu
+#include <cute/arch/mma_sm80.hpp>
+#undef SM80_16x8x16_F32F16F16F32_TN
+#undef SM80_16x8x16_F32BF16BF16F32_TN
+
+#include <cutlass/numeric_types.h>
+
+namespace simt {
+
+// ldmatrix.x4: lane 8 m + i points to row i of 8x8 matrix m. Lane l receives, of each matrix,
+// elements (l / 4, 2 (l % 4)) and the next one, or of the transpose.
+template <bool kTransposed>
+void ldmatrix(void const* row, uint32_t* const (&out)[4]) {
+  exchange<1>({reinterpret_cast<uint64_t>(row)}, [&](auto const& words) {
+    for (int m = 0; m < 4; ++m) {
+      uint16_t pair[2];
+      for (int e = 0; e < 2; ++e) {
+        int const major = lane() / 4, minor = lane() % 4 * 2 + e;
+        int const i = kTransposed ? minor : major, j = kTransposed ? major : minor;
+        pair[e] = reinterpret_cast<uint16_t const*>(words[8 * m + i][0])[j];
+      }
+      std::memcpy(out[m], pair, sizeof(pair));
+    }
+  });
+}
+
+// mma.m16n8k16 with fp32 accumulators; fragments as in the PTX manual, "Matrix Fragments for
+// mma.m16n8k16".
+template <class Element>
+void mma_16x8x16(float* const (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                 float const (&c)[4]) {
+  auto const element = [](uint64_t word, int i) {
+    return static_cast<float>(Element::bitcast(static_cast<uint16_t>(word >> (16 * i))));
+  };
+  exchange<6>({a[0], a[1], a[2], a[3], b[0], b[1]}, [&](auto const& words) {
+    int const group = lane() / 4, in_group = lane() % 4;
+    for (int i = 0; i < 4; ++i) {
+      int const row = group + i / 2 * 8, col = in_group * 2 + i % 2;
+      float sum = c[i];
+      for (int k = 0; k < 16; ++k) {
+        auto const& of_row = words[row % 8 * 4 + k % 8 / 2];
+        auto const& of_col = words[col * 4 + k % 8 / 2];
+        sum += element(of_row[row / 8 + k / 8 * 2], k % 2) * element(of_col[4 + k / 8], k % 2);
+      }
+      *d[i] = sum;
+    }
+  });
+}
+
+}  // namespace simt
+
+namespace cute {
+
+struct SM75_U32x4_LDSM_N {
+  using SRegisters = uint128_t[1];
+  using DRegisters = uint32_t[4];
+  static void copy(uint128_t const& row, uint32_t& d0, uint32_t& d1, uint32_t& d2, uint32_t& d3) {
+    simt::ldmatrix<false>(&row, {&d0, &d1, &d2, &d3});
+  }
+};
+
+struct SM75_U16x8_LDSM_T {
+  using SRegisters = uint128_t[1];
+  using DRegisters = uint32_t[4];
+  static void copy(uint128_t const& row, uint32_t& d0, uint32_t& d1, uint32_t& d2, uint32_t& d3) {
+    simt::ldmatrix<true>(&row, {&d0, &d1, &d2, &d3});
+  }
+};
+
+template <class TS, class TD = TS>
+struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
+  static void copy(TS const& source, TD& target, bool exists) {
+    std::memset(&target, 0xff, sizeof(TD));
+    simt::thread().copies.push_back({&target, exists ? &source : nullptr, sizeof(TD)});
+  }
+};
+
+inline void cp_async_fence() {}
+
+// Groups do not matter as long as the kernels wait for all of them.
+template <int kOutstanding>
+void cp_async_wait() {
+  static_assert(kOutstanding == 0);
+  for (simt::PendingCopy const& c : simt::thread().copies) {
+    if (c.source) {
+      std::memcpy(c.target, c.source, c.bytes);
+    } else {
+      std::memset(c.target, 0, c.bytes);
+    }
+  }
+  simt::thread().copies.clear();
+}
+
+template <class Element>
+struct HostMma16x8x16 {
+  using DRegisters = float[4];
+  using ARegisters = uint32_t[4];
+  using BRegisters = uint32_t[2];
+  using CRegisters = float[4];
+  static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t const& a0,
+                  uint32_t const& a1, uint32_t const& a2, uint32_t const& a3, uint32_t const& b0,
+                  uint32_t const& b1, float const& c0, float const& c1, float const& c2,
+                  float const& c3) {
+    simt::mma_16x8x16<Element>({&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3});
+  }
+};
+struct SM80_16x8x16_F32F16F16F32_TN : HostMma16x8x16<cutlass::half_t> {};
+struct SM80_16x8x16_F32BF16BF16F32_TN : HostMma16x8x16<cutlass::bfloat16_t> {};
+
+}  // namespace cute

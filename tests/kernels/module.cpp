@@ -1,0 +1,70 @@
+// The Python module: runs a variant of the table on the host.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <string>
+
+#include "host/variant.h"
+
+namespace py = pybind11;
+
+namespace {
+
+template <class T>
+T* pointer(py::dict const& call, char const* name) {
+  return call.contains(name) ? reinterpret_cast<T*>(call[name].cast<uintptr_t>()) : nullptr;
+}
+
+template <class T>
+T number(py::dict const& call, char const* name, T otherwise = {}) {
+  return call.contains(name) ? call[name].cast<T>() : otherwise;
+}
+
+// name: (address, batch stride, row stride, head stride)
+template <class T>
+flash::TensorView<T> view(py::dict const& call, char const* name) {
+  auto const v = call[name].cast<std::array<int64_t, 4>>();
+  return {reinterpret_cast<T*>(v[0]), v[1], v[2], v[3]};
+}
+
+flash::FwdParams params(py::dict const& call) {
+  flash::FwdParams p{};
+  p.q = view<void const>(call, "q");
+  p.k = view<void const>(call, "k");
+  p.v = view<void const>(call, "v");
+  p.out = view<void>(call, "out");
+  auto const lse = call["lse"].cast<std::array<int64_t, 3>>();
+  p.lse = {reinterpret_cast<float*>(lse[0]), lse[1], lse[2]};
+  p.seqlens = {number<int>(call, "batch"),    number<int>(call, "seqlen_q"),
+               number<int>(call, "seqlen_k"), number<int64_t>(call, "total_q"),
+               pointer<int>(call, "cu_q"),    pointer<int>(call, "cu_k"),
+               pointer<int>(call, "used_k"),  pointer<int>(call, "leftpad_k")};
+  p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
+  p.scores.softmax_scale = number<float>(call, "softmax_scale");
+  p.scores.softcap = number<float>(call, "softcap");
+  p.scores.alibi_slopes = pointer<float>(call, "alibi_slopes");
+  p.scores.alibi_batch_stride = number<int64_t>(call, "alibi_batch_stride");
+  p.scores.s_aux = pointer<float>(call, "s_aux");
+  p.scores.dropout_p = number<float>(call, "dropout_p");
+  p.scores.dropout_threshold = number<uint32_t>(call, "dropout_threshold");
+  p.scores.rng_state = pointer<int64_t>(call, "rng_state");
+  p.heads_q = number<int>(call, "heads_q");
+  p.heads_kv = number<int>(call, "heads_kv");
+  p.head_dim = number<int>(call, "head_dim");
+  return p;
+}
+
+void run(std::string const& name, py::dict const& call) {
+  flash::DeviceInfo const device{80, 40 << 20, 166912};
+  for (flash::Variant const& variant : flash::variants()) {
+    if (name == variant.name) {
+      return variant.launch(params(call), device, nullptr);
+    }
+  }
+  throw py::value_error("no variant " + name);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(flash_kernels, m) { m.def("run", &run, py::arg("name"), py::arg("call")); }

@@ -1,0 +1,141 @@
+"""The GPU kernels, run on the host: every tile, mask, hook and index of every row of the table.
+
+What a GPU adds (its scheduling, its memory system, its speed) needs one; the suites above this
+folder run there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, rng_state
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, standard_attention, varlen_ref
+from reference_dropout import keep_mask
+
+from build_tools.instantiate import load_table
+
+from . import calls
+
+ROWS = [v for v in load_table().VARIANTS if v.direction == "fwd"]
+FULL = [v for v in ROWS if v.scores == "full"]
+DTYPES = {"bf16": BF16, "fp16": FP16}
+
+
+def id_of(row) -> str:
+    return row.name
+
+
+def check(kernels, row, case: Case, rng=None) -> None:
+    x = make_inputs(case)
+    kwargs = case.mask_kwargs() | x.scores_kwargs() | {"softcap": case.softcap}
+    kwargs |= {"dropout_p": case.dropout_p, "softmax_scale": case.scale}
+    out, lse = calls.dense(kernels, row.name, x.q, x.k, x.v, **kwargs, rng_state=rng)
+    kwargs["keep_mask"] = x.keep_mask
+    expected, expected_lse, _ = attention_ref(x.q, x.k, x.v, **kwargs)
+    standard, _, _ = standard_attention(x.q, x.k, x.v, **kwargs)
+    assert_accurate("out", out, expected, standard)
+    assert_lse("lse", lse, expected_lse)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(sq=1, sk=1),
+        dict(sq=129, sk=257),
+        dict(sq=257, sk=129, causal=True),  # the first rows see nothing
+        dict(sq=113, sk=203, causal=True),
+        dict(sq=150, sk=300, window=(37, 5)),
+        dict(sq=300, sk=150, window=(0, 17)),
+        dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
+        dict(sq=5, sk=0),
+    ],
+    ids=str,
+)
+def test_masks_and_lengths(kernels, row, shape):
+    check(kernels, row, Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=1, d=row.head_dim, **shape))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_smaller_head_dims_are_zero_filled(kernels, row):
+    case = Case(dtype=DTYPES[row.dtype], b=2, h=3, hk=3, d=row.head_dim - 24, causal=True)
+    check(kernels, row, case)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("kind", ["low_rank", "outliers", "large", "constant"])
+def test_adversarial_values(kernels, row, kind):
+    check(kernels, row, Case(dtype=DTYPES[row.dtype], b=1, h=1, hk=1, d=row.head_dim, kind=kind))
+
+
+@pytest.mark.parametrize("row", FULL, ids=id_of)
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        dict(softcap=3.0),
+        dict(alibi="h"),
+        dict(alibi="bh", causal=True, sk=190),
+        dict(sinks=True, sq=190, causal=True),  # rows with nothing but the sink
+        dict(dropout_p=0.3),
+        dict(softcap=20.0, alibi="bh", sinks=True, dropout_p=0.17, window=(50, 3), sk=170),
+        dict(scale=-0.2),
+        dict(scale=0.0, causal=True),
+    ],
+    ids=str,
+)
+def test_score_hooks(kernels, row, hooks):
+    case = Case(dtype=DTYPES[row.dtype], b=2, h=2, hk=1, d=row.head_dim, **hooks)
+    check(kernels, row, case, rng_state("cpu"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_varlen(kernels, row):
+    """Zero lengths anywhere, keys in use, left padding, rows behind the last sequence."""
+    gen = torch.Generator().manual_seed(1)
+    lengths_q, lengths_k = [0, 150, 3, 0, 60], [10, 70, 200, 5, 0]
+    used, leftpad = [10, 66, 133, 0, 0], [0, 3, 50, 0, 0]
+    cu_q, cu_k = (
+        torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    )
+    spare, heads = 140, 2  # more rows behind the sequences than a tile has
+
+    def rows(total: int, heads: int) -> torch.Tensor:
+        x = torch.randn(total, heads, row.head_dim, generator=gen)
+        return x.to(DTYPES[row.dtype])
+
+    q, k, v = rows(sum(lengths_q) + spare, heads), rows(300, 1), rows(300, 1)
+    q[cu_q[-1] :] = k[cu_k[-1] :] = v[cu_k[-1] :] = float("nan")
+    for b, (start, n, pad) in enumerate(zip(cu_k.tolist(), used, leftpad, strict=False)):
+        for x in (k, v):
+            x[start : start + pad] = x[start + n : cu_k[b + 1]] = float("nan")
+    full = {}
+    if row.scores == "full":
+        full = {"alibi_slopes": torch.rand(5, heads, generator=gen), "s_aux": torch.randn(heads)}
+    ints = [torch.tensor(x, dtype=torch.int32) for x in (used, leftpad)]
+    out, lse = calls.varlen(
+        kernels, row.name, q, k, v, cu_q, cu_k,
+        seqused_k=ints[0], leftpad_k=ints[1], causal=True, **full,
+    )  # fmt: skip
+    expected, standard = (
+        varlen_ref(
+            attention, q, k, v, cu_q.tolist(), cu_k.tolist(),
+            seqused_k=used, leftpad_k=leftpad, causal=True, **full,
+        )
+        for attention in (attention_ref, standard_attention)
+    )  # fmt: skip
+    assert_accurate("out", out, expected[0], standard[0])
+    assert_lse("lse", lse, expected[1])
+
+
+@pytest.mark.parametrize("row", FULL, ids=id_of)
+def test_dropout_bits_are_the_contracts(kernels, row):
+    """With V the identity and q = 0, out tells for every (query, key) whether it was kept."""
+    n, heads, p = row.head_dim, 3, 0.4
+    q = torch.zeros(1, 77, heads, n, dtype=DTYPES[row.dtype])
+    k = torch.zeros(1, n, heads, n, dtype=q.dtype)
+    v = torch.eye(n, dtype=q.dtype)[None, :, None].expand(1, n, heads, n).contiguous()
+    out, _ = calls.dense(kernels, row.name, q, k, v, dropout_p=p, rng_state=rng_state("cpu"))
+    kept = out.transpose(1, 2) != 0  # (b, h, sq, sk)
+    assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, heads, 77, n, p))
