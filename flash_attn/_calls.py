@@ -21,14 +21,33 @@ def draw_rng_state(device: torch.device, generator: torch.Generator | None = Non
     return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
 
 
-def as_int(x: int | Tensor, name: str) -> int:
+def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
+    """The longest sequence as an int.
+
+    A tensor on a GPU is not waited for: kernels need an upper bound alone, and ``rows``, the length
+    of the packed tensor, is one. ``exact`` insists, where an output's shape depends on it.
+    """
     if isinstance(x, int):
         return x
     if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
-        return x.item()
+        return rows if x.is_cuda and not exact else x.item()
     if isinstance(x, torch.SymInt):
         return x
     raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
+
+
+def max_seqlens(
+    q: Tensor, k: Tensor, max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor,
+    block_table: Tensor | None = None, exact: bool = False,
+) -> tuple[int, int]:  # fmt: skip
+    """max_seqlen_q and max_seqlen_k as ints; k is packed, or pages that block_table points to."""
+    if isinstance(max_seqlen_q, int) and isinstance(max_seqlen_k, int):
+        return max_seqlen_q, max_seqlen_k
+    keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
+    return (
+        max_seqlen(max_seqlen_q, "max_seqlen_q", q.shape[0], exact),
+        max_seqlen(max_seqlen_k, "max_seqlen_k", keys, exact),
+    )
 
 
 def _has_to_pad(q: Tensor, v: Tensor) -> bool:
@@ -76,8 +95,9 @@ def varlen(
     causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
     s_aux, batch_invariant, return_lse,
 ):  # fmt: skip
-    max_seqlen_q = as_int(max_seqlen_q, "max_seqlen_q")
-    max_seqlen_k = as_int(max_seqlen_k, "max_seqlen_k")
+    max_seqlen_q, max_seqlen_k = max_seqlens(
+        q, k, max_seqlen_q, max_seqlen_k, block_table, exact=return_attn_probs
+    )
     checks.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table)
     left, right = checks.window(window_size)
     batch = cu_seqlens_q.shape[0] - 1

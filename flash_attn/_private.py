@@ -106,8 +106,9 @@ def _flash_attn_varlen_forward(
         heads, max_seqlen_q, max_seqlen_k) if return_softmax, else (0,); rng_state (2,) int64 with
         dropout, else (0,).
     """
-    max_seqlen_q = _calls.as_int(max_seqlen_q, "max_seqlen_q")
-    max_seqlen_k = _calls.as_int(max_seqlen_k, "max_seqlen_k")
+    max_seqlen_q, max_seqlen_k = _calls.max_seqlens(
+        q, k, max_seqlen_q, max_seqlen_k, block_table, exact=return_softmax
+    )
     checks.varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k,
         leftpad_k,
@@ -212,8 +213,7 @@ def _flash_attn_varlen_backward(
     Returns:
         softmax_d (heads, total_q): rowsum(dout · out) - dlse.
     """
-    max_seqlen_q = _calls.as_int(max_seqlen_q, "max_seqlen_q")
-    max_seqlen_k = _calls.as_int(max_seqlen_k, "max_seqlen_k")
+    max_seqlen_q, max_seqlen_k = _calls.max_seqlens(q, k, max_seqlen_q, max_seqlen_k)
     checks.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, seqused_k)
     _unpadded(q, v)
     batch = cu_seqlens_q.shape[0] - 1

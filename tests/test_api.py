@@ -11,11 +11,12 @@ import sys
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_attn
-from flash_attn import flash_attn_interface
+from flash_attn import _calls, flash_attn_interface
 
 REQUIRED = inspect.Parameter.empty
 TAIL = {
@@ -177,6 +178,16 @@ def test_varlen_results(device):
         q, k, v, ends, ends, torch.tensor(5), torch.tensor(5)
     )
     assert torch.equal(by_tensor, out)
+
+
+def test_max_seqlen_on_a_gpu_is_not_waited_for():
+    with FakeTensorMode():  # a value that is read raises here
+        q = torch.empty(30, 2, 8, device="cuda")
+        pages = torch.empty(7, 16, 2, 8, device="cuda")
+        table = torch.empty(3, 5, dtype=torch.int32, device="cuda")
+        longest = torch.empty((), dtype=torch.int32, device="cuda")
+        assert _calls.max_seqlens(q, q, longest, 11) == (30, 11)
+        assert _calls.max_seqlens(q, pages, 9, longest, table) == (9, 80)
 
 
 def test_cache_seqlens_as_int(device, needs):

@@ -99,10 +99,12 @@ def test_no_host_synchronisation(cuda):
     x = make_inputs(Case(causal=True, layout="contiguous"), cuda)
     cu = torch.tensor([0, x.q.shape[1]], dtype=torch.int32, device=cuda)
     longest = x.q.shape[1]
+    on_gpu = torch.tensor(longest, device=cuda)
     torch.cuda.set_sync_debug_mode("error")
     try:
         flash_attn_func(x.q, x.k, x.v, causal=True)
         flash_attn_varlen_func(x.q[0], x.k[0], x.v[0], cu, cu, longest, longest, causal=True)
+        flash_attn_varlen_func(x.q[0], x.k[0], x.v[0], cu, cu, on_gpu, on_gpu, causal=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
