@@ -25,7 +25,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 # Longer than this, the kernel's own causal mask, which skips in steps of 512 keys, is faster than
 # row blocks (fp32, d 64, forward + backward: 361 against 382 ms at 4096, 90 against 60 at 512).
 LONG_CAUSAL = 2048
-# Elements of one tensor that the backward pass converts to float32 at a time.
+# Elements of one tensor that are converted to float32 at a time.
 CONVERTED = 1 << 22
 
 
@@ -82,7 +82,32 @@ def _toeplitz(scores: Scores, block: Block, shift: int, dtype: torch.dtype) -> T
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores) -> None:
-    """q (b, sq, h, d), k, v (b, sk, hk, d) -> out (b, sq, h, d), lse (b, h, sq), written."""
+    """q (b, sq, h, d), k, v (b, sk, hk, d) -> out (b, sq, h, d), lse (b, h, sq), written.
+
+    float16 goes through float32: without products of its own the processor takes half the time.
+    """
+    if q.dtype != torch.float16 or q.shape[1] == 1:
+        _forward_part(q, k, v, out, lse, scores)
+        return
+    for bs, qs, hs in _converted_parts(q, k):
+        q32, k32, v32 = q[bs, :, qs].float(), k[bs, :, hs].float(), v[bs, :, hs].float()
+        out32 = torch.empty_like(q32)
+        _forward_part(q32, k32, v32, out32, lse[bs, qs], scores.part(bs, qs))
+        out[bs, :, qs] = out32
+
+
+def _converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """(sequences, query heads, key heads) small enough for copies in float32."""
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k, kv_heads = k.shape[1:3]
+    groups = heads // kv_heads
+    pairs = CONVERTED // (max(seqlen_q * groups, seqlen_k) * head_dim)
+    pairs = max(pairs, torch.get_num_threads())  # the kernel's unit of parallel work
+    for bs, hs in tiling.parts(batch, kv_heads, pairs):
+        yield bs, slice(hs.start * groups, hs.stop * groups), hs
+
+
+def _forward_part(q, k, v, out, lse, scores: Scores) -> None:
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     first_row = _first_row(scores, seqlen_q, seqlen_k)
     for block in _blocks(scores, first_row, seqlen_q, seqlen_k):
@@ -138,17 +163,11 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, scores: Scores) -> None:
     Half precision goes through float32, a few heads at a time: the kernel sums dK and dV of row
     blocks in the type of its inputs, which loses a digit that the accuracy bar does not allow.
     """
-    batch, seqlen_q, heads, head_dim = q.shape
-    seqlen_k, kv_heads = k.shape[1:3]
-    groups, dtype = heads // kv_heads, accumulation_dtype(q.dtype)
-    grads = (dq, dk, dv)
+    dtype, grads = accumulation_dtype(q.dtype), (dq, dk, dv)
     if q.dtype == dtype:
         _backward_part(dout, q, k, v, out, lse, grads, scores)
         return
-    pairs = CONVERTED // (max(seqlen_q * groups, seqlen_k) * head_dim)
-    pairs = max(pairs, torch.get_num_threads())  # the kernel's unit of parallel work
-    for bs, hs in tiling.parts(batch, kv_heads, pairs):
-        qs = slice(hs.start * groups, hs.stop * groups)
+    for bs, qs, hs in _converted_parts(q, k):
         queries = (x[bs, :, qs].to(dtype) for x in (dout, q))
         keys = (x[bs, :, hs].to(dtype) for x in (k, v))
         targets = (
