@@ -12,14 +12,16 @@ struct TileGrid {
   DenseSchedule dense;
   VarlenSchedule by_length;
 
-  FLASH_HD int64_t num_tiles() const { return varlen ? by_length.max_tiles() : dense.num_tiles(); }
+  FLASH_HD int64_t num_tiles() const { return varlen ? by_length.num_tiles() : dense.num_tiles(); }
 
   FLASH_HD WorkTile tile(const Seqlens& seqlens, int64_t index) const {
     if (!varlen) {
       return DenseScheduler(dense, index, num_tiles()).coord();
     }
-    auto const seqlen_q = [&](int sequence) { return BlockInfo(seqlens, sequence).seqlen_q; };
-    return VarlenScheduler(by_length, seqlen_q, index, num_tiles()).coord();
+    auto const start = [&](int sequence) -> int64_t {
+      return sequence <= seqlens.batch ? seqlens.cu_q[sequence] : seqlens.total_q;
+    };
+    return VarlenScheduler(by_length, start, index, num_tiles()).coord();
   }
 };
 
@@ -28,7 +30,7 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   TileGrid grid{};
   grid.varlen = s.cu_q != nullptr;
   if (grid.varlen) {
-    grid.by_length = {static_cast<int>(s.total_q), block_m, heads, s.batch + 1, order};
+    grid.by_length = {s.total_q, block_m, heads, s.batch + 1, order};
   } else {
     grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }

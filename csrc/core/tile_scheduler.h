@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "core/warp.h"
 #include "core/work_tile.h"
 #include "params/common.h"
 
@@ -75,81 +74,66 @@ class DenseScheduler {
 
 // ---- lengths are known only on the device -----------------------------------------------------
 
-// Fixed by the host, which knows the total number of rows and must not wait for the lengths: the
-// grid is an upper bound, and the tiles past the real number, all at its end, are invalid.
+// Fixed by the host, which knows the total number of rows and must not wait for the lengths.
+//
+// Sequence b, which starts at row start(b) of the packed q, owns the row blocks from
+// first_block(b) = start(b) / block_m + b on. That is enough of them: with start(b) = x * block_m +
+// r, first_block(b + 1) - first_block(b) = (r + length) / block_m + 1 >= ceil(length / block_m). So
+// no prefix sum over lengths is needed, and a tile finds its sequence by bisection. The blocks that
+// are too many, at most one or two a sequence, are invalid tiles.
 struct VarlenSchedule {
-  int total_q;  // rows of all sequences together
+  int64_t total_q;  // rows of all sequences together
   int block_m;
   int heads;  // query heads
   int batch;  // sequences
   TileOrder order;
 
-  FLASH_HD int64_t max_tiles() const {
-    // sum ceil(n / m) <= sum (n + m - 1) / m, and the left side is an integer.
-    return (total_q + int64_t(batch) * (block_m - 1)) / block_m * heads;
+  FLASH_HD int64_t first_block(int sequence, int64_t start) const {
+    return start / block_m + sequence;
   }
+  FLASH_HD int64_t num_tiles() const { return first_block(batch, total_q) * heads; }
 };
 
 // Sequences run in order; inside one, all heads and row blocks run in the dense order.
-// SeqlenQ: callable, sequence -> its number of query rows. In a kernel whole warps have to call the
-// constructor and next().
-template <class SeqlenQ>
+// Start: callable, sequence in [0, batch] -> its first row; total_q for `batch`.
+template <class Start>
 class VarlenScheduler {
  public:
-  FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, SeqlenQ seqlen_q, int64_t block,
+  FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, Start start, int64_t block,
                            int64_t num_blocks)
-      : schedule_(schedule), seqlen_q_(seqlen_q), index_(block), stride_(num_blocks) {
-    find();
+      : schedule_(schedule), start_(start), index_(block), stride_(num_blocks) {}
+
+  FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
+
+  FLASH_HD void next() { index_ += stride_; }
+
+  FLASH_HD WorkTile coord() const {
+    if (!valid()) return {0, 0, 0, false};
+    int const sequence = find(index_ / schedule_.heads);
+    int64_t const start = start_(sequence), end = start_(sequence + 1);
+    int64_t const first = schedule_.first_block(sequence, start);
+    int const blocks = int(schedule_.first_block(sequence + 1, end) - first);
+    auto const [m_block, head] =
+        tile_at(schedule_.order, index_ - first * schedule_.heads, blocks, schedule_.heads);
+    return {m_block, int(head), sequence, int64_t(m_block) * schedule_.block_m < end - start};
   }
-
-  FLASH_HD bool valid() const { return tile_.valid; }
-
-  FLASH_HD void next() {
-    index_ += stride_;
-    find();
-  }
-
-  FLASH_HD WorkTile coord() const { return tile_; }
 
  private:
-  // Looks at 32 sequences at a time, and goes on where the last search ended: indices only grow.
-  FLASH_HD void find() {
-    tile_ = {0, 0, 0, false};
-    // Tile indices with the heads divided out count row blocks, which fit in an int.
-    int64_t const target = index_ / schedule_.heads;
-    for (; chunk_ < schedule_.batch; chunk_ += WarpInts::lanes) {
-      int const chunk = chunk_;
-      WarpInts const ends =
-          WarpInts::make([&](int lane) { return m_blocks(chunk + lane); }).inclusive_sum();
-      int const in_chunk = ends.at(WarpInts::lanes - 1);
-      if (target < rows_before_ + in_chunk) {
-        // Sequences that end at or before the target, empty ones among them, come before it.
-        int const skipped = ends.count_at_most(int(target - rows_before_));
-        int const start = skipped == 0 ? 0 : ends.at(skipped - 1);
-        set_tile(chunk_ + skipped, rows_before_ + start, ends.at(skipped) - start);
-        return;
-      }
-      rows_before_ += in_chunk;
+  // The last sequence whose first row block is not behind `row_block`.
+  FLASH_HD int find(int64_t row_block) const {
+    int low = 0, high = schedule_.batch;  // low: not behind, high: behind
+    while (high - low > 1) {
+      int const middle = low + (high - low) / 2;
+      bool const behind = schedule_.first_block(middle, start_(middle)) > row_block;
+      (behind ? high : low) = middle;
     }
-  }
-
-  FLASH_HD void set_tile(int sequence, int64_t rows_before, int m_blocks) {
-    int64_t const in_sequence = index_ - rows_before * schedule_.heads;
-    auto const [m_block, head] = tile_at(schedule_.order, in_sequence, m_blocks, schedule_.heads);
-    tile_ = {m_block, int(head), sequence, true};
-  }
-
-  FLASH_HD int m_blocks(int sequence) const {
-    return sequence < schedule_.batch ? num_m_blocks(seqlen_q_(sequence), schedule_.block_m) : 0;
+    return low;
   }
 
   VarlenSchedule schedule_;
-  SeqlenQ seqlen_q_;
+  Start start_;
   int64_t index_;
   int64_t stride_;
-  int chunk_ = 0;            // first of the 32 sequences looked at
-  int64_t rows_before_ = 0;  // row blocks of the sequences before them
-  WorkTile tile_ = {0, 0, 0, false};
 };
 
 }  // namespace flash

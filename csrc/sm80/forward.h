@@ -139,14 +139,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   extern __shared__ __align__(128) char smem_bytes[];
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(smem_bytes);
   auto& block = *reinterpret_cast<RowBlock<Config>*>(smem.block);
-  if (threadIdx.x < 32) {
+  if (threadIdx.x == 0) {
     WorkTile const tile = grid.tile(p.seqlens, blockIdx.x);
-    if (threadIdx.x == 0) {
-      if (tile.valid) {
-        block = RowBlock<Config>(p, tile);
-      } else {
-        block.tile.valid = false;
-      }
+    if (tile.valid) {
+      block = RowBlock<Config>(p, tile);
+    } else {
+      block.tile.valid = false;
     }
   }
   __syncthreads();

@@ -5,22 +5,21 @@ namespace {
 
 using Tile = std::tuple<int, int, int>;  // m_block, head, batch
 
-// What one thread block does, up to `limit` tiles. Throws where coord() and valid() disagree.
+// What one thread block does, up to `limit` tiles; surplus ones are left out.
 template <class Scheduler>
 std::vector<Tile> walk(Scheduler tiles, int limit) {
   std::vector<Tile> done;
   for (; tiles.valid() && int(done.size()) < limit; tiles.next()) {
     flash::WorkTile const tile = tiles.coord();
-    if (!tile.valid) throw std::logic_error("valid() but the tile is not");
-    done.emplace_back(tile.m_block, tile.head, tile.batch);
+    if (tile.valid) done.emplace_back(tile.m_block, tile.head, tile.batch);
   }
   if (!tiles.valid() && tiles.coord().valid) throw std::logic_error("a tile past the end");
   return done;
 }
 
-struct Lengths {
-  std::vector<int> const* of;
-  int operator()(int sequence) const { return of->at(sequence); }  // throws when out of range
+struct Starts {
+  std::vector<int64_t> const* of;
+  int64_t operator()(int sequence) const { return of->at(sequence); }  // throws when out of range
 };
 
 }  // namespace
@@ -47,18 +46,18 @@ void bind_scheduler(py::module_& m) {
 
   using flash::VarlenSchedule;
   py::class_<VarlenSchedule>(m, "VarlenSchedule")
-      .def(py::init(
-               [](int total_q, int block_m, int heads, int batch, int group, bool longest_first) {
-                 return VarlenSchedule{total_q, block_m, heads, batch, {group, longest_first}};
-               }),
+      .def(py::init([](int64_t total_q, int block_m, int heads, int batch, int group,
+                       bool longest_first) {
+             return VarlenSchedule{total_q, block_m, heads, batch, {group, longest_first}};
+           }),
            py::kw_only(), py::arg("total_q"), py::arg("block_m"), py::arg("heads"),
            py::arg("batch"), py::arg("group") = 1, py::arg("longest_first") = false)
-      .def("max_tiles", &VarlenSchedule::max_tiles)
+      .def("num_tiles", &VarlenSchedule::num_tiles)
       .def(
           "tiles",
-          [](VarlenSchedule const& s, std::vector<int> const& seqlens_q, int64_t block,
+          [](VarlenSchedule const& s, std::vector<int64_t> const& starts, int64_t block,
              int64_t num_blocks) {
-            return walk(flash::VarlenScheduler(s, Lengths{&seqlens_q}, block, num_blocks), 1 << 20);
+            return walk(flash::VarlenScheduler(s, Starts{&starts}, block, num_blocks), 1 << 20);
           },
-          py::arg("seqlens_q"), py::arg("block"), py::arg("num_blocks"));
+          py::arg("starts"), py::arg("block"), py::arg("num_blocks"));
 }
