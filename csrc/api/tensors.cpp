@@ -46,8 +46,13 @@ cudaStream_t current_stream(Tensor const& t) {
   return static_cast<cudaStream_t>(stream);
 }
 
+void check_on_device_of(Tensor const& t, char const* name, Tensor const& q) {
+  check(t.is_cuda() && t.get_device_index() == q.get_device_index(), name,
+        " is not on q's CUDA device");
+}
+
 void check_operand(Tensor const& t, char const* name, Tensor const& q) {
-  check(t.is_cuda() && t.get_device_index() == q.get_device_index(), name, " is not on q's device");
+  check_on_device_of(t, name, q);
   check(t.scalar_type() == q.scalar_type(), name, " has dtype ",
         torch::headeronly::toString(t.scalar_type()), ", q has ",
         torch::headeronly::toString(q.scalar_type()));
@@ -57,6 +62,8 @@ void check_operand(Tensor const& t, char const* name, Tensor const& q) {
     return;
   }
   int64_t const chunk = 16 / static_cast<int64_t>(t.element_size());
+  check(t.size(dims - 1) % chunk == 0, name, " has head_dim ", t.size(dims - 1),
+        ", expected a multiple of ", chunk);
   check(t.stride(dims - 1) == 1, name, " has stride ", t.stride(dims - 1),
         " in its last dimension, expected 1");
   check(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, name,
@@ -71,8 +78,7 @@ int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size,
   if (!t) {
     return nullptr;
   }
-  check(t->is_cuda() && t->get_device_index() == q.get_device_index(), name,
-        " is not on q's device");
+  check_on_device_of(*t, name, q);
   check(t->scalar_type() == ScalarType::Int && t->dim() == 1 && t->size(0) == size &&
             t->is_contiguous(),
         name, " must be a contiguous int32 tensor of ", size, " entries");
@@ -80,7 +86,7 @@ int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size,
 }
 
 float const* float_vector(Tensor const& t, char const* name, int64_t count, Tensor const& q) {
-  check(t.is_cuda() && t.get_device_index() == q.get_device_index(), name, " is not on q's device");
+  check_on_device_of(t, name, q);
   check(t.scalar_type() == ScalarType::Float && t.numel() == count && t.is_contiguous(), name,
         " must be a contiguous fp32 tensor of ", count, " entries");
   return static_cast<float const*>(t.data_ptr());

@@ -26,8 +26,10 @@ Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarTyp
 
 cudaStream_t current_stream(Tensor const& t);
 
-// What a kernel needs so as not to fault: same device and dtype as q, unit stride in the last
-// dimension, rows that start at multiples of 16 bytes.
+void check_on_device_of(Tensor const& t, char const* name, Tensor const& q);
+
+// What a kernel needs so as not to fault: same device and dtype as q, rows without gaps that start
+// at multiples of 16 bytes and are whole multiples of 16 bytes long.
 void check_operand(Tensor const& t, char const* name, Tensor const& q);
 
 // An int32 vector of `size` entries on q's device.
@@ -39,8 +41,10 @@ float const* float_vector(Tensor const& t, char const* name, int64_t count, Tens
 // [b, s, h, d], or packed [total, h, d] with batch_stride 0
 template <class T>
 TensorView<T> view(Tensor const& t, void* ptr) {
+  // A dimension of size 1 may have any stride, also one that would misalign addresses.
+  auto const stride = [&](int dim) { return t.size(dim) == 1 ? 0 : t.stride(dim); };
   bool const packed = t.dim() == 3;
-  return {ptr, packed ? 0 : t.stride(0), t.stride(packed ? 0 : 1), t.stride(packed ? 1 : 2)};
+  return {ptr, packed ? 0 : stride(0), stride(packed ? 0 : 1), stride(packed ? 1 : 2)};
 }
 
 inline TensorView<const void> operand(Tensor const& t, char const* name, Tensor const& q) {
