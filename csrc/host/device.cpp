@@ -15,7 +15,8 @@ int attribute(cudaDeviceAttr which, int device) {
 }
 
 DeviceInfo query(int device) {
-  return {10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+  return {device,
+          10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
               attribute(cudaDevAttrComputeCapabilityMinor, device),
           attribute(cudaDevAttrL2CacheSize, device),
           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
@@ -24,7 +25,6 @@ DeviceInfo query(int device) {
 }  // namespace
 
 DeviceInfo const& current_device() {
-  constexpr int kMaxDevices = 256;
   static std::array<DeviceInfo, kMaxDevices> info;
   static std::array<std::once_flag, kMaxDevices> known;
   int device = 0;

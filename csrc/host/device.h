@@ -4,6 +4,8 @@
 
 namespace flash {
 
+inline constexpr int kMaxDevices = 256;
+
 // Of the current device; asked for once per device.
 DeviceInfo const& current_device();
 

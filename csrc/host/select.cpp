@@ -15,37 +15,43 @@ int forced_arch() {
   return text ? std::atoi(text) : 0;
 }
 
-// Empty when the variant can serve the request.
-std::string why_not(Variant const& v, Request const& r) {
+// Whether the variant cannot serve the request; `say` takes the parts of the reason, which are put
+// together only where somebody asked for it: this runs in every call.
+template <class Say>
+bool rejects(Variant const& v, Request const& r, int forced_arch, Say say) {
+  auto const because = [&](auto const&... parts) {
+    say(parts...);
+    return true;
+  };
   if (std::string_view(v.direction) != r.direction) {
-    return concat("is ", v.direction);
+    return because("is ", v.direction);
   }
-  if (int const arch = forced_arch(); arch && arch != v.arch) {
-    return concat("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);
+  if (forced_arch && forced_arch != v.arch) {
+    return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", forced_arch);
   }
   if (v.arch > r.sm) {
-    return concat("needs sm_", v.arch, ", the GPU is sm_", r.sm);
+    return because("needs sm_", v.arch, ", the GPU is sm_", r.sm);
   }
   if (v.arch == 90 && r.sm / 10 != 9) {
-    return "runs on Hopper only";
+    return because("runs on Hopper only");
   }
   if (v.smem_bytes > r.smem_per_block) {
-    return concat("needs ", v.smem_bytes, " bytes of shared memory, the GPU has ",
-                  r.smem_per_block);
+    return because("needs ", v.smem_bytes, " bytes of shared memory, the GPU has ",
+                   r.smem_per_block);
   }
   if (std::string_view(v.dtype) != r.dtype) {
-    return concat("is ", v.dtype);
+    return because("is ", v.dtype);
   }
   if (r.head_dim > v.head_dim || r.head_dim_v > v.head_dim_v) {
-    return concat("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
+    return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
   }
   if (r.head_dim != r.head_dim_v && v.head_dim == v.head_dim_v) {
-    return "serves equal head dims of q and v";
+    return because("serves equal head dims of q and v");
   }
   if (r.full_scores && std::string_view(v.scores) != "full") {
-    return "has no softcap, ALiBi, sinks or dropout";
+    return because("has no softcap, ALiBi, sinks or dropout");
   }
-  return {};
+  return false;
 }
 
 std::string describe(Request const& r) {
@@ -59,12 +65,15 @@ std::string describe(Request const& r) {
 
 Selection explain(Request const& request) {
   Selection selection{nullptr, {}};
+  int const arch = forced_arch();
   for (Variant const& variant : variants()) {
-    std::string why = why_not(variant, request);
-    if (why.empty() && !selection.variant) {
+    std::string why;
+    bool const rejected =
+        rejects(variant, request, arch, [&](auto const&... parts) { why = concat(parts...); });
+    if (!rejected && !selection.variant) {
       selection.variant = &variant;
     } else {
-      if (why.empty()) {
+      if (!rejected) {
         why = concat("comes after ", selection.variant->name);
       }
       selection.rejected.push_back({&variant, std::move(why)});
@@ -74,8 +83,9 @@ Selection explain(Request const& request) {
 }
 
 Variant const& select(Request const& request) {
+  int const arch = forced_arch();
   for (Variant const& variant : variants()) {
-    if (why_not(variant, request).empty()) {
+    if (!rejects(variant, request, arch, [](auto const&...) {})) {
       return variant;
     }
   }

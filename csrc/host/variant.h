@@ -11,6 +11,7 @@ namespace flash {
 
 // What the host knows about the GPU it launches on.
 struct DeviceInfo {
+  int index;
   int sm;  // 10 * major + minor
   int64_t l2_bytes;
   int smem_per_block;

@@ -56,7 +56,7 @@ flash::FwdParams params(py::dict const& call) {
 }
 
 void run(std::string const& name, py::dict const& call) {
-  flash::DeviceInfo const device{80, 40 << 20, 166912};
+  flash::DeviceInfo const device{0, 80, 40 << 20, 166912};
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
       return variant.launch(params(call), device, nullptr);
