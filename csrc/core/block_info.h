@@ -25,7 +25,8 @@ struct BlockInfo {
     seqlen_q = s.cu_q ? s.cu_q[sequence + 1] - static_cast<int>(row_q) : s.seqlen_q;
     row_k = s.cu_k ? s.cu_k[sequence] : 0;
     int const allocated = s.cu_k ? s.cu_k[sequence + 1] - static_cast<int>(row_k) : s.seqlen_k;
-    int const used = s.used_k ? s.used_k[sequence] : allocated;
+    // Not more than exist, whatever a caller says: on a GPU nobody checks contents beforehand.
+    int const used = s.used_k && s.used_k[sequence] < allocated ? s.used_k[sequence] : allocated;
     int const leftpad = s.leftpad_k ? s.leftpad_k[sequence] : 0;
     row_k += leftpad;
     seqlen_k = used > leftpad ? used - leftpad : 0;

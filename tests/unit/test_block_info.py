@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 @st.composite
 def batches(draw):
-    """Per sequence: query rows, key rows, keys in use, left padding (some of it past the use)."""
+    """Per sequence: query rows, key rows, keys in use, left padding (some of it past the use).
+
+    Keys in use may be more than there are, or -1 for a sequence that pads a captured graph.
+    """
     return [
         (
             draw(st.integers(0, 9)),
             allocated := draw(st.integers(0, 9)),
-            draw(st.integers(0, allocated)),
+            draw(st.integers(-1, allocated + 3)),
             draw(st.integers(0, allocated)),
         )
         for _ in range(draw(st.integers(1, 6)))
@@ -50,7 +53,7 @@ def test_varlen(core, batch, has_used, has_leftpad):
             leftpad_k=optional(leftpad, has_leftpad),
         )
         keys = list(range(cu_k[sequence], cu_k[sequence + 1]))
-        in_use = keys[: used[sequence]] if has_used else keys
+        in_use = keys[: max(0, used[sequence])] if has_used else keys
         assert (info.row_q, info.seqlen_q) == (cu_q[sequence], q[sequence])
         assert keys_of(info) == (in_use[leftpad[sequence] :] if has_leftpad else in_use)
 
@@ -69,7 +72,7 @@ def test_cache(core, batch, has_used, has_leftpad):
             used_k=optional(used, has_used),
             leftpad_k=optional(leftpad, has_leftpad),
         )
-        in_use = list(range(used[sequence] if has_used else capacity))
+        in_use = list(range(min(used[sequence], capacity) if has_used else capacity))
         assert (info.row_q, info.seqlen_q) == (0, 4)
         assert keys_of(info) == (in_use[leftpad[sequence] :] if has_leftpad else in_use)
 
