@@ -39,7 +39,7 @@ def describe(plan: Plan) -> str:
 
 def build(plan: Plan, output: Path, env: Mapping[str, str] = os.environ) -> None:
     """Compiles and links the library of a plan with kernels to `output`."""
-    started = time.monotonic()
+    started = time.time()
     folder = ROOT / "build" / "cuda"
     sources = _sources(plan, folder)
     toolchain = Toolchain.detect(plan, env, strict=_strict(plan, env))
@@ -53,25 +53,25 @@ def build(plan: Plan, output: Path, env: Mapping[str, str] = os.environ) -> None
         objects = [object_path(folder, source.path) for source in sources.kernels]
         records = report.write(objects, folder.parent)
     output.parent.mkdir(parents=True, exist_ok=True)
-    _replace(library, output)
-    _finish(output, records, time.monotonic() - started)
+    _replace(library, output, started)
+    _finish(output, records, time.time() - started)
 
 
 def _sources(plan: Plan, folder: Path) -> Sources:
     # Late, because only a build of kernels needs the table and the headers.
-    from build_tools.instantiate import generate, load_table
+    from build_tools.instantiate import generate, rows_for
     from third_party.fetch import fetch_cutlass
 
     fetch_cutlass()
-    generated = generate(folder / "gen", list(plan.archs))
-    return Sources.collect(ROOT / "csrc", generated, plan.archs, load_table().VARIANTS)
+    archs = list(plan.archs)
+    return Sources.collect(ROOT / "csrc", generate(folder / "gen", archs), archs, rows_for(archs))
 
 
 def _announce(sources: Sources, jobs: int, toolchain: Toolchain) -> None:
     minutes = max(1, round(len(sources.kernels) * SECONDS_PER_FILE / jobs / 60))
     cache = "with ccache" if toolchain.ccache else "without ccache"
     print(
-        f"flash-attn: {len(sources.kernels)} kernels, {len(sources.host)} host files, "
+        f"flash-attn: {len(sources.kernels)} kernel files, {len(sources.host)} host files, "
         f"{jobs} at a time "
         f"({resources.cores()} cores, {resources.available_gib():.0f} GiB free), {cache}; "
         f"about {minutes} min if nothing is built yet.",
@@ -85,10 +85,12 @@ def _strict(plan: Plan, env: Mapping[str, str]) -> bool:
 
 
 def _run_ninja(ninja_file: Path, jobs: int) -> None:
-    command = [*ninja_command(), "-f", str(ninja_file), "-j", str(jobs)]
-    status = {"NINJA_STATUS": "[%f/%t, %es] "}
-    if subprocess.run(command, cwd=ROOT, env={**os.environ, **status}).returncode:
+    command = [*ninja_command(), "-f", str(ninja_file)]
+    env = {**os.environ, "NINJA_STATUS": "[%f/%t, %es] "}
+    if subprocess.run([*command, "-j", str(jobs)], cwd=ROOT, env=env).returncode:
         raise BuildError("The kernels did not compile; the message of the first failure is above.")
+    # Objects of rows that are gone: `make sass` would show them.
+    subprocess.run([*command, "-t", "cleandead"], cwd=ROOT, capture_output=True)
 
 
 def ninja_command() -> list[str]:
@@ -104,20 +106,23 @@ def ninja_command() -> list[str]:
     return [found]
 
 
-def _replace(source: Path, target: Path) -> None:
+def _replace(source: Path, target: Path, started: float) -> None:
     # A rename, not a copy over: a process that has the old library mapped keeps it whole.
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copy2(source, temporary)
+    shutil.copy(source, temporary)
+    os.utime(temporary, (started, started))  # what was edited since then may not be in it
     temporary.replace(target)
 
 
 def _finish(output: Path, records: list[dict], seconds: float) -> None:
     lost = [sentence for record in records for sentence in record["lost_speed"]]
-    spilling = sum(any(k["spills"] for k in record["kernels"]) for record in records)
+    kernels = [kernel for record in records for kernel in record["kernels"]]
+    names = {kernel["name"] for kernel in kernels}
+    spilling = {kernel["name"] for kernel in kernels if kernel["spills"]}
     size = output.stat().st_size / 2**20
     print(
-        f"flash-attn: {output.name}, {size:.1f} MiB, {len(records)} kernel files, "
-        f"{spilling} with spills, in {seconds:.0f} s; figures in build/report.txt."
+        f"flash-attn: {output.name}, {size:.1f} MiB, {len(names)} kernels, "
+        f"{len(spilling)} with spills, in {seconds:.0f} s; figures in build/report.txt."
     )
     if lost:
         print(f"flash-attn: {len(lost)} compilations lost speed with this compiler:")

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         return done.returncode
 
     _print_warnings(done.stdout)
-    lost = ptxas.lost_speed(done.stdout, options.allow_spills)
+    lost = ptxas.lost_speed(done.stdout, options.name, dict(options.allow_spills))
     _write_record(options, done.stdout, wall, lost)
     if lost and options.strict:
         # Without its object file ninja tries this file again, also when nothing else changed.
@@ -44,10 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="build_tools.compile_kernel")
     parser.add_argument("--name", required=True)
     parser.add_argument("--object", type=Path, required=True)
-    parser.add_argument("--allow-spills", type=float, default=0, help="bytes a thread")
+    parser.add_argument(
+        "--allow-spills", type=_limit, action="append", default=[], help="ROW=bytes a thread"
+    )
     parser.add_argument("--nvcc-release", required=True)
     parser.add_argument("--strict", action="store_true", help="lost speed is an error")
     return parser
+
+
+def _limit(text: str) -> tuple[str, float]:
+    row, _, limit = text.partition("=")
+    return row, float(limit)
 
 
 def _print_warnings(text: str) -> None:
@@ -66,7 +73,10 @@ def _write_record(options, text: str, wall: float, lost: list[str]) -> None:
         # ru_maxrss is the largest single process below this one: cicc or ptxas.
         "peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
         "lost_speed": lost,
-        "kernels": [{**asdict(kernel), "spills": kernel.spills} for kernel in ptxas.parse(text)],
+        "kernels": [
+            {**asdict(kernel), "spills": kernel.spills}
+            for kernel in ptxas.parse(text, options.name)
+        ],
     }
     temporary = options.object.with_suffix(f".{os.getpid()}.json")
     temporary.write_text(json.dumps(record, indent=1))

@@ -1,4 +1,8 @@
-"""Turns the rows of csrc/variants.py into one short .cu file each, and the C++ registry."""
+"""Turns the rows of csrc/variants.py into short .cu files and the C++ registry.
+
+Rows that differ only in the dtype share a file: most of a file's compile time is spent reading
+CUTLASS, once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,30 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from build_tools.targets import targets
+
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 _ELEMENT = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
 
-_KERNEL = """\
+_FILE = """\
 // Generated from csrc/variants.py.
 #include "{arch}/launch.h"
 
 namespace flash {{
+{kernels}
+}}  // namespace flash
+"""
+
+# An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
+# code (d128 plain spills 316 bytes on sm_90, not 256), and the tiles were chosen with this one.
+_KERNEL = """
 using Config_{name} = {arch}::ForwardConfig<{element}, {head_dim}, {block_m}, {block_n}, {warps},
                                             {arch}::ScoreLevel::{level}>;
 extern int const smem_{name} = {arch}::kSmemBytes<Config_{name}>;
 void launch_{name}(FwdParams const& params, DeviceInfo const& device, cudaStream_t stream) {{
   {arch}::launch_forward<Config_{name}>(params, device, stream, "{name}");
 }}
-}}  // namespace flash
 """
 
 _DECLARATION = """\
@@ -61,12 +73,23 @@ def load_table():
 
 
 def rows_for(archs: list[str]) -> list:
-    """The rows a build for `archs` ("80", "90a", …) contains: each family that runs there.
+    """The rows that a build for `archs` ("80", "90a", …) compiles to machine code."""
+    table = load_table().VARIANTS
+    return [row for row in table if targets(row, table, archs)]
 
-    The sm80 family also serves newer GPUs, so it is always in.
-    """
-    newest = max(int(arch.rstrip("af")) for arch in archs)
-    return [v for v in load_table().VARIANTS if int(v.arch[2:]) <= newest]
+
+def file_stem(row) -> str:
+    """The name of the row's .cu file: the row's own without the dtype."""
+    return row.name.replace(f"_{row.dtype}_", "_")
+
+
+def kernel_name(stem: str, mangled: str) -> str:
+    """The name of a kernel of the file `stem`.cu: its row's, or the file's if it has none."""
+    for row in load_table().VARIANTS:
+        element = _ELEMENT[row.dtype].removeprefix("cutlass::")
+        if file_stem(row) == stem and element in mangled:
+            return row.name
+    return stem
 
 
 def _fields(variant) -> dict:
@@ -87,11 +110,20 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
+def _kernel_file(rows: list) -> str:
+    kernels = "".join(_KERNEL.format(**_fields(row)) for row in rows)
+    return _FILE.format(arch=rows[0].arch, kernels=kernels)
+
+
 def generate(out_dir: Path, archs: list[str]) -> list[Path]:
     """Writes the instantiations and the registry for `archs` and returns their paths."""
-    variants = [_fields(v) for v in rows_for(archs)]
+    rows = rows_for(archs)
     out_dir = Path(out_dir)
-    files = [_write(out_dir / f"{v['name']}.cu", _KERNEL.format(**v)) for v in variants]
+    by_file: dict[str, list] = {}
+    for row in rows:
+        by_file.setdefault(file_stem(row), []).append(row)
+    files = [_write(out_dir / f"{stem}.cu", _kernel_file(own)) for stem, own in by_file.items()]
+    variants = [_fields(row) for row in rows]
     registry = _REGISTRY.format(
         declarations="".join(_DECLARATION.format(**v) for v in variants),
         rows="".join(_ROW.format(**v) for v in variants),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_tools import resources
+from build_tools.instantiate import file_stem
 from build_tools.plan import MIN_TORCH, Plan
 from build_tools.probe import BuildError
 from build_tools.targets import common_targets, targets
@@ -38,7 +39,7 @@ RUNTIME_PATHS = ["$$ORIGIN/../nvidia/cu13/lib", "$$ORIGIN/../nvidia/cuda_runtime
 class KernelSource:
     path: Path
     gencode: list[str]
-    allow_spills: float = 0  # bytes a thread, stored and loaded
+    allow_spills: Mapping[str, float]  # bytes a thread, stored and loaded, by the row's name
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,22 @@ class Sources:
 
     @classmethod
     def collect(cls, csrc: Path, generated: Sequence[Path], archs: Sequence[str], rows) -> Sources:
-        """Generated files are named after their table row; others are for every GPU."""
-        by_name = {row.name: row for row in rows}
+        """`rows` are those that the generated files hold; other .cu files are for every GPU."""
         kernels = []
         for path in sorted([*generated, *csrc.rglob("*.cu")]):
-            row = by_name.get(path.stem)
             if path.suffix != ".cu":
                 continue
-            if row is None:
-                kernels.append(KernelSource(path, common_targets(archs)))
-            else:
-                spills = math.inf if row.allow_spills is True else float(row.allow_spills)
-                kernels.append(KernelSource(path, targets(row, rows, archs), spills))
+            own = [row for row in rows if file_stem(row) == path.stem]
+            flags = [flag for row in own for flag in targets(row, rows, archs)]
+            spills = {row.name: _spill_limit(row) for row in own if row.allow_spills}
+            flags = list(dict.fromkeys(flags)) or common_targets(archs)
+            kernels.append(KernelSource(path, flags, spills))
         host = [*csrc.rglob("*.cpp"), *(path for path in generated if path.suffix == ".cpp")]
         return cls(kernels, sorted(host))
+
+
+def _spill_limit(row) -> float:
+    return math.inf if row.allow_spills is True else float(row.allow_spills)
 
 
 def object_path(folder: Path, source: Path) -> Path:
@@ -208,7 +211,7 @@ class NinjaFile:
         for source in sources.kernels:
             objects.append(self._rel(object_path(self.folder, source.path)))
             options = ["--strict"] if self.tools.strict else []
-            options += [f"--allow-spills {source.allow_spills:g}"] if source.allow_spills else []
+            options += [f"--allow-spills {row}={n:g}" for row, n in source.allow_spills.items()]
             lines += [
                 f"build {objects[-1]}: kernel {self._rel(source.path)}",
                 f"  name = {source.path.stem}",

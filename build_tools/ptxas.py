@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from build_tools.instantiate import kernel_name
 
 # Messages of ptxas that cost speed without an error. Each is a sentence in its documentation or
 # output, here in ours.
@@ -15,7 +18,7 @@ LOST_SPEED = {
     "C7519": "wgmma is serialised",
 }
 
-_ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)' for '(?P<code>sm_\w+)'")
+_ENTRY = re.compile(r"Compiling entry function '(?P<symbol>[^']+)' for '(?P<code>sm_\w+)'")
 _FRAME = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads"
@@ -30,7 +33,8 @@ _CODED = re.compile(r"\((C\d{4})\)")
 class Kernel:
     """One __global__ function compiled for one architecture."""
 
-    name: str  # mangled
+    name: str  # of its row in csrc/variants.py, or of its file
+    symbol: str  # mangled
     code: str  # "sm_80"
     registers: int = 0
     stack: int = 0  # bytes a thread
@@ -44,16 +48,18 @@ class Kernel:
         return self.spill_stores + self.spill_loads
 
 
-def parse(text: str) -> list[Kernel]:
+def parse(text: str, stem: str) -> list[Kernel]:
+    """The kernels of one file, `stem`.cu."""
     kernels: list[Kernel] = []
     in_entry = False
     for line in text.splitlines():
         if entry := _ENTRY.search(line):
-            kernels.append(Kernel(entry["name"], entry["code"]))
+            symbol = entry["symbol"]
+            kernels.append(Kernel(kernel_name(stem, symbol), symbol, entry["code"]))
             in_entry = True
         elif "Function properties for" in line:
             # Device functions that were not inlined are listed too, with frames of their own.
-            in_entry = bool(kernels) and line.rstrip().endswith(kernels[-1].name)
+            in_entry = bool(kernels) and line.rstrip().endswith(kernels[-1].symbol)
         elif not kernels:
             continue
         elif (frame := _FRAME.search(line)) and in_entry:
@@ -69,18 +75,19 @@ def parse(text: str) -> list[Kernel]:
     return kernels
 
 
-def lost_speed(text: str, allowed_spills: float = 0) -> list[str]:
+def lost_speed(text: str, stem: str, allow_spills: Mapping[str, float]) -> list[str]:
     """Sentences, one for each way in which this compilation lost speed.
 
-    allowed_spills: bytes a thread, stored and loaded, that the table's row declares.
+    allow_spills: bytes a thread, stored and loaded, that each row of the table declares.
     """
     found = []
-    for kernel in parse(text):
-        if kernel.spills > allowed_spills:
+    for kernel in parse(text, stem):
+        allowed = allow_spills.get(kernel.name, 0)
+        if kernel.spills > allowed:
             found.append(
-                f"{kernel.code}: spills registers ({kernel.spill_stores} bytes stored, "
-                f"{kernel.spill_loads} bytes loaded, {kernel.registers} registers; "
-                f"{allowed_spills:g} allowed)"
+                f"{kernel.name} for {kernel.code} spills registers "
+                f"({kernel.spill_stores} bytes stored, {kernel.spill_loads} bytes loaded, "
+                f"{kernel.registers} registers; {allowed:g} allowed)"
             )
     for line in text.splitlines():
         code = _CODED.search(line)

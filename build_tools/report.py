@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 
 from build_tools.compile_kernel import record_path
 
-COLUMNS = ("file", "code", "registers", "spills", "stack", "smem", "ptxas s", "file s", "peak MiB")
+# The last two, time and the compiler's peak memory, are those of the file and its kernels together.
+COLUMNS = ("kernel", "code", "registers", "spills", "stack", "smem", "ptxas s", "file s", "MiB")
 
 
 def write(objects: Iterable[Path], folder: Path) -> list[dict]:
@@ -26,11 +28,11 @@ def write(objects: Iterable[Path], folder: Path) -> list[dict]:
 
 def table(records: Iterable[dict]) -> str:
     rows = [COLUMNS]
-    for record in sorted(records, key=lambda record: record["name"]):
-        for kernel in record["kernels"]:
+    for record in sorted(records, key=itemgetter("name")):
+        for kernel in sorted(record["kernels"], key=itemgetter("name", "code")):
             figures = [kernel[key] for key in ("registers", "spills", "stack", "static_smem")]
             times = [f"{kernel['seconds']:.1f}", f"{record['seconds']:.1f}", record["peak_mib"]]
-            rows.append((record["name"], kernel["code"], *figures, *times))
+            rows.append((kernel["name"], kernel["code"], *figures, *times))
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
     lines = [_line(row, widths) for row in cells]

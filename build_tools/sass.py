@@ -1,7 +1,7 @@
 """Dumps the machine code of compiled kernels: `make sass FILTER=bf16_d128`.
 
-One file per kernel file and architecture goes to build/sass, and a table of what is in it to the
-screen: the instructions that say most about an attention kernel.
+One file per kernel and architecture goes to build/sass, and a table of what is in it to the screen:
+the instructions that say most about an attention kernel.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from build_tools.cuda_tools import cuda_tool
+from build_tools.instantiate import kernel_name
 from build_tools.probe import BuildError
 
 OBJECTS = Path("build/cuda/obj")
@@ -23,11 +24,12 @@ OUTPUT = Path("build/sass")
 COUNTED = ("HMMA", "HGMMA", "MUFU", "LDSM", "LDS", "STS", "LDGSTS", "LDL", "STL", "BAR")
 
 _CODE = re.compile(r"^\s*code for (sm_\w+)")
+_FUNCTION = re.compile(r"^\s*Function : (\w+)")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9]*)")
 
 
 def dump(tool: Path, obj: Path) -> dict[str, str]:
-    """Machine code by architecture, e.g. {"sm_80": …}."""
+    """Machine code by kernel and architecture, e.g. {"fwd_sm80_bf16_d64_plain.sm_80": …}."""
     search = {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}  # cuobjdump calls nvdisasm
     text = subprocess.run(
         [tool, "-sass", obj],
@@ -36,14 +38,21 @@ def dump(tool: Path, obj: Path) -> dict[str, str]:
         text=True,
         env={**os.environ, **search},
     ).stdout
+    return split(text, obj.name.removesuffix(".cu.o"))
+
+
+def split(text: str, stem: str) -> dict[str, str]:
+    """What cuobjdump printed for the object of `stem`.cu, in parts."""
     parts: dict[str, list[str]] = {}
-    code = None
+    code = part = None
     for line in text.splitlines():
-        found = _CODE.match(line)
-        code = found[1] if found else code
-        if code:
-            parts.setdefault(code, []).append(line)
-    return {code: "\n".join(lines) + "\n" for code, lines in parts.items()}
+        if found := _CODE.match(line):
+            code, part = found[1], None
+        elif found := _FUNCTION.match(line):
+            part = f"{kernel_name(stem, found[1])}.{code}"
+        if part:
+            parts.setdefault(part, []).append(line)
+    return {part: "\n".join(lines) + "\n" for part, lines in parts.items()}
 
 
 def count(text: str) -> Counter:
@@ -53,25 +62,25 @@ def count(text: str) -> Counter:
 
 def main(argv: list[str]) -> int:
     wanted = argv[0] if argv else ""
-    objects = sorted(path for path in OBJECTS.glob("*.cu.o") if wanted in path.name)
-    if not objects:
-        print(
-            f'No object file in {OBJECTS} matches "{wanted}" (make build first).', file=sys.stderr
-        )
-        return 1
     try:
         tool = cuda_tool("cuobjdump")
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
+    parts: dict[str, str] = {}
+    for obj in OBJECTS.glob("*.cu.o"):
+        parts |= dump(tool, obj)
+    names = sorted(name for name in parts if wanted in name)
+    if not names:
+        print(f'No kernel in {OBJECTS} matches "{wanted}" (make build first).', file=sys.stderr)
+        return 1
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    for obj in objects:
-        for code, text in sorted(dump(tool, obj).items()):
-            path = OUTPUT / f"{obj.name.removesuffix('.cu.o')}.{code}.sass"
-            path.write_text(text)
-            counts = count(text)
-            shown = ", ".join(f"{name} {counts[name]}" for name in COUNTED if counts[name])
-            print(f"{path}: {sum(counts.values())} instructions: {shown}")
+    for name in names:
+        path = OUTPUT / f"{name}.sass"
+        path.write_text(parts[name])
+        counts = count(parts[name])
+        shown = ", ".join(f"{word} {counts[word]}" for word in COUNTED if counts[word])
+        print(f"{path}: {sum(counts.values())} instructions: {shown}")
     return 0
 
 

@@ -1,9 +1,8 @@
-"""The build: which mode is chosen, what is refused and how, and what ends up in a wheel."""
+"""The build: which mode is chosen, what is refused and how, what is compiled for which GPU."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -11,13 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from build_tools import check_wheel, ninja_file, probe, ptxas, report, resources, targets
-from build_tools.instantiate import generate, load_table
+from build_tools import (
+    instantiate,
+    ninja_file,
+    probe,
+    ptxas,
+    report,
+    resources,
+    sass,
+    targets,
+)
 from build_tools.plan import Probes, make_plan, parse_archs
 from build_tools.probe import BuildError, Gpu, Nvcc, Torch
+from tests.commands import ROOT, run, script
 from third_party import fetch
-
-ROOT = Path(__file__).resolve().parent.parent
 
 NVCC = Nvcc(Path("/cuda/bin/nvcc"), Path("/cuda"), "13.0.88")
 TORCH = Torch(Path("/site/torch"), "2.13.0+cu130", "13.0")
@@ -206,19 +212,69 @@ def test_a_build_for_one_gpu_has_its_machine_code_only():
 
 
 def test_instantiation_is_idempotent(tmp_path):
-    first = generate(tmp_path, ["80", "90a"])
+    first = instantiate.generate(tmp_path, ["80", "90a"])
     times = {path: path.stat().st_mtime_ns for path in first}
-    assert {row.name for row in load_table().VARIANTS} <= {path.stem for path in first}
-    assert generate(tmp_path, ["80", "90a"]) == first
+    text = "\n".join(path.read_text() for path in first if path.suffix == ".cu")
+    for row in instantiate.load_table().VARIANTS:
+        assert text.count(f"void launch_{row.name}(") == 1
+    assert instantiate.generate(tmp_path, ["80", "90a"]) == first
     assert {path: path.stat().st_mtime_ns for path in first} == times
+
+
+def variant(arch, dtype, allow_spills=0):
+    return instantiate.load_table().Variant(
+        direction="fwd", arch=arch, dtype=dtype, head_dim=64, head_dim_v=64, block_m=128,
+        block_n=64, warps=4, stages=1, scores="plain", why="", allow_spills=allow_spills,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """bf16 has a kernel for Hopper; fp16 has not."""
+    rows = [variant("sm80", "bf16", 400), variant("sm80", "fp16", True), variant("sm90", "bf16")]
+    monkeypatch.setattr(instantiate.load_table(), "VARIANTS", rows)
+
+
+@pytest.mark.parametrize(
+    ("archs", "names"),
+    [
+        (["80"], ["sm80_bf16", "sm80_fp16"]),
+        (["90a"], ["sm80_fp16", "sm90_bf16"]),
+        (["80", "90a"], ["sm80_bf16", "sm80_fp16", "sm90_bf16"]),
+        (["100"], ["sm80_bf16", "sm80_fp16"]),
+        (["90a", "120"], ["sm80_bf16", "sm80_fp16", "sm90_bf16"]),
+    ],
+)
+def test_a_build_contains_the_rows_with_machine_code(table, archs, names):
+    rows = instantiate.rows_for(archs)
+    assert [row.name for row in rows] == [f"fwd_{name}_d64_plain" for name in names]
+
+
+def test_dtypes_share_a_file(table, tmp_path):
+    archs = ["80", "90a"]
+    generated = instantiate.generate(tmp_path / "gen", archs)
+    rows = instantiate.rows_for(archs)
+    sources = ninja_file.Sources.collect(tmp_path / "csrc", generated, archs, rows)
+    old, new = sources.kernels
+    assert (old.path.stem, new.path.stem) == ("fwd_sm80_d64_plain", "fwd_sm90_d64_plain")
+    # What one of its rows needs, all of the file is compiled for.
+    assert set(old.gencode) == set(gencodes(("80", "sm_80"), ("80", "sm_90"), ("80", "compute_80")))
+    assert new.gencode == gencodes(("90a", "sm_90a"))
+    limits = {"fwd_sm80_bf16_d64_plain": 400, "fwd_sm80_fp16_d64_plain": float("inf")}
+    assert (old.allow_spills, new.allow_spills) == (limits, {})
 
 
 # What ptxas says
 
-SPILLING = """\
+BF16 = next(row for row in instantiate.load_table().VARIANTS if row.dtype == "bf16")
+ROW, STEM = BF16.name, instantiate.file_stem(BF16)
+OTHER = ROW.replace("bf16", "fp16")
+KERNEL = "_ZN5flash4sm801kINS0_6ConfigIN7cutlass10bfloat16_tELi64EEEEEvNS_9FwdParamsE"
+OTHER_KERNEL = KERNEL.replace("10bfloat16_t", "6half_t")
+SPILLING = f"""\
 ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
-ptxas info    : Function properties for _Z1kPf
+ptxas info    : Compiling entry function '{KERNEL}' for 'sm_80'
+ptxas info    : Function properties for {KERNEL}
     288 bytes stack frame, 408 bytes spill stores, 728 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 1024 bytes smem
 ptxas info    : Compile time = 1500.000 ms
@@ -229,35 +285,62 @@ CLEAN = SPILLING.replace("408", "0").replace("728", "0")
 SERIALISED = (
     CLEAN
     + "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
-    + "serialized due to insufficient register resources in function '_Z1kPf'\n"
+    + f"serialized due to insufficient register resources in function '{KERNEL}'\n"
 )
 
 
 def test_ptxas_figures():
-    (kernel,) = ptxas.parse(SPILLING)
-    assert (kernel.name, kernel.code, kernel.registers) == ("_Z1kPf", "sm_80", 255)
+    (kernel,) = ptxas.parse(SPILLING, STEM)
+    assert (kernel.name, kernel.code, kernel.registers) == (ROW, "sm_80", 255)
     assert (kernel.stack, kernel.spills, kernel.static_smem) == (288, 1136, 1024)
     assert kernel.seconds == 1.5
 
 
 def test_lost_speed_is_found_unless_declared():
-    assert ptxas.lost_speed(CLEAN) == []
-    assert "spills registers" in ptxas.lost_speed(SPILLING)[0]
-    assert ptxas.lost_speed(SPILLING, allowed_spills=1136) == []
-    assert "1135 allowed" in ptxas.lost_speed(SPILLING, allowed_spills=1135)[0]
-    assert "wgmma is serialised" in ptxas.lost_speed(SERIALISED, allowed_spills=9999)[0]
+    assert ptxas.lost_speed(CLEAN, STEM, {}) == []
+    assert f"{ROW} for sm_80 spills registers" in ptxas.lost_speed(SPILLING, STEM, {})[0]
+    assert ptxas.lost_speed(SPILLING, STEM, {ROW: 1136}) == []
+    assert "1135 allowed" in ptxas.lost_speed(SPILLING, STEM, {ROW: 1135})[0]
+    assert "wgmma is serialised" in ptxas.lost_speed(SERIALISED, STEM, {ROW: 9999})[0]
+
+
+def test_each_kernel_of_a_file_has_its_own_limit_and_line():
+    text = SPILLING + SPILLING.replace(KERNEL, OTHER_KERNEL)
+    (sentence,) = ptxas.lost_speed(text, STEM, {ROW: 1136, OTHER: 1135})
+    assert OTHER in sentence
+    assert ROW not in sentence
+    kernels = [{**vars(kernel), "spills": kernel.spills} for kernel in ptxas.parse(text, STEM)]
+    record = {"name": STEM, "seconds": 1, "peak_mib": 2, "lost_speed": [], "kernels": kernels}
+    lines = report.table([record]).splitlines()
+    assert [line.split()[0] for line in lines] == ["kernel", ROW, OTHER]
+
+
+def test_a_kernel_that_is_not_generated_is_named_after_its_file():
+    assert instantiate.kernel_name("scale", OTHER_KERNEL) == "scale"
+    assert instantiate.kernel_name(STEM, "_Z7preparePf") == STEM
+
+
+def test_machine_code_is_split_by_kernel():
+    text = "header\n" + "".join(
+        f"\tcode for {code}\n\t\tFunction : {kernel}\n{code} {kernel}\n"
+        for code in ("sm_80", "sm_90")
+        for kernel in (KERNEL, OTHER_KERNEL)
+    )
+    parts = sass.split(text, STEM)
+    assert list(parts) == [f"{row}.{code}" for code in ("sm_80", "sm_90") for row in (ROW, OTHER)]
+    assert parts[f"{ROW}.sm_90"].splitlines()[-1] == f"sm_90 {KERNEL}"
 
 
 @pytest.mark.parametrize(
     ("flags", "fails"),
-    [(["--strict"], True), ([], False), (["--strict", "--allow-spills", "1136"], False)],
+    [(["--strict"], True), ([], False), (["--strict", "--allow-spills", f"{ROW}=1136"], False)],
 )
 def test_a_spilling_file_does_not_compile_unless_declared(tmp_path, flags, fails):
     said = tmp_path / "said"
     said.write_text(SPILLING)
     obj = tmp_path / "k.cu.o"
     command = ["sh", "-c", f"touch {obj}; cat {said} >&2"]
-    options = ["--name", "k", "--object", str(obj), "--nvcc-release", "13.0.88", *flags]
+    options = ["--name", STEM, "--object", str(obj), "--nvcc-release", "13.0.88", *flags]
     done = run(
         sys.executable, "-m", "build_tools.compile_kernel", *options, "--", *command, check=False
     )
@@ -266,7 +349,7 @@ def test_a_spilling_file_does_not_compile_unless_declared(tmp_path, flags, fails
     records = report.write([obj], tmp_path)
     assert records[0]["kernels"][0]["spills"] == 1136
     line = (tmp_path / "report.txt").read_text().splitlines()[1].split()
-    assert line[:6] == ["k", "sm_80", "255", "1136", "288", "1024"]
+    assert line[:6] == [ROW, "sm_80", "255", "1136", "288", "1024"]
 
 
 # Third-party headers
@@ -314,116 +397,6 @@ def test_offline_fetch_says_what_to_do(tmp_path, monkeypatch):
         fetch.fetch_cutlass(tmp_path / "cutlass")
 
 
-# Wheels
-
-
-def wheel_of(tmp_path, **env) -> Path:
-    """A wheel built by setup.py in this environment."""
-    build = tmp_path / "build"
-    done = run(
-        sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path),
-        "build", "--build-base", str(build), "bdist_wheel", "--dist-dir", str(tmp_path),
-        "--bdist-dir", str(tmp_path / "bdist"), **env,
-    )  # fmt: skip
-    assert done.returncode == 0
-    (wheel,) = tmp_path.glob("*.whl")
-    return wheel
-
-
-def test_the_pure_wheel(tmp_path):
-    wheel = wheel_of(tmp_path, FLASH_ATTN_CUDA_ARCHS="none")
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert check_wheel.check(wheel) == []
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {"flash_attn/__init__.py", "flash_attn_2_cuda.py"} <= set(names)
-    own = ("flash_attn/", "flash_attn_2_cuda.py", "flash_attn-")
-    assert [name for name in names if not name.startswith(own)] == []
-
-
-def test_metadata_needs_no_torch_and_looks_at_no_machine(tmp_path):
-    # A torch that cannot be imported, an nvcc that fails, and a request that a build would refuse.
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text("raise ImportError('metadata imported torch')")
-    script(tmp_path / "bin" / "nvcc", "exit 1")
-    env = {"PYTHONPATH": str(tmp_path), "CUDA_HOME": str(tmp_path), **REQUESTED}
-    done = run(sys.executable, "setup.py", "--name", "--version", **env)
-    assert done.stdout.split() == ["flash-attn", "2.8.3+abi3.1"]
-
-
-def test_a_refused_build_is_one_sentence(tmp_path):
-    env = {"FLASH_ATTN_CUDA_ARCHS": "75"}
-    done = run(sys.executable, "setup.py", "build", check=False, **env)
-    assert done.returncode == 1
-    assert done.stderr.strip().startswith("flash-attn: FLASH_ATTN_CUDA_ARCHS")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("symbol", "allowed"),
-    [
-        ("aoti_torch_get_current_cuda_stream", True),
-        ("torch_call_dispatcher", True),
-        ("cudaLaunchKernelExC@libcudart.so.13", True),
-        ("PyUnicode_FromStringAndSize", True),
-        ("memcpy@GLIBC_2.14", True),
-        ("_ZNSolsEi@GLIBCXX_3.4", True),
-        ("_ZN3c106detail14torchCheckFailEPKcS2_jS2_", False),
-        ("_ZN2at5emptyEN3c108ArrayRefIlEE", False),
-        ("_PyObject_GetState", False),
-        ("cuTensorMapEncodeTiled", False),
-    ],
-)
-def test_symbols_that_would_tie_the_library_to_one_torch(symbol, allowed):
-    assert (check_wheel.foreign([symbol]) == []) == allowed
-
-
-LIBRARY = ROOT / "flash_attn" / "_C.abi3.so"
-
-
-@pytest.mark.skipif(not LIBRARY.exists(), reason="no compiled library in the checkout")
-class TestLibrary:
-    def test_takes_only_stable_symbols(self):
-        assert check_wheel.problems(LIBRARY) == []
-
-    @pytest.mark.parametrize("minor", range(10, 16))
-    def test_imports_under_other_pythons(self, tmp_path, minor):
-        """Without torch's Python side: a library of torch's C side is all that it needs."""
-        python = interpreter(minor)
-        if python is None:
-            pytest.skip(f"no Python 3.{minor}")
-        import torch
-
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import _C; print(_C.cuda_version())"
-        env = {"LD_LIBRARY_PATH": f"{Path(torch.__file__).parent / 'lib'}:{cudart_folder()}"}
-        if torch.version.cuda is None:
-            env["LD_PRELOAD"] = str(cuda_stream_stub(tmp_path))
-        done = run(python, "-S", "-c", code, str(LIBRARY.parent), **env)
-        assert int(done.stdout) >= 12000
-
-
-def interpreter(minor: int) -> Path | None:
-    for pattern in (".pyenv/versions", ".local/share/uv/python"):
-        for python in sorted((Path.home() / pattern).glob(f"*3.{minor}.*/bin/python3")):
-            return python
-    system = Path(f"/usr/bin/python3.{minor}")
-    return system if system.exists() else None
-
-
-def cudart_folder() -> Path | str:
-    nvcc = probe.find_nvcc()
-    return nvcc.root / "lib64" if nvcc else ""
-
-
-def cuda_stream_stub(folder: Path) -> Path:
-    """Stands in for the one symbol of torch's CUDA half that the library asks for."""
-    source = folder / "stub.cpp"
-    source.write_text(
-        'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }'
-    )
-    run("g++", "-shared", "-fPIC", str(source), "-o", str(folder / "stub.so"))
-    return folder / "stub.so"
-
-
 # Compiling for real
 
 
@@ -461,18 +434,3 @@ def test_only_what_an_edit_touches_is_compiled_again(tmp_path):
     (csrc / "scale.h").write_text("constexpr float kScale = 3.f;\n")
     assert compiled() == ["scale"]
     assert {k["code"] for r in report.write(objects, folder) for k in r["kernels"]} == {"sm_80"}
-
-
-def script(path: Path, body: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-
-
-def run(*command, check=True, cwd=ROOT, **env) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0 or not check, done.stdout + done.stderr
-    return done

@@ -1,0 +1,150 @@
+"""What ends up in a wheel, and what the compiled library in it depends on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from build_tools import check_wheel, probe
+from tests.commands import ROOT, run, script
+
+
+def wheel_of(tmp_path, **env) -> Path:
+    """A wheel built by setup.py in this environment."""
+    build = tmp_path / "build"
+    done = run(
+        sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path),
+        "build", "--build-base", str(build), "bdist_wheel", "--dist-dir", str(tmp_path),
+        "--bdist-dir", str(tmp_path / "bdist"), **env,
+    )  # fmt: skip
+    assert done.returncode == 0
+    (wheel,) = tmp_path.glob("*.whl")
+    return wheel
+
+
+def test_the_pure_wheel(tmp_path):
+    wheel = wheel_of(tmp_path, FLASH_ATTN_CUDA_ARCHS="none")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert check_wheel.check(wheel) == []
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"flash_attn/__init__.py", "flash_attn_2_cuda.py"} <= set(names)
+    own = ("flash_attn/", "flash_attn_2_cuda.py", "flash_attn-")
+    assert [name for name in names if not name.startswith(own)] == []
+
+
+def test_metadata_needs_no_torch_and_looks_at_no_machine(tmp_path):
+    # A torch that cannot be imported, an nvcc that fails, and a request that a build would refuse.
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise ImportError('metadata imported torch')")
+    script(tmp_path / "bin" / "nvcc", "exit 1")
+    env = {"PYTHONPATH": str(tmp_path), "CUDA_HOME": str(tmp_path), "FLASH_ATTN_CUDA_ARCHS": "80"}
+    done = run(sys.executable, "setup.py", "--name", "--version", **env)
+    assert done.stdout.split() == ["flash-attn", "2.8.3+abi3.1"]
+
+
+def test_a_refused_build_is_one_sentence(tmp_path):
+    env = {"FLASH_ATTN_CUDA_ARCHS": "75"}
+    done = run(sys.executable, "setup.py", "build", check=False, **env)
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("flash-attn: FLASH_ATTN_CUDA_ARCHS")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("symbol", "allowed"),
+    [
+        ("aoti_torch_get_current_cuda_stream", True),
+        ("torch_call_dispatcher", True),
+        ("cudaLaunchKernelExC@libcudart.so.13", True),
+        ("PyUnicode_FromStringAndSize", True),
+        ("memcpy@GLIBC_2.14", True),
+        ("_ZNSolsEi@GLIBCXX_3.4", True),
+        ("_ZN3c106detail14torchCheckFailEPKcS2_jS2_", False),
+        ("_ZN2at5emptyEN3c108ArrayRefIlEE", False),
+        ("_PyObject_GetState", False),
+        ("cuTensorMapEncodeTiled", False),
+    ],
+)
+def test_symbols_that_would_tie_the_library_to_one_torch(symbol, allowed):
+    assert (check_wheel.foreign([symbol]) == []) == allowed
+
+
+LIBRARY = ROOT / "flash_attn" / "_C.abi3.so"
+
+
+def unusable(library: Path, csrc: Path) -> str:
+    """Why `library` says nothing about the sources in `csrc`; empty if it does.
+
+    Compiling it here would take minutes; CI, which does, runs this after its build.
+    """
+    if not library.exists():
+        return "no compiled library in the checkout"
+    built = library.stat().st_mtime
+    sources = [path for path in csrc.rglob("*.*") if path.suffix in {".cpp", ".cu", ".h", ".py"}]
+    newer = [path.name for path in sources if path.stat().st_mtime > built]
+    return f"the library is older than {', '.join(newer)}: make build" if newer else ""
+
+
+def test_a_library_older_than_its_sources_is_not_tested(tmp_path):
+    csrc, library = tmp_path / "csrc", tmp_path / "_C.abi3.so"
+    (csrc / "api").mkdir(parents=True)
+    source = csrc / "api" / "module.cpp"
+    source.touch()
+    assert "no compiled library" in unusable(library, csrc)
+    library.touch()
+    os.utime(source, (0, 0))
+    assert unusable(library, csrc) == ""
+    os.utime(library, (0, 0))
+    source.touch()
+    assert "older than module.cpp" in unusable(library, csrc)
+
+
+STALE = unusable(LIBRARY, ROOT / "csrc")
+
+
+@pytest.mark.skipif(bool(STALE), reason=STALE)
+class TestLibrary:
+    def test_takes_only_stable_symbols(self):
+        assert check_wheel.problems(LIBRARY) == []
+
+    @pytest.mark.parametrize("minor", range(10, 16))
+    def test_imports_under_other_pythons(self, tmp_path, minor):
+        """Without torch's Python side: a library of torch's C side is all that it needs."""
+        python = interpreter(minor)
+        if python is None:
+            pytest.skip(f"no Python 3.{minor}")
+        import torch
+
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import _C; print(_C.cuda_version())"
+        env = {"LD_LIBRARY_PATH": f"{Path(torch.__file__).parent / 'lib'}:{cudart_folder()}"}
+        if torch.version.cuda is None:
+            env["LD_PRELOAD"] = str(cuda_stream_stub(tmp_path))
+        done = run(python, "-S", "-c", code, str(LIBRARY.parent), **env)
+        assert int(done.stdout) >= 12000
+
+
+def interpreter(minor: int) -> Path | None:
+    for pattern in (".pyenv/versions", ".local/share/uv/python"):
+        for python in sorted((Path.home() / pattern).glob(f"*3.{minor}.*/bin/python3")):
+            return python
+    system = Path(f"/usr/bin/python3.{minor}")
+    return system if system.exists() else None
+
+
+def cudart_folder() -> Path | str:
+    nvcc = probe.find_nvcc()
+    return nvcc.root / "lib64" if nvcc else ""
+
+
+def cuda_stream_stub(folder: Path) -> Path:
+    """Stands in for the one symbol of torch's CUDA half that the library asks for."""
+    source = folder / "stub.cpp"
+    source.write_text(
+        'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }'
+    )
+    run("g++", "-shared", "-fPIC", str(source), "-o", str(folder / "stub.so"))
+    return folder / "stub.so"
