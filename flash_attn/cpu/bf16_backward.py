@@ -22,6 +22,10 @@ ROWS = 1024
 KEYS = 128
 # Scores of one (sequence, key head) below which Python's overhead per pair outweighs the products.
 WORTHWHILE = 512 * 512
+# One pair at a time leaves little to share among threads; torch's kernel gives each its own head.
+MOST_THREADS = 2
+# Rows that see fewer keys have large dQ, over which no rounding errors average: float32 for them.
+FEW_KEYS = 256
 # A bfloat16 product of a new shape compiles a kernel, which takes 0.5 ms and 0.7 MB: so all shapes
 # are whole multiples of these, whatever the sequence lengths.
 ROW_UNIT = 128
@@ -39,6 +43,8 @@ def is_faster(scores: Scores, q: Tensor, k: Tensor) -> bool:
     if q.dtype != torch.bfloat16 or scores.dropout is not None:
         return False
     if scores.left + scores.right < 4 * KEYS:  # a narrow window: half of each tile would be hidden
+        return False
+    if torch.get_num_threads() > MOST_THREADS or k.shape[1] <= FEW_KEYS:
         return False
     groups = q.shape[2] // k.shape[2]
     return q.shape[1] * groups * k.shape[1] >= WORTHWHILE and native_products()
@@ -129,9 +135,11 @@ def _backward_pair(rows: Rows, k, v, want_dq: bool, dk, dv, scores: Scores) -> T
         end = max(first, min(rows.seqlen, keys.stop - shift + scores.left))
         key_tile = KeyTile(k[at], v[at])
         step = max(rows.unit, ROWS // groups // rows.unit * rows.unit)
-        for row in range(first, end, step):
-            place = Place(range(row, min(row + step, end)), keys, shift, 1, groups)
-            _backward_tile(rows, key_tile, p, ds, dq, scores, place)
+        few = min(end, max(first, FEW_KEYS - shift - scores.right)) // rows.unit * rows.unit
+        for begin, stop, exact in ((first, few, True), (max(first, few), end, False)):
+            for row in range(begin, stop, step):
+                place = Place(range(row, min(row + step, stop)), keys, shift, 1, groups)
+                _backward_tile(rows, key_tile, p, ds, dq, scores, place, exact)
         for grad, weights, source in ((dv, p, rows.dout), (dk, ds, rows.q)):
             if grad is not None:
                 grad[at] = _weighted_sum(weights, source, first * groups, end * groups, rows, keys)
@@ -148,8 +156,10 @@ def _weighted_sum(weights, source, first: int, end: int, rows: Rows, keys: range
     return torch.mm(weights[low:high].t(), source[low:high])[: len(keys)]
 
 
-def _backward_tile(rows: Rows, key_tile: KeyTile, p_out, ds_out, dq, scores, place: Place) -> None:
-    """Fills p_out and ds_out (rows, KEYS) at one tile; adds to dq."""
+def _backward_tile(
+    rows: Rows, key_tile: KeyTile, p_out, ds_out, dq, scores, place: Place, exact: bool
+) -> None:
+    """Fills p_out and ds_out (rows, KEYS) at one tile; adds to dq, if exact in float32."""
     groups, count = place.groups, len(place.keys)
     first, end = place.rows.start * groups, place.rows.stop * groups
     at, unit = slice(first, end), rows.unit * groups
@@ -164,6 +174,8 @@ def _backward_tile(rows: Rows, key_tile: KeyTile, p_out, ds_out, dq, scores, pla
     if cap_slope is not None:
         ds.mul_(cap_slope.squeeze(0))
     ds_out[at, :count] = ds
-    if dq is not None:
+    if dq is not None and exact:
+        dq[at].addmm_(ds, key_tile.columns.t())
+    elif dq is not None:
         ds_out[at, count:].zero_()
         dq[at].add_(torch.mm(ds_out[whole], key_tile.k)[: end - first])

@@ -22,9 +22,10 @@ from .scores import Scores, accumulation_dtype, cuts, no_keys, visible_keys
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
-# Longer than this, the kernel's own causal mask, which skips in steps of 512 keys, is faster than
-# row blocks (fp32, d 64, forward + backward: 361 against 382 ms at 4096, 90 against 60 at 512).
-LONG_CAUSAL = 2048
+# The kernel's own causal mask skips in steps of 512 keys.  Shorter sequences than this gain from a
+# call per row block (fp32, d 64, forward + backward at 512: 60 against 90 ms); longer ones gain
+# less than the calls' barriers can cost on a busy machine.
+LONG_CAUSAL = 768
 # Elements of one tensor that are converted to float32 at a time.
 CONVERTED = 1 << 22
 

@@ -1,5 +1,6 @@
-"""Dropout bits: Philox4x32, 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", 2011).
+"""Dropout bits: Philox4x32 with 7 rounds.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 
 Whether an entry is kept is a pure function of (seed, offset, batch, head, row, column), so that
 every backend and every tile size drops the same entries. One Philox call covers eight entries of a

@@ -80,6 +80,10 @@ def make_scores(
     if alibi_slopes is not None:
         slopes = alibi_slopes.to(dtype).expand(batch, heads)
     if dropout_p > 0.0:
+        if rng_state is None:
+            raise ValueError(
+                f"rng_state is None with dropout_p {dropout_p}; expected the forward's rng_state"
+            )
         seed, offset = rng_state.tolist()
         head_ids = torch.arange(batch * heads).view(batch, heads)
         dropout = Dropout(dropout_p, seed, offset, head_ids)

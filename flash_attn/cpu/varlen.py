@@ -75,6 +75,8 @@ def varlen_forward(
         if return_softmax:
             target = s_dmask[seq.index : seq.index + 1, :, : seq.seqlen_q, : seq.seqlen_k]
             probabilities(qs, ks, lse_s, target, part)
+            if hidden is not None:
+                target.masked_fill_(hidden, 0.0)
     used = seqs[-1].rows.stop if seqs else 0
     out[used:].zero_()
     lse[:, used:].fill_(-math.inf)

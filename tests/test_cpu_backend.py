@@ -1,0 +1,177 @@
+"""The CPU backend's ways of computing one call, each over the tile borders of its own.
+
+Which way a call takes depends on its size, dtype and features; here each is forced.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from calls import check_backward, check_forward
+from cases import BF16, FP16, FP32, FP64, Case, make_inputs
+from compare import assert_bitwise
+
+from flash_attn import cpu
+from flash_attn.cpu import bf16_backward, native, tiled_backward, tiled_forward, tiling
+
+WAYS = ["native", "tiled", "bf16"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch) -> str:
+    """Forces one way of computing, with tiles small enough for several in a short sequence."""
+    monkeypatch.setattr(bf16_backward, "native_products", lambda: True)
+    monkeypatch.setattr(bf16_backward, "WORTHWHILE", 0 if request.param == "bf16" else 1 << 60)
+    small = {"ROWS": 64, "KEYS": 32, "ROW_UNIT": 16, "SUM_UNIT": 64, "FEW_KEYS": 40}
+    for name, value in small.items():
+        monkeypatch.setattr(bf16_backward, name, value)
+    for name, value in {"ROWS": 32, "KEYS": 64}.items():
+        monkeypatch.setattr(tiling, name, value)
+    monkeypatch.setattr(native, "CONVERTED", 10_000)
+    if request.param == "tiled":
+        monkeypatch.setattr(native, "can_express", lambda *_: False)
+    return request.param
+
+
+MASKS = [
+    {},
+    {"causal": True},
+    {"causal": True, "sq": 90, "sk": 150},
+    {"causal": True, "sq": 150, "sk": 90},  # the first 60 rows see nothing
+    {"window": (40, 10)},
+    {"window": (0, 200), "sq": 70},
+    {"window": (130, 0), "sq": 200, "sk": 170},
+    {"window": (20, -1), "alibi": "bh"},
+    {"causal": True, "alibi": "h", "sinks": True},
+    {"causal": True, "sq": 1, "sk": 129, "alibi": "h"},
+]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
+def test_ways_agree_with_the_reference(mask, dtype, way):
+    case = Case(**{"sq": 170, "sk": 170, "h": 6, "hk": 2, "d": 40, "dtype": dtype, **mask})
+    x = make_inputs(case)
+    check_forward(case, x)
+    check_backward(case, x)
+
+
+@pytest.mark.parametrize("kind", ["low_rank", "outliers", "large", "constant"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_ways_keep_the_accuracy_bar(kind, causal, way):
+    for dtype in (FP32, BF16):
+        case = Case(sq=260, sk=260, h=2, hk=1, dtype=dtype, causal=causal, kind=kind)
+        check_backward(case, make_inputs(case))
+
+
+def called(monkeypatch, module, name: str) -> list:
+    """The calls that module.name gets from now on."""
+    calls, function = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args: (calls.append(args), function(*args))[1])
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [FP64, FP32, FP16, BF16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_attention_uses_torch(dtype, causal, monkeypatch):
+    tiled = [called(monkeypatch, m, n) for m, n in _TILED]
+    monkeypatch.setattr(bf16_backward, "native_products", lambda: False)
+    case = Case(dtype=dtype, causal=causal, sinks=True, alibi="h", window=(90, -1))
+    check_backward(case, make_inputs(case))
+    assert tiled == [[], []]
+
+
+_TILED = [(tiled_forward, "forward"), (tiled_backward, "backward")]
+
+
+@pytest.mark.parametrize(
+    "feature", [{"softcap": 5.0}, {"dropout_p": 0.1}, {"dv": 32}], ids=lambda f: next(iter(f))
+)
+def test_what_torch_cannot_express_is_tiled(feature, monkeypatch):
+    tiled = [called(monkeypatch, m, n) for m, n in _TILED]
+    case = Case(**feature)
+    check_backward(case, make_inputs(case))
+    assert all(tiled)
+
+
+def test_long_bf16_gradients_sum_in_float32():
+    """dV of the first keys of a causal mask sums over all rows: where bf16 sums lose digits."""
+    for products in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bf16_backward, "native_products", lambda value=products: value)
+            case = Case(b=1, sq=1100, sk=1100, h=2, hk=1, causal=True)
+            check_backward(case, make_inputs(case))
+
+
+def test_bf16_products_have_few_shapes(monkeypatch):
+    """Each new shape compiles a kernel; varying lengths must not add any."""
+    monkeypatch.setattr(bf16_backward, "native_products", lambda: True)
+    shapes = set()
+    mm = torch.mm
+
+    def recording(a, b):
+        shapes.add((tuple(a.shape), tuple(b.shape)))
+        return mm(a, b)
+
+    counts = []
+    for length in (1024, 1000, 901, 777, 600):
+        monkeypatch.setattr(torch, "mm", recording)
+        args = (0.0, 0.1, True, -1, 0, 0.0, None)
+        q, k, v, dout = torch.randn(4, 1, length, 1, 64).bfloat16()
+        out, lse, *_ = cpu.forward(q, k, v, *args, False)
+        grads = [torch.empty_like(q) for _ in range(3)]
+        cpu.backward(dout, q, k, v, out, lse, *grads, *args, False)
+        counts.append(len(shapes))
+    assert counts[0] > 0
+    assert counts[-1] == counts[0]
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(FP32, 33), (FP32, 64), (BF16, 33), (FP16, 64)])
+@pytest.mark.parametrize("softcap", [0.0, 10.0])
+def test_batch_invariance_to_the_bit(dtype, d, softcap):
+    """A sequence alone, among others packed, and in a batch: the same bits."""
+    gen = torch.Generator().manual_seed(3)
+    lengths = [5, 130, 1, 300]
+    offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    total = sum(lengths)
+    q, k, v = (torch.randn(total, h, d, generator=gen).to(dtype) for h in (4, 2, 2))
+    s_aux = torch.randn(4, generator=gen)
+    args = (0.0, d**-0.5, False, 20, 50, softcap, None)
+    keywords = {"s_aux": s_aux, "batch_invariant": True}
+    out, lse, *_ = cpu.varlen_forward(
+        q, k, v, offsets, offsets, max(lengths), max(lengths), *args, **keywords
+    )
+    for start, stop in itertools.pairwise(offsets.tolist()):
+        one = (x[None, start:stop].repeat(3, 1, 1, 1) for x in (q, k, v))
+        batch_out, batch_lse, *_ = cpu.forward(*one, *args, False, **keywords)
+        for i in range(3):
+            assert_bitwise("out", batch_out[i], out[start:stop])
+            assert_bitwise("lse", batch_lse[i], lse[:, start:stop])
+
+
+def test_table_entries_past_the_length_may_be_anything():
+    k = torch.randn(3, 16, 1, 8)
+    q = torch.randn(1, 2, 1, 8)
+    used = torch.tensor([20], dtype=torch.int32)
+    results = []
+    for rest in (0, -7, 99):
+        table = torch.tensor([[2, 0, rest]], dtype=torch.int32)
+        tail = (0.3, True, -1, -1, 0.0, True, None, 0)
+        results.append(
+            cpu.with_kvcache(q, k, k, None, None, None, None, used, None, None, table, *tail)[0]
+        )
+    for result in results[1:]:
+        assert_bitwise("out", result, results[0])
+    bad = torch.tensor([[2, 3, 0]], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"block_table\[0\] holds page 3; expected -1 .* to 2"):
+        cpu.with_kvcache(q, k, k, None, None, None, None, used, None, None, bad, *tail)
