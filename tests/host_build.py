@@ -32,6 +32,12 @@ def compiler() -> str:
     return found
 
 
+def cached_compiler() -> list[str]:
+    """The compiler behind ccache, where there is one; for commands that make one object file."""
+    ccache = shutil.which("ccache")
+    return [ccache, compiler()] if ccache else [compiler()]
+
+
 def python_flags() -> list[str]:
     """Where a binding finds pybind11 and Python.h."""
     try:

@@ -4,6 +4,8 @@ The instantiations are those of the GPU build. Only what they include to launch 
 instructions that CuTe's structs stand for, come from this folder.
 """
 
+import os
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,14 @@ CUTLASS = host_build.ROOT / "third_party" / "cutlass" / "include"
 MODULE = "flash_kernels"
 # CUTLASS reads CUDA's headers; those of the toolkit will do, no part of it is run.
 CUDA = Path("/usr/local/cuda/include")
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas"]
+FLAGS = [
+    "-std=c++20",
+    "-O1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wno-unknown-pragmas",
+    "-U_FORTIFY_SOURCE",  # its longjmp takes a jump to another stack for an attack
+]
 
 
 def load() -> ModuleType:
@@ -32,6 +41,7 @@ def build() -> Path:
             raise host_build.Unavailable(f"no {what} in {folder}")
     flags = [
         *FLAGS,
+        *shlex.split(os.environ.get("CXXFLAGS", "")),  # -g -O0 for a debugger
         f"-I{HERE / 'emulated'}",
         f"-I{HERE}",
         f"-I{host_build.CSRC}",
@@ -52,7 +62,8 @@ def build() -> Path:
 
 def _compile(source: Path, flags: list[str]) -> str:
     target = str(OUT / f"{source.stem}.o")
-    host_build.run([host_build.compiler(), *flags, "-x", "c++", "-c", str(source), "-o", target])
+    command = [*host_build.cached_compiler(), *flags, "-x", "c++", "-c", str(source), "-o", target]
+    host_build.run(command)
     return target
 
 

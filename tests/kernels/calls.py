@@ -5,9 +5,25 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
+from cases import poisoned
 from torch import Tensor
 
 NAN = float("nan")
+
+
+class Output:
+    """out and lse inside larger tensors, all of it NaN until a kernel writes there."""
+
+    def __init__(self, shape: tuple[int, ...], lse_shape: tuple[int, ...], dtype: torch.dtype):
+        self.out = poisoned(torch.full(shape, NAN, dtype=dtype))
+        self.lse = poisoned(torch.full(lse_shape, NAN))
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        """Copies, once it is sure that nothing was written around them."""
+        copies = self.out.clone(), self.lse.clone()
+        for x in (self.out, self.lse):
+            assert torch.equal(x.fill_(NAN)._base.isnan(), torch.ones_like(x._base, dtype=bool))
+        return copies
 
 
 def view(x: Tensor) -> tuple[int, int, int, int]:
@@ -55,17 +71,16 @@ def dense(
 ) -> tuple[Tensor, Tensor]:
     """out (b, sq, h, d) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing."""
     b, seqlen_q, heads, head_dim = q.shape
-    out = torch.full((b, seqlen_q, heads, head_dim), NAN, dtype=q.dtype)
-    lse = torch.full((b, heads, seqlen_q), NAN)
-    call = _common(q, k, v, out, causal, window_size, softmax_scale)
+    output = Output((b, seqlen_q, heads, head_dim), (b, heads, seqlen_q), q.dtype)
+    call = _common(q, k, v, output.out, causal, window_size, softmax_scale)
     call |= {
-        "lse": (lse.data_ptr(), heads * seqlen_q, seqlen_q),
+        "lse": (output.lse.data_ptr(), *output.lse.stride()[:2]),
         "batch": b,
         "seqlen_q": seqlen_q,
         "seqlen_k": k.shape[1],
     }
     kernels.run(variant, scores(call, **full))
-    return out, lse
+    return output.results()
 
 
 def varlen(
@@ -85,11 +100,10 @@ def varlen(
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, d) and lse (h, total_q); NaN wherever the kernel wrote nothing."""
     total_q, heads, head_dim = q.shape
-    out = torch.full((total_q, heads, head_dim), NAN, dtype=q.dtype)
-    lse = torch.full((heads, total_q), NAN)
-    call = _common(q, k, v, out, causal, window_size, None)
+    output = Output((total_q, heads, head_dim), (heads, total_q), q.dtype)
+    call = _common(q, k, v, output.out, causal, window_size, None)
     call |= {
-        "lse": (lse.data_ptr(), 0, total_q),
+        "lse": (output.lse.data_ptr(), 0, output.lse.stride(0)),
         "batch": len(cu_seqlens_q) - 1,
         "seqlen_q": int(cu_seqlens_q.diff().max()),
         "seqlen_k": int(cu_seqlens_k.diff().max()),
@@ -102,7 +116,7 @@ def varlen(
     if leftpad_k is not None:
         call["leftpad_k"] = leftpad_k.data_ptr()
     kernels.run(variant, scores(call, **full))
-    return out, lse
+    return output.results()
 
 
 def _common(q, k, v, out, causal, window_size, softmax_scale) -> dict:

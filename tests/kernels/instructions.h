@@ -34,13 +34,14 @@ namespace simt {
 // elements (l / 4, 2 (l % 4)) and the next one, or of the transpose.
 template <bool kTransposed>
 void ldmatrix(void const* row, uint32_t* const (&out)[4]) {
-  exchange<1>({reinterpret_cast<uint64_t>(row)}, [&](auto const& words) {
+  using Row = uint16_t const*;
+  exchange({static_cast<Row>(row)}, [&](auto of) {
     for (int m = 0; m < 4; ++m) {
       uint16_t pair[2];
       for (int e = 0; e < 2; ++e) {
         int const major = lane() / 4, minor = lane() % 4 * 2 + e;
         int const i = kTransposed ? minor : major, j = kTransposed ? major : minor;
-        pair[e] = reinterpret_cast<uint16_t const*>(words[8 * m + i][0])[j];
+        pair[e] = (*of(8 * m + i))[j];
       }
       std::memcpy(out[m], pair, sizeof(pair));
     }
@@ -52,18 +53,21 @@ void ldmatrix(void const* row, uint32_t* const (&out)[4]) {
 template <class Element>
 void mma_16x8x16(float* const (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
                  float const (&c)[4]) {
-  auto const element = [](uint64_t word, int i) {
+  auto const element = [](uint32_t word, int i) {
     return static_cast<float>(Element::bitcast(static_cast<uint16_t>(word >> (16 * i))));
   };
-  exchange<6>({a[0], a[1], a[2], a[3], b[0], b[1]}, [&](auto const& words) {
-    int const group = lane() / 4, in_group = lane() % 4;
+  float mine[12];  // 8 of A, 4 of B
+  for (int i = 0; i < 12; ++i) {
+    mine[i] = element(i < 8 ? a[i / 2] : b[i / 2 - 4], i % 2);
+  }
+  exchange(mine, [&](auto of) {
     for (int i = 0; i < 4; ++i) {
-      int const row = group + i / 2 * 8, col = in_group * 2 + i % 2;
+      int const row = lane() / 4 + i / 2 * 8, col = lane() % 4 * 2 + i % 2;
       float sum = c[i];
       for (int k = 0; k < 16; ++k) {
-        auto const& of_row = words[row % 8 * 4 + k % 8 / 2];
-        auto const& of_col = words[col * 4 + k % 8 / 2];
-        sum += element(of_row[row / 8 + k / 8 * 2], k % 2) * element(of_col[4 + k / 8], k % 2);
+        int const pair = k % 8 / 2, high_k = k / 8;
+        float const a_element = of(row % 8 * 4 + pair)[2 * (row / 8) + 4 * high_k + k % 2];
+        sum += a_element * of(col * 4 + pair)[8 + 2 * high_k + k % 2];
       }
       *d[i] = sum;
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -44,16 +45,20 @@ struct PendingCopy {
 };
 
 struct Thread {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf here;  // where it goes on; swapcontext would do, but for a system call at each switch
   std::unique_ptr<char[]> stack;
+  bool started = false;
   bool done = false;
   std::vector<PendingCopy> copies;
 };
 
-// What the lanes of a warp show each other in collective instructions.
+// What the lanes of a warp show each other in collective instructions. Two buffers: a lane that is
+// late to read one finds it untouched, since nobody passes the next instruction without it.
 struct Warp {
+  static constexpr int kBytes = 48;
   Barrier barrier;
-  uint64_t words[kWarp][8];
+  alignas(16) char shown[2][kWarp][kBytes];
 };
 
 struct Block {
@@ -64,15 +69,20 @@ struct Block {
     }
   }
 
-  // Runs `body` as every thread of the block, to its end.
-  void run(std::function<void()> const& body);
+  // Runs `body` as every thread of the block, to its end. Each warp runs as far ahead of the others
+  // as barriers allow, the first warp first or, if `reversed`, the last one.
+  void run(std::function<void()> const& body, bool reversed);
 
   Barrier barrier;
   std::vector<Warp> warps;
   std::vector<Thread> threads;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   int current = 0;
   bool progress = false;
+
+ private:
+  void resume(int thread);
+  bool run_warp(int warp);
 };
 
 inline Block* block = nullptr;
@@ -80,6 +90,13 @@ inline Block* block = nullptr;
 inline int lane() { return block->current % kWarp; }
 inline Warp& warp() { return block->warps[block->current / kWarp]; }
 inline Thread& thread() { return block->threads[block->current]; }
+
+// To the scheduler and back. Not inlined: setjmp keeps a function's variables in memory.
+[[gnu::noinline]] inline void yield() {
+  if (_setjmp(thread().here) == 0) {
+    _longjmp(block->scheduler, 1);
+  }
+}
 
 inline void wait(Barrier& barrier) {
   block->progress = true;
@@ -89,17 +106,18 @@ inline void wait(Barrier& barrier) {
     ++barrier.generation;
   }
   while (barrier.generation == generation) {
-    swapcontext(&thread().context, &block->scheduler);
+    yield();
   }
 }
 
-// Every lane shows `mine` and then sees what `read` makes of all lanes' words.
-template <int kWords, class Read>
-void exchange(uint64_t const (&mine)[kWords], Read read) {
-  std::memcpy(warp().words[lane()], mine, sizeof(mine));
+// Every lane shows `mine`; `read` is called with a function from a lane to what that one shows.
+template <class T, int kSize, class Read>
+void exchange(T const (&mine)[kSize], Read read) {
+  static_assert(sizeof(mine) <= Warp::kBytes);
+  auto& shown = warp().shown[warp().barrier.generation % 2];
+  std::memcpy(shown[lane()], mine, sizeof(mine));
   wait(warp().barrier);
-  read(warp().words);
-  wait(warp().barrier);
+  read([&](int lane) { return reinterpret_cast<T const*>(shown[lane]); });
 }
 
 }  // namespace simt
@@ -119,13 +137,9 @@ A __hfma2(A, B, C);
 inline void __syncthreads() { simt::wait(simt::block->barrier); }
 
 inline float __shfl_xor_sync(unsigned, float value, int lane_mask) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  simt::exchange<1>({bits}, [&](auto const& words) {
-    bits = static_cast<uint32_t>(words[simt::lane() ^ lane_mask][0]);
-  });
-  std::memcpy(&value, &bits, sizeof(bits));
-  return value;
+  float result;
+  simt::exchange({value}, [&](auto of) { result = *of(simt::lane() ^ lane_mask); });
+  return result;
 }
 
 namespace simt {
@@ -136,33 +150,61 @@ inline void fiber_main() {
   (*fiber_body)();
   thread().done = true;
   block->progress = true;
-  swapcontext(&thread().context, &block->scheduler);
+  _longjmp(block->scheduler, 1);
 }
 
-inline void Block::run(std::function<void()> const& body) {
+// Until the thread comes to a barrier that others have not reached.
+[[gnu::noinline]] inline void Block::resume(int thread) {
+  current = threadIdx.x = thread;
+  if (_setjmp(scheduler) != 0) {
+    return;
+  }
+  if (threads[thread].started) {
+    _longjmp(threads[thread].here, 1);
+  }
+  threads[thread].started = true;
+  setcontext(&threads[thread].start);
+}
+
+// Whether anything happened.
+inline bool Block::run_warp(int warp) {
+  for (bool any = false;; any = true) {
+    progress = false;
+    for (int lane = 0; lane < kWarp; ++lane) {
+      if (!threads[warp * kWarp + lane].done) {
+        resume(warp * kWarp + lane);
+      }
+    }
+    if (!progress) {
+      return any;
+    }
+  }
+}
+
+inline void Block::run(std::function<void()> const& body, bool reversed) {
   constexpr int kStackBytes = 256 * 1024;
   block = this;
   fiber_body = &body;
   for (Thread& t : threads) {
-    t.stack = std::make_unique<char[]>(kStackBytes);
-    getcontext(&t.context);
-    t.context.uc_stack = {t.stack.get(), 0, kStackBytes};
-    t.context.uc_link = nullptr;
-    makecontext(&t.context, fiber_main, 0);
+    t.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+    getcontext(&t.start);
+    t.start.uc_stack = {t.stack.get(), 0, kStackBytes};
+    t.start.uc_link = nullptr;
+    makecontext(&t.start, fiber_main, 0);
   }
-  for (size_t done = 0; done < threads.size();) {
-    done = 0;
-    progress = false;
-    for (current = 0; current < static_cast<int>(threads.size()); ++current) {
-      threadIdx.x = current;
-      if (threads[current].done) {
-        ++done;
-      } else {
-        swapcontext(&scheduler, &threads[current].context);
-      }
+  int const last = static_cast<int>(warps.size()) - 1;
+  for (bool any = true; any;) {
+    any = false;
+    for (int i = 0; i <= last; ++i) {
+      any |= run_warp(reversed ? last - i : i);
     }
-    if (!progress && done < threads.size()) {
+  }
+  for (Thread const& t : threads) {
+    if (!t.done) {
       throw std::logic_error("threads wait at different barriers");
+    }
+    if (!t.copies.empty()) {
+      throw std::logic_error("a thread ends before its asynchronous copies do");
     }
   }
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, rng_state
+from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention, varlen_ref
 from reference_dropout import keep_mask
@@ -28,6 +28,8 @@ def id_of(row) -> str:
 
 def check(kernels, row, case: Case, rng=None) -> None:
     x = make_inputs(case)
+    if case.layout == "poisoned":
+        x.v = poisoned(x.v, around=16)  # k and v have strides of their own
     kwargs = case.mask_kwargs() | x.scores_kwargs() | {"softcap": case.softcap}
     kwargs |= {"dropout_p": case.dropout_p, "softmax_scale": case.scale}
     out, lse = calls.dense(kernels, row.name, x.q, x.k, x.v, **kwargs, rng_state=rng)
@@ -42,7 +44,7 @@ def check(kernels, row, case: Case, rng=None) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        dict(sq=1, sk=1),
+        dict(sq=1, sk=1, h=6, hk=2),
         dict(sq=129, sk=257),
         dict(sq=257, sk=129, causal=True),  # the first rows see nothing
         dict(sq=113, sk=203, causal=True),
@@ -54,7 +56,8 @@ def check(kernels, row, case: Case, rng=None) -> None:
     ids=str,
 )
 def test_masks_and_lengths(kernels, row, shape):
-    check(kernels, row, Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=1, d=row.head_dim, **shape))
+    sizes = dict(b=1, h=2, hk=1, d=row.head_dim) | shape
+    check(kernels, row, Case(dtype=DTYPES[row.dtype], **sizes))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
