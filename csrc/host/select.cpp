@@ -9,16 +9,20 @@
 namespace flash {
 namespace {
 
-// FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset.
+// FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset. Read once:
+// every call asks.
 int forced_arch() {
-  char const* const text = std::getenv("FLASH_ATTN_ARCH");
-  return text ? std::atoi(text) : 0;
+  static int const arch = [] {
+    char const* const text = std::getenv("FLASH_ATTN_ARCH");
+    return text ? std::atoi(text) : 0;
+  }();
+  return arch;
 }
 
 // Whether the variant cannot serve the request; `say` takes the parts of the reason, which are put
 // together only where somebody asked for it: this runs in every call.
 template <class Say>
-bool rejects(Variant const& v, Request const& r, int forced_arch, Say say) {
+bool rejects(Variant const& v, Request const& r, Say say) {
   auto const because = [&](auto const&... parts) {
     say(parts...);
     return true;
@@ -26,8 +30,8 @@ bool rejects(Variant const& v, Request const& r, int forced_arch, Say say) {
   if (std::string_view(v.direction) != r.direction) {
     return because("is ", v.direction);
   }
-  if (forced_arch && forced_arch != v.arch) {
-    return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", forced_arch);
+  if (int const arch = forced_arch(); arch && arch != v.arch) {
+    return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);
   }
   if (v.arch > r.sm) {
     return because("needs sm_", v.arch, ", the GPU is sm_", r.sm);
@@ -65,11 +69,10 @@ std::string describe(Request const& r) {
 
 Selection explain(Request const& request) {
   Selection selection{nullptr, {}};
-  int const arch = forced_arch();
   for (Variant const& variant : variants()) {
     std::string why;
     bool const rejected =
-        rejects(variant, request, arch, [&](auto const&... parts) { why = concat(parts...); });
+        rejects(variant, request, [&](auto const&... parts) { why = concat(parts...); });
     if (!rejected && !selection.variant) {
       selection.variant = &variant;
     } else {
@@ -83,9 +86,8 @@ Selection explain(Request const& request) {
 }
 
 Variant const& select(Request const& request) {
-  int const arch = forced_arch();
   for (Variant const& variant : variants()) {
-    if (!rejects(variant, request, arch, [](auto const&...) {})) {
+    if (!rejects(variant, request, [](auto const&...) {})) {
       return variant;
     }
   }

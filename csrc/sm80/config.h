@@ -47,6 +47,8 @@ struct ForwardConfig {
   static constexpr int kChunk = 16 / sizeof(Element);
   static constexpr int kChunksPerRow = 64 / kChunk;
   static constexpr int kRowsPerPass = kThreads / kChunksPerRow;
+  static_assert(kBlockM % kRowsPerPass == 0 && kBlockN % kRowsPerPass == 0,
+                "a pass of all threads copies whole rows of one tile");
 };
 
 }  // namespace flash::sm80
