@@ -32,17 +32,21 @@ def rearrange(tensor: Tensor, pattern: str, **axes_lengths: int) -> Tensor:
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
-    """Rows of ``input``: (rows, ...), (n,) int64 -> (n, ...). Repeated indices add gradients up."""
+    """Rows of ``input``: (rows, ...), (n,) int64 or int32 -> (n, ...).
+
+    Repeated indices add gradients up.
+    """
     return input.index_select(0, indices)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """The inverse of ``index_first_axis``: (n, ...), (n,) -> (first_axis_dim, ...), zero elsewhere.
 
-    ``indices`` must not repeat.
+    ``indices`` must not repeat. They are int64, or int32 like the ``cu_seqlens[:-1]`` that
+    some clients pass when they decode.
     """
     rows = values.new_zeros(first_axis_dim, *values.shape[1:])
-    return rows.index_copy(0, indices, values)
+    return rows.index_copy(0, indices.long(), values)
 
 
 def _cu_seqlens(seqlens: Tensor) -> Tensor:

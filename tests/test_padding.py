@@ -50,6 +50,14 @@ def test_unused_tokens_keep_their_place():
     torch.testing.assert_close(packed, x.flatten(0, 1)[indices])
 
 
+def test_indices_may_be_int32():
+    # transformers decodes with cu_seqlens[:-1] as the indices of one token per row.
+    x = torch.randn(3, 4)
+    indices = torch.tensor([0, 1, 2], dtype=torch.int32)
+    torch.testing.assert_close(pad_input(x, indices, 3, 1), x[:, None])
+    torch.testing.assert_close(index_first_axis(x, indices), x)
+
+
 def test_gradients_are_zero_at_padding_only():
     x = torch.randn(4, SEQLEN, 3, dtype=torch.float64, requires_grad=True)
     mask = mask_of(LENGTHS)
