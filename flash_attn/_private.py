@@ -20,11 +20,10 @@ def _rng_state(dropout_p: float, q: Tensor, generator=None) -> Tensor | None:
     return _calls.draw_rng_state(q.device, generator) if dropout_p > 0 else None
 
 
-def _needed_rng_state(dropout_p: float, rng_state: Tensor | None) -> Tensor | None:
+def _needed_rng_state(dropout_p: float, rng_state: Tensor | None, q: Tensor) -> Tensor | None:
     if dropout_p == 0:
         return None
-    if rng_state is None:
-        raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")
+    checks.rng_state(rng_state, q)
     return rng_state
 
 
@@ -162,12 +161,15 @@ def _flash_attn_backward(
     _unpadded(q, v)
     checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
     lse_shape = (q.shape[0], q.shape[2], q.shape[1])
-    checks.backward(q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv)
+    checks.backward(
+        q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
+    )  # fmt: skip
+    dlse = None if dlse is None else dlse.contiguous()
     return backend.call(
         _ops.backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
         softmax_lse.contiguous(), dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
         window_size_right, softcap, alibi_slopes, deterministic,
-        _needed_rng_state(dropout_p, rng_state), dlse=dlse,
+        _needed_rng_state(dropout_p, rng_state, q), dlse=dlse,
         s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux,
     )  # fmt: skip
 
@@ -219,12 +221,15 @@ def _flash_attn_varlen_backward(
     batch = cu_seqlens_q.shape[0] - 1
     checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
     lse_shape = (q.shape[1], q.shape[0])
-    checks.backward(q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv)
+    checks.backward(
+        q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
+    )  # fmt: skip
+    dlse = None if dlse is None else dlse.contiguous()
     return backend.call(
         _ops.varlen_backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
         softmax_lse.contiguous(), dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
-        softcap, alibi_slopes, deterministic, _needed_rng_state(dropout_p, rng_state),
+        softcap, alibi_slopes, deterministic, _needed_rng_state(dropout_p, rng_state, q),
         zero_tensors, dlse=dlse, s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux, seqused_k=seqused_k,
     )  # fmt: skip
 

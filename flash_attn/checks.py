@@ -10,6 +10,7 @@ ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a ten
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flash_attn import backend
+from flash_attn._ops import lse_dtype
 
 MAX_HEAD_DIM = 256
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
@@ -34,6 +36,8 @@ def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
 
 def _rank(x: Tensor, name: str, layout: str) -> None:
     _tensor(x, name)
+    if x.layout != torch.strided:
+        raise ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
     if x.dim() != layout.count(",") + 1:
         raise _bad_shape(x, name, layout)
 
@@ -236,8 +240,13 @@ def window(window_size: Any) -> tuple[int, int]:
 
 
 def number(x: Any, name: str) -> None:
+    """A tensor would do as well on the CPU, but on a GPU it would have to be waited for."""
+    if isinstance(x, (int, float, torch.SymFloat, torch.SymInt)):
+        return
     if isinstance(x, Tensor):
         raise TypeError(f"{name}: got a Tensor; a Python number is needed (call .item())")
+    if not isinstance(x, Real):
+        raise TypeError(f"{name}: got {x!r}; a number is needed")
 
 
 def scores(
@@ -250,7 +259,10 @@ def scores(
     s_aux: Tensor | None,
 ) -> None:
     """What happens to the scores of q (…, h, d)."""
-    number(softmax_scale, "softmax_scale")
+    if softmax_scale is not None:
+        number(softmax_scale, "softmax_scale")
+    number(dropout_p, "dropout_p")
+    number(softcap, "softcap")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p < 1 is needed")
     if not 0.0 <= softcap < float("inf"):
@@ -292,6 +304,9 @@ def backward(
     dq: Tensor | None,
     dk: Tensor | None,
     dv: Tensor | None,
+    dlse: Tensor | None,
+    s_aux: Tensor | None,
+    ds_aux: Tensor | None,
 ) -> None:
     """What a backward takes beside q, k and v."""
     out_shape = (*q.shape[:-1], v.shape[-1])
@@ -302,10 +317,13 @@ def backward(
         if x.dtype != q.dtype:
             raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
         _on_device_of(x, name, q)
-    _tensor(softmax_lse, "softmax_lse")
-    if tuple(softmax_lse.shape) != lse_shape:
-        raise _bad_shape(softmax_lse, "softmax_lse", f"{lse_shape}")
-    _on_device_of(softmax_lse, "softmax_lse", q)
+    _accumulated(softmax_lse, "softmax_lse", lse_shape, q)
+    if dlse is not None:
+        _accumulated(dlse, "dlse", lse_shape, q)
+    if ds_aux is not None:
+        if s_aux is None:
+            raise ValueError("ds_aux: got one without s_aux; it is the gradient of s_aux")
+        _accumulated(ds_aux, "ds_aux", (q.shape[-2],), q)
     for name, x, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
         if x is None:
             continue
@@ -313,3 +331,27 @@ def backward(
         if x.shape != like.shape:
             raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
         _like(x, name, q)
+
+
+def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> None:
+    """A tensor in the type in which the results for q are summed."""
+    _tensor(x, name)
+    if tuple(x.shape) != shape:
+        raise _bad_shape(x, name, f"{shape}")
+    dtype = lse_dtype(q.dtype)
+    if x.dtype != dtype:
+        raise ValueError(f"{name}: got dtype {x.dtype}; {dtype} is needed for q of {q.dtype}")
+    _on_device_of(x, name, q)
+
+
+def rng_state(x: Tensor | None, q: Tensor) -> None:
+    """The state of a forward with dropout, as its backward needs it."""
+    if x is None:
+        raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")
+    _tensor(x, "rng_state")
+    if x.dtype != torch.int64 or tuple(x.shape) != (2,):
+        raise ValueError(
+            f"rng_state: got {x.dtype} of shape {tuple(x.shape)}; torch.int64 of shape (2,) is "
+            "needed, as the forward returns it"
+        )
+    _on_device_of(x, "rng_state", q)

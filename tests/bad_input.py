@@ -215,6 +215,7 @@ CASES = [
         "must be 1",
         "contiguous()",
     ),
+    Bad("q sparse", "dense", changed("q", Tensor.to_sparse), "q: got layout torch.sparse", "dense"),
     Bad("v stride", "dense varlen", changed("v", last_stride_two), "v: got strides", "must be 1"),
     Bad(
         "cache stride",
@@ -241,6 +242,22 @@ CASES = [
     Bad("dropout 1", "dense varlen", set_to(dropout_p=1.0), "dropout_p: got 1.0", "< 1"),
     Bad("dropout negative", "dense varlen", set_to(dropout_p=-0.1), "dropout_p: got -0.1", "0 <="),
     Bad("dropout nan", "dense varlen", set_to(dropout_p=float("nan")), "dropout_p: got nan"),
+    Bad(
+        "dropout tensor",
+        "dense varlen",
+        set_to(dropout_p=lambda d: torch.full((), 0.5, device=d)),
+        "dropout_p: got a Tensor",
+        error=TypeError,
+    ),
+    Bad(
+        "dropout none",
+        "dense varlen",
+        set_to(dropout_p=None),
+        "dropout_p: got None; a number",
+        error=TypeError,
+    ),
+    Bad("softcap none", "all", set_to(softcap=None), "softcap: got None", error=TypeError),
+    Bad("scale str", "all", set_to(softmax_scale="1"), "softmax_scale: got '1'", error=TypeError),
     Bad("softcap negative", "all", set_to(softcap=-1.0), "softcap: got -1.0", "positive"),
     Bad("softcap inf", "all", set_to(softcap=INF), "softcap: got inf"),
     Bad(

@@ -211,18 +211,28 @@ def test_varlen_backward_writes_the_given_buffers(device, needs):
         ({"dout": lambda x: x[:, :3]}, "dout: got shape (2, 3, 4, 32)"),
         ({"out": lambda x: x.float()}, "out: got dtype torch.float32"),
         ({"softmax_lse": lambda x: x.transpose(1, 2)}, "softmax_lse: got shape (2, 7, 4)"),
+        ({"softmax_lse": Tensor.half}, "softmax_lse: got dtype torch.float16; torch.float32 is"),
+        ({"dlse": lambda x: x[:1]}, "dlse: got shape (1, 4, 7); (2, 4, 7) is needed"),
+        ({"dlse": Tensor.half}, "dlse: got dtype torch.float16; torch.float32 is"),
+        ({"ds_aux": lambda x: x[:3]}, "ds_aux: got shape (3,); (4,) is needed"),
+        ({"ds_aux": Tensor.bfloat16}, "ds_aux: got dtype torch.bfloat16; torch.float32 is"),
+        ({"s_aux": lambda x: None}, "ds_aux: got one without s_aux"),
+        ({"rng_state": Tensor.float}, "rng_state: got torch.float32 of shape (2,); torch.int64"),
+        ({"rng_state": lambda x: x[:0]}, "rng_state: got torch.int64 of shape (0,)"),
     ],
 )
 def test_backward_checks_its_tensors(device, change, message):
     q, k, v = plain(*qkv(device, 2, 7))
     lse = torch.zeros(2, 4, 7, device=device)
     arguments = {"dout": q, "q": q, "k": k, "v": v, "out": q, "softmax_lse": lse}
-    arguments |= {"dq": q.clone(), "dk": k.clone(), "dv": v.clone()}
+    arguments |= {"dq": q.clone(), "dk": k.clone(), "dv": v.clone(), "dlse": lse}
+    arguments |= {name: torch.zeros(4, device=device) for name in ("s_aux", "ds_aux")}
+    arguments["rng_state"] = torch.zeros(2, device=device, dtype=torch.int64)
+    arguments |= dict(zip(SCORES, OPTIONS)) | {"dropout_p": 0.5, "deterministic": False}
     ((name, to_bad),) = change.items()
     arguments[name] = to_bad(arguments[name])
     with pytest.raises(ValueError) as raised:
-        flash_attn_interface._flash_attn_backward(**arguments, **dict(zip(SCORES, OPTIONS)),
-                                                  deterministic=False)  # fmt: skip
+        flash_attn_interface._flash_attn_backward(**arguments)
     assert message in str(raised.value)
 
 
