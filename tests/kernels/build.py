@@ -5,6 +5,7 @@ instructions that CuTe's structs stand for, come from this folder.
 """
 
 import os
+import platform
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,8 @@ def load() -> ModuleType:
 
 def build() -> Path:
     """Compile what is out of date and return the path of the module."""
+    if platform.machine() != "x86_64":
+        raise host_build.Unavailable("csrc/sm80 asks for a register by `l`, which is x86-64's")
     for folder, what in ((CUTLASS / "cute", "CUTLASS headers"), (CUDA, "CUDA headers")):
         if not folder.exists():
             raise host_build.Unavailable(f"no {what} in {folder}")
