@@ -71,6 +71,19 @@ def test_alibi():
     torch.testing.assert_close(mha(x).double(), expected, rtol=0, atol=1e-5)
 
 
+def test_alibi_survives_a_change_of_dtype():
+    mha = make(use_alibi=True)
+    slopes = torch.tensor(get_alibi_slopes(12))  # not all of them are bfloat16 numbers
+    mha.inner_attn.alibi_slopes = slopes
+    mha.to(torch.bfloat16)
+    assert torch.equal(mha.inner_attn.alibi_slopes, slopes)
+    moved = make(use_alibi=True).to("meta", torch.bfloat16)
+    assert moved.inner_attn.alibi_slopes.is_meta
+    assert moved.inner_attn.alibi_slopes.dtype == torch.float32
+    x = torch.randn(1, 5, DIM, dtype=torch.bfloat16)
+    assert make(use_alibi=True).bfloat16()(x).dtype == torch.bfloat16
+
+
 def test_alibi_slopes():
     assert get_alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
     assert get_alibi_slopes(12)[8:] == [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]

@@ -45,6 +45,14 @@ class _FlashAttention(nn.Module):
         self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
         self.deterministic = deterministic
 
+    def _apply(self, fn, recurse: bool = True) -> nn.Module:
+        """``.to(torch.bfloat16)`` leaves the slopes float32: attention takes no others."""
+        slopes = self.alibi_slopes
+        super()._apply(fn, recurse)
+        if slopes is not None and self.alibi_slopes.dtype != slopes.dtype:
+            self.alibi_slopes = slopes.to(self.alibi_slopes.device)
+        return self
+
     def _options(self, causal: bool | None) -> dict:
         return {
             "dropout_p": self.drop.p if self.training else 0.0,
