@@ -14,7 +14,14 @@ __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
 
 def _into(buffer, out):
-    return out if buffer is None else buffer.copy_(out)
+    if buffer is None:
+        return out
+    if buffer.shape != out.shape or buffer.dtype != out.dtype or buffer.device != out.device:
+        raise ValueError(
+            f"out: got {buffer.dtype} of shape {tuple(buffer.shape)} on {buffer.device}; "
+            f"{out.dtype} of shape {tuple(out.shape)} on {out.device} is needed"
+        )
+    return buffer.copy_(out)
 
 
 def fwd(

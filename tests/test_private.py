@@ -281,6 +281,13 @@ def test_fwd_and_bwd(device, needs):
             assert torch.equal(ours, theirs)
 
 
+def test_out_is_checked(device):
+    q, k, v = plain(*qkv(device, 2, 7))
+    for out, message in ((q[:, :1], r"shape \(2, 1, 4, 32\)"), (q.double(), "float64")):
+        with pytest.raises(ValueError, match=rf"out: got .*{message}.*; .* is needed"):
+            flash_attn_2_cuda.fwd(q, k, v, out, None, *OPTIONS[:6], False)
+
+
 def test_varlen_fwd_and_bwd(device, needs):
     q, k, v = qkv(device, 9)
     ends = cu(device, 4, 9)
