@@ -5,6 +5,8 @@ The public functions differ in how they take q, k and v; from here on they are t
 
 from __future__ import annotations
 
+import operator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +35,8 @@ def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> in
         return rows if x.is_cuda and not exact else x.item()
     if isinstance(x, torch.SymInt):
         return x
+    if not isinstance(x, Tensor) and hasattr(x, "__index__"):  # an integer of numpy's
+        return operator.index(x)
     raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
 
 

@@ -105,6 +105,7 @@ def flash_attn_func(
 
     Raises:
         TypeError, ValueError: an argument that is not as above; the message names it.
+        RuntimeError: alibi_slopes that require a gradient; a second derivative.
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
     return _calls.dense(
@@ -216,8 +217,8 @@ def flash_attn_varlen_func(
             where the last one ends; from 0, never decreasing (checked on the CPU only).
         cu_seqlens_k: (batch + 1,), int32: the same for k and v. With block_table its differences
             are the numbers of keys.
-        max_seqlen_q: the longest sequence of q, an int. A 0-d tensor works too; one on the GPU
-            has to be waited for.
+        max_seqlen_q: the longest sequence of q, or more, as an int. A 0-d tensor works too; one
+            on the GPU is waited for with return_attn_probs alone, else total_q stands in for it.
         max_seqlen_k: the longest sequence of k.
         block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
             arXiv:2309.06180), any page_size. There is no backward with it.
@@ -235,6 +236,7 @@ def flash_attn_varlen_func(
 
     Raises:
         TypeError, ValueError: an argument that is not as above; the message names it.
+        RuntimeError: as in :func:`flash_attn_func`.
         NotImplementedError: CUDA tensors for which there is no compiled kernel; a backward
             through block_table.
     """

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 from calls import check_gradients
@@ -143,6 +144,7 @@ def test_max_seqlen_as_a_tensor_or_too_large(device):
         (torch.tensor(x.max_q), torch.tensor(x.max_k)),
         (x.max_q + 100, x.max_k + 1000),
         (torch.tensor(500, dtype=torch.int32), 500),
+        (np.int64(x.max_q), np.int32(x.max_k)),
     ]:
         lengths.update(max_seqlen_q=q_max, max_seqlen_k=k_max)
         out = flash_attn_varlen_func(x.q, x.k, x.v, **lengths, causal=True)
