@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -82,6 +83,25 @@ def test_alibi_survives_a_change_of_dtype():
     assert moved.inner_attn.alibi_slopes.dtype == torch.float32
     x = torch.randn(1, 5, DIM, dtype=torch.bfloat16)
     assert make(use_alibi=True).bfloat16()(x).dtype == torch.bfloat16
+
+
+def test_copies_and_pickles():
+    mha = make(rotary_emb_dim=8, num_heads_kv=2, use_alibi=True)
+    x = torch.randn(1, 5, DIM)
+    expected = mha(x)  # and there is a table of angles to copy
+    for twin in (copy.deepcopy(mha), pickle.loads(pickle.dumps(mha))):
+        assert torch.equal(twin(x), expected)
+        assert twin.Wqkv.weight is not mha.Wqkv.weight
+
+
+def test_under_autocast():
+    mha, x = make(rotary_emb_dim=8), torch.randn(1, 5, DIM)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = mha(x)
+        out.sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert mha.Wqkv.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(out.float(), mha(x), atol=2e-2, rtol=2e-2)
 
 
 def test_alibi_slopes():
