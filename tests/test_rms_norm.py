@@ -186,6 +186,15 @@ def test_modules():
     torch.testing.assert_close(layer(x, residual)[0], F.layer_norm(x + residual, (HIDDEN,)))
 
 
+def test_half_precision_with_a_float32_weight(recwarn):
+    x, weight = torch.randn(*ROWS, HIDDEN, dtype=torch.bfloat16), torch.rand(HIDDEN)
+    out = rms_norm_module.rms_norm(x, weight, EPS)
+    assert out.dtype == torch.bfloat16
+    expected = plain_norm(x.double(), weight.double(), None, is_rms=True)
+    torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=0)
+    assert not recwarn.list  # torch's own has no fused way and says so
+
+
 def test_bad_input():
     x, weight = torch.randn(2, 3, HIDDEN), torch.ones(HIDDEN)
     with pytest.raises(ValueError, match="weight has shape"):

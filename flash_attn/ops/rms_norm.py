@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flash_attn.ops.layer_norm import dropout_add_layer_norm_parallel_residual, dropout_add_norm
+from flash_attn.ops.triton.layer_norm import rms_norm_fn
 
 __all__ = [
     "DropoutAddRMSNorm",
@@ -18,8 +18,8 @@ __all__ = [
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """RMSNorm over the last dimension: (..., hidden) -> (..., hidden)."""
-    return F.rms_norm(x, weight.shape, weight, epsilon)
+    """RMSNorm over the last dimension: (..., hidden) -> (..., hidden) in the dtype of x."""
+    return rms_norm_fn(x, weight, None, eps=epsilon)
 
 
 def dropout_add_rms_norm(
