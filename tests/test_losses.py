@@ -113,6 +113,10 @@ def test_bad_input():
         cross_entropy_loss(torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="labels has shape"):
         cross_entropy_loss(torch.randn(2, 4), torch.zeros(3, dtype=torch.long))
+    logits, labels = example()
+    for wrong in (VOCAB, -1):
+        with pytest.raises(ValueError, match=f"labels holds {wrong}; accepted are 0 to 21, and"):
+            cross_entropy_loss(logits, labels.index_fill(0, torch.tensor(3), wrong))
     with pytest.raises(ValueError, match="reduction is 'average'"):
         CrossEntropyLoss(reduction="average")
 

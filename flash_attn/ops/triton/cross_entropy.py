@@ -107,6 +107,16 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits, *(None for _ in range(8))
 
 
+def _check_labels(labels: Tensor, vocab: int, ignore_index: int) -> None:
+    """A label of no class would be a row without a target. A GPU would have to be waited for."""
+    wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocab))
+    if wrong.any():
+        raise ValueError(
+            f"labels holds {int(labels[wrong][0])}; accepted are 0 to {vocab - 1}, and "
+            f"ignore_index = {ignore_index}"
+        )
+
+
 def cross_entropy_loss(
     logits: Tensor,
     labels: Tensor,
@@ -126,7 +136,7 @@ def cross_entropy_loss(
 
     Args:
         logits: (rows, vocab), any floating dtype; the arithmetic is fp32 (fp64 for fp64).
-        labels: (rows,) int64, in [0, vocab) or ``ignore_index``.
+        labels: (rows,) int64, in [0, vocab) or ``ignore_index`` (checked on the CPU only).
         precomputed_lse: (rows,) logsumexp of z where the caller has it (of this rank's shard with
             ``process_group``).
         label_smoothing: s in [0, 1].
@@ -141,7 +151,8 @@ def cross_entropy_loss(
         losses (rows,), which include the last term, and that term alone (rows,), without gradient.
 
     Raises:
-        ValueError: logits that are not (rows, vocab), or labels that are not (rows,).
+        ValueError: logits that are not (rows, vocab), labels that are not (rows,) or hold a class
+            that does not exist.
     """
     if logits.dim() != 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; expected (rows, vocab)")
@@ -149,6 +160,9 @@ def cross_entropy_loss(
         raise ValueError(
             f"labels has shape {tuple(labels.shape)}; expected (rows,) = {tuple(logits.shape[:1])}"
         )
+    if labels.is_cpu and type(labels) is Tensor and not torch.compiler.is_compiling():
+        shards = 1 if process_group is None else dist.get_world_size(process_group)
+        _check_labels(labels, shards * logits.shape[1], ignore_index)
     return _CrossEntropy.apply(
         logits,
         labels,
