@@ -84,6 +84,7 @@ def test_adversarial_values(kernels, row, kind):
         dict(softcap=20.0, alibi="bh", sinks=True, dropout_p=0.17, window=(50, 3), sk=170),
         dict(scale=-0.2),
         dict(scale=0.0, causal=True),
+        dict(scale=-9.0, kind="constant"),  # the first block's maximum is far below 0
     ],
     ids=str,
 )

@@ -2,6 +2,8 @@
 // after the other, on the host.
 #pragma once
 
+#include <algorithm>
+
 #include "instructions.h"
 // The kernels come after the instructions.
 #include "sm80/forward.h"
@@ -15,7 +17,8 @@ template <class Config>
 void launch_forward(FwdParams const& params, DeviceInfo const& device, cudaStream_t, char const*) {
   TileGrid const grid = forward_grid<Config>(params, device);
   for (int64_t tile = 0; tile < grid.num_tiles(); ++tile) {
-    std::memset(smem_bytes, 0xff, sizeof(smem_bytes));  // NaN: nobody may count on zeros
+    // NaN in either dtype, an integer out of all bounds: nobody may count on what was there before.
+    std::fill_n(reinterpret_cast<uint16_t*>(smem_bytes), sizeof(smem_bytes) / 2, uint16_t{0x7fff});
     blockIdx.x = static_cast<int>(tile);
     simt::Block(Config::kThreads).run([&] { forward_kernel<Config>(params, grid); }, tile % 2 == 1);
   }
