@@ -92,9 +92,8 @@ struct OnlineSoftmax {
     float const keys = max[r] == -INFINITY ? -INFINITY : max[r] * scale_log2;
     float const sink_log2 = sink * kLog2e;
     float const top = keys > sink_log2 ? keys : sink_log2;
-    if (top == -INFINITY) {
-      return {0.f, -INFINITY};
-    }
+    // No key, or nothing but NaN, which a maximum does not see and the sum does.
+    if (top == -INFINITY) return {0.f, total == 0.f ? -INFINITY : total};
     float const weight = exp2_fast(keys - top);
     float const denominator = total * weight + exp2_fast(sink_log2 - top);
     return {weight / denominator, (top + log2f(denominator)) * kLn2};

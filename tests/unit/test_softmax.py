@@ -95,3 +95,12 @@ def test_no_keys(core):
     for out, lse in attend(core, [], 1.0, sink=1.5):
         assert out == 0.0
         assert lse == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("sink", [NOTHING, 1.0])
+def test_nan_reaches_both_results(core, sink):
+    """A maximum does not see NaN: a row of nothing else must not pass for a row without keys."""
+    for scores in ([math.nan] * COLS, [0.0, math.nan, 1.0, 2.0]):
+        out, lse = attend(core, [[scores, [0.0] * COLS]], 1.0, sink)[0]
+        assert math.isnan(out)
+        assert math.isnan(lse)
