@@ -14,6 +14,15 @@ import torch
 _FLUSH_BYTES = 256 * 2**20
 
 
+def _settle_allocator() -> None:
+    """Bring malloc into the state it has in a program that has once freed a large tensor.
+
+    glibc hands freed memory back to the kernel, and zeroes it anew at each allocation, until it has
+    seen a block of nearly 32 MiB freed. Before that every contender's time is mostly page faults.
+    """
+    torch.ones(31 * 2**20, dtype=torch.uint8)
+
+
 class Clock:
     """Median milliseconds of callables on one device."""
 
@@ -21,6 +30,8 @@ class Clock:
         self.device = device
         self.on_gpu = device.type == "cuda"
         self._scratch = None
+        if not self.on_gpu:
+            _settle_allocator()
 
     def measure(
         self,

@@ -14,9 +14,9 @@ from cases import BF16, FP16, FP32, FP64, Case, make_inputs
 from compare import assert_bitwise
 
 from flash_attn import cpu
-from flash_attn.cpu import bf16_backward, native, tiled_backward, tiled_forward, tiling
+from flash_attn.cpu import bf16_causal, native, tiled_backward, tiled_forward, tiling
 
-WAYS = ["native", "tiled", "bf16"]
+WAYS = ["native", "tiled", "bf16_causal"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +30,9 @@ def one_thread():
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch) -> str:
     """Forces one way of computing, with tiles small enough for several in a short sequence."""
-    monkeypatch.setattr(bf16_backward, "native_products", lambda: True)
-    monkeypatch.setattr(bf16_backward, "WORTHWHILE", 0 if request.param == "bf16" else 1 << 60)
-    small = {"ROWS": 64, "KEYS": 32, "ROW_UNIT": 16, "SUM_UNIT": 64, "FEW_KEYS": 40}
-    for name, value in small.items():
-        monkeypatch.setattr(bf16_backward, name, value)
+    monkeypatch.setattr(bf16_causal, "native_products", lambda: request.param == "bf16_causal")
+    for name, value in {"BLOCK": 32, "ROWS": 48}.items():
+        monkeypatch.setattr(bf16_causal, name, value)
     for name, value in {"ROWS": 32, "KEYS": 64}.items():
         monkeypatch.setattr(tiling, name, value)
     monkeypatch.setattr(native, "CONVERTED", 10_000)
@@ -85,7 +83,7 @@ def called(monkeypatch, module, name: str) -> list:
 @pytest.mark.parametrize("causal", [False, True])
 def test_plain_attention_uses_torch(dtype, causal, monkeypatch):
     tiled = [called(monkeypatch, m, n) for m, n in _TILED]
-    monkeypatch.setattr(bf16_backward, "native_products", lambda: False)
+    monkeypatch.setattr(bf16_causal, "native_products", lambda: False)
     case = Case(dtype=dtype, causal=causal, sinks=True, alibi="h", window=(90, -1))
     check_backward(case, make_inputs(case))
     assert tiled == [[], []]
@@ -108,32 +106,23 @@ def test_long_bf16_gradients_sum_in_float32():
     """dV of the first keys of a causal mask sums over all rows: where bf16 sums lose digits."""
     for products in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bf16_backward, "native_products", lambda value=products: value)
+            patch.setattr(bf16_causal, "native_products", lambda value=products: value)
             case = Case(b=1, sq=1100, sk=1100, h=2, hk=1, causal=True)
             check_backward(case, make_inputs(case))
 
 
-def test_bf16_products_have_few_shapes(monkeypatch):
-    """Each new shape compiles a kernel; varying lengths must not add any."""
-    monkeypatch.setattr(bf16_backward, "native_products", lambda: True)
-    shapes = set()
-    mm = torch.mm
-
-    def recording(a, b):
-        shapes.add((tuple(a.shape), tuple(b.shape)))
-        return mm(a, b)
-
-    counts = []
-    for length in (1024, 1000, 901, 777, 600):
-        monkeypatch.setattr(torch, "mm", recording)
-        args = (0.0, 0.1, True, -1, 0, 0.0, None)
-        q, k, v, dout = torch.randn(4, 1, length, 1, 64).bfloat16()
-        out, lse, *_ = cpu.forward(q, k, v, *args, False)
-        grads = [torch.empty_like(q) for _ in range(3)]
-        cpu.backward(dout, q, k, v, out, lse, *grads, *args, False)
-        counts.append(len(shapes))
-    assert counts[0] > 0
-    assert counts[-1] == counts[0]
+@pytest.mark.parametrize("seqlen", [64, 65, 96, 127, 160, 300, 511, 512, 1000])
+def test_pieces_cover_the_causal_triangle_once(seqlen, monkeypatch):
+    monkeypatch.setattr(bf16_causal, "BLOCK", 32)
+    monkeypatch.setattr(bf16_causal, "ROWS", 48)
+    seen = torch.zeros(seqlen, seqlen, dtype=torch.int32)
+    token = torch.arange(seqlen)[None]
+    for rows, keys, diagonal in bf16_causal.pieces(seqlen):
+        for row, key in zip(rows.of(token)[0], keys.of(token)[0], strict=True):
+            shape = len(row), len(key)
+            visible = torch.ones(shape).tril() if diagonal else torch.ones(shape)
+            seen[row[0] : row[-1] + 1, key[0] : key[-1] + 1] += visible.int()
+    assert torch.equal(seen, torch.ones_like(seen).tril())
 
 
 @pytest.mark.parametrize(("dtype", "d"), [(FP32, 33), (FP32, 64), (BF16, 33), (FP16, 64)])

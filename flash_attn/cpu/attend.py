@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import bf16_backward, native, tiled_backward, tiled_forward
+from . import bf16_causal, native, tiled_backward, tiled_forward
 from .scores import Scores, no_keys
 
 
@@ -70,8 +70,8 @@ def attend_backward(
         for grad in (dq, dk, dv):
             if grad is not None:
                 grad.zero_()
-    elif bf16_backward.is_faster(scores, q, k):
-        bf16_backward.backward(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores)
+    elif not lse_has_gradient and bf16_causal.can_express(scores, q, k, v):
+        bf16_causal.backward(dout, q, k, v, out, lse, dq, dk, dv, scores)
     elif not lse_has_gradient and native.can_express(scores, q, v):
         native.backward(dout, q, k, v, out, lse, dq, dk, dv, scores)
     else:

@@ -20,7 +20,7 @@ from . import tiling
 from .scores import Scores, accumulation_dtype, cuts, no_keys, visible_keys
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 # The kernel's own causal mask skips in steps of 512 keys.  Shorter sequences than this gain from a
 # call per row block (fp32, d 64, forward + backward at 512: 60 against 90 ms); longer ones gain
@@ -90,14 +90,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: S
     if q.dtype != torch.float16 or q.shape[1] == 1:
         _forward_part(q, k, v, out, lse, scores)
         return
-    for bs, qs, hs in _converted_parts(q, k):
+    for bs, qs, hs in converted_parts(q, k):
         q32, k32, v32 = q[bs, :, qs].float(), k[bs, :, hs].float(), v[bs, :, hs].float()
         out32 = torch.empty_like(q32)
         _forward_part(q32, k32, v32, out32, lse[bs, qs], scores.part(bs, qs))
         out[bs, :, qs] = out32
 
 
-def _converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+def converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]]:
     """(sequences, query heads, key heads) small enough for copies in float32."""
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1:3]
@@ -168,7 +168,7 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, scores: Scores) -> None:
     if q.dtype == dtype:
         _backward_part(dout, q, k, v, out, lse, grads, scores)
         return
-    for bs, qs, hs in _converted_parts(q, k):
+    for bs, qs, hs in converted_parts(q, k):
         queries = (x[bs, :, qs].to(dtype) for x in (dout, q))
         keys = (x[bs, :, hs].to(dtype) for x in (k, v))
         targets = (
@@ -198,7 +198,7 @@ def _backward_part(dout, q, k, v, out, lse, grads, scores: Scores) -> None:
             rows = [x.flip(2) for x in rows]
         dout_block, q_block, out_block, lse_block = rows
         keys = (x[:, block.keys].transpose(1, 2) for x in (k, v))
-        dq_block, *key_grads = _backward(
+        dq_block, *key_grads = kernel_backward(
             dout_block,
             q_block,
             *keys,
