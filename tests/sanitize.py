@@ -1,6 +1,7 @@
 """Small GPU calls for compute-sanitizer, which slows a kernel a hundredfold.
 
-Each length is odd, so that the last tile of every row and column is partly outside.
+Each length is odd, so that the last tile of every row and column is partly outside, and the varlen
+batch has empty sequences, used lengths, left padding and rows behind the last sequence.
 """
 
 from __future__ import annotations
@@ -10,21 +11,55 @@ import itertools
 import torch
 
 import flash_attn
+from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
-LENGTHS = [(1, 1), (65, 129), (129, 65)]  # seqlen_q, seqlen_k
+LENGTHS = [(1, 1), (65, 129), (129, 65), (33, 0)]  # seqlen_q, seqlen_k
 MASKS = [{}, {"causal": True}, {"window_size": (17, 5)}]
+DTYPES = (torch.bfloat16, torch.float16)
+HEAD_DIMS = (40, 64, 128)
 
 
-def main() -> None:
+def hooks(heads: int) -> list[dict]:
+    """Keywords of the plain score level and of the full one."""
+    slopes = torch.rand(heads)
+    sinks = torch.randn(heads)
+    return [
+        {},
+        {"softcap": 20.0, "alibi_slopes": slopes, "s_aux": sinks, "dropout_p": 0.2},
+    ]
+
+
+def dense(dtype: torch.dtype, head_dim: int) -> None:
+    for (seqlen_q, seqlen_k), mask, hook in itertools.product(LENGTHS, MASKS, hooks(4)):
+        q = torch.randn(2, seqlen_q, 4, head_dim, dtype=dtype)
+        k, v = torch.randn(2, 2, seqlen_k, 2, head_dim, dtype=dtype)
+        out = flash_attn.flash_attn_func(q, k, v, **mask, **hook)
+        assert torch.isfinite(out).all(), (dtype, head_dim, seqlen_q, seqlen_k, mask, hook)
+
+
+def varlen(dtype: torch.dtype, head_dim: int) -> None:
+    ends_q = torch.tensor([0, 0, 70, 70, 171], dtype=torch.int32)
+    ends_k = torch.tensor([0, 5, 138, 200, 201], dtype=torch.int32)
+    used = torch.tensor([5, 130, 0, 1], dtype=torch.int32)
+    leftpad = torch.tensor([0, 3, 0, 0], dtype=torch.int32)
+    q = torch.randn(300, 4, head_dim, dtype=dtype)
+    k, v = torch.randn(2, 210, 2, head_dim, dtype=dtype)
+    for mask, hook in itertools.product(MASKS, hooks(4)):
+        lengths = (ends_q, ends_k, 101, 133)
+        out = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, **mask, **hook)
+        assert torch.isfinite(out).all(), (dtype, head_dim, mask, hook)
+    out, *_ = _flash_attn_varlen_forward(
+        q, k, v, *lengths, 0.0, 0.1, True, seqused_k=used, leftpad_k=leftpad
+    )
+    assert not out[171:].any(), "rows behind the last sequence"
+
+
+def main(device: str = "cuda") -> None:
+    torch.set_default_device(device)
     torch.manual_seed(0)
-    dims = (40, 64, 128)
-    for dtype, head_dim in itertools.product((torch.bfloat16, torch.float16), dims):
-        for (seqlen_q, seqlen_k), mask in itertools.product(LENGTHS, MASKS):
-            q = torch.randn(2, seqlen_q, 4, head_dim, device="cuda", dtype=dtype)
-            k, v = torch.randn(2, 2, seqlen_k, 2, head_dim, device="cuda", dtype=dtype)
-            out = flash_attn.flash_attn_func(q, k, v, **mask)
-            torch.cuda.synchronize()
-            assert torch.isfinite(out).all(), (dtype, head_dim, seqlen_q, seqlen_k, mask)
+    for dtype, head_dim in itertools.product(DTYPES, HEAD_DIMS):
+        dense(dtype, head_dim)
+        varlen(dtype, head_dim)
     print("all calls returned finite values")
 
 

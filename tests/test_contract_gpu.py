@@ -137,3 +137,27 @@ def test_no_hidden_copy(cuda):
     out = flash_attn_func(x.q, x.k, x.v)
     grown = torch.cuda.max_memory_allocated() - before
     assert grown < out.nbytes * 1.2
+
+
+def by_hand(q, k, v, **keywords):
+    """The op itself: none of the package's checks stand before those of the library."""
+    op = torch.ops.flash_attn._flash_attn_forward
+    return op(q, k, v, 0.0, 0.125, False, -1, -1, 0.0, None, False, **keywords)
+
+
+def test_calls_of_the_op_by_hand_cannot_fault(cuda):
+    """A kernel that read past its operands would take the process down."""
+    q = torch.randn(1, 20, 2, 64, dtype=BF16, device=cuda)
+    square = torch.randn(1, 20, 64, 64, dtype=BF16, device=cuda)
+    with pytest.raises(RuntimeError, match="h % hk"):
+        by_hand(q, q[:, :, :0], q[:, :, :0])
+    with pytest.raises(RuntimeError, match="stride"):
+        by_hand(square.transpose(-1, -2), square, square)
+    with pytest.raises(RuntimeError, match="multiple of 8"):
+        by_hand(q[..., :20], q[..., :20], q[..., :20])
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        by_hand(q[..., 1:57], q[..., 1:57], q[..., 1:57])
+    state = torch.zeros(2, dtype=torch.int64)  # on the CPU
+    op = torch.ops.flash_attn._flash_attn_forward
+    with pytest.raises(RuntimeError, match="rng_state"):
+        op(q, q, q, 0.5, 0.125, False, -1, -1, 0.0, None, False, rng_state=state)

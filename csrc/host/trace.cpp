@@ -36,7 +36,8 @@ void trace_launch(FwdParams const& params, Variant const& variant) {
   static std::set<std::string> seen;
   std::string const line =
       concat(describe(params), " -> ", variant.name, " (tile ", variant.block_m, "x",
-             variant.block_n, ", ", variant.warps, " warps, ", variant.stages, " stages)");
+             variant.block_n, ", ", variant.warps, " warps, ", variant.stages, " stages, ",
+             variant.smem_bytes / 1024, " KiB shared)");
   std::lock_guard<std::mutex> const lock(mutex);
   if (seen.insert(line).second) {
     std::fprintf(stderr, "flash_attn: %s\n", line.c_str());
