@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
+# ACCURACY_BAR=written pytest ... compares with the contract's bars to the letter: without what
+# `unavoidable` and LSE_RELATIVE add for logits in the thousands and for outputs that were rounded.
+# Not all cases pass so; docs/accuracy.md lists which, by how much, and why.
+WRITTEN_BAR = os.environ.get("ACCURACY_BAR") == "written"
+
 LSE_TOLERANCE = 1e-3
 # Float32 logits of 6000 lie 5e-4 apart; a dot product with such a result is a few steps off.
-LSE_RELATIVE = 1e-6
+LSE_RELATIVE = 0.0 if WRITTEN_BAR else 5e-7
 
 
 def same_nonfinite(name: str, ours: Tensor, expected: Tensor) -> None:
@@ -73,6 +80,7 @@ def assert_accurate(
     """
     assert ours.dtype == standard.dtype, f"{name}: dtype {ours.dtype}, expected {standard.dtype}"
     floor = 1e-9 if ours.dtype == torch.float64 else 1e-5
+    unavoidable = 0.0 if WRITTEN_BAR else unavoidable
     theirs, _ = max_error(standard.detach(), reference.detach())
     why = f" ({factor:g} x max(standard attention's {theirs:.3e}, {unavoidable:.3e}) + {floor:g})"
     assert_within(name, ours, reference, factor * max(theirs, unavoidable) + floor, why)
