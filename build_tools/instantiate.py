@@ -18,32 +18,35 @@ _ELEMENT = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
 
 _FILE = """\
 // Generated from csrc/variants.py.
-#include "{arch}/launch.h"
+#include "{arch}/{folder}/launch.h"
 
 namespace flash {{
 {kernels}
 }}  // namespace flash
 """
 
+# The folder of a direction's kernels, which is also what its launch is called in C++.
+_FOLDER = {"fwd": "forward"}
+
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code (d128 plain spills 316 bytes on sm_90, not 256), and the tiles were chosen with this one.
 _KERNEL = """
-using Config_{name} = {arch}::ForwardConfig<{element}, {head_dim}, {block_m}, {block_n}, {warps},
-                                            {arch}::ScoreLevel::{level}>;
+using Config_{name} = {arch}::{Folder}Config<{element}, {head_dim}, {head_dim_v}, {block_m},
+                                             {block_n}, {warps}, ScoreLevel::{level}>;
 extern int const smem_{name} = {arch}::kSmemBytes<Config_{name}>;
-void launch_{name}(FwdParams const& params, DeviceInfo const& device, cudaStream_t stream) {{
-  {arch}::launch_forward<Config_{name}>(params, device, stream, "{name}");
+void launch_{name}({params} const& params, LaunchContext const& launch) {{
+  {arch}::launch_{folder}<Config_{name}>(params, launch);
 }}
 """
 
 _DECLARATION = """\
 extern int const smem_{name};
-void launch_{name}(FwdParams const&, DeviceInfo const&, cudaStream_t);
+void launch_{name}({params} const&, LaunchContext const&);
 """
 
 _ROW = """\
       {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
-       {warps}, {stages}, "{scores}", "{why}", smem_{name}, launch_{name}}},
+       {warps}, {stages}, "{scores}", "{why}", smem_{name}, {{.{folder} = launch_{name}}}}},
 """
 
 _REGISTRY = """\
@@ -99,6 +102,9 @@ def _fields(variant) -> dict:
         sm=int(variant.arch[2:]),
         element=_ELEMENT[variant.dtype],
         level=variant.scores.capitalize(),
+        folder=_FOLDER[variant.direction],
+        Folder=_FOLDER[variant.direction].capitalize(),
+        params=f"{variant.direction.capitalize()}Params",
     )
 
 
@@ -112,7 +118,7 @@ def _write(path: Path, text: str) -> Path:
 
 def _kernel_file(rows: list) -> str:
     kernels = "".join(_KERNEL.format(**_fields(row)) for row in rows)
-    return _FILE.format(arch=rows[0].arch, kernels=kernels)
+    return _FILE.format(**_fields(rows[0]), kernels=kernels)
 
 
 def generate(out_dir: Path, archs: list[str]) -> list[Path]:

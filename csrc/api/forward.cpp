@@ -86,6 +86,7 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.v = operand(v, "v", q);
   p.out = view<void>(out, out.data_ptr());
   p.head_dim = static_cast<int>(q.size(-1));
+  p.head_dim_v = static_cast<int>(v.size(-1));
   p.mask = {window(a.window_left, p.seqlens.seqlen_q, p.seqlens.seqlen_k),
             a.causal ? 0 : window(a.window_right, p.seqlens.seqlen_q, p.seqlens.seqlen_k)};
   check(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p is ", a.dropout_p,
@@ -99,11 +100,10 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
-  Variant const& variant =
-      select({"fwd", dtype_name(q, "q"), p.head_dim, static_cast<int>(v.size(-1)),
-              needs_full_scores(p.scores), device.sm, device.smem_per_block});
+  Variant const& variant = select({"fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
+                                   needs_full_scores(p.scores), device.sm, device.smem_per_block});
   trace_launch(p, variant);
-  variant.launch(p, device, current_stream(q));
+  variant.launch.forward(p, {device, current_stream(q), variant.name});
   return {out, lse, empty(q, {0}, q.scalar_type()),
           rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
 }

@@ -19,7 +19,8 @@ DeviceInfo query(int device) {
           10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
               attribute(cudaDevAttrComputeCapabilityMinor, device),
           attribute(cudaDevAttrL2CacheSize, device),
-          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          attribute(cudaDevAttrMultiProcessorCount, device)};
 }
 
 }  // namespace

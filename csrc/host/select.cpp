@@ -49,9 +49,6 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.head_dim > v.head_dim || r.head_dim_v > v.head_dim_v) {
     return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
   }
-  if (r.head_dim != r.head_dim_v && v.head_dim == v.head_dim_v) {
-    return because("serves equal head dims of q and v");
-  }
   if (r.full_scores && std::string_view(v.scores) != "full") {
     return because("has no softcap, ALiBi, sinks or dropout");
   }

@@ -23,7 +23,9 @@ bool enabled() {
 std::string describe(FwdParams const& p) {
   return concat("b ", p.seqlens.batch, ", ", p.seqlens.cu_q ? "varlen up to " : "",
                 p.seqlens.seqlen_q, " x ", p.seqlens.seqlen_k, ", h ", p.heads_q, "/", p.heads_kv,
-                ", d ", p.head_dim, ", window ", p.mask.left, "/", p.mask.right);
+                ", d ", p.head_dim,
+                p.head_dim_v == p.head_dim ? std::string() : concat("/", p.head_dim_v), ", window ",
+                p.mask.left, "/", p.mask.right);
 }
 
 }  // namespace

@@ -15,6 +15,19 @@ struct DeviceInfo {
   int sm;  // 10 * major + minor
   int64_t l2_bytes;
   int smem_per_block;
+  int sm_count;
+};
+
+// Where a launch goes, and whose it is, for messages.
+struct LaunchContext {
+  DeviceInfo const& device;
+  cudaStream_t stream;
+  char const* name;
+};
+
+// How to launch a row: the one of its direction, the others are null.
+struct Launch {
+  void (*forward)(FwdParams const&, LaunchContext const&);
 };
 
 struct Variant {
@@ -31,7 +44,7 @@ struct Variant {
   char const* scores;  // "plain", "full"
   char const* why;
   int smem_bytes;
-  void (*launch)(FwdParams const&, DeviceInfo const&, cudaStream_t);
+  Launch launch;
 };
 
 // All rows, in the table's order. Defined in the generated registry.

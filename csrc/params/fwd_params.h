@@ -11,15 +11,16 @@ namespace flash {
 struct FwdParams {
   TensorView<const void> q;  // [b, sq, h, d]
   TensorView<const void> k;  // [b, sk, hk, d]
-  TensorView<const void> v;  // [b, sk, hk, d]
-  TensorView<void> out;      // [b, sq, h, d]
+  TensorView<const void> v;  // [b, sk, hk, dv]
+  TensorView<void> out;      // [b, sq, h, dv]
   RowView lse;               // [b, h, sq], natural log
   Seqlens seqlens;
   Mask mask;
   Scores scores;
   int heads_q;
   int heads_kv;
-  int head_dim;  // at most the variant's; the rest is zero-filled in shared memory
+  int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
+  int head_dim_v;  // of v and out
 };
 
 }  // namespace flash

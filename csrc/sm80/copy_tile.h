@@ -1,75 +1,81 @@
-// Tiles [rows, head_dim] between global and shared memory.
+// Tiles [rows, columns] of 16-bit elements between global and shared memory.
 #pragma once
 
-#include "core/block_info.h"
-#include "sm80/config.h"
+#include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
 
-// A thread's place in a tile: one 16-byte chunk of every 64 columns, in every kRowsPerPass-th row.
-template <class Config>
+// A thread's place in a tile: one 16-byte chunk of every run of columns, in every kRowsPerPass-th
+// row.
+template <int kColumns, int kThreads>
 struct TileThread {
+  static constexpr int kChunk = 8;  // elements
+  static constexpr int kChunksPerRow = kRun<kColumns> / kChunk;
+  static constexpr int kRowsPerPass = kThreads / kChunksPerRow;
   int row;
   int col;
 
   __device__ explicit TileThread(int thread)
-      : row(thread / Config::kChunksPerRow), col(thread % Config::kChunksPerRow * Config::kChunk) {}
+      : row(thread / kChunksPerRow), col(thread % kChunksPerRow * kChunk) {}
 
   // From a thread's first chunk to the one in row `pass`, columns `run`: a constant, because the
   // swizzle repeats every 8 rows. Spelled out since the compiler does not find it.
   template <class SmemLayout>
   __device__ static constexpr int distance(SmemLayout layout, int pass, int run) {
-    static_assert(Config::kRowsPerPass % 8 == 0);
-    return layout(pass * Config::kRowsPerPass, run);
+    static_assert(kRowsPerPass % 8 == 0);
+    return layout(pass * kRowsPerPass, run);
   }
 };
 
-// Fills shared memory (kRows, head_dim) with rows [0, rows_left) of global memory, asynchronously;
-// rows and columns beyond what exists become zero, whatever lies there.
-template <class Config, int kRows, class SmemLayout>
-__device__ void load_tile(typename Config::Element const* gmem, int64_t row_stride,
-                          typename Config::Element* smem, SmemLayout, int rows_left, int head_dim,
-                          TileThread<Config> thread) {
+// Fills shared memory (kRows, kColumns) with rows [0, rows_left) and columns [0, columns) of global
+// memory, asynchronously; what is beyond them becomes zero, whatever lies there.
+template <int kRows, int kColumns, int kThreads, class Element>
+__device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows_left,
+                          int columns, int thread_index) {
+  using Thread = TileThread<kColumns, kThreads>;
+  static_assert(sizeof(Element) == 2 && kRows % Thread::kRowsPerPass == 0);
+  Thread const thread(thread_index);
+  constexpr SmemTile<kRows, kColumns> layout;
   gmem += thread.row * row_stride + thread.col;
-  constexpr SmemLayout layout;
   smem += layout(thread.row, thread.col);
 #pragma unroll
-  for (int pass = 0; pass < kRows / Config::kRowsPerPass; ++pass) {
+  for (int pass = 0; pass < kRows / Thread::kRowsPerPass; ++pass) {
     // Opaque to the optimiser, which would otherwise keep one pointer per pass alive across the
     // loop over keys: 32 registers and more, and spills.
     asm volatile("" : "+l"(gmem));
-    int const row = thread.row + pass * Config::kRowsPerPass;
+    int const row = thread.row + pass * Thread::kRowsPerPass;
 #pragma unroll
-    for (int run = 0; run < Config::kHeadDim; run += 64) {
-      bool const exists = row < rows_left && thread.col + run < head_dim;
+    for (int run = 0; run < kColumns; run += kRun<kColumns>) {
+      bool const exists = row < rows_left && thread.col + run < columns;
       using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
       auto const* source = reinterpret_cast<uint128_t const*>(gmem + run);
-      auto* target = reinterpret_cast<uint128_t*>(smem + thread.distance(layout, pass, run));
+      auto* target = reinterpret_cast<uint128_t*>(smem + Thread::distance(layout, pass, run));
       CopyOp::copy(*source, *target, exists);
     }
-    gmem += Config::kRowsPerPass * row_stride;
+    gmem += Thread::kRowsPerPass * row_stride;
   }
 }
 
 // The way back, for the rows and columns that exist.
-template <class Config, int kRows, class SmemLayout>
-__device__ void store_tile(typename Config::Element* gmem, int64_t row_stride,
-                           typename Config::Element const* smem, SmemLayout, int rows_left,
-                           int head_dim, TileThread<Config> thread) {
+template <int kRows, int kColumns, int kThreads, class Element>
+__device__ void store_tile(Element* gmem, int64_t row_stride, Element const* smem, int rows_left,
+                           int columns, int thread_index) {
+  using Thread = TileThread<kColumns, kThreads>;
+  Thread const thread(thread_index);
+  constexpr SmemTile<kRows, kColumns> layout;
   gmem += thread.row * row_stride + thread.col;
-  constexpr SmemLayout layout;
   smem += layout(thread.row, thread.col);
 #pragma unroll
-  for (int pass = 0; pass < kRows / Config::kRowsPerPass; ++pass) {
-    int const row = thread.row + pass * Config::kRowsPerPass;
+  for (int pass = 0; pass < kRows / Thread::kRowsPerPass; ++pass) {
+    int const row = thread.row + pass * Thread::kRowsPerPass;
 #pragma unroll
-    for (int run = 0; run < Config::kHeadDim; run += 64) {
-      if (row < rows_left && thread.col + run < head_dim) {
+    for (int run = 0; run < kColumns; run += kRun<kColumns>) {
+      if (row < rows_left && thread.col + run < columns) {
         *reinterpret_cast<uint128_t*>(gmem + run) =
-            *reinterpret_cast<uint128_t const*>(smem + thread.distance(layout, pass, run));
+            *reinterpret_cast<uint128_t const*>(smem + Thread::distance(layout, pass, run));
       }
     }
-    gmem += Config::kRowsPerPass * row_stride;
+    gmem += Thread::kRowsPerPass * row_stride;
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <cutlass/numeric_conversion.h>
 
-#include "sm80/config.h"
+#include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
 
@@ -37,7 +37,7 @@ __device__ auto convert(Tensor<Engine, Layout> const& from) {
 }
 
 // Row and column, inside the tile, of element (r, c) of a thread's rows_and_columns view.
-template <class Config>
+template <int kWarps>
 struct FragmentCoord {
   int row0;
   int col0;
@@ -45,7 +45,7 @@ struct FragmentCoord {
   __device__ explicit FragmentCoord(int thread)
       : row0(thread / 32 * 16 + thread % 32 / 4), col0(thread % 4 * 2) {}
 
-  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * Config::kWarps; }
+  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * kWarps; }
   __device__ int col(int c) const { return col0 + c % 2 + c / 2 * 8; }
 };
 

@@ -9,9 +9,9 @@
 namespace flash::sm80 {
 
 // Keys outside a row's limits get -inf.
-template <class Config, class Scores>
+template <int kWarps, class Scores>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, int key_begin,
-                           FragmentCoord<Config> coord) {
+                           FragmentCoord<kWarps> coord) {
 #pragma unroll
   for (int r = 0; r < size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(row_begin + coord.row(r));
@@ -28,9 +28,9 @@ __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, i
 
 // Scale, softcap and ALiBi. The conditions are the same for the whole launch, so they stand outside
 // the loops over a thread's scores.
-template <class Config, class Scores>
+template <int kWarps, class Scores>
 __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
-                                FragmentCoord<Config> coord) {
+                                FragmentCoord<kWarps> coord) {
   auto const for_each = [&](auto change) {
 #pragma unroll
     for (int r = 0; r < size<0>(s); ++r) {
@@ -53,9 +53,9 @@ __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, i
 
 // Dropped probabilities become 0; the denominator, summed before, keeps them. A thread holds whole
 // dropout groups: rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of each 16 x 16 block.
-template <class Config, class Probabilities>
+template <int kWarps, class Probabilities>
 __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row_begin,
-                              int key_begin, FragmentCoord<Config> coord) {
+                              int key_begin, FragmentCoord<kWarps> coord) {
 #pragma unroll
   for (int r = 0; r < size<0>(p); r += 2) {
 #pragma unroll

@@ -49,6 +49,7 @@ def build() -> Path:
         f"-I{HERE}",
         f"-I{host_build.CSRC}",
         *(f"-isystem{path}" for path in (CUTLASS, CUDA, CUDA / "cccl")),
+        f"-include{HERE / 'instructions.h'}",  # before any header of CuTe
         *host_build.python_flags(),
     ]
     generated = instantiate.generate(OUT / "gen", ["80"])

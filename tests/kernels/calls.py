@@ -70,8 +70,8 @@ def dense(
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (b, sq, h, d) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing."""
-    b, seqlen_q, heads, head_dim = q.shape
-    output = Output((b, seqlen_q, heads, head_dim), (b, heads, seqlen_q), q.dtype)
+    b, seqlen_q, heads, _ = q.shape
+    output = Output((b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q), q.dtype)
     call = _common(q, k, v, output.out, causal, window_size, softmax_scale)
     call |= {
         "lse": (output.lse.data_ptr(), *output.lse.stride()[:2]),
@@ -99,8 +99,8 @@ def varlen(
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, d) and lse (h, total_q); NaN wherever the kernel wrote nothing."""
-    total_q, heads, head_dim = q.shape
-    output = Output((total_q, heads, head_dim), (heads, total_q), q.dtype)
+    total_q, heads, _ = q.shape
+    output = Output((total_q, heads, v.shape[-1]), (heads, total_q), q.dtype)
     call = _common(q, k, v, output.out, causal, window_size, None)
     call |= {
         "lse": (output.lse.data_ptr(), 0, output.lse.stride(0)),
@@ -132,4 +132,5 @@ def _common(q, k, v, out, causal, window_size, softmax_scale) -> dict:
         "heads_q": q.shape[-2],
         "heads_kv": k.shape[-2],
         "head_dim": q.shape[-1],
+        "head_dim_v": v.shape[-1],
     }

@@ -52,14 +52,15 @@ flash::FwdParams params(py::dict const& call) {
   p.heads_q = number<int>(call, "heads_q");
   p.heads_kv = number<int>(call, "heads_kv");
   p.head_dim = number<int>(call, "head_dim");
+  p.head_dim_v = number<int>(call, "head_dim_v");
   return p;
 }
 
 void run(std::string const& name, py::dict const& call) {
-  flash::DeviceInfo const device{0, 80, 40 << 20, 166912};
+  flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
-      return variant.launch(params(call), device, nullptr);
+      return variant.launch.forward(params(call), {device, nullptr, variant.name});
     }
   }
   throw py::value_error("no variant " + name);

@@ -127,6 +127,8 @@ struct FlatIndex {
 };
 inline FlatIndex threadIdx;
 inline FlatIndex blockIdx;
+inline FlatIndex blockDim;
+inline FlatIndex gridDim;
 
 // Named in parts of CUTLASS's headers that the kernels do not use.
 int __dp4a(int, int, int);

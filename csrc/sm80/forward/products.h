@@ -1,8 +1,8 @@
 // The two matrix products: S = Q·Kᵀ and O += P·V.
 #pragma once
 
-#include "sm80/config.h"
-#include "sm80/row_block.h"
+#include "sm80/forward/config.h"
+#include "sm80/forward/row_block.h"
 
 namespace flash::sm80 {
 
@@ -17,7 +17,7 @@ __device__ auto scores(SharedStorage<Config>& smem, int thread) {
   clear(s);
 
   Tensor sQ = make_tensor(make_smem_ptr(smem.q.data()), typename Config::SmemLayoutQ{});
-  Tensor sK = make_tensor(make_smem_ptr(smem.k.data()), typename Config::SmemLayoutKV{});
+  Tensor sK = make_tensor(make_smem_ptr(smem.k.data()), typename Config::SmemLayoutK{});
   Tensor rQ = make_tensor<Element>(partition_shape_A(mma, Shape<Int<kM>, Int<kD>>{}));
   Tensor rK = make_tensor<Element>(partition_shape_B(mma, Shape<Int<kN>, Int<kD>>{}));
   auto copy_q = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
@@ -43,7 +43,7 @@ __device__ auto scores(SharedStorage<Config>& smem, int thread) {
 template <class Config, class OperandP, class Out>
 __device__ void add_values(SharedStorage<Config>& smem, int thread, OperandP const& p, Out& out) {
   using Element = typename Config::Element;
-  constexpr int kN = Config::kBlockN, kD = Config::kHeadDim;
+  constexpr int kN = Config::kBlockN, kD = Config::kHeadDimV;
   typename Config::TiledMma mma;
   Tensor sVt = make_tensor(make_smem_ptr(smem.v.data()), typename Config::SmemLayoutVt{});
   Tensor rV = make_tensor<Element>(partition_shape_B(mma, Shape<Int<kD>, Int<kN>>{}));

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm80/copy_tile.h"
-#include "sm80/row_block.h"
+#include "sm80/forward/row_block.h"
 
 namespace flash::sm80 {
 
@@ -14,17 +14,16 @@ struct KeyLoader {
   RowBlock<Config> const& block;
   FwdParams const& p;
   SharedStorage<Config>& smem;
-  TileThread<Config> thread;
 
   __device__ void load_k(int step) const {
     if (step < block.range.count()) {
-      load(block.k, p.k.row_stride, smem.k.data(), step);
+      load<Config::kHeadDim>(block.k, p.k.row_stride, smem.k.data(), step, p.head_dim);
     }
     cp_async_fence();
   }
 
   __device__ void load_v(int step) const {
-    load(block.v, p.v.row_stride, smem.v.data(), step);
+    load<Config::kHeadDimV>(block.v, p.v.row_stride, smem.v.data(), step, p.head_dim_v);
     cp_async_fence();
   }
 
@@ -35,12 +34,13 @@ struct KeyLoader {
   }
 
  private:
+  template <int kColumns>
   __device__ void load(typename Config::Element const* sequence, int64_t row_stride,
-                       typename Config::Element* target, int step) const {
+                       typename Config::Element* target, int step, int columns) const {
     int const first = block.range.block_at(step) * Config::kBlockN;
-    load_tile<Config, Config::kBlockN>(sequence + first * row_stride, row_stride, target,
-                                       typename Config::SmemLayoutKV{}, block.info.seqlen_k - first,
-                                       p.head_dim, thread);
+    load_tile<Config::kBlockN, kColumns, Config::kThreads>(
+        sequence + first * row_stride, row_stride, target, block.info.seqlen_k - first, columns,
+        threadIdx.x);
   }
 };
 

@@ -2,13 +2,14 @@
 // query rows against all the keys they see (FlashAttention-2, 2307.08691, algorithm 1).
 #pragma once
 
+#include "core/dynamic_smem.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
 #include "params/fwd_params.h"
+#include "sm80/forward/key_loader.h"
+#include "sm80/forward/products.h"
+#include "sm80/forward/row_block.h"
 #include "sm80/fragments.h"
-#include "sm80/key_loader.h"
-#include "sm80/products.h"
-#include "sm80/row_block.h"
 #include "sm80/score_hooks.h"
 
 namespace flash::sm80 {
@@ -18,7 +19,7 @@ template <class Config>
 struct Accumulators {
   static constexpr int kRows = 2 * Config::kBlockM / (16 * Config::kWarps);
   decltype(partition_fragment_C(typename Config::TiledMma{},
-                                Shape<Int<Config::kBlockM>, Int<Config::kHeadDim>>{})) out;
+                                Shape<Int<Config::kBlockM>, Int<Config::kHeadDimV>>{})) out;
   OnlineSoftmax<kRows> softmax;
 
   __device__ explicit Accumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
@@ -57,7 +58,7 @@ __device__ void attend(KeyLoader<Config> const& loader, int step, Accumulators<C
 
   Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
   RowBlock<Config> const& block = loader.block;
-  FragmentCoord<Config> const coord(thread);
+  FragmentCoord<Config::kWarps> const coord(thread);
   int const key_begin = block.range.block_at(step) * Config::kBlockN;
   if constexpr (Config::kScores == ScoreLevel::Full) {
     apply_score_mod(s, block.score_mod, block.row_begin, key_begin, coord);
@@ -85,7 +86,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   using Element = typename Config::Element;
   using Acc = Accumulators<Config>;
   int const thread = threadIdx.x;
-  FragmentCoord<Config> const coord(thread);
+  FragmentCoord<Config::kWarps> const coord(thread);
   float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
   float scale[Acc::kRows];
 #pragma unroll
@@ -99,15 +100,14 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   acc.rescale(scale);
 
   Tensor out = convert<Element>(acc.out);
-  Tensor sO = make_tensor(make_smem_ptr(smem.q.data()), typename Config::SmemLayoutQ{});
+  Tensor sO = make_tensor(make_smem_ptr(smem.out.data()), typename Config::SmemLayoutO{});
   typename Config::TiledMma mma;
   auto copy_o = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, mma);
   auto thread_o = copy_o.get_slice(thread);
   copy(copy_o, thread_o.retile_S(out), thread_o.partition_D(sO));
   __syncthreads();
-  store_tile<Config, Config::kBlockM>(block.out, p.out.row_stride, smem.q.data(),
-                                      typename Config::SmemLayoutQ{}, block.rows, p.head_dim,
-                                      TileThread<Config>(thread));
+  store_tile<Config::kBlockM, Config::kHeadDimV, Config::kThreads>(
+      block.out, p.out.row_stride, smem.out.data(), block.rows, p.head_dim_v, thread);
 }
 
 template <class Config>
@@ -117,10 +117,9 @@ __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& bl
   Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale : 1.f);
   int const steps = block.range.count(), masked_steps = block.range.masked_count();
   if (steps > 0) {
-    KeyLoader<Config> const loader{block, p, smem, TileThread<Config>(threadIdx.x)};
-    load_tile<Config, Config::kBlockM>(block.q, p.q.row_stride, smem.q.data(),
-                                       typename Config::SmemLayoutQ{}, block.rows, p.head_dim,
-                                       loader.thread);
+    KeyLoader<Config> const loader{block, p, smem};
+    load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(
+        block.q, p.q.row_stride, smem.q.data(), block.rows, p.head_dim, threadIdx.x);
     loader.load_k(0);
     int step = 0;
     for (; step < masked_steps; ++step) {
@@ -136,8 +135,7 @@ __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& bl
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     forward_kernel(__grid_constant__ FwdParams const p, __grid_constant__ TileGrid const grid) {
-  extern __shared__ __align__(128) char smem_bytes[];
-  auto& smem = *reinterpret_cast<SharedStorage<Config>*>(smem_bytes);
+  auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   auto& block = *reinterpret_cast<RowBlock<Config>*>(smem.block);
   if (threadIdx.x == 0) {
     WorkTile const tile = grid.tile(p.seqlens, blockIdx.x);

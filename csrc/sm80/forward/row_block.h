@@ -7,7 +7,7 @@
 #include "core/score_mod.h"
 #include "core/work_tile.h"
 #include "params/fwd_params.h"
-#include "sm80/config.h"
+#include "sm80/forward/config.h"
 
 namespace flash::sm80 {
 
@@ -58,10 +58,14 @@ struct RowBlock {
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
-  // Q, and after the last product O: each warp overwrites only the rows that it alone read.
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutQ>> q;
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutKV>> k;
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutKV>> v;
+  union {
+    // O takes Q's place after the last product: each warp overwrites only rows that it alone read,
+    // which are as far apart only if both tiles are equally wide.
+    alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutQ>> q;
+    alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutO>> out;
+  };
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutK>> k;
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutV>> v;
   // Here, read again at each use: kept in registers these two dozen words make the kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
 };

@@ -3,15 +3,16 @@
 #include "core/tile_grid.h"
 #include "host/variant.h"
 #include "params/fwd_params.h"
-#include "sm80/config.h"
+#include "sm80/forward/config.h"
 
 namespace flash::sm80 {
 
 // One thread block per row block, in an order that keeps K and V of neighbours in L2.
 template <class Config>
 TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device) {
-  int64_t const kv_bytes =
-      int64_t(params.seqlens.seqlen_k) * 2 * Config::kHeadDim * sizeof(typename Config::Element);
+  int64_t const kv_bytes = int64_t(params.seqlens.seqlen_k) *
+                           (Config::kHeadDim + Config::kHeadDimV) *
+                           sizeof(typename Config::Element);
   int64_t const columns = int64_t(params.heads_q) * params.seqlens.batch;
   // Half of L2: the rest is for Q, O and whatever else is on its way.
   TileOrder const order{

@@ -1,0 +1,45 @@
+// Starts a kernel: the only place that does. The tests put a header of the same name before this
+// one that runs the blocks on the host.
+#pragma once
+
+#include <array>
+#include <mutex>
+
+#include "core/tile_scheduler.h"
+#include "host/device.h"
+#include "host/error.h"
+#include "host/variant.h"
+
+namespace flash {
+
+struct LaunchShape {
+  int64_t blocks;
+  int threads;
+  int smem_bytes;
+};
+
+// More shared memory than 48 KiB has to be asked for: once per kernel and device, not per call.
+template <auto kKernel>
+void allow_shared_memory(LaunchContext const& launch, int bytes) {
+  static std::array<std::once_flag, kMaxDevices> allowed;
+  std::call_once(allowed[launch.device.index], [&] {
+    FLASH_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<void const*>(kKernel),
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                     launch.name);
+  });
+}
+
+template <auto kKernel, class... Args>
+void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&... args) {
+  if (shape.blocks == 0) {
+    return;
+  }
+  check(shape.blocks <= max_grid_blocks, shape.blocks, " thread blocks in one call, at most ",
+        max_grid_blocks, " are served");
+  allow_shared_memory<kKernel>(launch, shape.smem_bytes);
+  kKernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.smem_bytes, launch.stream>>>(
+      args...);
+  FLASH_CHECK_CUDA(cudaGetLastError(), launch.name);
+}
+
+}  // namespace flash

@@ -1,0 +1,31 @@
+// Types of one sm80 forward kernel: everything that follows from its row in the variant table.
+#pragma once
+
+#include "core/score_level.h"
+#include "sm80/tensor_core.h"
+
+namespace flash::sm80 {
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          ScoreLevel kScores_>
+struct ForwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr ScoreLevel kScores = kScores_;
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
+  static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
+
+  using TiledMma = StackedMma<Element, kWarps>;
+  using SmemLayoutQ = SmemTile<kBlockM, kHeadDim>;
+  using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;
+  using SmemLayoutV = SmemTile<kBlockN, kHeadDimV>;
+  using SmemLayoutVt = SmemTileTransposed<kBlockN, kHeadDimV>;
+  using SmemLayoutO = SmemTile<kBlockM, kHeadDimV>;
+};
+
+}  // namespace flash::sm80
