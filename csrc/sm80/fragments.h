@@ -36,26 +36,4 @@ __device__ auto convert(Tensor<Engine, Layout> const& from) {
   return to;
 }
 
-// Row and column, inside the tile, of element (r, c) of a thread's rows_and_columns view.
-template <int kWarps>
-struct FragmentCoord {
-  int row0;
-  int col0;
-
-  __device__ explicit FragmentCoord(int thread)
-      : row0(thread / 32 * 16 + thread % 32 / 4), col0(thread % 4 * 2) {}
-
-  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * kWarps; }
-  __device__ int col(int c) const { return col0 + c % 2 + c / 2 * 8; }
-};
-
-// The four lanes that share a row.
-struct QuadReduce {
-  template <class Op>
-  __device__ float operator()(float x, Op op) const {
-    x = op(x, __shfl_xor_sync(0xffffffffu, x, 2));
-    return op(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  }
-};
-
 }  // namespace flash::sm80

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
+#include "core/score_hooks.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
 #include "params/fwd_params.h"
@@ -10,7 +11,6 @@
 #include "sm80/forward/products.h"
 #include "sm80/forward/row_block.h"
 #include "sm80/fragments.h"
-#include "sm80/score_hooks.h"
 
 namespace flash::sm80 {
 

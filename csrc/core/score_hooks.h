@@ -1,23 +1,25 @@
 // What happens to a thread's scores on the way from Q·Kᵀ to P·V. Hooks never touch the main loop.
 #pragma once
 
+#include <cute/tensor.hpp>
+
 #include "core/dropout.h"
+#include "core/fragment_coord.h"
 #include "core/mask.h"
 #include "core/score_mod.h"
-#include "sm80/fragments.h"
 
-namespace flash::sm80 {
+namespace flash {
 
 // Keys outside a row's limits get -inf.
 template <int kWarps, class Scores>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, int key_begin,
                            FragmentCoord<kWarps> coord) {
 #pragma unroll
-  for (int r = 0; r < size<0>(s); ++r) {
+  for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(row_begin + coord.row(r));
     int const begin = keys.begin - key_begin, end = keys.end - key_begin;
 #pragma unroll
-    for (int c = 0; c < size<1>(s); ++c) {
+    for (int c = 0; c < cute::size<1>(s); ++c) {
       int const col = coord.col(c);
       if (col < begin || col >= end) {
         s(r, c) = -INFINITY;
@@ -33,9 +35,9 @@ __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, i
                                 FragmentCoord<kWarps> coord) {
   auto const for_each = [&](auto change) {
 #pragma unroll
-    for (int r = 0; r < size<0>(s); ++r) {
+    for (int r = 0; r < cute::size<0>(s); ++r) {
 #pragma unroll
-      for (int c = 0; c < size<1>(s); ++c) {
+      for (int c = 0; c < cute::size<1>(s); ++c) {
         s(r, c) = change(s(r, c), r, c);
       }
     }
@@ -57,9 +59,9 @@ template <int kWarps, class Probabilities>
 __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row_begin,
                               int key_begin, FragmentCoord<kWarps> coord) {
 #pragma unroll
-  for (int r = 0; r < size<0>(p); r += 2) {
+  for (int r = 0; r < cute::size<0>(p); r += 2) {
 #pragma unroll
-    for (int c = 0; c < size<1>(p); c += 4) {
+    for (int c = 0; c < cute::size<1>(p); c += 4) {
       int const row = row_begin + coord.row(r), key = key_begin + coord.col(c);
       uint32_t const keep = mask.keep_bits(dropout_group(row, key));
 #pragma unroll
@@ -73,4 +75,4 @@ __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash

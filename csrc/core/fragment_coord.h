@@ -1,0 +1,31 @@
+// Where the numbers of a tensor-core accumulator sit in their tile. mma.m16n8k16 and wgmma agree: a
+// warp holds 16 rows; a lane has, in rows lane / 4 and lane / 4 + 8, two neighbouring columns of
+// every eight.
+#pragma once
+
+namespace flash {
+
+// Row and column, inside the tile, of element (r, c) of a thread's accumulator seen as (rows,
+// columns); kWarps warps are stacked along the rows.
+template <int kWarps>
+struct FragmentCoord {
+  int row0;
+  int col0;
+
+  __device__ explicit FragmentCoord(int thread)
+      : row0(thread / 32 * 16 + thread % 32 / 4), col0(thread % 4 * 2) {}
+
+  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * kWarps; }
+  __device__ int col(int c) const { return col0 + c % 2 + c / 2 * 8; }
+};
+
+// The four lanes that share a row.
+struct QuadReduce {
+  template <class Op>
+  __device__ float operator()(float x, Op op) const {
+    x = op(x, __shfl_xor_sync(0xffffffffu, x, 2));
+    return op(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  }
+};
+
+}  // namespace flash
