@@ -37,6 +37,13 @@ void ldmatrix(void const* row, uint32_t* const (&out)[4]) {
   using Row = uint16_t const*;
   exchange({static_cast<Row>(row)}, [&](auto of) {
     for (int m = 0; m < 4; ++m) {
+      if (lane() == 0) {
+        uintptr_t rows[8];
+        for (int i = 0; i < 8; ++i) {
+          rows[i] = reinterpret_cast<uintptr_t>(*of(8 * m + i));
+        }
+        count_pass(kTransposed ? "ldmatrix.trans" : "ldmatrix", rows);
+      }
       uint16_t pair[2];
       for (int e = 0; e < 2; ++e) {
         int const major = lane() / 4, minor = lane() % 4 * 2 + e;
@@ -99,6 +106,7 @@ struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
   static void copy(TS const& source, TD& target, bool exists) {
     std::memset(&target, 0xff, sizeof(TD));
     simt::thread().copies.push_back({&target, exists ? &source : nullptr, sizeof(TD)});
+    simt::thread().copy_targets.push_back(reinterpret_cast<uintptr_t>(&target));
   }
 };
 

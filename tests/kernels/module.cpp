@@ -5,6 +5,7 @@
 #include <array>
 #include <string>
 
+#include "banks.h"
 #include "host/variant.h"
 
 namespace py = pybind11;
@@ -68,4 +69,17 @@ void run(std::string const& name, py::dict const& call) {
 
 }  // namespace
 
-PYBIND11_MODULE(flash_kernels, m) { m.def("run", &run, py::arg("name"), py::arg("call")); }
+// {instruction: (passes of eight lanes, conflicts)} since it was asked last
+py::dict bank_counts() {
+  py::dict counts;
+  for (auto const& [kind, c] : simt::bank_counts) {
+    counts[kind.c_str()] = py::make_tuple(c.passes, c.conflicts);
+  }
+  simt::bank_counts.clear();
+  return counts;
+}
+
+PYBIND11_MODULE(flash_kernels, m) {
+  m.def("run", &run, py::arg("name"), py::arg("call"));
+  m.def("bank_counts", &bank_counts);
+}

@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "banks.h"
+
 #undef __device__
 #undef __global__
 #undef __shared__
@@ -51,6 +53,7 @@ struct Thread {
   bool started = false;
   bool done = false;
   std::vector<PendingCopy> copies;
+  std::vector<uintptr_t> copy_targets;  // of all its copies, for the bank counts
 };
 
 // What the lanes of a warp show each other in collective instructions. Two buffers: a lane that is
@@ -208,6 +211,13 @@ inline void Block::run(std::function<void()> const& body, bool reversed) {
     if (!t.copies.empty()) {
       throw std::logic_error("a thread ends before its asynchronous copies do");
     }
+  }
+  for (size_t warp = 0; warp < warps.size(); ++warp) {
+    std::vector<uintptr_t> const* lanes[kWarp];
+    for (int lane = 0; lane < kWarp; ++lane) {
+      lanes[lane] = &threads[warp * kWarp + lane].copy_targets;
+    }
+    count_lanes("cp.async", lanes);
   }
 }
 

@@ -144,3 +144,15 @@ def test_dropout_bits_are_the_contracts(kernels, row):
     out, _ = calls.dense(kernels, row.name, q, k, v, dropout_p=p, rng_state=rng_state("cpu"))
     kept = out.transpose(1, 2) != 0  # (b, h, sq, sk)
     assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, heads, 77, n, p))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_shared_memory_banks(kernels, row):
+    """No two lanes of an access want different words of one bank."""
+    kernels.bank_counts()
+    check(
+        kernels, row, Case(dtype=DTYPES[row.dtype], b=1, sq=130, sk=260, h=1, hk=1, d=row.head_dim)
+    )
+    counts = kernels.bank_counts()
+    assert {"cp.async", "ldmatrix", "ldmatrix.trans"} <= counts.keys()
+    assert all(conflicts == 0 for _, conflicts in counts.values()), counts
