@@ -92,11 +92,15 @@ def _cpu_varlen_forward(*args, deterministic: bool = False, **kwargs):
     return cpu.varlen_forward(*args, **kwargs)
 
 
-_library.impl("_flash_attn_forward", _cpu_forward, "CPU")
-_library.impl("_flash_attn_varlen_forward", _cpu_varlen_forward, "CPU")
-_library.impl("_flash_attn_backward", cpu.backward, "CPU")
-_library.impl("_flash_attn_varlen_backward", cpu.varlen_backward, "CPU")
-_library.impl("_flash_attn_with_kvcache", cpu.with_kvcache, "CPU")
+CPU = {
+    "_flash_attn_forward": _cpu_forward,
+    "_flash_attn_varlen_forward": _cpu_varlen_forward,
+    "_flash_attn_backward": cpu.backward,
+    "_flash_attn_varlen_backward": cpu.varlen_backward,
+    "_flash_attn_with_kvcache": cpu.with_kvcache,
+}
+for _name, _kernel in CPU.items():
+    _library.impl(_name, _kernel, "CPU")
 
 
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------

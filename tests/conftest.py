@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.kernels import library as host_kernels
+
 # Everything a test may name in `needs(...)`.
 FEATURES = frozenset(
     {
@@ -56,6 +58,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(
     params=[
         "cpu",
+        "host-kernels",
         pytest.param(
             "cuda",
             marks=[
@@ -65,8 +68,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         ),
     ]
 )
-def device(request) -> str:
-    return request.param
+def device(request, monkeypatch) -> Iterator[str]:
+    """Of the tensors of a test, which runs with the CPU backend, with the GPU's kernels compiled
+    for the host (tests/kernels), and on a GPU."""
+    if request.param != "host-kernels":
+        yield request.param
+        return
+    if request.node.get_closest_marker("many_blocks"):
+        pytest.skip("too many thread blocks for the host")
+    with host_kernels.serving(monkeypatch):
+        yield "cpu"
 
 
 @pytest.fixture
@@ -78,14 +89,14 @@ def cuda(device) -> str:
 
 
 @pytest.fixture
-def needs(device):
+def needs(device, request):
     """`with needs("softcap", "backward"): ...` around the calls that need these features."""
 
     @contextmanager
     def block(*features: str) -> Iterator[None]:
         unknown = set(features) - FEATURES
         assert not unknown, f"not a feature: {sorted(unknown)}"
-        if device == "cpu":
+        if request.node.callspec.params["device"] == "cpu":
             yield
             return
         rejected, missing = CUDA_REJECTS & set(features), CUDA_MISSING & set(features)

@@ -380,6 +380,7 @@ def test_accumulation_is_float32(device):
     assert_lse("lse", lse, torch.full_like(lse, float(torch.tensor(2048.0).log())))
 
 
+@pytest.mark.many_blocks
 @pytest.mark.parametrize("last", [{"b": 1500, "h": 2, "hk": 1}, {"b": 1, "h": 3000, "hk": 1000}])
 def test_many_batches_or_heads(last, device):
     case = Case(sq=3, sk=5, d=16, causal=True, layout="contiguous", **last)
@@ -390,6 +391,7 @@ def test_many_batches_or_heads(last, device):
     assert_accurate("out", out, ref, std)
 
 
+@pytest.mark.many_blocks
 def test_many_packed_sequences(device):
     x = pack(Case(h=2, hk=1, d=16), ([1, 3] * 400, [2, 0] * 400), device)
     out = flash_attn_varlen_func(x.q, x.k, x.v, **x.lengths)

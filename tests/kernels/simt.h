@@ -49,7 +49,6 @@ struct PendingCopy {
 struct Thread {
   ucontext_t start;
   jmp_buf here;  // where it goes on; swapcontext would do, but for a system call at each switch
-  std::unique_ptr<char[]> stack;
   bool started = false;
   bool done = false;
   std::vector<PendingCopy> copies;
@@ -188,12 +187,17 @@ inline bool Block::run_warp(int warp) {
 
 inline void Block::run(std::function<void()> const& body, bool reversed) {
   constexpr int kStackBytes = 256 * 1024;
+  // Kept from block to block: new memory costs more than a small block does.
+  static std::vector<std::unique_ptr<char[]>> stacks;
+  while (stacks.size() < threads.size()) {
+    stacks.push_back(std::make_unique_for_overwrite<char[]>(kStackBytes));
+  }
   block = this;
   fiber_body = &body;
-  for (Thread& t : threads) {
-    t.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+  for (size_t i = 0; i < threads.size(); ++i) {
+    Thread& t = threads[i];
     getcontext(&t.start);
-    t.start.uc_stack = {t.stack.get(), 0, kStackBytes};
+    t.start.uc_stack = {stacks[i].get(), 0, kStackBytes};
     t.start.uc_link = nullptr;
     makecontext(&t.start, fiber_main, 0);
   }

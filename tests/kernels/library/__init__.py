@@ -1,0 +1,75 @@
+"""The library's CUDA operations, csrc/api to kernels, serving tensors in the host's memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attn import _calls, _ops
+from tests import host_build
+from tests.kernels import build
+
+NAMESPACE = "flash_attn_host"
+HALF = (torch.float16, torch.bfloat16)
+
+_library: torch.library.Library | None = None
+_active = False
+
+
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until it ends, calls with CPU tensors run the kernels instead of flash_attn.cpu.
+
+    What the kernels would never be given (float32, say) skips the test.
+    """
+    global _active
+    _load()
+    # Kernels move 16 bytes at a time, wherever they run.
+    monkeypatch.setattr(_calls, "_has_to_pad", _not_in_chunks)
+    _active = True
+    try:
+        yield
+    finally:
+        _active = False
+
+
+def _not_in_chunks(q: Tensor, v: Tensor) -> bool:
+    return q.dtype in HALF and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+
+
+def _load() -> None:
+    global _library
+    if _library is not None:
+        return
+    library = torch.library.Library(NAMESPACE, "DEF")
+    for name, schema in _ops.SCHEMAS.items():
+        library.define(name + schema)
+    try:
+        build.load()
+    except host_build.Unavailable as reason:
+        pytest.skip(f"the kernels cannot be compiled here: {reason}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for name, serve in _ops.CPU.items():
+            _ops._library.impl(name, _chosen(name, serve), "CPU", allow_override=True)
+    _library = library
+
+
+def _chosen(name: str, otherwise: Callable) -> Callable:
+    kernel = getattr(getattr(torch.ops, NAMESPACE), name)
+
+    def call(*args, **kwargs):
+        if not _active:
+            return otherwise(*args, **kwargs)
+        if args[0].dtype not in HALF:
+            pytest.skip(f"kernels do not take {args[0].dtype}")
+        if any(isinstance(x, Tensor) and x.dim() > 2 and x.shape[-1] % 8 for x in args[:3]):
+            pytest.skip("kernels take head dims that are multiples of 8")
+        return kernel(*args, **kwargs)
+
+    return call
