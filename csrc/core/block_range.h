@@ -18,6 +18,8 @@ struct BlockRange {
   int right;
   int end;
 
+  static constexpr int kNone = -1;  // no block
+
   FLASH_HD int count() const { return end - begin; }
   FLASH_HD int masked_count() const { return (end - right) + (left - begin); }
 
@@ -28,6 +30,17 @@ struct BlockRange {
     }
     int const after_left = after_right - (left - begin);
     return after_left < 0 ? left - 1 - after_right : right - 1 - after_left;
+  }
+
+  FLASH_HD bool masked(int block) const { return block < left || block >= right; }
+
+  // The block of the next step, or kNone. From the block and not from the step's number, because
+  // nearly every block is of the interior, where the first line is all that runs.
+  FLASH_HD int after(int block) const {
+    if (!masked(block)) return block > left ? block - 1 : kNone;
+    if (block > right || (block < left && block > begin)) return block - 1;
+    if (block == right && left > begin) return left - 1;
+    return right > left ? right - 1 : kNone;
   }
 };
 

@@ -13,7 +13,11 @@ void bind_block_range(py::module_& m) {
       .def_readonly("end", &BlockRange::end)
       .def("count", &BlockRange::count)
       .def("masked_count", &BlockRange::masked_count)
-      .def("block_at", &BlockRange::block_at, py::arg("step"));
+      .def("block_at", &BlockRange::block_at, py::arg("step"))
+      .def("masked", &BlockRange::masked, py::arg("block"))
+      .def("after", &BlockRange::after, py::arg("block"));
+
+  m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
   py::class_<SequenceMask>(m, "SequenceMask")
       .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {

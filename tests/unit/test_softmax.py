@@ -104,3 +104,15 @@ def test_nan_reaches_both_results(core, sink):
         out, lse = attend(core, [[scores, [0.0] * COLS]], 1.0, sink)[0]
         assert math.isnan(out)
         assert math.isnan(lse)
+
+
+def test_the_maximum_moves_only_when_it_has_to(core):
+    """Exponents of up to 8 are as good as those of up to 0, and spare the output a rescaling."""
+    softmax = core.OnlineSoftmax(1.0)
+    factors, powers = [], []
+    for score in (3.0, 10.5, 11.5, 11.0):
+        p, factor = softmax.step([[score] * COLS, [3.0] * COLS])
+        powers.append(p[0][0])
+        factors.append(list(factor))
+    assert factors == [[0, 0], [1, 1], [pytest.approx(2**-8.5), 1], [1, 1]]
+    assert powers == pytest.approx([1, 2**7.5, 1, 2**-0.5])
