@@ -77,7 +77,8 @@ def build() -> Path:
     ]
     generated = instantiate.generate(OUT / "gen", ["80"])
     headers = [*host_build.CSRC.rglob("*.h"), *HERE.rglob("*.h")]
-    flags = dict.fromkeys([*generated, HERE / "module.cpp"], kernels)
+    kernel_files = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp"]
+    flags = dict.fromkeys(kernel_files, kernels)
     flags |= dict.fromkeys([*HOST_SIDE, *HERE.glob("library/*.cpp")], library)
 
     def make(target: Path) -> None:

@@ -146,6 +146,16 @@ inline float __shfl_xor_sync(unsigned, float value, int lane_mask) {
   return result;
 }
 
+inline int __any_sync(unsigned, bool predicate) {
+  int any = 0;
+  simt::exchange({predicate}, [&](auto of) {
+    for (int lane = 0; lane < simt::kWarp; ++lane) {
+      any |= *of(lane);
+    }
+  });
+  return any;
+}
+
 namespace simt {
 
 inline std::function<void()> const* fiber_body = nullptr;
