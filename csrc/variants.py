@@ -5,14 +5,16 @@ what `flash_attn.explain` prints. A head dimension, a dtype or a tile is added b
 nothing else lists them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Variant:
     """One compiled kernel.
 
-    direction: "fwd"; arch: family ("sm80"); dtype: "bf16" or "fp16".
+    direction: "fwd"; "paged", a forward of keys in pages; "decode", few query rows against a cache;
+        "append", new keys to a cache.
+    arch: family ("sm80"); dtype: "bf16" or "fp16".
     head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
     stages: buffers for K and for V in shared memory.
@@ -59,7 +61,7 @@ def _both_levels(**columns) -> list[Variant]:
 # has the figures of the tiles that were not taken.
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1)
 
-VARIANTS: list[Variant] = [
+_SM80_FORWARDS = [
     *_both_levels(**_SM80_FORWARD, head_dim=32, head_dim_v=32, block_n=128,
                   why="a seventh fewer instructions a key than with 64 keys; not measured"),
     *_both_levels(**_SM80_FORWARD, head_dim=64, head_dim_v=64, block_n=128,
@@ -77,3 +79,40 @@ VARIANTS: list[Variant] = [
     *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, head_dim_v=256, block_n=64,
                   tile_in_name=True, why="what fits where a block gets no more than 99 KiB"),
 ]  # fmt: skip
+
+# A look-up in the plain kernels' loads, as a run-time flag, took their spills from 356 to 660 bytes
+# (d 64) and from 244 to 300 (d 128).
+_SM80_PAGED = [
+    replace(row, direction="paged", allow_spills=800, why="as the forward's: " + row.why)
+    for row in _SM80_FORWARDS
+    if row.head_dim == row.head_dim_v and row.head_dim in (64, 128, 256)
+]
+
+
+def _sm80_decode(scores: str) -> list[Variant]:
+    """block_n is what one warp takes at a step. All rows have 64 KiB of keys on their way."""
+    rows = dict(direction="decode", arch="sm80", block_m=16, stages=2, scores=scores)
+    return [
+        *_rows(**rows, head_dim=64, head_dim_v=64, block_n=32, warps=4,
+               why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
+        *_rows(**rows, head_dim=128, head_dim_v=128, block_n=16, warps=4,
+               why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
+        # Q and O are 192 registers; 9 words of 622 instructions a step go to local memory.
+        *_rows(**rows, head_dim=256, head_dim_v=256, block_n=16, warps=2, allow_spills=100,
+               why="with 4 warps one block would fill an SM, and none of sm_86's"),
+    ]  # fmt: skip
+
+
+# Rows of a thread block, a warp each, of any head dim up to 256.
+_SM80_APPEND = _rows(
+    direction="append", arch="sm80", head_dim=256, head_dim_v=256, block_m=4, block_n=1, warps=4,
+    stages=1, scores="plain", why="16 bytes a lane; a step of generation has few rows",
+)  # fmt: skip
+
+VARIANTS: list[Variant] = [
+    *_SM80_FORWARDS,
+    *_SM80_PAGED,
+    *_sm80_decode("plain"),
+    *_sm80_decode("full"),
+    *_SM80_APPEND,
+]

@@ -24,7 +24,8 @@ class Explanation:
     operation: the op that would be called. call: the problem in one line. backend: "cpu", "cuda"
     or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
     variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
-    splits: parts of the keys that are worked on at once. rejected: (name, why not) of the others.
+    splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
+    follows from the lengths, on the GPU. rejected: (name, why not) of the others.
     """
 
     operation: str
@@ -47,7 +48,8 @@ class Explanation:
         if self.tile is not None:
             rows.append(("tile", f"{self.tile[0]} rows x {self.tile[1]} keys"))
         if self.backend == "cuda":
-            rows.append(("splits", str(self.splits)))
+            up_to = "up to " if self.splits > 1 else ""
+            rows.append(("splits", f"{up_to}{self.splits}"))
         rows.append(("why", self.why))
         rows += [("not" if i == 0 else "", f"{n}: {w}") for i, (n, w) in enumerate(self.rejected)]
         return "\n".join(f"{name:<10} {value}" for name, value in rows)
@@ -64,6 +66,8 @@ class _Problem:
     causal: bool
     window_size: tuple[int, int]
     extras: tuple[str, ...]  # the names of the options that are in use
+    capacity: int  # keys that a sequence can have
+    num_splits: int | None  # of a call with a cache
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v
@@ -128,10 +132,13 @@ def explain(
         "paged": block_table is not None,
         "scale <= 0": softmax_scale is not None and softmax_scale <= 0,
     }
+    cached = kvcache or cache_seqlens is not None
     problem = _Problem(
-        operation=_check(q, k, v, cu_seqlens_q, block_table, kvcache or cache_seqlens is not None),
+        operation=_check(q, k, v, cu_seqlens_q, block_table, cached),
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
         extras=tuple(name for name, used in in_use.items() if used),
+        capacity=k.shape[1] * (1 if block_table is None else block_table.shape[1]),
+        num_splits=num_splits if cached else None,
     )  # fmt: skip
     return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
 
@@ -200,8 +207,8 @@ def _on_gpu(problem: _Problem) -> Explanation:
         return none(reason)
     if not backend.has_kernel(problem.operation):
         return none(f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}")
-    if "paged" in problem.extras:
-        return none(f"paged has no CUDA kernel yet; {backend.describe_variants()}")
+    if {"paged", "attn_probs"} <= set(problem.extras):
+        return none(f"attn_probs of pages have no CUDA kernel; {backend.describe_variants()}")
     return _ask_library(problem, none)
 
 
@@ -210,11 +217,13 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     major, minor = torch.cuda.get_device_capability(problem.q.device)
     full_scores = bool(set(problem.extras) - {"paged", "attn_probs"})
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
-    answer = json.loads(
-        backend.library.explain_forward(
-            major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
-        )
-    )
+    request = (
+        major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
+    )  # fmt: skip
+    answer = _ask_about_decode(problem, request) if problem.num_splits is not None else None
+    if answer is None:
+        paged = (True,) if "paged" in problem.extras else ()
+        answer = json.loads(backend.library.explain_forward(*request, *paged))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:
@@ -227,6 +236,17 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], variant["block_n"]), answer["splits"], tuple(rejected), variant,
     )  # fmt: skip
+
+
+def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
+    """The selection for a call with a cache; None if it has too many rows for a decode kernel."""
+    device = torch.cuda.get_device_properties(problem.q.device)
+    batch, seqlen_q, heads, _ = problem.q.shape
+    answer = backend.library.explain_decode(
+        *request, device.multi_processor_count, batch, seqlen_q, problem.capacity, heads,
+        problem.k.shape[2], problem.num_splits,
+    )  # fmt: skip
+    return None if answer is None else json.loads(answer)
 
 
 def trace(q: Tensor, k: Tensor, v: Tensor, **options) -> None:

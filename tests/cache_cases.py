@@ -48,8 +48,6 @@ class CacheCase:
             "softcap": self.softcap > 0,
             "alibi": self.alibi is not None,
             "sinks": self.sinks,
-            "head_dim_v": self.dv is not None,
-            "head_dim_256": self.d > 128,
             "fp32": self.dtype == FP32,
         }
         return {name for name, wanted in named.items() if wanted}

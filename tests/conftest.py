@@ -40,8 +40,6 @@ FEATURES = frozenset(
 CUDA_MISSING = frozenset(
     {
         "backward",
-        "kvcache",
-        "paged",
     }
 )
 

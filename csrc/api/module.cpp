@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "host/decode_plan.h"
 #include "host/error.h"
 #include "host/select.h"
 
@@ -35,23 +36,54 @@ PyObject* compiled_variants(PyObject*, PyObject*) {
   return string("[" + json + "]");
 }
 
-PyObject* explain_forward(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
-  char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiip", &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
-    return nullptr;
-  }
-  // Shared memory a block can have: what all GPUs of the family with the least of it offer.
-  int const smem_per_block = sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
-  Selection const selection =
-      explain({"fwd", dtype, head_dim, head_dim_v, full_scores != 0, sm, smem_per_block});
+// Shared memory a block can have: what all GPUs of the family with the least of it offer.
+int smem_per_block(int sm) {
+  return sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
+}
+
+PyObject* selection_json(Selection const& selection, int splits) {
   std::string rejected;
   for (Rejection const& r : selection.rejected) {
     rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,
                        "\", \"why\": \"", r.why, "\"}");
   }
   return string(concat("{\"variant\": ", selection.variant ? row_json(*selection.variant) : "null",
-                       ", \"splits\": 1, \"rejected\": [", rejected, "]}"));
+                       ", \"splits\": ", splits, ", \"rejected\": [", rejected, "]}"));
+}
+
+PyObject* explain_forward(PyObject*, PyObject* args) {
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, paged = 0;
+  char const* dtype = nullptr;
+  if (!PyArg_ParseTuple(args, "isiip|p", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+                        &paged)) {
+    return nullptr;
+  }
+  return selection_json(explain({paged ? "paged" : "fwd", dtype, head_dim, head_dim_v,
+                                 full_scores != 0, sm, smem_per_block(sm)}),
+                        1);
+}
+
+PyObject* explain_decode(PyObject*, PyObject* args) {
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0;
+  DeviceInfo device{};
+  FwdParams p{};
+  char const* dtype = nullptr;
+  if (!PyArg_ParseTuple(args, "isiipiiiiiii", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+                        &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
+                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits)) {
+    return nullptr;
+  }
+  if (!is_decode(p.seqlens.seqlen_q, p.heads_q, p.heads_kv)) {
+    Py_RETURN_NONE;
+  }
+  device.smem_per_block = smem_per_block(sm);
+  Selection const selection =
+      explain({"decode", dtype, head_dim, head_dim_v, full_scores != 0, sm, device.smem_per_block});
+  bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0;
+  int const splits = selection.variant && any
+                         ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
+                         : 1;
+  return selection_json(selection, splits);
 }
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
@@ -59,7 +91,13 @@ PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VER
 PyMethodDef methods[] = {
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON: the variant and why not the others."},
+     "(sm, dtype, head_dim, head_dim_v, full_scores, paged=False) -> JSON: the variant and why not "
+     "the others."},
+    {"explain_decode", explain_decode, METH_VARARGS,
+     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
+     "heads_kv, num_splits) -> JSON as of explain_forward, with the most splits of a sequence; "
+     "None "
+     "for a call with so many query rows that the forward kernel serves it."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -1,40 +1,54 @@
-// A paged KV cache: keys of one sequence lie in pages [num_pages, page_size, heads_kv, d] that its
-// row of the block table lists.
+// Where the keys of one sequence lie: in pages [count, page_size, heads_kv, d] that its row of the
+// block table lists, or in one run of rows, which is a single page as far as addresses go.
 #pragma once
 
 #include <cstdint>
 
-#include "core/fast_div.h"
+#include "core/block_info.h"
 #include "params/common.h"
+#include "params/fast_div.h"
+#include "params/pages.h"
 
 namespace flash {
 
+// page * batch_stride + row * row_stride is the offset of a key in K and in V.
 struct PageSlot {
-  int index;  // entry of the sequence's row of the block table
-  int row;    // inside the page
+  int page;
+  int row;
+
+  static constexpr int kNoPage = -1;
 };
 
-// Any page size: nothing here asks for a power of two, or for a multiple of the key block.
-FLASH_HD PageSlot page_slot(FastDiv const& page_size, int key) {
-  int const index = page_size.quotient(key);
-  return {index, page_size.remainder(key, index)};
-}
-
-struct PagedKeys {
-  int const* block_table;  // this sequence's row, [max_pages]
+struct KeyPages {
+  int const* table;  // this sequence's row of the block table; null: all keys are in page `only`
+  int entries;
+  int count;  // pages that exist
+  int only;
   FastDiv page_size;
-  int64_t page_stride;  // elements
-  int64_t row_stride;
+
+  FLASH_HD KeyPages(Pages const& pages, BlockInfo const& info, int sequence)
+      : table(pages.table ? pages.table + sequence * pages.table_stride : nullptr),
+        entries(pages.per_sequence),
+        count(pages.table ? pages.count : info.batch_k + 1),
+        only(info.batch_k),
+        page_size(pages.page_size) {}
+
+  // Any page size: nothing here asks for a power of two, or for a multiple of the key block. The
+  // page may be one that does not exist, which `exists` finds out where the page is needed: by then
+  // the table's entry has arrived.
+  FLASH_HD PageSlot slot(int position) const {
+    if (!table) {
+      return {only, position};
+    }
+    int const entry = page_size.quotient(position);
+    return {page(entry), page_size.remainder(position, entry)};
+  }
+
+  // A table that is shorter than the sequence lists no more pages.
+  FLASH_HD int page(int entry) const { return entry < entries ? table[entry] : PageSlot::kNoPage; }
 
   // An entry of -1 has no page: padding of a captured graph, neither read nor written.
-  static constexpr int64_t no_page = -1;
-
-  // Element offset of a key, key < max_pages * page_size, from the start of the cache, or no_page.
-  FLASH_HD int64_t offset(int key) const {
-    PageSlot const slot = page_slot(page_size, key);
-    int const page = block_table[slot.index];
-    return page < 0 ? no_page : page * page_stride + slot.row * row_stride;
-  }
+  FLASH_HD bool exists(PageSlot slot) const { return uint32_t(slot.page) < uint32_t(count); }
 };
 
 }  // namespace flash

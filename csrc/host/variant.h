@@ -5,6 +5,8 @@
 
 #include <span>
 
+#include "params/append_params.h"
+#include "params/decode_params.h"
 #include "params/fwd_params.h"
 
 namespace flash {
@@ -28,6 +30,9 @@ struct LaunchContext {
 // How to launch a row: the one of its direction, the others are null.
 struct Launch {
   void (*forward)(FwdParams const&, LaunchContext const&);
+  void (*paged)(FwdParams const&, LaunchContext const&);  // a forward of keys in pages
+  void (*decode)(DecodeParams const&, LaunchContext const&);
+  void (*append)(AppendParams const&, LaunchContext const&);
 };
 
 struct Variant {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "params/mask.h"
+#include "params/pages.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
 #include "params/tensor_view.h"
@@ -14,6 +15,7 @@ struct FwdParams {
   TensorView<const void> v;  // [b, sk, hk, dv]
   TensorView<void> out;      // [b, sq, h, dv]
   RowView lse;               // [b, h, sq], natural log
+  Pages pages;               // of k and v, if they are [pages, page_size, hk, d]
   Seqlens seqlens;
   Mask mask;
   Scores scores;

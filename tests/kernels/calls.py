@@ -107,10 +107,11 @@ def varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     *,
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
+    block_table: Tensor | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     s_dmask: Tensor | None = None,
@@ -127,15 +128,17 @@ def varlen(
         "lse": (output.lse.data_ptr(), 0, output.lse.stride(0)),
         "batch": len(cu_seqlens_q) - 1,
         "seqlen_q": int(cu_seqlens_q.diff().max()),
-        "seqlen_k": int(cu_seqlens_k.diff().max()),
         "total_q": total_q,
         "cu_q": cu_seqlens_q.data_ptr(),
-        "cu_k": cu_seqlens_k.data_ptr(),
     }
+    if cu_seqlens_k is not None:  # else seqused_k says it, of keys in pages
+        call |= {"seqlen_k": int(cu_seqlens_k.diff().max()), "cu_k": cu_seqlens_k.data_ptr()}
     if seqused_k is not None:
         call["used_k"] = seqused_k.data_ptr()
     if leftpad_k is not None:
         call["leftpad_k"] = leftpad_k.data_ptr()
+    if block_table is not None:
+        call |= pages(k, block_table)
     return _run(kernels, variant, scores(call, **full), output, s_dmask)
 
 
@@ -145,6 +148,106 @@ def _run(kernels, variant: str, call: dict, output: Output, s_dmask: Tensor | No
         name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[s_dmask.dtype]
         kernels.probabilities(name, call | {"s_dmask": s_dmask.data_ptr()})
     return output.results()
+
+
+def cached(
+    kernels: ModuleType,
+    variant: str,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | None = None,
+    new: int = 0,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    **full,
+) -> tuple[Tensor, Tensor]:
+    """out (b, sq, h, dv) and lse (b, h, sq) against a cache to which `new` keys were appended.
+
+    num_splits None: by the forward kernel, else by the decode kernel.
+    """
+    b, seqlen_q, heads, _ = q.shape
+    output = Output((b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q), q.dtype)
+    call = _common(q, k_cache, v_cache, output.out, causal, window_size, softmax_scale)
+    call |= {"lse": (output.lse.data_ptr(), *output.lse.stride()[:2]), "seqlen_q": seqlen_q}
+    call |= cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+    call["new_k"] = new
+    scores(call, **full)
+    if num_splits is None:
+        kernels.run(variant, call)
+    else:
+        kernels.run_decode(variant, call | {"num_splits": num_splits})
+    return output.results()
+
+
+def append(
+    kernels: ModuleType,
+    variant: str,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cache_seqlens: Tensor,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    interleaved: bool = True,
+    local: bool = True,
+    cache_batch_idx: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """Writes k and v into the cache; returns q as the attention needs it."""
+    turned = poisoned(torch.full(q.shape, NAN, dtype=q.dtype))
+    call = _common(q, k_cache, v_cache, turned, False, (-1, -1), None)
+    call |= cache(k_cache, q.shape[0], cache_seqlens, cache_batch_idx, None, block_table)
+    call |= {"q_turned": view(turned), "k_new": view(k), "v_new": view(v), "lse": (0, 0, 0)}
+    call |= {"new_k": k.shape[1], "seqlen_q": q.shape[1]}
+    if rotary_cos is not None:
+        call |= {
+            "cos": rotary_cos.data_ptr(),
+            "sin": rotary_sin.data_ptr(),
+            "cos_stride": rotary_cos.stride(0),
+            "sin_stride": rotary_sin.stride(0),
+            "positions": rotary_cos.shape[0],
+            "rotary_dim": 2 * rotary_cos.shape[1],
+            "interleaved": interleaved,
+            "advance_q": local,
+        }
+    kernels.run_append(variant, call)
+    if rotary_cos is None:
+        assert turned._base.isnan().all()
+        return q
+    result = turned.clone()
+    assert turned.fill_(NAN)._base.isnan().all()
+    return result
+
+
+def cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table) -> dict:
+    """Where the keys of each of b sequences are."""
+    call = {"batch": b, "seqlen_k": k_cache.shape[1]}
+    named = {"used_k": cache_seqlens, "leftpad_k": cache_leftpad, "batch_k": cache_batch_idx}
+    call |= {name: x.data_ptr() for name, x in named.items() if x is not None}
+    if cache_batch_idx is not None:
+        call["batches_k"] = k_cache.shape[0]
+    return call | (pages(k_cache, block_table) if block_table is not None else {})
+
+
+def pages(k_cache: Tensor, block_table: Tensor) -> dict:
+    return {
+        "seqlen_k": block_table.shape[1] * k_cache.shape[1],
+        "block_table": block_table.data_ptr(),
+        "table_stride": block_table.stride(0),
+        "per_sequence": block_table.shape[1],
+        "page_size": k_cache.shape[1],
+        "pages": k_cache.shape[0],
+    }
 
 
 def _common(q, k, v, out, causal, window_size, softmax_scale) -> dict:

@@ -105,25 +105,32 @@ template <class TS, class TD = TS>
 struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
   static void copy(TS const& source, TD& target, bool exists) {
     std::memset(&target, 0xff, sizeof(TD));
-    simt::thread().copies.push_back({&target, exists ? &source : nullptr, sizeof(TD)});
-    simt::thread().copy_targets.push_back(reinterpret_cast<uintptr_t>(&target));
+    simt::Thread& t = simt::thread();
+    t.copies.push_back({&target, exists ? &source : nullptr, sizeof(TD), t.groups});
+    t.copy_targets.push_back(reinterpret_cast<uintptr_t>(&target));
   }
 };
 
-inline void cp_async_fence() {}
+inline void cp_async_fence() { ++simt::thread().groups; }
 
-// Groups do not matter as long as the kernels wait for all of them.
+// All groups but the newest kOutstanding arrive, and not one byte of those.
 template <int kOutstanding>
 void cp_async_wait() {
-  static_assert(kOutstanding == 0);
-  for (simt::PendingCopy const& c : simt::thread().copies) {
+  simt::Thread& t = simt::thread();
+  auto const is_late = [&](simt::PendingCopy const& c) {
+    return c.group >= t.groups - kOutstanding;
+  };
+  for (simt::PendingCopy const& c : t.copies) {
+    if (is_late(c)) {
+      continue;
+    }
     if (c.source) {
       std::memcpy(c.target, c.source, c.bytes);
     } else {
       std::memset(c.target, 0, c.bytes);
     }
   }
-  simt::thread().copies.clear();
+  std::erase_if(t.copies, [&](auto const& c) { return !is_late(c); });
 }
 
 template <class Element>

@@ -3,9 +3,12 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "banks.h"
+#include "host/decode_plan.h"
 #include "host/select.h"
 #include "host/variant.h"
 #include "probabilities/launch.h"
@@ -42,7 +45,12 @@ flash::FwdParams params(py::dict const& call) {
   p.seqlens = {number<int>(call, "batch"),    number<int>(call, "seqlen_q"),
                number<int>(call, "seqlen_k"), number<int64_t>(call, "total_q"),
                pointer<int>(call, "cu_q"),    pointer<int>(call, "cu_k"),
-               pointer<int>(call, "used_k"),  pointer<int>(call, "leftpad_k")};
+               pointer<int>(call, "used_k"),  pointer<int>(call, "leftpad_k"),
+               number<int>(call, "new_k"),    pointer<int>(call, "batch_k"),
+               number<int>(call, "batches_k")};
+  p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
+             number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
+             number<int>(call, "pages")};
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");
   p.scores.softcap = number<float>(call, "softcap");
@@ -61,10 +69,10 @@ flash::FwdParams params(py::dict const& call) {
 
 flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
 
-void run(std::string const& name, py::dict const& call) {
+flash::Variant const& find(std::string const& name) {
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
-      return variant.launch.forward(params(call), {device, nullptr, variant.name});
+      return variant;
     }
   }
   throw py::value_error("no variant " + name);
@@ -87,6 +95,51 @@ py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v,
   return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
 }
 
+void run(std::string const& name, py::dict const& call) {
+  flash::Variant const& variant = find(name);
+  auto* const launch = variant.launch.paged ? variant.launch.paged : variant.launch.forward;
+  launch(params(call), {device, nullptr, variant.name});
+}
+
+// New keys to a cache, and q turned, as csrc/api/kvcache.cpp does it.
+void run_append(std::string const& name, py::dict const& call) {
+  flash::FwdParams const p = params(call);
+  flash::AppendParams n{};
+  n.q = p.q;
+  n.q_turned = view<void>(call, "q_turned");
+  n.k = view<void const>(call, "k_new");
+  n.v = view<void const>(call, "v_new");
+  n.k_cache = view<void>(call, "k");
+  n.v_cache = view<void>(call, "v");
+  n.pages = p.pages;
+  n.seqlens = p.seqlens;
+  n.rotary = {pointer<void>(call, "cos"),          pointer<void>(call, "sin"),
+              number<int64_t>(call, "cos_stride"), number<int64_t>(call, "sin_stride"),
+              number<int>(call, "positions"),      number<int>(call, "rotary_dim"),
+              number<bool>(call, "interleaved"),   number<bool>(call, "advance_q")};
+  n.seqlen_q = flash::FastDiv(p.seqlens.seqlen_q);
+  n.new_k = flash::FastDiv(p.seqlens.new_k);
+  n.heads_q = flash::FastDiv(p.heads_q);
+  n.heads_kv = flash::FastDiv(p.heads_kv);
+  int64_t const batch = p.seqlens.batch;
+  n.queries = n.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
+  n.keys = batch * p.seqlens.new_k * p.heads_kv;
+  n.head_dim = p.head_dim;
+  n.head_dim_v = p.head_dim_v;
+  flash::Variant const& variant = find(name);
+  variant.launch.append(n, {device, nullptr, variant.name});
+}
+
+// Few query rows against a cache, as csrc/api/kvcache.cpp does it.
+void run_decode(std::string const& name, py::dict const& call) {
+  flash::Variant const& variant = find(name);
+  flash::FwdParams const p = params(call);
+  auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), device);
+  std::vector<float> workspace(flash::decode_workspace(variant, p, split), std::nanf(""));
+  variant.launch.decode(flash::decode_params(variant, p, split, workspace.data()),
+                        {device, nullptr, variant.name});
+}
+
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last
 py::dict bank_counts() {
   py::dict counts;
@@ -104,5 +157,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
         py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
+  m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
+  m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
 }

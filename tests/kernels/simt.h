@@ -44,6 +44,7 @@ struct PendingCopy {
   void* target;
   void const* source;  // null: zeros
   int bytes;
+  int group;
 };
 
 struct Thread {
@@ -53,6 +54,7 @@ struct Thread {
   bool done = false;
   std::vector<PendingCopy> copies;
   std::vector<uintptr_t> copy_targets;  // of all its copies, for the bank counts
+  int groups = 0;                       // of copies that were committed
 };
 
 // What the lanes of a warp show each other in collective instructions. Two buffers: a lane that is
@@ -81,6 +83,7 @@ struct Block {
   jmp_buf scheduler;
   int current = 0;
   bool progress = false;
+  bool any = false;  // what __syncthreads_or has seen
 
  private:
   void resume(int thread);
@@ -140,21 +143,59 @@ A __hfma2(A, B, C);
 
 inline void __syncthreads() { simt::wait(simt::block->barrier); }
 
-inline float __shfl_xor_sync(unsigned, float value, int lane_mask) {
-  float result;
-  simt::exchange({value}, [&](auto of) { result = *of(simt::lane() ^ lane_mask); });
+inline int __syncthreads_or(int condition) {
+  simt::Block& block = *simt::block;
+  block.any |= condition != 0;
+  __syncthreads();
+  bool const any = block.any;
+  __syncthreads();
+  block.any = false;
+  __syncthreads();
+  return any;
+}
+
+inline void __syncwarp() { simt::wait(simt::warp().barrier); }
+
+namespace simt {
+
+// What `lane` shows; a lane that does not exist shows one's own, as the shuffles say.
+template <class T>
+T shown_by(int lane, T value) {
+  T result;
+  T const mine[1] = {value};
+  exchange(mine, [&](auto of) { result = lane >= 0 && lane < kWarp ? *of(lane) : value; });
   return result;
 }
 
-inline int __any_sync(unsigned, bool predicate) {
-  int any = 0;
-  simt::exchange({predicate}, [&](auto of) {
+}  // namespace simt
+
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return simt::shown_by(lane % simt::kWarp, value);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int lane_mask) {
+  return simt::shown_by(simt::lane() ^ lane_mask, value);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  return simt::shown_by(simt::lane() - distance, value);
+}
+
+inline unsigned __ballot_sync(unsigned, bool condition) {
+  unsigned lanes = 0;
+  bool const mine[1] = {condition};
+  simt::exchange(mine, [&](auto of) {
     for (int lane = 0; lane < simt::kWarp; ++lane) {
-      any |= *of(lane);
+      lanes |= unsigned(*of(lane)) << lane;
     }
   });
-  return any;
+  return lanes;
 }
+
+inline int __any_sync(unsigned, bool condition) { return __ballot_sync(~0u, condition) != 0; }
+
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 namespace simt {
 

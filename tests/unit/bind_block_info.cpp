@@ -15,19 +15,32 @@ void bind_block_info(py::module_& m) {
       .def_readonly("seqlen_q", &BlockInfo::seqlen_q)
       .def_readonly("seqlen_k", &BlockInfo::seqlen_k)
       .def_readonly("row_q", &BlockInfo::row_q)
-      .def_readonly("row_k", &BlockInfo::row_k);
+      .def_readonly("row_k", &BlockInfo::row_k)
+      .def_readonly("leftpad", &BlockInfo::leftpad)
+      .def_readonly("batch_k", &BlockInfo::batch_k);
 
   m.def(
       "block_info",
       [](int sequence, int batch, int seqlen_q, int seqlen_k, int64_t total_q,
          OptionalInts const& cu_q, OptionalInts const& cu_k, OptionalInts const& used_k,
-         OptionalInts const& leftpad_k) {
-        return BlockInfo({batch, seqlen_q, seqlen_k, total_q, data(cu_q), data(cu_k), data(used_k),
-                          data(leftpad_k)},
-                         sequence);
+         OptionalInts const& leftpad_k, int new_k, OptionalInts const& batch_k, int batches_k) {
+        flash::Seqlens s{};
+        s.batch = batch;
+        s.seqlen_q = seqlen_q;
+        s.seqlen_k = seqlen_k;
+        s.total_q = total_q;
+        s.cu_q = data(cu_q);
+        s.cu_k = data(cu_k);
+        s.used_k = data(used_k);
+        s.leftpad_k = data(leftpad_k);
+        s.new_k = new_k;
+        s.batch_k = data(batch_k);
+        s.batches_k = batches_k;
+        return BlockInfo(s, sequence);
       },
       py::kw_only(), py::arg("sequence"), py::arg("batch"), py::arg("seqlen_q") = 0,
       py::arg("seqlen_k") = 0, py::arg("total_q") = 0, py::arg("cu_q") = py::none(),
       py::arg("cu_k") = py::none(), py::arg("used_k") = py::none(),
-      py::arg("leftpad_k") = py::none());
+      py::arg("leftpad_k") = py::none(), py::arg("new_k") = 0, py::arg("batch_k") = py::none(),
+      py::arg("batches_k") = 0);
 }

@@ -13,24 +13,24 @@ void bind_paging(py::module_& m) {
           },
           py::arg("n"));
 
-  // (entry of the block table, row inside the page)
+  // (page, row inside it) of a position, or None if there is no such page
   m.def(
       "page_slot",
-      [](int page_size, int key) {
-        auto const slot = flash::page_slot(FastDiv(page_size), key);
-        return std::make_tuple(slot.index, slot.row);
+      [](std::optional<std::vector<int>> const& block_table, int page_size, int pages, int batch_k,
+         int position) -> std::optional<std::tuple<int, int>> {
+        flash::Pages p{};
+        if (block_table) {
+          p = {block_table->data(), 0, int(block_table->size()), FastDiv(page_size), pages};
+        }
+        flash::Seqlens seqlens{};
+        seqlens.batch = 1;
+        seqlens.batch_k = &batch_k;
+        seqlens.batches_k = pages;
+        flash::KeyPages const keys(p, flash::BlockInfo(seqlens, 0), 0);
+        flash::PageSlot const slot = keys.slot(position);
+        return keys.exists(slot) ? std::optional(std::make_tuple(slot.page, slot.row))
+                                 : std::nullopt;
       },
-      py::arg("page_size"), py::arg("key"));
-
-  m.def(
-      "paged_offset",
-      [](std::vector<int> const& block_table, int page_size, int64_t page_stride,
-         int64_t row_stride, int key) -> std::optional<int64_t> {
-        flash::PagedKeys const keys{block_table.data(), FastDiv(page_size), page_stride,
-                                    row_stride};
-        int64_t const offset = keys.offset(key);
-        return offset == flash::PagedKeys::no_page ? std::nullopt : std::optional(offset);
-      },
-      py::kw_only(), py::arg("block_table"), py::arg("page_size"), py::arg("page_stride"),
-      py::arg("row_stride"), py::arg("key"));
+      py::kw_only(), py::arg("block_table") = py::none(), py::arg("page_size") = 1,
+      py::arg("pages"), py::arg("batch_k") = 0, py::arg("position"));
 }

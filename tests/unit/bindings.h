@@ -15,6 +15,7 @@ void bind_philox(py::module_& m);
 void bind_rotary(py::module_& m);
 void bind_scheduler(py::module_& m);
 void bind_score_mod(py::module_& m);
+void bind_split_schedule(py::module_& m);
 void bind_softmax(py::module_& m);
 void bind_tile_grid(py::module_& m);
 void bind_work_tile(py::module_& m);

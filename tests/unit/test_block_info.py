@@ -77,6 +77,19 @@ def test_cache(core, batch, has_used, has_leftpad):
         assert keys_of(info) == (in_use[leftpad[sequence] :] if has_leftpad else in_use)
 
 
+@given(st.integers(-1, 12), st.integers(0, 4), st.integers(0, 9), st.integers(-1, 4))
+def test_appended_keys_and_entries_of_a_cache(core, used, new, leftpad, entry):
+    capacity, entries = 9, 3
+    info = core.block_info(
+        sequence=1, batch=2, seqlen_q=4, seqlen_k=capacity, used_k=[5, used], new_k=new,
+        leftpad_k=[0, leftpad], batch_k=[2, entry], batches_k=entries,
+    )  # fmt: skip
+    exists = 0 <= entry < entries and used >= 0
+    in_use = list(range(min(used + new, capacity) if exists else 0))
+    assert keys_of(info) == in_use[leftpad:]
+    assert info.batch_k == (entry if 0 <= entry < entries else -1)
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 9))
 def test_rows_behind_the_last_sequence(core, q, behind):
     """They are one more sequence, without keys."""

@@ -33,38 +33,23 @@ def test_fast_division(core, n, divisor):
 
 
 def test_slots_walk_the_pages(core, page_size):
-    keys = 3 * page_size + 2
-    walked = [core.page_slot(page_size, key) for key in range(keys)]
-    assert walked == [divmod(key, page_size) for key in range(keys)]
-
-
-def test_offsets(core, page_size):
-    """Pages in any order, one of them used twice, one of them missing."""
-    block_table = [4, 0, -1, 9, 4]
-    page_stride, row_stride = 5 * page_size * 24, 24
-    for key in range(len(block_table) * page_size):
-        page = block_table[key // page_size]
-        expected = page * page_stride + key % page_size * row_stride if page >= 0 else None
-        offset = core.paged_offset(
-            block_table=block_table,
-            page_size=page_size,
-            page_stride=page_stride,
-            row_stride=row_stride,
-            key=key,
+    """Pages in any order, one of them used twice; -1 and pages that do not exist have no keys."""
+    block_table = [4, 0, -1, 9, 4, 10, -7]
+    for position in range((len(block_table) + 2) * page_size):
+        entry, row = divmod(position, page_size)
+        page = block_table[entry] if entry < len(block_table) else -1
+        slot = core.page_slot(
+            block_table=block_table, page_size=page_size, pages=10, position=position
         )
-        assert offset == expected
+        assert slot == ((page, row) if 0 <= page < 10 else None)
 
 
-def test_offset_beyond_32_bits(core):
-    offset = core.paged_offset(
-        block_table=[-1, 100_000], page_size=256, page_stride=2**22, row_stride=2**14, key=511
-    )
-    assert offset == 100_000 * 2**22 + 255 * 2**14
-    assert offset > 2**38
+def test_the_largest_page(core):
+    last = INT_MAX - 1
+    assert core.page_slot(block_table=[2], page_size=INT_MAX, pages=3, position=last) == (2, last)
 
 
-def test_offset_of_a_page_larger_than_32_bits(core):
-    offset = core.paged_offset(
-        block_table=[0], page_size=INT_MAX, page_stride=0, row_stride=2**10, key=INT_MAX - 1
-    )
-    assert offset == (INT_MAX - 1) * 2**10
+@pytest.mark.parametrize("batch_k", [-1, 0, 2, 3])
+def test_without_pages_all_keys_are_in_the_sequences_entry(core, batch_k):
+    expected = (batch_k, 70) if 0 <= batch_k < 3 else None
+    assert core.page_slot(pages=3, batch_k=batch_k, position=70) == expected

@@ -17,6 +17,7 @@ struct ForwardConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
   static constexpr ScoreLevel kScores = kScores_;
+  static constexpr bool kPaged = false;  // K and V in pages: see sm80/paged
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 

@@ -60,6 +60,11 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
   }
   if (block.range.masked(key_block)) {
     apply_mask(s, block.mask, block.row_begin, key_begin, coord);
+    if constexpr (Config::kPaged) {
+      if (block.pages_missing) {
+        hide_missing(s, block, key_begin, coord);
+      }
+    }
   }
   float factor[Acc::kRows];
   if_any_in_warp(acc.softmax.template raise<size<1>(s)>(s, factor, QuadReduce{}), [&] {
@@ -144,6 +149,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   __syncthreads();
   if (block.tile.valid) {
+    if constexpr (Config::kPaged) {
+      find_missing_pages(block);
+    }
     forward_row_block<Config>(p, block, smem);
   }
 }

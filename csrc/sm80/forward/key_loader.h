@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm80/copy_tile.h"
+#include "sm80/forward/pages.h"
 #include "sm80/forward/row_block.h"
 
 namespace flash::sm80 {
@@ -17,13 +18,13 @@ struct KeyLoader {
 
   __device__ void load_k(int key_block) const {
     if (key_block != BlockRange::kNone) {
-      load<Config::kHeadDim>(block.k, p.k.row_stride, smem.k.data(), key_block, p.head_dim);
+      load<Config::kHeadDim>(block.k, p.k, smem.k.data(), key_block, p.head_dim);
     }
     cp_async_fence();
   }
 
   __device__ void load_v(int key_block) const {
-    load<Config::kHeadDimV>(block.v, p.v.row_stride, smem.v.data(), key_block, p.head_dim_v);
+    load<Config::kHeadDimV>(block.v, p.v, smem.v.data(), key_block, p.head_dim_v);
     cp_async_fence();
   }
 
@@ -35,12 +36,19 @@ struct KeyLoader {
 
  private:
   template <int kColumns>
-  __device__ void load(typename Config::Element const* sequence, int64_t row_stride,
+  __device__ void load(typename Config::Element const* sequence, TensorView<const void> const& view,
                        typename Config::Element* target, int key_block, int columns) const {
     int const first = key_block * Config::kBlockN;
-    load_tile<Config::kBlockN, kColumns, Config::kThreads>(
-        sequence + first * row_stride, row_stride, target, block.info.seqlen_k - first, columns,
-        threadIdx.x);
+    int const rows_left = block.info.seqlen_k - first;
+    if constexpr (Config::kPaged) {
+      load_paged_tile<Config::kBlockN, kColumns, Config::kThreads>(
+          sequence, view, block.pages, block.info.leftpad + first, target, rows_left, columns,
+          threadIdx.x);
+    } else {
+      load_tile<Config::kBlockN, kColumns, Config::kThreads>(sequence + first * view.row_stride,
+                                                             view.row_stride, target, rows_left,
+                                                             columns, threadIdx.x);
+    }
   }
 };
 

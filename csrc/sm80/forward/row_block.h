@@ -4,6 +4,7 @@
 #include "core/block_info.h"
 #include "core/block_range.h"
 #include "core/mask.h"
+#include "core/paging.h"
 #include "core/score_mod.h"
 #include "core/work_tile.h"
 #include "params/fwd_params.h"
@@ -25,24 +26,30 @@ struct RowBlock {
   ScoreMod score_mod;
   float sink;        // logit; -inf: none
   Element const* q;  // first row of this block
-  Element const* k;  // first key of the sequence
+  Element const* k;  // first key of the sequence; in pages: of the tensor
   Element const* v;
   Element* out;  // first row of this block
   float* lse;
+  KeyPages pages;
+  bool pages_missing;
 
   __device__ RowBlock(FwdParams const& p, WorkTile const& tile_)
       : tile(tile_),
         info(p.seqlens, tile_.batch),
         mask(p.mask, info.seqlen_q, info.seqlen_k),
         row_begin(tile_.m_block * Config::kBlockM),
-        rows(min(info.seqlen_q - row_begin, Config::kBlockM)) {
+        rows(min(info.seqlen_q - row_begin, Config::kBlockM)),
+        pages(p.pages, info, tile_.batch),
+        pages_missing(false) {
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int const batch = tile.batch, head = tile.head;
     int const head_kv = head / (p.heads_q / p.heads_kv);
     int64_t const row = info.row_q + row_begin;
     q = static_cast<Element const*>(p.q.ptr) + p.q.offset(batch, row, head);
-    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, info.row_k, head_kv);
-    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, info.row_k, head_kv);
+    int const batch_k = Config::kPaged ? 0 : info.batch_k;
+    int64_t const row_k = Config::kPaged ? 0 : info.row_k;
+    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch_k, row_k, head_kv);
+    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch_k, row_k, head_kv);
     out = static_cast<Element*>(p.out.ptr) + p.out.offset(batch, row, head);
     lse = p.lse.at(batch, row, head);
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.

@@ -14,6 +14,8 @@ struct FastDiv {
   uint32_t multiplier;  // ceil(2^shift / divisor), which fits 32 bits
   int shift;            // 31 + ceil(log2(divisor))
 
+  FLASH_HD FastDiv() : FastDiv(1) {}
+
   FLASH_HD explicit FastDiv(int divisor_) : divisor(uint32_t(divisor_)), shift(31) {
     while ((uint64_t{1} << (shift - 31)) < divisor) {
       ++shift;

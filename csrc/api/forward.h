@@ -1,0 +1,11 @@
+#pragma once
+
+#include "api/tensors.h"
+#include "params/fwd_params.h"
+
+namespace flash::api {
+
+// Runs the forward kernel that serves the call, on the current device. q is the tensor in p.q.
+void launch_forward(Tensor const& q, FwdParams const& p);
+
+}  // namespace flash::api

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "params/fast_div.h"
+#include "params/fwd_params.h"
+#include "params/split.h"
+
+namespace flash {
+
+// One call with few query rows against a cache. The workspace is there where split.max_splits > 1.
+struct DecodeParams {
+  FwdParams fwd;
+  FastDiv group;  // query heads of a KV head
+  SplitSchedule split;
+  float* partial_out;               // [pieces, block_m, dv], each piece's rows normalised
+  float* partial_lse;               // [pieces, block_m]
+  SequenceSplits* sequence_splits;  // [b]
+};
+
+}  // namespace flash

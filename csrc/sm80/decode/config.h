@@ -1,0 +1,50 @@
+// Types of one sm80 decode kernel: everything that follows from its row in the variant table.
+#pragma once
+
+#include "core/score_level.h"
+#include "sm80/tensor_core.h"
+
+namespace flash::sm80 {
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          int kStages_, ScoreLevel kScores_>
+struct DecodeConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
+  static constexpr int kBlockM = kBlockM_;      // packed rows
+  static constexpr int kBlockN = kBlockN_;      // keys of one warp's step
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kStages = kStages_;
+  static constexpr ScoreLevel kScores = kScores_;
+  static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
+  static_assert(kBlockM == 16, "the rows of one instruction");
+  static_assert(kBlockN % 16 == 0 && kBlockN <= 32, "a lane looks up one key's page");
+
+  using TiledMma = StackedMma<Element, 1>;  // every warp on its own
+  using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;
+  using SmemLayoutV = SmemTile<kBlockN, kHeadDimV>;
+  using SmemLayoutVt = SmemTileTransposed<kBlockN, kHeadDimV>;
+};
+
+// One warp's keys and values on their way.
+template <class Config>
+struct RingStorage {
+  using Element = typename Config::Element;
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutK>> k[Config::kStages];
+  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutV>> v[Config::kStages];
+};
+
+// What the warps show each other in the end.
+template <class Config>
+struct MergeStorage {
+  // Eight words more than the row is long: the eight rows and four columns that a warp's lanes
+  // store to then lie in different banks.
+  static constexpr int kRowStride = Config::kHeadDimV + 8;
+  float max[Config::kWarps][Config::kBlockM];
+  float sum[Config::kWarps][Config::kBlockM];
+  alignas(16) float out[Config::kWarps][Config::kBlockM][kRowStride];
+};
+
+}  // namespace flash::sm80

@@ -1,0 +1,79 @@
+// The query rows of one tile. All heads that share a KV head are packed with the queries into rows,
+// so that the keys are read once for them: row r is query r / group, head r % group of the KV head.
+#pragma once
+
+#include "core/block_info.h"
+#include "core/mask.h"
+#include "core/paging.h"
+#include "core/split_schedule.h"
+#include "params/decode_params.h"
+#include "sm80/decode/config.h"
+
+namespace flash::sm80 {
+
+struct QueryRow {
+  int query;
+  int head;  // query head
+};
+
+// What one tile of one sequence is about.
+template <class Config>
+struct DecodeTile {
+  using Element = typename Config::Element;
+  BlockInfo info;
+  SequenceMask mask;
+  int sequence;
+  int head_kv;
+  int first_row;  // packed
+  int rows;       // of the kBlockM that exist
+
+  __device__ DecodeTile(DecodeParams const& params, int sequence_, int tile)
+      : info(params.fwd.seqlens, sequence_),
+        mask(params.fwd.mask, info.seqlen_q, info.seqlen_k),
+        sequence(sequence_) {
+    int const heads_kv = params.fwd.heads_kv;
+    int const row_block = tile / heads_kv;
+    head_kv = tile - row_block * heads_kv;  // neighbours read neighbouring memory
+    first_row = row_block * Config::kBlockM;
+    rows = min(info.seqlen_q * static_cast<int>(params.group.divisor) - first_row, Config::kBlockM);
+  }
+
+  __device__ QueryRow row(FastDiv const& group, int r) const {
+    int const query = group.quotient(first_row + r);
+    int const head = group.remainder(first_row + r, query);
+    return {query, head_kv * static_cast<int>(group.divisor) + head};
+  }
+};
+
+// The keys that any row of a sequence sees, which is what is cut into pieces.
+__device__ inline KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
+  int const begin = mask.begin(0), end = mask.end(seqlen_q - 1);
+  return {begin, end > begin ? end : begin};
+}
+
+// What one thread block does: keys [begin, end) of a tile.
+template <class Config>
+struct DecodeWork {
+  Piece piece;
+  DecodeTile<Config> tile;
+  int begin;
+  int end;
+  KeyPages pages;
+  typename Config::Element const* k;  // of the tile's KV head
+  typename Config::Element const* v;
+};
+
+template <class Config>
+struct DecodeStorage {
+  union {  // by then all keys have been read
+    RingStorage<Config> ring[Config::kWarps];
+    MergeStorage<Config> merge;
+  };
+  // Here, read again at each use: in registers these words would make the kernel spill.
+  alignas(16) char work[sizeof(DecodeWork<Config>)];
+};
+
+template <class Config>
+constexpr int kSmemBytes = sizeof(DecodeStorage<Config>);
+
+}  // namespace flash::sm80

@@ -1,0 +1,198 @@
+"""Few query rows against a cache: every row of the table, whatever the keys are cut into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cache_cases import NAN, CacheCase, expected, make_cache
+from cases import BF16, FP16
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, standard_attention
+
+from build_tools.instantiate import load_table
+
+from . import calls
+
+ROWS = [v for v in load_table().VARIANTS if v.direction == "decode"]
+FULL = [v for v in ROWS if v.scores == "full"]
+SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain"]
+DTYPES = {"bf16": BF16, "fp16": FP16}
+
+
+def id_of(x) -> str:
+    return x.name
+
+
+def run(kernels, row, case: CacheCase, x, **more):
+    tensors = {"alibi_slopes": None, "s_aux": None} | x.extra | more
+    lengths = torch.tensor(case.cache_seqlens, dtype=torch.int32)
+    return calls.cached(
+        kernels, row.name, x.q, x.k_cache, x.v_cache, cache_seqlens=lengths, causal=case.causal,
+        window_size=case.window, softmax_scale=case.scale, softcap=case.softcap, **tensors,
+    )  # fmt: skip
+
+
+def check(kernels, row, case: CacheCase, **more) -> None:
+    case = replace(case, dtype=DTYPES[row.dtype], d=min(case.d, row.head_dim))
+    x = make_cache(case, "cpu")
+    ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
+    out, lse = run(kernels, row, case, x, **more)
+    assert_accurate("out", out, ref.out, standard.out)
+    assert_lse("lse", lse, ref.lse)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("one_query", cache_seqlens=(37, 310, 3), cache_size=310, d=256),
+        CacheCase("absent_and_empty", cache_seqlens=(-1, 0, 70), sq=2, h=2, hk=2, d=256),
+        CacheCase("chunk", sq=5, h=8, hk=2, cache_seqlens=(5, 310, 150), cache_size=310, d=256),
+        CacheCase("pages", page_size=3, h=3, hk=1, cache_seqlens=(200, 1, -1), d=256),
+    ],
+    ids=id_of,
+)
+@pytest.mark.parametrize("num_splits", [0, 3])
+def test_lengths(kernels, row, case, num_splits):
+    check(kernels, row, case, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize("page_size", [0, 1, 3, 16, 64, 100, 256])
+@pytest.mark.parametrize("num_splits", [0, 1, 100])
+def test_pages(kernels, row, page_size, num_splits):
+    case = CacheCase("pages", page_size=page_size, h=4, hk=2, sq=2, cache_seqlens=(700, -1, 33),
+                     cache_size=700)  # fmt: skip
+    check(kernels, row, case, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize(("h", "hk"), [(2, 2), (8, 2), (7, 1), (16, 2), (20, 1)])
+@pytest.mark.parametrize("sq", [1, 2, 16])
+def test_packed_heads(kernels, row, h, hk, sq):
+    case = CacheCase("heads", b=2, h=h, hk=hk, sq=sq, cache_seqlens=(160, 41), cache_size=160)
+    check(kernels, row, case, num_splits=2)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("left", causal=False, window=(70, -1)),
+        CacheCase("both", causal=False, window=(300, 5)),
+        CacheCase("right", causal=False, window=(-1, 0)),
+        CacheCase("behind", window=(0, -1)),
+        CacheCase("everything", causal=False),
+        CacheCase("pages", page_size=16, window=(200, -1)),
+        CacheCase("leftpad", leftpad=(30, 500, 7)),
+        CacheCase("leftpad_all", leftpad=(390, 520, 0), page_size=100),
+        CacheCase("leftpad_window", leftpad=(30, 500, 7), window=(100, -1)),
+        CacheCase("batch_idx", batch_idx=True, leftpad=(3, 0, 1)),
+    ],
+    ids=id_of,
+)
+@pytest.mark.parametrize("num_splits", [0, 4])
+def test_visible_keys(kernels, row, case, num_splits):
+    case = replace(case, sq=3, cache_seqlens=(390, 520, 40), cache_size=520)
+    check(kernels, row, case, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("row", FULL, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("softcap", softcap=3.0),
+        CacheCase("alibi", alibi="h"),
+        CacheCase("sinks", sinks=True, cache_seqlens=(0, 300, -1)),
+        CacheCase("all", softcap=20.0, alibi="bh", sinks=True, window=(150, -1), page_size=16),
+        CacheCase("negative_scale", scale=-0.2),
+        CacheCase("no_scale", scale=0.0),
+    ],
+    ids=id_of,
+)
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_score_hooks(kernels, row, case, num_splits):
+    case = replace(case, sq=3, h=8, hk=2, cache_size=300, d=256)
+    if not case.sinks or case.alibi:
+        case = replace(case, cache_seqlens=(40, 300, 129))
+    check(kernels, row, case, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_smaller_head_dims_are_zero_filled(kernels, row):
+    case = CacheCase("small", d=row.head_dim - 24, dv=row.head_dim - 40, cache_seqlens=(70, 9, 150))
+    check(kernels, row, case, num_splits=2)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_missing_page_has_no_keys(kernels, row, num_splits):
+    """Also a page beyond the cache, and a table that is shorter than the length says."""
+    case = CacheCase("missing", dtype=DTYPES[row.dtype], page_size=16, b=2, sq=2, causal=False,
+                     cache_seqlens=(310, 150))  # fmt: skip
+    x = make_cache(case, "cpu")
+    table = x.extra["block_table"] = x.extra["block_table"].clone()
+    missing = torch.zeros(310, dtype=torch.bool)
+    for entry, page in ((0, -1), (3, 10_000), (7, -5), (19, -1)):
+        table[0, entry] = page
+        missing[16 * entry : 16 * (entry + 1)] = True
+    table[1] = -1
+    out, lse = run(kernels, row, case, x, num_splits=num_splits)
+    assert not out[1].any()
+    assert torch.isneginf(lse[1]).all()
+    kept = (~missing).nonzero().flatten()
+    pages, rows = table[0, kept // 16].long(), kept % 16
+    k, v = (cache[pages, rows][None] for cache in (x.k_cache, x.v_cache))
+    ref, ref_lse, _ = attention_ref(x.q[:1], k, v)
+    standard, _, _ = standard_attention(x.q[:1], k, v)
+    assert_accurate("out", out[:1], ref, standard)
+    assert_lse("lse", lse[:1], ref_lse)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+def test_a_batch_index_outside_the_cache_has_no_keys(kernels, row):
+    case = CacheCase("outside", dtype=DTYPES[row.dtype], batch_idx=True)
+    x = make_cache(case, "cpu")
+    x.extra["cache_batch_idx"] = torch.tensor([-1, 2, 6], dtype=torch.int32)
+    out, lse = run(kernels, row, case, x)
+    assert not out[[0, 2]].any()
+    assert torch.isneginf(lse[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+def test_many_sequences(kernels, row):
+    """More than a warp searches at once, most of them short, one of them long."""
+    lengths = [(7 * b) % 50 for b in range(70)]
+    lengths[40], lengths[69], lengths[3] = 900, 333, -1
+    case = CacheCase("many", b=70, h=2, hk=2, cache_seqlens=tuple(lengths), cache_size=900)
+    check(kernels, row, case, num_splits=9)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_large_logits_and_nan(kernels, row, num_splits):
+    """The first maxima are far below 0, and a NaN in the keys stays in its sequence."""
+    case = CacheCase("large", dtype=DTYPES[row.dtype], b=2, d=row.head_dim, cache_seqlens=(150, 90))
+    x = make_cache(case, "cpu")
+    x.q[0] *= 30
+    x.k_cache[0, :150, 0] = x.k_cache[0, :150, 0].abs() * x.q[0, 0, 0].sign() * -1
+    x.k_cache[1, 20] = NAN
+    ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
+    out, lse = run(kernels, row, case, x, num_splits=num_splits)
+    assert_accurate("out", out[:1], ref.out[:1], standard.out[:1])
+    assert_lse("lse", lse[:1], ref.lse[:1])
+    assert out[1].isnan().all()
+    assert lse[1].isnan().all()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_shared_memory_banks(kernels, row):
+    """No two lanes of an access want different words of one bank."""
+    case = CacheCase("banks", b=1, d=row.head_dim, cache_seqlens=(150,))
+    kernels.bank_counts()
+    check(kernels, row, case, num_splits=1)
+    counts = kernels.bank_counts()
+    assert {"ldmatrix", "cp.async"} <= set(counts)
+    assert not any(conflicts for _, conflicts in counts.values()), counts

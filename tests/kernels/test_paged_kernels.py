@@ -1,0 +1,132 @@
+"""The forward kernel against a cache: many query rows, keys in pages or in entries of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cache_cases import CacheCase, expected, make_cache
+from cases import BF16, FP16
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, standard_attention, varlen_ref
+
+from build_tools.instantiate import load_table
+
+from . import calls
+
+ROWS = [v for v in load_table().VARIANTS if v.direction == "paged"]
+PLAIN = [v for v in ROWS if v.scores == "plain"]
+FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores == "plain"]
+DTYPES = {"bf16": BF16, "fp16": FP16}
+
+
+def id_of(x) -> str:
+    return x.name
+
+
+def check(kernels, row, case: CacheCase) -> None:
+    case = replace(case, dtype=DTYPES[row.dtype], d=row.head_dim)
+    x = make_cache(case, "cpu")
+    ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
+    out, lse = calls.cached(
+        kernels, row.name, x.q, x.k_cache, x.v_cache, num_splits=None,
+        cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32),
+        causal=case.causal, window_size=case.window, softcap=case.softcap,
+        **{"alibi_slopes": None, "s_aux": None} | x.extra,
+    )  # fmt: skip
+    assert_accurate("out", out, ref.out, standard.out)
+    assert_lse("lse", lse, ref.lse)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("pages_of_16", page_size=16, cache_seqlens=(300, 70, 1)),
+        CacheCase("pages_of_1", page_size=1, causal=False, cache_seqlens=(40, -1, 0)),
+        CacheCase("pages_of_100", page_size=100, window=(60, 0), cache_seqlens=(300, 70, 1)),
+        CacheCase("leftpad", page_size=3, leftpad=(130, 5, 0), cache_seqlens=(300, 71, 1)),
+    ],
+    ids=id_of,
+)
+def test_pages(kernels, row, case):
+    if row.scores == "full":
+        case = replace(case, softcap=20.0, alibi="bh", sinks=True)
+    check(kernels, row, replace(case, h=2, hk=1, sq=70))
+
+
+@pytest.mark.parametrize("row", FORWARD, ids=id_of)
+def test_entries_of_a_cache(kernels, row):
+    check(kernels, row, CacheCase("entries", sq=70, h=2, hk=1, batch_idx=True, leftpad=(30, 0, 2)))
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_missing_page_has_no_keys(kernels, row, causal):
+    """In the interior, where no limit asks for mask code; and masks count the missing keys."""
+    n, sq, size = 500, 40, 16
+    gen = torch.Generator().manual_seed(0)
+    q = torch.randn(1, sq, 1, row.head_dim, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, 1, n, 1, row.head_dim, generator=gen).to(q.dtype)
+    pages = -(-n // size)
+    table = torch.arange(pages, dtype=torch.int32)[None]
+    missing = torch.zeros(n, dtype=torch.bool)
+    for entry, page in ((0, -1), (9, 10_000), (10, -3)):
+        table[0, entry] = page
+        missing[entry * size : (entry + 1) * size] = True
+    caches = []
+    for x in (k, v):
+        cache = torch.full((pages, size, 1, row.head_dim), float("nan"), dtype=q.dtype)
+        cache.view(-1, 1, row.head_dim)[:n][~missing] = x[0, ~missing]
+        caches.append(cache)
+    out, lse = calls.cached(
+        kernels, row.name, q, *caches, num_splits=None, block_table=table, causal=causal,
+        cache_seqlens=torch.tensor([n], dtype=torch.int32),
+    )  # fmt: skip
+    seen = ~missing[None].expand(sq, n)
+    if causal:
+        seen = seen & (torch.arange(n) <= torch.arange(sq)[:, None] + n - sq)
+    scores = (q[0, :, 0].double() @ k[0, :, 0].double().T) * row.head_dim**-0.5
+    scores = scores.masked_fill(~seen, float("-inf"))
+    expected_out = (scores.softmax(-1) @ v[0, :, 0].double())[None, :, None]
+    torch.testing.assert_close(out.double(), expected_out, atol=4e-3, rtol=1e-2)
+    assert_lse("lse", lse, scores.logsumexp(-1)[None, None])
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("has_used", [False, True])
+def test_varlen(kernels, row, has_used):
+    """Packed queries, keys in pages, lengths by cu_seqlens_k or by seqused_k."""
+    gen = torch.Generator().manual_seed(1)
+    dtype, size = DTYPES[row.dtype], 7
+    lengths_q, lengths_k, leftpad = [0, 150, 3, 60], [10, 170, 33, 0], [0, 30, 33, 0]
+    cu_q, cu_k = (
+        torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    )
+    q, k, v = (
+        torch.randn(n, h, row.head_dim, generator=gen).to(dtype)
+        for n, h in ((int(cu_q[-1]), 2), (int(cu_k[-1]), 1), (int(cu_k[-1]), 1))
+    )
+    table = torch.randperm(100, generator=gen)[: 4 * 25].view(4, 25).to(torch.int32)
+    caches = []
+    for x in (k, v):
+        cache = torch.full((100, size, 1, row.head_dim), float("nan"), dtype=dtype)
+        for b, n in enumerate(lengths_k):
+            for i in range(leftpad[b], n):
+                cache[int(table[b, i // size]), i % size] = x[int(cu_k[b]) + i]
+        caches.append(cache)
+    tensors = {"leftpad_k": torch.tensor(leftpad, dtype=torch.int32)}
+    if has_used:
+        tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
+    out, lse = calls.varlen(
+        kernels, row.name, q, *caches, cu_q, None if has_used else cu_k, block_table=table,
+        causal=True, **tensors,
+    )  # fmt: skip
+    expected_out, standard = (
+        varlen_ref(attention, q, k, v, cu_q.tolist(), cu_k.tolist(), leftpad_k=leftpad, causal=True)
+        for attention in (attention_ref, standard_attention)
+    )
+    assert_accurate("out", out, expected_out[0], standard[0])
+    assert_lse("lse", lse, expected_out[1])
