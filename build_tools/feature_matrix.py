@@ -38,6 +38,8 @@ class Feature:
 
     @property
     def direction(self) -> str:
+        if "kvcache" in self.op:
+            return "decode"
         return "bwd" if "backward" in self.op else "fwd"
 
 
@@ -138,9 +140,7 @@ def _features() -> list[Feature]:
         Feature("KV cache", lambda: cache(append=False), **kv),
         Feature("KV cache: append in the call", cache, **kv),
         Feature("KV cache: rotary in the call", lambda: cache(rotary=True), **kv),
-        Feature(
-            "KV cache: pages of any size", lambda: cache(paged=True), **kv, refused="block_table"
-        ),
+        Feature("KV cache: pages of any size", lambda: cache(paged=True), **kv),
     ]
 
 

@@ -57,6 +57,33 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     assert not out[171:].any(), "rows behind the last sequence"
 
 
+def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
+    """The kernels that append, decode, merge pieces, and read pages with many query rows."""
+    used = torch.tensor([0, 131, -1, 290], dtype=torch.int32)
+    leftpad = torch.tensor([0, 7, 0, 0], dtype=torch.int32)
+    pages = torch.randperm(4 * 19, dtype=torch.int32).view(4, 19)  # of 16 rows
+    pages[0, 5:] = -1
+    entries = torch.tensor([4, 0, 3, 1], dtype=torch.int32)
+    cases = itertools.product([(1, 1), (3, 2), (70, 5)], (False, True), MASKS, hooks(4), (0, 3))
+    for (seqlen_q, new), paged, mask, hook, num_splits in cases:
+        hook.pop("dropout_p", None)
+        rows = (80, 16) if paged else (5, 301)
+        where = {"block_table": pages} if paged else {"cache_batch_idx": entries}
+        q = torch.randn(4, seqlen_q, 4, head_dim, dtype=dtype)
+        k, v, k_cache, v_cache = (
+            torch.randn(*shape, 2, d, dtype=dtype)
+            for shape in ((4, new), rows)
+            for d in (head_dim, head_dim_v)
+        )
+        cos, sin = torch.randn(2, 310, head_dim // 4, dtype=dtype)
+        out = flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, used, cache_leftpad=leftpad,
+            num_splits=num_splits, rotary_interleaved=num_splits > 0, **where, **mask, **hook,
+        )  # fmt: skip
+        assert torch.isfinite(out).all(), (dtype, head_dim, seqlen_q, paged, mask, hook)
+        assert not out[2].any(), "a sequence that is absent"
+
+
 def probabilities(dtype: torch.dtype) -> None:
     q = torch.randn(2, 33, 4, 40, dtype=dtype)
     k, v = torch.randn(2, 2, 65, 2, 40, dtype=dtype)
@@ -78,6 +105,7 @@ def main(device: str = "cuda") -> None:
         for head_dims in HEAD_DIMS:
             dense(dtype, *head_dims)
             varlen(dtype, *head_dims)
+            cache(dtype, *head_dims)
         probabilities(dtype)
     print("all calls returned finite values")
 
