@@ -26,7 +26,7 @@ def id_of(x) -> str:
 
 
 def check(kernels, row, case: CacheCase) -> None:
-    case = replace(case, dtype=DTYPES[row.dtype], d=row.head_dim)
+    case = replace(case, dtype=DTYPES[row.dtype], d=row.head_dim, dv=row.head_dim_v)
     x = make_cache(case, "cpu")
     ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
     out, lse = calls.cached(
