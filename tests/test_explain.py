@@ -43,7 +43,7 @@ class Library:
 
     def explain_forward(self, *request) -> str:
         self.asked.append(request)
-        _sm, dtype, head_dim, _, full_scores = request
+        _sm, dtype, head_dim, _, full_scores, *_paged = request
         fits = dtype == "bf16" and head_dim <= 64 and not full_scores
         rejected = [] if fits else [{"name": ROW["name"], "why": "does not serve this"}]
         return json.dumps({"variant": ROW if fits else None, "rejected": rejected, "splits": 1})
@@ -199,10 +199,13 @@ def test_cuda_operation_without_a_kernel(library):
 
 def test_cuda_option_without_a_kernel(library):
     (table,) = fake("cuda", (2, 3), dtype=torch.int32)
-    q, pages, ends = fake("cuda", (9, 4, 64), (5, 16, 4, 64), (3,))
-    choice = flash_attn.explain(q, pages, pages, cu_seqlens_q=ends, block_table=table)
+    q, pages, ends = *fake("cuda", (7, 4, 64), (9, 16, 4, 64)), torch.empty(3)
+    options = {"cu_seqlens_q": ends, "block_table": table}
+    choice = flash_attn.explain(q, pages, pages, return_attn_probs=True, **options)
     assert choice.backend == "none"
-    assert "paged has no CUDA kernel yet" in choice.why
+    assert "attn_probs of pages" in choice.why
+    assert flash_attn.explain(q, pages, pages, **options).backend == "cuda"
+    assert library.asked == [(90, "bf16", 64, 64, False, True)]
 
 
 def test_cuda_probabilities_change_nothing_about_the_kernel(library):
