@@ -26,13 +26,18 @@ namespace flash {{
 """
 
 # The folder of a direction's kernels, which is also what its launch is called in C++.
-_FOLDER = {"fwd": "forward"}
+_FOLDER = {"fwd": "forward", "bwd": "backward"}
+
+# What a direction's config is made of, after the element type.
+_CONFIG = {
+    "fwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
+    "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
+}
 
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code, and the tiles were chosen, and freed of spills, with this one.
 _KERNEL = """
-using Config_{name} = {arch}::{Folder}Config<{element}, {head_dim}, {head_dim_v}, {block_m},
-                                             {block_n}, {warps}, ScoreLevel::{level}>;
+using Config_{name} = {arch}::{Folder}Config<{element}, {config}, ScoreLevel::{level}>;
 extern int const smem_{name} = {arch}::kSmemBytes<Config_{name}>;
 void launch_{name}({params} const& params, LaunchContext const& launch) {{
   {arch}::launch_{folder}<Config_{name}>(params, launch);
@@ -102,6 +107,7 @@ def _fields(variant) -> dict:
         sm=int(variant.arch[2:]),
         element=_ELEMENT[variant.dtype],
         level=variant.scores.capitalize(),
+        config=", ".join(str(getattr(variant, field)) for field in _CONFIG[variant.direction]),
         folder=_FOLDER[variant.direction],
         Folder=_FOLDER[variant.direction].capitalize(),
         params=f"{variant.direction.capitalize()}Params",

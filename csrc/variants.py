@@ -12,14 +12,15 @@ from dataclasses import dataclass
 class Variant:
     """One compiled kernel.
 
-    direction: "fwd"; arch: family ("sm80"); dtype: "bf16" or "fp16".
+    direction: "fwd" or "bwd"; arch: family ("sm80"); dtype: "bf16" or "fp16".
     head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
-    stages: buffers for K and for V in shared memory.
+    stages: buffers for what goes by in shared memory: K and V, or in a backward Q and dO.
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, sinks, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
     tile_in_name: this is not the first row for what it serves, so the name needs the tile.
+    key_warps: of a backward, warps along the keys; the others share their keys.
     """
 
     direction: str
@@ -35,6 +36,7 @@ class Variant:
     why: str
     allow_spills: int = 0
     tile_in_name: bool = False
+    key_warps: int = 0
 
     @property
     def name(self) -> str:
@@ -59,6 +61,15 @@ def _both_levels(**columns) -> list[Variant]:
 # has the figures of the tiles that were not taken.
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1)
 
+# Of a backward, `why` gives what its tile costs: bytes of shared memory per multiply-add (0.1 is
+# what mma.sync keeps up with on an H200) and thread blocks on one of its multiprocessors. Where the
+# plain row needs more shared memory than the GPU has, plain calls run a full one; those of _SMALL
+# fit the 99 KiB of consumer GPUs. None is measured yet.
+_SM80_BACKWARD = dict(direction="bwd", arch="sm80")
+_PLAIN = dict(**_SM80_BACKWARD, scores="plain")
+_FULL = dict(**_SM80_BACKWARD, scores="full")
+_SMALL = dict(**_FULL, tile_in_name=True)
+
 VARIANTS: list[Variant] = [
     *_both_levels(**_SM80_FORWARD, head_dim=32, head_dim_v=32, block_n=128,
                   why="a seventh fewer instructions a key than with 64 keys; not measured"),
@@ -76,4 +87,42 @@ VARIANTS: list[Variant] = [
                   why="128 rows ask half as much of L2 as 64 do; not measured"),
     *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, head_dim_v=256, block_n=64,
                   tile_in_name=True, why="what fits where a block gets no more than 99 KiB"),
+    *_rows(**_PLAIN, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=4, key_warps=4,
+           stages=2, why="as d 64"),
+    *_rows(**_PLAIN, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=4, key_warps=4,
+           stages=2, why="P and dS stay in registers; 0.10 bytes, 2 blocks of 4 warps"),
+    *_rows(**_PLAIN, head_dim=96, head_dim_v=96, block_m=128, block_n=128, warps=8, key_warps=4,
+           stages=1, why="0.11 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.125"),
+    *_rows(**_PLAIN, head_dim=128, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="0.1125 bytes, 1 block of 8 warps; 128 rows, 1 stage: 0.106"),
+    *_rows(**_PLAIN, head_dim=192, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="0.106 bytes, 1 block of 8 warps"),
+    *_rows(**_PLAIN, head_dim=192, head_dim_v=192, block_m=128, block_n=64, warps=8, key_warps=2,
+           stages=1, why="0.106 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.1375"),
+    *_rows(**_PLAIN, head_dim=256, head_dim_v=256, block_m=128, block_n=64, warps=8, key_warps=2,
+           stages=1, why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
+    *_rows(**_FULL, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=4, key_warps=4,
+           stages=2, why="as plain"),
+    *_rows(**_FULL, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=4, key_warps=4,
+           stages=2, why="as plain"),
+    *_rows(**_FULL, head_dim=96, head_dim_v=96, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="0.125 bytes; fewer registers than the plain tile"),
+    *_rows(**_SMALL, head_dim=96, head_dim_v=96, block_m=64, block_n=64, warps=4, key_warps=2,
+           stages=2, why="88 KiB"),
+    *_rows(**_FULL, head_dim=128, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="as plain"),
+    *_rows(**_SMALL, head_dim=128, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=4,
+           stages=1, why="80 KiB"),
+    *_rows(**_FULL, head_dim=192, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=2,
+           stages=2, why="137 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=192, head_dim_v=128, block_m=32, block_n=64, warps=8, key_warps=4,
+           stages=2, why="88 KiB"),
+    *_rows(**_FULL, head_dim=192, head_dim_v=192, block_m=64, block_n=64, warps=8, key_warps=2,
+           stages=2, why="161 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=192, head_dim_v=192, block_m=32, block_n=64, warps=8, key_warps=4,
+           stages=1, why="80 KiB"),
+    *_rows(**_FULL, head_dim=256, head_dim_v=256, block_m=64, block_n=64, warps=8, key_warps=2,
+           stages=1, why="145 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=256, head_dim_v=256, block_m=32, block_n=32, warps=4, key_warps=2,
+           stages=1, why="68 KiB"),
 ]  # fmt: skip

@@ -39,7 +39,6 @@ FEATURES = frozenset(
 # Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
 CUDA_MISSING = frozenset(
     {
-        "backward",
         "kvcache",
         "paged",
     }

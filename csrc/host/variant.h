@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "params/bwd_params.h"
 #include "params/fwd_params.h"
 
 namespace flash {
@@ -28,6 +29,7 @@ struct LaunchContext {
 // How to launch a row: the one of its direction, the others are null.
 struct Launch {
   void (*forward)(FwdParams const&, LaunchContext const&);
+  void (*backward)(BwdParams const&, LaunchContext const&);
 };
 
 struct Variant {

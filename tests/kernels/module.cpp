@@ -2,12 +2,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "banks.h"
+#include "host/launch_kernel.h"
 #include "host/select.h"
-#include "host/variant.h"
+#include "host/workspace.h"
 #include "probabilities/launch.h"
 
 namespace py = pybind11;
@@ -31,18 +37,32 @@ flash::TensorView<T> view(py::dict const& call, char const* name) {
   return {reinterpret_cast<T*>(v[0]), v[1], v[2], v[3]};
 }
 
-flash::FwdParams params(py::dict const& call) {
-  flash::FwdParams p{};
+// name: (address, batch stride, head stride)
+flash::RowView rows(py::dict const& call, char const* name) {
+  if (!call.contains(name)) {
+    return {};
+  }
+  auto const v = call[name].cast<std::array<int64_t, 3>>();
+  return {reinterpret_cast<float*>(v[0]), v[1], v[2]};
+}
+
+flash::Seqlens seqlens(py::dict const& call) {
+  return {number<int>(call, "batch"),      number<int>(call, "seqlen_q"),
+          number<int>(call, "seqlen_k"),   number<int64_t>(call, "total_q"),
+          pointer<int>(call, "cu_q"),      pointer<int>(call, "cu_k"),
+          pointer<int>(call, "used_k"),    pointer<int>(call, "leftpad_k"),
+          number<int64_t>(call, "total_k")};
+}
+
+// What both directions have.
+template <class Params>
+Params params(py::dict const& call) {
+  Params p{};
   p.q = view<void const>(call, "q");
   p.k = view<void const>(call, "k");
   p.v = view<void const>(call, "v");
-  p.out = view<void>(call, "out");
-  auto const lse = call["lse"].cast<std::array<int64_t, 3>>();
-  p.lse = {reinterpret_cast<float*>(lse[0]), lse[1], lse[2]};
-  p.seqlens = {number<int>(call, "batch"),    number<int>(call, "seqlen_q"),
-               number<int>(call, "seqlen_k"), number<int64_t>(call, "total_q"),
-               pointer<int>(call, "cu_q"),    pointer<int>(call, "cu_k"),
-               pointer<int>(call, "used_k"),  pointer<int>(call, "leftpad_k")};
+  p.lse = rows(call, "lse");
+  p.seqlens = seqlens(call);
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");
   p.scores.softcap = number<float>(call, "softcap");
@@ -61,17 +81,81 @@ flash::FwdParams params(py::dict const& call) {
 
 flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
 
-void run(std::string const& name, py::dict const& call) {
-  for (flash::Variant const& variant : flash::variants()) {
-    if (name == variant.name) {
-      return variant.launch.forward(params(call), {device, nullptr, variant.name});
+flash::FwdParams forward_params(py::dict const& call) {
+  auto p = params<flash::FwdParams>(call);
+  p.out = view<void>(call, "out");
+  return p;
+}
+
+flash::BwdParams backward_params(py::dict const& call) {
+  auto p = params<flash::BwdParams>(call);
+  p.out = view<void const>(call, "out");
+  p.dout = view<void const>(call, "dout");
+  p.dlse = rows(call, "dlse");
+  p.softmax_d = rows(call, "softmax_d");
+  for (auto const& [name, gradient] : {std::pair{"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
+    if (call.contains(name)) {
+      *gradient = view<void>(call, name);
     }
+  }
+  p.ds_aux = pointer<float>(call, "ds_aux");
+  return p;
+}
+
+// Scratch memory, full of what must not be counted on, with a margin that must not change.
+template <class T>
+class Scratch {
+ public:
+  Scratch(int64_t size, T poison) : poison_(poison), memory_(kMargin + size + kMargin, poison) {}
+
+  T* data() { return memory_.data() + kMargin; }
+
+  void check() const {
+    auto const same = [&](T x) { return std::memcmp(&x, &poison_, sizeof(T)) == 0; };
+    if (!std::all_of(memory_.begin(), memory_.begin() + kMargin, same) ||
+        !std::all_of(memory_.end() - kMargin, memory_.end(), same)) {
+      throw std::logic_error("a kernel writes around its workspace");
+    }
+  }
+
+ private:
+  static constexpr int kMargin = 64;
+  T poison_;
+  std::vector<T> memory_;
+};
+
+void run_backward(flash::Variant const& variant, py::dict const& call,
+                  flash::LaunchContext const& launch) {
+  flash::BwdParams p = backward_params(call);
+  auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  Scratch<float> dq(size.dq, nan), stats(size.stats, nan);
+  Scratch<int> turns(size.turns, -1);
+  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(),
+                 size.turns ? turns.data() : nullptr};
+  variant.launch.backward(p, launch);
+  dq.check();
+  stats.check();
+  turns.check();
+}
+
+void run(std::string const& name, py::dict const& call) {
+  flash::last_block_first = number<bool>(call, "last_block_first");
+  for (flash::Variant const& variant : flash::variants()) {
+    if (name != variant.name) {
+      continue;
+    }
+    flash::LaunchContext const launch{device, nullptr, variant.name};
+    if (variant.launch.backward) {
+      return run_backward(variant, call, launch);
+    }
+    return variant.launch.forward(forward_params(call), launch);
   }
   throw py::value_error("no variant " + name);
 }
 
 void probabilities(std::string const& dtype, py::dict const& call) {
-  flash::launch_probabilities(params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
+  flash::launch_probabilities(forward_params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
                               {device, nullptr, "probabilities"});
 }
 

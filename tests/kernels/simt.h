@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -79,6 +80,7 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Thread> threads;
   jmp_buf scheduler;
+  std::exception_ptr failure;  // of a thread
   int current = 0;
   bool progress = false;
 
@@ -140,9 +142,10 @@ A __hfma2(A, B, C);
 
 inline void __syncthreads() { simt::wait(simt::block->barrier); }
 
-inline float __shfl_xor_sync(unsigned, float value, int lane_mask) {
-  float result;
-  simt::exchange({value}, [&](auto of) { result = *of(simt::lane() ^ lane_mask); });
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+  T result;
+  simt::exchange({value}, [&](auto of) { result = *of(from); });
   return result;
 }
 
@@ -156,12 +159,34 @@ inline int __any_sync(unsigned, bool predicate) {
   return any;
 }
 
+inline float __shfl_xor_sync(unsigned mask, float value, int lane_mask) {
+  return __shfl_sync(mask, value, simt::lane() ^ lane_mask);
+}
+
+// Threads take turns, so nothing can come between.
+template <class T>
+T atomicAdd(T* target, T value) {
+  T const before = *target;
+  *target += value;
+  return before;
+}
+inline void __threadfence() {}
+
+// Blocks run one after the other: what a block polls for will not come.
+inline void __nanosleep(unsigned) {
+  throw std::logic_error("a block waits for one that is launched after it");
+}
+
 namespace simt {
 
 inline std::function<void()> const* fiber_body = nullptr;
 
 inline void fiber_main() {
-  (*fiber_body)();
+  try {
+    (*fiber_body)();
+  } catch (...) {
+    block->failure = std::current_exception();  // no further: the stack below is the scheduler's
+  }
   thread().done = true;
   block->progress = true;
   _longjmp(block->scheduler, 1);
@@ -217,6 +242,9 @@ inline void Block::run(std::function<void()> const& body, bool reversed) {
     for (int i = 0; i <= last; ++i) {
       any |= run_warp(reversed ? last - i : i);
     }
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
   }
   for (Thread const& t : threads) {
     if (!t.done) {

@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "core/block_info.h"
+#include "core/row_blocks.h"
 
 namespace {
 
@@ -14,6 +15,7 @@ void bind_block_info(py::module_& m) {
   py::class_<BlockInfo>(m, "BlockInfo")
       .def_readonly("seqlen_q", &BlockInfo::seqlen_q)
       .def_readonly("seqlen_k", &BlockInfo::seqlen_k)
+      .def_readonly("slots_k", &BlockInfo::slots_k)
       .def_readonly("row_q", &BlockInfo::row_q)
       .def_readonly("row_k", &BlockInfo::row_k);
 
@@ -21,13 +23,29 @@ void bind_block_info(py::module_& m) {
       "block_info",
       [](int sequence, int batch, int seqlen_q, int seqlen_k, int64_t total_q,
          OptionalInts const& cu_q, OptionalInts const& cu_k, OptionalInts const& used_k,
-         OptionalInts const& leftpad_k) {
+         OptionalInts const& leftpad_k, int64_t total_k) {
         return BlockInfo({batch, seqlen_q, seqlen_k, total_q, data(cu_q), data(cu_k), data(used_k),
-                          data(leftpad_k)},
+                          data(leftpad_k), total_k},
                          sequence);
       },
       py::kw_only(), py::arg("sequence"), py::arg("batch"), py::arg("seqlen_q") = 0,
       py::arg("seqlen_k") = 0, py::arg("total_q") = 0, py::arg("cu_q") = py::none(),
       py::arg("cu_k") = py::none(), py::arg("used_k") = py::none(),
-      py::arg("leftpad_k") = py::none());
+      py::arg("leftpad_k") = py::none(), py::arg("total_k") = 0);
+
+  // Number of each sequence's first row block, the one behind the last one, and how many there are.
+  m.def(
+      "row_blocks",
+      [](int block_m, int batch, int seqlen_q, int64_t total_q, OptionalInts const& cu_q) {
+        flash::Seqlens const seqlens{batch,   seqlen_q, 0,       total_q, data(cu_q),
+                                     nullptr, nullptr,  nullptr, 0};
+        flash::RowBlocks const blocks{block_m};
+        std::vector<int64_t> first;
+        for (int sequence = 0; sequence < batch + (cu_q ? 1 : 0); ++sequence) {
+          first.push_back(blocks.first(seqlens, sequence, cu_q ? (*cu_q)[sequence] : 0));
+        }
+        return std::make_pair(first, blocks.count(seqlens));
+      },
+      py::kw_only(), py::arg("block_m"), py::arg("batch"), py::arg("seqlen_q") = 0,
+      py::arg("total_q") = 0, py::arg("cu_q") = py::none());
 }
