@@ -52,9 +52,7 @@ struct ScoreTile {
         factors(i) *= s_mma(i);
       }
       if (drops()) {
-        int64_t const* const rng = p.scores.rng_state;
-        keep.draw({rng[0], rng[1], block.tile.batch, p.heads_q, head, p.scores.dropout_threshold},
-                  row_begin, block.key_begin, coord);
+        keep.draw({p.scores, block.tile.batch, p.heads_q, head}, row_begin, block.key_begin, coord);
         keep.apply(s);
       }
       return factors;
