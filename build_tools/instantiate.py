@@ -26,7 +26,13 @@ namespace flash {{
 """
 
 # The folder of a direction's kernels, which is also what its launch is called in C++.
-_FOLDER = {"fwd": "forward", "paged": "paged", "decode": "decode", "append": "append"}
+_FOLDER = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "paged": "paged",
+    "decode": "decode",
+    "append": "append",
+}
 
 # Directions that take another's parameters.
 _PARAMS = {"paged": "Fwd"}
@@ -34,6 +40,7 @@ _PARAMS = {"paged": "Fwd"}
 # What a direction's config is made of, after the element type.
 _CONFIG = {
     "fwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
+    "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
     "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "append": ("head_dim", "block_m"),

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 class Variant:
     """One compiled kernel.
 
-    direction: "fwd"; "paged", a forward of keys in pages; "decode", few query rows against a cache;
-        "append", new keys to a cache.
+    direction: "fwd" or "bwd"; "paged", a forward of keys in pages; "decode", few query rows against
+        a cache; "append", new keys to a cache.
     arch: family ("sm80"); dtype: "bf16" or "fp16".
     head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
-    stages: buffers for K and for V in shared memory.
+    stages: buffers for what goes by in shared memory: K and V, or in a backward Q and dO.
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, sinks, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
     tile_in_name: this is not the first row for what it serves, so the name needs the tile.
+    key_warps: of a backward, warps along the keys; the others share their keys.
     """
 
     direction: str
@@ -37,6 +38,7 @@ class Variant:
     why: str
     allow_spills: int = 0
     tile_in_name: bool = False
+    key_warps: int = 0
 
     @property
     def name(self) -> str:
@@ -80,6 +82,57 @@ _SM80_FORWARDS = [
                   tile_in_name=True, why="what fits where a block gets no more than 99 KiB"),
 ]  # fmt: skip
 
+# Of a backward, `why` gives what its tile costs: bytes of shared memory per multiply-add (0.1 is
+# what mma.sync keeps up with on an H200) and thread blocks on one of its multiprocessors. Where the
+# plain row needs more shared memory than the GPU has, plain calls run a full one; those of _SMALL
+# fit the 99 KiB of consumer GPUs. None is measured yet. Spilled are mostly addresses that stay the
+# same.
+_SM80_BACKWARD = dict(direction="bwd", arch="sm80", allow_spills=600)
+_PLAIN = dict(**_SM80_BACKWARD, scores="plain")
+_FULL = dict(**_SM80_BACKWARD, scores="full")
+_SMALL = dict(**_FULL, tile_in_name=True)
+
+_SM80_BACKWARDS = [
+    *_rows(**_PLAIN, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=4, key_warps=4,
+           stages=2, why="as d 64"),
+    *_rows(**_PLAIN, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=4, key_warps=4,
+           stages=2, why="P and dS stay in registers; 0.10 bytes, 2 blocks of 4 warps"),
+    *_rows(**_PLAIN, head_dim=96, head_dim_v=96, block_m=128, block_n=128, warps=8, key_warps=4,
+           stages=1, why="0.11 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.125"),
+    *_rows(**_PLAIN, head_dim=128, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="0.1125 bytes, 1 block of 8 warps; 128 rows, 1 stage: 0.106"),
+    *_rows(**_PLAIN, head_dim=192, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="0.106 bytes, 1 block of 8 warps"),
+    *_rows(**_PLAIN, head_dim=192, head_dim_v=192, block_m=128, block_n=64, warps=8, key_warps=2,
+           stages=1, why="0.106 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.1375"),
+    *_rows(**_PLAIN, head_dim=256, head_dim_v=256, block_m=128, block_n=64, warps=8, key_warps=2,
+           stages=1, why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
+    *_rows(**_FULL, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=8, key_warps=8,
+           stages=2, why="with the plain tile's 4 warps, d 64 spills 1344 bytes of the hooks'"),
+    *_rows(**_FULL, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=8, key_warps=8,
+           stages=2, why="with the plain tile's 4 warps, d 64 spills 1344 bytes of the hooks'"),
+    *_rows(**_FULL, head_dim=96, head_dim_v=96, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="0.125 bytes; fewer registers than the plain tile"),
+    *_rows(**_SMALL, head_dim=96, head_dim_v=96, block_m=64, block_n=64, warps=4, key_warps=2,
+           stages=2, why="88 KiB"),
+    *_rows(**_FULL, head_dim=128, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
+           stages=2, why="as plain"),
+    *_rows(**_SMALL, head_dim=128, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=4,
+           stages=1, why="80 KiB"),
+    *_rows(**_FULL, head_dim=192, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=2,
+           stages=2, why="137 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=192, head_dim_v=128, block_m=32, block_n=64, warps=8, key_warps=4,
+           stages=2, why="88 KiB"),
+    *_rows(**_FULL, head_dim=192, head_dim_v=192, block_m=64, block_n=64, warps=8, key_warps=2,
+           stages=2, why="161 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=192, head_dim_v=192, block_m=32, block_n=64, warps=8, key_warps=4,
+           stages=1, why="80 KiB"),
+    *_rows(**_FULL, head_dim=256, head_dim_v=256, block_m=64, block_n=64, warps=8, key_warps=2,
+           stages=1, why="145 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=256, head_dim_v=256, block_m=32, block_n=32, warps=4, key_warps=2,
+           stages=1, why="68 KiB"),
+]  # fmt: skip
+
 # A look-up in the plain kernels' loads, as a run-time flag, took their spills from 356 to 660 bytes
 # (d 64) and from 244 to 300 (d 128).
 _SM80_PAGED = [
@@ -111,6 +164,7 @@ _SM80_APPEND = _rows(
 
 VARIANTS: list[Variant] = [
     *_SM80_FORWARDS,
+    *_SM80_BACKWARDS,
     *_SM80_PAGED,
     *_sm80_decode("plain"),
     *_sm80_decode("full"),

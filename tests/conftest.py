@@ -37,11 +37,7 @@ FEATURES = frozenset(
 )
 
 # Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
-CUDA_MISSING = frozenset(
-    {
-        "backward",
-    }
-)
+CUDA_MISSING: frozenset[str] = frozenset()
 
 # Not missing but wrong on a GPU, for good: a ValueError.
 CUDA_REJECTS = frozenset({"fp32", "fp64"})

@@ -23,20 +23,33 @@ HEAD_DIMS = ((24, 24), (64, 64), (80, 96), (128, 128), (192, 128), (136, 144), (
 def hooks(heads: int) -> list[dict]:
     """Keywords of the plain score level and of the full one."""
     slopes = torch.rand(heads)
-    sinks = torch.randn(heads)
+    sinks = torch.randn(heads, requires_grad=True)
     return [
         {},
         {"softcap": 20.0, "alibi_slopes": slopes, "s_aux": sinks, "dropout_p": 0.2},
     ]
 
 
+def check_gradients(out: torch.Tensor, inputs: list[torch.Tensor], what) -> None:
+    """Finite for every input; their values are the other tests' affair."""
+    for gradient in torch.autograd.grad(out.float().square().sum(), inputs):
+        assert torch.isfinite(gradient).all(), what
+
+
+def leaves(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
 def dense(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
-    for (seqlen_q, seqlen_k), mask, hook in itertools.product(LENGTHS, MASKS, hooks(4)):
-        q = torch.randn(2, seqlen_q, 4, head_dim, dtype=dtype)
-        k = torch.randn(2, seqlen_k, 2, head_dim, dtype=dtype)
-        v = torch.randn(2, seqlen_k, 2, head_dim_v, dtype=dtype)
-        out = flash_attn.flash_attn_func(q, k, v, **mask, **hook)
-        assert torch.isfinite(out).all(), (dtype, head_dim, seqlen_q, seqlen_k, mask, hook)
+    cases = itertools.product(LENGTHS, MASKS, hooks(4), (False, True))
+    for (seqlen_q, seqlen_k), mask, hook, deterministic in cases:
+        kv_shape = (2, seqlen_k, 2)
+        shapes = (2, seqlen_q, 4, head_dim), (*kv_shape, head_dim), (*kv_shape, head_dim_v)
+        inputs = leaves(*shapes, dtype=dtype)
+        out = flash_attn.flash_attn_func(*inputs, deterministic=deterministic, **mask, **hook)
+        what = (dtype, head_dim, seqlen_q, seqlen_k, mask, hook, deterministic)
+        assert torch.isfinite(out).all(), what
+        check_gradients(out, inputs + [hook["s_aux"]] * ("s_aux" in hook), what)
 
 
 def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
@@ -44,13 +57,14 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     ends_k = torch.tensor([0, 5, 138, 200, 201], dtype=torch.int32)
     used = torch.tensor([5, 130, 0, 1], dtype=torch.int32)
     leftpad = torch.tensor([0, 3, 0, 0], dtype=torch.int32)
-    q = torch.randn(300, 4, head_dim, dtype=dtype)
-    k = torch.randn(210, 2, head_dim, dtype=dtype)
-    v = torch.randn(210, 2, head_dim_v, dtype=dtype)
+    shapes = (300, 4, head_dim), (210, 2, head_dim), (210, 2, head_dim_v)
+    q, k, v = leaves(*shapes, dtype=dtype)
     lengths = (ends_q, ends_k, 101, 133)
     for mask, hook in itertools.product(MASKS, hooks(4)):
         out = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, **mask, **hook)
         assert torch.isfinite(out).all(), (dtype, head_dim, mask, hook)
+        check_gradients(out, [q, k, v], (dtype, head_dim, mask, hook))
+    q, k, v = (x.detach() for x in (q, k, v))
     out, *_ = _flash_attn_varlen_forward(
         q, k, v, *lengths, 0.0, 0.1, True, seqused_k=used, leftpad_k=leftpad
     )

@@ -6,7 +6,7 @@
 #include <limits>
 #include <tuple>
 
-#include "api/attributes.h"
+#include "api/arguments.h"
 #include "api/forward.h"
 #include "api/tensors.h"
 #include "host/decode_plan.h"
@@ -159,10 +159,11 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   if (block_table) {
     set_pages(p, k_cache, *block_table, q);
   }
-  Attributes const attributes{0.0,          softmax_scale, causal,       window_left,
-                              window_right, softcap,       alibi_slopes, s_aux};
-  p.mask = mask(attributes, p.seqlens);
-  p.scores = scores(attributes, p, q, std::nullopt);
+  ScoreArguments const arguments{0.0,          softmax_scale, causal,       window_left,
+                                 window_right, softcap,       alibi_slopes, s_aux};
+  check_numbers(arguments);
+  p.mask = mask(arguments, p.seqlens);
+  p.scores = scores(arguments, p.seqlens, p.heads_q, q, std::nullopt);
 
   Tensor query = q;
   if (k) {

@@ -36,7 +36,10 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   }
   check(shape.blocks <= max_grid_blocks, shape.blocks, " thread blocks in one call, at most ",
         max_grid_blocks, " are served");
-  allow_shared_memory<kKernel>(launch, shape.smem_bytes);
+  constexpr int kAlwaysAllowed = 48 * 1024;
+  if (shape.smem_bytes > kAlwaysAllowed) {
+    allow_shared_memory<kKernel>(launch, shape.smem_bytes);
+  }
   kKernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.smem_bytes, launch.stream>>>(
       args...);
   FLASH_CHECK_CUDA(cudaGetLastError(), launch.name);

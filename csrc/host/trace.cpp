@@ -20,7 +20,8 @@ bool enabled() {
   return on;
 }
 
-std::string describe(FwdParams const& p) {
+template <class Params>
+std::string describe(Params const& p) {
   return concat("b ", p.seqlens.batch, ", ", p.seqlens.cu_q ? "varlen up to " : "",
                 p.seqlens.seqlen_q, " x ", p.seqlens.seqlen_k, ", h ", p.heads_q, "/", p.heads_kv,
                 ", d ", p.head_dim,
@@ -28,21 +29,29 @@ std::string describe(FwdParams const& p) {
                 p.mask.left, "/", p.mask.right);
 }
 
-}  // namespace
-
-void trace_launch(FwdParams const& params, Variant const& variant) {
-  if (!enabled()) {
-    return;
-  }
+void trace(std::string const& problem, Variant const& variant) {
   static std::mutex mutex;
   static std::set<std::string> seen;
-  std::string const line =
-      concat(describe(params), " -> ", variant.name, " (tile ", variant.block_m, "x",
-             variant.block_n, ", ", variant.warps, " warps, ", variant.stages, " stages, ",
-             variant.smem_bytes / 1024, " KiB shared)");
+  std::string const line = concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x",
+                                  variant.block_n, ", ", variant.warps, " warps, ", variant.stages,
+                                  " stages, ", variant.smem_bytes / 1024, " KiB shared)");
   std::lock_guard<std::mutex> const lock(mutex);
   if (seen.insert(line).second) {
     std::fprintf(stderr, "flash_attn: %s\n", line.c_str());
+  }
+}
+
+}  // namespace
+
+void trace_launch(FwdParams const& params, Variant const& variant) {
+  if (enabled()) {
+    trace(describe(params), variant);
+  }
+}
+
+void trace_launch(BwdParams const& params, Variant const& variant) {
+  if (enabled()) {
+    trace(describe(params), variant);
   }
 }
 

@@ -6,5 +6,6 @@
 namespace flash {
 
 void trace_launch(FwdParams const& params, Variant const& variant);
+void trace_launch(BwdParams const& params, Variant const& variant);
 
 }  // namespace flash

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "params/append_params.h"
+#include "params/bwd_params.h"
 #include "params/decode_params.h"
 #include "params/fwd_params.h"
 
@@ -30,6 +31,7 @@ struct LaunchContext {
 // How to launch a row: the one of its direction, the others are null.
 struct Launch {
   void (*forward)(FwdParams const&, LaunchContext const&);
+  void (*backward)(BwdParams const&, LaunchContext const&);
   void (*paged)(FwdParams const&, LaunchContext const&);  // a forward of keys in pages
   void (*decode)(DecodeParams const&, LaunchContext const&);
   void (*append)(AppendParams const&, LaunchContext const&);

@@ -11,19 +11,24 @@ from torch import Tensor
 NAN = float("nan")
 
 
-class Output:
-    """out and lse inside larger tensors, all of it NaN until a kernel writes there."""
+class Outputs:
+    """Tensors inside larger ones, all of it NaN until a kernel writes there."""
 
-    def __init__(self, shape: tuple[int, ...], lse_shape: tuple[int, ...], dtype: torch.dtype):
-        self.out = poisoned(torch.full(shape, NAN, dtype=dtype))
-        self.lse = poisoned(torch.full(lse_shape, NAN))
+    def __init__(self, **like: tuple[tuple[int, ...], torch.dtype]):
+        for name, (shape, dtype) in like.items():
+            setattr(self, name, poisoned(torch.full(shape, NAN, dtype=dtype)))
 
-    def results(self) -> tuple[Tensor, Tensor]:
+    def results(self) -> tuple[Tensor, ...]:
         """Copies, once it is sure that nothing was written around them."""
-        copies = self.out.clone(), self.lse.clone()
-        for x in (self.out, self.lse):
+        copies = tuple(x.clone() for x in vars(self).values())
+        for x in vars(self).values():
             assert torch.equal(x.fill_(NAN)._base.isnan(), torch.ones_like(x._base, dtype=bool))
         return copies
+
+
+def rows(x: Tensor) -> tuple[int, int, int]:
+    """Address and strides of (b, h, s), or of packed (h, total)."""
+    return x.data_ptr(), x.stride(0) if x.dim() == 3 else 0, x.stride(-2)
 
 
 def view(x: Tensor) -> tuple[int, int, int, int]:
@@ -70,14 +75,8 @@ def dense_call(
     **full,
 ) -> dict:
     """What module.cpp reads for out (b, sq, h, dv) and lse (b, h, sq), of any strides."""
-    call = _common(q, k, v, out, causal, window_size, softmax_scale)
-    call |= {
-        "lse": (lse.data_ptr(), *lse.stride()[:2]),
-        "batch": q.shape[0],
-        "seqlen_q": q.shape[1],
-        "seqlen_k": k.shape[1],
-    }
-    return scores(call, **full)
+    call = _common(q, k, v, out, lse, causal, window_size, softmax_scale)
+    return scores(call | dense_lengths(q, k), **full)
 
 
 def dense(
@@ -95,7 +94,8 @@ def dense(
     s_dmask (b, h, sq, sk): filled by the kernel for probabilities.
     """
     b, seqlen_q, heads, _ = q.shape
-    output = Output((b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q), q.dtype)
+    out_shape, lse_shape = (b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q)
+    output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = dense_call(q, k, v, output.out, output.lse, **options)
     return _run(kernels, variant, call, output, s_dmask)
 
@@ -122,19 +122,10 @@ def varlen(
     s_dmask (b, h, longest sq, longest sk): filled by the kernel for probabilities.
     """
     total_q, heads, _ = q.shape
-    output = Output((total_q, heads, v.shape[-1]), (heads, total_q), q.dtype)
-    call = _common(q, k, v, output.out, causal, window_size, None)
-    call |= {
-        "lse": (output.lse.data_ptr(), 0, output.lse.stride(0)),
-        "batch": len(cu_seqlens_q) - 1,
-        "seqlen_q": int(cu_seqlens_q.diff().max()),
-        "total_q": total_q,
-        "cu_q": cu_seqlens_q.data_ptr(),
-    }
-    if cu_seqlens_k is not None:  # else seqused_k says it, of keys in pages
-        call |= {"seqlen_k": int(cu_seqlens_k.diff().max()), "cu_k": cu_seqlens_k.data_ptr()}
-    if seqused_k is not None:
-        call["used_k"] = seqused_k.data_ptr()
+    out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
+    output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
+    call = _common(q, k, v, output.out, output.lse, causal, window_size, None)
+    call |= varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k)
     if leftpad_k is not None:
         call["leftpad_k"] = leftpad_k.data_ptr()
     if block_table is not None:
@@ -142,7 +133,7 @@ def varlen(
     return _run(kernels, variant, scores(call, **full), output, s_dmask)
 
 
-def _run(kernels, variant: str, call: dict, output: Output, s_dmask: Tensor | None):
+def _run(kernels, variant: str, call: dict, output: Outputs, s_dmask: Tensor | None):
     kernels.run(variant, call)
     if s_dmask is not None:
         name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[s_dmask.dtype]
@@ -173,9 +164,10 @@ def cached(
     num_splits None: by the forward kernel, else by the decode kernel.
     """
     b, seqlen_q, heads, _ = q.shape
-    output = Output((b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q), q.dtype)
-    call = _common(q, k_cache, v_cache, output.out, causal, window_size, softmax_scale)
-    call |= {"lse": (output.lse.data_ptr(), *output.lse.stride()[:2]), "seqlen_q": seqlen_q}
+    out_shape, lse_shape = (b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q)
+    output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
+    call = _common(q, k_cache, v_cache, output.out, output.lse, causal, window_size, softmax_scale)
+    call |= {"seqlen_q": seqlen_q}
     call |= cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     call["new_k"] = new
     scores(call, **full)
@@ -205,9 +197,10 @@ def append(
 ) -> Tensor:
     """Writes k and v into the cache; returns q as the attention needs it."""
     turned = poisoned(torch.full(q.shape, NAN, dtype=q.dtype))
-    call = _common(q, k_cache, v_cache, turned, False, (-1, -1), None)
+    no_lse = torch.empty(0, 0)
+    call = _common(q, k_cache, v_cache, turned, no_lse, False, (-1, -1), None)
     call |= cache(k_cache, q.shape[0], cache_seqlens, cache_batch_idx, None, block_table)
-    call |= {"q_turned": view(turned), "k_new": view(k), "v_new": view(v), "lse": (0, 0, 0)}
+    call |= {"q_turned": view(turned), "k_new": view(k), "v_new": view(v)}
     call |= {"new_k": k.shape[1], "seqlen_q": q.shape[1]}
     if rotary_cos is not None:
         call |= {
@@ -250,13 +243,73 @@ def pages(k_cache: Tensor, block_table: Tensor) -> dict:
     }
 
 
-def _common(q, k, v, out, causal, window_size, softmax_scale) -> dict:
+def backward(
+    kernels: ModuleType,
+    variant: str,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lengths: dict,
+    *,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    dlse: Tensor | None = None,
+    wanted: tuple[str, ...] = ("dq", "dk", "dv"),
+    deterministic: bool = False,
+    last_block_first: bool = False,
+    **full,
+) -> tuple[Tensor, ...]:
+    """softmax_d, the gradients that are wanted, and with s_aux its gradient.
+
+    lengths: of `dense_lengths` or `varlen_lengths`. NaN wherever no kernel wrote.
+    """
+    inputs = {"dq": q, "dk": k, "dv": v}
+    like = {name: (inputs[name].shape, q.dtype) for name in wanted}
+    if full.get("s_aux") is not None:
+        like["ds_aux"] = (full["s_aux"].shape, torch.float32)
+    output = Outputs(softmax_d=(lse.shape, torch.float32), **like)
+    call = _common(q, k, v, out, lse, causal, window_size, softmax_scale) | lengths
+    call |= {name: view(getattr(output, name)) for name in wanted}
+    call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
+    call |= {"deterministic": deterministic, "last_block_first": last_block_first}
+    if dlse is not None:
+        call["dlse"] = rows(dlse)
+    if "ds_aux" in like:
+        call["ds_aux"] = output.ds_aux.data_ptr()
+    kernels.run(variant, scores(call, **full))
+    return output.results()
+
+
+def dense_lengths(q: Tensor, k: Tensor) -> dict:
+    return {"batch": q.shape[0], "seqlen_q": q.shape[1], "seqlen_k": k.shape[1]}
+
+
+def varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k: Tensor | None = None) -> dict:
+    """The tensors have to live as long as the result is used."""
+    lengths = {
+        "batch": len(cu_seqlens_q) - 1,
+        "seqlen_q": int(cu_seqlens_q.diff().max()),
+        "total_q": q.shape[0],
+        "total_k": k.shape[0],
+        "cu_q": cu_seqlens_q.data_ptr(),
+    }
+    if cu_seqlens_k is not None:  # else seqused_k says it, of keys in pages
+        lengths |= {"seqlen_k": int(cu_seqlens_k.diff().max()), "cu_k": cu_seqlens_k.data_ptr()}
+    return lengths if seqused_k is None else lengths | {"used_k": seqused_k.data_ptr()}
+
+
+def _common(q, k, v, out, lse, causal, window_size, softmax_scale) -> dict:
     left, right = window_size
     return {
         "q": view(q),
         "k": view(k),
         "v": view(v),
         "out": view(out),
+        "lse": rows(lse),
         "left": left,
         "right": 0 if causal else right,
         "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,

@@ -70,13 +70,13 @@ void mma_16x8x16(float* const (&d)[4], uint32_t const (&a)[4], uint32_t const (&
   exchange(mine, [&](auto of) {
     for (int i = 0; i < 4; ++i) {
       int const row = lane() / 4 + i / 2 * 8, col = lane() % 4 * 2 + i % 2;
-      float sum = c[i];
+      double sum = c[i];  // rounded once an instruction, about as a tensor core does
       for (int k = 0; k < 16; ++k) {
         int const pair = k % 8 / 2, high_k = k / 8;
         float const a_element = of(row % 8 * 4 + pair)[2 * (row / 8) + 4 * high_k + k % 2];
-        sum += a_element * of(col * 4 + pair)[8 + 2 * high_k + k % 2];
+        sum += double(a_element) * of(col * 4 + pair)[8 + 2 * high_k + k % 2];
       }
-      *d[i] = sum;
+      *d[i] = static_cast<float>(sum);
     }
   });
 }

@@ -2,15 +2,20 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "banks.h"
 #include "host/decode_plan.h"
+#include "host/launch_kernel.h"
 #include "host/select.h"
-#include "host/variant.h"
+#include "host/workspace.h"
 #include "probabilities/launch.h"
 
 namespace py = pybind11;
@@ -34,23 +39,41 @@ flash::TensorView<T> view(py::dict const& call, char const* name) {
   return {reinterpret_cast<T*>(v[0]), v[1], v[2], v[3]};
 }
 
-flash::FwdParams params(py::dict const& call) {
-  flash::FwdParams p{};
+// name: (address, batch stride, head stride)
+flash::RowView rows(py::dict const& call, char const* name) {
+  if (!call.contains(name)) {
+    return {};
+  }
+  auto const v = call[name].cast<std::array<int64_t, 3>>();
+  return {reinterpret_cast<float*>(v[0]), v[1], v[2]};
+}
+
+flash::Seqlens seqlens(py::dict const& call) {
+  flash::Seqlens s{};
+  s.batch = number<int>(call, "batch");
+  s.seqlen_q = number<int>(call, "seqlen_q");
+  s.seqlen_k = number<int>(call, "seqlen_k");
+  s.total_q = number<int64_t>(call, "total_q");
+  s.total_k = number<int64_t>(call, "total_k");
+  s.cu_q = pointer<int>(call, "cu_q");
+  s.cu_k = pointer<int>(call, "cu_k");
+  s.used_k = pointer<int>(call, "used_k");
+  s.leftpad_k = pointer<int>(call, "leftpad_k");
+  s.new_k = number<int>(call, "new_k");
+  s.batch_k = pointer<int>(call, "batch_k");
+  s.batches_k = number<int>(call, "batches_k");
+  return s;
+}
+
+// What both directions have.
+template <class Params>
+Params params(py::dict const& call) {
+  Params p{};
   p.q = view<void const>(call, "q");
   p.k = view<void const>(call, "k");
   p.v = view<void const>(call, "v");
-  p.out = view<void>(call, "out");
-  auto const lse = call["lse"].cast<std::array<int64_t, 3>>();
-  p.lse = {reinterpret_cast<float*>(lse[0]), lse[1], lse[2]};
-  p.seqlens = {number<int>(call, "batch"),    number<int>(call, "seqlen_q"),
-               number<int>(call, "seqlen_k"), number<int64_t>(call, "total_q"),
-               pointer<int>(call, "cu_q"),    pointer<int>(call, "cu_k"),
-               pointer<int>(call, "used_k"),  pointer<int>(call, "leftpad_k"),
-               number<int>(call, "new_k"),    pointer<int>(call, "batch_k"),
-               number<int>(call, "batches_k")};
-  p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
-             number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
-             number<int>(call, "pages")};
+  p.lse = rows(call, "lse");
+  p.seqlens = seqlens(call);
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");
   p.scores.softcap = number<float>(call, "softcap");
@@ -69,6 +92,66 @@ flash::FwdParams params(py::dict const& call) {
 
 flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
 
+flash::FwdParams forward_params(py::dict const& call) {
+  auto p = params<flash::FwdParams>(call);
+  p.out = view<void>(call, "out");
+  p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
+             number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
+             number<int>(call, "pages")};
+  return p;
+}
+
+flash::BwdParams backward_params(py::dict const& call) {
+  auto p = params<flash::BwdParams>(call);
+  p.out = view<void const>(call, "out");
+  p.dout = view<void const>(call, "dout");
+  p.dlse = rows(call, "dlse");
+  p.softmax_d = rows(call, "softmax_d");
+  for (auto const& [name, gradient] : {std::pair{"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
+    if (call.contains(name)) {
+      *gradient = view<void>(call, name);
+    }
+  }
+  p.ds_aux = pointer<float>(call, "ds_aux");
+  return p;
+}
+
+// Scratch memory, full of what must not be counted on, with a margin that must not change.
+template <class T>
+class Scratch {
+ public:
+  Scratch(int64_t size, T poison) : poison_(poison), memory_(kMargin + size + kMargin, poison) {}
+
+  T* data() { return memory_.data() + kMargin; }
+
+  void check() const {
+    auto const same = [&](T x) { return std::memcmp(&x, &poison_, sizeof(T)) == 0; };
+    if (!std::all_of(memory_.begin(), memory_.begin() + kMargin, same) ||
+        !std::all_of(memory_.end() - kMargin, memory_.end(), same)) {
+      throw std::logic_error("a kernel writes around its workspace");
+    }
+  }
+
+ private:
+  static constexpr int kMargin = 64;
+  T poison_;
+  std::vector<T> memory_;
+};
+
+void run_backward(flash::Variant const& variant, py::dict const& call,
+                  flash::LaunchContext const& launch) {
+  flash::BwdParams p = backward_params(call);
+  auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  Scratch<float> dq(size.dq, nan), stats(size.stats, nan);
+  Scratch<int> turns(size.turns, -1);
+  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr};
+  variant.launch.backward(p, launch);
+  dq.check();
+  stats.check();
+  turns.check();
+}
+
 flash::Variant const& find(std::string const& name) {
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
@@ -78,8 +161,20 @@ flash::Variant const& find(std::string const& name) {
   throw py::value_error("no variant " + name);
 }
 
+void run(std::string const& name, py::dict const& call) {
+  flash::last_block_first = number<bool>(call, "last_block_first");
+  flash::Variant const& variant = find(name);
+  flash::LaunchContext const launch{device, nullptr, variant.name};
+  if (variant.launch.backward) {
+    run_backward(variant, call, launch);
+  } else {
+    auto* const forward = variant.launch.paged ? variant.launch.paged : variant.launch.forward;
+    forward(forward_params(call), launch);
+  }
+}
+
 void probabilities(std::string const& dtype, py::dict const& call) {
-  flash::launch_probabilities(params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
+  flash::launch_probabilities(forward_params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
                               {device, nullptr, "probabilities"});
 }
 
@@ -95,15 +190,9 @@ py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v,
   return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
 }
 
-void run(std::string const& name, py::dict const& call) {
-  flash::Variant const& variant = find(name);
-  auto* const launch = variant.launch.paged ? variant.launch.paged : variant.launch.forward;
-  launch(params(call), {device, nullptr, variant.name});
-}
-
 // New keys to a cache, and q turned, as csrc/api/kvcache.cpp does it.
 void run_append(std::string const& name, py::dict const& call) {
-  flash::FwdParams const p = params(call);
+  flash::FwdParams const p = forward_params(call);
   flash::AppendParams n{};
   n.q = p.q;
   n.q_turned = view<void>(call, "q_turned");
@@ -133,7 +222,7 @@ void run_append(std::string const& name, py::dict const& call) {
 // Few query rows against a cache, as csrc/api/kvcache.cpp does it.
 void run_decode(std::string const& name, py::dict const& call) {
   flash::Variant const& variant = find(name);
-  flash::FwdParams const p = params(call);
+  flash::FwdParams const p = forward_params(call);
   auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), device);
   std::vector<float> workspace(flash::decode_workspace(variant, p, split), std::nanf(""));
   variant.launch.decode(flash::decode_params(variant, p, split, workspace.data()),

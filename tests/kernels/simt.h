@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -81,6 +82,7 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Thread> threads;
   jmp_buf scheduler;
+  std::exception_ptr failure;  // of a thread
   int current = 0;
   bool progress = false;
   bool any = false;  // what __syncthreads_or has seen
@@ -197,12 +199,30 @@ inline int __any_sync(unsigned, bool condition) { return __ballot_sync(~0u, cond
 
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
+// Threads take turns, so nothing can come between.
+template <class T>
+T atomicAdd(T* target, T value) {
+  T const before = *target;
+  *target += value;
+  return before;
+}
+inline void __threadfence() {}
+
+// Blocks run one after the other: what a block polls for will not come.
+inline void __nanosleep(unsigned) {
+  throw std::logic_error("a block waits for one that is launched after it");
+}
+
 namespace simt {
 
 inline std::function<void()> const* fiber_body = nullptr;
 
 inline void fiber_main() {
-  (*fiber_body)();
+  try {
+    (*fiber_body)();
+  } catch (...) {
+    block->failure = std::current_exception();  // no further: the stack below is the scheduler's
+  }
   thread().done = true;
   block->progress = true;
   _longjmp(block->scheduler, 1);
@@ -258,6 +278,9 @@ inline void Block::run(std::function<void()> const& body, bool reversed) {
     for (int i = 0; i <= last; ++i) {
       any |= run_warp(reversed ? last - i : i);
     }
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
   }
   for (Thread const& t : threads) {
     if (!t.done) {

@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "core/block_info.h"
+#include "core/row_blocks.h"
 
 namespace {
 
@@ -14,6 +15,7 @@ void bind_block_info(py::module_& m) {
   py::class_<BlockInfo>(m, "BlockInfo")
       .def_readonly("seqlen_q", &BlockInfo::seqlen_q)
       .def_readonly("seqlen_k", &BlockInfo::seqlen_k)
+      .def_readonly("slots_k", &BlockInfo::slots_k)
       .def_readonly("row_q", &BlockInfo::row_q)
       .def_readonly("row_k", &BlockInfo::row_k)
       .def_readonly("leftpad", &BlockInfo::leftpad)
@@ -23,7 +25,8 @@ void bind_block_info(py::module_& m) {
       "block_info",
       [](int sequence, int batch, int seqlen_q, int seqlen_k, int64_t total_q,
          OptionalInts const& cu_q, OptionalInts const& cu_k, OptionalInts const& used_k,
-         OptionalInts const& leftpad_k, int new_k, OptionalInts const& batch_k, int batches_k) {
+         OptionalInts const& leftpad_k, int new_k, OptionalInts const& batch_k, int batches_k,
+         int64_t total_k) {
         flash::Seqlens s{};
         s.batch = batch;
         s.seqlen_q = seqlen_q;
@@ -36,11 +39,31 @@ void bind_block_info(py::module_& m) {
         s.new_k = new_k;
         s.batch_k = data(batch_k);
         s.batches_k = batches_k;
+        s.total_k = total_k;
         return BlockInfo(s, sequence);
       },
       py::kw_only(), py::arg("sequence"), py::arg("batch"), py::arg("seqlen_q") = 0,
       py::arg("seqlen_k") = 0, py::arg("total_q") = 0, py::arg("cu_q") = py::none(),
       py::arg("cu_k") = py::none(), py::arg("used_k") = py::none(),
       py::arg("leftpad_k") = py::none(), py::arg("new_k") = 0, py::arg("batch_k") = py::none(),
-      py::arg("batches_k") = 0);
+      py::arg("batches_k") = 0, py::arg("total_k") = 0);
+
+  // Number of each sequence's first row block, the one behind the last one, and how many there are.
+  m.def(
+      "row_blocks",
+      [](int block_m, int batch, int seqlen_q, int64_t total_q, OptionalInts const& cu_q) {
+        flash::Seqlens seqlens{};
+        seqlens.batch = batch;
+        seqlens.seqlen_q = seqlen_q;
+        seqlens.total_q = total_q;
+        seqlens.cu_q = data(cu_q);
+        flash::RowBlocks const blocks{block_m};
+        std::vector<int64_t> first;
+        for (int sequence = 0; sequence < batch + (cu_q ? 1 : 0); ++sequence) {
+          first.push_back(blocks.first(seqlens, sequence, cu_q ? (*cu_q)[sequence] : 0));
+        }
+        return std::make_pair(first, blocks.count(seqlens));
+      },
+      py::kw_only(), py::arg("block_m"), py::arg("batch"), py::arg("seqlen_q") = 0,
+      py::arg("total_q") = 0, py::arg("cu_q") = py::none());
 }

@@ -1,9 +1,11 @@
 #include "bindings.h"
 #include "core/block_range.h"
 #include "core/mask.h"
+#include "core/row_range.h"
 
 void bind_block_range(py::module_& m) {
   using flash::BlockRange;
+  using flash::RowRange;
   using flash::SequenceMask;
 
   py::class_<BlockRange>(m, "BlockRange")
@@ -19,6 +21,15 @@ void bind_block_range(py::module_& m) {
 
   m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
+  py::class_<RowRange>(m, "RowRange")
+      .def_readonly("begin", &RowRange::begin)
+      .def_readonly("left", &RowRange::left)
+      .def_readonly("right", &RowRange::right)
+      .def_readonly("end", &RowRange::end)
+      .def("count", &RowRange::count)
+      .def("masked_count", &RowRange::masked_count)
+      .def("block_at", &RowRange::block_at, py::arg("step"));
+
   py::class_<SequenceMask>(m, "SequenceMask")
       .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {
              return SequenceMask({left, right}, seqlen_q, seqlen_k);
@@ -33,5 +44,7 @@ void bind_block_range(py::module_& m) {
           },
           py::arg("row"))
       .def("block_range", &flash::block_range, py::kw_only(), py::arg("row_begin"),
-           py::arg("row_end"), py::arg("block_n"));
+           py::arg("row_end"), py::arg("block_n"))
+      .def("row_range", &flash::row_range, py::kw_only(), py::arg("seqlen_q"), py::arg("key_begin"),
+           py::arg("block_n"), py::arg("block_m"));
 }

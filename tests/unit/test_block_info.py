@@ -55,6 +55,7 @@ def test_varlen(core, batch, has_used, has_leftpad):
         keys = list(range(cu_k[sequence], cu_k[sequence + 1]))
         in_use = keys[: max(0, used[sequence])] if has_used else keys
         assert (info.row_q, info.seqlen_q) == (cu_q[sequence], q[sequence])
+        assert info.slots_k == allocated[sequence]
         assert keys_of(info) == (in_use[leftpad[sequence] :] if has_leftpad else in_use)
 
 
@@ -92,9 +93,28 @@ def test_appended_keys_and_entries_of_a_cache(core, used, new, leftpad, entry):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 9))
 def test_rows_behind_the_last_sequence(core, q, behind):
-    """They are one more sequence, without keys."""
+    """They are one more sequence, without keys; so are the keys behind the last one, unseen."""
     cu_q = starts(q)
+    total = cu_q[-1] + behind
     info = core.block_info(
-        sequence=len(q), batch=len(q), total_q=cu_q[-1] + behind, cu_q=cu_q, cu_k=cu_q
+        sequence=len(q), batch=len(q), total_q=total, cu_q=cu_q, cu_k=cu_q, total_k=total + 3
     )
     assert (info.row_q, info.seqlen_q, info.seqlen_k) == (cu_q[-1], behind, 0)
+    assert (info.row_k, info.slots_k) == (cu_q[-1], behind + 3)
+
+
+@given(
+    st.lists(st.integers(0, 40), max_size=6), st.integers(0, 40), st.integers(1, 17), st.booleans()
+)
+def test_row_blocks_have_room(core, q, behind, block_m, dense):
+    """Every row block of every sequence has a number of its own."""
+    if dense:
+        q = [behind] * len(q)
+        first, count = core.row_blocks(block_m=block_m, batch=len(q), seqlen_q=behind)
+    else:
+        cu_q, batch = starts(q), len(q)
+        q = [*q, behind]  # the rows behind the last sequence
+        first, count = core.row_blocks(block_m=block_m, batch=batch, total_q=sum(q), cu_q=cu_q)
+    needed = [-(-rows // block_m) for rows in q]
+    ends = [start + n for start, n in zip(first, needed, strict=True)]
+    assert all(end <= start for end, start in zip(ends, [*first[1:], count], strict=False))

@@ -149,8 +149,10 @@ def test_varlen_of_the_largest_lengths(core):
 
 
 @settings(deadline=None)
-@given(lengths, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans())
-def test_grid_of_a_varlen_call(core, seqlens_q, behind, block_m, heads, group, longest_first):
+@given(lengths, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans(), st.booleans())
+def test_grid_of_a_varlen_call(
+    core, seqlens_q, behind, block_m, heads, group, longest_first, of_keys
+):
     """Rows behind the last sequence are one more sequence, so that they are written too."""
     cu_q = [0, *itertools.accumulate(seqlens_q)]
     tiles = core.tile_grid(
@@ -161,14 +163,15 @@ def test_grid_of_a_varlen_call(core, seqlens_q, behind, block_m, heads, group, l
         block_m=block_m,
         group=group,
         longest_first=longest_first,
+        of_keys=of_keys,
     )
     expected = varlen_tiles([*seqlens_q, behind], block_m, heads)
     assert sorted(tile for tile in tiles if tile is not None) == sorted(expected)
 
 
 @settings(deadline=None)
-@given(sizes, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans())
-def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, longest_first):
+@given(sizes, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans(), st.booleans())
+def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, longest_first, of_keys):
     tiles = core.tile_grid(
         batch=batch,
         seqlen_q=seqlen_q,
@@ -176,6 +179,7 @@ def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, long
         block_m=block_m,
         group=group,
         longest_first=longest_first,
+        of_keys=of_keys,
     )
     assert sorted(tiles) == sorted(varlen_tiles([seqlen_q] * batch, block_m, heads))
 

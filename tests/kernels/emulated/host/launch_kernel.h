@@ -12,6 +12,9 @@ namespace flash {
 // What kernels declare extern; a GPU has no block with more.
 inline char launch_smem[232448] __attribute__((aligned(1024)));
 
+// A launch orders nothing, except for kernels that wait for blocks launched before.
+inline bool last_block_first = false;
+
 struct LaunchShape {
   int64_t blocks;
   int threads;
@@ -28,7 +31,7 @@ void launch_kernel(LaunchContext const&, LaunchShape shape, Args const&... args)
   constexpr uint16_t kPoison = 0x7fff;
   for (int64_t block = 0; block < shape.blocks; ++block) {
     std::fill(words, words_end, kPoison);
-    blockIdx.x = static_cast<int>(block);
+    blockIdx.x = static_cast<int>(last_block_first ? shape.blocks - 1 - block : block);
     simt::Block(shape.threads).run([&] { kKernel(args...); }, block % 2 == 1);
     if (std::any_of(words + shape.smem_bytes / 2, words_end,
                     [](uint16_t w) { return w != kPoison; })) {

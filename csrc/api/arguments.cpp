@@ -1,0 +1,118 @@
+#include "api/arguments.h"
+
+#include <algorithm>
+
+#include "core/dropout.h"
+#include "core/mask.h"
+
+namespace flash::api {
+namespace {
+
+// Windows as wide as every sequence are no windows; this also keeps row + window within an int.
+int window(int64_t width, Seqlens const& lengths) {
+  int64_t const widest =
+      std::min<int64_t>(int64_t(lengths.seqlen_q) + lengths.seqlen_k, kUnbounded);
+  return width < 0 || width >= widest ? -1 : static_cast<int>(width);
+}
+
+}  // namespace
+
+int count(int64_t n, char const* name) {
+  check(n >= 0 && n < kUnbounded, name, " is ", n, ", expected 0 to ", kUnbounded - 1);
+  return static_cast<int>(n);
+}
+
+Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v) {
+  check(q.dim() == 4, "q has ", q.dim(), " dimensions, expected (b, sq, h, d)");
+  int64_t const batch = q.size(0);
+  check(
+      k.dim() == 4 && k.size(0) == batch && divides(k.size(2), q.size(2)) && k.size(3) == q.size(3),
+      "k must be (b, sk, hk, d) with h % hk == 0 and b, h, d of q");
+  check(v.dim() == 4 && v.size(0) == batch && v.size(1) == k.size(1) && v.size(2) == k.size(2),
+        "v must be (b, sk, hk, dv) with b, sk, hk of k");
+  Seqlens lengths{};
+  lengths.batch = count(batch, "batch");
+  lengths.seqlen_q = count(q.size(1), "seqlen_q");
+  lengths.seqlen_k = count(k.size(1), "seqlen_k");
+  return lengths;
+}
+
+Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
+                       Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
+                       int64_t max_seqlen_k, OptionalTensor const& seqused_k, bool in_pages) {
+  check(q.dim() == 3, "q has ", q.dim(), " dimensions, expected (total_q, h, d)");
+  check(cu_seqlens_q.dim() == 1, "cu_seqlens_q has ", cu_seqlens_q.dim(),
+        " dimensions, expected 1");
+  int64_t const dims = in_pages ? 4 : 3;
+  check(k.dim() == dims && divides(k.size(-2), q.size(1)) && k.size(-1) == q.size(2),
+        "k must be (total_k, hk, d), or with block_table (pages, page_size, hk, d), with "
+        "h % hk == 0 and h, d of q");
+  check(v.dim() == dims && v.size(0) == k.size(0) && v.size(1) == k.size(1) &&
+            v.size(-2) == k.size(-2),
+        "v must be like k but for d");
+  int64_t const batch = cu_seqlens_q.size(0) - 1;
+  Seqlens lengths{};
+  lengths.batch = count(batch, "len(cu_seqlens_q) - 1");
+  lengths.seqlen_q = count(max_seqlen_q, "max_seqlen_q");
+  lengths.seqlen_k = count(max_seqlen_k, "max_seqlen_k");
+  lengths.total_q = count(q.size(0), "total_q");
+  lengths.total_k = count(k.size(0), "total_k");
+  lengths.cu_q = int32_vector(cu_seqlens_q, "cu_seqlens_q", batch + 1, q);
+  lengths.cu_k = int32_vector(cu_seqlens_k, "cu_seqlens_k", batch + 1, q);
+  lengths.used_k = int32_vector(seqused_k, "seqused_k", batch, q);
+  return lengths;
+}
+
+void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor const& q) {
+  check_on_device_of(block_table, "block_table", q);
+  check(block_table.scalar_type() == ScalarType::Int && block_table.dim() == 2 &&
+            block_table.size(0) == p.seqlens.batch &&
+            (block_table.size(1) <= 1 || block_table.stride(1) == 1),
+        "block_table must be int32 (", p.seqlens.batch, ", pages) with stride 1 in a row");
+  check(k.size(1) > 0, "k has pages of ", k.size(1), " rows, expected 1 or more");
+  p.pages.table = static_cast<int const*>(block_table.data_ptr());
+  p.pages.table_stride = block_table.stride(0);
+  p.pages.per_sequence = count(block_table.size(1), "block_table.size(1)");
+  p.pages.page_size = FastDiv(count(k.size(1), "page size"));
+  p.pages.count = count(k.size(0), "number of pages");
+  p.seqlens.seqlen_k = count(block_table.size(1) * k.size(1), "block_table.size(1) * page size");
+}
+
+Mask mask(ScoreArguments const& a, Seqlens const& lengths) {
+  return {window(a.window_left, lengths), a.causal ? 0 : window(a.window_right, lengths)};
+}
+
+void check_numbers(ScoreArguments const& a) {
+  check(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p is ", a.dropout_p,
+        ", expected 0 <= dropout_p < 1");
+  check(a.softcap >= 0, "softcap is ", a.softcap, ", expected 0 or more");
+}
+
+Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tensor const& q,
+              OptionalTensor const& rng_state) {
+  Scores s{};
+  s.softmax_scale = static_cast<float>(a.softmax_scale);
+  s.softcap = static_cast<float>(a.softcap);
+  if (a.alibi_slopes) {
+    bool const per_batch = a.alibi_slopes->dim() == 2;
+    int64_t const batch = per_batch ? lengths.batch : 1;
+    s.alibi_slopes = float_vector(*a.alibi_slopes, "alibi_slopes", batch * heads_q, q);
+    s.alibi_batch_stride = per_batch ? heads_q : 0;
+  }
+  if (a.s_aux) {
+    s.s_aux = float_vector(*a.s_aux, "s_aux", heads_q, q);
+  }
+  if (rng_state) {
+    s.dropout_p = static_cast<float>(a.dropout_p);
+    s.dropout_threshold = dropout_threshold(a.dropout_p);
+    s.rng_state = static_cast<int64_t const*>(rng_state->data_ptr());
+  }
+  return s;
+}
+
+// Compares what the kernel is given: a positive double may be 0 as a float.
+bool needs_full_scores(Scores const& s) {
+  return s.softcap != 0 || s.alibi_slopes || s.s_aux || s.dropout_p > 0 || !(s.softmax_scale > 0);
+}
+
+}  // namespace flash::api

@@ -1,0 +1,51 @@
+// What the arguments of all attention ops become: lengths, mask, scores.
+#pragma once
+
+#include "api/tensors.h"
+#include "params/fwd_params.h"
+
+namespace flash::api {
+
+// What a score goes through, as every op takes it.
+struct ScoreArguments {
+  double dropout_p;
+  double softmax_scale;
+  bool causal;
+  int64_t window_left;
+  int64_t window_right;
+  double softcap;
+  OptionalTensor const& alibi_slopes;
+  OptionalTensor const& s_aux;
+};
+
+inline bool divides(int64_t heads_kv, int64_t heads_q) {
+  return heads_kv > 0 && heads_q % heads_kv == 0;
+}
+
+// Kernels count in ints, and rows have window widths added to them.
+int count(int64_t n, char const* name);
+
+// Lengths of q (b, sq, h, d) and k (b, sk, hk, d), v (b, sk, hk, dv), or of the packed q (total_q,
+// h, d), k and v, after a look at their shapes; in pages these are (pages, page_size, hk, d).
+Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v);
+Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
+                       Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
+                       int64_t max_seqlen_k, OptionalTensor const& seqused_k,
+                       bool in_pages = false);
+
+// K and V in pages [count, page_size, hk, d], and the block table [b, n] that lists them; also says
+// in p.seqlens.seqlen_k how many keys a sequence can have.
+void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor const& q);
+
+Mask mask(ScoreArguments const& a, Seqlens const& lengths);
+
+// rng_state: of a call with dropout.
+Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tensor const& q,
+              OptionalTensor const& rng_state);
+
+// Throws what is out of range of the numbers among the arguments.
+void check_numbers(ScoreArguments const& a);
+
+bool needs_full_scores(Scores const& s);
+
+}  // namespace flash::api

@@ -1,0 +1,156 @@
+// Backward ops: tensors → BwdParams → variant. Schemas are defined in flash_attn/_ops.py.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include "api/arguments.h"
+#include "api/rng.h"
+#include "host/device.h"
+#include "host/select.h"
+#include "host/trace.h"
+#include "host/workspace.h"
+
+namespace flash::api {
+namespace {
+
+struct Gradients {
+  OptionalTensor const& dq;
+  OptionalTensor const& dk;
+  OptionalTensor const& dv;
+  OptionalTensor const& ds_aux;
+};
+
+// What a forward took and gave.
+struct Forward {
+  Tensor const& q;
+  Tensor const& k;
+  Tensor const& v;
+  Tensor const& out;
+  Tensor const& lse;
+  OptionalTensor const& rng_state;
+};
+
+void check_shape(Tensor const& t, char const* name, Tensor const& like, int64_t last) {
+  bool same = t.dim() == like.dim();
+  for (int64_t i = 0; same && i < t.dim() - 1; ++i) {
+    same = t.size(i) == like.size(i);
+  }
+  check(same && t.size(t.dim() - 1) == last, name, " has another shape than its operand");
+}
+
+// A gradient with the shape of `like`, or an empty view where it is not wanted.
+TensorView<void> gradient(OptionalTensor const& t, char const* name, Tensor const& like,
+                          Tensor const& q) {
+  if (!t) {
+    return {};
+  }
+  check_shape(*t, name, like, like.size(like.dim() - 1));
+  check_operand(*t, name, q);
+  return view<void>(*t, t->data_ptr());
+}
+
+// One number per row, in the layout of LSE: contiguous (b, h, sq) or (h, total_q).
+RowView rows(Tensor const& t, char const* name, Tensor const& q) {
+  bool const packed = q.dim() == 3;
+  int64_t const heads = q.size(packed ? 1 : 2), seqlen = q.size(packed ? 0 : 1);
+  check(t.dim() == q.dim() - 1 && (packed || t.size(0) == q.size(0)) &&
+            t.size(packed ? 0 : 1) == heads && t.size(packed ? 1 : 2) == seqlen,
+        name, " must be (", packed ? "h, total_q" : "b, h, sq", ")");
+  float_vector(t, name, t.numel(), q);
+  return {static_cast<float*>(t.data_ptr()), packed ? 0 : heads * seqlen, seqlen};
+}
+
+// Lengths are in `p` already.
+Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const& g,
+              ScoreArguments const& a, OptionalTensor const& dlse, bool deterministic) {
+  Tensor const& q = f.q;
+  p.heads_q = count(q.size(q.dim() - 2), "heads");
+  p.heads_kv = count(f.k.size(q.dim() - 2), "heads_k");
+  p.head_dim = static_cast<int>(q.size(q.dim() - 1));
+  p.head_dim_v = static_cast<int>(f.v.size(q.dim() - 1));
+  check_shape(f.out, "out", q, p.head_dim_v);
+  check_shape(dout, "dout", q, p.head_dim_v);
+  p.q = operand(q, "q", q);
+  p.k = operand(f.k, "k", q);
+  p.v = operand(f.v, "v", q);
+  p.out = operand(f.out, "out", q);
+  p.dout = operand(dout, "dout", q);
+  p.dq = gradient(g.dq, "dq", q, q);
+  p.dk = gradient(g.dk, "dk", f.k, q);
+  p.dv = gradient(g.dv, "dv", f.v, q);
+  p.lse = rows(f.lse, "softmax_lse", q);
+  p.dlse = dlse ? rows(*dlse, "dlse", q) : RowView{};
+  if (g.ds_aux) {
+    check(a.s_aux.has_value(), "ds_aux is asked for without s_aux");
+    float_vector(*g.ds_aux, "ds_aux", p.heads_q, q);
+    p.ds_aux = static_cast<float*>(g.ds_aux->data_ptr());
+  }
+  check_numbers(a);
+  OptionalTensor rng_state;
+  if (a.dropout_p > 0) {
+    check(f.rng_state.has_value(), "rng_state of the forward is needed for its dropout");
+    rng_state = checked_rng_state(*f.rng_state, q);
+  }
+  p.mask = mask(a, p.seqlens);
+  p.scores = scores(a, p.seqlens, p.heads_q, q, rng_state);
+
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  DeviceInfo const& device = current_device();
+  Variant const& variant = select({"bwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
+                                   needs_full_scores(p.scores), device.sm, device.smem_per_block});
+  Tensor softmax_d =
+      f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
+                       : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
+  p.softmax_d = rows(softmax_d, "softmax_d", q);
+  // Freed on return, when the kernels have only been queued: the allocator gives the memory to
+  // later work of this stream.
+  BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
+  Tensor const sums = empty(q, {size.dq}, ScalarType::Float);
+  Tensor const stats = empty(q, {size.stats}, ScalarType::Float);
+  Tensor const turns = empty(q, {size.turns}, ScalarType::Int);
+  p.workspace = {size.dq ? static_cast<float*>(sums.data_ptr()) : nullptr,
+                 static_cast<float*>(stats.data_ptr()),
+                 size.turns ? static_cast<int*>(turns.data_ptr()) : nullptr};
+  trace_launch(p, variant);
+  variant.launch.backward(p, {device, current_stream(q), variant.name});
+  return softmax_d;
+}
+
+Tensor backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
+                OptionalTensor dq, OptionalTensor dk, OptionalTensor dv, double dropout_p,
+                double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
+                double softcap, OptionalTensor alibi_slopes, bool deterministic,
+                OptionalTensor rng_state, OptionalTensor dlse, OptionalTensor s_aux,
+                OptionalTensor ds_aux) {
+  BwdParams p{};
+  p.seqlens = dense_lengths(q, k, v);
+  return launch(
+      p, dout, {q, k, v, out, softmax_lse, rng_state}, {dq, dk, dv, ds_aux},
+      {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
+      dlse, deterministic);
+}
+
+Tensor varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
+                       OptionalTensor dq, OptionalTensor dk, OptionalTensor dv, Tensor cu_seqlens_q,
+                       Tensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                       double dropout_p, double softmax_scale, bool causal, int64_t window_left,
+                       int64_t window_right, double softcap, OptionalTensor alibi_slopes,
+                       bool deterministic, OptionalTensor rng_state,
+                       bool /*zero_tensors: always zero*/, OptionalTensor dlse,
+                       OptionalTensor s_aux, OptionalTensor ds_aux, OptionalTensor seqused_k) {
+  BwdParams p{};
+  p.seqlens =
+      packed_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
+  return launch(
+      p, dout, {q, k, v, out, softmax_lse, rng_state}, {dq, dk, dv, ds_aux},
+      {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
+      dlse, deterministic);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
+  library.impl("_flash_attn_backward", TORCH_BOX(&backward));
+  library.impl("_flash_attn_varlen_backward", TORCH_BOX(&varlen_backward));
+}
+
+}  // namespace flash::api

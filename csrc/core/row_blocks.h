@@ -1,0 +1,24 @@
+// Numbers the row blocks of all sequences, for workspaces that hold whole blocks.
+#pragma once
+
+#include "core/work_tile.h"
+#include "params/seqlens.h"
+
+namespace flash {
+
+struct RowBlocks {
+  int block_m;
+
+  // Of the sequence whose first row is row_q. The same bound as VarlenSchedule's: no prefix sum.
+  FLASH_HD int64_t first(const Seqlens& s, int sequence, int64_t row_q) const {
+    return s.cu_q ? row_q / block_m + sequence
+                  : int64_t(sequence) * num_m_blocks(s.seqlen_q, block_m);
+  }
+
+  // A packed q has one sequence more: the rows behind the last one (see BlockInfo).
+  FLASH_HD int64_t count(const Seqlens& s) const {
+    return s.cu_q ? first(s, s.batch + 1, s.total_q) : first(s, s.batch, 0);
+  }
+};
+
+}  // namespace flash

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "params/mask.h"
+#include "params/scores.h"
+#include "params/seqlens.h"
+#include "params/tensor_view.h"
+
+namespace flash {
+
+// Scratch memory of one backward call, in units of (head, row block); see core/row_blocks.h. The
+// row block's height and the width of dq are the variant's.
+struct BwdWorkspace {
+  float* dq;     // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, accumulator order;
+                 // null where one block holds all keys, and writes dq itself
+  float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
+  int* turns;    // [h, blocks] key blocks that have added to dq; null unless deterministic
+};
+
+// One backward call. Element types are erased here; the variant that is picked knows them. A
+// gradient whose ptr is null is not wanted.
+struct BwdParams {
+  TensorView<const void> q;     // [b, sq, h, d]
+  TensorView<const void> k;     // [b, sk, hk, d]
+  TensorView<const void> v;     // [b, sk, hk, dv]
+  TensorView<const void> out;   // [b, sq, h, dv]
+  TensorView<const void> dout;  // [b, sq, h, dv]
+  TensorView<void> dq;          // [b, sq, h, d]
+  TensorView<void> dk;          // [b, sk, hk, d]
+  TensorView<void> dv;          // [b, sk, hk, dv]
+  RowView lse;                  // [b, h, sq], natural log
+  RowView dlse;                 // [b, h, sq] gradient of lse; ptr null: none
+  RowView softmax_d;            // [b, h, sq] written: rowsum(dO * O) - dlse
+  float* ds_aux;                // [h] gradient of the sinks' logits
+  BwdWorkspace workspace;
+  Seqlens seqlens;
+  Mask mask;
+  Scores scores;
+  int heads_q;
+  int heads_kv;
+  int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
+  int head_dim_v;  // of v and out
+};
+
+}  // namespace flash

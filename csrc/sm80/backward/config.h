@@ -1,0 +1,99 @@
+// Types of one sm80 backward kernel: everything that follows from its row in the variant table.
+#pragma once
+
+#include "core/score_level.h"
+#include "sm80/tensor_core.h"
+
+namespace flash::sm80 {
+
+// Warps in a grid over an accumulator tile; each owns 16 rows of every 16 * kRowWarps, and 16
+// neighbouring columns of every 16 * kColumnWarps.
+template <class Element, int kRowWarps, int kColumnWarps>
+using GridMma = TiledMMA<
+    MmaInstruction<Element>, Layout<Shape<Int<kRowWarps>, Int<kColumnWarps>, _1>>,
+    Tile<Int<16 * kRowWarps>, Layout<Shape<_8, Int<kColumnWarps>, _2>, Stride<_1, _16, _8>>, _16>>;
+
+// Of the ways to spread kWarps over (kRows, kColumns), the one whose warps read the fewest bytes a
+// multiply-add: (rows + columns) of a warp's tile over their product.
+template <int kRows, int kColumns, int kWarps>
+constexpr int best_row_warps() {
+  int best = 0, best_edges = 0;
+  for (int row_warps = 1; row_warps <= kWarps; row_warps *= 2) {
+    int const column_warps = kWarps / row_warps;
+    if (kRows % (16 * row_warps) == 0 && kColumns % (16 * column_warps) == 0) {
+      int const edges = kRows / row_warps + kColumns / column_warps;
+      if (best == 0 || edges < best_edges) {
+        best = row_warps;
+        best_edges = edges;
+      }
+    }
+  }
+  return best;
+}
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          int kKeyWarps_, int kStages_, ScoreLevel kScores_>
+struct BackwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q, K and their gradients
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V, O and their gradients
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kStages = kStages_;  // buffers for Q and dO
+  static constexpr ScoreLevel kScores = kScores_;
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
+
+  // Sᵀ, dPᵀ (kBlockN, kBlockM), dK (kBlockN, kHeadDim) and dV (kBlockN, kHeadDimV): kKeyWarps warps
+  // along the keys, kColumnWarps along the columns.
+  static constexpr int kKeyWarps = kKeyWarps_;
+  static constexpr int kColumnWarps = kWarps / kKeyWarps;
+  static_assert(kBlockN % (16 * kKeyWarps) == 0 && kBlockM % (16 * kColumnWarps) == 0);
+  static_assert(kHeadDim % (16 * kColumnWarps) == 0 && kHeadDimV % (16 * kColumnWarps) == 0);
+  using KeyMma = GridMma<Element, kKeyWarps, kColumnWarps>;
+  // A warp that has all columns of its keys' Pᵀ and dSᵀ multiplies them from its registers; else
+  // warps exchange them through shared memory.
+  static constexpr bool kExchangeP = kColumnWarps > 1;
+
+  // Parts of the columns in which Sᵀ and dPᵀ are computed, and dQ, so that their accumulators fit
+  // beside those of dK and dV.
+  static constexpr int kScorePasses = ceil_div(kBlockN * kBlockM / kThreads, 32);
+  static constexpr int kPartM = kBlockM / kScorePasses;
+  static constexpr int kQueryGradients = kBlockM * kHeadDim / kThreads;  // of dQ, a thread's
+  static constexpr int kQueryPasses = ceil_div(kQueryGradients, 96);
+
+  // dQ (kBlockM, kHeadDim / kQueryPasses)
+  static constexpr int kRowWarps = best_row_warps<kBlockM, kHeadDim / kQueryPasses, kWarps>();
+  static_assert(kRowWarps > 0);
+  using RowMma = GridMma<Element, kRowWarps, kWarps / kRowWarps>;
+
+  using SmemLayoutQ = SmemTile<kBlockM, kHeadDim>;
+  using SmemLayoutQt = SmemTileTransposed<kBlockM, kHeadDim>;
+  using SmemLayoutDO = SmemTile<kBlockM, kHeadDimV>;
+  using SmemLayoutDOt = SmemTileTransposed<kBlockM, kHeadDimV>;
+  using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;
+  using SmemLayoutKt = SmemTileTransposed<kBlockN, kHeadDim>;
+  using SmemLayoutV = SmemTile<kBlockN, kHeadDimV>;
+  using SmemLayoutSt = SmemTile<kBlockN, kBlockM>;
+  using SmemLayoutS = SmemTileTransposed<kBlockN, kBlockM>;
+};
+
+// Where element (r, c) of a thread's accumulator, seen as (rows, columns), sits in a GridMma's
+// tile.
+template <int kRowWarps, int kColumnWarps>
+struct GridCoord {
+  int row0;
+  int col0;
+
+  __device__ explicit GridCoord(int thread)
+      : row0(thread / 32 % kRowWarps * 16 + thread % 32 / 4),
+        col0(thread / 32 / kRowWarps * 16 + thread % 4 * 2) {}
+
+  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * kRowWarps; }
+  __device__ int col(int c) const {
+    return col0 + c % 2 + c / 2 % 2 * 8 + c / 4 * 16 * kColumnWarps;
+  }
+};
+
+}  // namespace flash::sm80

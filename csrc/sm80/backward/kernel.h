@@ -1,0 +1,210 @@
+// Attention backward for GPUs with mma.sync and cp.async: one thread block computes dK and dV of
+// one block of keys, over all query heads that share them and all rows that see them, and adds its
+// part of dQ (FlashAttention-2, 2307.08691, algorithm 2, with transposed scores).
+#pragma once
+
+#include "core/dynamic_smem.h"
+#include "core/tile_grid.h"
+#include "sm80/backward/query_gradient.h"
+#include "sm80/backward/row_loader.h"
+#include "sm80/backward/scores.h"
+#include "sm80/backward/store.h"
+
+namespace flash::sm80 {
+
+// Everything a visit consists of is forced inline: its accumulators are registers only then, and
+// the largest tiles are where the compiler would rather not.
+
+// The tile of a shared-memory tensor that holds its `pass`-th part of the rows or columns.
+template <int kRows, int kColumns, class SmemTensor>
+__device__ auto part(SmemTensor const& tensor, int row, int column) {
+  return local_tile(tensor, Shape<Int<kRows>, Int<kColumns>>{}, make_coord(row, column));
+}
+
+// P and dS of one part of the columns (queries), in shared memory or already in dV and dK.
+template <bool kMasked, class Config>
+__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowVisit at, int stage,
+                                           int pass, KeyGradients<Config>& sum) {
+  using Mma = typename Config::KeyMma;
+  using Element = typename Config::Element;
+  constexpr int kN = Config::kBlockN, kColumns = Config::kPartM;
+  constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
+  auto& smem = loader.smem;
+  auto const columns_of = [&](Element* data) {
+    return part<kN, kColumns>(smem_tensor(data, typename Config::SmemLayoutSt{}), 0, pass);
+  };
+  Element *const q = smem.q[stage].data(), *const dout = smem.dout[stage].data();
+  ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, pass);
+
+  Tensor s = zeros<Mma, kN, kColumns>();  // (MMA, MMA_N, MMA_M)
+  multiply<Mma>(Along{}, Along{}, smem_tensor(smem.k.data(), typename Config::SmemLayoutK{}),
+                part<kColumns, kDim>(smem_tensor(q, typename Config::SmemLayoutQ{}), pass, 0), s);
+  Tensor factors = tile.probabilities(s);
+  Tensor p = convert<Element>(s);
+  if constexpr (Config::kExchangeP) {
+    store_fragment<Mma>(p, columns_of(smem.p));
+  } else {
+    multiply_registers<Mma>(
+        Across{}, make_tensor(p.data(), as_operand_a(p.layout())),
+        part<kDimV, kColumns>(smem_tensor(dout, typename Config::SmemLayoutDOt{}), 0, pass),
+        sum.dv);
+  }
+
+  Tensor dp = partition_fragment_C(Mma{}, Shape<Int<kN>, Int<kColumns>>{});
+  tile.start_gradients(dp);
+  multiply<Mma>(Along{}, Along{}, smem_tensor(smem.v.data(), typename Config::SmemLayoutV{}),
+                part<kColumns, kDimV>(smem_tensor(dout, typename Config::SmemLayoutDO{}), pass, 0),
+                dp);
+  tile.score_gradients(dp, factors);
+  Tensor ds = convert<Element>(dp);
+  store_fragment<Mma>(ds, columns_of(smem.ds.data()));
+  if constexpr (!Config::kExchangeP) {
+    multiply_registers<Mma>(
+        Across{}, make_tensor(ds.data(), as_operand_a(ds.layout())),
+        part<kDim, kColumns>(smem_tensor(q, typename Config::SmemLayoutQt{}), 0, pass), sum.dk);
+  }
+}
+
+// dQ = dS·K, in parts of the columns for the registers' sake.
+template <class Config>
+__device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader, RowVisit at) {
+  using Mma = typename Config::RowMma;
+  constexpr int kColumns = Config::kHeadDim / Config::kQueryPasses;
+  auto& smem = loader.smem;
+  Tensor sDSt = smem_tensor(smem.ds.data(), typename Config::SmemLayoutS{});
+  Tensor sKt = smem_tensor(smem.k.data(), typename Config::SmemLayoutKt{});
+  QueryGradient<Config> const sum(loader.p, loader.block, at);
+  sum.wait();
+#pragma unroll
+  for (int pass = 0; pass < Config::kQueryPasses; ++pass) {
+    Tensor dq = zeros<Mma, Config::kBlockM, kColumns>();
+    multiply<Mma>(Across{}, Across{}, sDSt, part<kColumns, Config::kBlockN>(sKt, pass, 0), dq);
+    if (loader.p.workspace.dq) {
+      sum.add(dq, pass);
+    } else {
+      store_query_gradient(loader.p, loader.block, at, dq, pass);
+    }
+  }
+  sum.pass_on();
+}
+
+// dV += Pᵀ·dO and dK += dSᵀ·Q, all operands in shared memory.
+template <class Config>
+__device__ __forceinline__ void add_key_gradients(SharedStorage<Config>& smem, int stage,
+                                                  KeyGradients<Config>& sum) {
+  using Mma = typename Config::KeyMma;
+  using SmemLayoutSt = typename Config::SmemLayoutSt;
+  multiply<Mma>(Along{}, Across{}, smem_tensor(smem.p, SmemLayoutSt{}),
+                smem_tensor(smem.dout[stage].data(), typename Config::SmemLayoutDOt{}), sum.dv);
+  multiply<Mma>(Along{}, Across{}, smem_tensor(smem.ds.data(), SmemLayoutSt{}),
+                smem_tensor(smem.q[stage].data(), typename Config::SmemLayoutQt{}), sum.dk);
+}
+
+// One row block: P and dS from the scores again, then the three gradients. `prefetch` loads the
+// next row block, where that may go to the buffers of this one.
+template <bool kMasked, class Config, class Prefetch>
+__device__ __forceinline__ void visit_rows(RowLoader<Config> const& loader, RowVisit at, int stage,
+                                           KeyGradients<Config>& sum, Prefetch prefetch) {
+  if constexpr (Config::kStages > 1) {
+    prefetch();
+  }
+#pragma unroll
+  for (int pass = 0; pass < Config::kScorePasses; ++pass) {
+    score_part<kMasked>(loader, at, stage, pass, sum);
+  }
+  __syncthreads();
+  if constexpr (Config::kExchangeP) {
+    add_key_gradients(loader.smem, stage, sum);
+  }
+  if constexpr (Config::kStages == 1) {
+    // With one buffer each, the next Q and dO arrive under dQ's product alone.
+    if constexpr (Config::kExchangeP) {
+      __syncthreads();
+    }
+    prefetch();
+  }
+  if (loader.p.dq.ptr) {
+    query_gradients(loader, at);
+  }
+}
+
+// The rows of all query heads of the group, head by head.
+template <class Config>
+struct RowWalk {
+  KeyBlock<Config> const& block;
+  int head = 0;
+  int step = 0;
+  int stage = 0;
+
+  __device__ bool valid() const { return head < block.group; }
+  __device__ bool masked() const { return step < block.range.masked_count(); }
+  __device__ RowVisit visit() const { return {head, block.range.block_at(step)}; }
+
+  __device__ void next() {
+    stage = (stage + 1) % Config::kStages;
+    if (++step == block.range.count()) {
+      step = 0;
+      ++head;
+    }
+  }
+};
+
+// Waits for the rows of this visit; the next ones' load starts inside.
+template <bool kMasked, class Config>
+__device__ __forceinline__ void visit_and_prefetch(RowLoader<Config> const& loader,
+                                                   RowWalk<Config>& walk,
+                                                   KeyGradients<Config>& sum) {
+  RowVisit const at = walk.visit();
+  int const stage = walk.stage;
+  loader.wait();
+  walk.next();
+  visit_rows<kMasked>(loader, at, stage, sum, [&] {
+    if (walk.valid()) {
+      loader.load_rows(walk.visit(), walk.stage);
+    }
+  });
+}
+
+template <class Config>
+__device__ void backward_key_block(BwdParams const& p, KeyBlock<Config> const& block,
+                                   SharedStorage<Config>& smem) {
+  KeyGradients<Config> sum;
+  if (block.range.count() > 0) {
+    RowLoader<Config> const loader{block, p, smem};
+    RowWalk<Config> walk{block};
+    loader.load_keys();
+    loader.load_rows(walk.visit(), 0);
+    while (walk.valid()) {
+      // Two loops: one with a condition around the mask code becomes selects in every step.
+      while (walk.valid() && walk.masked()) {
+        visit_and_prefetch<true>(loader, walk, sum);
+      }
+      while (walk.valid() && !walk.masked()) {
+        visit_and_prefetch<false>(loader, walk, sum);
+      }
+    }
+    __syncthreads();
+  }
+  store_key_gradients(p, block, smem, sum);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    backward_kernel(__grid_constant__ BwdParams const p, __grid_constant__ TileGrid const grid) {
+  auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
+  auto& block = *reinterpret_cast<KeyBlock<Config>*>(smem.block);
+  if (threadIdx.x == 0) {
+    WorkTile const tile = grid.tile(p.seqlens.cu_k, p.seqlens.batch, p.seqlens.total_k, blockIdx.x);
+    if (tile.valid) {
+      block = KeyBlock<Config>(p, tile);
+    } else {
+      block.tile.valid = false;
+    }
+  }
+  __syncthreads();
+  if (block.tile.valid) {
+    backward_key_block<Config>(p, block, smem);
+  }
+}
+
+}  // namespace flash::sm80

@@ -1,0 +1,95 @@
+// What one thread block works on, and its shared memory.
+#pragma once
+
+#include "core/block_info.h"
+#include "core/mask.h"
+#include "core/row_blocks.h"
+#include "core/row_range.h"
+#include "core/work_tile.h"
+#include "params/bwd_params.h"
+#include "sm80/backward/config.h"
+
+namespace flash::sm80 {
+
+// One of the row blocks that a block of keys visits.
+struct RowVisit {
+  int head;     // query head, of those that share the keys' KV head: 0, 1, …
+  int m_block;  // row block of the sequence
+};
+
+// Everything about one block of keys that stays the same while the rows go by.
+template <class Config>
+struct KeyBlock {
+  using Element = typename Config::Element;
+
+  WorkTile tile;  // m_block: the block of keys; head: the KV head
+  BlockInfo info;
+  SequenceMask mask;
+  RowRange range;
+  int key_begin;
+  int keys;             // of the kBlockN that may be attended to
+  int slots;            // of the kBlockN that exist: the others have no gradient to store
+  int group;            // query heads that share the KV head
+  int head_begin;       // the first of them
+  int64_t blocks;       // of rows, of all sequences
+  int64_t block_begin;  // the sequence's first one
+  Element const* q;     // first row of the sequence, head_begin
+  Element const* dout;
+  Element const* k;  // first key of this block
+  Element const* v;
+
+  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_)
+      : tile(tile_),
+        info(p.seqlens, tile_.batch),
+        mask(p.mask, info.seqlen_q, info.seqlen_k),
+        key_begin(tile_.m_block * Config::kBlockN),
+        keys(min(info.seqlen_k - key_begin, Config::kBlockN)),
+        slots(min(info.slots_k - key_begin, Config::kBlockN)),
+        group(p.heads_q / p.heads_kv),
+        head_begin(tile_.head * group) {
+    range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
+    RowBlocks const row_blocks{Config::kBlockM};
+    blocks = row_blocks.count(p.seqlens);
+    block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
+    int const batch = tile.batch;
+    int64_t const key = info.row_k + key_begin;
+    q = static_cast<Element const*>(p.q.ptr) + p.q.offset(batch, info.row_q, head_begin);
+    dout = static_cast<Element const*>(p.dout.ptr) + p.dout.offset(batch, info.row_q, head_begin);
+    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, key, tile.head);
+    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, key, tile.head);
+  }
+
+  // Of a row block in the workspaces.
+  __device__ int64_t index(RowVisit at) const {
+    return (head_begin + at.head) * blocks + block_begin + at.m_block;
+  }
+};
+
+// Of the rows of one row block, which are columns here.
+template <int kBlockM>
+struct RowStats {
+  float lse_log2[kBlockM];
+  float softmax_d[kBlockM];
+};
+
+template <class Config>
+struct SharedStorage {
+  using Element = typename Config::Element;
+  template <class SmemLayout>
+  using Buffer = array_aligned<Element, cosize_v<SmemLayout>, 128>;
+
+  Buffer<typename Config::SmemLayoutK> k;  // dK takes its place after the last product
+  Buffer<typename Config::SmemLayoutV> v;  // dV
+  Buffer<typename Config::SmemLayoutQ> q[Config::kStages];
+  Buffer<typename Config::SmemLayoutDO> dout[Config::kStages];
+  Buffer<typename Config::SmemLayoutSt> ds;
+  alignas(128) Element p[Config::kExchangeP ? cosize_v<typename Config::SmemLayoutSt> : 1];
+  alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];
+  // Here, read again at each use, for the registers.
+  alignas(16) char block[sizeof(KeyBlock<Config>)];
+};
+
+template <class Config>
+constexpr int kSmemBytes = sizeof(SharedStorage<Config>);
+
+}  // namespace flash::sm80

@@ -1,0 +1,50 @@
+#include "sm80/backward/passes.h"
+
+#include <cutlass/numeric_types.h>
+
+#include <algorithm>
+
+#include "host/launch_kernel.h"
+#include "sm80/backward/postprocess.h"
+#include "sm80/backward/preprocess.h"
+
+namespace flash::sm80 {
+namespace {
+
+// All heads of a row block side by side: their rows lie next to each other in memory.
+TileGrid row_grid(BwdParams const& params, QueryTile tile) {
+  return make_tile_grid(params.seqlens, params.heads_q, tile.block_m,
+                        {std::max(params.heads_q, 1), false});
+}
+
+}  // namespace
+
+template <class Element>
+void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+  TileGrid const grid = row_grid(params, tile);
+  launch_kernel<preprocess_kernel<Element>>(launch, {grid.num_tiles(), kPassThreads, 0}, params,
+                                            tile, grid);
+}
+
+template <class Element>
+void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+  TileGrid const grid = row_grid(params, tile);
+  int const smem_bytes = tile.block_m * padded_row(tile.head_dim) * int(sizeof(Element));
+  launch_kernel<query_gradient_kernel<Element>>(
+      launch, {grid.num_tiles(), kPassThreads, smem_bytes}, params, tile, grid);
+}
+
+void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
+  launch_kernel<sink_gradient_kernel>(
+      launch, {params.heads_q, kPassThreads, kPassThreads * int(sizeof(float))}, params);
+}
+
+template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
+                                                     LaunchContext const&);
+template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
+template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
+                                                         LaunchContext const&);
+template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,
+                                                     LaunchContext const&);
+
+}  // namespace flash::sm80

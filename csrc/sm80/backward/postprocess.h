@@ -1,0 +1,101 @@
+// After the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
+#pragma once
+
+#include <cmath>
+
+#include "core/dynamic_smem.h"
+#include "core/softmax.h"
+#include "sm80/backward/config.h"
+#include "sm80/backward/preprocess.h"
+
+namespace flash::sm80 {
+
+// A row in shared memory: 16 bytes longer, so that eight rows are on different banks.
+FLASH_HD int padded_row(int head_dim) { return head_dim + kChunk; }
+
+// Sums in accumulator order → shared memory (block_m, padded_row): a thread's i-th pair of
+// neighbours is row i % 2 * 8 and columns i / 2 % 2 ... of GridMma's order.
+template <class Element>
+__device__ void sums_to_rows(float const* sums, QueryTile const& shape, float scale,
+                             Element* rows) {
+  int const column_warps = shape.threads / 32 / shape.row_warps;
+  int const row_tiles = shape.block_m / (16 * shape.row_warps);
+  int const pairs = shape.block_m * shape.head_dim / 2;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < pairs; i += kPassThreads) {
+    int const thread = i % shape.threads, pair = i / shape.threads;
+    int const warp = thread / 32, lane = thread % 32;
+    // Element 2 * pair of (2 columns, 2 rows, row tiles, groups of 8 columns, passes). A pass has
+    // whole turns of all warps, so its columns follow on the last one's.
+    int const tile = pair / 2, group = tile / row_tiles;
+    int const row = (tile % row_tiles * shape.row_warps + warp % shape.row_warps) * 16 +
+                    pair % 2 * 8 + lane / 4;
+    int const column =
+        (group / 2 * column_warps + warp / shape.row_warps) * 16 + group % 2 * 8 + lane % 4 * 2;
+    float const* const sum = sums + int64_t(2 * pair) * shape.threads + thread;
+    Element* const target = rows + row * padded_row(shape.head_dim) + column;
+    target[0] = Element(sum[0] * scale);
+    target[1] = Element(sum[shape.threads] * scale);
+  }
+}
+
+// One row block of one head.
+template <class Element>
+__global__ void __launch_bounds__(kPassThreads)
+    query_gradient_kernel(__grid_constant__ BwdParams const p,
+                          __grid_constant__ QueryTile const shape,
+                          __grid_constant__ TileGrid const grid) {
+  WorkTile const tile = grid.tile(p.seqlens, blockIdx.x);
+  if (!tile.valid) {
+    return;
+  }
+  BlockInfo const info(p.seqlens, tile.batch);
+  RowBlocks const row_blocks{shape.block_m};
+  int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
+                            row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
+  auto* const rows = reinterpret_cast<Element*>(dynamic_smem());
+  sums_to_rows(p.workspace.dq + row_block * (shape.block_m * shape.head_dim), shape,
+               p.scores.softmax_scale / (1.f - p.scores.dropout_p), rows);
+  __syncthreads();
+  int const row_begin = tile.m_block * shape.block_m;
+  int const chunks = p.head_dim / kChunk, count = min(info.seqlen_q - row_begin, shape.block_m);
+  Element* const dq =
+      static_cast<Element*>(p.dq.ptr) + p.dq.offset(tile.batch, info.row_q + row_begin, tile.head);
+  for (int i = threadIdx.x; i < count * chunks; i += kPassThreads) {
+    int const row = i / chunks, column = i % chunks * kChunk;
+    *reinterpret_cast<Chunk<Element>*>(dq + row * p.dq.row_stride + column) =
+        *reinterpret_cast<Chunk<Element> const*>(rows + row * padded_row(shape.head_dim) + column);
+  }
+}
+
+// ds_aux[h] = -sum over rows of exp(s_aux - lse) * softmax_d: one thread block per head, in one
+// order. Rows of LSE -inf saw not even a sink.
+inline __global__ void __launch_bounds__(kPassThreads)
+    sink_gradient_kernel(__grid_constant__ BwdParams const p) {
+  auto* const sums = reinterpret_cast<float*>(dynamic_smem());
+  int const head = blockIdx.x;
+  bool const packed = p.seqlens.cu_q != nullptr;
+  int64_t const rows = packed ? p.seqlens.total_q : p.seqlens.seqlen_q;
+  int const batches = packed ? 1 : p.seqlens.batch;
+  float const sink = p.scores.s_aux[head];
+  float sum = 0.f;
+  for (int batch = 0; batch < batches; ++batch) {
+    for (int64_t row = threadIdx.x; row < rows; row += kPassThreads) {
+      float const lse = *p.lse.at(batch, row, head);
+      float const weight = lse == -INFINITY ? 0.f : exp2_fast((sink - lse) * kLog2e);
+      sum += weight == 0.f ? 0.f : weight * *p.softmax_d.at(batch, row, head);
+    }
+  }
+  sums[threadIdx.x] = sum;
+  for (int half = kPassThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) {
+      sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+  }
+  if (threadIdx.x == 0) {
+    p.ds_aux[head] = -sums[0];
+  }
+}
+
+}  // namespace flash::sm80

@@ -1,0 +1,101 @@
+// dQ: every block of keys adds its part to a sum in fp32; or there is but one, and it stores dQ.
+#pragma once
+
+#include "sm80/backward/key_block.h"
+#include "sm80/fragments.h"
+
+namespace flash::sm80 {
+
+// A sum without its result: nobody waits for it.
+__device__ inline void add_to(float* sum, float x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");
+#else
+  atomicAdd(sum, x);
+#endif
+}
+
+// This thread's part of the sum for one row block. Sums lie in the order of the accumulators,
+// (kQueryGradients, kThreads): a warp's addition is one run of 128 bytes, and none needs a
+// predicate. In a deterministic call key blocks take turns, in their order: those before this one
+// belong to thread blocks that were launched before, so waiting for them always ends.
+template <class Config>
+struct QueryGradient {
+  float* sum;
+  int* taken;  // turns taken; null: any order
+  int turn;    // of this thread block
+
+  __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowVisit at) {
+    int64_t const row_block = block.index(at);
+    sum = p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) + threadIdx.x;
+    taken = p.workspace.turns ? p.workspace.turns + row_block : nullptr;
+    int const first_key = block.mask.begin(at.m_block * Config::kBlockM);
+    turn = block.tile.m_block - first_key / Config::kBlockN;
+  }
+
+  __device__ void wait() const {
+    if (!taken) {
+      return;
+    }
+    if (threadIdx.x == 0) {
+      while (*static_cast<int volatile*>(taken) != turn) {
+        __nanosleep(32);
+      }
+      __threadfence();
+    }
+    __syncthreads();
+  }
+
+  // `pass`: which part of the columns it is.
+  template <class Accumulator>
+  __device__ __forceinline__ void add(Accumulator const& dq, int pass) const {
+    constexpr int kPart = decltype(size(dq))::value;
+    static_assert(kPart * Config::kQueryPasses == Config::kQueryGradients);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      add_to(sum + (pass * kPart + i) * Config::kThreads, dq(i));
+    }
+  }
+
+  __device__ void pass_on() const {
+    if (!taken) {
+      return;
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      atomicAdd(taken, 1);
+    }
+  }
+};
+
+// Stores this thread's part of dQ where the block holds all keys of its sequence; rows that it does
+// not visit are zero already.
+template <class Config, class Accumulator>
+__device__ __forceinline__ void store_query_gradient(BwdParams const& p,
+                                                     KeyBlock<Config> const& block, RowVisit at,
+                                                     Accumulator const& dq_mma, int pass) {
+  using Element = typename Config::Element;
+  GridCoord<Config::kRowWarps, Config::kWarps / Config::kRowWarps> const coord(threadIdx.x);
+  float const scale = p.scores.softmax_scale / (1.f - p.scores.dropout_p);
+  Tensor dq = make_tensor(dq_mma.data(), rows_and_columns(dq_mma.layout()));
+  int const row_begin = at.m_block * Config::kBlockM;
+  Element* const rows =
+      static_cast<Element*>(p.dq.ptr) +
+      p.dq.offset(block.tile.batch, block.info.row_q + row_begin, block.head_begin + at.head);
+#pragma unroll
+  for (int r = 0; r < size<0>(dq); ++r) {
+    int const row = coord.row(r);
+#pragma unroll
+    for (int c = 0; c < size<1>(dq); c += 2) {
+      int const column = pass * (Config::kHeadDim / Config::kQueryPasses) + coord.col(c);
+      if (row < block.info.seqlen_q - row_begin && column < p.head_dim) {
+        Element* const pair = rows + row * p.dq.row_stride + column;
+        pair[0] = Element(dq(r, c) * scale);
+        pair[1] = Element(dq(r, c + 1) * scale);
+      }
+    }
+  }
+}
+
+}  // namespace flash::sm80

@@ -1,0 +1,113 @@
+// What happens to transposed scores (keys x queries) and to their gradient. As core/score_hooks.h,
+// with queries as columns.
+#pragma once
+
+#include "core/dropout.h"
+#include "core/mask.h"
+#include "core/score_mod.h"
+#include "sm80/fragments.h"
+
+namespace flash::sm80 {
+
+// Keys outside a query's limits get -inf.
+template <class Scores, class Coord>
+__device__ void apply_mask_transposed(Scores& s, SequenceMask const& mask, int row_begin,
+                                      int key_begin, Coord coord) {
+#pragma unroll
+  for (int c = 0; c < size<1>(s); ++c) {
+    KeyLimits const keys = mask.limits(row_begin + coord.col(c));
+    int const begin = keys.begin - key_begin, end = keys.end - key_begin;
+#pragma unroll
+    for (int r = 0; r < size<0>(s); ++r) {
+      int const key = coord.row(r);
+      if (key < begin || key >= end) {
+        s(r, c) = -INFINITY;
+      }
+    }
+  }
+}
+
+// Scale, softcap and ALiBi; `slope` becomes the softcap's derivative, 1 without one.
+template <class Accumulator, class Slope, class Coord>
+__device__ void apply_score_mod_transposed(Accumulator& s_mma, Slope& slope, ScoreMod const& mod,
+                                           int row_begin, int key_begin, Coord coord) {
+  Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+#pragma unroll
+  for (int i = 0; i < size(s_mma); ++i) {
+    s_mma(i) *= mod.softmax_scale;
+  }
+  if (mod.softcap > 0.f) {
+    float const inverse = 1.f / mod.softcap;
+#pragma unroll
+    for (int i = 0; i < size(s_mma); ++i) {
+      float const t = tanh_exact(s_mma(i) * inverse);
+      s_mma(i) = mod.softcap * t;
+      slope(i) = 1.f - t * t;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < size(s_mma); ++i) {
+      slope(i) = 1.f;
+    }
+  }
+  if (mod.alibi_slope != 0.f) {
+#pragma unroll
+    for (int c = 0; c < size<1>(s); ++c) {
+#pragma unroll
+      for (int r = 0; r < size<0>(s); ++r) {
+        s(r, c) += mod.bias(row_begin + coord.col(c), key_begin + coord.row(r));
+      }
+    }
+  }
+}
+
+// One bit for each entry of a thread's (kRows, kColumns): whether dropout keeps it. A byte for each
+// 16 x 16 block, in which a thread holds rows r, r + 8 and columns c, c + 1, c + 8, c + 9.
+template <int kRows, int kColumns>
+struct KeepBits {
+  static constexpr int kBlocks = kRows / 2 * (kColumns / 4);
+  uint32_t word[(kBlocks + 3) / 4];
+
+  template <class Coord>
+  __device__ void draw(DropoutMask const& mask, int row_begin, int key_begin, Coord coord) {
+    TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
+#pragma unroll
+    for (uint32_t& w : word) {
+      w = 0;
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 4) {
+#pragma unroll
+      for (int r = 0; r < kRows; r += 2) {
+        // Blocks start at multiples of 16, at this thread's place in them less its place.
+        int const query = (row_begin + coord.col(c)) / 16 * 16 + lane.query();
+        int const key = (key_begin + coord.row(r)) / 16 * 16 + lane.key();
+        uint32_t const own = mask.keep_bits(dropout_group(query, key));
+        uint32_t const partners = __shfl_sync(0xffffffffu, own, lane.partner());
+        int const block = c / 4 * (kRows / 2) + r / 2;
+        word[block / 4] |= lane.keep_bits(own, partners) << (block % 4 * 8);
+      }
+    }
+  }
+
+  __device__ bool keeps(int r, int c) const {
+    int const block = c / 4 * (kRows / 2) + r / 2;
+    return word[block / 4] >> (block % 4 * 8 + (c & 1) + 2 * (r & 1) + 4 * (c >> 1 & 1)) & 1;
+  }
+
+  // Zeroes what was dropped.
+  template <class Fragment>
+  __device__ void apply(Fragment& x) const {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (!keeps(r, c)) {
+          x(r, c) = 0.f;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flash::sm80

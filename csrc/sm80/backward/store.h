@@ -1,0 +1,67 @@
+// dK and dV: sums in registers, to shared and then to global memory.
+#pragma once
+
+#include "sm80/backward/key_block.h"
+#include "sm80/backward/products.h"
+#include "sm80/copy_tile.h"
+#include "sm80/fragments.h"
+
+namespace flash::sm80 {
+
+// A thread's part of the sums over all rows, both over 1 / (1 - dropout_p), dK over softmax_scale
+// too.
+template <class Config>
+struct KeyGradients {
+  using Mma = typename Config::KeyMma;
+  decltype(zeros<Mma, Config::kBlockN, Config::kHeadDim>()) dk =
+      zeros<Mma, Config::kBlockN, Config::kHeadDim>();
+  decltype(zeros<Mma, Config::kBlockN, Config::kHeadDimV>()) dv =
+      zeros<Mma, Config::kBlockN, Config::kHeadDimV>();
+};
+
+// An accumulator tile of Mma, converted already, to shared memory: two neighbours at once.
+template <class Mma, class Fragment, class SmemTensor>
+__device__ void store_fragment(Fragment const& fragment, SmemTensor&& target) {
+  using Element = typename Fragment::value_type;
+  auto const copy_c = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, Mma{});
+  auto const thread = copy_c.get_slice(threadIdx.x);
+  copy(copy_c, thread.retile_S(fragment), thread.partition_D(target));
+}
+
+template <class Mma, class SmemLayout, class Element, class Accumulator>
+__device__ void scale_to_smem(Accumulator& sum, float scale, Element* target, SmemLayout layout) {
+#pragma unroll
+  for (int i = 0; i < size(sum); ++i) {
+    sum(i) *= scale;
+  }
+  store_fragment<Mma>(convert<Element>(sum), smem_tensor(target, layout));
+}
+
+// Writes what is wanted of dK [keys, head_dim] and dV [keys, head_dim_v], for all keys that exist.
+// Nobody reads K and V in shared memory any more.
+template <class Config>
+__device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& block,
+                                    SharedStorage<Config>& smem, KeyGradients<Config>& sum) {
+  using Mma = typename Config::KeyMma;
+  using Element = typename Config::Element;
+  float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
+  scale_to_smem<Mma>(sum.dk, p.scores.softmax_scale * keep_scale, smem.k.data(),
+                     typename Config::SmemLayoutK{});
+  scale_to_smem<Mma>(sum.dv, keep_scale, smem.v.data(), typename Config::SmemLayoutV{});
+  __syncthreads();
+  int64_t const key = block.info.row_k + block.key_begin;
+  if (p.dk.ptr) {
+    Element* const dk = static_cast<Element*>(p.dk.ptr);
+    store_tile<Config::kBlockN, Config::kHeadDim, Config::kThreads>(
+        dk + p.dk.offset(block.tile.batch, key, block.tile.head), p.dk.row_stride, smem.k.data(),
+        block.slots, p.head_dim, threadIdx.x);
+  }
+  if (p.dv.ptr) {
+    Element* const dv = static_cast<Element*>(p.dv.ptr);
+    store_tile<Config::kBlockN, Config::kHeadDimV, Config::kThreads>(
+        dv + p.dv.offset(block.tile.batch, key, block.tile.head), p.dv.row_stride, smem.v.data(),
+        block.slots, p.head_dim_v, threadIdx.x);
+  }
+}
+
+}  // namespace flash::sm80

@@ -1,0 +1,290 @@
+"""The GPU's backward kernels, run on the host, and the small kernels before and after them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from calls import check_gradients, differentiable, written_out
+from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
+from compare import assert_bitwise
+from reference import attention_ref, standard_attention, varlen_ref
+from reference_dropout import keep_mask
+
+from build_tools.instantiate import load_table
+
+from . import calls
+
+ROWS = [v for v in load_table().VARIANTS if v.direction == "bwd"]
+DTYPES = {"bf16": BF16, "fp16": FP16}
+# The two rows of a tile differ in the element type alone, so most tests run on one of them.
+TILES = [v for v in ROWS if v.dtype == "bf16"]
+PLAIN = [v for v in TILES if v.scores == "plain"]
+FULL = [v for v in TILES if v.scores == "full"]
+
+
+def one_of_each_kind(rows: list) -> list:
+    """P and dS in registers or exchanged, one buffer or two for the rows."""
+    kinds = {(v.warps == v.key_warps, v.stages): v for v in reversed(rows)}
+    return list(kinds.values())
+
+
+def id_of(row) -> str:
+    return row.name
+
+
+class Attention(torch.autograd.Function):
+    """The reference's forward, in the dtype of the inputs, and a kernel's backward.
+
+    forward: (q, k, v, s_aux) -> out, lse. backward: (dout, out, lse, dlse) -> dq, dk, dv, ds_aux.
+    """
+
+    @staticmethod
+    def forward(ctx, forward, backward, *inputs):
+        out, lse = forward(*inputs)
+        out, lse = poisoned(out.to(inputs[0].dtype)), lse.float()
+        ctx.save_for_backward(out, lse)
+        ctx.backward_kernel = backward
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        dlse = None if dlse is None or not dlse.any() else dlse.contiguous()
+        return None, None, *ctx.backward_kernel(dout, *ctx.saved_tensors, dlse)
+
+
+def check(kernels, row, case: Case, dlse: bool = False, **how) -> None:
+    x = make_inputs(case)
+    if case.layout == "poisoned":
+        x.v = poisoned(x.v, around=16)  # k and v have strides of their own
+    options = case.mask_kwargs() | {"softcap": case.softcap, "softmax_scale": case.scale}
+    options |= {"alibi_slopes": x.alibi_slopes, "s_aux": x.s_aux, "dropout_p": case.dropout_p}
+
+    def run(dout, out, lse, dlse):
+        _, *gradients = calls.backward(
+            kernels, row.name, dout, x.q, x.k, x.v, out, lse, calls.dense_lengths(x.q, x.k),
+            dlse=dlse, rng_state=rng_state("cpu"), **options, **how,
+        )  # fmt: skip
+        return tuple(gradients)
+
+    reference = written_out(case, x, attention_ref)
+    check_gradients(
+        lambda **leaves: Attention.apply(reference, run, *leaves.values()),
+        reference,
+        written_out(case, x, standard_attention),
+        differentiable(x),
+        x.dout,
+        x.dlse if dlse else None,
+        case.dropout_p,
+    )
+
+
+def sized(row, **shape) -> Case:
+    heads = dict(b=1, h=2, hk=1, d=row.head_dim)
+    dv = None if row.head_dim_v == row.head_dim else row.head_dim_v
+    return Case(dtype=DTYPES[row.dtype], **heads | {"dv": dv} | shape)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(sq=1, sk=1, h=6, hk=2),
+        dict(sq=129, sk=257),
+        dict(sq=257, sk=129, causal=True),  # the first rows see nothing
+        dict(sq=113, sk=203, causal=True, b=2, h=3, hk=3),
+        dict(sq=150, sk=300, window=(37, 5)),  # the first keys are seen by nobody
+        dict(sq=300, sk=150, window=(0, 17)),
+        dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
+        dict(sq=5, sk=0),
+        dict(sq=0, sk=70),
+    ],
+    ids=str,
+)
+def test_masks_and_lengths(kernels, row, shape):
+    check(kernels, row, sized(row, **shape))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_every_row(kernels, row):
+    """The rows of a full tile, or of the other dtype, go the same ways as those above."""
+    check(kernels, row, sized(row, sq=150, sk=210, window=(90, 40)))
+
+
+@pytest.mark.parametrize("row", TILES, ids=id_of)
+def test_smaller_head_dims_are_zero_filled(kernels, row):
+    dims = dict(d=row.head_dim - 24, dv=row.head_dim_v - 8)
+    check(kernels, row, sized(row, b=2, h=3, hk=3, sq=70, sk=90, causal=True, **dims))
+
+
+@pytest.mark.parametrize("row", ROWS[:2] + ROWS[-2:], ids=id_of)
+@pytest.mark.parametrize("kind", ["low_rank", "outliers", "large", "constant"])
+def test_adversarial_values(kernels, row, kind):
+    check(kernels, row, sized(row, h=1, sq=113, sk=150, kind=kind))
+
+
+def check_hooks(kernels, row, dlse: bool = False, **hooks) -> None:
+    check(kernels, row, sized(row, **dict(b=2, sq=70, sk=140) | hooks), dlse)
+
+
+@pytest.mark.parametrize("row", one_of_each_kind(FULL), ids=id_of)
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        dict(softcap=3.0),
+        dict(alibi="bh", causal=True, sk=190),
+        dict(sinks=True, sq=190, causal=True),  # rows with nothing but the sink
+        dict(dropout_p=0.3),
+        dict(scale=-0.2, b=1),
+        dict(scale=0.0, causal=True, b=1),
+    ],
+    ids=str,
+)
+def test_score_hooks(kernels, row, hooks):
+    check_hooks(kernels, row, **hooks)
+
+
+@pytest.mark.parametrize("row", FULL, ids=id_of)
+def test_all_hooks_together(kernels, row):
+    hooks = dict(softcap=20.0, alibi="h", sinks=True, dropout_p=0.17, window=(50, 3))
+    check_hooks(kernels, row, dlse=True, **hooks)
+
+
+@pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
+def test_gradient_of_lse(kernels, row):
+    check(kernels, row, sized(row, sq=90, sk=70, causal=True), dlse=True)
+
+
+def exact(row, seed: int = 0, **shape) -> tuple:
+    """A call and its results apart from any reference: arguments of `calls.backward`."""
+    x = make_inputs(sized(row, **shape, seed=seed))
+    b, sq, h, _ = x.q.shape
+    lse = torch.full((b, h, sq), 3.0)
+    return x.dout, x.q, x.k, x.v, x.dout, lse, calls.dense_lengths(x.q, x.k)
+
+
+@pytest.mark.parametrize("row", TILES, ids=id_of)
+def test_deterministic(kernels, row):
+    """Blocks take turns: the order of the launch is the only one that works."""
+    call = exact(row, sq=150, sk=300, causal=True)
+    ordered = calls.backward(kernels, row.name, *call, causal=True, deterministic=True)
+    unordered = calls.backward(kernels, row.name, *call, causal=True)
+    assert_bitwise("dq", ordered[1], unordered[1])  # here, blocks run in order anyway
+    with pytest.raises(RuntimeError, match="launched after"):
+        calls.backward(
+            kernels, row.name, *call, causal=True, deterministic=True, last_block_first=True
+        )
+
+
+@pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
+def test_blocks_in_any_order(kernels, row):
+    call = exact(row, sq=150, sk=300)
+    forth = calls.backward(kernels, row.name, *call, window_size=(140, 60))
+    back = calls.backward(kernels, row.name, *call, window_size=(140, 60), last_block_first=True)
+    for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), forth, back, strict=True):
+        if name == "dq":  # its parts were added in another order
+            torch.testing.assert_close(a, b)
+        else:
+            assert_bitwise(name, a, b)
+
+
+@pytest.mark.parametrize("row", one_of_each_kind(TILES)[:1], ids=id_of)
+@pytest.mark.parametrize("wanted", [("dq",), ("dk",), ("dv",), ("dk", "dv"), ()])
+def test_gradients_that_are_wanted(kernels, row, wanted):
+    call = exact(row, sq=70, sk=90)
+    names = ("dq", "dk", "dv")
+    everything = dict(zip(names, calls.backward(kernels, row.name, *call)[1:], strict=True))
+    _, *some = calls.backward(kernels, row.name, *call, wanted=wanted)
+    for name, gradient in zip(wanted, some, strict=True):
+        assert_bitwise(name, gradient, everything[name])
+
+
+@pytest.mark.parametrize("row", TILES, ids=id_of)
+def test_varlen(kernels, row):
+    """Zero lengths anywhere, keys in use, rows and keys behind the last sequence."""
+    gen = torch.Generator().manual_seed(1)
+    lengths_q, lengths_k = [0, 150, 3, 0, 60], [10, 70, 200, 5, 0]
+    used = [10, 66, 133, 0, 0]
+    cu_q, cu_k = (
+        torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    )
+    spare_q, spare_k, heads, dtype = 140, 150, 2, DTYPES[row.dtype]
+
+    def random(total: int, heads: int, head_dim: int) -> torch.Tensor:
+        return torch.randn(total, heads, head_dim, generator=gen).to(dtype)
+
+    total_q, total_k = sum(lengths_q) + spare_q, sum(lengths_k) + spare_k
+    q, dout = random(total_q, heads, row.head_dim), random(total_q, heads, row.head_dim_v)
+    k, v = random(total_k, 1, row.head_dim), random(total_k, 1, row.head_dim_v)
+    full = {}
+    if row.scores == "full":
+        full = {"alibi_slopes": torch.rand(5, heads, generator=gen), "s_aux": torch.randn(heads)}
+
+    def reference(attention):
+        def call(q, k, v, s_aux=None):
+            return varlen_ref(
+                attention, q, k, v, cu_q.tolist(), cu_k.tolist(), seqused_k=used, causal=True,
+                **full | ({} if s_aux is None else {"s_aux": s_aux}),
+            )  # fmt: skip
+
+        return call
+
+    def run(dout, out, lse, dlse):
+        """As the reference, but with NaN wherever nobody may look."""
+        dirty = [x.clone() for x in (dout, q, k, v, out)]
+        for x, cu in zip(dirty, (cu_q, cu_q, cu_k, cu_k, cu_q), strict=True):
+            x[cu[-1] :] = float("nan")
+        for start, n, end in zip(cu_k.tolist(), used, cu_k.tolist()[1:], strict=False):
+            for x in dirty[2:4]:
+                x[start + n : end] = float("nan")
+        seqused_k = torch.tensor(used, dtype=torch.int32)
+        lengths = calls.varlen_lengths(q, k, cu_q, cu_k, seqused_k)
+        softmax_d, *gradients = calls.backward(
+            kernels, row.name, *dirty, lse, lengths, causal=True, **full
+        )
+        assert not softmax_d[:, cu_q[-1] :].any()
+        return tuple(gradients)
+
+    inputs = {"q": q, "k": k, "v": v} | {n: x for n, x in full.items() if n == "s_aux"}
+    check_gradients(
+        lambda **leaves: Attention.apply(reference(attention_ref), run, *leaves.values()),
+        reference(attention_ref),
+        reference(standard_attention),
+        inputs,
+        dout,
+    )
+
+
+@pytest.mark.parametrize("row", ROWS[:2], ids=id_of)
+def test_softmax_d(kernels, row):
+    """rowsum(dO * O) - dLSE, as ring attention reads it."""
+    dout, *call = exact(row, b=2, h=3, hk=3, sq=70, sk=40)
+    dlse = torch.randn(2, 3, 70)
+    softmax_d, *_ = calls.backward(kernels, row.name, dout, *call, dlse=dlse)
+    expected = (dout.double() * dout.double()).sum(-1).transpose(1, 2) - dlse
+    torch.testing.assert_close(softmax_d.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row", FULL, ids=id_of)
+def test_dropout_bits_are_the_contracts(kernels, row):
+    """q = 0 and dO the identity: dV tells for every (query, key) whether it was kept."""
+    n, heads, p = min(row.head_dim_v, 96), 3, 0.4
+    shape = dict(b=1, sq=n, sk=77, h=heads, hk=heads, dv=n)
+    _, q, k, v, _, lse, lengths = exact(row, **shape)
+    dout = torch.eye(n, dtype=q.dtype)[None, :, None].expand(1, n, heads, n).contiguous()
+    _, _, _, dv = calls.backward(
+        kernels, row.name, dout, q.zero_(), k, v, dout, lse, lengths,
+        dropout_p=p, rng_state=rng_state("cpu"),
+    )  # fmt: skip
+    kept = dv.permute(0, 2, 3, 1) != 0  # (b, h, sq, sk)
+    assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, heads, n, 77, p))
+
+
+@pytest.mark.parametrize("row", TILES, ids=id_of)
+def test_shared_memory_banks(kernels, row):
+    """No two lanes of an access want different words of one bank."""
+    kernels.bank_counts()
+    calls.backward(kernels, row.name, *exact(row, h=1, sq=130, sk=260))
+    counts = kernels.bank_counts()
+    assert {"cp.async", "ldmatrix", "ldmatrix.trans"} <= counts.keys()
+    assert all(conflicts == 0 for _, conflicts in counts.values()), counts

@@ -1,0 +1,150 @@
+"""What of the backward only a GPU can break: repeatability, sizes, graphs, calls by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import BF16, Case, make_inputs, rng_state
+from compare import assert_accurate, assert_bitwise
+from reference import attention_ref, gradients, standard_attention
+from test_contract_gpu import need_memory
+from torch import Tensor
+
+from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+HEAD_DIMS = [(32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+
+
+def by_hand(x, lse: Tensor, dout: Tensor | None = None, deterministic: bool = False, **keywords):
+    """softmax_d, dq, dk, dv of the op itself, with dout in the place of out."""
+    dout = x.dout if dout is None else dout
+    out = [torch.full_like(t, float("nan")) for t in (x.q, x.k, x.v)]
+    options = {"dropout_p": 0.0, "softmax_scale": 0.125, "causal": True, "window_size_left": -1}
+    options |= {"window_size_right": -1, "softcap": 0.0, "alibi_slopes": None} | keywords
+    op = torch.ops.flash_attn._flash_attn_backward
+    softmax_d = op(
+        dout, x.q, x.k, x.v, dout, lse, *out, deterministic=deterministic, **options
+    )  # fmt: skip
+    return softmax_d, *out
+
+
+def inputs(cuda, d: int, dv: int, **shape):
+    x = make_inputs(Case(d=d, dv=dv, layout="contiguous", **shape), cuda)
+    return x, torch.full(x.dlse.shape, 4.0, device=cuda)
+
+
+@pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window_size_left": 100}], ids=str)
+def test_deterministic_is_bitwise(cuda, d, dv, options):
+    x, lse = inputs(cuda, d, dv, b=3, h=8, hk=4, sq=700, sk=900)
+    first = by_hand(x, lse, deterministic=True, **options)
+    for _ in range(100):
+        again = by_hand(x, lse, deterministic=True, **options)
+        for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), again, first, strict=True):
+            assert_bitwise(name, a, b)
+    unordered = by_hand(x, lse, **options)
+    torch.testing.assert_close(unordered[1], first[1])
+    assert_bitwise("dk", unordered[2], first[2])
+
+
+@pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
+def test_deterministic_with_hooks(cuda, d, dv):
+    x, lse = inputs(cuda, d, dv, b=2, h=4, hk=1, sq=300, sk=500)
+    options = {"dropout_p": 0.2, "rng_state": rng_state(cuda), "softcap": 10.0}
+    first = by_hand(x, lse, deterministic=True, **options)
+    for _ in range(10):
+        again = by_hand(x, lse, deterministic=True, **options)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+def check_slice(q, k, v, dout, at: slice, causal: bool = True) -> None:
+    """Gradients of a whole call against the reference on its entries `at` of the batch."""
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    found = torch.autograd.grad(flash_attn_func(*leaves, causal=causal), leaves, dout)
+    named = {"q": q[at], "k": k[at], "v": v[at]}
+    wanted, standard = (
+        gradients(lambda q, k, v, f=f: f(q, k, v, causal=causal)[:2], named, dout[at], dtype=dtype)[
+            2
+        ]
+        for f, dtype in ((attention_ref, torch.float64), (standard_attention, None))
+    )
+    for name, gradient in zip("qkv", found, strict=True):
+        assert_accurate(f"d{name}", gradient[at], wanted[name], standard[name])
+
+
+@pytest.mark.parametrize("shape", [(70_000, 1, 1), (9, 8_000, 1_000)])
+def test_more_than_65535_batches_or_heads(shape, cuda):
+    b, h, hk = shape
+    x = make_inputs(Case(b=b, h=h, hk=hk, sq=3, sk=5, causal=True, layout="contiguous"), cuda)
+    check_slice(x.q, x.k, x.v, x.dout, slice(b - 2, b))
+
+
+def test_more_than_2_31_elements(cuda):
+    """Of q, of its gradient and of the sums in fp32."""
+    need_memory(60)
+    batch = 2**31 // (64 * 64 * 64) + 2
+    q, dout = torch.randn(2, batch, 64, 64, 64, dtype=BF16, device=cuda)
+    k = torch.randn(batch, 70, 1, 64, dtype=BF16, device=cuda)
+    check_slice(q, k, k, dout, slice(batch - 1, batch))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_no_host_synchronisation(cuda):
+    x = make_inputs(Case(causal=True, layout="contiguous"), cuda)
+    leaves = [t.requires_grad_() for t in (x.q, x.k, x.v)]
+    cu = torch.tensor([0, x.q.shape[1]], dtype=torch.int32, device=cuda)
+    longest = x.q.shape[1]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for deterministic in (False, True):
+            out = flash_attn_func(*leaves, causal=True, deterministic=deterministic)
+            torch.autograd.grad(out, leaves, x.dout)
+            rows = [t.detach()[0].requires_grad_() for t in leaves]
+            out = flash_attn_varlen_func(*rows, cu, cu, longest, longest, causal=True)
+            torch.autograd.grad(out, rows, x.dout[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_capture_in_a_graph(cuda, deterministic):
+    x, lse = inputs(cuda, 64, 64, h=8, hk=8, sq=300, sk=300)
+    expected = by_hand(x, lse, deterministic=True)
+    dout = torch.zeros_like(x.dout)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        by_hand(x, lse, dout, deterministic)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = by_hand(x, lse, dout, deterministic)
+    dout.copy_(x.dout)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_calls_of_the_op_by_hand_cannot_fault(cuda):
+    """A kernel that read past its operands would take the process down."""
+    x, lse = inputs(cuda, 64, 64, sq=20, sk=20)
+    op = torch.ops.flash_attn._flash_attn_backward
+    tail = (0.0, 0.125, False, -1, -1, 0.0, None, False)
+    call = [x.dout, x.q, x.k, x.v, x.dout, lse, *map(torch.empty_like, (x.q, x.k, x.v))]
+    wrong = {
+        "dout": (0, x.dout[:, :-1]),
+        "out": (4, x.dout[:, :, :1]),
+        "softmax_lse": (5, lse[..., :-1]),
+        "dq": (6, x.q[:, :-1]),
+        "dk": (7, x.q),
+        "dv": (8, x.v.transpose(-1, -2)),
+    }
+    for name, (at, tensor) in wrong.items():
+        with pytest.raises(RuntimeError, match=name):
+            op(*call[:at], tensor, *call[at + 1 :], *tail)
+    with pytest.raises(RuntimeError, match="rng_state"):
+        op(*call, 0.5, *tail[1:])
+    with pytest.raises(RuntimeError, match="dlse"):
+        op(*call, *tail, dlse=lse[:1])
+    with pytest.raises(RuntimeError, match="ds_aux"):
+        op(*call, *tail, ds_aux=torch.zeros(4, device=cuda))

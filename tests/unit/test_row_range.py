@@ -1,0 +1,97 @@
+"""Which row blocks a block of keys is seen by, and which run mask code: not one too many."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .test_mask import visible
+
+
+def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+    mask = core.SequenceMask(left=left, right=right, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    seen = [set(visible(left, right, seqlen_q, seqlen_k, row)) for row in range(seqlen_q)]
+    for key_begin in range(0, max(seqlen_k, 1), block_n):
+        keys = set(range(key_begin, key_begin + block_n))
+        found = mask.row_range(
+            seqlen_q=seqlen_q, key_begin=key_begin, block_n=block_n, block_m=block_m
+        )
+        needed = sorted({row // block_m for row in range(seqlen_q) if seen[row] & keys})
+        # Rows past the end of a block need no mask, keys past the end do.
+        whole = [
+            m_block
+            for m_block in needed
+            if all(keys <= row for row in seen[m_block * block_m : (m_block + 1) * block_m])
+        ]
+        visited = [found.block_at(step) for step in range(found.count())]
+        assert sorted(visited) == needed
+        assert visited[found.masked_count() :] == whole
+        assert found.begin <= found.left <= found.right <= found.end
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(1, 1), (2, 3), (3, 2), (4, 4)])
+@pytest.mark.parametrize("left", [-1, 0, 1, 2, 5])
+@pytest.mark.parametrize("right", [-1, 0, 1, 2, 5])
+def test_short_sequences(core, left, right, block_m, block_n):
+    for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
+        check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+
+
+windows = st.one_of(st.just(-1), st.just(0), st.integers(0, 120))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    windows,
+    windows,
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+    check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    windows,
+    windows,
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_both_sides_agree(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+    """The turn of a key block is its place among those of the row block: a deterministic backward
+    counts them from the row's side, and visits them from the keys'."""
+    mask = core.SequenceMask(left=left, right=right, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    for n_block in range(-(-seqlen_k // block_n)):
+        rows = mask.row_range(
+            seqlen_q=seqlen_q, key_begin=n_block * block_n, block_n=block_n, block_m=block_m
+        )
+        for m_block in range(-(-seqlen_q // block_m)):
+            end = min((m_block + 1) * block_m, seqlen_q)
+            keys = mask.block_range(row_begin=m_block * block_m, row_end=end, block_n=block_n)
+            assert (rows.begin <= m_block < rows.end) == (keys.begin <= n_block < keys.end)
+
+
+def visits(core, left, right, key_begin, block_n, block_m):
+    mask = core.SequenceMask(left=left, right=right, seqlen_q=1024, seqlen_k=1024)
+    found = mask.row_range(seqlen_q=1024, key_begin=key_begin, block_n=block_n, block_m=block_m)
+    blocks = [found.block_at(step) for step in range(found.count())]
+    return blocks[: found.masked_count()], blocks[found.masked_count() :]
+
+
+def test_a_causal_block(core):
+    """The diagonal first, then the rows below it, in the direction in which all key blocks walk."""
+    masked, whole = visits(core, -1, 0, 512, 128, 64)
+    assert masked == [8, 9]
+    assert whole == [10, 11, 12, 13, 14, 15]
+
+
+def test_a_window_has_masks_at_both_ends(core):
+    masked, whole = visits(core, 256, 0, 512, 128, 64)
+    assert masked == [8, 9, 12, 13]
+    assert whole == [10, 11]
