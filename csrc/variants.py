@@ -51,7 +51,16 @@ def _rows(**columns) -> list[Variant]:
 # per key block, which costs less than any tile that needs fewer registers.
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1, allow_spills=400)
 
+# A warpgroup that loads and one for each 64 rows.
+_SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
+
 VARIANTS: list[Variant] = [
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_m=192, block_n=128,
+           warps=16, why="x"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=192, block_n=112,
+           warps=16, why="x"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, block_n=128,
+           warps=12, why="x"),
     *_rows(**_SM80_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_n=128,
            why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
     *_rows(**_SM80_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_n=64,

@@ -162,6 +162,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   p.seqlens.seqlen_q = count(max_seqlen_q, "max_seqlen_q");
   p.seqlens.seqlen_k = count(max_seqlen_k, "max_seqlen_k");
   p.seqlens.total_q = count(total_q, "total_q");
+  p.seqlens.total_k = count(k.size(0), "total_k");
   p.seqlens.cu_q = int32_vector(cu_seqlens_q, "cu_seqlens_q", batch + 1, q);
   p.seqlens.cu_k = int32_vector(cu_seqlens_k, "cu_seqlens_k", batch + 1, q);
   p.seqlens.used_k = int32_vector(seqused_k, "seqused_k", batch, q);

@@ -14,6 +14,7 @@ struct Seqlens {
   const int* cu_k;       // [b + 1]
   const int* used_k;     // [b] keys in use, at most what cu_k or seqlen_k allows
   const int* leftpad_k;  // [b] keys to skip at the start
+  int64_t total_k;       // rows in the packed k and v; 0 when they are [b, s, h, d]
 };
 
 }  // namespace flash
