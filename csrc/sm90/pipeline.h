@@ -10,6 +10,9 @@ namespace flash::sm90 {
 using Barrier = cutlass::arch::ClusterTransactionBarrier;
 static_assert(sizeof(Barrier) == sizeof(uint64_t));
 
+// Keeps the compiler from moving ordinary accesses to memory across: CUTLASS's barriers do not.
+__device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
+
 // Where the i-th tile of a stream goes in a ring of kStages buffers. A wait for `phase` returns
 // when the buffer was filled for this tile; one for `phase ^ 1`, when it was emptied of the tile
 // before, or at once if there was none.
@@ -38,8 +41,14 @@ struct Ring {
     }
   }
 
-  __device__ void wait_full(RingPosition<kStages> at) { full(at.stage).wait(at.phase); }
-  __device__ void wait_empty(RingPosition<kStages> at) { empty(at.stage).wait(at.phase ^ 1); }
+  __device__ void wait_full(RingPosition<kStages> at) {
+    full(at.stage).wait(at.phase);
+    compiler_fence();
+  }
+  __device__ void wait_empty(RingPosition<kStages> at) {
+    empty(at.stage).wait(at.phase ^ 1);
+    compiler_fence();
+  }
 
   // By all lanes of a reading warp.
   __device__ void release(RingPosition<kStages> at) {

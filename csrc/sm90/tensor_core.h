@@ -86,16 +86,17 @@ CUTE_HOST_DEVICE auto as_operand_a(Layout const& accumulator) {
   return make_layout(Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>{});
 }
 
-template <class To, class Engine, class Layout>
-__device__ auto convert(Tensor<Engine, Layout> const& from) {
-  constexpr int kSize = decltype(size(from))::value;
-  using From = typename Engine::value_type;
-  cutlass::NumericArrayConverter<To, From, kSize> converter;
-  auto const converted =
-      converter(*reinterpret_cast<cutlass::Array<From, kSize> const*>(from.data()));
-  Tensor to = make_tensor<To>(from.layout());
-  *reinterpret_cast<cutlass::Array<To, kSize>*>(to.data()) = converted;
-  return to;
+// fp32 registers as 16-bit numbers, two in a word, in the same order. Words, because the compiler
+// moves single halves of registers about with four instructions a pair.
+template <class Element, class Accumulator, class Words>
+__device__ void pack(Accumulator const& from, Words& to) {
+#pragma unroll
+  for (int i = 0; i < size(to); ++i) {
+    cutlass::NumericArrayConverter<Element, float, 2> const converter;
+    cutlass::Array<float, 2> const pair{from.data()[2 * i], from.data()[2 * i + 1]};
+    auto const packed = converter(pair);
+    to.data()[i] = reinterpret_cast<uint32_t const&>(packed);
+  }
 }
 
 }  // namespace flash::sm90

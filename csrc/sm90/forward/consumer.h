@@ -168,7 +168,8 @@ struct Consumer {
   }
 
   __device__ static void to_operand(ScoreFragment const& s, Probabilities& p) {
-    copy(make_tensor(convert<Element>(s).data(), p.layout()), p);
+    Tensor words = recast<uint32_t>(p);
+    pack<Element>(s, words);
   }
 
   __device__ void first_step(RowBlock<Config> const& block, int step, Turns<Config> const& turns,
@@ -184,6 +185,7 @@ struct Consumer {
     float rescale[Acc::kRows];
     softmax<true>(block, step, s, acc, rescale);
     to_operand(s, p);
+    smem.v_ring.wait_full(here);
   }
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
@@ -193,7 +195,6 @@ struct Consumer {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
     smem.k_ring.wait_full(here);
-    smem.v_ring.wait_full(before);
     turns.wait();
     start_scores(here, s);
     start_values(before, p, acc);
@@ -203,6 +204,10 @@ struct Consumer {
     release_k(step, steps);
     float rescale[Acc::kRows];
     softmax<kMasked>(block, step, s, acc, rescale);
+    // Between them, because a loop is what the compiler moves nothing across: left alone it takes
+    // the wait for P·V before the exponentials that are to run under it.
+    warpgroup_fence_operand(s);
+    smem.v_ring.wait_full(here);
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
     smem.v_ring.release(before);
@@ -212,7 +217,6 @@ struct Consumer {
 
   __device__ void last_values(int step, Acc& acc, Probabilities const& p) {
     Position const at(blocks + step);
-    smem.v_ring.wait_full(at);
     start_values(at, p, acc);
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);

@@ -43,6 +43,7 @@ struct Loader {
     smem.q_ring.wait_empty(RingPosition<1>(number));
     if (elected) {
       smem.row_block(number).tile.valid = false;
+      compiler_fence();
       smem.q_ring.full(0).arrive();
     }
   }
@@ -52,6 +53,7 @@ struct Loader {
     smem.q_ring.wait_empty(RingPosition<1>(number));
     if (elected) {
       smem.row_block(number) = block;
+      compiler_fence();
       Barrier& full = smem.q_ring.full(0);
       if (block.range.count() > 0) {
         full.arrive_and_expect_tx(Config::kConsumers * Config::kTileQ * sizeof(Element));
@@ -97,6 +99,7 @@ struct Loader {
     }
     if (keep > 0) {
       arrived.wait(cleaned++ % 2);
+      compiler_fence();
       clear_rows(smem.v[at.stage], keep);
       // Ordinary stores, and wgmma reads through another path to memory.
       cutlass::arch::fence_view_async_shared();

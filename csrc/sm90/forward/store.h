@@ -44,15 +44,15 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block, int war
   }
   acc.rescale(scale);
 
-  Tensor out = convert<Element>(acc.out);
-  Tensor pairs = make_tensor(recast<uint32_t>(out).data(),  // (row, group of eight columns)
-                             Shape<_2, Int<Config::kHeadDimV / 8>>{}, Stride<_1, _2>{});
+  constexpr int kGroups = Config::kHeadDimV / 8;
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  pack<Element>(acc.out, pairs);
 #pragma unroll
   for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
     int const row = first + coord.row(r);
     Element* const target = block.out + row * p.out.row_stride;
 #pragma unroll
-    for (int group = 0; group < Config::kHeadDimV / 8; group += 4) {
+    for (int group = 0; group < kGroups; group += 4) {
       uint32_t four[4] = {pairs(r, group), pairs(r, group + 1), pairs(r, group + 2),
                           pairs(r, group + 3)};
       transpose_in_quad(four, thread);
