@@ -17,10 +17,13 @@ __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, i
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(row_begin + coord.row(r));
-    int const begin = keys.begin - key_begin, end = keys.end - key_begin;
+    // Relative to the thread's first column: the others are then constants, which the compiler would
+    // not make of them by itself, and not registers.
+    int const first = key_begin + coord.col(0);
+    int const begin = keys.begin - first, end = keys.end - first;
 #pragma unroll
     for (int c = 0; c < cute::size<1>(s); ++c) {
-      int const col = coord.col(c);
+      int const col = coord.col_offset(c);
       if (col < begin || col >= end) {
         s(r, c) = -INFINITY;
       }
