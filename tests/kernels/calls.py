@@ -108,6 +108,7 @@ def varlen(
         "seqlen_q": int(cu_seqlens_q.diff().max()),
         "seqlen_k": int(cu_seqlens_k.diff().max()),
         "total_q": total_q,
+        "total_k": k.shape[0],
         "cu_q": cu_seqlens_q.data_ptr(),
         "cu_k": cu_seqlens_k.data_ptr(),
     }

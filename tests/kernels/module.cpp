@@ -37,10 +37,11 @@ flash::FwdParams params(py::dict const& call) {
   p.out = view<void>(call, "out");
   auto const lse = call["lse"].cast<std::array<int64_t, 3>>();
   p.lse = {reinterpret_cast<float*>(lse[0]), lse[1], lse[2]};
-  p.seqlens = {number<int>(call, "batch"),    number<int>(call, "seqlen_q"),
-               number<int>(call, "seqlen_k"), number<int64_t>(call, "total_q"),
-               pointer<int>(call, "cu_q"),    pointer<int>(call, "cu_k"),
-               pointer<int>(call, "used_k"),  pointer<int>(call, "leftpad_k")};
+  p.seqlens = {number<int>(call, "batch"),      number<int>(call, "seqlen_q"),
+               number<int>(call, "seqlen_k"),   number<int64_t>(call, "total_q"),
+               pointer<int>(call, "cu_q"),      pointer<int>(call, "cu_k"),
+               pointer<int>(call, "used_k"),    pointer<int>(call, "leftpad_k"),
+               number<int64_t>(call, "total_k")};
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");
   p.scores.softcap = number<float>(call, "softcap");
@@ -58,9 +59,11 @@ flash::FwdParams params(py::dict const& call) {
 }
 
 void run(std::string const& name, py::dict const& call) {
-  flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
+      flash::DeviceInfo const device = variant.arch == 90
+                                           ? flash::DeviceInfo{0, 90, 50 << 20, 232448, 3}
+                                           : flash::DeviceInfo{0, 80, 40 << 20, 166912, 4};
       return variant.launch.forward(params(call), {device, nullptr, variant.name});
     }
   }
