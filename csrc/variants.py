@@ -16,6 +16,7 @@ class Variant:
     head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
     stages: buffers for K and for V in shared memory.
+    masks: "any", or "none" for a tile that serves only calls in which every row sees every key.
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, sinks, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
@@ -33,13 +34,15 @@ class Variant:
     scores: str
     why: str
     allow_spills: int = 0
+    masks: str = "any"
 
     @property
     def name(self) -> str:
         dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             dims += f"x{self.head_dim_v}"
-        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}"
+        masks = "" if self.masks == "any" else "_nomask"
+        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{masks}"
 
 
 def _rows(**columns) -> list[Variant]:
@@ -51,16 +54,37 @@ def _rows(**columns) -> list[Variant]:
 # per key block, which costs less than any tile that needs fewer registers.
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1, allow_spills=400)
 
-# A warpgroup that loads and one for each 64 rows.
+# One warpgroup loads, each of the others has 64 rows. Where head dims differ, the row that wastes
+# least comes first.
 _SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
 
 VARIANTS: list[Variant] = [
-    *_rows(**_SM90_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_m=192, block_n=128,
-           warps=16, why="x"),
-    *_rows(**_SM90_FORWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=192, block_n=112,
-           warps=16, why="x"),
-    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, block_n=128,
-           warps=12, why="x"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_m=192, warps=16,
+           block_n=128, why="three softmaxes hide behind the products; 160 registers, all in use"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=192, warps=16,
+           block_n=112, why="the longest of three warpgroups that does not spill: 128 keys do"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
+           block_n=176, masks="none", why="the longest that shared memory holds: 209 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="a masked tile of 176 keys computes more scores that nobody sees"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,
+           block_n=112, why="the longest that shared memory holds: 217 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=256, head_dim_v=256, block_m=128, warps=12,
+           block_n=80, why="the longest that shared memory holds: 225 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=64, head_dim_v=64, block_m=128, warps=12,
+           block_n=128, why="two warpgroups of 232 registers: three of 160 spill 470 bytes"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=96, head_dim_v=96, block_m=128, warps=12,
+           block_n=128, why="two warpgroups of 232 registers: three of 160 spill 500 bytes"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=128, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="the plain tile for masks"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=192, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="the plain tile"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=192, head_dim_v=192, block_m=128, warps=12,
+           block_n=96, why="the longest that does not spill: 112 keys do"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=256, head_dim_v=256, block_m=128, warps=12,
+           block_n=64, why="the longest that does not spill: 80 keys do"),
     *_rows(**_SM80_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_n=128,
            why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
     *_rows(**_SM80_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_n=64,

@@ -210,10 +210,12 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     """The selection that the compiled library would make, with the head dims it would see."""
     major, minor = torch.cuda.get_device_capability(problem.q.device)
     full_scores = any(name != "paged" and name != "attn_probs" for name in problem.extras)
+    masked = problem.causal or max(problem.window_size) >= 0
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     answer = json.loads(
         backend.library.explain_forward(
-            major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
+            major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores,
+            masked,
         )
     )
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]

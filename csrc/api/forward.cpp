@@ -100,8 +100,10 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
-  Variant const& variant = select({"fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-                                   needs_full_scores(p.scores), device.sm, device.smem_per_block});
+  bool const masked = p.mask.left >= 0 || p.mask.right >= 0;
+  Variant const& variant =
+      select({"fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v, needs_full_scores(p.scores),
+              masked, device.sm, device.smem_per_block});
   trace_launch(p, variant);
   variant.launch.forward(p, {device, current_stream(q), variant.name});
   return {out, lse, empty(q, {0}, q.scalar_type()),

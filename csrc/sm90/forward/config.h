@@ -24,9 +24,10 @@ struct ForwardConfig {
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
   static_assert(kConsumers == 2 || kConsumers == 3);
-  // setmaxnreg: what the loader does without goes to the others; 512 for one thread of each.
-  static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  // setmaxnreg: what the loader does without goes to the others. 24 would leave them 240 of 168 at
+  // launch, but the loader's tile look-up spills with it.
+  static constexpr int kLoaderRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 
   using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockN>;

@@ -82,6 +82,7 @@ struct Consumer {
   __device__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc) {
     int const steps = block.range.count(), masked_steps = block.range.masked_count();
     int const unseen = unseen_steps(block);
+#pragma unroll 1
     for (int step = 0; step < unseen; ++step) {
       leave_out(step, turns);
     }

@@ -1,6 +1,8 @@
 // The loading warp: finds tiles, describes them to the others, and keeps Q, K and V coming.
 #pragma once
 
+#include <new>
+
 #include "sm90/forward/args.h"
 #include "sm90/forward/shared_storage.h"
 
@@ -21,19 +23,18 @@ struct Loader {
   // All lanes come here; `tile` is valid.
   __device__ void load(WorkTile const& tile) {
     BlockInfo const info(args.params.seqlens, tile.batch);
-    RowBlock<Config> const block(args.params, tile, info);
-    LoadPlan const plan(args.params, block, info);
-    int const steps = block.range.count();
+    LoadPlan const plan(args.params, tile, info, Config::kBlockM, Config::kBlockN);
+    int const steps = plan.range.count();
     if (steps > 0) {
-      load_k(plan, block.range, 0);
+      load_k(plan, 0);
     }
-    announce(block, plan);
+    announce(tile, info, plan);
     for (int step = 0; step < steps; ++step) {
       if (step + 1 < steps) {
-        load_k(plan, block.range, step + 1);
+        load_k(plan, step + 1);
       }
       // Keys end in the block that comes first.
-      load_v(plan, block.range, step, step == 0 ? plan.keys_in_last : 0);
+      load_v(plan, step, step == 0 ? plan.keys_in_last : 0);
     }
     blocks += steps;
   }
@@ -49,13 +50,13 @@ struct Loader {
   }
 
  private:
-  __device__ void announce(RowBlock<Config> const& block, LoadPlan const& plan) {
+  __device__ void announce(WorkTile const& tile, BlockInfo const& info, LoadPlan const& plan) {
     smem.q_ring.wait_empty(RingPosition<1>(number));
     if (elected) {
-      smem.row_block(number) = block;
+      new (&smem.row_block(number)) RowBlock<Config>(args.params, tile, info, plan.range);
       compiler_fence();
       Barrier& full = smem.q_ring.full(0);
-      if (block.range.count() > 0) {
+      if (plan.range.count() > 0) {
         full.arrive_and_expect_tx(Config::kConsumers * Config::kTileQ * sizeof(Element));
 #pragma unroll
         for (int i = 0; i < Config::kConsumers; ++i) {
@@ -70,30 +71,30 @@ struct Loader {
     ++number;
   }
 
-  __device__ static TileCoord keys(LoadPlan const& plan, BlockRange const& range, int step) {
-    return {plan.k.row + range.block_at(step) * Config::kBlockN, plan.k.head, plan.k.batch};
+  __device__ static TileCoord keys(LoadPlan const& plan, int step) {
+    return {plan.k.row + plan.range.block_at(step) * Config::kBlockN, plan.k.head, plan.k.batch};
   }
 
-  __device__ void load_k(LoadPlan const& plan, BlockRange const& range, int step) {
+  __device__ void load_k(LoadPlan const& plan, int step) {
     Position const at(blocks + step);
     smem.k_ring.wait_empty(at);
     if (elected) {
       Barrier& full = smem.k_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(plan, range, step),
+      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(plan, step),
                                                    smem.k[at.stage], full,
                                                    TMA::CacheHintSm90::EVICT_LAST);
     }
   }
 
-  __device__ void load_v(LoadPlan const& plan, BlockRange const& range, int step, int keep) {
+  __device__ void load_v(LoadPlan const& plan, int step, int keep) {
     Position const at(blocks + step);
     smem.v_ring.wait_empty(at);
     Barrier& ready = smem.v_ring.full(at.stage);
     Barrier& arrived = keep > 0 ? reinterpret_cast<Barrier&>(smem.v_arrived) : ready;
     if (elected) {
       arrived.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(plan, range, step),
+      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(plan, step),
                                                     smem.v[at.stage], arrived,
                                                     TMA::CacheHintSm90::EVICT_LAST);
     }
