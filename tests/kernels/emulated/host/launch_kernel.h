@@ -24,6 +24,7 @@ struct LaunchShape {
 
 template <auto kKernel, class... Args>
 void launch_kernel(LaunchContext const&, LaunchShape shape, Args const&... args) {
+  simt::late_stores.clear();  // of a launch that threw
   gridDim.x = static_cast<int>(shape.blocks);
   blockDim.x = shape.threads;
   auto* const words = reinterpret_cast<uint16_t*>(launch_smem);
