@@ -13,7 +13,9 @@ void bind_block_range(py::module_& m) {
       .def_readonly("end", &BlockRange::end)
       .def("count", &BlockRange::count)
       .def("masked_count", &BlockRange::masked_count)
-      .def("block_at", &BlockRange::block_at, py::arg("step"));
+      .def("block_at", &BlockRange::block_at, py::arg("step"))
+      .def("steps_right_of", &BlockRange::steps_right_of, py::kw_only(), py::arg("mask"),
+           py::arg("row_end"), py::arg("block_n"));
 
   py::class_<SequenceMask>(m, "SequenceMask")
       .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {

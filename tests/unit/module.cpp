@@ -11,5 +11,6 @@ PYBIND11_MODULE(flash_core, m) {
   bind_score_mod(m);
   bind_softmax(m);
   bind_tile_grid(m);
+  bind_tile_queue(m);
   bind_work_tile(m);
 }
