@@ -36,7 +36,10 @@ struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
-template <int kRows>
+// kSlack: `max` stays behind as long as that leaves exponentials below 2^kSlack, and `rescale` at 1,
+// which a kernel can then leave out; 0: it is always the true one. Sums and outputs are fp32 and
+// probabilities have floating point, so nothing is lost by numbers up to 2^kSlack instead of 1.
+template <int kRows, int kSlack = 0>
 struct OnlineSoftmax {
   float max[kRows];  // of the raw scores so far; the same in all threads of a row
   float sum[kRows];  // of this thread's exponentials, relative to max
@@ -64,7 +67,9 @@ struct OnlineSoftmax {
         row_max = fmaxf(row_max, scores(r, c));
       }
       float const before = offset(r);
-      max[r] = reduce(row_max, Max{});
+      row_max = reduce(row_max, Max{});
+      bool const stay = kSlack > 0 && max[r] != -INFINITY && row_max * scale_log2 - before <= kSlack;
+      max[r] = stay ? max[r] : row_max;
       float const now = offset(r);
       // The maximum only grows, except from the 0 that stands in for -inf: without the limit, a
       // first block of scores below -128 gives 0 * inf here.

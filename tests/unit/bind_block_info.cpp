@@ -23,7 +23,7 @@ void bind_block_info(py::module_& m) {
          OptionalInts const& cu_q, OptionalInts const& cu_k, OptionalInts const& used_k,
          OptionalInts const& leftpad_k) {
         return BlockInfo({batch, seqlen_q, seqlen_k, total_q, data(cu_q), data(cu_k), data(used_k),
-                          data(leftpad_k)},
+                          data(leftpad_k), 0},
                          sequence);
       },
       py::kw_only(), py::arg("sequence"), py::arg("batch"), py::arg("seqlen_q") = 0,
