@@ -64,7 +64,11 @@ void run(std::string const& name, py::dict const& call) {
       flash::DeviceInfo const device = variant.arch == 90
                                            ? flash::DeviceInfo{0, 90, 50 << 20, 232448, 3}
                                            : flash::DeviceInfo{0, 80, 40 << 20, 166912, 4};
-      return variant.launch.forward(params(call), {device, nullptr, variant.name});
+      flash::FwdParams const p = params(call);
+      // Another for each call, but the same whenever it is repeated.
+      simt::first_order = std::hash<std::string>{}(name) + p.seqlens.seqlen_q +
+                          3 * p.seqlens.seqlen_k + p.mask.left;
+      return variant.launch.forward(p, {device, nullptr, variant.name});
     }
   }
   throw py::value_error("no variant " + name);

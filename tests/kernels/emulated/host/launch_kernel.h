@@ -32,9 +32,9 @@ void launch_kernel(LaunchContext const&, LaunchShape shape, Args const&... args)
   for (int64_t block = 0; block < shape.blocks; ++block) {
     std::fill(words, words_end, simt::kPoison);
     blockIdx.x = static_cast<int>(block);
-    simt::Block(shape.threads, launch_smem, shape.smem_bytes, simt::Order::of(block)).run([&] {
-      kKernel(args...);
-    });
+    simt::Block(shape.threads, launch_smem, shape.smem_bytes,
+                simt::Order::of(simt::first_order + block))
+        .run([&] { kKernel(args...); });
     if (std::any_of(words + shape.smem_bytes / 2, words_end,
                     [](uint16_t w) { return w != simt::kPoison; })) {
       throw std::logic_error("a kernel writes behind its shared memory");
