@@ -208,7 +208,10 @@ def test_threads(selftest, what):
     ("what", "message"),
     [
         ("half a warp at a barrier", "a part of a warp arrives"),
-        ("one warp too few", r"deadlock:\n  threads 32 to 127 wait for named barrier 11 \(96 of 128"),
+        (
+            "one warp too few",
+            r"deadlock:\n  threads 32 to 127 wait for named barrier 11 \(96 of 128",
+        ),
         ("arriving twice", "arrives twice"),
         ("one arrival too many", "one arrival too many"),
         ("one arrival too few", r"mbarrier 0x400, parity 0 \(1 of 32 arrivals"),
