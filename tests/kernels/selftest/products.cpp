@@ -139,11 +139,10 @@ void run(Matrices const& m, Fault fault) {
     return make_map(global, CU_TENSOR_MAP_DATA_TYPE_UINT16, sizes,
                     {Config::kRun, static_cast<int>(sizes[1])}, span);
   };
-  int const wrong = Config::kSpan > 32 ? 0 : Config::kSpan;
-  Maps const maps{
-      map(m.a, Config::kMajorA, 64, Config::kSpan),
-      map(m.b, Config::kMajorB, kN, fault == Fault::kWrongSwizzle ? wrong : Config::kSpan),
-      make_map(m.c, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, {kN, 64}, {kN, 64}, 0)};
+  int const span_b = fault == Fault::kWrongSwizzle ? 0 : Config::kSpan;
+  Maps const maps{map(m.a, Config::kMajorA, 64, Config::kSpan),
+                  map(m.b, Config::kMajorB, kN, span_b),
+                  make_map(m.c, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, {kN, 64}, {kN, 64}, 0)};
   launch<product_kernel<Config>>(1, 128, sizeof(Storage<Config>), maps, fault);
 }
 
