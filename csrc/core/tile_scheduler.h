@@ -94,14 +94,29 @@ struct VarlenSchedule {
   FLASH_HD int64_t num_tiles() const { return first_block(batch, total_q) * heads; }
 };
 
+// The last of [0, count) that is not behind; those that are come after those that are not, and 0 is
+// not.
+struct Bisection {
+  template <class IsBehind>
+  FLASH_HD int operator()(int count, IsBehind is_behind) const {
+    int low = 0, high = count;  // low: not behind, high: behind
+    while (high - low > 1) {
+      int const middle = low + (high - low) / 2;
+      (is_behind(middle) ? high : low) = middle;
+    }
+    return low;
+  }
+};
+
 // Sequences run in order; inside one, all heads and row blocks run in the dense order.
 // Start: callable, sequence in [0, batch] -> its first row; total_q for `batch`.
-template <class Start>
+// Search: finds a tile's sequence, like Bisection.
+template <class Start, class Search = Bisection>
 class VarlenScheduler {
  public:
   FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, Start start, int64_t block,
-                           int64_t num_blocks)
-      : schedule_(schedule), start_(start), index_(block), stride_(num_blocks) {}
+                           int64_t num_blocks, Search search = {})
+      : schedule_(schedule), start_(start), index_(block), stride_(num_blocks), search_(search) {}
 
   FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
 
@@ -121,19 +136,16 @@ class VarlenScheduler {
  private:
   // The last sequence whose first row block is not behind `row_block`.
   FLASH_HD int find(int64_t row_block) const {
-    int low = 0, high = schedule_.batch;  // low: not behind, high: behind
-    while (high - low > 1) {
-      int const middle = low + (high - low) / 2;
-      bool const behind = schedule_.first_block(middle, start_(middle)) > row_block;
-      (behind ? high : low) = middle;
-    }
-    return low;
+    return search_(schedule_.batch, [&](int sequence) {
+      return schedule_.first_block(sequence, start_(sequence)) > row_block;
+    });
   }
 
   VarlenSchedule schedule_;
   Start start_;
   int64_t index_;
   int64_t stride_;
+  Search search_;
 };
 
 }  // namespace flash

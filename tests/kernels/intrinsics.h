@@ -90,6 +90,7 @@ inline bool __any_sync(unsigned lanes, bool mine) { return simt::ballot(lanes, m
 inline bool __all_sync(unsigned lanes, bool mine) {
   return simt::ballot(lanes, mine) == simt::kAllLanes;
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // ---- memory -------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 #include "core/dynamic_smem.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/loader.h"
+#include "sm90/warp_search.h"
 // setmaxnreg
 #include <cutlass/arch/reg_reconfig.h>
 
@@ -21,7 +22,7 @@ __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& 
   int const lane = threadIdx.x % 32;
   int64_t index = blockIdx.x;
   while (index < args.queue.num_tiles) {
-    WorkTile const tile = args.grid.tile(args.params.seqlens, index);
+    WorkTile const tile = args.grid.tile(args.params.seqlens, index, WarpSearch{});
     // Asked for now, so that the answer is there when this tile is loaded.
     int64_t const next = args.queue.next(index, gridDim.x, [&](uint32_t last) {
       return lane == 0 ? atomicInc(&tile_counters[args.counter], last) : 0;
