@@ -46,7 +46,8 @@ void launch_{name}({params} const&, LaunchContext const&);
 
 _ROW = """\
       {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
-       {warps}, {stages}, "{scores}", "{masks}", "{why}", smem_{name}, {{.{folder} = launch_{name}}}}},
+       {warps}, {stages}, "{scores}", "{masks}", "{why}", smem_{name},
+       {{.{folder} = launch_{name}}}}},
 """
 
 _REGISTRY = """\

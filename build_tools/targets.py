@@ -18,7 +18,7 @@ def targets(row, archs: Sequence[str]) -> list[str]:
     if row.arch not in PORTABLE:
         arch = FAMILIES[row.arch]
         return [_gencode(arch, f"sm_{arch}")] if arch in archs else []
-    # Also for a GPU with a family of its own: there FLASH_ATTN_ARCH forces these kernels, to compare.
+    # Also for a GPU with a family of its own, where FLASH_ATTN_ARCH forces these to compare them.
     return common_targets(archs)
 
 

@@ -16,7 +16,7 @@ from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 LENGTHS = [(1, 1), (65, 129), (129, 65), (33, 0)]  # seqlen_q, seqlen_k
 MASKS = [{}, {"causal": True}, {"window_size": (17, 5)}]
 DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIMS = (40, 64, 128)
+HEAD_DIMS = (40, 64, 96, 128, 192, 256)
 
 
 def hooks(heads: int) -> list[dict]:

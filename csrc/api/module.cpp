@@ -19,8 +19,8 @@ std::string row_json(Variant const& v) {
       "{", text("name", v.name), ", ", text("direction", v.direction), ", \"arch\": ", v.arch, ", ",
       text("dtype", v.dtype), ", \"head_dim\": ", v.head_dim, ", \"head_dim_v\": ", v.head_dim_v,
       ", \"block_m\": ", v.block_m, ", \"block_n\": ", v.block_n, ", \"warps\": ", v.warps,
-      ", \"stages\": ", v.stages, ", ", text("scores", v.scores), ", ", text("masks", v.masks), ", ", text("why", v.why),
-      ", \"smem_bytes\": ", v.smem_bytes, "}");
+      ", \"stages\": ", v.stages, ", ", text("scores", v.scores), ", ", text("masks", v.masks),
+      ", ", text("why", v.why), ", \"smem_bytes\": ", v.smem_bytes, "}");
 }
 
 PyObject* string(std::string const& s) {
@@ -38,13 +38,14 @@ PyObject* compiled_variants(PyObject*, PyObject*) {
 PyObject* explain_forward(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, masked = 0;
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &masked)) {
+  if (!PyArg_ParseTuple(args, "isiipp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+                        &masked)) {
     return nullptr;
   }
   // Shared memory a block can have: what all GPUs of the family with the least of it offer.
   int const smem_per_block = sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
-  Selection const selection =
-      explain({"fwd", dtype, head_dim, head_dim_v, full_scores != 0, masked != 0, sm, smem_per_block});
+  Selection const selection = explain(
+      {"fwd", dtype, head_dim, head_dim_v, full_scores != 0, masked != 0, sm, smem_per_block});
   std::string rejected;
   for (Rejection const& r : selection.rejected) {
     rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,
@@ -59,7 +60,8 @@ PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VER
 PyMethodDef methods[] = {
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, masked) -> JSON: the variant and why not the others."},
+     "(sm, dtype, head_dim, head_dim_v, full_scores, masked) -> JSON: the variant and why not the "
+     "others."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

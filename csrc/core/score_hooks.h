@@ -17,8 +17,8 @@ __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, i
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(row_begin + coord.row(r));
-    // Relative to the thread's first column: the others are then constants, which the compiler would
-    // not make of them by itself, and not registers.
+    // Relative to the thread's first column: the others are then constants, which the compiler
+    // would not make of them by itself, and not registers.
     int const first = key_begin + coord.col(0);
     int const begin = keys.begin - first, end = keys.end - first;
 #pragma unroll

@@ -36,8 +36,8 @@ struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
-// kSlack: `max` stays behind as long as that leaves exponentials below 2^kSlack, and `rescale` at 1,
-// which a kernel can then leave out; 0: it is always the true one. Sums and outputs are fp32 and
+// kSlack: `max` stays behind as long as that leaves exponentials below 2^kSlack, and `rescale` at
+// 1, which a kernel can then leave out; 0: it is always the true one. Sums and outputs are fp32 and
 // probabilities have floating point, so nothing is lost by numbers up to 2^kSlack instead of 1.
 template <int kRows, int kSlack = 0>
 struct OnlineSoftmax {
@@ -68,7 +68,8 @@ struct OnlineSoftmax {
       }
       float const before = offset(r);
       row_max = reduce(row_max, Max{});
-      bool const stay = kSlack > 0 && max[r] != -INFINITY && row_max * scale_log2 - before <= kSlack;
+      bool const stay =
+          kSlack > 0 && max[r] != -INFINITY && row_max * scale_log2 - before <= kSlack;
       max[r] = stay ? max[r] : row_max;
       float const now = offset(r);
       // The maximum only grows, except from the 0 that stands in for -inf: without the limit, a

@@ -24,8 +24,8 @@ struct RingPosition {
   __device__ explicit RingPosition(uint32_t i) : stage(i % kStages), phase(i / kStages % 2) {}
 };
 
-// Full: one arrival, by the loader, which also says how many bytes TMA brings. Empty: one arrival by
-// each warp that reads, because a wait for wgmma speaks for one warp only.
+// Full: one arrival, by the loader, which also says how many bytes TMA brings. Empty: one arrival
+// by each warp that reads, because a wait for wgmma speaks for one warp only.
 template <int kStages>
 struct Ring {
   alignas(8) uint64_t full_[kStages];

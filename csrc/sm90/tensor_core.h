@@ -18,7 +18,7 @@ namespace flash::sm90 {
 
 using namespace cute;
 
-constexpr int kWarpgroup = 128;    // threads
+constexpr int kWarpgroup = 128;     // threads
 constexpr int kWarpgroupRows = 64;  // of one wgmma
 
 // A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: one row of a swizzle

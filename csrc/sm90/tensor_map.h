@@ -23,8 +23,8 @@ struct TensorMapRequest {
   int box_columns;
 };
 
-// What a kernel is given. Coordinates of a box: (column, row, head * head_step, batch * batch_step).
-// What a box covers beyond the tensor is filled with zeros.
+// What a kernel is given. Coordinates of a box: (column, row, head * head_step, batch *
+// batch_step). What a box covers beyond the tensor is filled with zeros.
 struct TensorMap {
   CUtensorMap map;
   int head_step;  // 0 for a dimension without a stride of its own: expanded, or of size 1

@@ -4,8 +4,8 @@
 
 namespace flash::sm90 {
 
-// core/tile_scheduler.h's Bisection by all lanes of a warp: each round of loads leaves a 33rd of the
-// candidates, so that one of 8,192 sequences is found in three rounds and not in thirteen.
+// core/tile_scheduler.h's Bisection by all lanes of a warp: each round of loads leaves a 33rd of
+// the candidates, so that one of 8,192 sequences is found in three rounds and not in thirteen.
 struct WarpSearch {
   template <class IsBehind>
   __device__ int operator()(int count, IsBehind is_behind) const {

@@ -8,7 +8,8 @@ void bind_tile_grid(py::module_& m) {
       [](int batch, int seqlen_q, int64_t total_q, std::optional<std::vector<int>> const& cu_q,
          int heads, int block_m, int group, bool longest_first) {
         flash::Seqlens const seqlens{
-            batch, seqlen_q, 0, total_q, cu_q ? cu_q->data() : nullptr, nullptr, nullptr, nullptr, 0};
+            batch,   seqlen_q, 0,       total_q, cu_q ? cu_q->data() : nullptr,
+            nullptr, nullptr,  nullptr, 0};
         auto const grid = flash::make_tile_grid(seqlens, heads, block_m, {group, longest_first});
         std::vector<std::optional<std::tuple<int, int, int>>> tiles;
         for (int64_t index = 0; index < grid.num_tiles(); ++index) {

@@ -4,9 +4,7 @@
 void bind_tile_queue(py::module_& m) {
   using flash::TileQueue;
   py::class_<TileQueue>(m, "TileQueue")
-      .def(py::init([](int64_t num_tiles, bool shared) {
-             return TileQueue{num_tiles, shared};
-           }),
+      .def(py::init([](int64_t num_tiles, bool shared) { return TileQueue{num_tiles, shared}; }),
            py::kw_only(), py::arg("num_tiles"), py::arg("shared"))
       .def(
           "next",

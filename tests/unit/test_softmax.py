@@ -71,7 +71,9 @@ def test_equals_softmax(softmax_type, blocks, softmax_scale, sink):
 @given(blocks, st.sampled_from([-3000.0, -500.0, 500.0, 3000.0]), sinks)
 def test_large_logits(softmax_type, blocks, shift, sink):
     """Softmax does not depend on a shift, and no power of two of one may appear on the way."""
-    check(softmax_type, [[[s + shift for s in row] for row in block] for block in blocks], 1.0, sink)
+    check(
+        softmax_type, [[[s + shift for s in row] for row in block] for block in blocks], 1.0, sink
+    )
 
 
 @pytest.mark.parametrize("first", [-3000.0, 0.0, 3000.0])

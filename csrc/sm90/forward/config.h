@@ -1,9 +1,8 @@
 // Types of one sm90 forward kernel: everything that follows from its row in the variant table.
 #pragma once
 
-#include "sm90/tensor_core.h"
-// after it
 #include "core/score_level.h"
+#include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
 

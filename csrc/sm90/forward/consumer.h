@@ -107,9 +107,9 @@ struct Consumer {
   // Key blocks come from the right, so those that none of this warpgroup's rows sees come first.
   __device__ int unseen_steps(RowBlock<Config> const& block) const {
     int const rows = min(block.rows, first_row() + kWarpgroupRows);
-    return rows > first_row() ? block.range.steps_right_of(block.mask, block.row_begin + rows,
-                                                           Config::kBlockN)
-                              : block.range.count();
+    return rows > first_row()
+               ? block.range.steps_right_of(block.mask, block.row_begin + rows, Config::kBlockN)
+               : block.range.count();
   }
 
   __device__ void leave_out(int step, Turns<Config> const& turns) {
@@ -148,8 +148,8 @@ struct Consumer {
 
   // Scores become probabilities; `rescale` is what O has to be multiplied by before it takes more.
   template <bool kMasked>
-  __device__ void softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment, Acc& acc,
-                          float (&rescale)[Acc::kRows]) {
+  __device__ void softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment,
+                          Acc& acc, float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
     FragmentCoord<4> const coord(thread);
     int const row_begin = block.row_begin + first_row();
@@ -212,7 +212,8 @@ struct Consumer {
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
     smem.v_ring.release(before);
-    // Rarely: see kSlack. One multiplication for each number of O, a tenth of all instructions here.
+    // Rarely: see kSlack. One multiplication for each number of O, a tenth of all instructions
+    // here.
     if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
       acc.rescale(rescale);
     }

@@ -2,12 +2,12 @@
 // loads and two or three that compute 64 query rows each (FlashAttention-3, 2407.08608).
 #pragma once
 
+#include <cutlass/arch/reg_reconfig.h>
+
 #include "core/dynamic_smem.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/loader.h"
 #include "sm90/warp_search.h"
-// setmaxnreg
-#include <cutlass/arch/reg_reconfig.h>
 
 namespace flash::sm90 {
 

@@ -13,8 +13,8 @@
 namespace flash::sm90 {
 
 template <class View>
-TensorMap tensor_map(View const& view, int columns, int64_t rows, int heads, int batch, int box_rows,
-                     int box_columns) {
+TensorMap tensor_map(View const& view, int columns, int64_t rows, int heads, int batch,
+                     int box_rows, int box_columns) {
   return make_tensor_map({view.ptr, columns, rows, heads, batch, view.row_stride, view.head_stride,
                           view.batch_stride, box_rows, box_columns});
 }
@@ -41,14 +41,16 @@ void launch_forward(FwdParams const& params, LaunchContext const& launch) {
     view.ptr = view.ptr ? view.ptr : params.q.ptr;
     return view;
   };
-  ForwardArgs const args{
-      tensor_map(params.q, params.head_dim, rows_q, params.heads_q, batch_q, kWarpgroupRows,
-                 kRun<Config::kHeadDim>),
-      tensor_map(or_q(params.k), params.head_dim, rows_k, params.heads_kv, batch_k, Config::kBlockN,
-                 kRun<Config::kHeadDim>),
-      tensor_map(or_q(params.v), params.head_dim_v, rows_k, params.heads_kv, batch_k,
-                 Config::kBlockN, kRun<Config::kHeadDimV>),
-      params, grid, {num_tiles, counter >= 0}, counter};
+  ForwardArgs const args{tensor_map(params.q, params.head_dim, rows_q, params.heads_q, batch_q,
+                                    kWarpgroupRows, kRun<Config::kHeadDim>),
+                         tensor_map(or_q(params.k), params.head_dim, rows_k, params.heads_kv,
+                                    batch_k, Config::kBlockN, kRun<Config::kHeadDim>),
+                         tensor_map(or_q(params.v), params.head_dim_v, rows_k, params.heads_kv,
+                                    batch_k, Config::kBlockN, kRun<Config::kHeadDimV>),
+                         params,
+                         grid,
+                         {num_tiles, counter >= 0},
+                         counter};
   launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
                                         args);
 }

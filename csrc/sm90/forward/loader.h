@@ -81,8 +81,7 @@ struct Loader {
     if (elected) {
       Barrier& full = smem.k_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(plan, step),
-                                                   smem.k[at.stage], full,
+      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(plan, step), smem.k[at.stage], full,
                                                    TMA::CacheHintSm90::EVICT_LAST);
     }
   }
@@ -94,9 +93,8 @@ struct Loader {
     Barrier& arrived = keep > 0 ? reinterpret_cast<Barrier&>(smem.v_arrived) : ready;
     if (elected) {
       arrived.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(plan, step),
-                                                    smem.v[at.stage], arrived,
-                                                    TMA::CacheHintSm90::EVICT_LAST);
+      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(plan, step), smem.v[at.stage],
+                                                    arrived, TMA::CacheHintSm90::EVICT_LAST);
     }
     if (keep > 0) {
       arrived.wait(cleaned++ % 2);

@@ -5,8 +5,8 @@
 
 namespace flash::sm90 {
 
-// Warpgroups write O from registers, so no buffer here waits for it: the next row block's Q, K and V
-// arrive while the last one is finished.
+// Warpgroups write O from registers, so no buffer here waits for it: the next row block's Q, K and
+// V arrive while the last one is finished.
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
