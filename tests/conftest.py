@@ -48,6 +48,12 @@ CUDA_MISSING = frozenset(
     }
 )
 
+# Those of them that Hopper has.
+HOPPER_HAS = frozenset({"head_dim_256", "head_dim_v"})
+
+# The GPU's kernels compiled for the host, for this compute capability.
+HOST_KERNELS = {"host-kernels": 80, "host-kernels-90": 90}
+
 # Not missing but wrong on a GPU, for good: a ValueError.
 CUDA_REJECTS = frozenset({"fp32", "fp64"})
 
@@ -58,7 +64,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(
     params=[
         "cpu",
-        "host-kernels",
+        *HOST_KERNELS,
         pytest.param(
             "cuda",
             marks=[
@@ -71,12 +77,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def device(request, monkeypatch) -> Iterator[str]:
     """Of the tensors of a test, which runs with the CPU backend, with the GPU's kernels compiled
     for the host (tests/kernels), and on a GPU."""
-    if request.param != "host-kernels":
+    if request.param not in HOST_KERNELS:
         yield request.param
         return
     if request.node.get_closest_marker("many_blocks"):
         pytest.skip("too many thread blocks for the host")
-    with host_kernels.serving(monkeypatch):
+    with host_kernels.serving(monkeypatch, HOST_KERNELS[request.param]):
         yield "cpu"
 
 
@@ -88,6 +94,10 @@ def cuda(device) -> str:
     return device
 
 
+def _is_hopper() -> bool:
+    return torch.cuda.get_device_capability() == (9, 0)
+
+
 @pytest.fixture
 def needs(device, request):
     """`with needs("softcap", "backward"): ...` around the calls that need these features."""
@@ -96,10 +106,13 @@ def needs(device, request):
     def block(*features: str) -> Iterator[None]:
         unknown = set(features) - FEATURES
         assert not unknown, f"not a feature: {sorted(unknown)}"
-        if request.node.callspec.params["device"] == "cpu":
+        where = request.node.callspec.params["device"]
+        if where == "cpu":
             yield
             return
-        rejected, missing = CUDA_REJECTS & set(features), CUDA_MISSING & set(features)
+        hopper = where == "host-kernels-90" or (where == "cuda" and _is_hopper())
+        lacking = CUDA_MISSING - HOPPER_HAS if hopper else CUDA_MISSING
+        rejected, missing = CUDA_REJECTS & set(features), lacking & set(features)
         if not rejected and not missing:
             yield
             return

@@ -297,12 +297,9 @@ inline bool Block::all_done() const {
 
 inline bool Block::advance_units() {
   current = kNoThread;
-  for (auto const& unit : units_) {
-    if (unit && unit->advance()) {
-      return true;
-    }
-  }
-  return false;
+  auto const advances = [](auto const& unit) { return unit && unit->advance(); };
+  return order.newest_first ? std::any_of(units_.rbegin(), units_.rend(), advances)
+                            : std::any_of(units_.begin(), units_.end(), advances);
 }
 
 inline void Block::start() {

@@ -207,15 +207,31 @@ class BulkStores : public Unit {
 
   // All but the last `pending` groups have read shared memory.
   void wait_read(size_t pending) {
-    OfThread& of = mine();
-    while (of.unread.size() > pending) {
-      for (BulkStore const& store : of.unread.front()) {
-        expect(store.read() == store.bytes,
-               "shared memory has changed before a bulk store has read it");
+    struct Read : Wait {
+      OfThread const& of;
+      explicit Read(OfThread const& of) : of(of) {}
+      bool over() const override { return of.unread.size() <= of.wanted; }
+      std::string what() const override { return "bulk stores"; }
+    } const read{mine()};
+    mine().wanted = pending;
+    wait_for(read);
+    mine().wanted = kAny;
+  }
+
+  // One group that somebody waits for reads.
+  bool advance() override {
+    for (OfThread& of : of_) {
+      if (of.unread.size() > of.wanted) {
+        for (BulkStore const& store : of.unread.front()) {
+          expect(store.read() == store.bytes,
+                 "shared memory has changed before a bulk store has read it");
+        }
+        of.unwritten.push_back(std::move(of.unread.front()));
+        of.unread.pop_front();
+        return true;
       }
-      of.unwritten.push_back(std::move(of.unread.front()));
-      of.unread.pop_front();
     }
+    return false;
   }
 
   // All but the last `pending` groups have reached global memory.
@@ -242,10 +258,12 @@ class BulkStores : public Unit {
 
  private:
   using Group = std::vector<BulkStore>;
+  static constexpr size_t kAny = -1;
   struct OfThread {
     Group open;
     std::deque<Group> unread;
     std::deque<Group> unwritten;
+    size_t wanted = kAny;  // groups that may stay unread
   };
 
   OfThread& mine() { return of_[block->current]; }

@@ -57,7 +57,6 @@ class Warpgroup {
       read_fragment(rank(), a, product.a);
       product.a_registers[rank()] = a;
     }
-    ++product.issued;
   }
 
   void commit() {
@@ -73,17 +72,28 @@ class Warpgroup {
     }
     int64_t const until = me.groups[me.groups.size() - 1 - pending];
     me.groups.erase(me.groups.begin(), me.groups.end() - pending);
-    struct Issued : Wait {
+    struct Done : Wait {
       Warpgroup const& group;
       int64_t const until;
-      Issued(Warpgroup const& g, int64_t until) : group(g), until(until) {}
-      bool over() const override { return group.issued_by_all(until); }
+      Done(Warpgroup const& g, int64_t until) : group(g), until(until) {}
+      bool over() const override { return group.done_ >= until; }
       std::string what() const override { return "wgmmas that others have to issue, too"; }
-    } const issued{*this, until};
-    wait_for(issued);
-    run(until);
+    } const done{*this, until};
+    wanted_ = std::max(wanted_, until);
+    wait_for(done);
     give_back(until);
     me.fenced = false;
+  }
+
+  // Runs the next product if somebody waits for it and all threads have issued it.
+  bool advance() {
+    if (done_ >= wanted_ || !issued_by_all(done_ + 1)) {
+      return false;
+    }
+    run(products_.front());
+    products_.pop_front();
+    ++done_;
+    return true;
   }
 
   bool idle(int rank) const {
@@ -110,8 +120,6 @@ class Warpgroup {
   struct Product {
     Wgmma what;
     Accumulators* acc = nullptr;
-    int issued = 0;  // by so many threads
-    bool done = false;
     std::vector<uint16_t> a = {}, b = {};  // as they were at the issue, [kDepth][rows]
     std::vector<Registers<uint32_t const>> a_registers = {};
   };
@@ -128,7 +136,7 @@ class Warpgroup {
   static int column(int rank, int i) { return i / 4 * 8 + rank % 4 * 2 + i % 2; }
 
   Product& product_at(int64_t index, Wgmma const& what) {
-    if (index == first_ + static_cast<int64_t>(products_.size())) {
+    if (index == done_ + static_cast<int64_t>(products_.size())) {
       Product& product = products_.emplace_back(Product{what});
       product.b = read_matrix(what.b, what.b_along_k, what.n);
       if (what.a_in_registers) {
@@ -138,7 +146,7 @@ class Warpgroup {
         product.a = read_matrix(what.a, what.a_along_k, kWgmmaRows);
       }
     }
-    return products_[index - first_];
+    return products_[index - done_];
   }
 
   Accumulators* find(float const* base) const {
@@ -181,20 +189,7 @@ class Warpgroup {
                        [=](OfThread const& t) { return t.issued >= until; });
   }
 
-  void run(int64_t until) {
-    for (int64_t i = first_; i < until; ++i) {
-      Product& product = products_[i - first_];
-      if (!product.done) {
-        run(product);
-      }
-    }
-    while (!products_.empty() && products_.front().done) {
-      products_.pop_front();
-      ++first_;
-    }
-  }
-
-  static void run(Product& product) {
+  static void run(Product const& product) {
     Wgmma const& what = product.what;
     std::vector<uint16_t> a(product.a.size());
     if (what.a_in_registers) {
@@ -216,7 +211,6 @@ class Warpgroup {
       x *= what.sign;
     }
     multiply_add(c.data(), left.data(), to_float(product.b, what.type).data(), what.n);
-    product.done = true;
   }
 
   // The thread gets the accumulators of all products before `until`.
@@ -242,8 +236,9 @@ class Warpgroup {
   }
 
   std::vector<OfThread> of_ = std::vector<OfThread>(kWarpgroup);
-  std::deque<Product> products_;  // the oldest is number first_ of all that were issued
-  int64_t first_ = 0;
+  std::deque<Product> products_;  // issued and not done; the oldest is number done_
+  int64_t done_ = 0;
+  int64_t wanted_ = 0;  // somebody waits for those before
   std::vector<std::unique_ptr<Accumulators>> in_flight_;
 };
 
@@ -253,6 +248,12 @@ class Warpgroups : public Unit {
     size_t const index = block->current / kWarpgroup;
     expect((index + 1) * kWarpgroup <= block->threads.size(), "wgmma takes four warps");
     return groups_[index];
+  }
+
+  bool advance() override {
+    auto const run = [](Warpgroup& group) { return group.advance(); };
+    return block->order.last_warp_first ? std::any_of(groups_.rbegin(), groups_.rend(), run)
+                                        : std::any_of(groups_.begin(), groups_.end(), run);
   }
 
   void thread_ends(int thread) override {
