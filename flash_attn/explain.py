@@ -214,7 +214,11 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     answer = json.loads(
         backend.library.explain_forward(
-            major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores,
+            major * 10 + minor,
+            _DTYPE_NAMES[problem.q.dtype],
+            head_dim,
+            head_dim_v,
+            full_scores,
             masked,
         )
     )

@@ -14,13 +14,14 @@ struct TileGrid {
 
   FLASH_HD int64_t num_tiles() const { return varlen ? by_length.num_tiles() : dense.num_tiles(); }
 
-  template <class Search = Bisection>
-  FLASH_HD WorkTile tile(const Seqlens& seqlens, int64_t index, Search search = {}) const {
+  // Index: int64_t, or int where num_tiles() is not more (see tile_at).
+  template <class Index, class Search = Bisection>
+  FLASH_HD WorkTile tile(const Seqlens& seqlens, Index index, Search search = {}) const {
     if (!varlen) {
-      return DenseScheduler(dense, index, num_tiles()).coord();
+      return DenseScheduler<Index>(dense, index, num_tiles()).coord();
     }
-    auto const start = [&](int sequence) -> int64_t {
-      return sequence <= seqlens.batch ? seqlens.cu_q[sequence] : seqlens.total_q;
+    auto const start = [&](int sequence) -> Index {
+      return sequence <= seqlens.batch ? Index(seqlens.cu_q[sequence]) : Index(seqlens.total_q);
     };
     return VarlenScheduler(by_length, start, index, num_tiles(), search).coord();
   }

@@ -20,11 +20,12 @@ template <class Config>
 __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& smem) {
   Loader<Config> loader{args, smem, static_cast<bool>(elect_one_sync())};
   int const lane = threadIdx.x % 32;
-  int64_t index = blockIdx.x;
+  uint32_t index = blockIdx.x;  // the host has seen to it that an int counts the tiles
   while (index < args.queue.num_tiles) {
-    WorkTile const tile = args.grid.tile(args.params.seqlens, index, WarpSearch{});
+    WorkTile const tile =
+        args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{});
     // Asked for now, so that the answer is there when this tile is loaded.
-    int64_t const next = args.queue.next(index, gridDim.x, [&](uint32_t last) {
+    auto const next = args.queue.next(index, gridDim.x, [&](uint32_t last) {
       return lane == 0 ? atomicInc(&tile_counters[args.counter], last) : 0;
     });
     if (tile.valid) {

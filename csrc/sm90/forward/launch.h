@@ -49,7 +49,7 @@ void launch_forward(FwdParams const& params, LaunchContext const& launch) {
                                     batch_k, Config::kBlockN, kRun<Config::kHeadDimV>),
                          params,
                          grid,
-                         {num_tiles, counter >= 0},
+                         {static_cast<uint32_t>(num_tiles), counter >= 0},
                          counter};
   launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
                                         args);
