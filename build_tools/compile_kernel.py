@@ -16,7 +16,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from build_tools import ptxas
+from build_tools import object_file, ptxas
+from build_tools.instantiate import load_table
 
 
 def main(argv: list[str]) -> int:
@@ -66,6 +67,8 @@ def _print_warnings(text: str) -> None:
 
 
 def _write_record(options, text: str, wall: float, lost: list[str]) -> None:
+    smem = object_file.shared_memory(options.object)
+    warps = {row.name: row.warps for row in load_table().VARIANTS}
     record = {
         "name": options.name,
         "nvcc": options.nvcc_release,
@@ -74,7 +77,12 @@ def _write_record(options, text: str, wall: float, lost: list[str]) -> None:
         "peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
         "lost_speed": lost,
         "kernels": [
-            {**asdict(kernel), "spills": kernel.spills}
+            {
+                **asdict(kernel),
+                "spills": kernel.spills,
+                "smem": kernel.static_smem + smem.get(kernel.name, 0),
+                "warps": warps.get(kernel.name),  # None: not a row of the table
+            }
             for kernel in ptxas.parse(text, options.name)
         ],
     }

@@ -1,4 +1,4 @@
-"""The build report: registers, spills, shared memory and time of every kernel.
+"""The build report: registers, spills, shared memory, occupancy and time of every kernel.
 
 `python -m build_tools.report` prints the last one.
 """
@@ -12,9 +12,12 @@ from operator import itemgetter
 from pathlib import Path
 
 from build_tools.compile_kernel import record_path
+from build_tools.occupancy import MULTIPROCESSORS, runs_on
 
+# In a GPU's column: thread blocks, and warps in them, that one of its multiprocessors holds.
 # The last two, time and the compiler's peak memory, are those of the file and its kernels together.
-COLUMNS = ("kernel", "code", "registers", "spills", "stack", "smem", "ptxas s", "file s", "MiB")
+COLUMNS = ("kernel", "code", "registers", "spills", "stack", "smem", *MULTIPROCESSORS,
+           "ptxas s", "file s", "MiB")  # fmt: skip
 
 
 def write(objects: Iterable[Path], folder: Path) -> list[dict]:
@@ -30,7 +33,8 @@ def table(records: Iterable[dict]) -> str:
     rows = [COLUMNS]
     for record in sorted(records, key=itemgetter("name")):
         for kernel in sorted(record["kernels"], key=itemgetter("name", "code")):
-            figures = [kernel[key] for key in ("registers", "spills", "stack", "static_smem")]
+            figures = [kernel[key] for key in ("registers", "spills", "stack", "smem")]
+            figures += [_occupancy(kernel, gpu) for gpu in MULTIPROCESSORS]
             times = [f"{kernel['seconds']:.1f}", f"{record['seconds']:.1f}", record["peak_mib"]]
             rows.append((kernel["name"], kernel["code"], *figures, *times))
     cells = [[str(cell) for cell in row] for row in rows]
@@ -38,6 +42,13 @@ def table(records: Iterable[dict]) -> str:
     lines = [_line(row, widths) for row in cells]
     notes = [f"{r['name']}: {sentence}" for r in records for sentence in r["lost_speed"]]
     return "\n".join(lines + (["", *notes] if notes else [])) + "\n"
+
+
+def _occupancy(kernel: dict, gpu: str) -> str:
+    if kernel["warps"] is None or not runs_on(kernel["code"], gpu):
+        return ""
+    blocks = MULTIPROCESSORS[gpu].blocks_of(kernel["registers"], kernel["warps"], kernel["smem"])
+    return f"{blocks}x{kernel['warps']}" if blocks else "none"
 
 
 def _line(row: list[str], widths: list[int]) -> str:

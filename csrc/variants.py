@@ -20,6 +20,7 @@ class Variant:
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, sinks, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
+    tile_in_name: this is not the first row for what it serves, so the name needs the tile.
     """
 
     direction: str
@@ -35,14 +36,16 @@ class Variant:
     why: str
     allow_spills: int = 0
     masks: str = "any"
+    tile_in_name: bool = False
 
     @property
     def name(self) -> str:
         dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             dims += f"x{self.head_dim_v}"
+        tile = f"_{self.block_m}x{self.block_n}" if self.tile_in_name else ""
         masks = "" if self.masks == "any" else "_nomask"
-        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{masks}"
+        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{tile}{masks}"
 
 
 def _rows(**columns) -> list[Variant]:
@@ -50,9 +53,14 @@ def _rows(**columns) -> list[Variant]:
     return [Variant(dtype=dtype, **columns) for dtype in ("bf16", "fp16")]
 
 
-# The accumulators of 128 rows by 4 warps fill the registers; the row sums go to local memory once
-# per key block, which costs less than any tile that needs fewer registers.
-_SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1, allow_spills=400)
+def _both_levels(**columns) -> list[Variant]:
+    """The same row without and with the hooks on scores."""
+    return [row for scores in ("plain", "full") for row in _rows(scores=scores, **columns)]
+
+
+# The first row that is large enough and fits the GPU's shared memory serves a call. docs/kernels.md
+# has the figures of the tiles that were not taken.
+_SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1)
 
 # One warpgroup loads, each of the others has 64 rows. Where head dims differ, the row that wastes
 # least comes first.
@@ -85,12 +93,20 @@ VARIANTS: list[Variant] = [
            block_n=96, why="the longest that does not spill: 112 keys do"),
     *_rows(**_SM90_FORWARD, scores="full", head_dim=256, head_dim_v=256, block_m=128, warps=12,
            block_n=64, why="the longest that does not spill: 80 keys do"),
-    *_rows(**_SM80_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_n=128,
-           why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
-    *_rows(**_SM80_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_n=64,
-           why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
-    *_rows(**_SM80_FORWARD, scores="full", head_dim=64, head_dim_v=64, block_n=64,
-           why="half the keys of the plain tile leave registers for the hooks"),
-    *_rows(**_SM80_FORWARD, scores="full", head_dim=128, head_dim_v=128, block_n=32,
-           why="half the keys of the plain tile, which would spill 800 bytes with the hooks"),
+    *_both_levels(**_SM80_FORWARD, head_dim=32, head_dim_v=32, block_n=128,
+                  why="a seventh fewer instructions a key than with 64 keys; not measured"),
+    *_both_levels(**_SM80_FORWARD, head_dim=64, head_dim_v=64, block_n=128,
+                  why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
+    *_both_levels(**_SM80_FORWARD, head_dim=96, head_dim_v=96, block_n=96, allow_spills=16,
+                  why="7% fewer instructions a key than with 64 keys; not measured"),
+    *_both_levels(**_SM80_FORWARD, head_dim=128, head_dim_v=128, block_n=64,
+                  why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
+    *_both_levels(**_SM80_FORWARD, head_dim=192, head_dim_v=128, block_n=48,
+                  why="80 KiB: two blocks on an A100 too, where 64 keys leave one; not measured"),
+    *_both_levels(**_SM80_FORWARD | dict(warps=8), head_dim=192, head_dim_v=192, block_n=64,
+                  why="128 rows ask half as much of L2 as 64 do; not measured"),
+    *_both_levels(**_SM80_FORWARD | dict(warps=8), head_dim=256, head_dim_v=256, block_n=64,
+                  why="128 rows ask half as much of L2 as 64 do; not measured"),
+    *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, head_dim_v=256, block_n=64,
+                  tile_in_name=True, why="what fits where a block gets no more than 99 KiB"),
 ]  # fmt: skip

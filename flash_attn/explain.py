@@ -200,16 +200,15 @@ def _on_gpu(problem: _Problem) -> Explanation:
         return none(reason)
     if not backend.has_kernel(problem.operation):
         return none(f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}")
-    for option in ("attn_probs", "paged"):
-        if option in problem.extras:
-            return none(f"{option} has no CUDA kernel yet; {backend.describe_variants()}")
+    if "paged" in problem.extras:
+        return none(f"paged has no CUDA kernel yet; {backend.describe_variants()}")
     return _ask_library(problem, none)
 
 
 def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explanation:
     """The selection that the compiled library would make, with the head dims it would see."""
     major, minor = torch.cuda.get_device_capability(problem.q.device)
-    full_scores = any(name != "paged" and name != "attn_probs" for name in problem.extras)
+    full_scores = bool(set(problem.extras) - {"paged", "attn_probs"})
     masked = problem.causal or max(problem.window_size) >= 0
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     answer = json.loads(

@@ -39,10 +39,7 @@ FEATURES = frozenset(
 # Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
 CUDA_MISSING = frozenset(
     {
-        "attn_probs",
         "backward",
-        "head_dim_256",
-        "head_dim_v",
         "kvcache",
         "paged",
     }

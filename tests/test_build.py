@@ -13,6 +13,8 @@ import pytest
 from build_tools import (
     instantiate,
     ninja_file,
+    object_file,
+    occupancy,
     probe,
     ptxas,
     report,
@@ -307,7 +309,8 @@ def test_each_kernel_of_a_file_has_its_own_limit_and_line():
     (sentence,) = ptxas.lost_speed(text, STEM, {ROW: 1136, OTHER: 1135})
     assert OTHER in sentence
     assert ROW not in sentence
-    kernels = [{**vars(kernel), "spills": kernel.spills} for kernel in ptxas.parse(text, STEM)]
+    extra = {"smem": 0, "warps": 4}
+    kernels = [{**vars(k), "spills": k.spills, **extra} for k in ptxas.parse(text, STEM)]
     record = {"name": STEM, "seconds": 1, "peak_mib": 2, "lost_speed": [], "kernels": kernels}
     lines = report.table([record]).splitlines()
     assert [line.split()[0] for line in lines] == ["kernel", ROW, OTHER]
@@ -348,6 +351,61 @@ def test_a_spilling_file_does_not_compile_unless_declared(tmp_path, flags, fails
     assert records[0]["kernels"][0]["spills"] == 1136
     line = (tmp_path / "report.txt").read_text().splitlines()[1].split()
     assert line[:6] == [ROW, "sm_80", "255", "1136", "288", "1024"]
+
+
+# Occupancy
+
+
+@pytest.mark.parametrize(
+    ("gpu", "registers", "warps", "smem", "blocks"),
+    [
+        ("sm_80", 32, 4, 0, 16),  # 64 warps
+        ("sm_86", 32, 4, 0, 12),  # 48 warps
+        ("sm_80", 16, 1, 0, 32),  # 32 blocks
+        ("sm_90", 255, 4, 48 << 10, 2),  # 64 K registers: 8 warps
+        ("sm_90", 168, 4, 0, 3),
+        ("sm_90", 169, 4, 0, 2),  # rounded up to 176: 11 warps, 2 in each part
+        ("sm_80", 128, 8, 80 << 10, 2),
+        ("sm_80", 128, 8, 81 << 10, 2),  # 2 x (81 + 1) KiB are all there is
+        ("sm_80", 128, 8, (81 << 10) + 1, 1),
+        ("sm_90", 128, 8, (81 << 10) + 1, 2),
+        ("sm_86", 200, 4, 99 << 10, 1),
+        ("sm_86", 200, 4, (99 << 10) + 1, 0),
+        ("sm_80", 255, 16, 0, 0),  # no launch
+    ],
+)
+def test_blocks_per_multiprocessor(gpu, registers, warps, smem, blocks):
+    assert occupancy.MULTIPROCESSORS[gpu].blocks_of(registers, warps, smem) == blocks
+
+
+@pytest.mark.parametrize(
+    ("code", "gpus"),
+    [("sm_80", ["sm_80", "sm_86"]), ("sm_86", ["sm_86"]), ("sm_90a", ["sm_90"]), ("sm_100", [])],
+)
+def test_gpus_that_run_a_code(code, gpus):
+    assert [gpu for gpu in occupancy.MULTIPROCESSORS if occupancy.runs_on(code, gpu)] == gpus
+
+
+def test_shared_memory_is_read_from_the_object(tmp_path):
+    source = tmp_path / "k.cpp"
+    source.write_text(
+        "namespace flash { extern int const smem_a = 81920; extern int const smem_b = 0; "
+        "extern int const other = 3; int writable = 5; extern long const smem_l = 7; }"
+    )
+    run("g++", "-O2", "-c", source, "-o", tmp_path / "k.o")
+    assert object_file.shared_memory(tmp_path / "k.o") == {"a": 81920, "b": 0}
+    assert object_file.shared_memory(source) == {}
+
+
+def test_report_has_the_occupancy_of_a_row(tmp_path):
+    kernel = {"name": ROW, "code": "sm_80", "registers": 255, "spills": 0, "stack": 0,
+              "smem": 65536, "warps": 4, "seconds": 1.0}  # fmt: skip
+    other = {**kernel, "name": "prepare", "warps": None}
+    record = {"name": STEM, "seconds": 1, "peak_mib": 2, "lost_speed": []}
+    columns, mine, helper = report.table([{**record, "kernels": [kernel, other]}]).splitlines()
+    assert columns.split()[6:9] == list(occupancy.MULTIPROCESSORS)
+    assert mine.split()[5:9] == ["65536", "2x4", "1x4", "1.0"]  # none for sm_90
+    assert helper.split()[5:7] == ["65536", "1.0"]
 
 
 # Third-party headers

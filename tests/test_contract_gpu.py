@@ -161,3 +161,12 @@ def test_calls_of_the_op_by_hand_cannot_fault(cuda):
     op = torch.ops.flash_attn._flash_attn_forward
     with pytest.raises(RuntimeError, match="rng_state"):
         op(q, q, q, 0.5, 0.125, False, -1, -1, 0.0, None, False, rng_state=state)
+
+
+def test_more_rows_than_an_int_counts_are_rejected(cuda):
+    """Before anything of that size is allocated: q is one row, 2^31 times."""
+    q = torch.zeros(1, 1, 8, dtype=BF16, device=cuda)
+    ends = torch.tensor([0, 1], dtype=torch.int32, device=cuda)
+    op = torch.ops.flash_attn._flash_attn_varlen_forward
+    with pytest.raises(RuntimeError, match="total_q is 2147483648, expected 0 to"):
+        op(q.expand(2**31, 1, 8), q, q, ends, ends, 1, 1, 0.0, 1.0, False)

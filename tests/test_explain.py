@@ -204,9 +204,18 @@ def test_cuda_operation_without_a_kernel(library):
 
 
 def test_cuda_option_without_a_kernel(library):
-    choice = flash_attn.explain(*qkv(), return_attn_probs=True)
+    (table,) = fake("cuda", (2, 3), dtype=torch.int32)
+    q, pages, ends = fake("cuda", (9, 4, 64), (5, 16, 4, 64), (3,))
+    choice = flash_attn.explain(q, pages, pages, cu_seqlens_q=ends, block_table=table)
     assert choice.backend == "none"
-    assert "attn_probs has no CUDA kernel yet" in choice.why
+    assert "paged has no CUDA kernel yet" in choice.why
+
+
+def test_cuda_probabilities_change_nothing_about_the_kernel(library):
+    choice = flash_attn.explain(*qkv(), return_attn_probs=True)
+    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert choice.kernel == ROW["name"]
+    assert "attn_probs" in choice.call
 
 
 @pytest.mark.parametrize("value", ["1", "0"])

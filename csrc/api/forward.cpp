@@ -13,6 +13,7 @@
 #include "host/device.h"
 #include "host/select.h"
 #include "host/trace.h"
+#include "probabilities/launch.h"
 
 namespace flash::api {
 namespace {
@@ -78,9 +79,6 @@ Scores scores(Attributes const& a, FwdParams const& p, Tensor const& q,
 // Lengths and heads are in `p` already.
 Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, Attributes const& a,
                Tensor const& out, Tensor const& lse) {
-  if (a.return_softmax) {
-    throw std::runtime_error(concat(kNotImplemented, "return_attn_probs on CUDA tensors"));
-  }
   p.q = operand(q, "q", q);
   p.k = operand(k, "k", q);
   p.v = operand(v, "v", q);
@@ -100,14 +98,21 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
+  char const* const dtype = dtype_name(q, "q");
+  cudaStream_t const stream = current_stream(q);
   bool const masked = p.mask.left >= 0 || p.mask.right >= 0;
   Variant const& variant =
-      select({"fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v, needs_full_scores(p.scores),
-              masked, device.sm, device.smem_per_block});
+      select({"fwd", dtype, p.head_dim, p.head_dim_v, needs_full_scores(p.scores), masked,
+              device.sm, device.smem_per_block});
   trace_launch(p, variant);
-  variant.launch.forward(p, {device, current_stream(q), variant.name});
-  return {out, lse, empty(q, {0}, q.scalar_type()),
-          rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
+  variant.launch.forward(p, {device, stream, variant.name});
+  Tensor s_dmask = empty(q, {0}, q.scalar_type());
+  if (a.return_softmax) {
+    Seqlens const& s = p.seqlens;
+    s_dmask = empty(q, {s.batch, p.heads_q, s.seqlen_q, s.seqlen_k}, q.scalar_type());
+    launch_probabilities(p, dtype, s_dmask.data_ptr(), {device, stream, "probabilities"});
+  }
+  return {out, lse, s_dmask, rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
 }
 
 Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_scale, bool causal,
@@ -121,15 +126,15 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
         "k must be (b, sk, hk, d) with h % hk == 0 and b, h, d of q");
   check(v.dim() == 4 && v.size(0) == batch && v.size(1) == k.size(1) && v.size(2) == k.size(2),
         "v must be (b, sk, hk, dv) with b, sk, hk of k");
-  Tensor out = empty(q, {batch, seqlen_q, heads, v.size(3)}, q.scalar_type());
-  Tensor lse = empty(q, {batch, heads, seqlen_q}, ScalarType::Float);
   FwdParams p{};
-  p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
   p.seqlens.batch = count(batch, "batch");
   p.seqlens.seqlen_q = count(seqlen_q, "seqlen_q");
   p.seqlens.seqlen_k = count(k.size(1), "seqlen_k");
   p.heads_q = count(heads, "heads");
   p.heads_kv = count(k.size(2), "heads_k");
+  Tensor out = empty(q, {batch, seqlen_q, heads, v.size(3)}, q.scalar_type());
+  Tensor lse = empty(q, {batch, heads, seqlen_q}, ScalarType::Float);
+  p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
   return launch(q, k, v, p,
                 {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
                  return_softmax, s_aux, rng_state},
@@ -156,10 +161,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
         "k must be (total_k, hk, d) with h % hk == 0 and h, d of q");
   check(v.dim() == 3 && v.size(0) == k.size(0) && v.size(1) == k.size(1),
         "v must be (total_k, hk, dv) with total_k, hk of k");
-  Tensor out = empty(q, {total_q, heads, v.size(2)}, q.scalar_type());
-  Tensor lse = empty(q, {heads, total_q}, ScalarType::Float);
   FwdParams p{};
-  p.lse = {static_cast<float*>(lse.data_ptr()), 0, total_q};
   p.seqlens.batch = count(batch, "len(cu_seqlens_q) - 1");
   p.seqlens.seqlen_q = count(max_seqlen_q, "max_seqlen_q");
   p.seqlens.seqlen_k = count(max_seqlen_k, "max_seqlen_k");
@@ -171,6 +173,9 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   p.seqlens.leftpad_k = int32_vector(leftpad_k, "leftpad_k", batch, q);
   p.heads_q = count(heads, "heads");
   p.heads_kv = count(k.size(1), "heads_k");
+  Tensor out = empty(q, {total_q, heads, v.size(2)}, q.scalar_type());
+  Tensor lse = empty(q, {heads, total_q}, ScalarType::Float);
+  p.lse = {static_cast<float*>(lse.data_ptr()), 0, total_q};
   return launch(q, k, v, p,
                 {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
                  return_softmax, s_aux, rng_state},

@@ -18,6 +18,8 @@ struct BlockRange {
   int right;
   int end;
 
+  static constexpr int kNone = -1;  // no block
+
   FLASH_HD int count() const { return end - begin; }
   FLASH_HD int masked_count() const { return (end - right) + (left - begin); }
 
@@ -36,6 +38,17 @@ struct BlockRange {
     int const key_end = mask.end(row_end - 1);
     int const seen_end = key_end > 0 ? (key_end + block_n - 1) / block_n : 0;
     return seen_end >= end ? 0 : end - (seen_end > begin ? seen_end : begin);
+  }
+
+  FLASH_HD bool masked(int block) const { return block < left || block >= right; }
+
+  // The block of the next step, or kNone. From the block and not from the step's number, because
+  // nearly every block is of the interior, where the first line is all that runs.
+  FLASH_HD int after(int block) const {
+    if (!masked(block)) return block > left ? block - 1 : kNone;
+    if (block > right || (block < left && block > begin)) return block - 1;
+    if (block == right && left > begin) return left - 1;
+    return right > left ? right - 1 : kNone;
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include "core/philox.h"
 #include "params/common.h"
+#include "params/scores.h"
 
 namespace flash {
 
@@ -50,6 +51,10 @@ struct DropoutMask {
         batch_head(uint32_t(batch) * uint32_t(heads_q) + uint32_t(head)),
         offset_low(uint32_t(offset)),
         threshold(threshold_) {}
+
+  // Reads the generator's state, which the host never sees: a graph replays with a new one.
+  FLASH_HD DropoutMask(Scores const& s, int batch, int heads_q, int head)
+      : DropoutMask(s.rng_state[0], s.rng_state[1], batch, heads_q, head, s.dropout_threshold) {}
 
   // The eight keep bits of a group, in dropout_bit's order.
   FLASH_HD uint32_t keep_bits(DropoutGroup group) const {

@@ -29,4 +29,18 @@ struct QuadReduce {
   }
 };
 
+// Calls `body` in all lanes of a warp if one of them asks for it. A loop, though it runs once at
+// most: of an `if` ptxas makes predicated instructions, which issue whether or not they do anything
+// (d 128: 132 of 930 in the loop over keys), and then lacks registers.
+template <class Body>
+__device__ void if_any_in_warp(bool asks, Body body) {
+  int times = __any_sync(0xffffffffu, asks);
+#pragma unroll 1
+  while (times) {
+    asm volatile("" : "+r"(times));  // unknown to the optimiser from here on
+    body();
+    --times;
+  }
+}
+
 }  // namespace flash

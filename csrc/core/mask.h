@@ -1,6 +1,8 @@
 // Masks as limits per row: no mask kind is a template parameter.
 #pragma once
 
+#include <cstdint>
+
 #include "core/block_info.h"
 #include "params/common.h"
 #include "params/mask.h"
@@ -37,5 +39,15 @@ struct SequenceMask {
 
   FLASH_HD KeyLimits limits(int row) const { return {begin(row), end(row)}; }
 };
+
+// Which of a thread's keys lie in [begin, end), both counted from its first one: bit n is key
+// n % 2 + n / 2 * 8, the columns that a tensor-core accumulator gives it (fragment_coord.h).
+FLASH_HD uint32_t fragment_bits(int begin, int end) {
+  auto const below = [](int limit) {
+    int const keys = limit <= 0 ? 0 : limit / 8 * 2 + (limit % 8 < 2 ? limit % 8 : 2);
+    return keys < 32 ? (uint32_t{1} << keys) - 1 : ~uint32_t{0};
+  };
+  return below(end) & ~below(begin);
+}
 
 }  // namespace flash

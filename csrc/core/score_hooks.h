@@ -10,22 +10,21 @@
 
 namespace flash {
 
-// Keys outside a row's limits get -inf.
+// Keys outside a row's limits get -inf. By bits, of which one instruction makes seven predicates;
+// comparisons take one for each score and limit.
 template <int kWarps, class Scores>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, int key_begin,
                            FragmentCoord<kWarps> coord) {
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(row_begin + coord.row(r));
-    // Relative to the thread's first column: the others are then constants, which the compiler
-    // would not make of them by itself, and not registers.
-    int const first = key_begin + coord.col(0);
-    int const begin = keys.begin - first, end = keys.end - first;
 #pragma unroll
-    for (int c = 0; c < cute::size<1>(s); ++c) {
-      int const col = coord.col_offset(c);
-      if (col < begin || col >= end) {
-        s(r, c) = -INFINITY;
+    for (int first = 0; first < cute::size<1>(s); first += 32) {
+      int const key = key_begin + coord.col(first);
+      uint32_t const visible = fragment_bits(keys.begin - key, keys.end - key);
+#pragma unroll
+      for (int c = first; c < first + 32 && c < cute::size<1>(s); ++c) {
+        s(r, c) = visible >> (c - first) & 1 ? s(r, c) : -INFINITY;
       }
     }
   }

@@ -30,60 +30,86 @@ struct NoReduce {
 };
 
 struct Max {
-  FLASH_HD float operator()(float a, float b) const { return a > b ? a : b; }
+  FLASH_HD float operator()(float a, float b) const { return fmaxf(a, b); }  // one instruction
 };
 struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
-// kSlack: `max` stays behind as long as that leaves exponentials below 2^kSlack, and `rescale` at
-// 1, which a kernel can then leave out; 0: it is always the true one. Sums and outputs are fp32 and
-// probabilities have floating point, so nothing is lost by numbers up to 2^kSlack instead of 1.
-template <int kRows, int kSlack = 0>
+template <int kRows>
 struct OnlineSoftmax {
-  float max[kRows];  // of the raw scores so far; the same in all threads of a row
+  float max[kRows];  // of the raw scores so far, or up to 2^kSlack below; in all threads of a row
   float sum[kRows];  // of this thread's exponentials, relative to max
   float scale_log2;  // softmax_scale * log2(e), > 0
 
   FLASH_HD explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
     for (int r = 0; r < kRows; ++r) {
-      max[r] = -INFINITY;
+      max[r] = no_key();
       sum[r] = 0.f;
     }
   }
 
-  // A row that has seen no key yet has max -inf; 0 stands in so that -inf - -inf never happens.
-  FLASH_HD float offset(int r) const { return max[r] == -INFINITY ? 0.f : max[r] * scale_log2; }
+  // The maximum of a row that has seen no key. Finite, times scale_log2 as well, so that the loop
+  // over keys needs no case for it: the exponential of -inf is 0 beside it.
+  FLASH_HD float no_key() const { return -3e38f / fmaxf(scale_log2, 1.f); }
 
-  // Replaces scores (kRows, kCols) by exp2(scale_log2 * (score - max)) and returns in `rescale` the
-  // factor each row's earlier output has to be multiplied by.
+  // An output that is rescaled whenever a row's maximum grows is rescaled in most blocks. Exponents
+  // of up to 8 lose nothing in fp32, bf16 or fp16, and a maximum that stays for them hardly ever
+  // has to move after the first block.
+  static constexpr float kSlack = 8.f;
+
+  // Takes scores (kRows, kCols) into the maxima; returns whether one of them moved, and in `factor`
+  // what each row's sum and earlier output then have to be multiplied by.
   template <int kCols, class Scores, class Reduce>
-  FLASH_HD void step(Scores&& scores, float (&rescale)[kRows], Reduce reduce) {
+  FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce) {
+    bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float row_max = max[r];
+      float top = max[r];
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
-        row_max = fmaxf(row_max, scores(r, c));
+        top = fmaxf(top, scores(r, c));
       }
-      float const before = offset(r);
-      row_max = reduce(row_max, Max{});
-      bool const stay =
-          kSlack > 0 && max[r] != -INFINITY && row_max * scale_log2 - before <= kSlack;
-      max[r] = stay ? max[r] : row_max;
-      float const now = offset(r);
-      // The maximum only grows, except from the 0 that stands in for -inf: without the limit, a
-      // first block of scores below -128 gives 0 * inf here.
-      rescale[r] = exp2_fast(fminf(before - now, 0.f));
-      float row_sum = 0.f;
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        float const p = exp2_fast(scores(r, c) * scale_log2 - now);
-        scores(r, c) = p;
-        row_sum += p;
-      }
-      sum[r] = sum[r] * rescale[r] + row_sum;
+      top = reduce(top, Max{});
+      float const growth = (top - max[r]) * scale_log2;
+      bool const moves = growth > kSlack;
+      factor[r] = moves ? exp2_fast(-growth) : 1.f;
+      max[r] = moves ? top : max[r];
+      moved |= moves;
     }
+    return moved;
+  }
+
+  FLASH_HD void rescale(float const (&factor)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      sum[r] *= factor[r];
+    }
+  }
+
+  // Replaces scores (kRows, kCols) by exp2(scale_log2 * (score - max)).
+  template <int kCols, class Scores>
+  FLASH_HD void exponentials(Scores&& scores) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float const offset = max[r] * scale_log2;
+      float block_sum = 0.f;  // apart: one by one, the exponentials of 64k keys would lose 3e-4
+#pragma unroll
+      for (int c = 0; c < kCols; ++c) {
+        float const p = exp2_fast(scores(r, c) * scale_log2 - offset);
+        scores(r, c) = p;
+        block_sum = c == 0 ? p : block_sum + p;
+      }
+      sum[r] += block_sum;
+    }
+  }
+
+  // All of it, where the output is small enough to be rescaled each time.
+  template <int kCols, class Scores, class Reduce>
+  FLASH_HD void step(Scores&& scores, float (&factor)[kRows], Reduce reduce) {
+    raise<kCols>(scores, factor, reduce);
+    rescale(factor);
+    exponentials<kCols>(scores);
   }
 
   struct Row {
@@ -95,7 +121,7 @@ struct OnlineSoftmax {
   template <class Reduce>
   FLASH_HD Row finish(int r, float sink, Reduce reduce) {
     float const total = reduce(sum[r], Sum{});
-    float const keys = max[r] == -INFINITY ? -INFINITY : max[r] * scale_log2;
+    float const keys = max[r] <= no_key() ? -INFINITY : max[r] * scale_log2;
     float const sink_log2 = sink * kLog2e;
     float const top = keys > sink_log2 ? keys : sink_log2;
     // No key, or nothing but NaN, which a maximum does not see and the sum does.

@@ -15,7 +15,7 @@ struct TileThread {
   int row;
   int col;
 
-  __device__ explicit TileThread(int thread)
+  __device__ explicit TileThread(unsigned thread)
       : row(thread / kChunksPerRow), col(thread % kChunksPerRow * kChunk) {}
 
   // From a thread's first chunk to the one in row `pass`, columns `run`: a constant, because the
@@ -34,6 +34,9 @@ __device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem
                           int columns, int thread_index) {
   using Thread = TileThread<kColumns, kThreads>;
   static_assert(sizeof(Element) == 2 && kRows % Thread::kRowsPerPass == 0);
+  // Opaque to the optimiser, which would otherwise keep a thread's rows and columns across the loop
+  // over keys, in local memory: a few instructions make them anew.
+  asm volatile("" : "+r"(thread_index));
   Thread const thread(thread_index);
   constexpr SmemTile<kRows, kColumns> layout;
   gmem += thread.row * row_stride + thread.col;

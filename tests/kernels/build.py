@@ -63,7 +63,8 @@ def build() -> Path:
         f"-include{HERE / 'library' / 'prelude.h'}",
     ]
     generated = instantiate.generate(OUT / "gen", ["80", "90a"])
-    kernels = [*generated, HERE / "module.cpp", *(HERE / "hopper").glob("*.cpp")]
+    kernels = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp"]
+    kernels += (HERE / "hopper").glob("*.cpp")
     flags = dict.fromkeys(kernels, _kernel_flags())
     flags |= dict.fromkeys([*HOST_SIDE, *HERE.glob("library/*.cpp")], library)
     torch_libraries = [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]

@@ -57,6 +57,29 @@ def scores(
     return call
 
 
+def dense_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    **full,
+) -> dict:
+    """What module.cpp reads for out (b, sq, h, dv) and lse (b, h, sq), of any strides."""
+    call = _common(q, k, v, out, causal, window_size, softmax_scale)
+    call |= {
+        "lse": (lse.data_ptr(), *lse.stride()[:2]),
+        "batch": q.shape[0],
+        "seqlen_q": q.shape[1],
+        "seqlen_k": k.shape[1],
+    }
+    return scores(call, **full)
+
+
 def dense(
     kernels: ModuleType,
     variant: str,
@@ -64,23 +87,17 @@ def dense(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softmax_scale: float | None = None,
-    **full,
+    s_dmask: Tensor | None = None,
+    **options,
 ) -> tuple[Tensor, Tensor]:
-    """out (b, sq, h, d) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing."""
+    """out (b, sq, h, dv) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing.
+
+    s_dmask (b, h, sq, sk): filled by the kernel for probabilities.
+    """
     b, seqlen_q, heads, _ = q.shape
     output = Output((b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q), q.dtype)
-    call = _common(q, k, v, output.out, causal, window_size, softmax_scale)
-    call |= {
-        "lse": (output.lse.data_ptr(), *output.lse.stride()[:2]),
-        "batch": b,
-        "seqlen_q": seqlen_q,
-        "seqlen_k": k.shape[1],
-    }
-    kernels.run(variant, scores(call, **full))
-    return output.results()
+    call = dense_call(q, k, v, output.out, output.lse, **options)
+    return _run(kernels, variant, call, output, s_dmask)
 
 
 def varlen(
@@ -96,9 +113,13 @@ def varlen(
     leftpad_k: Tensor | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
+    s_dmask: Tensor | None = None,
     **full,
 ) -> tuple[Tensor, Tensor]:
-    """out (total_q, h, d) and lse (h, total_q); NaN wherever the kernel wrote nothing."""
+    """out (total_q, h, dv) and lse (h, total_q); NaN wherever the kernel wrote nothing.
+
+    s_dmask (b, h, longest sq, longest sk): filled by the kernel for probabilities.
+    """
     total_q, heads, _ = q.shape
     output = Output((total_q, heads, v.shape[-1]), (heads, total_q), q.dtype)
     call = _common(q, k, v, output.out, causal, window_size, None)
@@ -116,7 +137,14 @@ def varlen(
         call["used_k"] = seqused_k.data_ptr()
     if leftpad_k is not None:
         call["leftpad_k"] = leftpad_k.data_ptr()
-    kernels.run(variant, scores(call, **full))
+    return _run(kernels, variant, scores(call, **full), output, s_dmask)
+
+
+def _run(kernels, variant: str, call: dict, output: Output, s_dmask: Tensor | None):
+    kernels.run(variant, call)
+    if s_dmask is not None:
+        name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[s_dmask.dtype]
+        kernels.probabilities(name, call | {"s_dmask": s_dmask.data_ptr()})
     return output.results()
 
 

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "banks.h"
+#include "host/select.h"
 #include "host/variant.h"
+#include "probabilities/launch.h"
 
 namespace py = pybind11;
 
@@ -58,6 +60,8 @@ flash::FwdParams params(py::dict const& call) {
   return p;
 }
 
+flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
+
 void run(std::string const& name, py::dict const& call) {
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
@@ -74,7 +78,22 @@ void run(std::string const& name, py::dict const& call) {
   throw py::value_error("no variant " + name);
 }
 
-}  // namespace
+void probabilities(std::string const& dtype, py::dict const& call) {
+  flash::launch_probabilities(params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
+                              {device, nullptr, "probabilities"});
+}
+
+// The name of the row that serves a forward call, and why each of the others does not.
+py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
+                         int sm, int smem_per_block) {
+  flash::Selection const selection =
+      flash::explain({"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
+  py::dict rejected;
+  for (flash::Rejection const& r : selection.rejected) {
+    rejected[r.variant->name] = r.why;
+  }
+  return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
+}
 
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last
 py::dict bank_counts() {
@@ -86,7 +105,12 @@ py::dict bank_counts() {
   return counts;
 }
 
+}  // namespace
+
 PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
+  m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
+        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
+  m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
 }

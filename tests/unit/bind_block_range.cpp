@@ -15,7 +15,11 @@ void bind_block_range(py::module_& m) {
       .def("masked_count", &BlockRange::masked_count)
       .def("block_at", &BlockRange::block_at, py::arg("step"))
       .def("steps_right_of", &BlockRange::steps_right_of, py::kw_only(), py::arg("mask"),
-           py::arg("row_end"), py::arg("block_n"));
+           py::arg("row_end"), py::arg("block_n"))
+      .def("masked", &BlockRange::masked, py::arg("block"))
+      .def("after", &BlockRange::after, py::arg("block"));
+
+  m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
   py::class_<SequenceMask>(m, "SequenceMask")
       .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {

@@ -6,18 +6,20 @@ namespace {
 constexpr int rows = 2;
 constexpr int cols = 4;
 using Scores = std::array<std::array<float, cols>, rows>;
+using Softmax = flash::OnlineSoftmax<rows>;
+
+}  // namespace
 
 // The rows of one thread, with all columns in it, so that no reduction over threads takes place.
-template <class Softmax>
-void bind_as(py::module_& m, char const* name) {
-  py::class_<Softmax>(m, name)
+void bind_softmax(py::module_& m) {
+  py::class_<Softmax>(m, "OnlineSoftmax")
       .def(py::init<float>(), py::arg("scale_log2"))
       .def(
           "step",  // scores (2, 4) -> unnormalised probabilities (2, 4), rescale factors (2)
           [](Softmax& softmax, Scores scores) {
             float rescale[rows];
             auto const at = [&](int r, int c) -> float& { return scores[r][c]; };
-            softmax.template step<cols>(at, rescale, flash::NoReduce{});
+            softmax.step<cols>(at, rescale, flash::NoReduce{});
             return std::make_tuple(scores, std::array<float, rows>{rescale[0], rescale[1]});
           },
           py::arg("scores"))
@@ -28,11 +30,4 @@ void bind_as(py::module_& m, char const* name) {
             return std::make_tuple(closed.out_scale, closed.lse);
           },
           py::arg("row"), py::arg("sink"));
-}
-
-}  // namespace
-
-void bind_softmax(py::module_& m) {
-  bind_as<flash::OnlineSoftmax<rows>>(m, "OnlineSoftmax");
-  bind_as<flash::OnlineSoftmax<rows, 8>>(m, "LazySoftmax");
 }

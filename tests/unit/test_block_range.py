@@ -25,6 +25,9 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
     visited = [found.block_at(step) for step in range(found.count())]
     assert sorted(visited) == needed
     assert sorted(visited[found.masked_count() :]) == whole
+    for step, block in enumerate(visited):
+        assert found.masked(block) == (step < found.masked_count())
+        assert found.after(block) == (visited[step + 1] if step + 1 < len(visited) else -1)
     if needed:
         assert found.begin <= found.left <= found.right <= found.end
         assert (found.begin, found.end) == (needed[0], needed[-1] + 1)

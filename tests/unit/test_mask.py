@@ -57,3 +57,12 @@ def test_long_sequences(core):
     assert mask.limits(seqlen - 1) == (0, 1)
     begin, end = mask.limits(0)
     assert end <= begin
+
+
+def test_fragment_bits(core):
+    """Of a thread's keys 0, 1, 8, 9, 16, …, 121, one bit each."""
+    keys = [n % 2 + n // 2 * 8 for n in range(32)]
+    limits = [-(2**30), -9, *range(-2, 132), 2**30]
+    for begin, end in itertools.product(limits, limits):
+        expected = sum(1 << n for n, key in enumerate(keys) if begin <= key < end)
+        assert core.fragment_bits(begin, end) == expected

@@ -21,10 +21,6 @@ struct ForwardConfig {
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
   using TiledMma = StackedMma<Element, kWarps>;
-  using SmemLayoutQ = SmemTile<kBlockM, kHeadDim>;
-  using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;
-  using SmemLayoutV = SmemTile<kBlockN, kHeadDimV>;
-  using SmemLayoutVt = SmemTileTransposed<kBlockN, kHeadDimV>;
   using SmemLayoutO = SmemTile<kBlockM, kHeadDimV>;
 };
 

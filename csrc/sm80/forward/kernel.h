@@ -39,44 +39,44 @@ struct Accumulators {
   }
 };
 
-// Reads the generator's state, which the host never sees: a graph replays with a new one.
-__device__ inline DropoutMask dropout_mask(FwdParams const& p, WorkTile const& tile) {
-  int64_t const* const rng = p.scores.rng_state;
-  return {rng[0], rng[1], tile.batch, p.heads_q, tile.head, p.scores.dropout_threshold};
-}
-
-// One key block: scores, mask if it needs one, softmax, values.
-template <bool kMasked, class Config>
-__device__ void attend(KeyLoader<Config> const& loader, int step, Accumulators<Config>& acc) {
+// One key block: scores, mask if it needs one, softmax, values. Returns the next one.
+template <class Config>
+__device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulators<Config>& acc) {
   using Acc = Accumulators<Config>;
   int const thread = threadIdx.x;
   loader.wait();
-  loader.load_v(step);
+  loader.load_v(key_block);
   Tensor s_mma = scores<Config>(loader.smem, thread);
   loader.wait();
-  loader.load_k(step + 1);
+  RowBlock<Config> const& block = loader.block;
+  int const next_block = block.range.after(key_block);
+  loader.load_k(next_block);
 
   Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
-  RowBlock<Config> const& block = loader.block;
   FragmentCoord<Config::kWarps> const coord(thread);
-  int const key_begin = block.range.block_at(step) * Config::kBlockN;
+  int const key_begin = key_block * Config::kBlockN;
   if constexpr (Config::kScores == ScoreLevel::Full) {
     apply_score_mod(s, block.score_mod, block.row_begin, key_begin, coord);
   }
-  if constexpr (kMasked) {
+  if (block.range.masked(key_block)) {
     apply_mask(s, block.mask, block.row_begin, key_begin, coord);
   }
-  float rescale[Acc::kRows];
-  acc.softmax.template step<size<1>(s)>(s, rescale, QuadReduce{});
-  acc.rescale(rescale);
+  float factor[Acc::kRows];
+  if_any_in_warp(acc.softmax.template raise<size<1>(s)>(s, factor, QuadReduce{}), [&] {
+    acc.softmax.rescale(factor);
+    acc.rescale(factor);
+  });
+  acc.softmax.template exponentials<size<1>(s)>(s);
   if constexpr (Config::kScores == ScoreLevel::Full) {
     if (loader.p.scores.dropout_p > 0.f) {
-      apply_dropout(s, dropout_mask(loader.p, block.tile), block.row_begin, key_begin, coord);
+      DropoutMask const mask(loader.p.scores, block.tile.batch, loader.p.heads_q, block.tile.head);
+      apply_dropout(s, mask, block.row_begin, key_begin, coord);
     }
   }
   Tensor p = convert<typename Config::Element>(s_mma);
   Tensor p_operand = make_tensor(p.data(), as_operand_a(p.layout()));
   add_values<Config>(loader.smem, thread, p_operand, acc.out);
+  return next_block;
 }
 
 // Divides by the softmax denominator and writes O [rows, head_dim] and LSE [rows].
@@ -115,18 +115,15 @@ __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& bl
                                   SharedStorage<Config>& smem) {
   // At the full level scores are scaled before they come to the softmax.
   Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale : 1.f);
-  int const steps = block.range.count(), masked_steps = block.range.masked_count();
-  if (steps > 0) {
+  BlockRange const& range = block.range;
+  if (range.count() > 0) {
     KeyLoader<Config> const loader{block, p, smem};
     load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(
         block.q, p.q.row_stride, smem.q.data(), block.rows, p.head_dim, threadIdx.x);
-    loader.load_k(0);
-    int step = 0;
-    for (; step < masked_steps; ++step) {
-      attend<true>(loader, step, acc);
-    }
-    for (; step < steps; ++step) {
-      attend<false>(loader, step, acc);
+    int key_block = range.block_at(0);
+    loader.load_k(key_block);
+    while (key_block != BlockRange::kNone) {
+      key_block = attend(loader, key_block, acc);
     }
   }
   store(p, block, smem, acc);

@@ -15,15 +15,15 @@ struct KeyLoader {
   FwdParams const& p;
   SharedStorage<Config>& smem;
 
-  __device__ void load_k(int step) const {
-    if (step < block.range.count()) {
-      load<Config::kHeadDim>(block.k, p.k.row_stride, smem.k.data(), step, p.head_dim);
+  __device__ void load_k(int key_block) const {
+    if (key_block != BlockRange::kNone) {
+      load<Config::kHeadDim>(block.k, p.k.row_stride, smem.k.data(), key_block, p.head_dim);
     }
     cp_async_fence();
   }
 
-  __device__ void load_v(int step) const {
-    load<Config::kHeadDimV>(block.v, p.v.row_stride, smem.v.data(), step, p.head_dim_v);
+  __device__ void load_v(int key_block) const {
+    load<Config::kHeadDimV>(block.v, p.v.row_stride, smem.v.data(), key_block, p.head_dim_v);
     cp_async_fence();
   }
 
@@ -36,8 +36,8 @@ struct KeyLoader {
  private:
   template <int kColumns>
   __device__ void load(typename Config::Element const* sequence, int64_t row_stride,
-                       typename Config::Element* target, int step, int columns) const {
-    int const first = block.range.block_at(step) * Config::kBlockN;
+                       typename Config::Element* target, int key_block, int columns) const {
+    int const first = key_block * Config::kBlockN;
     load_tile<Config::kBlockN, kColumns, Config::kThreads>(
         sequence + first * row_stride, row_stride, target, block.info.seqlen_k - first, columns,
         threadIdx.x);

@@ -55,17 +55,19 @@ struct RowBlock {
   }
 };
 
+// Tiles [rows, columns] in the layout of SmemTile.
 template <class Config>
 struct SharedStorage {
-  using Element = typename Config::Element;
+  template <int kRows, int kColumns>
+  using Tile = array_aligned<typename Config::Element, kRows * kColumns, 128>;
   union {
-    // O takes Q's place after the last product: each warp overwrites only rows that it alone read,
-    // which are as far apart only if both tiles are equally wide.
-    alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutQ>> q;
-    alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutO>> out;
+    // O takes Q's place: the barrier that V of the last key block waits at lies between the last
+    // product with Q and the first store of O.
+    Tile<Config::kBlockM, Config::kHeadDim> q;
+    Tile<Config::kBlockM, Config::kHeadDimV> out;
   };
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutK>> k;
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutV>> v;
+  Tile<Config::kBlockN, Config::kHeadDim> k;
+  Tile<Config::kBlockN, Config::kHeadDimV> v;
   // Here, read again at each use: kept in registers these two dozen words make the kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
 };

@@ -9,11 +9,10 @@ namespace flash::sm90 {
 // O = P·V accumulators of one warpgroup and what is needed to finish them.
 template <class Config>
 struct Accumulators {
-  static constexpr int kRows = 2;   // of a thread
-  static constexpr int kSlack = 8;  // fp16 has room for probabilities of 2^15
+  static constexpr int kRows = 2;  // of a thread
   decltype(partition_fragment_C(typename Config::MmaValues{},
                                 Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>{})) out;
-  OnlineSoftmax<kRows, kSlack> softmax;
+  OnlineSoftmax<kRows> softmax;
 
   __device__ explicit Accumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
     clear(out);

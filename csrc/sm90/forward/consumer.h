@@ -146,9 +146,10 @@ struct Consumer {
     start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
   }
 
-  // Scores become probabilities; `rescale` is what O has to be multiplied by before it takes more.
+  // Scores become probabilities. Returns whether O has to be multiplied by `rescale` before it
+  // takes more, the same in a warp.
   template <bool kMasked>
-  __device__ void softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment,
+  __device__ bool softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment,
                           Acc& acc, float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
     FragmentCoord<4> const coord(thread);
@@ -160,12 +161,18 @@ struct Consumer {
     if constexpr (kMasked) {
       apply_mask(s, block.mask, row_begin, key_begin, coord);
     }
-    acc.softmax.template step<size<1>(s)>(s, rescale, QuadReduce{});
+    bool const moved =
+        __any_sync(0xffffffffu, acc.softmax.template raise<size<1>(s)>(s, rescale, QuadReduce{}));
+    if (moved) {
+      acc.softmax.rescale(rescale);
+    }
+    acc.softmax.template exponentials<size<1>(s)>(s);
     if constexpr (Config::kScores == ScoreLevel::Full) {
       if (args.params.scores.dropout_p > 0.f) {
         apply_dropout(s, dropout_mask(args.params, block.tile), row_begin, key_begin, coord);
       }
     }
+    return moved;
   }
 
   __device__ static void to_operand(ScoreFragment const& s, Probabilities& p) {
@@ -204,7 +211,7 @@ struct Consumer {
     warpgroup_fence_operand(s);
     release_k(step, steps);
     float rescale[Acc::kRows];
-    softmax<kMasked>(block, step, s, acc, rescale);
+    bool const moved = softmax<kMasked>(block, step, s, acc, rescale);
     // Between them, because a loop is what the compiler moves nothing across: left alone it takes
     // the wait for P·V before the exponentials that are to run under it.
     warpgroup_fence_operand(s);
@@ -212,9 +219,8 @@ struct Consumer {
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
     smem.v_ring.release(before);
-    // Rarely: see kSlack. One multiplication for each number of O, a tenth of all instructions
-    // here.
-    if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
+    // Rarely: see OnlineSoftmax. It is a tenth of all instructions here.
+    if (moved) {
       acc.rescale(rescale);
     }
     to_operand(s, p);

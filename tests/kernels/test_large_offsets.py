@@ -1,0 +1,65 @@
+"""Offsets beyond 2^31 elements: views with huge strides of memory that is mapped but not there."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+from cases import BF16, Case, make_inputs
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, standard_attention
+
+from . import calls
+
+FAR = 2**31 + 512  # elements
+MAP_NORESERVE = 0x4000  # of Linux; Python has no name for it before 3.13
+
+
+class Sparse:
+    """Tensors with strides of their own, apart from each other in one huge mapping."""
+
+    def __init__(self, elements: int):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        try:
+            self.memory = mmap.mmap(-1, 2 * elements, flags=flags)
+        except OSError as reason:
+            pytest.skip(f"no {2 * elements >> 30} GiB of addresses: {reason}")
+        self.buffer = torch.frombuffer(self.memory, dtype=BF16)
+        self.used = 0
+
+    def copy(self, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        view = self.buffer.as_strided(x.shape, strides, self.used)
+        last = sum((n - 1) * stride for n, stride in zip(x.shape, strides, strict=True))
+        self.used += (last // 64 + 1) * 64
+        return view.copy_(x)
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        (FAR, 192, 64, 1),  # batch
+        (64 * 200, FAR // 64, 64, 1),  # rows, of which the last ones are beyond
+        (64 * 200, 64, FAR, 1),  # heads
+    ],
+    ids=["batch", "row", "head"],
+)
+def test_strides(kernels, strides):
+    case = Case(b=2, sq=130, sk=140, h=2, hk=2, causal=True, layout="contiguous")
+    x = make_inputs(case)
+    out = torch.full((case.b, case.sq, case.h, case.d), float("nan"), dtype=BF16)
+    sparse = Sparse(5 * 3 * FAR)
+    q, k, v, out = (sparse.copy(t, strides) for t in (x.q, x.k, x.v, out))
+    lse = torch.full((case.b, case.h, case.sq), float("nan"))
+    call = calls.dense_call(q, k, v, out, lse, causal=True)
+    kernels.run("fwd_sm80_bf16_d64_plain", call)
+    expected, expected_lse, _ = attention_ref(x.q, x.k, x.v, causal=True)
+    standard, _, _ = standard_attention(x.q, x.k, x.v, causal=True)
+    assert_accurate("out", out, expected, standard)
+    assert_lse("lse", lse, expected_lse)
+    s_dmask = torch.full((case.b, case.h, case.sq, case.sk), float("nan"), dtype=BF16)
+    kernels.probabilities("bf16", call | {"s_dmask": s_dmask.data_ptr()})
+    assert_accurate("S_dmask", s_dmask, *(
+        attention(x.q, x.k, x.v, causal=True)[2]
+        for attention in (attention_ref, standard_attention)
+    ))  # fmt: skip

@@ -1,0 +1,62 @@
+"""Which row of the table serves a call: every head dim, on GPUs of every size."""
+
+import itertools
+
+import pytest
+
+from build_tools.instantiate import load_table
+
+ROWS = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.arch == "sm80"]
+# Shared memory that a block can have, in bytes, by compute capability.
+GPUS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
+HEAD_DIMS = [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256]
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_every_pair_of_head_dims_has_a_row(kernels, dtype, full, sm):
+    for d, dv in itertools.product(HEAD_DIMS, HEAD_DIMS):
+        name, rejected = kernels.select(dtype, d, dv, full, sm, GPUS[sm])
+        assert name, (d, dv, rejected)
+        chosen = next(row for row in ROWS if row.name == name)
+        assert chosen.dtype == dtype
+        assert chosen.scores == "full" or not full
+        assert chosen.head_dim >= d
+        assert chosen.head_dim_v >= dv
+        for row in ROWS[: ROWS.index(chosen)]:
+            too_small = row.head_dim < d or row.head_dim_v < dv or (full and row.scores == "plain")
+            expected = "shared memory" if not too_small and row.dtype == dtype else ""
+            assert expected in rejected[row.name]
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "served_by"),
+    [
+        ((64, 64), "d64"),
+        ((8, 16), "d32"),
+        ((40, 72), "d96"),
+        ((96, 128), "d128"),
+        ((192, 128), "d192x128"),
+        ((136, 64), "d192x128"),
+        ((128, 192), "d192"),
+        ((64, 256), "d256"),
+    ],
+)
+def test_unequal_head_dims(kernels, head_dims, served_by):
+    name, _ = kernels.select("bf16", *head_dims, False, 80, GPUS[80])
+    assert name == f"fwd_sm80_bf16_{served_by}_plain"
+
+
+def test_a_smaller_tile_serves_where_the_first_does_not_fit(kernels):
+    first, small = "fwd_sm80_bf16_d256_full", "fwd_sm80_bf16_d256_full_64x64"
+    assert kernels.select("bf16", 256, 256, True, 80, GPUS[80])[0] == first
+    name, rejected = kernels.select("bf16", 256, 256, True, 86, GPUS[86])
+    assert name == small
+    assert "needs 131" in rejected[first]
+
+
+def test_what_no_row_serves(kernels):
+    name, rejected = kernels.select("bf16", 264, 264, False, 80, GPUS[80])
+    assert not name
+    assert set(rejected) >= {row.name for row in ROWS}
