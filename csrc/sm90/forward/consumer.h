@@ -212,10 +212,10 @@ struct Consumer {
     release_k(step, steps);
     float rescale[Acc::kRows];
     bool const moved = softmax<kMasked>(block, step, s, acc, rescale);
-    // Between them, because a loop is what the compiler moves nothing across: left alone it takes
-    // the wait for P·V before the exponentials that are to run under it.
-    warpgroup_fence_operand(s);
-    smem.v_ring.wait_full(here);
+    // Left alone, the compiler takes the wait for P·V before the exponentials that are to run under
+    // it. It keeps the two waits in order, and does not know that sums are never negative.
+    bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
+    smem.v_ring.wait_full(never ? before : here);
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
     smem.v_ring.release(before);
