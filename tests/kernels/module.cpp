@@ -58,16 +58,18 @@ flash::FwdParams params(py::dict const& call) {
   return p;
 }
 
+// Few SMs, so that persistent kernels have more than one tile.
+flash::DeviceInfo const sm80{0, 80, 40 << 20, 166912, 4};
+flash::DeviceInfo const sm90{0, 90, 50 << 20, 232448, 3};
+
 void run(std::string const& name, py::dict const& call) {
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
-      flash::DeviceInfo const device = variant.arch == 90
-                                           ? flash::DeviceInfo{0, 90, 50 << 20, 232448, 3}
-                                           : flash::DeviceInfo{0, 80, 40 << 20, 166912, 4};
       flash::FwdParams const p = params(call);
       // Another for each call, but the same whenever it is repeated.
       simt::first_order = std::hash<std::string>{}(name) + p.seqlens.seqlen_q +
                           3 * p.seqlens.seqlen_k + p.mask.left;
+      flash::DeviceInfo const& device = variant.arch == 90 ? sm90 : sm80;
       return variant.launch.forward(p, {device, nullptr, variant.name});
     }
   }
