@@ -102,8 +102,8 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   cudaStream_t const stream = current_stream(q);
   bool const masked = p.mask.left >= 0 || p.mask.right >= 0;
   Variant const& variant =
-      select({"fwd", dtype, p.head_dim, p.head_dim_v, needs_full_scores(p.scores), masked,
-              device.sm, device.smem_per_block});
+      select({"fwd", dtype, p.head_dim, p.head_dim_v, needs_full_scores(p.scores), device.sm,
+              device.smem_per_block, masked});
   trace_launch(p, variant);
   variant.launch.forward(p, {device, stream, variant.name});
   Tensor s_dmask = empty(q, {0}, q.scalar_type());

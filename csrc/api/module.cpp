@@ -45,7 +45,7 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
   // Shared memory a block can have: what all GPUs of the family with the least of it offer.
   int const smem_per_block = sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
   Selection const selection = explain(
-      {"fwd", dtype, head_dim, head_dim_v, full_scores != 0, masked != 0, sm, smem_per_block});
+      {"fwd", dtype, head_dim, head_dim_v, full_scores != 0, sm, smem_per_block, masked != 0});
   std::string rejected;
   for (Rejection const& r : selection.rejected) {
     rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,

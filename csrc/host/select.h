@@ -15,9 +15,9 @@ struct Request {
   int head_dim;
   int head_dim_v;
   bool full_scores;  // softcap, ALiBi, sinks, dropout, or a scale that is not positive
-  bool masked;       // causal, or a window
   int sm;
   int smem_per_block;
+  bool masked = false;  // causal, or a window
 };
 
 struct Rejection {

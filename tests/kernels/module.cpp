@@ -60,18 +60,18 @@ flash::FwdParams params(py::dict const& call) {
   return p;
 }
 
-flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
+// Few SMs, so that persistent kernels have more than one tile.
+flash::DeviceInfo const sm80{0, 80, 40 << 20, 166912, 4};
+flash::DeviceInfo const sm90{0, 90, 50 << 20, 232448, 3};
 
 void run(std::string const& name, py::dict const& call) {
   for (flash::Variant const& variant : flash::variants()) {
     if (name == variant.name) {
-      flash::DeviceInfo const device = variant.arch == 90
-                                           ? flash::DeviceInfo{0, 90, 50 << 20, 232448, 3}
-                                           : flash::DeviceInfo{0, 80, 40 << 20, 166912, 4};
       flash::FwdParams const p = params(call);
       // Another for each call, but the same whenever it is repeated.
       simt::first_order = std::hash<std::string>{}(name) + p.seqlens.seqlen_q +
                           3 * p.seqlens.seqlen_k + p.mask.left;
+      flash::DeviceInfo const& device = variant.arch == 90 ? sm90 : sm80;
       return variant.launch.forward(p, {device, nullptr, variant.name});
     }
   }
@@ -80,14 +80,14 @@ void run(std::string const& name, py::dict const& call) {
 
 void probabilities(std::string const& dtype, py::dict const& call) {
   flash::launch_probabilities(params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
-                              {device, nullptr, "probabilities"});
+                              {sm80, nullptr, "probabilities"});
 }
 
 // The name of the row that serves a forward call, and why each of the others does not.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
-                         int sm, int smem_per_block) {
-  flash::Selection const selection =
-      flash::explain({"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
+                         int sm, int smem_per_block, bool masked) {
+  flash::Selection const selection = flash::explain(
+      {"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block, masked});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
@@ -110,7 +110,7 @@ py::dict bank_counts() {
 PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
-        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
+        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"), py::arg("masked") = true);
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
 }

@@ -89,7 +89,7 @@ struct Unit {
 
 // What a GPU leaves open. Kernels have to be right whatever the choice.
 struct Order {
-  bool last_warp_first;
+  bool last_first;    // of the warps, and of a warp's lanes
   bool newest_first;  // of asynchronous operations
   bool in_turns;      // warps, at every wait; else each goes as far as it can
   int elected;        // the lane that elect.sync picks
@@ -279,10 +279,11 @@ inline void fiber_main() {
 inline bool Block::run_warp(int warp) {
   for (bool any = false;; any = true) {
     bool progress = false;
-    for (int lane = 0; lane < kWarp; ++lane) {
-      Thread const& t = threads[warp * kWarp + lane];
+    for (int i = 0; i < kWarp; ++i) {
+      int const thread = warp * kWarp + (order.last_first ? kWarp - 1 - i : i);
+      Thread const& t = threads[thread];
       if (!t.done && !(t.waits && !t.waits->over())) {
-        progress |= resume(warp * kWarp + lane);
+        progress |= resume(thread);
       }
     }
     if (!progress || order.in_turns) {
@@ -326,7 +327,7 @@ inline void Block::run(std::function<void()> const& body) {
     for (bool any = true; any;) {
       any = false;
       for (int i = 0; i <= last; ++i) {
-        any |= run_warp(order.last_warp_first ? last - i : i);
+        any |= run_warp(order.last_first ? last - i : i);
       }
     }
   } while (!all_done() && advance_units());

@@ -252,8 +252,8 @@ class Warpgroups : public Unit {
 
   bool advance() override {
     auto const run = [](Warpgroup& group) { return group.advance(); };
-    return block->order.last_warp_first ? std::any_of(groups_.rbegin(), groups_.rend(), run)
-                                        : std::any_of(groups_.begin(), groups_.end(), run);
+    return block->order.last_first ? std::any_of(groups_.rbegin(), groups_.rend(), run)
+                                   : std::any_of(groups_.begin(), groups_.end(), run);
   }
 
   void thread_ends(int thread) override {
