@@ -213,7 +213,7 @@ def test_cuda_option_without_a_kernel(library):
 
 def test_cuda_probabilities_change_nothing_about_the_kernel(library):
     choice = flash_attn.explain(*qkv(), return_attn_probs=True)
-    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert choice.kernel == ROW["name"]
     assert "attn_probs" in choice.call
 

@@ -45,8 +45,11 @@ struct Ring {
     full(at.stage).wait(at.phase);
     compiler_fence();
   }
+  // By all lanes of the loading warp, which go on together: a lane that is late would find the phase
+  // after the one it waits for, if another had the buffer filled meanwhile.
   __device__ void wait_empty(RingPosition<kStages> at) {
     empty(at.stage).wait(at.phase ^ 1);
+    __syncwarp();
     compiler_fence();
   }
 
