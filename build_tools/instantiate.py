@@ -63,7 +63,8 @@ void launch_{name}({params} const&, LaunchContext const&);
 
 _ROW = """\
       {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
-       {warps}, {stages}, "{scores}", "{why}", smem_{name}, {{.{folder} = launch_{name}}}}},
+       {warps}, {stages}, "{scores}", "{masks}", "{why}", smem_{name},
+       {{.{folder} = launch_{name}}}}},
 """
 
 _REGISTRY = """\
@@ -95,7 +96,7 @@ def load_table():
 def rows_for(archs: list[str]) -> list:
     """The rows that a build for `archs` ("80", "90a", …) compiles to machine code."""
     table = load_table().VARIANTS
-    return [row for row in table if targets(row, table, archs)]
+    return [row for row in table if targets(row, archs)]
 
 
 def file_stem(row) -> str:

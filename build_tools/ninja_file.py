@@ -55,7 +55,7 @@ class Sources:
             if path.suffix != ".cu":
                 continue
             own = [row for row in rows if file_stem(row) == path.stem]
-            flags = [flag for row in own for flag in targets(row, rows, archs)]
+            flags = [flag for row in own for flag in targets(row, archs)]
             spills = {row.name: _spill_limit(row) for row in own if row.allow_spills}
             flags = list(dict.fromkeys(flags)) or common_targets(archs)
             kernels.append(KernelSource(path, flags, spills))

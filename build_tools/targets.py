@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from build_tools.plan import arch_number
 
@@ -13,35 +13,26 @@ FAMILIES = {"sm80": "80", "sm90": "90a"}
 PORTABLE = frozenset({"sm80"})
 
 
-def targets(row, rows: Iterable, archs: Sequence[str]) -> list[str]:
+def targets(row, archs: Sequence[str]) -> list[str]:
     """nvcc's -gencode flags for the kernel of one table row; empty if no asked GPU runs it."""
     if row.arch not in PORTABLE:
         arch = FAMILIES[row.arch]
         return [_gencode(arch, f"sm_{arch}")] if arch in archs else []
-    better = [other for other in rows if other.arch not in PORTABLE and _same_job(row, other)]
-    own = {FAMILIES[other.arch] for other in better}
-    return _with_ptx([_plain(arch) for arch in archs if arch not in own], archs, FAMILIES[row.arch])
+    # Also for a GPU with a family of its own, where FLASH_ATTN_ARCH forces these to compare them.
+    return common_targets(archs)
 
 
 def common_targets(archs: Sequence[str]) -> list[str]:
-    """Flags for a checked-in .cu file, which every GPU runs."""
-    return _with_ptx([_plain(arch) for arch in archs], archs, FAMILIES["sm80"])
-
-
-def _with_ptx(machine: list[str], archs: Sequence[str], base: str) -> list[str]:
+    """Flags for what every GPU runs: a portable row, a checked-in .cu file."""
     # All from one virtual architecture: the front end, which takes nearly all of the time, then
     # runs once, and the kernels use nothing newer anyway.
-    flags = [_gencode(base, f"sm_{code}") for code in dict.fromkeys(machine)]
+    base = FAMILIES["sm80"]
+    flags = [_gencode(base, f"sm_{code}") for code in dict.fromkeys(map(_plain, archs))]
     # PTX makes a library that is given away run on GPUs that come later. A build for this machine's
     # GPU does without: it is never moved.
     if base in archs:
         flags.append(_gencode(base, f"compute_{base}"))
     return flags
-
-
-def _same_job(row, other) -> bool:
-    fields = ("direction", "dtype", "head_dim", "head_dim_v", "scores")
-    return all(getattr(row, name) == getattr(other, name) for name in fields)
 
 
 def _plain(arch: str) -> str:

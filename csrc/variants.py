@@ -14,10 +14,11 @@ class Variant:
 
     direction: "fwd" or "bwd"; "paged", a forward of keys in pages; "decode", few query rows against
         a cache; "append", new keys to a cache.
-    arch: family ("sm80"); dtype: "bf16" or "fp16".
+    arch: family ("sm80", "sm90"); dtype: "bf16" or "fp16".
     head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
     stages: buffers for what goes by in shared memory: K and V, or in a backward Q and dO.
+    masks: "any", or "none" for a tile that serves only calls in which every row sees every key.
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, sinks, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
@@ -37,6 +38,7 @@ class Variant:
     scores: str
     why: str
     allow_spills: int = 0
+    masks: str = "any"
     tile_in_name: bool = False
     key_warps: int = 0
 
@@ -46,7 +48,8 @@ class Variant:
         if self.head_dim_v != self.head_dim:
             dims += f"x{self.head_dim_v}"
         tile = f"_{self.block_m}x{self.block_n}" if self.tile_in_name else ""
-        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{tile}"
+        masks = "" if self.masks == "any" else "_nomask"
+        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{tile}{masks}"
 
 
 def _rows(**columns) -> list[Variant]:
@@ -58,6 +61,39 @@ def _both_levels(**columns) -> list[Variant]:
     """The same row without and with the hooks on scores."""
     return [row for scores in ("plain", "full") for row in _rows(scores=scores, **columns)]
 
+
+# One warpgroup loads, each of the others has 64 rows. Where head dims differ, the row that wastes
+# least comes first.
+_SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
+
+_SM90_FORWARDS = [
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_m=192, warps=16,
+           block_n=128, why="three softmaxes hide behind the products; 160 registers, all in use"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=192, warps=16,
+           block_n=112, why="the longest of three warpgroups that does not spill: 128 keys do"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
+           block_n=176, masks="none", why="the longest that shared memory holds: 209 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="a masked tile of 176 keys computes more scores that nobody sees"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,
+           block_n=112, why="the longest that shared memory holds: 217 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=256, head_dim_v=256, block_m=128, warps=12,
+           block_n=80, why="the longest that shared memory holds: 225 of 227 KiB"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=64, head_dim_v=64, block_m=128, warps=12,
+           block_n=128, why="two warpgroups of 232 registers: three of 160 spill 470 bytes"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=96, head_dim_v=96, block_m=128, warps=12,
+           block_n=128, why="two warpgroups of 232 registers: three of 160 spill 500 bytes"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=128, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="the plain tile for masks"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=192, head_dim_v=128, block_m=128, warps=12,
+           block_n=128, why="the plain tile"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=192, head_dim_v=192, block_m=128, warps=12,
+           block_n=96, why="the longest that does not spill: 112 keys do"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=256, head_dim_v=256, block_m=128, warps=12,
+           block_n=64, why="the longest that does not spill: 80 keys do"),
+]  # fmt: skip
 
 # The first row that is large enough and fits the GPU's shared memory serves a call. docs/kernels.md
 # has the figures of the tiles that were not taken.
@@ -163,6 +199,7 @@ _SM80_APPEND = _rows(
 )  # fmt: skip
 
 VARIANTS: list[Variant] = [
+    *_SM90_FORWARDS,
     *_SM80_FORWARDS,
     *_SM80_BACKWARDS,
     *_SM80_PAGED,

@@ -216,14 +216,15 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     """The selection that the compiled library would make, with the head dims it would see."""
     major, minor = torch.cuda.get_device_capability(problem.q.device)
     full_scores = bool(set(problem.extras) - {"paged", "attn_probs"})
+    masked = problem.causal or max(problem.window_size) >= 0
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
         major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
     )  # fmt: skip
     answer = _ask_about_decode(problem, request) if problem.num_splits is not None else None
     if answer is None:
-        paged = (True,) if "paged" in problem.extras else ()
-        answer = json.loads(backend.library.explain_forward(*request, *paged))
+        paged = "paged" in problem.extras
+        answer = json.loads(backend.library.explain_forward(*request, masked, paged))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:

@@ -39,6 +39,9 @@ FEATURES = frozenset(
 # Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
 CUDA_MISSING: frozenset[str] = frozenset()
 
+# The GPU's kernels compiled for the host, for this compute capability.
+HOST_KERNELS = {"host-kernels": 80, "host-kernels-90": 90}
+
 # Not missing but wrong on a GPU, for good: a ValueError.
 CUDA_REJECTS = frozenset({"fp32", "fp64"})
 
@@ -49,7 +52,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(
     params=[
         "cpu",
-        "host-kernels",
+        *HOST_KERNELS,
         pytest.param(
             "cuda",
             marks=[
@@ -62,12 +65,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def device(request, monkeypatch) -> Iterator[str]:
     """Of the tensors of a test, which runs with the CPU backend, with the GPU's kernels compiled
     for the host (tests/kernels), and on a GPU."""
-    if request.param != "host-kernels":
+    if request.param not in HOST_KERNELS:
         yield request.param
         return
     if request.node.get_closest_marker("many_blocks"):
         pytest.skip("too many thread blocks for the host")
-    with host_kernels.serving(monkeypatch):
+    with host_kernels.serving(monkeypatch, HOST_KERNELS[request.param]):
         yield "cpu"
 
 

@@ -186,31 +186,29 @@ def test_gpus_are_read_from_nvidia_smi(tmp_path, monkeypatch):
 # Targets
 
 
-def row(arch, dtype="bf16", head_dim=64):
-    return SimpleNamespace(
-        arch=arch, direction="fwd", dtype=dtype, head_dim=head_dim, head_dim_v=64, scores="plain"
-    )
+def row(arch):
+    return SimpleNamespace(arch=arch)
 
 
 def gencodes(*pairs):
     return [f"-gencode=arch=compute_{a},code={b}" for a, b in pairs]
 
 
-def test_a_portable_row_serves_each_gpu_that_has_no_better_one():
-    old, new = row("sm80"), row("sm90")
+def test_a_portable_row_has_code_for_every_gpu():
     both = ["80", "90a"]
-    alone = gencodes(("80", "sm_80"), ("80", "sm_90"), ("80", "compute_80"))
-    assert targets.targets(old, [old], both) == alone
-    assert targets.targets(old, [old, row("sm90", head_dim=128)], both) == alone
-    beside_a_better_one = gencodes(("80", "sm_80"), ("80", "compute_80"))
-    assert targets.targets(old, [old, new], both) == beside_a_better_one
-    assert targets.targets(new, [old, new], both) == gencodes(("90a", "sm_90a"))
+    everywhere = gencodes(("80", "sm_80"), ("80", "sm_90"), ("80", "compute_80"))
+    assert targets.targets(row("sm80"), both) == everywhere
+
+
+def test_a_row_of_another_family_has_code_for_its_gpu():
+    assert targets.targets(row("sm90"), ["80", "90a"]) == gencodes(("90a", "sm_90a"))
+    assert targets.targets(row("sm90"), ["80"]) == []
 
 
 def test_a_build_for_one_gpu_has_its_machine_code_only():
     old = row("sm80")
-    assert targets.targets(old, [old], ["86"]) == gencodes(("80", "sm_86"))
-    assert targets.targets(old, [old], ["90a"]) == gencodes(("80", "sm_90"))
+    assert targets.targets(old, ["86"]) == gencodes(("80", "sm_86"))
+    assert targets.targets(old, ["90a"]) == gencodes(("80", "sm_90"))
 
 
 def test_instantiation_is_idempotent(tmp_path):
@@ -241,7 +239,7 @@ def table(monkeypatch):
     ("archs", "names"),
     [
         (["80"], ["sm80_bf16", "sm80_fp16"]),
-        (["90a"], ["sm80_fp16", "sm90_bf16"]),
+        (["90a"], ["sm80_bf16", "sm80_fp16", "sm90_bf16"]),
         (["80", "90a"], ["sm80_bf16", "sm80_fp16", "sm90_bf16"]),
         (["100"], ["sm80_bf16", "sm80_fp16"]),
         (["90a", "120"], ["sm80_bf16", "sm80_fp16", "sm90_bf16"]),

@@ -43,7 +43,7 @@ class Library:
 
     def explain_forward(self, *request) -> str:
         self.asked.append(request)
-        _sm, dtype, head_dim, _, full_scores, *_paged = request
+        _sm, dtype, head_dim, _, full_scores, _masked, _paged = request
         fits = dtype == "bf16" and head_dim <= 64 and not full_scores
         rejected = [] if fits else [{"name": ROW["name"], "why": "does not serve this"}]
         return json.dumps({"variant": ROW if fits else None, "rejected": rejected, "splits": 1})
@@ -158,7 +158,7 @@ def test_cuda_without_a_gpu(library, monkeypatch):
 
 def test_cuda_picks_a_variant(library):
     choice = flash_attn.explain(*qkv(), causal=True)
-    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, True)]
     assert choice.backend == "cuda"
     assert choice.kernel == ROW["name"]
     assert choice.tile == (128, 64)
@@ -180,12 +180,18 @@ def test_cuda_says_what_was_rejected(library):
 )
 def test_cuda_asks_for_full_scores(library, arguments):
     assert flash_attn.explain(*qkv(), **arguments).backend == "none"
-    assert library.asked == [(90, "bf16", 64, 64, True)]
+    assert library.asked == [(90, "bf16", 64, 64, True, False)]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 5), (0, -1), (3, 3)])
+def test_cuda_says_whether_there_is_a_mask(library, window):
+    flash_attn.explain(*qkv(), window_size=window)
+    assert library.asked == [(90, "bf16", 64, 64, False, window != (-1, -1))]
 
 
 def test_cuda_says_that_it_pads(library):
     choice = flash_attn.explain(*qkv(head_dim=60))
-    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert "head_dim 60 is padded to 64" in choice.why
 
 
@@ -210,7 +216,7 @@ def test_cuda_option_without_a_kernel(library):
 
 def test_cuda_probabilities_change_nothing_about_the_kernel(library):
     choice = flash_attn.explain(*qkv(), return_attn_probs=True)
-    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert choice.kernel == ROW["name"]
     assert "attn_probs" in choice.call
 

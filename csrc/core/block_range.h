@@ -32,6 +32,14 @@ struct BlockRange {
     return after_left < 0 ? left - 1 - after_right : right - 1 - after_left;
   }
 
+  // How many of the first steps visit blocks that no row before `row_end` sees, all of them right
+  // of its limit. Rows are those of the block, at least one; part of it need not compute these.
+  FLASH_HD int steps_right_of(const SequenceMask& mask, int row_end, int block_n) const {
+    int const key_end = mask.end(row_end - 1);
+    int const seen_end = key_end > 0 ? (key_end + block_n - 1) / block_n : 0;
+    return seen_end >= end ? 0 : end - (seen_end > begin ? seen_end : begin);
+  }
+
   FLASH_HD bool masked(int block) const { return block < left || block >= right; }
 
   // The block of the next step, or kNone. From the block and not from the step's number, because

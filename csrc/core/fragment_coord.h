@@ -16,7 +16,8 @@ struct FragmentCoord {
       : row0(thread / 32 * 16 + thread % 32 / 4), col0(thread % 4 * 2) {}
 
   __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * kWarps; }
-  __device__ int col(int c) const { return col0 + c % 2 + c / 2 * 8; }
+  __device__ int col(int c) const { return col0 + col_offset(c); }
+  __device__ static constexpr int col_offset(int c) { return c % 2 + c / 2 * 8; }
 };
 
 // The four lanes that share a row.

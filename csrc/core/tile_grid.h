@@ -14,19 +14,23 @@ struct TileGrid {
 
   FLASH_HD int64_t num_tiles() const { return varlen ? by_length.num_tiles() : dense.num_tiles(); }
 
-  FLASH_HD WorkTile tile(const Seqlens& seqlens, int64_t index) const {
-    return tile(seqlens.cu_q, seqlens.batch, seqlens.total_q, index);
+  // Index: int64_t, or int where num_tiles() is not more (see tile_at).
+  template <class Index, class Search = Bisection>
+  FLASH_HD WorkTile tile(const Seqlens& seqlens, Index index, Search search = {}) const {
+    return tile(seqlens.cu_q, seqlens.batch, seqlens.total_q, index, search);
   }
 
   // cu, total: of the packed tensor that is cut into tiles.
-  FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, int64_t index) const {
+  template <class Index, class Search = Bisection>
+  FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index,
+                         Search search = {}) const {
     if (!varlen) {
-      return DenseScheduler(dense, index, num_tiles()).coord();
+      return DenseScheduler<Index>(dense, index, num_tiles()).coord();
     }
-    auto const start = [&](int sequence) -> int64_t {
-      return sequence <= batch ? cu[sequence] : total;
+    auto const start = [&](int sequence) -> Index {
+      return sequence <= batch ? Index(cu[sequence]) : Index(total);
     };
-    return VarlenScheduler(by_length, start, index, num_tiles()).coord();
+    return VarlenScheduler(by_length, start, index, num_tiles(), search).coord();
   }
 };
 

@@ -49,10 +49,12 @@ struct DenseSchedule {
   FLASH_HD int64_t num_tiles() const { return columns() * m_blocks; }
 };
 
+// Index: what tiles are counted in (see tile_at).
+template <class Index = int64_t>
 class DenseScheduler {
  public:
   FLASH_HD DenseScheduler(DenseSchedule const& schedule, int64_t block, int64_t num_blocks)
-      : schedule_(schedule), index_(block), stride_(num_blocks) {}
+      : schedule_(schedule), index_(Index(block)), stride_(Index(num_blocks)) {}
 
   FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
 
@@ -61,15 +63,15 @@ class DenseScheduler {
   FLASH_HD WorkTile coord() const {
     if (!valid()) return {0, 0, 0, false};
     auto const [m_block, column] =
-        tile_at(schedule_.order, index_, schedule_.m_blocks, schedule_.columns());
-    int64_t const batch = column / schedule_.heads;
+        tile_at<Index>(schedule_.order, index_, schedule_.m_blocks, Index(schedule_.columns()));
+    Index const batch = column / schedule_.heads;
     return {m_block, int(column - batch * schedule_.heads), int(batch), true};
   }
 
  private:
   DenseSchedule schedule_;
-  int64_t index_;
-  int64_t stride_;
+  Index index_;
+  Index stride_;
 };
 
 // ---- lengths are known only on the device -----------------------------------------------------
@@ -88,20 +90,43 @@ struct VarlenSchedule {
   int batch;  // sequences
   TileOrder order;
 
-  FLASH_HD int64_t first_block(int sequence, int64_t start) const {
+  template <class Index>
+  FLASH_HD Index first_block(int sequence, Index start) const {
     return start / block_m + sequence;
   }
   FLASH_HD int64_t num_tiles() const { return first_block(batch, total_q) * heads; }
 };
 
+// The last of [0, count) that is not behind; those that are come after those that are not, and 0 is
+// not.
+struct Bisection {
+  template <class IsBehind>
+  FLASH_HD int operator()(int count, IsBehind is_behind) const {
+    int low = 0, high = count;  // low: not behind, high: behind
+    while (high - low > 1) {
+      int const middle = low + (high - low) / 2;
+      (is_behind(middle) ? high : low) = middle;
+    }
+    return low;
+  }
+};
+
 // Sequences run in order; inside one, all heads and row blocks run in the dense order.
-// Start: callable, sequence in [0, batch] -> its first row; total_q for `batch`.
-template <class Start>
+// Start: callable, sequence in [0, batch] -> its first row; total_q for `batch`. Its type is what
+// tiles are counted in.
+// Search: finds a tile's sequence, like Bisection.
+template <class Start, class Search = Bisection>
 class VarlenScheduler {
+  using Index = std::invoke_result_t<Start, int>;
+
  public:
   FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, Start start, int64_t block,
-                           int64_t num_blocks)
-      : schedule_(schedule), start_(start), index_(block), stride_(num_blocks) {}
+                           int64_t num_blocks, Search search = {})
+      : schedule_(schedule),
+        start_(start),
+        index_(Index(block)),
+        stride_(Index(num_blocks)),
+        search_(search) {}
 
   FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
 
@@ -110,30 +135,27 @@ class VarlenScheduler {
   FLASH_HD WorkTile coord() const {
     if (!valid()) return {0, 0, 0, false};
     int const sequence = find(index_ / schedule_.heads);
-    int64_t const start = start_(sequence), end = start_(sequence + 1);
-    int64_t const first = schedule_.first_block(sequence, start);
+    Index const start = start_(sequence), end = start_(sequence + 1);
+    Index const first = schedule_.first_block(sequence, start);
     int const blocks = int(schedule_.first_block(sequence + 1, end) - first);
     auto const [m_block, head] =
-        tile_at(schedule_.order, index_ - first * schedule_.heads, blocks, schedule_.heads);
-    return {m_block, int(head), sequence, int64_t(m_block) * schedule_.block_m < end - start};
+        tile_at<Index>(schedule_.order, index_ - first * schedule_.heads, blocks, schedule_.heads);
+    return {m_block, int(head), sequence, Index(m_block) * schedule_.block_m < end - start};
   }
 
  private:
   // The last sequence whose first row block is not behind `row_block`.
-  FLASH_HD int find(int64_t row_block) const {
-    int low = 0, high = schedule_.batch;  // low: not behind, high: behind
-    while (high - low > 1) {
-      int const middle = low + (high - low) / 2;
-      bool const behind = schedule_.first_block(middle, start_(middle)) > row_block;
-      (behind ? high : low) = middle;
-    }
-    return low;
+  FLASH_HD int find(Index row_block) const {
+    return search_(schedule_.batch, [&](int sequence) {
+      return schedule_.first_block(sequence, start_(sequence)) > row_block;
+    });
   }
 
   VarlenSchedule schedule_;
   Start start_;
-  int64_t index_;
-  int64_t stride_;
+  Index index_;
+  Index stride_;
+  Search search_;
 };
 
 }  // namespace flash

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "params/common.h"
 
@@ -27,22 +28,27 @@ struct TileOrder {
                        // ones, which then fill the tail of the launch
 };
 
+template <class Index>
 struct RectangleTile {
   int m_block;
-  int64_t column;
+  Index column;
 };
 
 // group = 1 walks the row blocks of one column after the other. A wider group walks its columns
 // first: all last row blocks, then all next-to-last ones, ...
-FLASH_HD RectangleTile tile_at(TileOrder order, int64_t index, int m_blocks, int64_t columns) {
-  int64_t const tiles_per_group = int64_t(order.group) * m_blocks;
-  int64_t const group = index / tiles_per_group;
-  int64_t const first_column = group * order.group;
-  int64_t const columns_left = columns - first_column;
-  int64_t const width = columns_left < order.group ? columns_left : order.group;
+// Index: int where a launch has no more tiles than that counts; a 64-bit division takes twenty
+// registers, which a kernel may not have.
+template <class Index = int64_t>
+FLASH_HD RectangleTile<Index> tile_at(TileOrder order, std::type_identity_t<Index> index,
+                                      int m_blocks, std::type_identity_t<Index> columns) {
+  Index const tiles_per_group = Index(order.group) * m_blocks;
+  Index const group = index / tiles_per_group;
+  Index const first_column = group * order.group;
+  Index const columns_left = columns - first_column;
+  Index const width = columns_left < order.group ? columns_left : order.group;
 
-  int64_t const in_group = index - group * tiles_per_group;
-  int64_t const row = in_group / width;
+  Index const in_group = index - group * tiles_per_group;
+  Index const row = in_group / width;
   int const m_block = order.longest_first ? int(m_blocks - 1 - row) : int(row);
   return {m_block, first_column + (in_group - row * width)};
 }

@@ -14,7 +14,7 @@ struct Seqlens {
   const int* cu_k;       // [b + 1]
   const int* used_k;     // [b] keys in use, at most what cu_k or seqlen_k allows
   const int* leftpad_k;  // [b] keys to skip at the start
-  int64_t total_k = 0;   // rows in the packed k; only the backward, which writes there, asks
+  int64_t total_k = 0;   // rows in the packed k and v; 0 when they are [b, s, h, d]
   // Of a cache:
   int new_k = 0;  // keys just appended behind used_k, of every sequence that has one >= 0
   const int* batch_k = nullptr;  // [b] where a sequence's keys are; null: at its own index

@@ -6,7 +6,7 @@
 // until the copy is waited for, so a missing wait or barrier shows.
 #pragma once
 
-#include "simt.h"
+#include "intrinsics.h"
 
 #define SM75_U32x4_LDSM_N SM75_U32x4_LDSM_N_gpu
 #define SM75_U16x8_LDSM_T SM75_U16x8_LDSM_T_gpu

@@ -90,7 +90,9 @@ Params params(py::dict const& call) {
   return p;
 }
 
-flash::DeviceInfo const device{0, 80, 40 << 20, 166912, 4};
+// Few SMs, so that persistent kernels have more than one tile.
+flash::DeviceInfo const sm80{0, 80, 40 << 20, 166912, 4};
+flash::DeviceInfo const sm90{0, 90, 50 << 20, 232448, 3};
 
 flash::FwdParams forward_params(py::dict const& call) {
   auto p = params<flash::FwdParams>(call);
@@ -164,7 +166,10 @@ flash::Variant const& find(std::string const& name) {
 void run(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
   flash::Variant const& variant = find(name);
-  flash::LaunchContext const launch{device, nullptr, variant.name};
+  // Another for each call, but the same whenever it is repeated.
+  simt::first_order = std::hash<std::string>{}(name) + number<int>(call, "seqlen_q") +
+                      3 * number<int>(call, "seqlen_k") + number<int>(call, "left", -1);
+  flash::LaunchContext const launch{variant.arch == 90 ? sm90 : sm80, nullptr, variant.name};
   if (variant.launch.backward) {
     run_backward(variant, call, launch);
   } else {
@@ -175,14 +180,14 @@ void run(std::string const& name, py::dict const& call) {
 
 void probabilities(std::string const& dtype, py::dict const& call) {
   flash::launch_probabilities(forward_params(call), dtype.c_str(), pointer<void>(call, "s_dmask"),
-                              {device, nullptr, "probabilities"});
+                              {sm80, nullptr, "probabilities"});
 }
 
 // The name of the row that serves a forward call, and why each of the others does not.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
-                         int sm, int smem_per_block) {
-  flash::Selection const selection =
-      flash::explain({"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
+                         int sm, int smem_per_block, bool masked) {
+  flash::Selection const selection = flash::explain(
+      {"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block, masked});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
@@ -216,17 +221,17 @@ void run_append(std::string const& name, py::dict const& call) {
   n.head_dim = p.head_dim;
   n.head_dim_v = p.head_dim_v;
   flash::Variant const& variant = find(name);
-  variant.launch.append(n, {device, nullptr, variant.name});
+  variant.launch.append(n, {sm80, nullptr, variant.name});
 }
 
 // Few query rows against a cache, as csrc/api/kvcache.cpp does it.
 void run_decode(std::string const& name, py::dict const& call) {
   flash::Variant const& variant = find(name);
   flash::FwdParams const p = forward_params(call);
-  auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), device);
+  auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), sm80);
   std::vector<float> workspace(flash::decode_workspace(variant, p, split), std::nanf(""));
   variant.launch.decode(flash::decode_params(variant, p, split, workspace.data()),
-                        {device, nullptr, variant.name});
+                        {sm80, nullptr, variant.name});
 }
 
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last
@@ -244,7 +249,7 @@ py::dict bank_counts() {
 PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
-        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
+        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"), py::arg("masked") = true);
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));

@@ -1,41 +1,52 @@
-// A thread block on the host: its threads are fibers that take turns and switch at barriers only.
-// Enough of CUDA's vocabulary to compile the kernels of csrc/ unchanged with a host compiler.
+// A thread block on the host: its threads are fibers that take turns and switch only where they
+// wait for each other. intrinsics.h has CUDA's names for what is here.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "banks.h"
 
-#undef __device__
-#undef __global__
-#undef __shared__
-#undef __align__
-#undef __launch_bounds__
-#undef __grid_constant__
-#define __device__
-#define __global__
-#define __shared__
-#define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(...)
-#define __grid_constant__
+// Kernels use one dimension.
+struct FlatIndex {
+  int x;
+};
+inline FlatIndex threadIdx;
+inline FlatIndex blockIdx;
+inline FlatIndex blockDim;
+inline FlatIndex gridDim;
 
 namespace simt {
 
 constexpr int kWarp = 32;
 
+// Shared memory before a kernel writes there: NaN in either dtype, an integer out of all bounds.
+constexpr uint16_t kPoison = 0x7fff;
+
+// What a thread waits for, and how it is called when nobody brings it about.
+struct Wait {
+  virtual bool over() const = 0;
+  virtual std::string what() const = 0;
+
+ protected:
+  ~Wait() = default;
+};
+
 // All of `count` threads arrive before any goes on.
 struct Barrier {
   int count = 0;
+  char const* name = "";
   int arrived = 0;
   int generation = 0;
 };
@@ -53,6 +64,8 @@ struct Thread {
   jmp_buf here;  // where it goes on; swapcontext would do, but for a system call at each switch
   bool started = false;
   bool done = false;
+  bool polls = false;           // asks again and again, with nothing that says when to stop
+  Wait const* waits = nullptr;  // null: it can go on
   std::vector<PendingCopy> copies;
   std::vector<uintptr_t> copy_targets;  // of all its copies, for the bank counts
   int groups = 0;                       // of copies that were committed
@@ -62,37 +75,88 @@ struct Thread {
 // late to read one finds it untouched, since nobody passes the next instruction without it.
 struct Warp {
   static constexpr int kBytes = 48;
-  Barrier barrier;
+  Barrier barrier{kWarp, "the rest of its warp"};
   alignas(16) char shown[2][kWarp][kBytes];
 };
 
-struct Block {
-  explicit Block(int threads) : warps(threads / kWarp), threads(threads) {
+// Part of a block that works beside its threads: barriers in memory, copies, matrix products.
+struct Unit {
+  virtual ~Unit() = default;
+  // One more thing that may happen any time; called when no thread can go on. False: nothing to do.
+  virtual bool advance() { return false; }
+  // Throws if the thread, or the block, must not end like this.
+  virtual void thread_ends(int /*thread*/) {}
+  virtual void block_ends() {}
+};
+
+// What a GPU leaves open. Kernels have to be right whatever the choice.
+struct Order {
+  bool last_first;    // of the warps
+  bool newest_first;  // of asynchronous operations
+  bool in_turns;      // warps, at every wait; else each goes as far as it can
+  int elected;        // the lane that elect.sync picks
+
+  // Neighbours differ as much as possible, so that few of them try most of it.
+  static Order of(uint64_t number) {
+    constexpr int kChoices[8] = {0, 7, 2, 5, 4, 3, 6, 1};
+    int const bits = kChoices[number % 8];
+    return {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, bits * 5 % kWarp};
+  }
+};
+
+// Of a launch's first block; the next blocks take the next ones.
+inline uint64_t first_order = 0;
+
+inline int num_units = 0;
+template <class U>
+inline int const unit_slot = num_units++;
+
+class Block {
+ public:
+  Block(int threads, char* smem, int smem_bytes, Order order)
+      : order(order), threads(threads), warps(threads / kWarp), smem(smem), smem_bytes(smem_bytes) {
     barrier.count = threads;
-    for (Warp& warp : warps) {
-      warp.barrier.count = kWarp;
-    }
   }
 
-  // Runs `body` as every thread of the block, to its end. Each warp runs as far ahead of the others
-  // as barriers allow, the first warp first or, if `reversed`, the last one.
-  void run(std::function<void()> const& body, bool reversed);
+  // Runs `body` as every thread of the block, to its end. Rethrows what a thread throws.
+  void run(std::function<void()> const& body);
 
-  Barrier barrier;
-  std::vector<Warp> warps;
+  // The block's U, made when first asked for.
+  template <class U>
+  U& unit() {
+    size_t const slot = unit_slot<U>;
+    units_.resize(std::max(units_.size(), slot + 1));
+    if (!units_[slot]) {
+      units_[slot] = std::make_unique<U>();
+    }
+    return static_cast<U&>(*units_[slot]);
+  }
+
+  Order const order;
+  Barrier barrier{0, "__syncthreads"};
   std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  char* const smem;
+  int const smem_bytes;
   jmp_buf scheduler;
-  std::exception_ptr failure;  // of a thread
+  std::exception_ptr error;  // of a thread
   int current = 0;
-  bool progress = false;
   bool any = false;  // what __syncthreads_or has seen
 
  private:
-  void resume(int thread);
+  void start();
+  bool resume(int thread);
   bool run_warp(int warp);
+  bool all_done() const;
+  bool advance_units();
+  std::string stuck() const;
+  void count_copies() const;
+
+  std::vector<std::unique_ptr<Unit>> units_;
 };
 
 inline Block* block = nullptr;
+constexpr int kNoThread = -1;
 
 inline int lane() { return block->current % kWarp; }
 inline Warp& warp() { return block->warps[block->current / kWarp]; }
@@ -105,16 +169,32 @@ inline Thread& thread() { return block->threads[block->current]; }
   }
 }
 
+inline void wait_for(Wait const& wait) {
+  if (!wait.over()) {
+    thread().waits = &wait;
+    yield();
+  }
+}
+
+// Lets the others go on; for loops that ask for something.
+inline void poll() {
+  thread().polls = true;
+  yield();
+}
+
 inline void wait(Barrier& barrier) {
-  block->progress = true;
-  int const generation = barrier.generation;
+  struct NextGeneration : Wait {
+    Barrier const& barrier;
+    int const generation;
+    explicit NextGeneration(Barrier const& b) : barrier(b), generation(b.generation) {}
+    bool over() const override { return barrier.generation != generation; }
+    std::string what() const override { return barrier.name; }
+  } const next{barrier};
   if (++barrier.arrived == barrier.count) {
     barrier.arrived = 0;
     ++barrier.generation;
   }
-  while (barrier.generation == generation) {
-    yield();
-  }
+  wait_for(next);
 }
 
 // Every lane shows `mine`; `read` is called with a function from a lane to what that one shows.
@@ -127,169 +207,146 @@ void exchange(T const (&mine)[kSize], Read read) {
   read([&](int lane) { return reinterpret_cast<T const*>(shown[lane]); });
 }
 
-}  // namespace simt
-
-struct FlatIndex {
-  int x;
+// A number as it is written for addresses.
+struct Hex {
+  uint32_t value;
+  friend std::ostream& operator<<(std::ostream& out, Hex hex) {
+    return out << "0x" << std::hex << hex.value << std::dec;
+  }
 };
-inline FlatIndex threadIdx;
-inline FlatIndex blockIdx;
-inline FlatIndex blockDim;
-inline FlatIndex gridDim;
 
-// Named in parts of CUTLASS's headers that the kernels do not use.
-int __dp4a(int, int, int);
-unsigned __byte_perm(unsigned, unsigned, unsigned);
-template <class A, class B, class C>
-A __hfma2(A, B, C);
-
-inline void __syncthreads() { simt::wait(simt::block->barrier); }
-
-inline int __syncthreads_or(int condition) {
-  simt::Block& block = *simt::block;
-  block.any |= condition != 0;
-  __syncthreads();
-  bool const any = block.any;
-  __syncthreads();
-  block.any = false;
-  __syncthreads();
-  return any;
+template <class... Parts>
+std::string concat(Parts const&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
 }
 
-inline void __syncwarp() { simt::wait(simt::warp().barrier); }
-
-namespace simt {
-
-// What `lane` shows; a lane that does not exist shows one's own, as the shuffles say.
-template <class T>
-T shown_by(int lane, T value) {
-  T result;
-  T const mine[1] = {value};
-  exchange(mine, [&](auto of) { result = lane >= 0 && lane < kWarp ? *of(lane) : value; });
-  return result;
+template <class... Parts>
+void expect(bool holds, Parts const&... otherwise) {
+  if (!holds) {
+    bool const in_thread = block->current != kNoThread;
+    std::string const who = in_thread ? concat("thread ", block->current, ": ") : "";
+    throw std::logic_error(concat(who, otherwise...));
+  }
 }
 
-}  // namespace simt
-
-template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return simt::shown_by(lane % simt::kWarp, value);
-}
-template <class T>
-T __shfl_xor_sync(unsigned, T value, int lane_mask) {
-  return simt::shown_by(simt::lane() ^ lane_mask, value);
-}
-template <class T>
-T __shfl_up_sync(unsigned, T value, int distance) {
-  return simt::shown_by(simt::lane() - distance, value);
-}
-
-inline unsigned __ballot_sync(unsigned, bool condition) {
-  unsigned lanes = 0;
-  bool const mine[1] = {condition};
-  simt::exchange(mine, [&](auto of) {
-    for (int lane = 0; lane < simt::kWarp; ++lane) {
-      lanes |= unsigned(*of(lane)) << lane;
-    }
-  });
-  return lanes;
-}
-
-inline int __any_sync(unsigned, bool condition) { return __ballot_sync(~0u, condition) != 0; }
-
-inline int __ffs(int bits) { return __builtin_ffs(bits); }
-
-// Threads take turns, so nothing can come between.
-template <class T>
-T atomicAdd(T* target, T value) {
-  T const before = *target;
-  *target += value;
-  return before;
-}
-inline void __threadfence() {}
-
-// Blocks run one after the other: what a block polls for will not come.
-inline void __nanosleep(unsigned) {
-  throw std::logic_error("a block waits for one that is launched after it");
-}
-
-namespace simt {
+// ---- the scheduler -----------------------------------------------------------------------------
 
 inline std::function<void()> const* fiber_body = nullptr;
+
+inline void end_thread() {
+  if (!thread().copies.empty()) {
+    throw std::logic_error("a thread ends before its asynchronous copies do");
+  }
+}
 
 inline void fiber_main() {
   try {
     (*fiber_body)();
   } catch (...) {
-    block->failure = std::current_exception();  // no further: the stack below is the scheduler's
+    block->error = std::current_exception();
   }
   thread().done = true;
-  block->progress = true;
   _longjmp(block->scheduler, 1);
 }
 
-// Until the thread comes to a barrier that others have not reached.
-[[gnu::noinline]] inline void Block::resume(int thread) {
+// Until the thread has to wait. Whether it did more than ask again.
+[[gnu::noinline]] inline bool Block::resume(int thread) {
   current = threadIdx.x = thread;
-  if (_setjmp(scheduler) != 0) {
-    return;
+  Thread& t = threads[thread];
+  t.polls = false;
+  t.waits = nullptr;
+  if (_setjmp(scheduler) == 0) {
+    if (t.started) {
+      _longjmp(t.here, 1);
+    }
+    t.started = true;
+    setcontext(&t.start);
   }
-  if (threads[thread].started) {
-    _longjmp(threads[thread].here, 1);
+  if (error) {
+    std::rethrow_exception(error);
   }
-  threads[thread].started = true;
-  setcontext(&threads[thread].start);
+  if (threads[current].done) {
+    end_thread();
+    for (auto const& unit : units_) {
+      if (unit) {
+        unit->thread_ends(current);
+      }
+    }
+  }
+  return !threads[current].polls;
 }
 
 // Whether anything happened.
 inline bool Block::run_warp(int warp) {
   for (bool any = false;; any = true) {
-    progress = false;
+    bool progress = false;
     for (int lane = 0; lane < kWarp; ++lane) {
-      if (!threads[warp * kWarp + lane].done) {
-        resume(warp * kWarp + lane);
+      int const thread = warp * kWarp + lane;
+      Thread const& t = threads[thread];
+      if (!t.done && !(t.waits && !t.waits->over())) {
+        progress |= resume(thread);
       }
     }
-    if (!progress) {
-      return any;
+    if (!progress || order.in_turns) {
+      return any || progress;
     }
   }
 }
 
-inline void Block::run(std::function<void()> const& body, bool reversed) {
+inline bool Block::all_done() const {
+  return std::all_of(threads.begin(), threads.end(), [](Thread const& t) { return t.done; });
+}
+
+inline bool Block::advance_units() {
+  current = kNoThread;
+  auto const advances = [](auto const& unit) { return unit && unit->advance(); };
+  return order.newest_first ? std::any_of(units_.rbegin(), units_.rend(), advances)
+                            : std::any_of(units_.begin(), units_.end(), advances);
+}
+
+inline void Block::start() {
   constexpr int kStackBytes = 256 * 1024;
   // Kept from block to block: new memory costs more than a small block does.
   static std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() < threads.size()) {
     stacks.push_back(std::make_unique_for_overwrite<char[]>(kStackBytes));
   }
+  for (size_t i = 0; i < threads.size(); ++i) {
+    getcontext(&threads[i].start);
+    threads[i].start.uc_stack = {stacks[i].get(), 0, kStackBytes};
+    threads[i].start.uc_link = nullptr;
+    makecontext(&threads[i].start, fiber_main, 0);
+  }
+}
+
+inline void Block::run(std::function<void()> const& body) {
   block = this;
   fiber_body = &body;
-  for (size_t i = 0; i < threads.size(); ++i) {
-    Thread& t = threads[i];
-    getcontext(&t.start);
-    t.start.uc_stack = {stacks[i].get(), 0, kStackBytes};
-    t.start.uc_link = nullptr;
-    makecontext(&t.start, fiber_main, 0);
-  }
+  start();
   int const last = static_cast<int>(warps.size()) - 1;
-  for (bool any = true; any;) {
-    any = false;
-    for (int i = 0; i <= last; ++i) {
-      any |= run_warp(reversed ? last - i : i);
+  do {
+    for (bool any = true; any;) {
+      any = false;
+      for (int i = 0; i <= last; ++i) {
+        any |= run_warp(order.last_first ? last - i : i);
+      }
+    }
+  } while (!all_done() && advance_units());
+  if (std::string const who = stuck(); !who.empty()) {
+    throw std::logic_error("deadlock:" + who);
+  }
+  current = kNoThread;
+  for (auto const& unit : units_) {
+    if (unit) {
+      unit->block_ends();
     }
   }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  for (Thread const& t : threads) {
-    if (!t.done) {
-      throw std::logic_error("threads wait at different barriers");
-    }
-    if (!t.copies.empty()) {
-      throw std::logic_error("a thread ends before its asynchronous copies do");
-    }
-  }
+  count_copies();
+}
+
+inline void Block::count_copies() const {
   for (size_t warp = 0; warp < warps.size(); ++warp) {
     std::vector<uintptr_t> const* lanes[kWarp];
     for (int lane = 0; lane < kWarp; ++lane) {
@@ -297,6 +354,23 @@ inline void Block::run(std::function<void()> const& body, bool reversed) {
     }
     count_lanes("cp.async", lanes);
   }
+}
+
+// Who waits for what, one line for each run of threads that wait for the same.
+inline std::string Block::stuck() const {
+  auto const wait_of = [](Thread const& t) {
+    return t.done ? "" : t.waits ? t.waits->what() : "what it polls";
+  };
+  std::string all;
+  for (size_t begin = 0, end; begin < threads.size(); begin = end) {
+    std::string const what = wait_of(threads[begin]);
+    for (end = begin + 1; end < threads.size() && wait_of(threads[end]) == what; ++end) {
+    }
+    if (!what.empty()) {
+      all += concat("\n  threads ", begin, " to ", end - 1, " wait for ", what);
+    }
+  }
+  return all;
 }
 
 }  // namespace simt

@@ -131,7 +131,7 @@ def test_varlen(kernels, row):
         torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for n in (lengths_q, lengths_k)
     )
-    spare, heads = 140, 2  # more rows behind the sequences than a tile has
+    spare, heads = row.block_m + 12, 2  # more rows behind the sequences than a tile has
 
     def rows(total: int, heads: int, head_dim: int = row.head_dim) -> torch.Tensor:
         return torch.randn(total, heads, head_dim, generator=gen).to(DTYPES[row.dtype])
@@ -172,7 +172,7 @@ def test_dropout_bits_are_the_contracts(kernels, row):
     assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, heads, 77, n, p))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("row", [v for v in ROWS if v.arch == "sm80"], ids=id_of)
 def test_shared_memory_banks(kernels, row):
     """No two lanes of an access want different words of one bank."""
     kernels.bank_counts()

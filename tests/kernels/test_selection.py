@@ -6,7 +6,7 @@ import pytest
 
 from build_tools.instantiate import load_table
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.arch == "sm80"]
+ROWS = [v for v in load_table().VARIANTS if v.direction == "fwd"]
 # Shared memory that a block can have, in bytes, by compute capability.
 GPUS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 HEAD_DIMS = [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256]
@@ -26,7 +26,8 @@ def test_every_pair_of_head_dims_has_a_row(kernels, dtype, full, sm):
         assert chosen.head_dim_v >= dv
         for row in ROWS[: ROWS.index(chosen)]:
             too_small = row.head_dim < d or row.head_dim_v < dv or (full and row.scores == "plain")
-            expected = "shared memory" if not too_small and row.dtype == dtype else ""
+            other = row.dtype != dtype or (row.arch == "sm90" and sm != 90) or row.masks == "none"
+            expected = "" if too_small or other else "shared memory"
             assert expected in rejected[row.name]
 
 
@@ -46,6 +47,14 @@ def test_every_pair_of_head_dims_has_a_row(kernels, dtype, full, sm):
 def test_unequal_head_dims(kernels, head_dims, served_by):
     name, _ = kernels.select("bf16", *head_dims, False, 80, GPUS[80])
     assert name == f"fwd_sm80_bf16_{served_by}_plain"
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("masked", [False, True])
+def test_hopper_has_rows_of_its_own_and_one_for_calls_without_a_mask(kernels, head_dim, masked):
+    name, _ = kernels.select("bf16", head_dim, head_dim, False, 90, GPUS[90], masked=masked)
+    suffix = "_nomask" if head_dim == 128 and not masked else ""
+    assert name == f"fwd_sm90_bf16_d{head_dim}_plain{suffix}"
 
 
 def test_a_smaller_tile_serves_where_the_first_does_not_fit(kernels):

@@ -31,6 +31,16 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
     if needed:
         assert found.begin <= found.left <= found.right <= found.end
         assert (found.begin, found.end) == (needed[0], needed[-1] + 1)
+        check_steps_right_of(mask, found, visited, seen, rows, block_n)
+
+
+def check_steps_right_of(mask, found, visited, seen, rows, block_n):
+    """A part of the rows from the first one on leaves out the blocks right of all of its keys."""
+    for part in range(1, len(rows) + 1):
+        last_key = max((key for keys in seen[:part] for key in keys), default=-1)
+        left_out = found.steps_right_of(mask=mask, row_end=rows[0] + part, block_n=block_n)
+        right = [block for block in visited if block * block_n > last_key]
+        assert visited[:left_out] == sorted(right, reverse=True)
 
 
 def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,19 +17,22 @@ from tests.kernels import build
 
 NAMESPACE = "flash_attn_host"
 HALF = (torch.float16, torch.bfloat16)
+# By compute capability: shared memory of a block, and SMs: few, so that persistent kernels persist.
+DEVICES = {80: (166912, 4), 90: (232448, 3)}
 
 _library: torch.library.Library | None = None
+_path = ""
 _active = False
 
 
 @contextmanager
-def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until it ends, calls with CPU tensors run the kernels instead of flash_attn.cpu.
+def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
+    """Until it ends, calls with CPU tensors run the kernels for `sm` instead of flash_attn.cpu.
 
     What the kernels would never be given (float32, say) skips the test.
     """
     global _active
-    _load()
+    ctypes.CDLL(_load()).use_device(sm, *DEVICES[sm])
     # Kernels move 16 bytes at a time, wherever they run.
     monkeypatch.setattr(_calls, "_has_to_pad", _not_in_chunks)
     _active = True
@@ -42,15 +46,16 @@ def _not_in_chunks(q: Tensor, v: Tensor) -> bool:
     return q.dtype in HALF and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
 
 
-def _load() -> None:
-    global _library
+def _load() -> str:
+    """Once; the path of the module."""
+    global _library, _path
     if _library is not None:
-        return
+        return _path
     library = torch.library.Library(NAMESPACE, "DEF")
     for name, schema in _ops.SCHEMAS.items():
         library.define(name + schema)
     try:
-        build.load()
+        _path = build.load().__file__
     except host_build.Unavailable as reason:
         pytest.skip(f"the kernels cannot be compiled here: {reason}")
     with warnings.catch_warnings():
@@ -58,6 +63,7 @@ def _load() -> None:
         for name, serve in _ops.CPU.items():
             _ops._library.impl(name, _chosen(name, serve), "CPU", allow_override=True)
     _library = library
+    return _path
 
 
 def _chosen(name: str, otherwise: Callable) -> Callable:

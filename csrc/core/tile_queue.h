@@ -1,0 +1,27 @@
+// Which tiles a block of a persistent grid works on.
+#pragma once
+
+#include <cstdint>
+
+#include "params/common.h"
+
+namespace flash {
+
+// Every block starts with the tile of its own number. After that it takes each num_blocks-th one,
+// or, where tiles take unequal time, whichever comes next when it is done with one.
+struct TileQueue {
+  uint32_t num_tiles;  // at most 2^31 - 1, as many as a grid may have blocks
+  // Whether blocks draw their tiles from a counter, which is 0 before and after a launch.
+  bool shared;
+
+  // The tile after `index`. Take: callable, adds 1 to the counter, or sets it to 0 if it was
+  // `last`, and returns what it was before (atomicInc). Blocks that draw until a tile is past the
+  // end draw num_tiles times together: num_tiles - num_blocks tiles, and one failure each. So the
+  // last draw leaves 0 behind for the next launch.
+  template <class Take>
+  FLASH_HD uint32_t next(uint32_t index, uint32_t num_blocks, Take take) const {
+    return shared ? num_blocks + take(num_tiles - 1) : index + num_blocks;
+  }
+};
+
+}  // namespace flash

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "core/fragment_coord.h"
+#include "core/softmax.h"
+#include "sm90/forward/config.h"
+
+namespace flash::sm90 {
+
+// O = P·V accumulators of one warpgroup and what is needed to finish them.
+template <class Config>
+struct Accumulators {
+  static constexpr int kRows = 2;  // of a thread
+  decltype(partition_fragment_C(typename Config::MmaValues{},
+                                Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>{})) out;
+  OnlineSoftmax<kRows> softmax;
+
+  __device__ explicit Accumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
+    clear(out);
+  }
+
+  __device__ auto rows() { return make_tensor(out.data(), rows_and_columns(out.layout())); }
+
+  // out *= factor, row by row
+  __device__ void rescale(float const (&factor)[kRows]) {
+    Tensor o = rows();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < size<1>(o); ++c) {
+        o(r, c) *= factor[r];
+      }
+    }
+  }
+};
+
+}  // namespace flash::sm90

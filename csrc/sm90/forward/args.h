@@ -1,0 +1,21 @@
+#pragma once
+
+#include "core/tile_grid.h"
+#include "core/tile_queue.h"
+#include "params/fwd_params.h"
+#include "sm90/tensor_map.h"
+
+namespace flash::sm90 {
+
+// What a launch passes to the kernel.
+struct ForwardArgs {
+  TensorMap q;  // boxes of 64 rows
+  TensorMap k;  // boxes of kBlockN keys
+  TensorMap v;
+  FwdParams params;
+  TileGrid grid;
+  TileQueue queue;
+  int counter;  // which one, if the queue is shared
+};
+
+}  // namespace flash::sm90

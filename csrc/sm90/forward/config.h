@@ -1,0 +1,42 @@
+// Types of one sm90 forward kernel: everything that follows from its row in the variant table.
+#pragma once
+
+#include "core/score_level.h"
+#include "sm90/tensor_core.h"
+
+namespace flash::sm90 {
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          ScoreLevel kScores_>
+struct ForwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr ScoreLevel kScores = kScores_;
+  static constexpr int kStages = 2;  // buffers for K, and for V
+
+  // The first warpgroup loads, each of the others computes 64 rows.
+  static constexpr int kConsumers = kBlockM / kWarpgroupRows;
+  static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static_assert(kWarps_ * 32 == kThreads);
+  static_assert(kConsumers == 2 || kConsumers == 3);
+  // setmaxnreg: what the loader does without goes to the others. 24 would leave them 240 of 168 at
+  // launch, but the loader's tile look-up spills with it.
+  static constexpr int kLoaderRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+
+  using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
+  using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockN>;
+  using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
+  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kStages>;
+  using SmemLayoutV = SmemTilesTransposed<Element, kBlockN, kHeadDimV, kStages>;
+
+  static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
+  static constexpr int kTileK = kBlockN * kHeadDim;
+  static constexpr int kTileV = kBlockN * kHeadDimV;
+};
+
+}  // namespace flash::sm90

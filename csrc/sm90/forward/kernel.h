@@ -1,0 +1,62 @@
+// Attention forward for Hopper: a persistent grid of thread blocks, each with one warpgroup that
+// loads and two or three that compute 64 query rows each (FlashAttention-3, 2407.08608).
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "core/dynamic_smem.h"
+#include "sm90/forward/consumer.h"
+#include "sm90/forward/loader.h"
+#include "sm90/warp_search.h"
+
+namespace flash::sm90 {
+
+// Zero when the library is loaded and, since each launch leaves them so, before every launch.
+constexpr int kTileCounters = 1 << 14;
+__device__ static uint32_t tile_counters[kTileCounters];
+
+// All lanes of the loading warp.
+template <class Config>
+__device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& smem) {
+  Loader<Config> loader{args, smem, static_cast<bool>(elect_one_sync())};
+  int const lane = threadIdx.x % 32;
+  uint32_t index = blockIdx.x;  // the host has seen to it that an int counts the tiles
+  while (index < args.queue.num_tiles) {
+    WorkTile const tile =
+        args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{});
+    // Asked for now, so that the answer is there when this tile is loaded.
+    auto const next = args.queue.next(index, gridDim.x, [&](uint32_t last) {
+      return lane == 0 ? atomicInc(&tile_counters[args.counter], last) : 0;
+    });
+    if (tile.valid) {
+      loader.load(tile);
+    }
+    index = __shfl_sync(0xffffffffu, next, 0);
+  }
+  loader.finish();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    forward_kernel(__grid_constant__ ForwardArgs const args) {
+  auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
+  if (threadIdx.x == 0) {
+    smem.init_barriers();
+  }
+  __syncthreads();
+  // The same in all lanes, and the compiler knows it.
+  int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
+    int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) {
+      load_row_blocks<Config>(args, smem);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    Consumer<Config>{args, smem, warpgroup - 1, thread}.run();
+  }
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "sm90/forward/row_block.h"
+#include "sm90/pipeline.h"
+
+namespace flash::sm90 {
+
+// Warpgroups write O from registers, so no buffer here waits for it: the next row block's Q, K and
+// V arrive while the last one is finished.
+template <class Config>
+struct SharedStorage {
+  using Element = typename Config::Element;
+
+  alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
+  alignas(1024) Element k[Config::kStages][Config::kTileK];
+  alignas(1024) Element v[Config::kStages][Config::kTileV];
+  Ring<1> q_ring;  // full also means: the row block is described in `block`
+  Ring<Config::kStages> k_ring;
+  Ring<Config::kStages> v_ring;
+  alignas(8) uint64_t v_arrived;  // only for a block of keys whose V the loader has to clean up
+  // Two, because a warp may still be storing one row block while the next one's description comes.
+  // A warp that frees Q has read the description before, so a third one finds the first unused.
+  alignas(16) char block[2][sizeof(RowBlock<Config>)];
+
+  __device__ RowBlock<Config>& row_block(uint32_t number) {
+    return *reinterpret_cast<RowBlock<Config>*>(block[number % 2]);
+  }
+
+  __device__ void init_barriers() {
+    q_ring.init(Config::kConsumerWarps);
+    k_ring.init(Config::kConsumerWarps);
+    v_ring.init(Config::kConsumerWarps);
+    reinterpret_cast<Barrier&>(v_arrived).init(1);
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+template <class Config>
+constexpr int kSmemBytes = sizeof(SharedStorage<Config>);
+
+}  // namespace flash::sm90

@@ -1,0 +1,65 @@
+// Rings of buffers in shared memory that one warp fills by TMA and warpgroups empty.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include "sm90/tensor_core.h"
+
+namespace flash::sm90 {
+
+using Barrier = cutlass::arch::ClusterTransactionBarrier;
+static_assert(sizeof(Barrier) == sizeof(uint64_t));
+
+// Keeps the compiler from moving ordinary accesses to memory across: CUTLASS's barriers do not.
+__device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
+
+// Where the i-th tile of a stream goes in a ring of kStages buffers. A wait for `phase` returns
+// when the buffer was filled for this tile; one for `phase ^ 1`, when it was emptied of the tile
+// before, or at once if there was none.
+template <int kStages>
+struct RingPosition {
+  int stage;
+  uint32_t phase;
+
+  __device__ explicit RingPosition(uint32_t i) : stage(i % kStages), phase(i / kStages % 2) {}
+};
+
+// Full: one arrival, by the loader, which also says how many bytes TMA brings. Empty: one arrival
+// by each warp that reads, because a wait for wgmma speaks for one warp only.
+template <int kStages>
+struct Ring {
+  alignas(8) uint64_t full_[kStages];
+  alignas(8) uint64_t empty_[kStages];
+
+  __device__ Barrier& full(int stage) { return reinterpret_cast<Barrier&>(full_[stage]); }
+  __device__ Barrier& empty(int stage) { return reinterpret_cast<Barrier&>(empty_[stage]); }
+
+  __device__ void init(int reading_warps) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      full(stage).init(1);
+      empty(stage).init(reading_warps);
+    }
+  }
+
+  __device__ void wait_full(RingPosition<kStages> at) {
+    full(at.stage).wait(at.phase);
+    compiler_fence();
+  }
+  // By all lanes of the loading warp, which go on together: a lane that is late would find the
+  // phase after the one it waits for, if another had the buffer filled meanwhile.
+  __device__ void wait_empty(RingPosition<kStages> at) {
+    empty(at.stage).wait(at.phase ^ 1);
+    __syncwarp();
+    compiler_fence();
+  }
+
+  // By all lanes of a reading warp.
+  __device__ void release(RingPosition<kStages> at) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      empty(at.stage).arrive();
+    }
+  }
+};
+
+}  // namespace flash::sm90

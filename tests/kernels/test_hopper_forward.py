@@ -1,0 +1,90 @@
+"""What the Hopper forward does and others do not.
+
+Searches by a warp, a shared queue, tensor maps of expanded tensors, warpgroups that leave blocks
+out, a maximum that stays behind.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import BF16, FP16, Case, make_inputs
+from compare import assert_accurate, assert_bitwise, assert_lse
+from reference import attention_ref, standard_attention, varlen_ref
+
+from build_tools.instantiate import load_table
+
+from . import calls
+
+DTYPES = {"bf16": BF16, "fp16": FP16}
+ROWS = [
+    v for v in load_table().VARIANTS if (v.direction, v.arch, v.scores) == ("fwd", "sm90", "plain")
+]
+# One of three computing warpgroups, one of two.
+SAMPLES = [v for v in ROWS if v.head_dim in (64, 128) and v.masks == "any"]
+
+
+def id_of(row) -> str:
+    return row.name
+
+
+def check_dense(kernels, row, q, k, v, **kwargs) -> None:
+    out, lse = calls.dense(kernels, row.name, q, k, v, **kwargs)
+    expected, expected_lse, _ = attention_ref(q, k, v, **kwargs)
+    assert_accurate("out", out, expected, standard_attention(q, k, v, **kwargs)[0])
+    assert_lse("lse", lse, expected_lse)
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize("batch", [34, 80, 1200])
+def test_a_tile_finds_its_sequence_among_many(kernels, row, batch):
+    """The search has 33 candidates a round. Used twice, because a launch leaves the queue's counter
+    to the next one."""
+    gen = torch.Generator().manual_seed(batch)
+    lengths = torch.randint(0, 9 if batch > 100 else 40, (batch,), generator=gen)
+    lengths[torch.rand(batch, generator=gen) < 0.3] = 0
+    cu = torch.zeros(batch + 1, dtype=torch.int32)
+    cu[1:] = lengths.cumsum(0)
+    total = int(cu[-1])
+    q, k, v = torch.randn(3, total, 1, 32, generator=gen).to(DTYPES[row.dtype])
+    first = calls.varlen(kernels, row.name, q, k, v, cu, cu, causal=True)
+    second = calls.varlen(kernels, row.name, q, k, v, cu, cu, causal=True)
+    starts = cu.tolist()
+    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
+    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
+    assert_accurate("out", first[0], expected[0], standard[0])
+    assert_lse("lse", first[1], expected[1])
+    assert_bitwise("out", second[0], first[0])
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize("sq", [1, 64, 65, 127, 128, 191, 193, 400])
+@pytest.mark.parametrize("window", [(-1, -1), (100, 20), (3, 0)], ids=str)
+def test_warpgroups_with_fewer_blocks_than_others(kernels, row, sq, window):
+    case = Case(dtype=DTYPES[row.dtype], b=1, h=1, hk=1, sq=sq, sk=400, d=64)
+    x = make_inputs(case)
+    check_dense(kernels, row, x.q, x.k, x.v, causal=True, window_size=window)
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+def test_expanded_tensors(kernels, row):
+    """A stride of 0 in the heads or in the batch: a tensor map has no such dimension."""
+    gen = torch.Generator().manual_seed(3)
+    q = torch.randn(2, 70, 4, 64, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, 1, 90, 1, 64, generator=gen).to(q.dtype)
+    check_dense(kernels, row, q, k.expand(2, 90, 2, 64), v.expand(2, 90, 2, 64), causal=True)
+    q_one = q[:1, :, :1].expand(2, 70, 4, 64)
+    check_dense(kernels, row, q_one, k.expand(2, 90, 2, 64), q[:, :1, :2].expand(2, 90, 2, 64))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("growth", [0.5, 3.0, 40.0])
+def test_the_maximum_grows_from_block_to_block(kernels, row, growth):
+    """Blocks come from the right. By less than a maximum may stay behind, by more, by far more."""
+    gen = torch.Generator().manual_seed(4)
+    d = row.head_dim
+    q = torch.ones(1, 70, 1, d)
+    k = torch.randn(1, 600, 1, d, generator=gen) / d**0.5
+    k += growth * (torch.arange(600, 0, -1) // 64)[None, :, None, None] / d**0.5
+    v = torch.randn(1, 600, 1, row.head_dim_v, generator=gen)
+    check_dense(kernels, row, *(x.to(DTYPES[row.dtype]) for x in (q, k, v)))

@@ -1,0 +1,17 @@
+#include "bindings.h"
+#include "core/tile_queue.h"
+
+void bind_tile_queue(py::module_& m) {
+  using flash::TileQueue;
+  py::class_<TileQueue>(m, "TileQueue")
+      .def(py::init([](uint32_t num_tiles, bool shared) { return TileQueue{num_tiles, shared}; }),
+           py::kw_only(), py::arg("num_tiles"), py::arg("shared"))
+      .def(
+          "next",
+          [](TileQueue const& queue, uint32_t index, uint32_t num_blocks,
+             py::function const& take) {
+            return queue.next(index, num_blocks,
+                              [&](uint32_t last) { return take(last).cast<uint32_t>(); });
+          },
+          py::kw_only(), py::arg("index"), py::arg("num_blocks"), py::arg("take"));
+}

@@ -1,0 +1,57 @@
+"""Blocks of a persistent grid work on each tile once, and leave the counter as they found it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+class Counter:
+    """atomicInc on one word."""
+
+    def __init__(self):
+        self.value = 0
+
+    def take(self, last: int) -> int:
+        before = self.value
+        self.value = 0 if before >= last else before + 1
+        return before
+
+
+def run(queue, num_tiles: int, num_blocks: int, counter: Counter, order) -> list[list[int]]:
+    """Tiles by block; `order` picks the block that is next to finish a tile."""
+    at = {block: block for block in range(num_blocks)}
+    done = [[] for _ in range(num_blocks)]
+    while at:
+        block = order(sorted(at))
+        done[block].append(at[block])
+        at[block] = queue.next(index=at[block], num_blocks=num_blocks, take=counter.take)
+        if at[block] >= num_tiles:
+            del at[block]
+    return done
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(1, 20), st.booleans(), st.randoms(use_true_random=False))
+def test_each_tile_once(core, num_tiles, num_blocks, shared, random):
+    num_blocks = min(num_blocks, num_tiles)
+    queue = core.TileQueue(num_tiles=num_tiles, shared=shared)
+    counter = Counter()
+    for _launch in range(2):
+        done = run(queue, num_tiles, num_blocks, counter, random.choice)
+        assert sorted(tile for tiles in done for tile in tiles) == list(range(num_tiles))
+        assert counter.value == 0
+
+
+def test_a_shared_queue_gives_more_to_who_is_faster(core):
+    """Block 0 takes ten times as long for a tile as the others."""
+    queue = core.TileQueue(num_tiles=100, shared=True)
+    turns = iter([0, *[1, 2, 3] * 10] * 100)
+    done = run(queue, 100, 4, Counter(), lambda left: next(t for t in turns if t in left))
+    assert len(done[0]) < len(done[1]) // 5
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7])
+def test_without_a_counter_blocks_stride(core, num_blocks):
+    queue = core.TileQueue(num_tiles=20, shared=False)
+    done = run(queue, 20, num_blocks, Counter(), min)
+    assert done[0] == list(range(0, 20, num_blocks))
