@@ -49,7 +49,8 @@ def dense(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
         out = flash_attn.flash_attn_func(*inputs, deterministic=deterministic, **mask, **hook)
         what = (dtype, head_dim, seqlen_q, seqlen_k, mask, hook, deterministic)
         assert torch.isfinite(out).all(), what
-        check_gradients(out, inputs + [hook["s_aux"]] * ("s_aux" in hook), what)
+        sinks = [hook["s_aux"]] if "s_aux" in hook else []
+        check_gradients(out, inputs + sinks, what)
 
 
 def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
@@ -71,6 +72,7 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     assert not out[171:].any(), "rows behind the last sequence"
 
 
+@torch.no_grad()
 def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     """The kernels that append, decode, merge pieces, and read pages with many query rows."""
     used = torch.tensor([0, 131, -1, 290], dtype=torch.int32)
@@ -89,7 +91,7 @@ def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
             for shape in ((4, new), rows)
             for d in (head_dim, head_dim_v)
         )
-        cos, sin = torch.randn(2, 310, head_dim // 4, dtype=dtype)
+        cos, sin = torch.randn(2, 370, head_dim // 4, dtype=dtype)
         out = flash_attn.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, cos, sin, used, cache_leftpad=leftpad,
             num_splits=num_splits, rotary_interleaved=num_splits > 0, **where, **mask, **hook,
