@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kPassThreads)
 
 // ds_aux[h] = -sum over rows of exp(s_aux - lse) * softmax_d: one thread block per head, in one
 // order. Rows of LSE -inf saw not even a sink.
-inline __global__ void __launch_bounds__(kPassThreads)
+__global__ void __launch_bounds__(kPassThreads)
     sink_gradient_kernel(__grid_constant__ BwdParams const p) {
   auto* const sums = reinterpret_cast<float*>(dynamic_smem());
   int const head = blockIdx.x;
