@@ -91,7 +91,7 @@ struct Unit {
 
 // What a GPU leaves open. Kernels have to be right whatever the choice.
 struct Order {
-  bool last_first;    // of the warps
+  bool last_first;    // of the warps, and of a warp's lanes
   bool newest_first;  // of asynchronous operations
   bool in_turns;      // warps, at every wait; else each goes as far as it can
   int elected;        // the lane that elect.sync picks
@@ -282,8 +282,8 @@ inline void fiber_main() {
 inline bool Block::run_warp(int warp) {
   for (bool any = false;; any = true) {
     bool progress = false;
-    for (int lane = 0; lane < kWarp; ++lane) {
-      int const thread = warp * kWarp + lane;
+    for (int i = 0; i < kWarp; ++i) {
+      int const thread = warp * kWarp + (order.last_first ? kWarp - 1 - i : i);
       Thread const& t = threads[thread];
       if (!t.done && !(t.waits && !t.waits->over())) {
         progress |= resume(thread);
