@@ -71,16 +71,20 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, ds_aux, None
 
 
-def call(operation: Callable[..., Any], *args, **kwargs):
+def call(operation: Callable[..., Any], q, k, v, *args, s_aux: Tensor | None, **kwargs):
     """``backend.call`` of a forward operation.
 
-    Under no_grad it goes past the autograd kernel below: a trip through Python that would only pass
-    the arguments on, and half the cost of the dispatch.
+    Where nothing is recorded it goes past the autograd kernel below: a trip through Python that
+    would only pass the arguments on, and half the cost of the dispatch.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or _in_forward_mode():
-        return backend.call(operation, *args, **kwargs)
+    if torch.compiler.is_compiling() or _records(q, k, v, s_aux) or _in_forward_mode():
+        return backend.call(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
     with torch._C._AutoDispatchBelowAutograd():
-        return backend.call(operation, *args, **kwargs)
+        return backend.call(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
+
+
+def _records(*inputs: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)
 
 
 def _in_forward_mode() -> bool:
@@ -126,8 +130,7 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]
         s_aux = kwargs.get("s_aux")
-        recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v, s_aux)
-        if not recorded and not _in_forward_mode():
+        if not _records(q, k, v, s_aux) and not _in_forward_mode():
             return below_autograd(keyset, args, kwargs)
         # The dispatcher leaves out arguments that equal their defaults.
         bound = {**defaults, **dict(zip(names, args)), **kwargs}

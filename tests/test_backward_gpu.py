@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from cases import BF16, Case, make_inputs, rng_state
@@ -43,7 +46,9 @@ def test_deterministic_is_bitwise(cuda, d, dv, options):
         for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), again, first, strict=True):
             assert_bitwise(name, a, b)
     unordered = by_hand(x, lse, **options)
-    torch.testing.assert_close(unordered[1], first[1])
+    # The order of a float32 sum: next to nothing of the largest dq, then rounded to bf16.
+    order = 1e-6 * first[1].abs().max().item()
+    torch.testing.assert_close(unordered[1], first[1], rtol=2**-7, atol=order)
     assert_bitwise("dk", unordered[2], first[2])
 
 
@@ -140,11 +145,24 @@ def test_calls_of_the_op_by_hand_cannot_fault(cuda):
         "dv": (8, x.v.transpose(-1, -2)),
     }
     for name, (at, tensor) in wrong.items():
-        with pytest.raises(RuntimeError, match=name):
+        with pytest.raises(ValueError, match=name):
             op(*call[:at], tensor, *call[at + 1 :], *tail)
-    with pytest.raises(RuntimeError, match="rng_state"):
+    with pytest.raises(ValueError, match="rng_state"):
         op(*call, 0.5, *tail[1:])
-    with pytest.raises(RuntimeError, match="dlse"):
+    with pytest.raises(ValueError, match="dlse"):
         op(*call, *tail, dlse=lse[:1])
-    with pytest.raises(RuntimeError, match="ds_aux"):
+    with pytest.raises(ValueError, match="ds_aux"):
         op(*call, *tail, ds_aux=torch.zeros(4, device=cuda))
+
+
+def test_passes_that_tiles_share_get_the_shared_memory_of_each(cuda):
+    """In a new process, smaller tiles first: nothing may have asked for more before."""
+    program = (
+        "import torch, flash_attn\n"
+        "for d in (192, 256):\n"
+        "    q = torch.randn(1, 300, 2, d, dtype=torch.bfloat16, device='cuda')\n"
+        "    q.requires_grad_()\n"
+        "    flash_attn.flash_attn_func(q, q, q).sum().backward()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

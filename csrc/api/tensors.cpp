@@ -10,16 +10,10 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 namespace flash::api {
 
 char const* dtype_name(Tensor const& t, char const* name) {
-  switch (t.scalar_type()) {
-    case ScalarType::BFloat16:
-      return "bf16";
-    case ScalarType::Half:
-      return "fp16";
-    default:
-      throw std::runtime_error(concat(kNotImplemented, name, " has dtype ",
-                                      torch::headeronly::toString(t.scalar_type()),
-                                      "; kernels exist for BFloat16 and Half"));
-  }
+  ScalarType const dtype = t.scalar_type();
+  check(dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, name, " has dtype ",
+        torch::headeronly::toString(dtype), "; the kernels take BFloat16 and Half");
+  return dtype == ScalarType::BFloat16 ? "bf16" : "fp16";
 }
 
 Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {

@@ -9,18 +9,6 @@
 
 namespace flash {
 
-// 1 / x to one unit in the last place. A division that is right to the last bit takes ten times as
-// many instructions, and a call for what is out of range: 2300 in a tile of 64 scores a thread.
-FLASH_HD float reciprocal_fast(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.f / x;
-#endif
-}
-
 // Absolute error below 1e-6, which tanh.approx (5e-4) is far from; both ends saturate to ±1.
 FLASH_HD float tanh_exact(float x) {
   return 1.f - 2.f * reciprocal_fast(1.f + exp2_fast(2.f * kLog2e * x));

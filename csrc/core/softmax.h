@@ -21,6 +21,29 @@ FLASH_HD float exp2_fast(float x) {
 #endif
 }
 
+// 1 / x to one unit in the last place. A division that is right to the last bit takes ten times as
+// many instructions, and a call for what is out of range.
+FLASH_HD float reciprocal_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.f / x;
+#endif
+}
+
+// Absolute error below 2^-22.
+FLASH_HD float log2_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::log2(x);
+#endif
+}
+
 // Rows are spread over several threads; this reduction leaves all of them with the result.
 struct NoReduce {
   template <class Op>
@@ -51,12 +74,17 @@ struct OnlineSoftmax {
 
   // The maximum of a row that has seen no key. Finite, times scale_log2 as well, so that the loop
   // over keys needs no case for it: the exponential of -inf is 0 beside it.
-  FLASH_HD float no_key() const { return -3e38f / fmaxf(scale_log2, 1.f); }
+  FLASH_HD float no_key() const { return -3e38f * reciprocal_fast(fmaxf(scale_log2, 1.f)); }
 
   // An output that is rescaled whenever a row's maximum grows is rescaled in most blocks. Exponents
   // of up to 8 lose nothing in fp32, bf16 or fp16, and a maximum that stays for them hardly ever
   // has to move after the first block.
   static constexpr float kSlack = 8.f;
+
+  // Maxima and sums that a row's columns take turns at: four of them in all. In a chain every
+  // instruction waits for the result of the last, and with two warps to a scheduler nothing else
+  // fills the time.
+  static constexpr int kChains = kRows < 4 ? 2 : 1;
 
   // Takes scores (kRows, kCols) into the maxima; returns whether one of them moved, and in `factor`
   // what each row's sum and earlier output then have to be multiplied by.
@@ -65,12 +93,16 @@ struct OnlineSoftmax {
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float top = max[r];
+      float tops[kChains];
+#pragma unroll
+      for (float& top : tops) {
+        top = max[r];
+      }
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
-        top = fmaxf(top, scores(r, c));
+        tops[c % kChains] = fmaxf(tops[c % kChains], scores(r, c));
       }
-      top = reduce(top, Max{});
+      float const top = reduce(fmaxf(tops[0], tops[kChains - 1]), Max{});
       float const growth = (top - max[r]) * scale_log2;
       bool const moves = growth > kSlack;
       factor[r] = moves ? exp2_fast(-growth) : 1.f;
@@ -93,14 +125,15 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float const offset = max[r] * scale_log2;
-      float block_sum = 0.f;  // apart: one by one, the exponentials of 64k keys would lose 3e-4
+      // Apart from sum[r]: one by one, the exponentials of 64k keys would lose 3e-4.
+      float sums[kChains] = {};
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
         float const p = exp2_fast(scores(r, c) * scale_log2 - offset);
         scores(r, c) = p;
-        block_sum = c == 0 ? p : block_sum + p;
+        sums[c % kChains] = c < kChains ? p : sums[c % kChains] + p;
       }
-      sum[r] += block_sum;
+      sum[r] += kChains > 1 ? sums[0] + sums[kChains - 1] : sums[0];
     }
   }
 
@@ -124,11 +157,15 @@ struct OnlineSoftmax {
     float const keys = max[r] <= no_key() ? -INFINITY : max[r] * scale_log2;
     float const sink_log2 = sink * kLog2e;
     float const top = keys > sink_log2 ? keys : sink_log2;
-    // No key, or nothing but NaN, which a maximum does not see and the sum does.
-    if (top == -INFINITY) return {0.f, total == 0.f ? -INFINITY : total};
-    float const weight = exp2_fast(keys - top);
-    float const denominator = total * weight + exp2_fast(sink_log2 - top);
-    return {weight / denominator, (top + log2f(denominator)) * kLn2};
+    // No key, or nothing but NaN, which a maximum does not see and the sum does. Selected, not
+    // branched on: rows are finished side by side.
+    bool const empty = top == -INFINITY;
+    float const offset = empty ? 0.f : top;
+    float const weight = exp2_fast(keys - offset);
+    float const denominator = total * weight + exp2_fast(sink_log2 - offset);
+    float const lse = (top + log2_fast(denominator)) * kLn2;
+    return {empty ? 0.f : weight * reciprocal_fast(denominator),
+            !empty ? lse : total == 0.f ? -INFINITY : total};
   }
 };
 

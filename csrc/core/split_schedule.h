@@ -34,7 +34,8 @@ FLASH_HD int64_t num_columns(SplitSchedule const& s) {
 
 FLASH_HD int64_t num_pieces(SplitSchedule const& s) { return num_columns(s) * s.tiles; }
 
-// Units of a piece. total: units of all sequences.
+// The shortest pieces, in units, that there may be as many of as are wanted. total: units of all
+// sequences.
 FLASH_HD int64_t chunk_units(SplitSchedule const& s, int64_t total) {
   int64_t const even = (total * s.tiles + s.wanted - 1) / s.wanted;
   return even > s.min_units ? even : s.min_units;
@@ -46,6 +47,30 @@ FLASH_HD int num_splits(SplitSchedule const& s, int64_t chunk, int units) {
   return splits < 1 ? 1 : splits < s.max_splits ? int(splits) : s.max_splits;
 }
 
+// Units of a piece. Every sequence rounds its pieces up to whole ones, so that the shortest are
+// nearly always more than wanted, and a few too many take as long as as many again. By lengthening
+// them in proportion three times at most, which is enough for a batch of one length.
+template <class Lanes, class Units>
+FLASH_HD int64_t fitting_chunk(SplitSchedule const& s, Lanes lanes, Units units) {
+  auto const over_batch = [&](auto count) {
+    int64_t sum = 0;
+    for (int b = lanes.index(); b < s.batch; b += Lanes::kCount) {
+      sum += count(units(b));
+    }
+    return lanes.sum(sum);
+  };
+  int64_t chunk = chunk_units(s, over_batch([](int units) { return units; }));
+  int64_t const columns = s.wanted / s.tiles > s.batch ? s.wanted / s.tiles : s.batch;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    int64_t const found = over_batch([&](int units) { return num_splits(s, chunk, units); });
+    if (found <= columns) {
+      break;
+    }
+    chunk = (chunk * found + columns - 1) / columns;
+  }
+  return chunk;
+}
+
 // The piece of thread block `index`. Units: callable, sequence -> its units. Lanes: the threads
 // that search together, `kCount` sequences at a time; all of them get the answer.
 template <class Lanes, class Units>
@@ -55,11 +80,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int64_t index, Lanes lanes, Un
   if (s.max_splits == 1) {
     return {int(column), tile, 0, 1, column, true};
   }
-  int64_t total = 0;
-  for (int b = lanes.index(); b < s.batch; b += Lanes::kCount) {
-    total += units(b);
-  }
-  int64_t const chunk = chunk_units(s, lanes.sum(total));
+  int64_t const chunk = fitting_chunk(s, lanes, units);
   int before = 0;  // columns of the sequences before `group`
   for (int group = 0; group < s.batch; group += Lanes::kCount) {
     int const b = group + lanes.index();

@@ -36,6 +36,13 @@ FLASH_HD int l2_group(int64_t l2_bytes, int64_t kv_bytes_per_head, int heads_per
   return int(group > 1 ? group : 1);
 }
 
+// The widest group, up to `group`, that leaves no small rest: a rest of a few columns would run at
+// the end, with most of the GPU idle.
+FLASH_HD int even_group(int group, int64_t num_columns) {
+  int64_t const groups = (num_columns + group - 1) / group;
+  return groups > 1 ? int((num_columns + groups - 1) / groups) : group;
+}
+
 // ---- every sequence has the same length -------------------------------------------------------
 
 // Fixed by the host for a launch.

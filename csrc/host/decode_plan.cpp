@@ -17,8 +17,26 @@ int resident_blocks(Variant const& variant, DeviceInfo const& device) {
 // A piece of one unit is read in about the time that its merging takes.
 constexpr int kMinUnits = 2;
 
-// Many more tiles than the GPU holds at once balance by themselves, and save the search.
+// Many more sequences than the GPU holds at once balance by themselves, and save the search.
 constexpr int kTilesPerBlock = 4;
+
+// Columns of pieces to cut a batch of one length into: what fills the GPU once, unless whole
+// pieces of each sequence leave more than a tenth of it idle; then the first of up to four times
+// that leaves less, or the best of them.
+int64_t wanted_columns(int batch, int64_t resident) {
+  constexpr int kMostRounds = 4;
+  constexpr double kEnough = 0.9;
+  auto const used = [&](int64_t columns) {
+    return double(std::max<int64_t>(columns / batch, 1) * batch) / double(columns);
+  };
+  int64_t best = 0;
+  for (int64_t columns = resident; columns <= kMostRounds * resident; columns += resident) {
+    if (columns >= batch && (best == 0 || (used(best) < kEnough && used(columns) > used(best)))) {
+      best = columns;
+    }
+  }
+  return best > 0 ? best : resident;
+}
 
 }  // namespace
 
@@ -32,8 +50,10 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   s.tiles = static_cast<int>(p.heads_kv * row_blocks);
   s.unit = variant.block_n * variant.warps;
   s.min_units = choose ? kMinUnits : 1;
-  s.wanted = choose ? resident_blocks(variant, device) : std::numeric_limits<int>::max();
-  if (num_splits == 1 || (choose && s.batch >= kTilesPerBlock * int64_t(s.wanted) / s.tiles)) {
+  int64_t const resident = std::max<int64_t>(resident_blocks(variant, device) / s.tiles, 1);
+  s.wanted = choose ? static_cast<int>(wanted_columns(std::max(s.batch, 1), resident) * s.tiles)
+                    : std::numeric_limits<int>::max();
+  if (num_splits == 1 || (choose && s.batch >= kTilesPerBlock * resident)) {
     s.max_splits = 1;
   } else {
     int64_t const units = (int64_t(p.seqlens.seqlen_k) + s.unit - 1) / s.unit;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <mutex>
 
 #include "core/tile_scheduler.h"
@@ -18,15 +19,23 @@ struct LaunchShape {
   int smem_bytes;
 };
 
-// More shared memory than 48 KiB has to be asked for: once per kernel and device, not per call.
+// More shared memory than 48 KiB has to be asked for, per kernel and device: when a launch needs more
+// than any before, not at each call.
 template <auto kKernel>
 void allow_shared_memory(LaunchContext const& launch, int bytes) {
-  static std::array<std::once_flag, kMaxDevices> allowed;
-  std::call_once(allowed[launch.device.index], [&] {
+  static std::array<std::atomic<int>, kMaxDevices> allowed{};
+  static std::mutex asking;
+  std::atomic<int>& most = allowed[launch.device.index];
+  if (bytes <= most.load(std::memory_order_acquire)) {
+    return;
+  }
+  std::scoped_lock const lock(asking);
+  if (bytes > most.load(std::memory_order_relaxed)) {
     FLASH_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<void const*>(kKernel),
                                           cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                      launch.name);
-  });
+    most.store(bytes, std::memory_order_release);
+  }
 }
 
 template <auto kKernel, class... Args>

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <algorithm>
-
-#include "core/tile_grid.h"
-#include "host/variant.h"
+#include "host/tile_order.h"
 #include "params/bwd_params.h"
 #include "sm80/backward/config.h"
 
@@ -18,12 +15,14 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element) +
       Config::kHeadDim * sizeof(float);
-  int64_t const bytes = params.seqlens.seqlen_q * row_bytes * heads_per_kv;
-  int64_t const columns = int64_t(params.heads_kv) * params.seqlens.batch;
-  int group = l2_group(device.l2_bytes / 2, bytes, 1, columns);
+  Mask const& mask = params.mask;
+  Columns const columns{int64_t(params.heads_kv) * params.seqlens.batch,
+                        params.seqlens.seqlen_q * row_bytes * heads_per_kv, 1,
+                        mask.left < 0 && mask.right < 0};
+  int group = columns_side_by_side(device, columns);
   if (params.workspace.turns) {
     // Neighbours add to different sums, or they would queue for their turns.
-    group = static_cast<int>(std::max<int64_t>(group, std::min<int64_t>(columns, device.sm_count)));
+    group = std::max<int>(group, std::min<int64_t>(columns.count, device.sm_count));
   }
   return make_key_tile_grid(params.seqlens, params.heads_kv, Config::kBlockN,
                             {group, /*longest_first=*/false});

@@ -13,29 +13,35 @@ namespace flash::sm80 {
 // A row in shared memory: 16 bytes longer, so that eight rows are on different banks.
 FLASH_HD int padded_row(int head_dim) { return head_dim + kChunk; }
 
-// Sums in accumulator order → shared memory (block_m, padded_row): a thread's i-th pair of
-// neighbours is row i % 2 * 8 and columns i / 2 % 2 ... of GridMma's order.
+template <class Element>
+struct alignas(2 * sizeof(Element)) Neighbours {
+  Element element[2];
+};
+
+// Sums in accumulator order → shared memory (block_m, padded_row). A thread of the main kernel
+// holds pairs of neighbours, pair n in row n % 2 * 8 and columns n / 2 % 2 ... of GridMma's order;
+// one or two threads here take the pairs of each.
 template <class Element>
 __device__ void sums_to_rows(float const* sums, QueryTile const& shape, float scale,
                              Element* rows) {
+  int const thread = threadIdx.x % shape.threads, warp = thread / 32, lane = thread % 32;
+  int const row_warp = warp % shape.row_warps, column_warp = warp / shape.row_warps;
   int const column_warps = shape.threads / 32 / shape.row_warps;
-  int const row_tiles = shape.block_m / (16 * shape.row_warps);
-  int const pairs = shape.block_m * shape.head_dim / 2;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < pairs; i += kPassThreads) {
-    int const thread = i % shape.threads, pair = i / shape.threads;
-    int const warp = thread / 32, lane = thread % 32;
+  int const row_tiles = shape.block_m / (16 * shape.row_warps);  // a power of two
+  int const row_tile_bits = __ffs(row_tiles) - 1;
+  int const pairs = shape.block_m * shape.head_dim / 2 / shape.threads;
+  sums += thread;
+  rows += (row_warp * 16 + lane / 4) * padded_row(shape.head_dim) + column_warp * 16 + lane % 4 * 2;
+#pragma unroll 8
+  for (int pair = threadIdx.x / shape.threads; pair < pairs; pair += kPassThreads / shape.threads) {
     // Element 2 * pair of (2 columns, 2 rows, row tiles, groups of 8 columns, passes). A pass has
     // whole turns of all warps, so its columns follow on the last one's.
-    int const tile = pair / 2, group = tile / row_tiles;
-    int const row = (tile % row_tiles * shape.row_warps + warp % shape.row_warps) * 16 +
-                    pair % 2 * 8 + lane / 4;
-    int const column =
-        (group / 2 * column_warps + warp / shape.row_warps) * 16 + group % 2 * 8 + lane % 4 * 2;
-    float const* const sum = sums + int64_t(2 * pair) * shape.threads + thread;
-    Element* const target = rows + row * padded_row(shape.head_dim) + column;
-    target[0] = Element(sum[0] * scale);
-    target[1] = Element(sum[shape.threads] * scale);
+    int const row_tile = pair / 2 & (row_tiles - 1), group = pair / 2 >> row_tile_bits;
+    int const row = row_tile * shape.row_warps * 16 + pair % 2 * 8;
+    int const column = group / 2 * column_warps * 16 + group % 2 * 8;
+    float const* const sum = sums + 2 * pair * shape.threads;
+    *reinterpret_cast<Neighbours<Element>*>(rows + row * padded_row(shape.head_dim) + column) = {
+        Element(sum[0] * scale), Element(sum[shape.threads] * scale)};
   }
 }
 
@@ -61,6 +67,7 @@ __global__ void __launch_bounds__(kPassThreads)
   int const chunks = p.head_dim / kChunk, count = min(info.seqlen_q - row_begin, shape.block_m);
   Element* const dq =
       static_cast<Element*>(p.dq.ptr) + p.dq.offset(tile.batch, info.row_q + row_begin, tile.head);
+#pragma unroll 2
   for (int i = threadIdx.x; i < count * chunks; i += kPassThreads) {
     int const row = i / chunks, column = i % chunks * kChunk;
     *reinterpret_cast<Chunk<Element>*>(dq + row * p.dq.row_stride + column) =

@@ -24,6 +24,7 @@ struct alignas(16) Chunk {
 template <class Element>
 __device__ float partial_dot(Element const* a, Element const* b, int columns, int lane) {
   float sum = 0.f;
+#pragma unroll 4
   for (int c = lane * kChunk; c < columns; c += kLanesPerRow * kChunk) {
     auto const x = *reinterpret_cast<Chunk<Element> const*>(a + c);
     auto const y = *reinterpret_cast<Chunk<Element> const*>(b + c);
@@ -53,6 +54,7 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
   }
   int const size = shape.block_m * shape.head_dim;
   auto* const sums = reinterpret_cast<float4*>(p.workspace.dq + row_block * size);
+#pragma unroll 4
   for (int i = threadIdx.x; i < size / 4; i += kPassThreads) {
     sums[i] = {0.f, 0.f, 0.f, 0.f};
   }
@@ -78,8 +80,13 @@ __global__ void __launch_bounds__(kPassThreads)
   int const rows = info.seqlen_q - row_begin;  // at least; the rest of the block does not exist
   // Nobody may count on what lies behind the last sequence.
   bool const is_sequence = tile.batch < p.seqlens.batch;
+  // First, because nobody waits for a store.
+  if (p.dq.ptr) {
+    zero_query_gradient<Element>(p, shape, tile, info, row_block);
+  }
   int const lane = threadIdx.x % kLanesPerRow;
   float* const stats = p.workspace.stats + row_block * (2 * shape.block_m);
+#pragma unroll 2
   for (int r = threadIdx.x / kLanesPerRow; r < shape.block_m; r += kPassThreads / kLanesPerRow) {
     int64_t const row = info.row_q + row_begin + r;
     float d = 0.f;
@@ -109,9 +116,6 @@ __global__ void __launch_bounds__(kPassThreads)
     bool const empty = lse == -INFINITY;
     stats[r] = empty ? INFINITY : lse * kLog2e;
     stats[shape.block_m + r] = empty ? 0.f : d * (1.f - p.scores.dropout_p);
-  }
-  if (p.dq.ptr) {
-    zero_query_gradient<Element>(p, shape, tile, info, row_block);
   }
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "host/launch_kernel.h"
-#include "sm80/forward/grid.h"
+#include "host/tile_order.h"
 #include "sm80/forward/kernel.h"
 
 namespace flash::sm80 {

@@ -89,7 +89,11 @@ struct Consumer {
     if (unseen < steps) {
       Probabilities p;
       int step = unseen;
-      first_step(block, step, turns, acc, p);
+      if (step < masked_steps) {
+        first_step<true>(block, step, turns, acc, p);
+      } else {
+        first_step<false>(block, step, turns, acc, p);
+      }
       release_k(step, steps);
       for (++step; step < masked_steps; ++step) {
         next_step<true>(block, step, steps, turns, acc, p);
@@ -180,6 +184,7 @@ struct Consumer {
     pack<Element>(s, words);
   }
 
+  template <bool kMasked>
   __device__ void first_step(RowBlock<Config> const& block, int step, Turns<Config> const& turns,
                              Acc& acc, Probabilities& p) {
     Position const here(blocks + step);
@@ -191,7 +196,7 @@ struct Consumer {
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
     float rescale[Acc::kRows];
-    softmax<true>(block, step, s, acc, rescale);
+    softmax<kMasked>(block, step, s, acc, rescale);
     to_operand(s, p);
     smem.v_ring.wait_full(here);
   }

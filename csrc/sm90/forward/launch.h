@@ -7,7 +7,7 @@
 
 #include "host/launch_kernel.h"
 #include "host/tile_counter.h"
-#include "sm90/forward/grid.h"
+#include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
 
 namespace flash::sm90 {

@@ -41,20 +41,24 @@ struct Loader {
 
   // A description that is not valid ends the others' loops.
   __device__ void finish() {
-    smem.q_ring.wait_empty(RingPosition<1>(number));
     if (elected) {
       smem.row_block(number).tile.valid = false;
       compiler_fence();
+    }
+    smem.q_ring.wait_empty(RingPosition<1>(number));
+    if (elected) {
       smem.q_ring.full(0).arrive();
     }
   }
 
  private:
   __device__ void announce(WorkTile const& tile, BlockInfo const& info, LoadPlan const& plan) {
-    smem.q_ring.wait_empty(RingPosition<1>(number));
     if (elected) {
       new (&smem.row_block(number)) RowBlock<Config>(args.params, tile, info, plan.range);
       compiler_fence();
+    }
+    smem.q_ring.wait_empty(RingPosition<1>(number));
+    if (elected) {
       Barrier& full = smem.q_ring.full(0);
       if (plan.range.count() > 0) {
         full.arrive_and_expect_tx(Config::kConsumers * Config::kTileQ * sizeof(Element));

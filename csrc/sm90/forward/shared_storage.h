@@ -18,12 +18,14 @@ struct SharedStorage {
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
   alignas(8) uint64_t v_arrived;  // only for a block of keys whose V the loader has to clean up
-  // Two, because a warp may still be storing one row block while the next one's description comes.
-  // A warp that frees Q has read the description before, so a third one finds the first unused.
-  alignas(16) char block[2][sizeof(RowBlock<Config>)];
+  // Three: a warp that frees Q of one row block is done with the block before, whose description's
+  // place the loader may then take. It writes one before it waits for the last Q to be free, so two
+  // are in use besides.
+  static constexpr int kDescriptions = 3;
+  alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
-    return *reinterpret_cast<RowBlock<Config>*>(block[number % 2]);
+    return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
   }
 
   __device__ void init_barriers() {
