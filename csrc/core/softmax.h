@@ -154,18 +154,17 @@ struct OnlineSoftmax {
   template <class Reduce>
   FLASH_HD Row finish(int r, float sink, Reduce reduce) {
     float const total = reduce(sum[r], Sum{});
-    float const keys = max[r] <= no_key() ? -INFINITY : max[r] * scale_log2;
+    // The greatest exponential is 1 or more, so only rows without keys add up to nothing.
+    float const keys = total == 0.f ? -INFINITY : max[r] * scale_log2;
     float const sink_log2 = sink * kLog2e;
     float const top = keys > sink_log2 ? keys : sink_log2;
-    // No key, or nothing but NaN, which a maximum does not see and the sum does. Selected, not
-    // branched on: rows are finished side by side.
+    // Selected, not branched on: rows are finished side by side.
     bool const empty = top == -INFINITY;
     float const offset = empty ? 0.f : top;
     float const weight = exp2_fast(keys - offset);
     float const denominator = total * weight + exp2_fast(sink_log2 - offset);
-    float const lse = (top + log2_fast(denominator)) * kLn2;
     return {empty ? 0.f : weight * reciprocal_fast(denominator),
-            !empty ? lse : total == 0.f ? -INFINITY : total};
+            empty ? top : (top + log2_fast(denominator)) * kLn2};
   }
 };
 
