@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+import flash_attn
 from benchmarks import contenders, problems
 from benchmarks.clock import Clock, graphed
+
+# Contenders that our time is divided by.
+PEERS = ("fa3", "fa2", "cudnn", "sdpa")
 
 
 @dataclass
@@ -24,10 +28,8 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Our time over the fastest other's; of contenders that do not store a score matrix."""
-        others = [
-            t for name, t in self.milliseconds.items() if t and name not in ("ours", "standard")
-        ]
+        """Our time over the fastest peer's."""
+        others = [t for name, t in self.milliseconds.items() if t and name in PEERS]
         mine = self.milliseconds.get("ours")
         return mine / min(others) if mine and others else None
 
@@ -90,6 +92,40 @@ def backward(options: Options) -> Iterator[Row]:
 def window(options: Options) -> Iterator[Row]:
     yield from _dense("window", "fwd", problems.windows(options.dims), options)
     yield from _dense("window", "bwd", problems.windows(options.dims), options)
+
+
+def varlen(options: Options) -> Iterator[Row]:
+    """Rates are of the pairs that the mask lets through, so "ours" and "dense" compare."""
+    clock = Clock(options.device)
+    for point in problems.varlen_grid(options.dims):
+        packed = point.inputs(options.device)
+        dense = point.dense.inputs(options.device, grad=False)
+        causal = point.dense.causal
+        steps = {
+            "ours": lambda: flash_attn.flash_attn_varlen_func(*packed, causal=causal),  # noqa: B023
+            "dense": lambda: flash_attn.flash_attn_func(*dense, causal=causal),  # noqa: B023
+        }
+        times = clock.measure(steps)
+        amounts = {"ours": point.flops(), "dense": point.dense.flops("fwd")}
+        rates = {
+            name: amounts[name] / (t * 1e-3) / 1e12 if t else None for name, t in times.items()
+        }
+        yield Row("varlen", f"fwd {point}", "TFLOP/s", times, rates)
+
+
+def scores(options: Options) -> Iterator[Row]:
+    """What each hook on the scores costs beside the plain call."""
+    clock = Clock(options.device)
+    for point in problems.score_grid(options.dims):
+        inputs = point.inputs(options.device, grad=False)
+        steps = {
+            name: (lambda hook=hook: flash_attn.flash_attn_func(*inputs, causal=True, **hook))  # noqa: B023
+            for name, hook in problems.score_hooks(point, options.device).items()
+        }
+        times = clock.measure(steps)
+        yield Row(
+            "scores", f"fwd {point}", "TFLOP/s", times, _rate(point.flops("fwd"), 1e12, times)
+        )
 
 
 def cpu(options: Options) -> Iterator[Row]:
@@ -177,8 +213,10 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "fwd": forward,
     "bwd": backward,
     "window": window,
+    "varlen": varlen,
+    "scores": scores,
     "decode": decode,
     "host": host,
     "ceiling": ceiling,
 }
-NEEDS_GPU = {"fwd", "bwd", "window", "decode", "ceiling"}
+NEEDS_GPU = set(PRESETS) - {"cpu", "host"}

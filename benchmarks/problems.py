@@ -81,6 +81,24 @@ def windows(dims: set[int] | None) -> Iterator[Dense]:
             yield Dense(batch, s, heads, heads, d, True, window=(1023, 0))
 
 
+def score_grid(dims: set[int] | None) -> Iterator[Dense]:
+    for d, heads in HEADS_OF_DIM.items():
+        if not dims or d in dims:
+            yield Dense(4, 4096, heads, heads, d, True)
+
+
+def score_hooks(point: Dense, device: torch.device) -> dict[str, dict]:
+    """Keywords of a call, by name."""
+    slopes = 2.0 ** -torch.linspace(0, 8, point.heads, device=device)
+    return {
+        "plain": {},
+        "softcap": {"softcap": 50.0},
+        "alibi": {"alibi_slopes": slopes},
+        "sinks": {"s_aux": torch.zeros(point.heads, device=device)},
+        "dropout": {"dropout_p": 0.1},
+    }
+
+
 def cpu_grid(dims: set[int] | None, seqlens: set[int] | None) -> Iterator[Dense]:
     """Dense causal attention at sizes that a CPU trains with."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -88,6 +106,50 @@ def cpu_grid(dims: set[int] | None, seqlens: set[int] | None) -> Iterator[Dense]
             for s in (512, 1024, 2048):
                 if (not dims or d in dims) and (not seqlens or s in seqlens):
                     yield Dense(max(1, 2048 // s), s, 256 // d, 256 // d, d, True, dtype)
+
+
+@dataclass(frozen=True)
+class Varlen:
+    """Sequences of several lengths, packed, and a batch of as many tokens of one length."""
+
+    name: str
+    lengths: tuple[int, ...]
+    dense: Dense
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dense}"
+
+    def flops(self) -> float:
+        """Of a forward of all sequences."""
+        pairs = sum(n * (n + 1) / 2 if self.dense.causal else n * n for n in self.lengths)
+        return 4 * self.dense.heads * self.dense.head_dim * pairs
+
+    def inputs(self, device: torch.device) -> tuple:
+        q, k, v = (x.flatten(0, 1) for x in self.dense.inputs(device, grad=False))
+        ends = torch.tensor((0, *self.lengths), device=device).cumsum(0, dtype=torch.int32)
+        return q, k, v, ends, ends, max(self.lengths), max(self.lengths)
+
+
+def random_lengths(total: int, longest: int) -> tuple[int, ...]:
+    """The same at every run."""
+    generator = torch.Generator().manual_seed(3)
+    lengths: list[int] = []
+    while (left := total - sum(lengths)) > 0:
+        lengths.append(min(left, int(torch.randint(1, longest + 1, (1,), generator=generator))))
+    return tuple(lengths)
+
+
+def varlen_grid(dims: set[int] | None) -> Iterator[Varlen]:
+    """Random lengths of 2k tokens on average, and very many short sequences."""
+    for d, heads in HEADS_OF_DIM.items():
+        if dims and d not in dims:
+            continue
+        for causal in (False, True):
+            dense = Dense(16, 2048, heads, heads, d, causal)
+            yield Varlen("random", random_lengths(16 * 2048, 4096), dense)
+            yield Varlen(
+                "34 each", (34,) * 8192, Dense(8192, 34, heads // 4, heads // 4, d, causal)
+            )
 
 
 @dataclass(frozen=True)

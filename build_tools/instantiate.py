@@ -63,7 +63,7 @@ void launch_{name}({params} const&, LaunchContext const&);
 
 _ROW = """\
       {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
-       {warps}, {stages}, "{scores}", "{masks}", "{why}", smem_{name},
+       {warps}, {stages}, "{scores}", "{why}", smem_{name},
        {{.{folder} = launch_{name}}}}},
 """
 

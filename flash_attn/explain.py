@@ -216,7 +216,6 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     """The selection that the compiled library would make, with the head dims it would see."""
     major, minor = torch.cuda.get_device_capability(problem.q.device)
     full_scores = bool(set(problem.extras) - {"paged", "attn_probs"})
-    masked = problem.causal or max(problem.window_size) >= 0
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
         major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
@@ -224,7 +223,7 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     answer = _ask_about_decode(problem, request) if problem.num_splits is not None else None
     if answer is None:
         paged = "paged" in problem.extras
-        answer = json.loads(backend.library.explain_forward(*request, masked, paged))
+        answer = json.loads(backend.library.explain_forward(*request, paged))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:

@@ -43,7 +43,7 @@ class Library:
 
     def explain_forward(self, *request) -> str:
         self.asked.append(request)
-        _sm, dtype, head_dim, _, full_scores, _masked, _paged = request
+        _sm, dtype, head_dim, _, full_scores, _paged = request
         fits = dtype == "bf16" and head_dim <= 64 and not full_scores
         rejected = [] if fits else [{"name": ROW["name"], "why": "does not serve this"}]
         return json.dumps({"variant": ROW if fits else None, "rejected": rejected, "splits": 1})

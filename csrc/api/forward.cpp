@@ -118,10 +118,9 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
 void launch_forward(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
-  bool const masked = p.mask.left >= 0 || p.mask.right >= 0;
   Variant const& variant =
       select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-              needs_full_scores(p.scores), device.sm, device.smem_per_block, masked});
+              needs_full_scores(p.scores), device.sm, device.smem_per_block});
   trace_launch(p, variant);
   (paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});

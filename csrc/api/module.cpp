@@ -20,8 +20,8 @@ std::string row_json(Variant const& v) {
       "{", text("name", v.name), ", ", text("direction", v.direction), ", \"arch\": ", v.arch, ", ",
       text("dtype", v.dtype), ", \"head_dim\": ", v.head_dim, ", \"head_dim_v\": ", v.head_dim_v,
       ", \"block_m\": ", v.block_m, ", \"block_n\": ", v.block_n, ", \"warps\": ", v.warps,
-      ", \"stages\": ", v.stages, ", ", text("scores", v.scores), ", ", text("masks", v.masks),
-      ", ", text("why", v.why), ", \"smem_bytes\": ", v.smem_bytes, "}");
+      ", \"stages\": ", v.stages, ", ", text("scores", v.scores), ", ", text("why", v.why),
+      ", \"smem_bytes\": ", v.smem_bytes, "}");
 }
 
 PyObject* string(std::string const& s) {
@@ -52,14 +52,14 @@ PyObject* selection_json(Selection const& selection, int splits) {
 }
 
 PyObject* explain_forward(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, masked = 0, paged = 0;
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, paged = 0;
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiippp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &masked,
+  if (!PyArg_ParseTuple(args, "isiipp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
                         &paged)) {
     return nullptr;
   }
   return selection_json(explain({paged ? "paged" : "fwd", dtype, head_dim, head_dim_v,
-                                 full_scores != 0, sm, smem_per_block(sm), masked != 0}),
+                                 full_scores != 0, sm, smem_per_block(sm)}),
                         1);
 }
 
@@ -91,7 +91,7 @@ PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VER
 PyMethodDef methods[] = {
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, masked, paged) -> JSON: the variant and why "
+     "(sm, dtype, head_dim, head_dim_v, full_scores, paged) -> JSON: the variant and why "
      "not the others."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "

@@ -2,6 +2,8 @@
 // one thread holds. Exponents are base 2, so that scale and log2(e) fold into one FFMA per score.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "params/common.h"
@@ -41,6 +43,24 @@ FLASH_HD float log2_fast(float x) {
   return y;
 #else
   return std::log2(x);
+#endif
+}
+
+// The order of floats that are not negative is that of their bits, and those that are come first.
+FLASH_HD int ordered_bits(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_int(x);
+#else
+  return std::bit_cast<int>(x);
+#endif
+}
+
+// One instruction from sm_90 on; there is none for floats.
+FLASH_HD int max_of_three(int a, int b, int c) {
+#if defined(__CUDA_ARCH__)
+  return __vimax3_s32(a, b, c);
+#else
+  return std::max(std::max(a, b), c);
 #endif
 }
 
@@ -85,6 +105,31 @@ struct OnlineSoftmax {
   // instruction waits for the result of the last, and with two warps to a scheduler nothing else
   // fills the time.
   static constexpr int kChains = kRows < 4 ? 2 : 1;
+
+  // Whether one of these scores (kRows, kCols) may have to move a maximum. Half the instructions of
+  // a maximum, and no other thread is asked: whoever takes several blocks of keys asks this first.
+  // Rows whose maximum is negative, or that saw no key yet, always say yes.
+  template <int kCols, class Scores>
+  FLASH_HD bool may_move(Scores&& scores) const {
+    static_assert(kCols % 4 == 0);
+    float const slack = kSlack * reciprocal_fast(scale_log2);
+    bool moves = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      int const limit = ordered_bits(max[r] + slack);
+      int tops[2] = {limit, limit};
+#pragma unroll
+      for (int c = 0; c < kCols; c += 4) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          tops[i] = max_of_three(tops[i], ordered_bits(scores(r, c + 2 * i)),
+                                 ordered_bits(scores(r, c + 2 * i + 1)));
+        }
+      }
+      moves |= limit < 0 || std::max(tops[0], tops[1]) > limit;
+    }
+    return moves;
+  }
 
   // Takes scores (kRows, kCols) into the maxima; returns whether one of them moved, and in `factor`
   // what each row's sum and earlier output then have to be multiplied by.

@@ -19,8 +19,8 @@ struct LaunchShape {
   int smem_bytes;
 };
 
-// More shared memory than 48 KiB has to be asked for, per kernel and device: when a launch needs more
-// than any before, not at each call.
+// More shared memory than 48 KiB has to be asked for, per kernel and device: when a launch needs
+// more than any before, not at each call.
 template <auto kKernel>
 void allow_shared_memory(LaunchContext const& launch, int bytes) {
   static std::array<std::atomic<int>, kMaxDevices> allowed{};

@@ -52,9 +52,6 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.full_scores && std::string_view(v.scores) != "full") {
     return because("has no softcap, ALiBi, sinks or dropout");
   }
-  if (r.masked && std::string_view(v.masks) == "none") {
-    return because("serves calls without causal or window masks");
-  }
   return false;
 }
 

@@ -17,7 +17,6 @@ struct Request {
   bool full_scores;  // softcap, ALiBi, sinks, dropout, or a scale that is not positive
   int sm;
   int smem_per_block;
-  bool masked = false;  // causal, or a window
 };
 
 struct Rejection {

@@ -15,20 +15,24 @@ struct Columns {
   int64_t count;
   int64_t bytes;     // that the tiles of a column read
   int sharing;       // neighbouring columns that read the same bytes
-  bool equal_tiles;  // all tiles of a column take the same time
+  int tiles;         // of a column
+  bool equal_tiles;  // all of them take the same time
 };
 
-// Columns to run side by side: those that fit half of L2; the rest is for what is on its way. Tiles
-// of unequal length even out inside a group only, so there a group is wide: as many columns as leave
-// each of them four tiles at a time. Tiles that start together read together, and what four share
-// takes a quarter of what L2 hands out from memory, which is no limit.
+// Columns to run side by side. Tiles of equal length: as many as fill the GPU once, so that a
+// column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
+// of unequal length even out inside a group only, so there a group is four times as wide. It ends
+// where the columns neither fit half of L2 (the rest is for what is on its way) nor run four tiles
+// at a time: tiles that start together read together, and a quarter of what L2 hands out is no
+// limit to memory.
 inline int columns_side_by_side(DeviceInfo const& device, Columns const& columns) {
-  constexpr int kSharers = 4;
-  int group = l2_group(device.l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
-  if (!columns.equal_tiles) {
-    group = std::max<int>(group, std::min<int64_t>(columns.count, device.sm_count / kSharers));
-  }
-  return even_group(group, columns.count);
+  constexpr int kSharers = 4, kRounds = 4;
+  int64_t const tiles = int64_t(device.sm_count) * (columns.equal_tiles ? 1 : kRounds);
+  int64_t const filling = tiles / std::max(columns.tiles, 1) + 1;
+  int const fitting = l2_group(device.l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
+  int64_t const limit = std::max(fitting, device.sm_count / kSharers);
+  int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
+  return even_group(static_cast<int>(group), columns.count);
 }
 
 // Of a forward: a tile per row block, a column per query head and batch entry.
@@ -39,7 +43,8 @@ TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device) {
   bool const causal = params.mask.right >= 0;
   Columns const columns{int64_t(params.heads_q) * params.seqlens.batch,
                         params.seqlens.seqlen_k * row_bytes,
-                        params.heads_q / std::max(params.heads_kv, 1), !causal};
+                        params.heads_q / std::max(params.heads_kv, 1),
+                        num_m_blocks(params.seqlens.seqlen_q, Config::kBlockM), !causal};
   // Causal: the last row block sees most keys.
   TileOrder const order{columns_side_by_side(device, columns), /*longest_first=*/causal};
   return make_tile_grid(params.seqlens, params.heads_q, Config::kBlockM, order);

@@ -49,7 +49,6 @@ struct Variant {
   int warps;
   int stages;
   char const* scores;  // "plain", "full"
-  char const* masks;   // "any", "none"
   char const* why;
   int smem_bytes;
   Launch launch;

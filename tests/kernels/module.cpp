@@ -185,9 +185,9 @@ void probabilities(std::string const& dtype, py::dict const& call) {
 
 // The name of the row that serves a forward call, and why each of the others does not.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
-                         int sm, int smem_per_block, bool masked) {
+                         int sm, int smem_per_block) {
   flash::Selection const selection = flash::explain(
-      {"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block, masked});
+      {"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
@@ -249,7 +249,7 @@ py::dict bank_counts() {
 PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
-        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"), py::arg("masked") = true);
+        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));

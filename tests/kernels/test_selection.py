@@ -26,7 +26,7 @@ def test_every_pair_of_head_dims_has_a_row(kernels, dtype, full, sm):
         assert chosen.head_dim_v >= dv
         for row in ROWS[: ROWS.index(chosen)]:
             too_small = row.head_dim < d or row.head_dim_v < dv or (full and row.scores == "plain")
-            other = row.dtype != dtype or (row.arch == "sm90" and sm != 90) or row.masks == "none"
+            other = row.dtype != dtype or (row.arch == "sm90" and sm != 90)
             expected = "" if too_small or other else "shared memory"
             assert expected in rejected[row.name]
 
@@ -50,19 +50,18 @@ def test_unequal_head_dims(kernels, head_dims, served_by):
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-@pytest.mark.parametrize("masked", [False, True])
-def test_hopper_has_rows_of_its_own_and_one_for_calls_without_a_mask(kernels, head_dim, masked):
-    name, _ = kernels.select("bf16", head_dim, head_dim, False, 90, GPUS[90], masked=masked)
-    suffix = "_nomask" if head_dim == 128 and not masked else ""
-    assert name == f"fwd_sm90_bf16_d{head_dim}_plain{suffix}"
+def test_hopper_has_rows_of_its_own(kernels, head_dim):
+    name, _ = kernels.select("bf16", head_dim, head_dim, False, 90, GPUS[90])
+    assert name == f"fwd_sm90_bf16_d{head_dim}_plain"
 
 
-def test_a_smaller_tile_serves_where_the_first_does_not_fit(kernels):
-    first, small = "fwd_sm80_bf16_d256_full", "fwd_sm80_bf16_d256_full_64x64"
-    assert kernels.select("bf16", 256, 256, True, 80, GPUS[80])[0] == first
-    name, rejected = kernels.select("bf16", 256, 256, True, 86, GPUS[86])
-    assert name == small
-    assert "needs 131" in rejected[first]
+def test_a_row_that_does_not_fit_says_so(kernels):
+    """Consumer GPUs hold every sm80 tile; one with less is told what it lacks."""
+    row = "fwd_sm80_bf16_d256_full"
+    assert kernels.select("bf16", 256, 256, True, 86, GPUS[86])[0] == row
+    name, rejected = kernels.select("bf16", 256, 256, True, 86, 64 * 1024)
+    assert not name
+    assert "needs 98" in rejected[row]
 
 
 def test_what_no_row_serves(kernels):

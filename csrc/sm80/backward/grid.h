@@ -18,6 +18,7 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
   Mask const& mask = params.mask;
   Columns const columns{int64_t(params.heads_kv) * params.seqlens.batch,
                         params.seqlens.seqlen_q * row_bytes * heads_per_kv, 1,
+                        num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
                         mask.left < 0 && mask.right < 0};
   int group = columns_side_by_side(device, columns);
   if (params.workspace.turns) {

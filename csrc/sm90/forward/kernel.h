@@ -18,22 +18,34 @@ __device__ static uint32_t tile_counters[kTileCounters];
 // All lanes of the loading warp.
 template <class Config>
 __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& smem) {
+  constexpr unsigned kAll = 0xffffffffu;
   Loader<Config> loader{args, smem, static_cast<bool>(elect_one_sync())};
-  int const lane = threadIdx.x % 32;
-  uint32_t index = blockIdx.x;  // the host has seen to it that an int counts the tiles
-  while (index < args.queue.num_tiles) {
-    WorkTile const tile =
-        args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{});
-    // Asked for now, so that the answer is there when this tile is loaded.
-    auto const next = args.queue.next(index, gridDim.x, [&](uint32_t last) {
-      return lane == 0 ? atomicInc(&tile_counters[args.counter], last) : 0;
+  uint32_t const num_tiles =
+      args.queue.num_tiles;  // the host has seen to it that an int counts them
+  uint32_t index = blockIdx.x;
+  auto const draw = [&] {
+    return args.queue.next(index, gridDim.x, [&](uint32_t last) {
+      return threadIdx.x == 0 ? atomicInc(&tile_counters[args.counter], last) : 0;
     });
-    if (tile.valid) {
-      loader.load(tile);
-    }
-    index = __shfl_sync(0xffffffffu, next, 0);
-  }
-  loader.finish();
+  };
+  uint32_t drawn = index;
+  do {
+    loader.load([&] {
+      // The first tile from the one drawn that is valid, or none.
+      WorkTile tile{};
+      index = __shfl_sync(kAll, drawn, 0);
+      while (index < num_tiles) {
+        tile = args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{});
+        if (tile.valid) {
+          break;
+        }
+        index = __shfl_sync(kAll, draw(), 0);
+      }
+      return tile;
+    });
+    // Asked for now, so that the answer is there when the next tile's first keys are on their way.
+    drawn = index < num_tiles ? draw() : 0;
+  } while (index < num_tiles);
 }
 
 template <class Config>

@@ -29,10 +29,8 @@ void launch_forward(FwdParams const& params, LaunchContext const& launch) {
   }
   check(num_tiles <= max_grid_blocks, num_tiles, " row blocks in one call, at most ",
         max_grid_blocks, " are served");
-  bool const unequal = s.cu_q || s.used_k || params.mask.left >= 0 || params.mask.right >= 0;
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
-  int const counter =
-      unequal && num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
+  int const counter = num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
   int64_t const rows_q = s.cu_q ? s.total_q : s.seqlen_q;
   int64_t const rows_k = s.cu_k ? s.total_k : s.seqlen_k;
   int const batch_q = s.cu_q ? 1 : s.batch;

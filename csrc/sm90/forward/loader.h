@@ -8,96 +8,115 @@
 
 namespace flash::sm90 {
 
+// All lanes call its functions together.
 template <class Config>
 struct Loader {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
+  using QPosition = RingPosition<Config::kQStages>;
+  using Block = RowBlock<Config>;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  bool elected;          // the lane that talks to TMA
-  uint32_t number = 0;   // row blocks so far
-  uint32_t blocks = 0;   // key blocks so far
-  uint32_t cleaned = 0;  // of them, with V cleaned up
+  bool elected;            // the lane that talks to TMA
+  uint32_t described = 0;  // row blocks so far
+  uint32_t blocks = 0;     // key blocks so far
+  uint32_t cleaned = 0;    // of them, with V cleaned up
 
-  // All lanes come here; `tile` is valid.
-  __device__ void load(WorkTile const& tile) {
-    BlockInfo const info(args.params.seqlens, tile.batch);
-    LoadPlan const plan(args.params, tile, info, Config::kBlockM, Config::kBlockN);
-    int const steps = plan.range.count();
+  // K and V of the row block that was described last, if there is one, and the description of the
+  // next, of `next_tile`, as soon as the first keys are on their way: long before the others ask
+  // for it. A tile that is not valid ends their loops.
+  template <class NextTile>
+  __device__ void load(NextTile next_tile) {
+    Block const& block = smem.row_block(described - 1);
+    int const steps = described > 0 ? block.range.count() : 0;
     if (steps > 0) {
-      load_k(plan, 0);
+      load_k(block, 0);
     }
-    announce(tile, info, plan);
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < max(steps, 1); ++step) {
       if (step + 1 < steps) {
-        load_k(plan, step + 1);
+        load_k(block, step + 1);
       }
-      // Keys end in the block that comes first.
-      load_v(plan, step, step == 0 ? plan.keys_in_last : 0);
+      if (step < steps) {
+        // Keys end in the block that comes first.
+        load_v(block, step, step == 0 ? block.keys_in_last : 0);
+      }
+      if (step == 0) {
+        describe(next_tile());
+        if constexpr (Config::kQStages > 1) {
+          load_q();
+        }
+      }
     }
     blocks += steps;
-  }
-
-  // A description that is not valid ends the others' loops.
-  __device__ void finish() {
-    if (elected) {
-      smem.row_block(number).tile.valid = false;
-      compiler_fence();
-    }
-    smem.q_ring.wait_empty(RingPosition<1>(number));
-    if (elected) {
-      smem.q_ring.full(0).arrive();
+    // The only buffer is free after the last product with it.
+    if constexpr (Config::kQStages == 1) {
+      load_q();
     }
   }
 
  private:
-  __device__ void announce(WorkTile const& tile, BlockInfo const& info, LoadPlan const& plan) {
+  __device__ void describe(WorkTile const& tile) {
     if (elected) {
-      new (&smem.row_block(number)) RowBlock<Config>(args.params, tile, info, plan.range);
+      if (tile.valid) {
+        new (&smem.row_block(described)) Block(args.params, tile);
+      } else {
+        smem.row_block(described).tile.valid = false;
+      }
       compiler_fence();
     }
-    smem.q_ring.wait_empty(RingPosition<1>(number));
-    if (elected) {
-      Barrier& full = smem.q_ring.full(0);
-      if (plan.range.count() > 0) {
-        full.arrive_and_expect_tx(Config::kConsumers * Config::kTileQ * sizeof(Element));
-#pragma unroll
-        for (int i = 0; i < Config::kConsumers; ++i) {
-          TileCoord const at{plan.q.row + i * kWarpgroupRows, plan.q.head, plan.q.batch};
-          load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, at, smem.q + i * Config::kTileQ, full,
-                                                      TMA::CacheHintSm90::EVICT_FIRST);
-        }
-      } else {
-        full.arrive();
-      }
+    __syncwarp();
+    ++described;
+  }
+
+  // Of the row block that was described last; its arrival also announces the description.
+  __device__ void load_q() {
+    uint32_t const number = described - 1;
+    QPosition const at(number);
+    smem.q_ring.wait_empty(at);
+    if (!elected) {
+      return;
     }
-    ++number;
+    Block const& block = smem.row_block(number);
+    Barrier& full = smem.q_ring.full(at.stage);
+    if (!block.tile.valid || block.range.count() == 0) {
+      full.arrive();
+      return;
+    }
+    full.arrive_and_expect_tx(Config::kConsumers * Config::kTileQ * sizeof(Element));
+    Element* const q = smem.q + at.stage * Config::kConsumers * Config::kTileQ;
+#pragma unroll
+    for (int i = 0; i < Config::kConsumers; ++i) {
+      TileCoord const rows{block.q_at.row + i * kWarpgroupRows, block.q_at.head, block.q_at.batch};
+      load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, rows, q + i * Config::kTileQ, full,
+                                                  TMA::CacheHintSm90::EVICT_FIRST);
+    }
   }
 
-  __device__ static TileCoord keys(LoadPlan const& plan, int step) {
-    return {plan.k.row + plan.range.block_at(step) * Config::kBlockN, plan.k.head, plan.k.batch};
+  __device__ static TileCoord keys(Block const& block, int step) {
+    TileCoord const& first = block.keys_at;
+    return {first.row + block.range.block_at(step) * Config::kBlockN, first.head, first.batch};
   }
 
-  __device__ void load_k(LoadPlan const& plan, int step) {
+  __device__ void load_k(Block const& block, int step) {
     Position const at(blocks + step);
     smem.k_ring.wait_empty(at);
     if (elected) {
       Barrier& full = smem.k_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(plan, step), smem.k[at.stage], full,
-                                                   TMA::CacheHintSm90::EVICT_LAST);
+      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(block, step), smem.k[at.stage],
+                                                   full, TMA::CacheHintSm90::EVICT_LAST);
     }
   }
 
-  __device__ void load_v(LoadPlan const& plan, int step, int keep) {
+  __device__ void load_v(Block const& block, int step, int keep) {
     Position const at(blocks + step);
     smem.v_ring.wait_empty(at);
     Barrier& ready = smem.v_ring.full(at.stage);
     Barrier& arrived = keep > 0 ? reinterpret_cast<Barrier&>(smem.v_arrived) : ready;
     if (elected) {
       arrived.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(plan, step), smem.v[at.stage],
+      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(block, step), smem.v[at.stage],
                                                     arrived, TMA::CacheHintSm90::EVICT_LAST);
     }
     if (keep > 0) {

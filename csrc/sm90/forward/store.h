@@ -20,11 +20,10 @@ __device__ inline void store_if(bool condition, float* to, float x) {
 
 __device__ inline void store_if(bool condition, void* to, uint2 x) {
 #if defined(__CUDA_ARCH__)
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(
-          int(condition)),
-      "l"(to), "r"(x.x), "r"(x.y)
-      : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(
+                   int(condition)),
+               "l"(to), "r"(x.x), "r"(x.y)
+               : "memory");
 #else
   if (condition) *static_cast<uint2*>(to) = x;
 #endif
@@ -48,9 +47,8 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block, int war
   constexpr int kRows = Accumulators<Config>::kRows;
   FragmentCoord<4> const coord(thread);
   int const first = warpgroup * kWarpgroupRows, quad_lane = thread % 4;
-  float const keep_scale = Config::kScores == ScoreLevel::Full
-                               ? reciprocal_fast(1.f - p.scores.dropout_p)
-                               : 1.f;
+  float const keep_scale =
+      Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
   float scale[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
