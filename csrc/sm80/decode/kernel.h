@@ -62,11 +62,10 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
   if (!work.piece.valid) {
     return;
   }
-  LaneRows<Config> const rows(p.fwd, work.tile, p.group, FragmentCoord<1>(lane));
   // At the full level scores are scaled before they come to the softmax.
   constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
-  attend(p.fwd, p.group, work, rows, smem.ring[warp], warp, lane, acc);
+  attend(p.fwd, p.group, work, smem.ring[warp], warp, lane, acc);
   using Output = DecodeOutput<Config>;
   bool const cut = work.piece.splits > 1;
   Output const output{p, work, cut ? work.piece.split : Output::kWhole};

@@ -20,22 +20,29 @@ __device__ static uint32_t piece_counters[kCounterRanges][kCounters];
 // each place of an H200.
 constexpr int kMergedRows = 320;
 
-// Whether all other members of the group have been here: by all threads, each of which is done
-// with what it writes. If so, the counter is as it was before the launch, and what they have
-// written can be read.
+// Whether all other members of the group have been here. By all threads, each of which is done with
+// what it writes; if so, the counter is as it was before the launch, and what the others have
+// written can be read. One thread's fences are all threads', since barriers are before and after.
 __device__ inline bool last_to_arrive(uint32_t* counter, int members) {
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
-    __threadfence();  // before it is counted, what the thread block wrote is there for all
+    __threadfence();
     last = atomicInc(counter, members - 1) == unsigned(members - 1);
-  }
-  last = __syncthreads_or(last);
-  if (last) {
     __threadfence();
   }
-  return last;
+  return __syncthreads_or(last);
 }
+
+// A group's rows in the workspace, as one thread reads them: four columns of each. Row r of member
+// n is at n * member + r * row.
+struct MemberRows {
+  float const* lse;
+  float const* out;
+  int64_t member;  // in rows
+  int row;
+  int columns;
+};
 
 // Online softmax once more, with the pieces for keys: their LSE are the scores, and their rows the
 // values. A thread has four columns of up to kRows rows at a time.
@@ -46,36 +53,31 @@ struct PieceMerge {
   // of L2 busy.
   static constexpr int kPieces = 16 / kRows;
 
-  DecodeOutput<Config> const& output;
-  MergeGroup const& group;
   // Of threads, `parts` have the same row, and each of them every parts-th piece.
   int parts;
   int part;
-  int col;
   OnlineSoftmax<kRows> softmax{kLog2e};
   float out[kRows][Storage::kColumns] = {};
 
-  // Row `row` + r * step, of rows that exist in [0, end)
-  __device__ void add_pieces(int row, int step, int end) {
-    DecodeParams const& p = output.p;
-    for (int first = part; first < group.count; first += kPieces * parts) {
+  // Of `members` pieces the first `rows` rows.
+  __device__ void add_pieces(MemberRows const& from, int members, int rows) {
+    for (int first = part; first < members; first += kPieces * parts) {
       float lse[kRows][kPieces];
       float4 x[kRows][kPieces];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int n = 0; n < kPieces; ++n) {
+        int const member = first + n * parts;
+        float const* const lses = from.lse + member * from.member;
+        float const* const outs = from.out + member * from.member * from.columns;
 #pragma unroll
-        for (int n = 0; n < kPieces; ++n) {
-          int const member = first + n * parts;
+        for (int r = 0; r < kRows; ++r) {
           lse[r][n] = -INFINITY;
           x[r][n] = {0.f, 0.f, 0.f, 0.f};
-          if (member < group.count && row + r * step < end) {
-            int64_t const at =
-                output.partial_row(p, output.work.piece, group.first + member * group.stride,
-                                   row + r * step);
+          if (member < members && r < rows) {
             // From L2: this SM's L1 may hold what was there before.
-            lse[r][n] = __ldcg(p.partial_lse + at);
-            x[r][n] = __ldcg(
-                reinterpret_cast<float4 const*>(p.partial_out + at * p.fwd.head_dim_v + col));
+            lse[r][n] = __ldcg(lses + r * from.row);
+            x[r][n] =
+                __ldcg(reinterpret_cast<float4 const*>(outs + r * from.row * from.columns));
           }
         }
       }
@@ -138,20 +140,21 @@ struct PieceMerge {
     out[0][3] = total.w;
   }
 
-  __device__ void store(int row, int step, int end) {
+  // Row `row` and every step-th after it, of which there are `rows`.
+  __device__ void store(DecodeOutput<Config> const& output, int row, int step, int rows, int col) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (row + r * step >= end) {
+    for (int r = 0; r < kRows; ++r, row += step) {
+      if (r >= rows) {
         return;
       }
-      auto const closed = softmax.finish(r, output.sink(row + r * step), NoReduce{});
+      auto const closed = softmax.finish(r, output.sink(row), NoReduce{});
 #pragma unroll
       for (float& value : out[r]) {
         value *= closed.out_scale;
       }
-      output.store(row + r * step, col, out[r]);
+      output.store(row, col, out[r]);
       if (col == 0) {
-        output.store_lse(row + r * step, closed.lse);
+        output.store_lse(row, closed.lse);
       }
     }
   }
@@ -163,16 +166,21 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
                             PieceMergeStorage<Config>& smem) {
   constexpr int kLanes = PieceMergeStorage<Config>::kLanes;
   constexpr int kGroups = PieceMergeStorage<Config>::kGroups;
+  DecodeParams const& p = output.p;
   int const lane = threadIdx.x % kLanes, thread_group = threadIdx.x / kLanes;
   int const rows = output.work.tile.rows;
   // A power of two, so that no threads are left over.
   int const parts = kRows == 1 ? kGroups / rows : 1;
   int const step = kGroups / parts, col = PieceMergeStorage<Config>::kColumns * lane;
-  int const end = col < output.p.fwd.head_dim_v ? rows : 0;
-  for (int row = thread_group / parts, first = 0; first < rows;
-       row += kRows * step, first += kRows * step) {
-    PieceMerge<Config, kRows> merge{output, group, parts, thread_group % parts, col};
-    merge.add_pieces(row, step, end);
+  for (int first = 0; first < rows; first += kRows * step) {
+    int const row = first + thread_group / parts;
+    int const mine = col < p.fwd.head_dim_v ? (rows - row + step - 1) / step : 0;
+    int64_t const from = output.partial_row(p, output.work.piece, group.first, row);
+    PieceMerge<Config, kRows> merge{parts, thread_group % parts};
+    merge.add_pieces(
+        {p.partial_lse + from, p.partial_out + from * p.fwd.head_dim_v + col,
+         int64_t(group.stride) * p.split.tiles.divisor * Config::kBlockM, step, p.fwd.head_dim_v},
+        group.count, mine);
     if constexpr (kRows == 1) {
       if (parts > 1) {
         merge.add_parts(smem, lane, thread_group);
@@ -180,7 +188,7 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
     }
     __syncthreads();  // the group's result takes the place of a member, which all have read by now
     if (merge.part == 0) {
-      merge.store(row, step, end);
+      merge.store(output, row, step, mine, col);
     }
   }
 }
@@ -208,9 +216,9 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
     Output const output{p, work, rounds.last() ? Output::kWhole : group.first};
     if (rows <= kGroups) {
       merge_group<Config, 1>(output, group, smem);
-    } else if (rows <= 2 * kGroups) {
+    } else if (rows <= 2 * kGroups || Config::kBlockM <= 2 * kGroups) {
       merge_group<Config, 2>(output, group, smem);
-    } else {
+    } else if constexpr (Config::kBlockM > 2 * kGroups) {
       merge_group<Config, 4>(output, group, smem);
     }
   }

@@ -107,8 +107,8 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
 // The piece's keys that are this warp's, into acc.
 template <class Config>
 __device__ void attend(FwdParams const& p, FastDiv const& group, DecodeWork<Config> const& work,
-                       LaneRows<Config> const& rows, RingStorage<Config>& storage, int warp,
-                       int lane, WarpAccumulators<Config>& acc) {
+                       RingStorage<Config>& storage, int warp, int lane,
+                       WarpAccumulators<Config>& acc) {
   constexpr int kN = Config::kBlockN, kStages = Config::kStages;
   KeyRing<Config> ring(p, work, storage, warp, lane);
 #pragma unroll
@@ -116,8 +116,9 @@ __device__ void attend(FwdParams const& p, FastDiv const& group, DecodeWork<Conf
     ring.load_k(stage);
     ring.load_v(stage);
   }
-  Tensor const q = load_queries(p, work.tile, group, lane);
   FragmentCoord<1> const coord(lane);
+  LaneRows<Config> const rows(p, work.tile, group, coord);
+  Tensor const q = load_queries(p, work.tile, group, lane);
   int stage = 0;
   for (int key = work.begin + warp * kN, end = work.end; key < end; key += Config::kWarps * kN) {
     ring.wait();
