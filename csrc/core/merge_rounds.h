@@ -23,7 +23,7 @@ struct MergeRounds {
   int split;
   int fan_in;  // members of a group, at most; more than there are rounds, so that counters do
   int round = 0;
-  int64_t stride = 1;
+  int stride = 1;
 
   FLASH_HD MergeRounds(int splits_, int split_, int fan_in_)
       : splits(splits_), split(split_), fan_in(fan_in_) {}
@@ -31,18 +31,24 @@ struct MergeRounds {
   FLASH_HD bool valid() const { return stride < splits; }
 
   // Whether what this round's group becomes is the tile's result.
-  FLASH_HD bool last() const { return stride * fan_in >= splits; }
+  FLASH_HD bool last() const { return span() >= splits; }
 
   FLASH_HD void next() {
-    stride *= fan_in;
+    stride = span();
     ++round;
   }
 
   FLASH_HD MergeGroup group() const {
-    int64_t const span = stride * fan_in;
-    int const first = span < splits ? int(split / int(span) * span) : 0;
-    int const members = (splits - first - 1) / int(stride) + 1;
-    return {first, int(stride), members < fan_in ? members : fan_in, first + round};
+    int const first = split - split % span();
+    int const members = (splits - first - 1) / stride + 1;
+    return {first, stride, members < fan_in ? members : fan_in, first + round};
+  }
+
+ private:
+  // What a group stands for, or the largest int: no more than all pieces.
+  FLASH_HD int span() const {
+    int64_t const all = int64_t(stride) * fan_in;
+    return all < INT32_MAX ? int(all) : INT32_MAX;
   }
 };
 

@@ -92,10 +92,10 @@ struct BatchUnits {
   }
 };
 
-// Units of a piece. At first the shortest that make no more pieces than are wanted; but every
-// sequence rounds its pieces up to whole ones, so that these are nearly always more than wanted,
-// and a few too many take as long as as many again. By lengthening them in proportion three times
-// at most, which is enough for a batch of one length.
+// Units of a piece. At first the shortest that make no more pieces than are wanted, which is right
+// for a batch of one length, since as many are wanted for each sequence. Others round their pieces
+// up to whole ones, so that these are nearly always more than wanted, and a few too many take as
+// long as as many again: they are lengthened in proportion, at most three times.
 template <class Lanes, class Units>
 FLASH_HD int fitting_chunk(BatchUnits<Lanes, Units> const& batch) {
   SplitSchedule const& s = batch.s;

@@ -5,22 +5,24 @@
 
 namespace flash {
 
-// For a batch of one length, what fills the GPU once (`resident`, at least 1), unless whole pieces
-// of each sequence leave more than a tenth of it idle; then the first of up to four times that
-// leaves less, or the best of them.
+// As many for each sequence, at which a batch of one length is cut: as fill the GPU once
+// (`resident`, at least 1), unless whole pieces of each sequence leave more than a tenth of it
+// idle; then the first of up to four times that leaves less, or the best of them. Where even that
+// is fewer than sequences, no number is right.
 inline int64_t wanted_columns(int batch, int64_t resident) {
   constexpr int kMostRounds = 4;
   constexpr double kEnough = 0.9;
-  auto const used = [&](int64_t columns) {
-    return double(columns / batch * batch) / double(columns);
-  };
-  int64_t best = 0;
-  for (int64_t columns = resident; columns <= kMostRounds * resident; columns += resident) {
-    if (columns >= batch && (best == 0 || (used(best) < kEnough && used(columns) > used(best)))) {
-      best = columns;
+  int64_t best = resident;
+  double best_used = 0.;
+  for (int rounds = 1; rounds <= kMostRounds && best_used < kEnough; ++rounds) {
+    int64_t const whole = rounds * resident / batch * batch;
+    double const used = double(whole) / double(rounds * resident);
+    if (used > best_used) {
+      best = whole;
+      best_used = used;
     }
   }
-  return best > 0 ? best : resident;
+  return best;
 }
 
 }  // namespace flash

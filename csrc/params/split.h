@@ -12,7 +12,7 @@ struct SplitSchedule {
   bool equal;      // no tensor says how long sequences are: all are as long as the first
   int min_units;   // of a piece, so that what it costs to merge it is little
   int max_splits;  // pieces of a tile; 1: nothing is cut
-  int columns;     // pieces of all sequences, for each tile: enough to fill the GPU
+  int columns;     // pieces of all sequences, for each tile, as many as fill the GPU
 };
 
 }  // namespace flash
