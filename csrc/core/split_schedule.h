@@ -74,9 +74,7 @@ struct BatchUnits {
     first = b < s.batch ? units(b) : 0;
   }
 
-  FLASH_HD int of(int sequence) const {
-    return sequence < Lanes::kCount ? first : units(sequence);
-  }
+  FLASH_HD int of(int sequence) const { return sequence < Lanes::kCount ? first : units(sequence); }
 
   // Of count(units) over the batch; for all lanes.
   template <class Count>

@@ -6,11 +6,11 @@
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
-      .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits,
-                       int columns) {
-             return SplitSchedule{batch,     flash::FastDiv(tiles), equal,
-                                  min_units, max_splits,            columns};
-           }),
+      .def(py::init(
+               [](int batch, int tiles, bool equal, int min_units, int max_splits, int columns) {
+                 return SplitSchedule{batch,  flash::FastDiv(tiles), equal, min_units, max_splits,
+                                      columns};
+               }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"))
       .def("num_columns", &flash::num_columns)

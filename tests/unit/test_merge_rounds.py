@@ -20,7 +20,7 @@ def merge(core, splits: int, fan_in: int, order: list[int]):
                     break
                 members = [pieces.pop(first + n * stride) for n in range(count)]
                 merged.append(members)
-                pieces[first] = sum(members, [])
+                pieces[first] = [split for member in members for split in member]
             if last:
                 assert result is None
                 result = pieces.pop(first)
@@ -40,11 +40,15 @@ def test_each_piece_is_merged_once(core, data, splits, fan_in):
 
 @pytest.mark.parametrize("fan_in", [16, 20, 320])
 def test_the_groups_do_not_depend_on_who_is_last(core, fan_in):
-    forward, backward = (merge(core, 400, fan_in, order) for order in (range(400), range(399, -1, -1)))
+    forward, backward = (
+        merge(core, 400, fan_in, order) for order in (range(400), range(399, -1, -1))
+    )
     assert sorted(forward[1]) == sorted(backward[1])
 
 
-@pytest.mark.parametrize(("splits", "rounds"), [(1, 0), (2, 1), (20, 1), (21, 2), (400, 2), (401, 3)])
+@pytest.mark.parametrize(
+    ("splits", "rounds"), [(1, 0), (2, 1), (20, 1), (21, 2), (400, 2), (401, 3)]
+)
 def test_as_few_rounds_as_possible(core, splits, rounds):
     assert len(core.merge_rounds(splits, 0, 20)) == rounds
 

@@ -53,8 +53,12 @@ def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, 
 
 @settings(deadline=None)
 @given(
-    st.integers(1, 40), st.integers(0, 400), st.integers(1, 3), st.integers(1, 12), st.integers(1, 60)
-)  # fmt: skip
+    st.integers(1, 40),
+    st.integers(0, 400),
+    st.integers(1, 3),
+    st.integers(1, 12),
+    st.integers(1, 60),
+)
 def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, columns):
     searched, computed = (
         core.SplitSchedule(
@@ -175,7 +179,15 @@ def test_whole_pieces_of_each_sequence_fill_the_gpu(core, batch, resident):
 
 @pytest.mark.parametrize(
     ("batch", "resident", "columns"),
-    [(1, 49, 49), (8, 49, 48), (16, 49, 48), (26, 49, 182), (32, 49, 96), (49, 49, 49), (64, 49, 192)],
+    [
+        (1, 49, 49),
+        (8, 49, 48),
+        (16, 49, 48),
+        (26, 49, 182),
+        (32, 49, 96),
+        (49, 49, 49),
+        (64, 49, 192),
+    ],
 )
 def test_wanted_columns(core, batch, resident, columns):
     assert core.wanted_columns(batch, resident) == columns

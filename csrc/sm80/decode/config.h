@@ -51,9 +51,9 @@ struct MergeStorage {
 // What a thread block's threads show each other when it merges pieces: each warp's share of them.
 template <class Config>
 struct PieceMergeStorage {
-  static constexpr int kColumns = 4;                              // of a thread: 16 bytes
-  static constexpr int kLanes = Config::kHeadDimV / kColumns;     // threads of a row
-  static constexpr int kGroups = Config::kThreads / kLanes;       // of threads that have a row each
+  static constexpr int kColumns = 4;                           // of a thread: 16 bytes
+  static constexpr int kLanes = Config::kHeadDimV / kColumns;  // threads of a row
+  static constexpr int kGroups = Config::kThreads / kLanes;    // of threads that have a row each
   static_assert(kGroups > 0);
   float max[kGroups];
   float sum[kGroups];

@@ -1,7 +1,7 @@
 // Attention of few query rows against many keys, where reading the keys is all that takes time: one
 // thread block computes one tile of packed rows against one piece of the keys, each of its warps
-// against keys of its own (Flash-Decoding, with the split inside the thread block as well). The last
-// one of a tile merges its pieces.
+// against keys of its own (Flash-Decoding, with the split inside the thread block as well). The
+// last one of a tile merges its pieces.
 #pragma once
 
 #include "core/dynamic_smem.h"

@@ -17,8 +17,8 @@ inline int counter_range(DecodeParams const& params, LaunchContext const& launch
   int64_t const pieces = num_pieces(params.split);
   int const range = pieces <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
   if (range < 0) {
-    FLASH_CHECK_CUDA(
-        cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream), launch.name);
+    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
+                     launch.name);
   }
   return range;
 }

@@ -33,9 +33,7 @@ __device__ OnlineSoftmax<2> merged_softmax(MergeStorage<Config>& smem, OnlineSof
     for (int w = 0; w < Config::kWarps; ++w) {
       merged.max[r] = fmaxf(merged.max[r], smem.max[w][row]);
     }
-    auto const weight = [&](float max) {
-      return weight_of(max, merged.max[r], merged.scale_log2);
-    };
+    auto const weight = [&](float max) { return weight_of(max, merged.max[r], merged.scale_log2); };
     merged.sum[r] = 0.f;
 #pragma unroll
     for (int w = 0; w < Config::kWarps; ++w) {

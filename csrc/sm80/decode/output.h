@@ -55,9 +55,9 @@ struct DecodeOutput {
     QueryRow const row = tile.row(p.group, r);
     cutlass::NumericArrayConverter<Element, float, kColumns> convert;
     using Rounded = cutlass::AlignedArray<Element, kColumns>;  // stored by one instruction
-    auto* const target =
-        static_cast<Element*>(p.fwd.out.ptr) +
-        p.fwd.out.offset(tile.sequence, tile.info.row_q + row.query, row.head) + col;
+    auto* const target = static_cast<Element*>(p.fwd.out.ptr) +
+                         p.fwd.out.offset(tile.sequence, tile.info.row_q + row.query, row.head) +
+                         col;
     static_cast<cutlass::Array<Element, kColumns>&>(*reinterpret_cast<Rounded*>(target)) =
         convert(*reinterpret_cast<cutlass::Array<float, kColumns> const*>(values));
   }

@@ -76,8 +76,7 @@ struct PieceMerge {
           if (member < members && r < rows) {
             // From L2: this SM's L1 may hold what was there before.
             lse[r][n] = __ldcg(lses + r * from.row);
-            x[r][n] =
-                __ldcg(reinterpret_cast<float4 const*>(outs + r * from.row * from.columns));
+            x[r][n] = __ldcg(reinterpret_cast<float4 const*>(outs + r * from.row * from.columns));
           }
         }
       }

@@ -16,7 +16,7 @@ template <class Config>
 struct LaneRows {
   static constexpr int kRows = 2;
   KeyLimits keys[kRows];  // none for a row that does not exist
-  float slope[kRows];  // ALiBi
+  float slope[kRows];     // ALiBi
 
   __device__ LaneRows(FwdParams const& p, DecodeTile<Config> const& tile, FastDiv const& group,
                       FragmentCoord<1> coord) {
