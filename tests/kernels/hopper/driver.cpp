@@ -26,7 +26,10 @@ cudaError_t cudaGetDriverEntryPoint(char const* symbol, void** function, unsigne
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
                                      unsigned long long*, cudaGraph_t*, cudaGraphNode_t const**,
-                                     cudaGraphEdgeData const**, size_t*) {
+#if CUDART_VERSION >= 13000
+                                     cudaGraphEdgeData const**,
+#endif
+                                     size_t*) {
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
