@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/wanted_columns.h"
+
 namespace flash {
 namespace {
 
@@ -20,43 +22,29 @@ constexpr int kMinUnits = 2;
 // Many more sequences than the GPU holds at once balance by themselves, and save the search.
 constexpr int kTilesPerBlock = 4;
 
-// Columns of pieces to cut a batch of one length into: what fills the GPU once, unless whole
-// pieces of each sequence leave more than a tenth of it idle; then the first of up to four times
-// that leaves less, or the best of them.
-int64_t wanted_columns(int batch, int64_t resident) {
-  constexpr int kMostRounds = 4;
-  constexpr double kEnough = 0.9;
-  auto const used = [&](int64_t columns) {
-    return double(std::max<int64_t>(columns / batch, 1) * batch) / double(columns);
-  };
-  int64_t best = 0;
-  for (int64_t columns = resident; columns <= kMostRounds * resident; columns += resident) {
-    if (columns >= batch && (best == 0 || (used(best) < kEnough && used(columns) > used(best)))) {
-      best = columns;
-    }
-  }
-  return best > 0 ? best : resident;
-}
-
 }  // namespace
 
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int num_splits,
                               DeviceInfo const& device) {
-  int64_t const rows = int64_t(p.seqlens.seqlen_q) * (p.heads_q / p.heads_kv);
+  Seqlens const& lengths = p.seqlens;
+  int64_t const rows = int64_t(lengths.seqlen_q) * (p.heads_q / p.heads_kv);
   int64_t const row_blocks = (rows + variant.block_m - 1) / variant.block_m;
+  int const tiles = static_cast<int>(p.heads_kv * row_blocks);
   bool const choose = num_splits == 0;
   SplitSchedule s{};
-  s.batch = p.seqlens.batch;
-  s.tiles = static_cast<int>(p.heads_kv * row_blocks);
-  s.unit = variant.block_n * variant.warps;
+  s.batch = lengths.batch;
+  s.tiles = FastDiv(tiles);
+  s.equal = s.batch == 1 || !(lengths.cu_q || lengths.cu_k || lengths.used_k || lengths.leftpad_k ||
+                              lengths.batch_k);
   s.min_units = choose ? kMinUnits : 1;
-  int64_t const resident = std::max<int64_t>(resident_blocks(variant, device) / s.tiles, 1);
-  s.wanted = choose ? static_cast<int>(wanted_columns(std::max(s.batch, 1), resident) * s.tiles)
-                    : std::numeric_limits<int>::max();
+  int64_t const resident = std::max<int64_t>(resident_blocks(variant, device) / tiles, 1);
+  s.columns = choose ? static_cast<int>(wanted_columns(std::max(s.batch, 1), resident))
+                     : std::numeric_limits<int>::max();
   if (num_splits == 1 || (choose && s.batch >= kTilesPerBlock * resident)) {
     s.max_splits = 1;
   } else {
-    int64_t const units = (int64_t(p.seqlens.seqlen_k) + s.unit - 1) / s.unit;
+    int const unit = variant.block_n * variant.warps;
+    int64_t const units = (int64_t(lengths.seqlen_k) + unit - 1) / unit;
     int64_t const most = (units + s.min_units - 1) / s.min_units;
     s.max_splits = static_cast<int>(
         std::clamp<int64_t>(most, 1, choose ? std::numeric_limits<int>::max() : num_splits));
@@ -65,21 +53,19 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
 }
 
 int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
-  if (s.max_splits == 1) {
-    return 0;
-  }
-  static_assert(sizeof(SequenceSplits) == 2 * sizeof(float));
-  return num_pieces(s) * variant.block_m * (p.head_dim_v + 1) + 2 * int64_t(s.batch);
+  static_assert(sizeof(uint32_t) == sizeof(float));
+  return s.max_splits == 1 ? 0 : num_pieces(s) * (variant.block_m * (p.head_dim_v + 1) + 1);
 }
 
 DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
                            float* workspace) {
-  DecodeParams params{p, FastDiv(p.heads_q / p.heads_kv), s, nullptr, nullptr, nullptr};
+  FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
+  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr};
   if (s.max_splits > 1) {
     int64_t const rows = num_pieces(s) * variant.block_m;
     params.partial_out = workspace;
-    params.partial_lse = workspace + rows * p.head_dim_v;
-    params.sequence_splits = reinterpret_cast<SequenceSplits*>(params.partial_lse + rows);
+    params.partial_lse = params.partial_out + rows * p.head_dim_v;
+    params.counters = reinterpret_cast<uint32_t*>(params.partial_lse + rows);
   }
   return params;
 }

@@ -20,7 +20,7 @@ inline bool is_decode(int64_t seqlen_q, int heads_q, int heads_kv) {
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params, int num_splits,
                               DeviceInfo const& device);
 
-// fp32 numbers that the pieces of the schedule leave behind.
+// Words of 32 bits that the pieces of the schedule leave behind, and are counted with.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
                          SplitSchedule const& split);
 

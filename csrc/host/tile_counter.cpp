@@ -1,40 +1,37 @@
 #include "host/tile_counter.h"
 
+#include <map>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 
 #include "host/error.h"
 
 namespace flash {
 namespace {
 
-// Launches in one stream run one after the other and share a counter. A captured launch gets one
-// for ever: its graph may be replayed beside anything but itself.
-struct Counters {
-  std::mutex mutex;
-  std::unordered_map<unsigned long long, int> of_stream;  // by the stream's id, unique for ever
-  int taken = 0;
+// Launches in one stream run one after the other and share a number. So do those that one capture
+// records from one stream; but their graph may be replayed beside anything but itself, so nobody
+// else ever gets their number.
+using Key = std::pair<unsigned long long, unsigned long long>;  // ids, unique for ever
 
-  int take(int count) { return taken < count ? taken++ : -1; }
+struct Numbers {
+  std::mutex mutex;
+  std::map<Key, int> of;
 };
 
 }  // namespace
 
 int tile_counter(cudaStream_t stream, int count) {
-  static Counters counters;
-  cudaStreamCaptureStatus capture{};
-  unsigned long long id = 0;
-  FLASH_CHECK_CUDA(cudaStreamIsCapturing(stream, &capture), "tile counter");
-  std::lock_guard<std::mutex> const lock(counters.mutex);
-  if (capture != cudaStreamCaptureStatusNone) {
-    return counters.take(count);
-  }
+  static Numbers numbers;
+  cudaStreamCaptureStatus status{};
+  unsigned long long capture = 0, id = 0;
+  FLASH_CHECK_CUDA(cudaStreamGetCaptureInfo(stream, &status, &capture), "tile counter");
   FLASH_CHECK_CUDA(cudaStreamGetId(stream, &id), "tile counter");
-  auto const [entry, is_new] = counters.of_stream.try_emplace(id, -1);
-  if (is_new) {
-    entry->second = counters.take(count);
-  }
-  return entry->second;
+  capture = status == cudaStreamCaptureStatusNone ? 0 : capture + 1;
+  std::lock_guard<std::mutex> const lock(numbers.mutex);
+  int const next = static_cast<int>(numbers.of.size());
+  int const number = numbers.of.try_emplace({capture, id}, next).first->second;
+  return number < count ? number : -1;
 }
 
 }  // namespace flash

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "params/fast_div.h"
 #include "params/fwd_params.h"
 #include "params/split.h"
@@ -9,11 +11,12 @@ namespace flash {
 // One call with few query rows against a cache. The workspace is there where split.max_splits > 1.
 struct DecodeParams {
   FwdParams fwd;
-  FastDiv group;  // query heads of a KV head
+  FastDiv group;     // query heads of a KV head
+  FastDiv heads_kv;  // fwd.heads_kv
   SplitSchedule split;
-  float* partial_out;               // [pieces, block_m, dv], each piece's rows normalised
-  float* partial_lse;               // [pieces, block_m]
-  SequenceSplits* sequence_splits;  // [b]
+  float* partial_out;  // [pieces, block_m, dv], each piece's rows normalised
+  float* partial_lse;  // [pieces, block_m]
+  uint32_t* counters;  // [pieces] if this call has to bring its own
 };
 
 }  // namespace flash

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include "params/fast_div.h"
 
 namespace flash {
 
@@ -8,17 +8,11 @@ namespace flash {
 // core/split_schedule.h. Fixed by the host, which does not know the lengths.
 struct SplitSchedule {
   int batch;
-  int tiles;       // of a sequence: KV heads x row blocks; all are cut alike
-  int unit;        // keys; pieces are whole units long
+  FastDiv tiles;   // of a sequence: KV heads x row blocks; all are cut alike
+  bool equal;      // no tensor says how long sequences are: all are as long as the first
   int min_units;   // of a piece, so that what it costs to merge it is little
   int max_splits;  // pieces of a tile; 1: nothing is cut
-  int wanted;      // pieces in all: enough to fill the GPU
-};
-
-// The pieces of one sequence, as the kernel that merges them finds them.
-struct SequenceSplits {
-  int first;  // column of its first piece
-  int count;
+  int columns;     // pieces of all sequences, for each tile, as many as fill the GPU
 };
 
 }  // namespace flash

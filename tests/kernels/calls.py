@@ -154,6 +154,9 @@ def cached(
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = 0,
+    last_block_first: bool = False,
+    stream: int = 0,
+    own_counters: bool | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
@@ -161,7 +164,8 @@ def cached(
 ) -> tuple[Tensor, Tensor]:
     """out (b, sq, h, dv) and lse (b, h, sq) against a cache to which `new` keys were appended.
 
-    num_splits None: by the forward kernel, else by the decode kernel.
+    num_splits None: by the forward kernel, else by the decode kernel. own_counters: whether its
+    launch has to bring its counters; None: whatever.
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q)
@@ -174,7 +178,9 @@ def cached(
     if num_splits is None:
         kernels.run(variant, call)
     else:
-        kernels.run_decode(variant, call | {"num_splits": num_splits})
+        call |= {"num_splits": num_splits, "last_block_first": last_block_first, "stream": stream}
+        brought = kernels.run_decode(variant, call)
+        assert own_counters in (None, brought)
     return output.results()
 
 

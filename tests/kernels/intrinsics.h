@@ -68,6 +68,17 @@ inline unsigned ballot(unsigned lanes, bool mine) {
 
 }  // namespace simt
 
+inline unsigned __reduce_add_sync(unsigned lanes, unsigned mine) {
+  simt::expect(lanes == simt::kAllLanes, "a sum over some lanes only is not emulated");
+  unsigned sum = 0;
+  simt::exchange({mine}, [&](auto of) {
+    for (int l = 0; l < simt::kWarp; ++l) {
+      sum += *of(l);
+    }
+  });
+  return sum;
+}
+
 inline void __syncwarp(unsigned lanes = simt::kAllLanes) {
   simt::expect(lanes == simt::kAllLanes, "__syncwarp of some lanes only is not emulated");
   simt::wait(simt::warp().barrier);
@@ -113,6 +124,11 @@ inline void __nanosleep(unsigned) { simt::poll(); }
 
 template <class T>
 T __ldg(T const* address) {
+  return *address;
+}
+
+template <class T>
+T __ldcg(T const* address) {
   return *address;
 }
 

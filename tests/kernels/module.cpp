@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -224,14 +225,27 @@ void run_append(std::string const& name, py::dict const& call) {
   variant.launch.append(n, {sm80, nullptr, variant.name});
 }
 
-// Few query rows against a cache, as csrc/api/kvcache.cpp does it.
-void run_decode(std::string const& name, py::dict const& call) {
+// Few query rows against a cache, as csrc/api/kvcache.cpp does it. Whether the launch had to bring
+// counters of its own.
+bool run_decode(std::string const& name, py::dict const& call) {
+  flash::last_block_first = number<bool>(call, "last_block_first");
   flash::Variant const& variant = find(name);
   flash::FwdParams const p = forward_params(call);
   auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), sm80);
-  std::vector<float> workspace(flash::decode_workspace(variant, p, split), std::nanf(""));
-  variant.launch.decode(flash::decode_params(variant, p, split, workspace.data()),
-                        {sm80, nullptr, variant.name});
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  Scratch<float> workspace(flash::decode_workspace(variant, p, split), nan);
+  auto const params = flash::decode_params(variant, p, split, workspace.data());
+  auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
+  variant.launch.decode(params, {sm80, stream, variant.name});
+  workspace.check();
+  if (!params.counters || params.counters[0] == std::bit_cast<uint32_t>(nan)) {
+    return false;
+  }
+  if (std::any_of(params.counters, params.counters + flash::num_pieces(split),
+                  [](uint32_t counter) { return counter != 0; })) {
+    throw std::logic_error("counters are not left at 0");
+  }
+  return true;
 }
 
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last

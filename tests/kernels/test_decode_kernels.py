@@ -172,6 +172,56 @@ def test_many_sequences(kernels, row):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize(("h", "sq"), [(1, 1), (3, 1), (2, 2), (5, 1), (4, 2), (16, 1), (6, 3)])
+def test_merging(kernels, row, h, sq):
+    """Few rows and many, of 23 pieces: 16 rows of 20 are what is merged in a round.
+
+    Whoever is last merges in the same order, and the counters are 0 again for the next launch.
+    """
+    keys = 23 * row.block_n * row.warps - 5
+    case = CacheCase("merging", b=2, h=h, hk=1, sq=sq, cache_seqlens=(keys, 100), cache_size=keys,
+                     d=row.head_dim, dtype=DTYPES[row.dtype], window=(keys - 9, -1),
+                     sinks=row.scores == "full")  # fmt: skip
+    x = make_cache(case, "cpu")
+    ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
+    first, *others = (
+        run(kernels, row, case, x, num_splits=100, last_block_first=last_block_first)
+        for last_block_first in (False, True, True, False)
+    )
+    assert_accurate("out", first[0], ref.out, standard.out)
+    assert_lse("lse", first[1], ref.lse)
+    for out, lse in others:
+        assert torch.equal(out, first[0])
+        assert torch.equal(lse, first[1])
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+def test_equal_lengths(kernels, row):
+    """No tensor says how long sequences are."""
+    case = CacheCase("equal", dtype=DTYPES[row.dtype], b=3, h=4, hk=2, sq=2,
+                     cache_seqlens=(700, 700, 700), cache_size=700)  # fmt: skip
+    x = make_cache(case, "cpu")
+    told = run(kernels, row, case, x)
+    out, lse = calls.cached(kernels, row.name, x.q, x.k_cache, x.v_cache, causal=case.causal)
+    assert torch.equal(out, told[0])
+    assert torch.equal(lse, told[1])
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+def test_counters(kernels, row):
+    """A range for each stream, as long as there are any; what is larger brings its own."""
+    few = CacheCase("few", b=2, h=2, hk=1, cache_seqlens=(300, 150), cache_size=300)
+    many = replace(few, b=130, h=16, hk=16, cache_seqlens=(300,) + 129 * (1,))
+    check(kernels, row, few, num_splits=3, own_counters=False)
+    check(kernels, row, many, num_splits=2, own_counters=True)
+    x = make_cache(replace(few, dtype=DTYPES[row.dtype], d=row.head_dim), "cpu")
+    for stream in range(1, 130):  # of which 128 would get one
+        run(kernels, row, few, x, num_splits=3, stream=stream)
+    check(kernels, row, few, num_splits=3, stream=500, own_counters=True)
+    check(kernels, row, few, num_splits=3, own_counters=False)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_large_logits_and_nan(kernels, row, num_splits):
     """The first maxima are far below 0, and a NaN in the keys stays in its sequence."""

@@ -18,6 +18,12 @@ def pieces(schedule, lengths):
     return {n: piece for n, piece in every.items() if piece is not None}
 
 
+def splits_of(schedule, lengths) -> list[int]:
+    """The pieces of each sequence."""
+    found = {piece[0]: piece[3] for piece in pieces(schedule, lengths).values()}
+    return [found[b] for b in range(len(lengths))]
+
+
 def check_cover(schedule, lengths, tiles, max_splits):
     seen = defaultdict(list)
     for index, (sequence, tile, split, splits, first, begin, end) in pieces(
@@ -32,37 +38,97 @@ def check_cover(schedule, lengths, tiles, max_splits):
         assert [p[0] for p in parts] == list(range(parts[0][1]))
         covered = [unit for *_, begin, end in parts for unit in range(begin, end)]
         assert covered == list(range(lengths[sequence]))
+        longest, shortest = (f(end - begin for *_, begin, end in parts) for f in (max, min))
+        assert longest - shortest <= 1
 
 
 @settings(deadline=None)
 @given(units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60))
-def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, wanted):
+def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, columns):
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, wanted=wanted
+        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, columns=columns
     )
     check_cover(schedule, lengths, tiles, max_splits)
 
 
 @settings(deadline=None)
-@given(units, st.integers(1, 5), st.integers(1, 60))
-def test_pieces_are_as_long_as_the_gpu_wants(core, lengths, tiles, wanted):
-    """Not longer than an even share, rounded up, and hardly shorter than half of it."""
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=tiles, min_units=2, wanted=wanted)
-    share = max(2, -(-sum(lengths) * tiles // wanted))
-    for sequence, _, _, splits, _, begin, end in pieces(schedule, lengths).values():
-        assert end - begin <= share
-        if splits > 1:
-            assert end - begin >= lengths[sequence] // splits >= share // 2
+@given(
+    st.integers(1, 40),
+    st.integers(0, 400),
+    st.integers(1, 3),
+    st.integers(1, 12),
+    st.integers(1, 60),
+)
+def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, columns):
+    searched, computed = (
+        core.SplitSchedule(
+            batch=batch, tiles=tiles, equal=equal, max_splits=max_splits, columns=columns
+        )
+        for equal in (False, True)
+    )
+    assert pieces(computed, [length] * batch) == pieces(searched, [length] * batch)
 
 
-@pytest.mark.parametrize("wanted", [1, 8, 396])
-def test_the_workspace_does_not_grow_with_the_capacity(core, wanted):
-    schedule = core.SplitSchedule(batch=7, tiles=8, wanted=wanted)
-    assert schedule.num_columns() == 7 + wanted // 8
+def shortest_chunk(lengths, columns, min_units=2) -> int:
+    return max(min_units, -(-sum(lengths) // columns))
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 60))
+def test_pieces_that_fit_are_not_lengthened(core, lengths, columns):
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    chunk = shortest_chunk(lengths, columns)
+    shortest = [max(1, -(-n // chunk)) for n in lengths]
+    splits = splits_of(schedule, lengths)
+    if sum(shortest) <= max(columns, len(lengths)):
+        assert splits == shortest
+    else:
+        assert all(few <= many for few, many in zip(splits, shortest, strict=True))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 400), st.integers(1, 12), st.booleans())
+def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
+    schedule = core.SplitSchedule(
+        batch=batch, tiles=1, equal=equal, min_units=1, columns=each * batch
+    )
+    splits = splits_of(schedule, [length] * batch)
+    assert set(splits) == {max(1, -(-length // max(1, -(-length // each))))}
+    assert splits[0] <= each
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 60))
+def test_pieces_are_lengthened_within_bounds(core, lengths, columns):
+    """Each time in proportion to how many are too many, which are no more than sequences."""
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    longest = max(end - begin for *_, begin, end in pieces(schedule, lengths).values())
+    surplus = len(lengths) / max(columns, len(lengths))
+    growth = 1 + surplus + surplus**2 + surplus**3
+    assert longest <= shortest_chunk(lengths, columns) * growth + 3
+
+
+@pytest.mark.parametrize(
+    ("lengths", "columns", "splits"),
+    [
+        ([100, 20, 20, 20], 16, [10, 2, 2, 2]),  # 10 units each, and 16 pieces
+        ([100, 25, 25, 10], 16, [9, 3, 3, 1]),  # 17 of 10, 17 of 11, 16 of 12
+        ([90, 1, 1, 1, 1, 1, 1, 1], 9, [3, 1, 1, 1, 1, 1, 1, 1]),  # 11, 20, 27, 33: as it is then
+    ],
+)
+def test_lengthening(core, lengths, columns, splits):
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    assert splits_of(schedule, lengths) == splits
+
+
+@pytest.mark.parametrize("columns", [1, 8, 49])
+def test_the_workspace_does_not_grow_with_the_capacity(core, columns):
+    schedule = core.SplitSchedule(batch=7, tiles=8, columns=columns)
+    assert schedule.num_columns() == 7 + columns
 
 
 def test_without_splits_nothing_is_read(core):
-    schedule = core.SplitSchedule(batch=3, tiles=2, max_splits=1, wanted=100)
+    schedule = core.SplitSchedule(batch=3, tiles=2, max_splits=1, columns=100)
     assert schedule.num_pieces() == 6
     assert [schedule.piece([5, 0, 9], n)[:4] for n in range(6)] == [
         (b, tile, 0, 1) for b in range(3) for tile in range(2)
@@ -70,21 +136,57 @@ def test_without_splits_nothing_is_read(core):
 
 
 def test_a_limit_is_used_in_full(core):
-    schedule = core.SplitSchedule(batch=3, tiles=1, max_splits=4, wanted=2**31 - 1)
-    splits = {piece[0]: piece[3] for piece in pieces(schedule, [3, 0, 50]).values()}
-    assert splits == {0: 3, 1: 1, 2: 4}
+    schedule = core.SplitSchedule(batch=3, tiles=1, max_splits=4, columns=2**31 - 1)
+    assert splits_of(schedule, [3, 0, 50]) == [3, 1, 4]
 
 
 def test_huge_batches_and_lengths(core):
     """Products beyond 32 bits, and beyond 53."""
-    longest, batch, tiles = 2**25, 3000, 70_000
-    schedule = core.SplitSchedule(batch=batch, tiles=tiles, wanted=2**31 - 1)
+    longest, batch, tiles = 2**30, 3000, 70_000
     lengths = [longest] * batch
-    last = None
-    for column in (0, 17, batch * 5, schedule.num_columns() - 1):
-        piece = schedule.piece(lengths, column * tiles + tiles - 1)
-        if piece is not None:
-            last = piece
-            assert piece[1] == tiles - 1
-            assert piece[4] + piece[2] == column
-    assert last is not None
+    schedule = core.SplitSchedule(batch=batch, tiles=tiles, columns=9000)
+    for column in (0, 17, 8999):
+        sequence, tile, split, splits, first, begin, end = schedule.piece(
+            lengths, column * tiles + tiles - 1
+        )
+        assert (sequence, tile, split, splits) == (column // 3, tiles - 1, column % 3, 3)
+        assert first + split == column
+        assert (begin, end) == (
+            longest * split // 3 + (split > 0), longest * (split + 1) // 3 + (split < 2)
+        )  # fmt: skip
+    assert schedule.piece(lengths, 9000 * tiles) is None
+    one = core.SplitSchedule(batch=batch, tiles=1, columns=1)
+    assert splits_of(one, lengths) == [1] * batch
+
+
+# ---- how many pieces are wanted -----------------------------------------------------------------
+
+
+@given(st.integers(1, 3000), st.integers(1, 400))
+def test_whole_pieces_of_each_sequence_fill_the_gpu(core, batch, resident):
+    columns = core.wanted_columns(batch, resident)
+    if batch > 4 * resident:
+        assert columns == resident
+        return
+    whole = [n * resident // batch * batch for n in range(1, 5)]
+    used = [columns / (n * resident) for n, columns in enumerate(whole, start=1)]
+    n = whole.index(columns)
+    # No fewer rounds would have done, and if these do not either, none are better.
+    assert all(other < 0.9 and other < used[n] for other in used[:n])
+    assert used[n] >= 0.9 or used[n] == max(used)
+
+
+@pytest.mark.parametrize(
+    ("batch", "resident", "columns"),
+    [
+        (1, 49, 49),
+        (8, 49, 48),
+        (16, 49, 48),
+        (26, 49, 182),
+        (32, 49, 96),
+        (49, 49, 49),
+        (64, 49, 192),
+    ],
+)
+def test_wanted_columns(core, batch, resident, columns):
+    assert core.wanted_columns(batch, resident) == columns

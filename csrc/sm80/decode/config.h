@@ -16,6 +16,7 @@ struct DecodeConfig {
   static constexpr int kBlockN = kBlockN_;      // keys of one warp's step
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
+  static constexpr int kUnit = kBlockN * kWarps;  // keys of a thread block's step
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
@@ -45,6 +46,18 @@ struct MergeStorage {
   float max[Config::kWarps][Config::kBlockM];
   float sum[Config::kWarps][Config::kBlockM];
   alignas(16) float out[Config::kWarps][Config::kBlockM][kRowStride];
+};
+
+// What a thread block's threads show each other when it merges pieces: each warp's share of them.
+template <class Config>
+struct PieceMergeStorage {
+  static constexpr int kColumns = 4;                           // of a thread: 16 bytes
+  static constexpr int kLanes = Config::kHeadDimV / kColumns;  // threads of a row
+  static constexpr int kGroups = Config::kThreads / kLanes;    // of threads that have a row each
+  static_assert(kGroups > 0);
+  float max[kGroups];
+  float sum[kGroups];
+  alignas(16) float4 out[kGroups][kLanes];
 };
 
 }  // namespace flash::sm80

@@ -1,6 +1,7 @@
 // Attention of few query rows against many keys, where reading the keys is all that takes time: one
 // thread block computes one tile of packed rows against one piece of the keys, each of its warps
-// against keys of its own (Flash-Decoding, with the split inside the thread block as well).
+// against keys of its own (Flash-Decoding, with the split inside the thread block as well). The
+// last one of a tile merges its pieces.
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -8,6 +9,7 @@
 #include "core/warp_lanes.h"
 #include "params/decode_params.h"
 #include "sm80/decode/merge.h"
+#include "sm80/decode/piece_merge.h"
 #include "sm80/decode/warp_attention.h"
 
 namespace flash::sm80 {
@@ -16,18 +18,18 @@ namespace flash::sm80 {
 // them.
 constexpr int kDecodeBlocks = 3;
 
-__device__ inline int num_units(FwdParams const& p, int unit, int sequence) {
+__device__ inline KeyLimits sequence_keys(FwdParams const& p, int sequence) {
   BlockInfo const info(p.seqlens, sequence);
-  SequenceMask const mask(p.mask, info.seqlen_q, info.seqlen_k);
-  KeyLimits const keys = visible_keys(mask, info.seqlen_q);
-  return (keys.end - keys.begin + unit - 1) / unit;
+  return visible_keys(SequenceMask(p.mask, info.seqlen_q, info.seqlen_k), info.seqlen_q);
 }
 
 // By one whole warp.
 template <class Config>
 __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
-  auto const units = [&](int sequence) { return num_units(p.fwd, p.split.unit, sequence); };
-  Piece const piece = find_piece(p.split, blockIdx.x, WarpLanes{}, units);
+  auto const units = [&](int sequence) {
+    return num_units<Config>(sequence_keys(p.fwd, sequence));
+  };
+  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, units);
   if (threadIdx.x != 0) {
     return;
   }
@@ -35,15 +37,12 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
   if (!piece.valid) {
     return;
   }
-  if (p.split.max_splits > 1 && piece.tile == 0 && piece.split == 0) {
-    p.sequence_splits[piece.sequence] = {static_cast<int>(piece.first_column), piece.splits};
-  }
   DecodeTile<Config> const tile(p, piece.sequence, piece.tile);
   KeyLimits const visible = visible_keys(tile.mask, tile.info.seqlen_q);
-  int const count = (visible.end - visible.begin + p.split.unit - 1) / p.split.unit;
+  UnitRange const range = piece.range(num_units<Config>(visible));
   work.tile = tile;
-  work.begin = visible.begin + piece.begin_unit(count) * p.split.unit;
-  work.end = min(visible.begin + piece.end_unit(count) * p.split.unit, visible.end);
+  work.begin = visible.begin + range.begin * Config::kUnit;
+  work.end = min(visible.begin + range.end * Config::kUnit, visible.end);
   work.pages = KeyPages(p.fwd.pages, tile.info, tile.sequence);
   using Element = typename Config::Element;
   work.k = static_cast<Element const*>(p.fwd.k.ptr) + tile.head_kv * p.fwd.k.head_stride;
@@ -52,7 +51,7 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
-    decode_kernel(__grid_constant__ DecodeParams const p) {
+    decode_kernel(__grid_constant__ DecodeParams const p, int counter_range) {
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -63,13 +62,17 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
   if (!work.piece.valid) {
     return;
   }
-  LaneRows<Config> const rows(p.fwd, work.tile, p.group, FragmentCoord<1>(lane));
   // At the full level scores are scaled before they come to the softmax.
   constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
-  attend(p.fwd, p.group, work, rows, smem.ring[warp], warp, lane, acc);
-  DecodeOutput<Config> const output{p, work};
+  attend(p.fwd, p.group, work, smem.ring[warp], warp, lane, acc);
+  using Output = DecodeOutput<Config>;
+  bool const cut = work.piece.splits > 1;
+  Output const output{p, work, cut ? work.piece.split : Output::kWhole};
   merge_and_store(output, smem.merge, warp, lane, acc);
+  if (cut) {
+    merge_pieces(p, work, counter_range, smem.pieces);
+  }
 }
 
 }  // namespace flash::sm80

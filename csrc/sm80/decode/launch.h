@@ -3,21 +3,31 @@
 
 #include "core/split_schedule.h"
 #include "host/launch_kernel.h"
-#include "sm80/decode/combine.h"
+#include "host/tile_counter.h"
 #include "sm80/decode/kernel.h"
 
 namespace flash::sm80 {
 
+// A range of counters for the pieces of this launch. None is left, or none is large enough: -1, and
+// the workspace's are zero instead, which costs a memset.
+inline int counter_range(DecodeParams const& params, LaunchContext const& launch) {
+  if (params.split.max_splits == 1) {
+    return -1;
+  }
+  int64_t const pieces = num_pieces(params.split);
+  int const range = pieces <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
+  if (range < 0) {
+    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
+                     launch.name);
+  }
+  return range;
+}
+
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
-  FwdParams const& p = params.fwd;
   launch_kernel<decode_kernel<Config>>(
-      launch, {num_pieces(params.split), Config::kThreads, kSmemBytes<Config>}, params);
-  if (params.split.max_splits > 1) {
-    int64_t const rows = int64_t(p.seqlens.batch) * p.seqlens.seqlen_q * p.heads_q;
-    launch_kernel<combine_kernel<Config>>(
-        launch, {rows, kCombineThreads, sizeof(CombineStorage<Config>)}, params);
-  }
+      launch, {num_pieces(params.split), Config::kThreads, kSmemBytes<Config>}, params,
+      counter_range(params, launch));
 }
 
 }  // namespace flash::sm80

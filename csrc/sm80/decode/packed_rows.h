@@ -31,9 +31,8 @@ struct DecodeTile {
       : info(params.fwd.seqlens, sequence_),
         mask(params.fwd.mask, info.seqlen_q, info.seqlen_k),
         sequence(sequence_) {
-    int const heads_kv = params.fwd.heads_kv;
-    int const row_block = tile / heads_kv;
-    head_kv = tile - row_block * heads_kv;  // neighbours read neighbouring memory
+    int const row_block = params.heads_kv.quotient(tile);
+    head_kv = params.heads_kv.remainder(tile, row_block);  // neighbours read neighbouring memory
     first_row = row_block * Config::kBlockM;
     rows = min(info.seqlen_q * static_cast<int>(params.group.divisor) - first_row, Config::kBlockM);
   }
@@ -49,6 +48,13 @@ struct DecodeTile {
 __device__ inline KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
   int const begin = mask.begin(0), end = mask.end(seqlen_q - 1);
   return {begin, end > begin ? end : begin};
+}
+
+// Steps of a thread block that those are.
+template <class Config>
+__device__ int num_units(KeyLimits keys) {
+  static_assert(cutlass::is_pow2<Config::kUnit>::value, "a shift, as long as it is unsigned");
+  return int(unsigned(keys.end - keys.begin + Config::kUnit - 1) / Config::kUnit);
 }
 
 // What one thread block does: keys [begin, end) of a tile.
@@ -68,6 +74,7 @@ struct DecodeStorage {
   union {  // by then all keys have been read
     RingStorage<Config> ring[Config::kWarps];
     MergeStorage<Config> merge;
+    PieceMergeStorage<Config> pieces;
   };
   // Here, read again at each use: in registers these words would make the kernel spill.
   alignas(16) char work[sizeof(DecodeWork<Config>)];

@@ -16,8 +16,7 @@ template <class Config>
 struct LaneRows {
   static constexpr int kRows = 2;
   KeyLimits keys[kRows];  // none for a row that does not exist
-  int query[kRows];
-  float slope[kRows];  // ALiBi
+  float slope[kRows];     // ALiBi
 
   __device__ LaneRows(FwdParams const& p, DecodeTile<Config> const& tile, FastDiv const& group,
                       FragmentCoord<1> coord) {
@@ -26,7 +25,6 @@ struct LaneRows {
     for (int r = 0; r < kRows; ++r) {
       bool const exists = coord.row(r) < tile.rows;
       QueryRow const row = tile.row(group, coord.row(r));
-      query[r] = row.query;
       keys[r] = exists ? tile.mask.limits(row.query) : KeyLimits{0, 0};
       slope[r] = exists && s.alibi_slopes
                      ? s.alibi_slopes[tile.sequence * s.alibi_batch_stride + row.head]
@@ -68,22 +66,24 @@ struct WarpAccumulators {
   }
 };
 
-// Scale, softcap and ALiBi of the full score level; a row's slope is its head's.
+// Scale, softcap and ALiBi of the full score level; a row's slope is its head's. Its query is found
+// anew each time: two registers less.
 template <class Config, class Scores>
-__device__ void apply_score_mod(Scores& s, FwdParams const& p, DecodeTile<Config> const& tile,
-                                LaneRows<Config> const& rows, int key_begin,
-                                FragmentCoord<1> coord) {
+__device__ void apply_score_mod(Scores& s, FwdParams const& p, FastDiv const& group,
+                                DecodeTile<Config> const& tile, LaneRows<Config> const& rows,
+                                int key_begin, FragmentCoord<1> coord) {
 #pragma unroll
   for (int r = 0; r < size<0>(s); ++r) {
     ScoreMod const mod{p.scores.softmax_scale, p.scores.softcap, rows.slope[r],
                        tile.info.seqlen_k - tile.info.seqlen_q};
+    int const query = tile.row(group, coord.row(r)).query;
 #pragma unroll
     for (int c = 0; c < size<1>(s); ++c) {
       float score = s(r, c) * mod.softmax_scale;
       if (mod.softcap > 0.f) {
         score = mod.cap(score);
       }
-      s(r, c) = score + mod.bias(rows.query[r], key_begin + coord.col(c));
+      s(r, c) = score + mod.bias(query, key_begin + coord.col(c));
     }
   }
 }
@@ -107,8 +107,8 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
 // The piece's keys that are this warp's, into acc.
 template <class Config>
 __device__ void attend(FwdParams const& p, FastDiv const& group, DecodeWork<Config> const& work,
-                       LaneRows<Config> const& rows, RingStorage<Config>& storage, int warp,
-                       int lane, WarpAccumulators<Config>& acc) {
+                       RingStorage<Config>& storage, int warp, int lane,
+                       WarpAccumulators<Config>& acc) {
   constexpr int kN = Config::kBlockN, kStages = Config::kStages;
   KeyRing<Config> ring(p, work, storage, warp, lane);
 #pragma unroll
@@ -116,8 +116,9 @@ __device__ void attend(FwdParams const& p, FastDiv const& group, DecodeWork<Conf
     ring.load_k(stage);
     ring.load_v(stage);
   }
-  Tensor const q = load_queries(p, work.tile, group, lane);
   FragmentCoord<1> const coord(lane);
+  LaneRows<Config> const rows(p, work.tile, group, coord);
+  Tensor const q = load_queries(p, work.tile, group, lane);
   int stage = 0;
   for (int key = work.begin + warp * kN, end = work.end; key < end; key += Config::kWarps * kN) {
     ring.wait();
@@ -128,7 +129,7 @@ __device__ void attend(FwdParams const& p, FastDiv const& group, DecodeWork<Conf
 
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     if constexpr (Config::kScores == ScoreLevel::Full) {
-      apply_score_mod(s, p, work.tile, rows, key, coord);
+      apply_score_mod(s, p, group, work.tile, rows, key, coord);
     }
     apply_limits(s, rows, exist, key, coord);
     float rescale[2];

@@ -1,6 +1,7 @@
-// What kernels' host code asks of the CUDA runtime: one stream, and tensor maps.
+// What kernels' host code asks of the CUDA runtime: streams, and tensor maps.
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "tensor_map.h"
@@ -23,13 +24,19 @@ cudaError_t cudaGetDriverEntryPoint(char const* symbol, void** function, unsigne
   return cudaGetDriverEntryPointByVersion(symbol, function, 0, flags, status);
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t*, cudaGraphNode_t const**,
+#if CUDART_VERSION >= 13000
+                                     cudaGraphEdgeData const**,
+#endif
+                                     size_t*) {
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long* id) {
-  *id = 0;
+// A stream is a number.
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  *id = reinterpret_cast<uintptr_t>(stream);
   return cudaSuccess;
 }
 
