@@ -92,9 +92,8 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   using Acc = Accumulators<Config>;
   int const thread = threadIdx.x;
   FragmentCoord<Config::kWarps> const coord(thread);
-  float const keep_scale = Config::kScores == ScoreLevel::Full
-                               ? reciprocal_fast(1.f - p.scores.dropout_p)
-                               : 1.f;
+  float const keep_scale =
+      Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
   float scale[Acc::kRows];
 #pragma unroll
   for (int r = 0; r < Acc::kRows; ++r) {

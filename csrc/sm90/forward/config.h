@@ -30,20 +30,13 @@ struct ForwardConfig {
 
   using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockN>;
+  using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
   using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kStages>;
   using SmemLayoutV = SmemTilesTransposed<Element, kBlockN, kHeadDimV, kStages>;
 
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-
-  // Buffers for Q: two where there is room, so that the next row block's first product can start
-  // before this one's last.
-  static constexpr int kSmemWithTwoQ =
-      (2 * kConsumers * kTileQ + kStages * (kTileK + kTileV)) * int(sizeof(Element));
-  static constexpr int kLargestSmem = 225 * 1024;  // 2 KiB of the 227 for everything else
-  static constexpr int kQStages = kSmemWithTwoQ <= kLargestSmem ? 2 : 1;
-  using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers * kQStages>;
 };
 
 }  // namespace flash::sm90

@@ -43,7 +43,6 @@ template <class Config>
 struct Consumer {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
-  using QPosition = RingPosition<Config::kQStages>;
   using Acc = Accumulators<Config>;
   using MmaScores = typename Config::MmaScores;
   using MmaValues = typename Config::MmaValues;
@@ -63,18 +62,16 @@ struct Consumer {
   __device__ void run() {
     Turns<Config> const turns{warpgroup};
     turns.begin();
-    ScoreFragment s;
-    bool started = false;  // s are the next row block's first scores
-    smem.q_ring.wait_full(QPosition(number));
-    while (smem.row_block(number).tile.valid) {
+    for (;; ++number) {
+      smem.q_ring.wait_full(RingPosition<1>(number));
       RowBlock<Config> const& block = smem.row_block(number);
+      if (!block.tile.valid) {
+        break;
+      }
       // At the full level scores are scaled before they come to the softmax.
       Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale : 1.f);
-      started = attend(block, turns, acc, s, started);
+      attend(block, turns, acc);
       store<Config>(args.params, block, warpgroup, thread, acc);
-      blocks += block.range.count();
-      ++number;
-      smem.q_ring.wait_full(QPosition(number));
     }
     turns.end();
   }
@@ -84,52 +81,32 @@ struct Consumer {
 
   __device__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
-  // O and the softmax of one row block, not divided yet. `s` holds its first scores if they have
-  // been `started`; returns whether it holds the next one's.
-  __device__ bool attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc,
-                         ScoreFragment& s, bool started) {
+  __device__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc) {
     int const steps = block.range.count(), masked_steps = block.range.masked_count();
     int const unseen = unseen_steps(block);
 #pragma unroll 1
     for (int step = 0; step < unseen; ++step) {
       leave_out(step, turns);
     }
-    if (unseen == steps) {
-      smem.q_ring.release(QPosition(number));
-      return false;
-    }
-    Probabilities p;
-    int step = unseen;
-    if (!started) {
-      first_scores(step, turns, s);
-    }
-    release_k(step, steps);
-    if (step < masked_steps) {
-      first_softmax<true>(block, step, acc, s, p);
-    } else {
-      first_softmax<false>(block, step, acc, s, p);
-    }
-    for (++step; step < masked_steps; ++step) {
-      next_step<true>(block, step, steps, turns, acc, s, p);
-    }
-    for (; step < steps; ++step) {
-      next_step<false>(block, step, steps, turns, acc, s, p);
-    }
-    if constexpr (Config::kQStages > 1) {
-      if (next_block_starts_here()) {
-        last_values_and_next_scores(steps - 1, turns, acc, s, p);
-        return true;
+    if (unseen < steps) {
+      Probabilities p;
+      int step = unseen;
+      if (step < masked_steps) {
+        first_step<true>(block, step, steps, turns, acc, p);
+      } else {
+        first_step<false>(block, step, steps, turns, acc, p);
       }
+      for (++step; step < masked_steps; ++step) {
+        next_step<true>(block, step, steps, turns, acc, p);
+      }
+      for (; step < steps; ++step) {
+        next_step<false>(block, step, steps, turns, acc, p);
+      }
+      last_values(steps - 1, acc, p);
+    } else {
+      smem.q_ring.release(RingPosition<1>(number));
     }
-    last_values(steps - 1, acc, p);
-    return false;
-  }
-
-  // Whether there is a row block after this one, whose first keys this warpgroup sees.
-  __device__ bool next_block_starts_here() {
-    smem.q_ring.wait_full(QPosition(number + 1));
-    RowBlock<Config> const& next = smem.row_block(number + 1);
-    return next.tile.valid && next.range.count() > 0 && unseen_steps(next) == 0;
+    blocks += steps;
   }
 
   // Key blocks come from the right, so those that none of this warpgroup's rows sees come first.
@@ -154,17 +131,16 @@ struct Consumer {
   __device__ void release_k(int step, int steps) {
     smem.k_ring.release(Position(blocks + step));
     if (step + 1 == steps) {
-      smem.q_ring.release(QPosition(number));
+      smem.q_ring.release(RingPosition<1>(number));
     }
   }
 
-  // S = Q·Kᵀ of a row block, not waited for
-  __device__ void start_scores(uint32_t row_block, Position at, ScoreFragment& s) {
+  // S = Q·Kᵀ, not waited for
+  __device__ void start_scores(Position at, ScoreFragment& s) {
     auto const slice = MmaScores{}.get_slice(0);
     Tensor q = make_tensor(make_smem_ptr(smem.q), typename Config::SmemLayoutQ{});
     Tensor k = make_tensor(make_smem_ptr(smem.k[0]), typename Config::SmemLayoutK{});
-    int const tile = QPosition(row_block).stage * Config::kConsumers + warpgroup;
-    start_product<false>(MmaScores{}, slice.partition_fragment_A(q(_, _, tile)),
+    start_product<false>(MmaScores{}, slice.partition_fragment_A(q(_, _, warpgroup)),
                          slice.partition_fragment_B(k)(_, _, _, at.stage), s);
   }
 
@@ -211,34 +187,33 @@ struct Consumer {
     pack<Element>(s, words);
   }
 
-  __device__ void first_scores(int step, Turns<Config> const& turns, ScoreFragment& s) {
+  template <bool kMasked>
+  __device__ void first_step(RowBlock<Config> const& block, int step, int steps,
+                             Turns<Config> const& turns, Acc& acc, Probabilities& p) {
     Position const here(blocks + step);
+    ScoreFragment s;
     smem.k_ring.wait_full(here);
     turns.wait();
-    start_scores(number, here, s);
+    start_scores(here, s);
     turns.pass();
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
-  }
-
-  template <bool kMasked>
-  __device__ void first_softmax(RowBlock<Config> const& block, int step, Acc& acc, ScoreFragment& s,
-                                Probabilities& p) {
+    release_k(step, steps);
     float rescale[Acc::kRows];
     softmax<kMasked, true>(block, step, s, acc, rescale);
     to_operand(s, p);
-    smem.v_ring.wait_full(Position(blocks + step));
+    smem.v_ring.wait_full(here);
   }
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
   template <bool kMasked>
   __device__ void next_step(RowBlock<Config> const& block, int step, int steps,
-                            Turns<Config> const& turns, Acc& acc, ScoreFragment& s,
-                            Probabilities& p) {
+                            Turns<Config> const& turns, Acc& acc, Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
+    ScoreFragment s;
     smem.k_ring.wait_full(here);
     turns.wait();
-    start_scores(number, here, s);
+    start_scores(here, s);
     start_values(before, p, acc);
     turns.pass();
     warpgroup_wait<1>();
@@ -264,22 +239,6 @@ struct Consumer {
     Position const at(blocks + step);
     start_values(at, p, acc);
     warpgroup_wait<0>();
-    warpgroup_fence_operand(acc.out);
-    smem.v_ring.release(at);
-  }
-
-  // As in a next_step, except that Q·Kᵀ is the next row block's, and that O is stored before its
-  // softmax. Its K, and Q, are freed after that: whoever frees Q has stored the row block before.
-  __device__ void last_values_and_next_scores(int step, Turns<Config> const& turns, Acc& acc,
-                                              ScoreFragment& s, Probabilities const& p) {
-    Position const at(blocks + step), next(blocks + step + 1);
-    smem.k_ring.wait_full(next);
-    turns.wait();
-    start_scores(number + 1, next, s);
-    start_values(at, p, acc);
-    turns.pass();
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(s);
     warpgroup_fence_operand(acc.out);
     smem.v_ring.release(at);
   }

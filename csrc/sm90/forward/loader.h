@@ -13,7 +13,6 @@ template <class Config>
 struct Loader {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
-  using QPosition = RingPosition<Config::kQStages>;
   using Block = RowBlock<Config>;
 
   ForwardArgs const& args;
@@ -43,16 +42,10 @@ struct Loader {
       }
       if (step == 0) {
         describe(next_tile());
-        if constexpr (Config::kQStages > 1) {
-          load_q();
-        }
       }
     }
     blocks += steps;
-    // The only buffer is free after the last product with it.
-    if constexpr (Config::kQStages == 1) {
-      load_q();
-    }
+    load_q();
   }
 
  private:
@@ -72,23 +65,21 @@ struct Loader {
   // Of the row block that was described last; its arrival also announces the description.
   __device__ void load_q() {
     uint32_t const number = described - 1;
-    QPosition const at(number);
-    smem.q_ring.wait_empty(at);
+    smem.q_ring.wait_empty(RingPosition<1>(number));
     if (!elected) {
       return;
     }
     Block const& block = smem.row_block(number);
-    Barrier& full = smem.q_ring.full(at.stage);
+    Barrier& full = smem.q_ring.full(0);
     if (!block.tile.valid || block.range.count() == 0) {
       full.arrive();
       return;
     }
     full.arrive_and_expect_tx(Config::kConsumers * Config::kTileQ * sizeof(Element));
-    Element* const q = smem.q + at.stage * Config::kConsumers * Config::kTileQ;
 #pragma unroll
     for (int i = 0; i < Config::kConsumers; ++i) {
       TileCoord const rows{block.q_at.row + i * kWarpgroupRows, block.q_at.head, block.q_at.batch};
-      load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, rows, q + i * Config::kTileQ, full,
+      load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, rows, smem.q + i * Config::kTileQ, full,
                                                   TMA::CacheHintSm90::EVICT_FIRST);
     }
   }

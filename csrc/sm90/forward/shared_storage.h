@@ -11,16 +11,16 @@ template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
 
-  alignas(1024) Element q[Config::kQStages * Config::kConsumers * Config::kTileQ];
+  alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
   alignas(1024) Element k[Config::kStages][Config::kTileK];
   alignas(1024) Element v[Config::kStages][Config::kTileV];
-  Ring<Config::kQStages> q_ring;  // full also means: the row block is described in `block`
+  Ring<1> q_ring;  // full also means: the row block is described in `block`
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
   alignas(8) uint64_t v_arrived;  // only for a block of keys whose V the loader has to clean up
-  // The loader describes a row block when it knows only that the Q before the last one's came free,
-  // and a warp that frees Q is done with the row block before.
-  static constexpr int kDescriptions = Config::kQStages + 2;
+  // Three: the loader describes a row block while the others compute the one before, and a warp
+  // that is late may still be storing the one before that.
+  static constexpr int kDescriptions = 3;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
