@@ -101,7 +101,7 @@ _SM80_FORWARDS = [
                   why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
     *_both_levels(**_SM80_FORWARD, head_dim=96, head_dim_v=96, block_n=96, allow_spills=16,
                   why="7% fewer instructions a key than with 64 keys; not measured"),
-    *_both_levels(**_SM80_FORWARD, head_dim=128, head_dim_v=128, block_n=64, allow_spills=80,
+    *_both_levels(**_SM80_FORWARD, head_dim=128, head_dim_v=128, block_n=64,
                   why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
     *_both_levels(**_SM80_FORWARD, head_dim=192, head_dim_v=128, block_n=48,
                   why="80 KiB: two blocks on an A100 too, where 64 keys leave one; not measured"),

@@ -8,7 +8,7 @@ from cases import BF16, Case, make_inputs
 from compare import assert_accurate, assert_bitwise
 from reference import attention_ref, standard_attention
 
-from flash_attn import flash_attn_func, flash_attn_varlen_func
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 
 def need_memory(gigabytes: int) -> None:
@@ -124,6 +124,43 @@ def test_capture_in_a_graph(cuda):
     graph.replay()
     torch.cuda.synchronize()
     assert_bitwise("out", out, expected)
+
+
+def shared_work(device):
+    """Calls whose thread blocks share counters: tiles that are drawn, pieces that are merged."""
+    q = torch.randn(4, 700, 16, 64, dtype=BF16, device=device)
+    cache = torch.randn(2, 3000, 2, 128, dtype=BF16, device=device)
+    used = torch.tensor([3000, 1234], dtype=torch.int32, device=device)
+    step = torch.randn(2, 1, 8, 128, dtype=BF16, device=device)
+    return {
+        "tiles": lambda: flash_attn_func(q, q, q, causal=True),
+        "pieces": lambda: flash_attn_with_kvcache(step, cache, cache, cache_seqlens=used),
+    }
+
+
+@pytest.mark.parametrize("kind", ["tiles", "pieces"])
+def test_counters_in_graphs_and_streams(cuda, kind):
+    """Replayed beside themselves in other streams: each has counters of its own."""
+    call = shared_work(cuda)[kind]
+    expected = call()
+    torch.cuda.synchronize()
+    graphs, outs = [], []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs.append(call())
+            outs.append(call())
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for _ in range(20):
+        for graph, stream in zip(graphs, streams):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(streams[2]):
+            outs.append(call())
+    torch.cuda.synchronize()
+    for out in outs:
+        assert_bitwise(kind, out, expected)
 
 
 def test_no_hidden_copy(cuda):

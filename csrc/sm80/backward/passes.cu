@@ -29,9 +29,10 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 template <class Element>
 void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
   TileGrid const grid = row_grid(params, tile);
-  int const smem_bytes = tile.block_m * padded_row(tile.head_dim) * int(sizeof(Element));
+  int const parts = query_gradient_parts(tile);
+  int const smem_bytes = tile.block_m / parts * padded_row(tile.head_dim) * int(sizeof(Element));
   launch_kernel<query_gradient_kernel<Element>>(
-      launch, {grid.num_tiles(), kPassThreads, smem_bytes}, params, tile, grid);
+      launch, {grid.num_tiles() * parts, kPassThreads, smem_bytes}, params, tile, grid);
 }
 
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {

@@ -20,16 +20,16 @@ struct alignas(2 * sizeof(Element)) Neighbours {
 
 // Sums in accumulator order → shared memory (block_m, padded_row). A thread of the main kernel
 // holds pairs of neighbours, pair n in row n % 2 * 8 and columns n / 2 % 2 ... of GridMma's order;
-// one or two threads here take the pairs of each.
+// one or two threads here take the pairs of each. Of the row tiles, those of `part`.
 template <class Element>
-__device__ void sums_to_rows(float const* sums, QueryTile const& shape, float scale,
-                             Element* rows) {
+__device__ void sums_to_rows(float const* sums, QueryTile const& shape, int parts, int part,
+                             float scale, Element* rows) {
   int const thread = threadIdx.x % shape.threads, warp = thread / 32, lane = thread % 32;
   int const row_warp = warp % shape.row_warps, column_warp = warp / shape.row_warps;
   int const column_warps = shape.threads / 32 / shape.row_warps;
-  int const row_tiles = shape.block_m / (16 * shape.row_warps);  // a power of two
+  int const row_tiles = shape.block_m / (16 * shape.row_warps) / parts;  // a power of two
   int const row_tile_bits = __ffs(row_tiles) - 1;
-  int const pairs = shape.block_m * shape.head_dim / 2 / shape.threads;
+  int const pairs = shape.block_m * shape.head_dim / 2 / shape.threads / parts;
   sums += thread;
   rows += (row_warp * 16 + lane / 4) * padded_row(shape.head_dim) + column_warp * 16 + lane % 4 * 2;
 #pragma unroll 8
@@ -39,19 +39,26 @@ __device__ void sums_to_rows(float const* sums, QueryTile const& shape, float sc
     int const row_tile = pair / 2 & (row_tiles - 1), group = pair / 2 >> row_tile_bits;
     int const row = row_tile * shape.row_warps * 16 + pair % 2 * 8;
     int const column = group / 2 * column_warps * 16 + group % 2 * 8;
-    float const* const sum = sums + 2 * pair * shape.threads;
+    int const tile = (group * parts + part) * row_tiles + row_tile;
+    float const* const sum = sums + (4 * tile + 2 * (pair % 2)) * shape.threads;
     *reinterpret_cast<Neighbours<Element>*>(rows + row * padded_row(shape.head_dim) + column) = {
         Element(sum[0] * scale), Element(sum[shape.threads] * scale)};
   }
 }
 
-// One row block of one head.
+// Thread blocks for a row block: of 128 rows so few fit a multiprocessor that they wait for memory.
+FLASH_HD int query_gradient_parts(QueryTile const& shape) {
+  return shape.block_m > 64 && shape.block_m / (16 * shape.row_warps) % 2 == 0 ? 2 : 1;
+}
+
+// A row block of one head, or part of it.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     query_gradient_kernel(__grid_constant__ BwdParams const p,
                           __grid_constant__ QueryTile const shape,
                           __grid_constant__ TileGrid const grid) {
-  WorkTile const tile = grid.tile(p.seqlens, blockIdx.x);
+  int const parts = query_gradient_parts(shape), part = static_cast<int>(blockIdx.x) % parts;
+  WorkTile const tile = grid.tile(p.seqlens, static_cast<int>(blockIdx.x) / parts);
   if (!tile.valid) {
     return;
   }
@@ -60,11 +67,12 @@ __global__ void __launch_bounds__(kPassThreads)
   int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
                             row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
   auto* const rows = reinterpret_cast<Element*>(dynamic_smem());
-  sums_to_rows(p.workspace.dq + row_block * (shape.block_m * shape.head_dim), shape,
+  sums_to_rows(p.workspace.dq + row_block * (shape.block_m * shape.head_dim), shape, parts, part,
                p.scores.softmax_scale / (1.f - p.scores.dropout_p), rows);
   __syncthreads();
-  int const row_begin = tile.m_block * shape.block_m;
-  int const chunks = p.head_dim / kChunk, count = min(info.seqlen_q - row_begin, shape.block_m);
+  int const part_rows = shape.block_m / parts;
+  int const row_begin = tile.m_block * shape.block_m + part * part_rows;
+  int const chunks = p.head_dim / kChunk, count = min(info.seqlen_q - row_begin, part_rows);
   Element* const dq =
       static_cast<Element*>(p.dq.ptr) + p.dq.offset(tile.batch, info.row_q + row_begin, tile.head);
 #pragma unroll 2
