@@ -69,7 +69,7 @@ _SM90_FORWARDS = [
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=192, warps=16,
            block_n=112, why="the longest of three warpgroups that does not spill: 128 keys do"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
-           block_n=128, why="512 / 4k keys on an H200: 489 / 667 TFLOP/s, 96 keys 427 / 641, 160 413 / 672"),
+           block_n=128, why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413, 192x80 452"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
            block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,
@@ -100,7 +100,7 @@ _SM80_FORWARDS = [
     *_both_levels(**_SM80_FORWARD, head_dim=64, head_dim_v=64, block_n=128,
                   why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
     *_both_levels(**_SM80_FORWARD, head_dim=96, head_dim_v=96, block_n=96, allow_spills=16,
-                  why="7% fewer instructions a key than with 64 keys; not measured"),
+                  why="4k keys on an H200: 349 TFLOP/s; 64 keys take 7% more instructions"),
     *_both_levels(**_SM80_FORWARD, head_dim=128, head_dim_v=128, block_n=64,
                   why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
     *_both_levels(**_SM80_FORWARD, head_dim=192, head_dim_v=128, block_n=48,
@@ -114,8 +114,8 @@ _SM80_FORWARDS = [
 # Of a backward, `why` gives what its tile costs: bytes of shared memory per multiply-add (0.1 is
 # what mma.sync keeps up with on an H200) and thread blocks on one of its multiprocessors. Where the
 # plain row needs more shared memory than the GPU has, plain calls run a full one; those of _SMALL
-# fit the 99 KiB of consumer GPUs. None is measured yet. Spilled are mostly addresses that stay the
-# same.
+# fit the 99 KiB of consumer GPUs. docs/kernels.md has the figures. Spilled are mostly addresses that
+# stay the same.
 _SM80_BACKWARD = dict(direction="bwd", arch="sm80", allow_spills=600)
 _PLAIN = dict(**_SM80_BACKWARD, scores="plain")
 _FULL = dict(**_SM80_BACKWARD, scores="full")

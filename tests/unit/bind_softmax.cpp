@@ -24,6 +24,12 @@ void bind_softmax(py::module_& m) {
           },
           py::arg("scores"))
       .def(
+          "may_move",
+          [](Softmax const& softmax, Scores scores) {
+            return softmax.may_move<cols>([&](int r, int c) { return scores[r][c]; });
+          },
+          py::arg("scores"))
+      .def(
           "finish",  // (out_scale, lse)
           [](Softmax& softmax, int row, float sink) {
             auto const closed = softmax.finish(row, sink, flash::NoReduce{});

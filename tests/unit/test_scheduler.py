@@ -184,6 +184,17 @@ def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, long
     assert sorted(tiles) == sorted(varlen_tiles([seqlen_q] * batch, block_m, heads))
 
 
+@given(st.integers(1, 300), st.integers(0, 3000))
+def test_even_groups_leave_no_small_rest(core, group, columns):
+    """No more groups than the widest allow, and the last one lacks fewer columns than there are."""
+    even = core.even_group(group, columns)
+    assert 1 <= even <= group
+    groups = -(-columns // group)
+    assert -(-columns // even) == groups
+    if groups > 1:
+        assert even * groups - columns < groups
+
+
 def test_l2_group(core):
     def group(l2_bytes, kv_bytes_per_head, heads_per_kv=1, num_columns=1000):
         return core.l2_group(

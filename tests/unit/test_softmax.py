@@ -116,3 +116,25 @@ def test_the_maximum_moves_only_when_it_has_to(core):
         factors.append(list(factor))
     assert factors == [[0, 0], [1, 1], [pytest.approx(2**-8.5), 1], [1, 1]]
     assert powers == pytest.approx([1, 2**7.5, 1, 2**-0.5])
+
+
+@given(blocks, st.floats(0.01, 4))
+def test_a_maximum_never_moves_unasked(core, blocks, softmax_scale):
+    """may_move is asked before each block; the step then rescales only if it said yes."""
+    softmax = core.OnlineSoftmax(softmax_scale * LOG2E)
+    for scores in blocks:
+        asked = softmax.may_move(scores)
+        _, rescale = softmax.step(scores)
+        assert asked or min(rescale) > 2**-8.001  # the limit itself is rounded
+
+
+def test_small_scores_need_no_maximum(core):
+    """What makes the question worth asking: it says no, also for negative scores and -inf."""
+    softmax = core.OnlineSoftmax(LOG2E)
+    softmax.step([[1.0] * COLS] * ROWS)
+    assert not softmax.may_move([[-100.0, NOTHING, 0.0, 6.5]] * ROWS)
+    assert softmax.may_move([[-100.0, NOTHING, 0.0, 6.6]] * ROWS)
+    assert softmax.may_move([[math.nan, 0.0, 0.0, 0.0]] * ROWS)
+    softmax = core.OnlineSoftmax(LOG2E)
+    softmax.step([[-20.0] * COLS] * ROWS)
+    assert softmax.may_move([[-20.0] * COLS] * ROWS)  # the order of negative floats' bits is no use
