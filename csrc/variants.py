@@ -114,8 +114,8 @@ _SM80_FORWARDS = [
 # Of a backward, `why` gives what its tile costs: bytes of shared memory per multiply-add (0.1 is
 # what mma.sync keeps up with on an H200) and thread blocks on one of its multiprocessors. Where the
 # plain row needs more shared memory than the GPU has, plain calls run a full one; those of _SMALL
-# fit the 99 KiB of consumer GPUs. docs/kernels.md has the figures. Spilled are mostly addresses that
-# stay the same.
+# fit the 99 KiB of consumer GPUs. docs/kernels.md has the figures. What is spilled is mostly addresses
+# that stay the same.
 _SM80_BACKWARD = dict(direction="bwd", arch="sm80", allow_spills=600)
 _PLAIN = dict(**_SM80_BACKWARD, scores="plain")
 _FULL = dict(**_SM80_BACKWARD, scores="full")
