@@ -158,7 +158,7 @@ def test_cuda_without_a_gpu(library, monkeypatch):
 
 def test_cuda_picks_a_variant(library):
     choice = flash_attn.explain(*qkv(), causal=True)
-    assert library.asked == [(90, "bf16", 64, 64, False, True, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert choice.backend == "cuda"
     assert choice.kernel == ROW["name"]
     assert choice.tile == (128, 64)
@@ -180,18 +180,12 @@ def test_cuda_says_what_was_rejected(library):
 )
 def test_cuda_asks_for_full_scores(library, arguments):
     assert flash_attn.explain(*qkv(), **arguments).backend == "none"
-    assert library.asked == [(90, "bf16", 64, 64, True, False, False)]
-
-
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 5), (0, -1), (3, 3)])
-def test_cuda_says_whether_there_is_a_mask(library, window):
-    flash_attn.explain(*qkv(), window_size=window)
-    assert library.asked == [(90, "bf16", 64, 64, False, window != (-1, -1), False)]
+    assert library.asked == [(90, "bf16", 64, 64, True, False)]
 
 
 def test_cuda_says_that_it_pads(library):
     choice = flash_attn.explain(*qkv(head_dim=60))
-    assert library.asked == [(90, "bf16", 64, 64, False, False, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert "head_dim 60 is padded to 64" in choice.why
 
 
@@ -211,12 +205,12 @@ def test_cuda_option_without_a_kernel(library):
     assert choice.backend == "none"
     assert "attn_probs of pages" in choice.why
     assert flash_attn.explain(q, pages, pages, **options).backend == "cuda"
-    assert library.asked == [(90, "bf16", 64, 64, False, False, True)]
+    assert library.asked == [(90, "bf16", 64, 64, False, True)]
 
 
 def test_cuda_probabilities_change_nothing_about_the_kernel(library):
     choice = flash_attn.explain(*qkv(), return_attn_probs=True)
-    assert library.asked == [(90, "bf16", 64, 64, False, False, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert choice.kernel == ROW["name"]
     assert "attn_probs" in choice.call
 
