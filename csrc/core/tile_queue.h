@@ -8,7 +8,7 @@
 namespace flash {
 
 // Every block starts with the tile of its own number. After that it takes each num_blocks-th one,
-// or, where tiles take unequal time, whichever comes next when it is done with one.
+// or, where there is a counter to share, whichever comes next when it is done with one.
 struct TileQueue {
   uint32_t num_tiles;  // at most 2^31 - 1, as many as a grid may have blocks
   // Whether blocks draw their tiles from a counter, which is 0 before and after a launch.

@@ -23,9 +23,9 @@ struct Loader {
   uint32_t cleaned = 0;    // of them, with V cleaned up
 
   // K and V of the row block that was described last, if there is one, and the description of the
-  // next, of `next_tile`, as soon as the first keys are on their way: finding a tile takes as long
-  // as computing a small one, and nobody shall wait for it. Then its Q, when the only buffer is
-  // free of this one's. A tile that is not valid ends the others' loops.
+  // next, of `next_tile`, as soon as the first keys are on their way: found between two tiles, it
+  // was what the others waited for. Then its Q, when the only buffer is free of this one's. A tile
+  // that is not valid ends the others' loops.
   template <class NextTile>
   __device__ void load(NextTile next_tile) {
     Block const& block = smem.row_block(described - 1);
