@@ -5,6 +5,25 @@
 
 namespace flash {
 
+// A GPU's multiprocessors, and the thread blocks that each of them holds.
+struct Places {
+  int sm_count;
+  int blocks_per_sm;
+};
+
+// A batch of one length, cut into as few pieces as occupy every multiprocessor alike: one or two
+// blocks of each read as fast as all that it holds, and leave fewer pieces to be merged. 0 if more
+// than a tenth of them would idle, or do less than others, whatever the number.
+inline int64_t fewest_columns(int batch, int tiles, Places gpu) {
+  for (int64_t blocks = 1; blocks <= gpu.blocks_per_sm; ++blocks) {
+    int64_t const columns = blocks * gpu.sm_count / tiles / batch * batch;
+    if (10 * columns * tiles >= 9 * blocks * gpu.sm_count) {
+      return columns;
+    }
+  }
+  return 0;
+}
+
 // As many for each sequence, at which a batch of one length is cut: as fill the GPU once
 // (`resident`, at least 1), unless whole pieces of each sequence leave more than a tenth of it
 // idle; then the first of up to four times that leaves less, or the best of them. Where even that

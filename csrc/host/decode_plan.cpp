@@ -10,10 +10,10 @@ namespace {
 
 // Thread blocks that a multiprocessor holds: by shared memory, of which it has 1 KiB more than a
 // block can get, and takes 1 KiB per block; three at most, by registers.
-int resident_blocks(Variant const& variant, DeviceInfo const& device) {
+Places places(Variant const& variant, DeviceInfo const& device) {
   constexpr int kKiB = 1024, kMost = 3;
   int const by_smem = (device.smem_per_block + kKiB) / (variant.smem_bytes + kKiB);
-  return device.sm_count * std::clamp(by_smem, 1, kMost);
+  return {device.sm_count, std::clamp(by_smem, 1, kMost)};
 }
 
 // A piece of one unit is read in about the time that its merging takes.
@@ -37,9 +37,12 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   s.equal = s.batch == 1 || !(lengths.cu_q || lengths.cu_k || lengths.used_k || lengths.leftpad_k ||
                               lengths.batch_k);
   s.min_units = choose ? kMinUnits : 1;
-  int64_t const resident = std::max<int64_t>(resident_blocks(variant, device) / tiles, 1);
-  s.columns = choose ? static_cast<int>(wanted_columns(std::max(s.batch, 1), resident))
-                     : std::numeric_limits<int>::max();
+  Places const gpu = places(variant, device);
+  int64_t const resident = std::max<int64_t>(gpu.sm_count * gpu.blocks_per_sm / tiles, 1);
+  int const batch = std::max(s.batch, 1);
+  int64_t const few = s.equal ? fewest_columns(batch, tiles, gpu) : 0;
+  s.columns = !choose ? std::numeric_limits<int>::max()
+                      : static_cast<int>(few > 0 ? few : wanted_columns(batch, resident));
   if (num_splits == 1 || (choose && s.batch >= kTilesPerBlock * resident)) {
     s.max_splits = 1;
   } else {

@@ -3,15 +3,13 @@
 
 #include <cutlass/arch/barrier.h>
 
+#include "core/compiler_fence.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
 
 using Barrier = cutlass::arch::ClusterTransactionBarrier;
 static_assert(sizeof(Barrier) == sizeof(uint64_t));
-
-// Keeps the compiler from moving ordinary accesses to memory across: CUTLASS's barriers do not.
-__device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
 
 // Where the i-th tile of a stream goes in a ring of kStages buffers. A wait for `phase` returns
 // when the buffer was filled for this tile; one for `phase ^ 1`, when it was emptied of the tile

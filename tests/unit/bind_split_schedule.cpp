@@ -29,6 +29,12 @@ void bind_split_schedule(py::module_& m) {
           },
           py::arg("units"), py::arg("index"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
+  m.def(
+      "fewest_columns",
+      [](int batch, int tiles, int sm_count, int blocks_per_sm) {
+        return flash::fewest_columns(batch, tiles, {sm_count, blocks_per_sm});
+      },
+      py::arg("batch"), py::arg("tiles"), py::arg("sm_count"), py::arg("blocks_per_sm"));
 
   // [(first, stride, count, counter, last)] of the groups of a piece, round after round
   m.def(

@@ -162,6 +162,29 @@ def test_huge_batches_and_lengths(core):
 # ---- how many pieces are wanted -----------------------------------------------------------------
 
 
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([8, 108, 132]), st.integers(1, 3))
+def test_fewest_columns_occupy_every_multiprocessor_alike(
+    core, batch, tiles, sm_count, blocks_per_sm
+):
+    columns = core.fewest_columns(batch, tiles, sm_count, blocks_per_sm)
+    assert columns % batch == 0
+
+    def occupied(blocks: int) -> float:
+        """The share of places that pieces fill, `blocks` to a multiprocessor."""
+        return blocks * sm_count // tiles // batch * batch * tiles / (blocks * sm_count)
+
+    enough = [n for n in range(1, blocks_per_sm + 1) if occupied(n) >= 0.9 - 1e-12]
+    assert columns == (enough[0] * sm_count // tiles // batch * batch if enough else 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tiles", "columns"),
+    [(1, 8, 16), (8, 8, 16), (16, 8, 16), (1, 1, 132), (3, 8, 15), (5, 8, 15), (7, 8, 49), (64, 8, 0)],
+)
+def test_fewest_columns(core, batch, tiles, columns):
+    assert core.fewest_columns(batch, tiles, sm_count=132, blocks_per_sm=3) == columns
+
+
 @given(st.integers(1, 3000), st.integers(1, 400))
 def test_whole_pieces_of_each_sequence_fill_the_gpu(core, batch, resident):
     columns = core.wanted_columns(batch, resident)
