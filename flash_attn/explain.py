@@ -215,7 +215,8 @@ def _on_gpu(problem: _Problem) -> Explanation:
 def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explanation:
     """The selection that the compiled library would make, with the head dims it would see."""
     major, minor = torch.cuda.get_device_capability(problem.q.device)
-    full_scores = bool(set(problem.extras) - {"paged", "attn_probs"})
+    # Sinks join a row when it is finished, at either score level.
+    full_scores = bool(set(problem.extras) - {"paged", "attn_probs", "sinks"})
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
         major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores

@@ -183,6 +183,13 @@ def test_cuda_asks_for_full_scores(library, arguments):
     assert library.asked == [(90, "bf16", 64, 64, True, False)]
 
 
+def test_cuda_sinks_do_not_ask_for_full_scores(library):
+    (sinks,) = fake("cuda", (4,), dtype=torch.float32)
+    choice = flash_attn.explain(*qkv(), s_aux=sinks)
+    assert library.asked == [(90, "bf16", 64, 64, False, False)]
+    assert choice.kernel == ROW["name"]
+
+
 def test_cuda_says_that_it_pads(library):
     choice = flash_attn.explain(*qkv(head_dim=60))
     assert library.asked == [(90, "bf16", 64, 64, False, False)]

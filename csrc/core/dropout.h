@@ -19,6 +19,11 @@ namespace flash {
 struct DropoutGroup {
   uint32_t row;
   uint32_t col;
+
+  // The group of the same place so many 16 x 16 blocks down and to the right.
+  FLASH_HD DropoutGroup later(int block_rows, int block_cols) const {
+    return {row + 8u * block_rows, col + 4u * block_cols};
+  }
 };
 
 FLASH_HD DropoutGroup dropout_group(int query, int key) {
@@ -38,11 +43,23 @@ FLASH_HD uint32_t dropout_threshold(double dropout_p) {
   return threshold < 65535.0 ? uint32_t(threshold) : 65535u;
 }
 
+// Whether the halves of a word, the lower one first, are at least a threshold. The upper half is
+// compared where it is; the lower one goes up by a multiplication, which leaves the unit of
+// comparisons and selections alone.
+struct HalvesAtLeast {
+  bool half[2];
+
+  FLASH_HD HalvesAtLeast(uint32_t word, uint32_t threshold)
+      : half{word << 16 >= threshold << 16, word >= threshold << 16} {}
+};
+
 struct DropoutMask {
   PhiloxKey key;
   uint32_t batch_head;
   uint32_t offset_low;
   uint32_t threshold;
+
+  DropoutMask() = default;
 
   // rng_state = (seed, offset). batch is the sequence of a varlen batch, head a query head.
   FLASH_HD DropoutMask(int64_t seed, int64_t offset, int batch, int heads_q, int head,
@@ -56,14 +73,19 @@ struct DropoutMask {
   FLASH_HD DropoutMask(Scores const& s, int batch, int heads_q, int head)
       : DropoutMask(s.rng_state[0], s.rng_state[1], batch, heads_q, head, s.dropout_threshold) {}
 
+  // Sixteen bits for each entry of a group, in dropout_bit's order, two to a word.
+  FLASH_HD PhiloxWords draw(DropoutGroup group) const {
+    return philox<7>(key, {{group.row, group.col, batch_head, offset_low}});
+  }
+
   // The eight keep bits of a group, in dropout_bit's order.
   FLASH_HD uint32_t keep_bits(DropoutGroup group) const {
-    PhiloxWords const random = philox<7>(key, {{group.row, group.col, batch_head, offset_low}});
+    PhiloxWords const random = draw(group);
     uint32_t bits = 0;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      bits |= uint32_t((random.word[w] & 0xffffu) >= threshold) << (2 * w);
-      bits |= uint32_t((random.word[w] >> 16) >= threshold) << (2 * w + 1);
+      HalvesAtLeast const keep(random.word[w], threshold);
+      bits |= uint32_t(keep.half[0]) << (2 * w) | uint32_t(keep.half[1]) << (2 * w + 1);
     }
     return bits;
   }

@@ -30,11 +30,14 @@ __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, i
   }
 }
 
-// Scale, softcap and ALiBi. The conditions are the same for the whole launch, so they stand outside
-// the loops over a thread's scores.
+// Scale, softcap and ALiBi, unless the scale is all there is. The conditions are the same for a
+// whole row block, so they stand outside the loops over a thread's scores.
 template <int kWarps, class Scores>
 __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
                                 FragmentCoord<kWarps> coord) {
+  if (mod.scales_only()) {
+    return;
+  }
   auto const for_each = [&](auto change) {
 #pragma unroll
     for (int r = 0; r < cute::size<0>(s); ++r) {
@@ -44,13 +47,17 @@ __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, i
       }
     }
   };
-  for_each([&](float score, int, int) { return score * mod.softmax_scale; });
-  if (mod.softcap > 0.f) {
+  bool const capped = mod.softcap > 0.f;
+  if (capped) {
     for_each([&](float score, int, int) { return mod.cap(score); });
   }
-  if (mod.alibi_slope != 0.f) {
+  if (mod.alibi_slope != 0.f || !capped) {
+    float const scale = capped ? 1.f : mod.softmax_scale;
+    // In floating point, where a distance is a sum with a constant, and its sign costs nothing.
+    int const diagonal = row_begin + mod.shift - key_begin - coord.col(0);
     for_each([&](float score, int r, int c) {
-      return score + mod.bias(row_begin + coord.row(r), key_begin + coord.col(c));
+      float const distance = static_cast<float>(diagonal + coord.row(r)) - coord.col_offset(c);
+      return score * scale + mod.bias(distance);
     });
   }
 }
@@ -60,12 +67,12 @@ __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, i
 template <int kWarps, class Probabilities>
 __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row_begin,
                               int key_begin, FragmentCoord<kWarps> coord) {
+  DropoutGroup const first = dropout_group(row_begin + coord.row(0), key_begin + coord.col(0));
 #pragma unroll
   for (int r = 0; r < cute::size<0>(p); r += 2) {
 #pragma unroll
     for (int c = 0; c < cute::size<1>(p); c += 4) {
-      int const row = row_begin + coord.row(r), key = key_begin + coord.col(c);
-      uint32_t const keep = mask.keep_bits(dropout_group(row, key));
+      uint32_t const keep = mask.keep_bits(first.later(r / 2 * kWarps, c / 4));
 #pragma unroll
       for (int bit = 0; bit < 8; ++bit) {
         int const in_r = bit >> 1 & 1, in_c = (bit & 1) + (bit >> 2) * 2;

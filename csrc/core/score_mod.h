@@ -9,10 +9,10 @@
 
 namespace flash {
 
-// Absolute error below 1e-6, which tanh.approx (5e-4) is far from; both ends saturate to ±1.
-FLASH_HD float tanh_exact(float x) {
-  return 1.f - 2.f * reciprocal_fast(1.f + exp2_fast(2.f * kLog2e * x));
-}
+// Absolute error below 5e-7, which tanh.approx (5e-4) is far from; both ends saturate.
+FLASH_HD float falling_logistic(float x_log2) { return reciprocal_fast(1.f + exp2_fast(x_log2)); }
+
+FLASH_HD float tanh_exact(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
 
 // The scores of one head.
 struct ScoreMod {
@@ -21,15 +21,29 @@ struct ScoreMod {
   float alibi_slope;  // 0: off
   int shift;          // seqlen_k - seqlen_q: the key on the diagonal of row i is i + shift
 
-  FLASH_HD float cap(float score) const {
-    return softcap * tanh_exact(score * reciprocal_fast(softcap));
+  // Whether scores are only scaled, which the softmax's exponent does for nothing, as long as what
+  // is larger stays larger.
+  FLASH_HD bool scales_only() const {
+    return softcap == 0.f && alibi_slope == 0.f && softmax_scale > 0.f;
+  }
+
+  // What is left for the softmax to multiply by.
+  FLASH_HD float exponent_scale() const { return scales_only() ? softmax_scale : 1.f; }
+
+  // softcap * tanh(softmax_scale * product / softcap), of a product q·k
+  FLASH_HD float cap(float product) const {
+    float const scale_log2 = 2.f * kLog2e * softmax_scale * reciprocal_fast(softcap);
+    return softcap - 2.f * softcap * falling_logistic(scale_log2 * product);
+  }
+
+  // Before ALiBi
+  FLASH_HD float scaled(float product) const {
+    return softcap > 0.f ? cap(product) : softmax_scale * product;
   }
 
   // ALiBi (2108.12409): a penalty that grows with the distance from the diagonal.
-  FLASH_HD float bias(int row, int key) const {
-    int const distance = row + shift - key;
-    return -alibi_slope * static_cast<float>(distance < 0 ? -distance : distance);
-  }
+  FLASH_HD float bias(float distance) const { return -alibi_slope * fabsf(distance); }
+  FLASH_HD float bias(int row, int key) const { return bias(float(row + shift - key)); }
 };
 
 }  // namespace flash

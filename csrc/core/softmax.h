@@ -187,6 +187,16 @@ struct OnlineSoftmax {
     }
   }
 
+  // Before a branch in which exponentials may change: moved behind it, the sums would keep the old
+  // ones alive beside the new, and each of them would be copied whether or not the branch is taken.
+  FLASH_HD void keep_sums_here() {
+#if defined(__CUDA_ARCH__)
+    for (float& s : sum) {
+      asm volatile("" : "+f"(s));
+    }
+#endif
+  }
+
   // All of it, where the output is small enough to be rescaled each time.
   template <int kCols, class Scores, class Reduce>
   FLASH_HD void step(Scores&& scores, float (&factor)[kRows], Reduce reduce) {

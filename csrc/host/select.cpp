@@ -50,7 +50,7 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
   }
   if (r.full_scores && std::string_view(v.scores) != "full") {
-    return because("has no softcap, ALiBi, sinks or dropout");
+    return because("has no softcap, ALiBi or dropout");
   }
   return false;
 }
@@ -58,7 +58,7 @@ bool rejects(Variant const& v, Request const& r, Say say) {
 std::string describe(Request const& r) {
   return concat(r.direction, " ", r.dtype, " head_dim ", r.head_dim,
                 r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
-                r.full_scores ? " with softcap, ALiBi, sinks, dropout or a scale <= 0" : "",
+                r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "",
                 " on sm_", r.sm);
 }
 

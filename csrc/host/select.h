@@ -14,7 +14,7 @@ struct Request {
   char const* dtype;
   int head_dim;
   int head_dim_v;
-  bool full_scores;  // softcap, ALiBi, sinks, dropout, or a scale that is not positive
+  bool full_scores;  // softcap, ALiBi, dropout, or a scale that is not positive
   int sm;
   int smem_per_block;
 };

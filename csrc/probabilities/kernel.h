@@ -50,10 +50,7 @@ FLASH_HD float probability(FwdParams const& p, BlockInfo const& info, Entry e) {
   float const slope =
       s.alibi_slopes ? s.alibi_slopes[e.batch * s.alibi_batch_stride + e.head] : 0.f;
   ScoreMod const mod{s.softmax_scale, s.softcap, slope, info.seqlen_k - info.seqlen_q};
-  score *= mod.softmax_scale;
-  if (mod.softcap > 0.f) {
-    score = mod.cap(score);
-  }
+  score = mod.scaled(score);
   if (mod.alibi_slope != 0.f) {
     score += mod.bias(e.row, e.key);
   }

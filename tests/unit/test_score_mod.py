@@ -9,10 +9,24 @@ from hypothesis import strategies as st
 softcaps = st.sampled_from([0.5, 1.0, 15.0, 50.0])
 
 
-@given(softcaps, st.floats(-200, 200, width=32))
-def test_softcap(core, softcap, score):
-    capped = core.ScoreMod(softcap=softcap).cap(score)
-    assert capped == pytest.approx(softcap * math.tanh(score / softcap), abs=1e-6 * softcap)
+@given(softcaps, st.sampled_from([0.125, 1.0, -0.5]), st.floats(-200, 200, width=32))
+def test_softcap(core, softcap, scale, product):
+    mod = core.ScoreMod(softcap=softcap, softmax_scale=scale)
+    expected = softcap * math.tanh(scale * product / softcap)
+    assert mod.cap(product) == pytest.approx(expected, abs=1e-6 * softcap)
+    assert mod.scaled(product) == mod.cap(product)
+
+
+@pytest.mark.parametrize("scale", [0.125, 0.0, -2.0])
+def test_scale_alone_is_left_to_the_exponent_if_it_keeps_the_order(core, scale):
+    mod = core.ScoreMod(softmax_scale=scale)
+    assert mod.scaled(3.0) == 3.0 * scale
+    assert mod.scales_only() == (scale > 0)
+    assert mod.exponent_scale() == (scale if scale > 0 else 1.0)
+    for hook in ({"softcap": 5.0}, {"alibi_slope": 0.25}):
+        mod = core.ScoreMod(softmax_scale=scale, **hook)
+        assert not mod.scales_only()
+        assert mod.exponent_scale() == 1.0
 
 
 @given(softcaps)

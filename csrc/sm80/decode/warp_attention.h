@@ -79,11 +79,7 @@ __device__ void apply_score_mod(Scores& s, FwdParams const& p, FastDiv const& gr
     int const query = tile.row(group, coord.row(r)).query;
 #pragma unroll
     for (int c = 0; c < size<1>(s); ++c) {
-      float score = s(r, c) * mod.softmax_scale;
-      if (mod.softcap > 0.f) {
-        score = mod.cap(score);
-      }
-      s(r, c) = score + mod.bias(query, key_begin + coord.col(c));
+      s(r, c) = mod.scaled(s(r, c)) + mod.bias(query, key_begin + coord.col(c));
     }
   }
 }

@@ -119,8 +119,8 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
 template <class Config>
 __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& block,
                                   SharedStorage<Config>& smem) {
-  // At the full level scores are scaled before they come to the softmax.
-  Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale : 1.f);
+  Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
+                                                                : block.score_mod.exponent_scale());
   BlockRange const& range = block.range;
   if (range.count() > 0) {
     KeyLoader<Config> const loader{block, p, smem};

@@ -58,6 +58,7 @@ struct Consumer {
   int thread;           // of the warpgroup
   uint32_t number = 0;  // row blocks so far
   uint32_t blocks = 0;  // key blocks so far
+  DropoutMask dropout{};  // of this row block
 
   __device__ void run() {
     Turns<Config> const turns{warpgroup};
@@ -68,8 +69,8 @@ struct Consumer {
       if (!block.tile.valid) {
         break;
       }
-      // At the full level scores are scaled before they come to the softmax.
-      Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale : 1.f);
+      Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
+                                                   : block.score_mod.exponent_scale());
       attend(block, turns, acc);
       store<Config>(args.params, block, warpgroup, thread, acc);
     }
@@ -84,6 +85,11 @@ struct Consumer {
   __device__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc) {
     int const steps = block.range.count(), masked_steps = block.range.masked_count();
     int const unseen = unseen_steps(block);
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      if (args.params.scores.dropout_p > 0.f) {
+        dropout = dropout_mask(args.params, block.tile);
+      }
+    }
 #pragma unroll 1
     for (int step = 0; step < unseen; ++step) {
       leave_out(step, turns);
@@ -175,8 +181,9 @@ struct Consumer {
     }
     acc.softmax.template exponentials<size<1>(s)>(s);
     if constexpr (Config::kScores == ScoreLevel::Full) {
+      acc.softmax.keep_sums_here();
       if (args.params.scores.dropout_p > 0.f) {
-        apply_dropout(s, dropout_mask(args.params, block.tile), row_begin, key_begin, coord);
+        apply_dropout(s, dropout, row_begin, key_begin, coord);
       }
     }
     return moved;

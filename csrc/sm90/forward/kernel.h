@@ -29,13 +29,16 @@ __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& 
     });
   };
   uint32_t drawn = index;
+  int sequence = 0;  // of the tile before; they are drawn in order
   do {
     loader.load([&] {
       // The first tile from the one drawn that is valid, or none.
       WorkTile tile{};
       index = __shfl_sync(kAll, drawn, 0);
       while (index < num_tiles) {
-        tile = args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{});
+        tile = args.grid.tile(args.params.seqlens, static_cast<int>(index),
+                              WarpSearch{sequence});
+        sequence = tile.batch;
         if (tile.valid) {
           break;
         }

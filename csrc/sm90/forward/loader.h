@@ -38,11 +38,13 @@ struct Loader {
         load_k(block, step + 1);
       }
       if (step < steps) {
-        // Keys end in the block that comes first.
-        load_v(block, step, step == 0 ? block.keys_in_last : 0);
+        load_v(block, step);
       }
       if (step == 0) {
         describe(next_tile());
+        if (steps > 0 && block.keys_in_last > 0) {
+          clean_v(block.keys_in_last);
+        }
       }
     }
     blocks += steps;
@@ -101,26 +103,32 @@ struct Loader {
     }
   }
 
-  __device__ void load_v(Block const& block, int step, int keep) {
+  // Keys end in the block that comes first, which the others get cleaned up.
+  __device__ void load_v(Block const& block, int step) {
     Position const at(blocks + step);
     smem.v_ring.wait_empty(at);
-    Barrier& ready = smem.v_ring.full(at.stage);
-    Barrier& arrived = keep > 0 ? reinterpret_cast<Barrier&>(smem.v_arrived) : ready;
     if (elected) {
+      bool const to_clean = step == 0 && block.keys_in_last > 0;
+      Barrier& arrived = to_clean ? v_arrived() : smem.v_ring.full(at.stage);
       arrived.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
       load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(block, step), smem.v[at.stage],
                                                     arrived, TMA::CacheHintSm90::EVICT_LAST);
     }
-    if (keep > 0) {
-      arrived.wait(cleaned++ % 2);
-      compiler_fence();
-      clear_rows(smem.v[at.stage], keep);
-      // Ordinary stores, and wgmma reads through another path to memory.
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      if (elected) {
-        ready.arrive();
-      }
+  }
+
+  __device__ Barrier& v_arrived() const { return reinterpret_cast<Barrier&>(smem.v_arrived); }
+
+  // V of the first step, of which `keep` rows are the sequence's.
+  __device__ void clean_v(int keep) {
+    Position const at(blocks);
+    v_arrived().wait(cleaned++ % 2);
+    compiler_fence();
+    clear_rows(smem.v[at.stage], keep);
+    // Ordinary stores, and wgmma reads through another path to memory.
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    if (elected) {
+      smem.v_ring.full(at.stage).arrive();
     }
   }
 
