@@ -30,36 +30,51 @@ __device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, i
   }
 }
 
-// Scale, softcap and ALiBi, unless the scale is all there is. The conditions are the same for a
-// whole row block, so they stand outside the loops over a thread's scores.
+// Calls change(score, r, c) for a thread's scores.
+template <class Scores, class Change>
+__device__ __forceinline__ void for_each_score(Scores& s, Change change) {
+#pragma unroll
+  for (int r = 0; r < cute::size<0>(s); ++r) {
+#pragma unroll
+    for (int c = 0; c < cute::size<1>(s); ++c) {
+      s(r, c) = change(s(r, c), r, c);
+    }
+  }
+}
+
+// Scale, softcap and ALiBi, but for the scale that is left to the softmax. The conditions are the
+// same for a whole row block, so they stand outside the loops over a thread's scores.
 template <int kWarps, class Scores>
 __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
                                 FragmentCoord<kWarps> coord) {
-  if (mod.scales_only()) {
-    return;
+  if (mod.softcap > 0.f) {
+    for_each_score(s, [&](float score, int, int) { return mod.cap(score); });
+  } else if (!mod.folds_scale()) {
+    for_each_score(s, [&](float score, int, int) { return score * mod.softmax_scale; });
   }
-  auto const for_each = [&](auto change) {
-#pragma unroll
-    for (int r = 0; r < cute::size<0>(s); ++r) {
-#pragma unroll
-      for (int c = 0; c < cute::size<1>(s); ++c) {
-        s(r, c) = change(s(r, c), r, c);
-      }
-    }
-  };
-  bool const capped = mod.softcap > 0.f;
-  if (capped) {
-    for_each([&](float score, int, int) { return mod.cap(score); });
-  }
-  if (mod.alibi_slope != 0.f || !capped) {
-    float const scale = capped ? 1.f : mod.softmax_scale;
+  if (mod.alibi_slope != 0.f) {
     // In floating point, where a distance is a sum with a constant, and its sign costs nothing.
     int const diagonal = row_begin + mod.shift - key_begin - coord.col(0);
-    for_each([&](float score, int r, int c) {
+    float const slope = mod.folded_slope();
+    for_each_score(s, [&](float score, int r, int c) {
       float const distance = static_cast<float>(diagonal + coord.row(r)) - coord.col_offset(c);
-      return score * scale + mod.bias(distance);
+      return score - slope * fabsf(distance);
     });
   }
+}
+
+// The same with nothing but ALiBi, where no key is right of the diagonal: its penalty is then a
+// part that a row has in common, which is left to the softmax, and one that grows with the column.
+template <int kWarps, class Scores, int kRows>
+__device__ void apply_left_bias(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
+                                FragmentCoord<kWarps> coord, RowOffsets<kRows>& offsets) {
+  int const diagonal = row_begin + mod.shift - key_begin - coord.col(0);
+  float const slope = mod.folded_slope();
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    offsets.value[r] = -slope * static_cast<float>(diagonal + coord.row(r));
+  }
+  for_each_score(s, [&](float score, int, int c) { return score + slope * coord.col_offset(c); });
 }
 
 // Dropped probabilities become 0; the denominator, summed before, keeps them. A thread holds whole

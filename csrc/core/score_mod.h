@@ -21,14 +21,20 @@ struct ScoreMod {
   float alibi_slope;  // 0: off
   int shift;          // seqlen_k - seqlen_q: the key on the diagonal of row i is i + shift
 
-  // Whether scores are only scaled, which the softmax's exponent does for nothing, as long as what
-  // is larger stays larger.
-  FLASH_HD bool scales_only() const {
-    return softcap == 0.f && alibi_slope == 0.f && softmax_scale > 0.f;
+  // Whether the scale is left to the softmax's exponent, which applies one for nothing. ALiBi is
+  // then divided by it, for which it must not be next to nothing.
+  FLASH_HD bool folds_scale() const {
+    constexpr float kSmallest = 1e-20f;
+    return softcap == 0.f && softmax_scale > (alibi_slope == 0.f ? 0.f : kSmallest);
   }
 
   // What is left for the softmax to multiply by.
-  FLASH_HD float exponent_scale() const { return scales_only() ? softmax_scale : 1.f; }
+  FLASH_HD float exponent_scale() const { return folds_scale() ? softmax_scale : 1.f; }
+
+  // ALiBi's slope beside such scores.
+  FLASH_HD float folded_slope() const {
+    return folds_scale() ? alibi_slope * reciprocal_fast(softmax_scale) : alibi_slope;
+  }
 
   // softcap * tanh(softmax_scale * product / softcap), of a product q·k
   FLASH_HD float cap(float product) const {
@@ -42,8 +48,9 @@ struct ScoreMod {
   }
 
   // ALiBi (2108.12409): a penalty that grows with the distance from the diagonal.
-  FLASH_HD float bias(float distance) const { return -alibi_slope * fabsf(distance); }
-  FLASH_HD float bias(int row, int key) const { return bias(float(row + shift - key)); }
+  FLASH_HD float bias(int row, int key) const {
+    return -alibi_slope * fabsf(static_cast<float>(row + shift - key));
+  }
 };
 
 }  // namespace flash

@@ -79,6 +79,21 @@ struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
+// Where a row's scores in a block lack a part that they have in common, which need not be added to
+// each: what it is, by row.
+template <int kRows>
+struct RowOffsets {
+  float value[kRows];
+
+  FLASH_HD float add(int r, float lacking) const { return lacking + value[r]; }
+  FLASH_HD float take_away(int r, float whole) const { return whole - value[r]; }
+};
+
+struct NoOffsets {
+  FLASH_HD float add(int /*r*/, float x) const { return x; }
+  FLASH_HD float take_away(int /*r*/, float x) const { return x; }
+};
+
 template <int kRows>
 struct OnlineSoftmax {
   float max[kRows];  // of the raw scores so far, or up to 2^kSlack below; in all threads of a row
@@ -114,14 +129,14 @@ struct OnlineSoftmax {
   // Whether one of these scores (kRows, kCols) may have to move a maximum. Half the instructions of
   // a maximum, and no other thread is asked: whoever takes several blocks of keys asks this first.
   // Rows whose maximum is negative, or that saw no key yet, always say yes.
-  template <int kCols, class Scores>
-  FLASH_HD bool may_move(Scores&& scores) const {
+  template <int kCols, class Scores, class Offsets = NoOffsets>
+  FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {}) const {
     static_assert(kCols % 4 == 0);
     float const slack = kSlack * reciprocal_fast(scale_log2);
     bool moves = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      int const limit = ordered_bits(max[r] + slack);
+      int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
       int tops[2] = {limit, limit};
 #pragma unroll
       for (int c = 0; c < kCols; c += 4) {
@@ -138,21 +153,22 @@ struct OnlineSoftmax {
 
   // Takes scores (kRows, kCols) into the maxima; returns whether one of them moved, and in `factor`
   // what each row's sum and earlier output then have to be multiplied by.
-  template <int kCols, class Scores, class Reduce>
-  FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce) {
+  template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets>
+  FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce,
+                      Offsets const& offsets = {}) {
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float tops[kChains];
 #pragma unroll
       for (float& top : tops) {
-        top = max[r];
+        top = offsets.take_away(r, max[r]);
       }
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
         tops[c % kChains] = fmaxf(tops[c % kChains], scores(r, c));
       }
-      float const top = reduce(fmaxf(tops[0], tops[kChains - 1]), Max{});
+      float const top = reduce(offsets.add(r, fmaxf(tops[0], tops[kChains - 1])), Max{});
       float const growth = (top - max[r]) * scale_log2;
       bool const moves = growth > kSlack;
       factor[r] = moves ? exp2_fast(-growth) : 1.f;
@@ -170,11 +186,11 @@ struct OnlineSoftmax {
   }
 
   // Replaces scores (kRows, kCols) by exp2(scale_log2 * (score - max)).
-  template <int kCols, class Scores>
-  FLASH_HD void exponentials(Scores&& scores) {
+  template <int kCols, class Scores, class Offsets = NoOffsets>
+  FLASH_HD void exponentials(Scores&& scores, Offsets const& offsets = {}) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float const offset = max[r] * scale_log2;
+      float const offset = offsets.take_away(r, max[r]) * scale_log2;
       // Apart from sum[r]: one by one, the exponentials of 64k keys would lose 3e-4.
       float sums[kChains] = {};
 #pragma unroll

@@ -16,8 +16,8 @@ void bind_score_mod(py::module_& m) {
            py::arg("shift") = 0)
       .def("cap", &ScoreMod::cap, py::arg("product"))
       .def("scaled", &ScoreMod::scaled, py::arg("product"))
-      .def("scales_only", &ScoreMod::scales_only)
+      .def("folds_scale", &ScoreMod::folds_scale)
       .def("exponent_scale", &ScoreMod::exponent_scale)
-      .def("bias", py::overload_cast<int, int>(&ScoreMod::bias, py::const_), py::arg("row"),
-           py::arg("key"));
+      .def("folded_slope", &ScoreMod::folded_slope)
+      .def("bias", &ScoreMod::bias, py::arg("row"), py::arg("key"));
 }

@@ -17,16 +17,22 @@ def test_softcap(core, softcap, scale, product):
     assert mod.scaled(product) == mod.cap(product)
 
 
-@pytest.mark.parametrize("scale", [0.125, 0.0, -2.0])
-def test_scale_alone_is_left_to_the_exponent_if_it_keeps_the_order(core, scale):
-    mod = core.ScoreMod(softmax_scale=scale)
-    assert mod.scaled(3.0) == 3.0 * scale
-    assert mod.scales_only() == (scale > 0)
-    assert mod.exponent_scale() == (scale if scale > 0 else 1.0)
-    for hook in ({"softcap": 5.0}, {"alibi_slope": 0.25}):
-        mod = core.ScoreMod(softmax_scale=scale, **hook)
-        assert not mod.scales_only()
-        assert mod.exponent_scale() == 1.0
+@pytest.mark.parametrize("scale", [0.125, 1e-30, 0.0, -2.0])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_a_scale_that_keeps_the_order_is_left_to_the_exponent(core, scale, slope):
+    mod = core.ScoreMod(softmax_scale=scale, alibi_slope=slope)
+    assert mod.scaled(3.0) == pytest.approx(3.0 * scale)
+    folds = scale > 0 if slope == 0 else scale > 1e-20
+    assert mod.folds_scale() == folds
+    assert mod.exponent_scale() == pytest.approx(scale if folds else 1.0)
+    assert mod.folded_slope() == pytest.approx(slope / scale if folds else slope)
+    assert math.isfinite(mod.folded_slope())
+
+
+def test_a_softcap_is_about_scaled_scores(core):
+    mod = core.ScoreMod(softmax_scale=0.125, softcap=5.0)
+    assert not mod.folds_scale()
+    assert mod.exponent_scale() == 1.0
 
 
 @given(softcaps)

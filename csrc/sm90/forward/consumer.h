@@ -48,6 +48,8 @@ struct Consumer {
   using MmaValues = typename Config::MmaValues;
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
+  using Offsets = std::conditional_t<Config::kScores == ScoreLevel::Plain, NoOffsets,
+                                     RowOffsets<Acc::kRows>>;
   // P in registers, the A operand of P·V
   using Probabilities =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
@@ -60,7 +62,7 @@ struct Consumer {
   uint32_t blocks = 0;  // key blocks so far
   DropoutMask dropout{};  // of this row block
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     Turns<Config> const turns{warpgroup};
     turns.begin();
     for (;; ++number) {
@@ -82,7 +84,7 @@ struct Consumer {
 
   __device__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
-  __device__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc) {
+  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc) {
     int const steps = block.range.count(), masked_steps = block.range.masked_count();
     int const unseen = unseen_steps(block);
     if constexpr (Config::kScores == ScoreLevel::Full) {
@@ -157,29 +159,43 @@ struct Consumer {
     start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
   }
 
+  // Whether ALiBi is all that happens to these scores, with no key in sight right of the diagonal.
+  __device__ static bool bias_is_linear(RowBlock<Config> const& block, int row_begin,
+                                        int key_begin) {
+    ScoreMod const& mod = block.score_mod;
+    bool const left =
+        block.mask.right <= mod.shift || key_begin + Config::kBlockN <= row_begin + mod.shift;
+    return mod.alibi_slope != 0.f && mod.folds_scale() && left;
+  }
+
   // Scores become probabilities. Returns whether O has to be multiplied by `rescale` before it
   // takes more, the same in a warp.
   template <bool kMasked, bool kFirst>
-  __device__ bool softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment,
+  __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment,
                           Acc& acc, float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
     FragmentCoord<4> const coord(thread);
     int const row_begin = block.row_begin + first_row();
     int const key_begin = block.range.block_at(step) * Config::kBlockN;
+    Offsets offsets{};
     if constexpr (Config::kScores == ScoreLevel::Full) {
-      apply_score_mod(s, block.score_mod, row_begin, key_begin, coord);
+      if (bias_is_linear(block, row_begin, key_begin)) {
+        apply_left_bias(s, block.score_mod, row_begin, key_begin, coord, offsets);
+      } else {
+        apply_score_mod(s, block.score_mod, row_begin, key_begin, coord);
+      }
     }
     if constexpr (kMasked) {
       apply_mask(s, block.mask, row_begin, key_begin, coord);
     }
     bool moved = false;
-    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<size<1>(s)>(s))) {
-      moved = __any_sync(kAll, acc.softmax.template raise<size<1>(s)>(s, rescale, QuadReduce{}));
+    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<size<1>(s)>(s, offsets))) {
+      moved = __any_sync(kAll, acc.softmax.template raise<size<1>(s)>(s, rescale, QuadReduce{}, offsets));
       if (moved) {
         acc.softmax.rescale(rescale);
       }
     }
-    acc.softmax.template exponentials<size<1>(s)>(s);
+    acc.softmax.template exponentials<size<1>(s)>(s, offsets);
     if constexpr (Config::kScores == ScoreLevel::Full) {
       acc.softmax.keep_sums_here();
       if (args.params.scores.dropout_p > 0.f) {
@@ -195,7 +211,7 @@ struct Consumer {
   }
 
   template <bool kMasked>
-  __device__ void first_step(RowBlock<Config> const& block, int step, int steps,
+  __device__ __forceinline__ void first_step(RowBlock<Config> const& block, int step, int steps,
                              Turns<Config> const& turns, Acc& acc, Probabilities& p) {
     Position const here(blocks + step);
     ScoreFragment s;
@@ -214,7 +230,7 @@ struct Consumer {
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
   template <bool kMasked>
-  __device__ void next_step(RowBlock<Config> const& block, int step, int steps,
+  __device__ __forceinline__ void next_step(RowBlock<Config> const& block, int step, int steps,
                             Turns<Config> const& turns, Acc& acc, Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
