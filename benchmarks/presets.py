@@ -136,8 +136,13 @@ def cpu(options: Options) -> Iterator[Row]:
 
 
 def decode(options: Options) -> Iterator[Row]:
-    """Each point twice: what a Python caller waits for, and replayed from a CUDA graph."""
-    clock = Clock(options.device)
+    """Each point as a Python caller waits for it, and replayed from a CUDA graph, with an L2 cache
+    that was flushed by writes and by reads. "read": torch's sum of as many bytes."""
+    clocks = {
+        "graph": Clock(options.device),
+        "graph, clean L2": Clock(options.device, clean=True),
+        "eager": Clock(options.device),
+    }
     for point in problems.decode_grid():
         if options.seqlens and point.seqlen not in options.seqlens:
             continue
@@ -146,12 +151,11 @@ def decode(options: Options) -> Iterator[Row]:
             name: (lambda fn=fn: fn(*inputs))  # noqa: B023  measured within this turn of the loop
             for name, fn in contenders.with_cache(options.device).items()
         }
-        for mode in ("graph", "eager"):
-            steps = (
-                {name: _maybe_graphed(fn) for name, fn in calls.items()}
-                if mode == "graph"
-                else calls
-            )
+        as_many = torch.zeros(point.cache_bytes // 4, device=options.device)
+        calls["read"] = as_many.sum
+        replays = {name: _maybe_graphed(fn) for name, fn in calls.items()}
+        for mode, clock in clocks.items():
+            steps = calls if mode == "eager" else replays
             times = clock.measure(steps, min_samples=20)
             rates = _rate(point.cache_bytes, 1e9, times)
             yield Row("decode", f"{mode} {point}", "GB/s", times, rates)

@@ -37,9 +37,10 @@ _FOLDER = {
 # Directions that take another's parameters.
 _PARAMS = {"paged": "Fwd"}
 
-# What a direction's config is made of, after the element type.
+# What a direction's config, or an architecture's of it, is made of, after the element type.
 _CONFIG = {
     "fwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
+    "fwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
     "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
@@ -117,6 +118,8 @@ def kernel_name(stem: str, mangled: str) -> str:
 
 
 def _fields(variant) -> dict:
+    of_arch = f"{variant.direction}_{variant.arch}"
+    config = _CONFIG.get(of_arch) or _CONFIG[variant.direction]
     return dict(
         vars(variant),
         name=variant.name,
@@ -125,7 +128,7 @@ def _fields(variant) -> dict:
         level=variant.scores.capitalize(),
         folder=_FOLDER[variant.direction],
         Folder=_FOLDER[variant.direction].capitalize(),
-        config=", ".join(str(getattr(variant, field)) for field in _CONFIG[variant.direction]),
+        config=", ".join(str(getattr(variant, field)) for field in config),
         params=_PARAMS.get(variant.direction, variant.direction.capitalize()) + "Params",
     )
 

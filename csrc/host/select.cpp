@@ -58,8 +58,8 @@ bool rejects(Variant const& v, Request const& r, Say say) {
 std::string describe(Request const& r) {
   return concat(r.direction, " ", r.dtype, " head_dim ", r.head_dim,
                 r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
-                r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "",
-                " on sm_", r.sm);
+                r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "", " on sm_",
+                r.sm);
 }
 
 }  // namespace

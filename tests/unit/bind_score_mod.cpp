@@ -12,8 +12,8 @@ void bind_score_mod(py::module_& m) {
              mod.shift = shift;
              return mod;
            }),
-           py::kw_only(), py::arg("softmax_scale") = 1.f, py::arg("softcap") = 0.f, py::arg("alibi_slope") = 0.f,
-           py::arg("shift") = 0)
+           py::kw_only(), py::arg("softmax_scale") = 1.f, py::arg("softcap") = 0.f,
+           py::arg("alibi_slope") = 0.f, py::arg("shift") = 0)
       .def("cap", &ScoreMod::cap, py::arg("product"))
       .def("scaled", &ScoreMod::scaled, py::arg("product"))
       .def("folds_scale", &ScoreMod::folds_scale)

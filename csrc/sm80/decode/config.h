@@ -62,9 +62,9 @@ struct PieceMergeStorage {
   static constexpr int kGroups = Config::kThreads / kLanes;    // of threads that have a row each
   static_assert(kGroups > 0);
   // Members, in what the ring leaves behind
-  static constexpr int kQueue = (sizeof(RingStorage<Config>) * Config::kWarps -
-                                 kMergedRows * sizeof(float)) /
-                                (Config::kThreads * sizeof(float4));
+  static constexpr int kQueue =
+      (sizeof(RingStorage<Config>) * Config::kWarps - kMergedRows * sizeof(float)) /
+      (Config::kThreads * sizeof(float4));
   alignas(16) float4 queue[kQueue][Config::kThreads];
   float lse[kMergedRows];
 };

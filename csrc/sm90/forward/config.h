@@ -7,7 +7,7 @@
 namespace flash::sm90 {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          ScoreLevel kScores_>
+          int kStages_, ScoreLevel kScores_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -15,7 +15,7 @@ struct ForwardConfig {
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
   static constexpr ScoreLevel kScores = kScores_;
-  static constexpr int kStages = 2;  // buffers for K, and for V
+  static constexpr int kStages = kStages_;  // buffers for K, and for V
 
   // The first warpgroup loads, each of the others computes 64 rows.
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;

@@ -48,18 +48,18 @@ struct Consumer {
   using MmaValues = typename Config::MmaValues;
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
-  using Offsets = std::conditional_t<Config::kScores == ScoreLevel::Plain, NoOffsets,
-                                     RowOffsets<Acc::kRows>>;
+  using Offsets =
+      std::conditional_t<Config::kScores == ScoreLevel::Plain, NoOffsets, RowOffsets<Acc::kRows>>;
   // P in registers, the A operand of P·V
   using Probabilities =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup;        // of those that compute
-  int thread;           // of the warpgroup
-  uint32_t number = 0;  // row blocks so far
-  uint32_t blocks = 0;  // key blocks so far
+  int warpgroup;          // of those that compute
+  int thread;             // of the warpgroup
+  uint32_t number = 0;    // row blocks so far
+  uint32_t blocks = 0;    // key blocks so far
   DropoutMask dropout{};  // of this row block
 
   __device__ __forceinline__ void run() {
@@ -84,7 +84,8 @@ struct Consumer {
 
   __device__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
-  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns, Acc& acc) {
+  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns,
+                                         Acc& acc) {
     int const steps = block.range.count(), masked_steps = block.range.masked_count();
     int const unseen = unseen_steps(block);
     if constexpr (Config::kScores == ScoreLevel::Full) {
@@ -171,8 +172,9 @@ struct Consumer {
   // Scores become probabilities. Returns whether O has to be multiplied by `rescale` before it
   // takes more, the same in a warp.
   template <bool kMasked, bool kFirst>
-  __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, int step, ScoreFragment& fragment,
-                          Acc& acc, float (&rescale)[Acc::kRows]) {
+  __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, int step,
+                                          ScoreFragment& fragment, Acc& acc,
+                                          float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
     FragmentCoord<4> const coord(thread);
     int const row_begin = block.row_begin + first_row();
@@ -190,7 +192,8 @@ struct Consumer {
     }
     bool moved = false;
     if (kFirst || __any_sync(kAll, acc.softmax.template may_move<size<1>(s)>(s, offsets))) {
-      moved = __any_sync(kAll, acc.softmax.template raise<size<1>(s)>(s, rescale, QuadReduce{}, offsets));
+      moved = __any_sync(kAll,
+                         acc.softmax.template raise<size<1>(s)>(s, rescale, QuadReduce{}, offsets));
       if (moved) {
         acc.softmax.rescale(rescale);
       }
@@ -212,7 +215,8 @@ struct Consumer {
 
   template <bool kMasked>
   __device__ __forceinline__ void first_step(RowBlock<Config> const& block, int step, int steps,
-                             Turns<Config> const& turns, Acc& acc, Probabilities& p) {
+                                             Turns<Config> const& turns, Acc& acc,
+                                             Probabilities& p) {
     Position const here(blocks + step);
     ScoreFragment s;
     smem.k_ring.wait_full(here);
@@ -231,7 +235,8 @@ struct Consumer {
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
   template <bool kMasked>
   __device__ __forceinline__ void next_step(RowBlock<Config> const& block, int step, int steps,
-                            Turns<Config> const& turns, Acc& acc, Probabilities& p) {
+                                            Turns<Config> const& turns, Acc& acc,
+                                            Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
     smem.k_ring.wait_full(here);

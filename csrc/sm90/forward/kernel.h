@@ -36,8 +36,7 @@ __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& 
       WorkTile tile{};
       index = __shfl_sync(kAll, drawn, 0);
       while (index < num_tiles) {
-        tile = args.grid.tile(args.params.seqlens, static_cast<int>(index),
-                              WarpSearch{sequence});
+        tile = args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{sequence});
         sequence = tile.batch;
         if (tile.valid) {
           break;
