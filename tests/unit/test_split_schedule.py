@@ -179,7 +179,16 @@ def test_fewest_columns_occupy_every_multiprocessor_alike(
 
 @pytest.mark.parametrize(
     ("batch", "tiles", "columns"),
-    [(1, 8, 16), (8, 8, 16), (16, 8, 16), (1, 1, 132), (3, 8, 15), (5, 8, 15), (7, 8, 49), (64, 8, 0)],
+    [
+        (1, 8, 16),
+        (8, 8, 16),
+        (16, 8, 16),
+        (1, 1, 132),
+        (3, 8, 15),
+        (5, 8, 15),
+        (7, 8, 49),
+        (64, 8, 0),
+    ],
 )
 def test_fewest_columns(core, batch, tiles, columns):
     assert core.fewest_columns(batch, tiles, sm_count=132, blocks_per_sm=3) == columns
