@@ -82,7 +82,7 @@ Selection explain(Request const& request) {
   return selection;
 }
 
-Variant const& select(Request const& request) {
+Variant const& select(Request request) {
   for (Variant const& variant : variants()) {
     if (!rejects(variant, request, [](auto const&...) {})) {
       return variant;

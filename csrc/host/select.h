@@ -33,6 +33,6 @@ struct Selection {
 Selection explain(Request const& request);
 
 // The first row that fits; throws what was asked and what exists if none does.
-Variant const& select(Request const& request);
+Variant const& select(Request request);
 
 }  // namespace flash
