@@ -57,10 +57,12 @@ class Clock:
         for _ in range(rounds):
             for name, fn in live.items():
                 samples[name].append(self._sample(fn))
-        return medians | {
-            name: statistics.median(map(self._milliseconds, taken))
-            for name, taken in samples.items()
-        }
+        return medians | {name: self._median(taken) for name, taken in samples.items()}
+
+    def _median(self, samples: list[tuple]) -> float:
+        """Of those that the GPU did not have to wait for, if there are any."""
+        undisturbed = [sample for sample in samples if not sample[2]]
+        return statistics.median(map(self._milliseconds, undisturbed or samples))
 
     def _warm_up(self, name: str, fn: Callable) -> bool:
         try:
@@ -79,11 +81,14 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def _sample(self, fn: Callable) -> tuple:
-        """The start and the end: seconds, or events that may not have happened yet."""
+        """The start, the end, and whether the GPU waited for the host between them.
+
+        Start and end are seconds, or events that may not have happened yet.
+        """
         if not self.on_gpu:
             start = time.perf_counter()
             fn()
-            return start, time.perf_counter()
+            return start, time.perf_counter(), False
         if self._scratch is None:
             shape = (2, _FLUSH_BYTES // 4)
             self._scratch = torch.zeros(shape, dtype=torch.float32, device=self.device)
@@ -94,11 +99,12 @@ class Clock:
         begin.record()
         fn()
         end.record()
-        # No wait here: the host runs ahead during the flush, so its overhead is not in the sample.
-        return begin, end
+        # No wait here: the host runs ahead during the flush, so its overhead is not in the sample,
+        # unless something held it up until the flush was over.
+        return begin, end, begin.query()
 
     def _milliseconds(self, sample: tuple) -> float:
-        begin, end = sample
+        begin, end, _ = sample
         if not self.on_gpu:
             return 1e3 * (end - begin)
         end.synchronize()
