@@ -173,7 +173,7 @@ _SM80_BACKWARDS = [
 # A look-up in the plain kernels' loads, as a run-time flag, took their spills from 356 to 660 bytes
 # (d 64) and from 244 to 300 (d 128).
 _SM80_PAGED = [
-    replace(row, direction="paged", allow_spills=276, why="as the forward's: " + row.why)
+    replace(row, direction="paged", allow_spills=16, why="as the forward's: " + row.why)
     for row in _SM80_FORWARDS
     if row.head_dim == row.head_dim_v and row.head_dim in (64, 128, 256)
 ]
@@ -188,7 +188,7 @@ def _sm80_decode(scores: str) -> list[Variant]:
         *_rows(**rows, head_dim=128, head_dim_v=128, block_n=16, warps=4,
                why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
         # Q and O are 192 registers; 9 words of 622 instructions a step go to local memory.
-        *_rows(**rows, head_dim=256, head_dim_v=256, block_n=16, warps=2, allow_spills=64,
+        *_rows(**rows, head_dim=256, head_dim_v=256, block_n=16, warps=2, allow_spills=52,
                why="with 4 warps one block would fill an SM, and none of sm_86's"),
     ]  # fmt: skip
 
