@@ -43,15 +43,17 @@ FLASH_HD uint32_t dropout_threshold(double dropout_p) {
   return threshold < 65535.0 ? uint32_t(threshold) : 65535u;
 }
 
-// Whether the halves of a word, the lower one first, are at least a threshold. The upper half is
-// compared where it is; the lower one goes up by a multiplication, which leaves the unit of
-// comparisons and selections alone.
-struct HalvesAtLeast {
-  bool half[2];
-
-  FLASH_HD HalvesAtLeast(uint32_t word, uint32_t threshold)
-      : half{word << 16 >= threshold << 16, word >= threshold << 16} {}
-};
+// A probability becomes 0 where `random` is below `threshold`. Comparisons and selections are what
+// dropout waits for, so what could be a selection is a multiplication, skipped for what is kept.
+FLASH_HD void drop_below(uint32_t threshold, uint32_t random, float& p) {
+#if defined(__CUDA_ARCH__)
+  asm("{ .reg .pred below; setp.lt.u32 below, %1, %2; @below mul.f32 %0, %0, 0f00000000; }"
+      : "+f"(p)
+      : "r"(random), "r"(threshold));
+#else
+  p = random < threshold ? 0.f : p;
+#endif
+}
 
 struct DropoutMask {
   PhiloxKey key;
@@ -84,10 +86,17 @@ struct DropoutMask {
     uint32_t bits = 0;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      HalvesAtLeast const keep(random.word[w], threshold);
-      bits |= uint32_t(keep.half[0]) << (2 * w) | uint32_t(keep.half[1]) << (2 * w + 1);
+      bits |= uint32_t((random.word[w] & 0xffffu) >= threshold) << (2 * w);
+      bits |= uint32_t((random.word[w] >> 16) >= threshold) << (2 * w + 1);
     }
     return bits;
+  }
+
+  // The two entries, of a group's eight in dropout_bit's order, that a word's halves stand for.
+  // Both halves are compared as upper ones.
+  FLASH_HD void drop(uint32_t word, float& lower, float& upper) const {
+    drop_below(threshold << 16, word << 16, lower);
+    drop_below(threshold << 16, word, upper);
   }
 
   FLASH_HD bool keep(int query, int key_index) const {

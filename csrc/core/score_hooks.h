@@ -87,13 +87,11 @@ __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row
   for (int r = 0; r < cute::size<0>(p); r += 2) {
 #pragma unroll
     for (int c = 0; c < cute::size<1>(p); c += 4) {
-      uint32_t const keep = mask.keep_bits(first.later(r / 2 * kWarps, c / 4));
+      PhiloxWords const random = mask.draw(first.later(r / 2 * kWarps, c / 4));
 #pragma unroll
-      for (int bit = 0; bit < 8; ++bit) {
-        int const in_r = bit >> 1 & 1, in_c = (bit & 1) + (bit >> 2) * 2;
-        if (!(keep >> bit & 1)) {
-          p(r + in_r, c + in_c) = 0.f;
-        }
+      for (int w = 0; w < 4; ++w) {
+        int const in_r = r + w % 2, in_c = c + w / 2 * 2;
+        mask.drop(random.word[w], p(in_r, in_c), p(in_r, in_c + 1));
       }
     }
   }
