@@ -44,9 +44,10 @@ FLASH_HD uint32_t dropout_threshold(double dropout_p) {
 }
 
 // A probability becomes 0 where `random` is below `threshold`. Comparisons and selections are what
-// dropout waits for, so what could be a selection is a multiplication, skipped for what is kept.
+// dropout waits for on Hopper, so what could be a selection is a multiplication there, skipped for
+// what is kept.
 FLASH_HD void drop_below(uint32_t threshold, uint32_t random, float& p) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("{ .reg .pred below; setp.lt.u32 below, %1, %2; @below mul.f32 %0, %0, 0f00000000; }"
       : "+f"(p)
       : "r"(random), "r"(threshold));
