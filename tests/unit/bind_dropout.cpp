@@ -25,7 +25,14 @@ void bind_dropout(py::module_& m) {
           [](DropoutMask const& mask, uint32_t row, uint32_t col) {
             return mask.keep_bits({row, col});
           },
-          py::arg("row"), py::arg("col"));
+          py::arg("row"), py::arg("col"))
+      .def(
+          "drop",
+          [](DropoutMask const& mask, uint32_t word, float lower, float upper) {
+            mask.drop(word, lower, upper);
+            return std::make_tuple(lower, upper);
+          },
+          py::arg("word"), py::arg("lower"), py::arg("upper"));
 
   py::class_<TransposedDropout>(m, "TransposedDropout")
       .def(py::init<int>(), py::arg("lane"))

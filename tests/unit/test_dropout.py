@@ -23,6 +23,13 @@ def mask(core, seed=1234, offset=5, batch=0, heads_q=1, head=0, threshold=1 << 1
     )
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(0, 65535))
+def test_each_half_of_a_word_keeps_or_drops_its_entry(core, word, threshold):
+    lower, upper = mask(core, threshold=threshold).drop(word, 2.0, 3.0)
+    assert lower == (2.0 if word % 65536 >= threshold else 0.0)
+    assert upper == (3.0 if word // 65536 >= threshold else 0.0)
+
+
 def accumulator(lane):
     """(row, column) of the eight values that a lane of mma.m16n8k16 holds in two n = 8 tiles."""
     return [

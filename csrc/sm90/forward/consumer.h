@@ -33,12 +33,6 @@ struct Turns {
   }
 };
 
-// Reads the generator's state, which the host never sees: a graph replays with a new one.
-__device__ inline DropoutMask dropout_mask(FwdParams const& p, WorkTile const& tile) {
-  int64_t const* const rng = p.scores.rng_state;
-  return {rng[0], rng[1], tile.batch, p.heads_q, tile.head, p.scores.dropout_threshold};
-}
-
 template <class Config>
 struct Consumer {
   using Element = typename Config::Element;
@@ -90,7 +84,8 @@ struct Consumer {
     int const unseen = unseen_steps(block);
     if constexpr (Config::kScores == ScoreLevel::Full) {
       if (args.params.scores.dropout_p > 0.f) {
-        dropout = dropout_mask(args.params, block.tile);
+        WorkTile const& tile = block.tile;
+        dropout = DropoutMask(args.params.scores, tile.batch, args.params.heads_q, tile.head);
       }
     }
 #pragma unroll 1
