@@ -24,6 +24,20 @@ void bind_softmax(py::module_& m) {
           },
           py::arg("scores"))
       .def(
+          "step_with_offsets",  // the same of scores that lack `offsets` (2), asking first
+          [](Softmax& softmax, Scores scores, std::array<float, rows> lacking) {
+            float rescale[rows] = {1.f, 1.f};
+            auto const at = [&](int r, int c) -> float& { return scores[r][c]; };
+            flash::RowOffsets<rows> const offsets{{lacking[0], lacking[1]}};
+            if (softmax.may_move<cols>(at, offsets)) {
+              softmax.raise<cols>(at, rescale, flash::NoReduce{}, offsets);
+              softmax.rescale(rescale);
+            }
+            softmax.exponentials<cols>(at, offsets);
+            return std::make_tuple(scores, std::array<float, rows>{rescale[0], rescale[1]});
+          },
+          py::arg("scores"), py::arg("offsets"))
+      .def(
           "may_move",
           [](Softmax const& softmax, Scores scores) {
             return softmax.may_move<cols>([&](int r, int c) { return scores[r][c]; });

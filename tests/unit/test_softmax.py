@@ -22,12 +22,18 @@ blocks = st.lists(
 sinks = st.one_of(st.just(NOTHING), st.floats(-20, 20, width=32))
 
 
-def attend(core, blocks, softmax_scale, sink, value=lambda key: key + 1.0):
-    """(out, lse) per row, as a kernel computes them: rescale, accumulate, divide at the end."""
+def attend(core, blocks, softmax_scale, sink, value=lambda key: key + 1.0, offsets=None):
+    """(out, lse) per row, as a kernel computes them: rescale, accumulate, divide at the end.
+
+    offsets: of each block and row, which its scores lack.
+    """
     softmax = core.OnlineSoftmax(softmax_scale * LOG2E)
     out = [0.0] * ROWS
     for number, scores in enumerate(blocks):
-        p, rescale = softmax.step(scores)
+        if offsets is None:
+            p, rescale = softmax.step(scores)
+        else:
+            p, rescale = softmax.step_with_offsets(scores, offsets[number])
         for r in range(ROWS):
             added = sum(p[r][c] * value(number * COLS + c) for c in range(COLS))
             out[r] = out[r] * rescale[r] + added
@@ -60,6 +66,22 @@ def check(core, blocks, softmax_scale=1.0, sink=NOTHING):
 @given(blocks, st.sampled_from([1.0, 0.125, 0.1]), sinks)
 def test_equals_softmax(core, blocks, softmax_scale, sink):
     check(core, blocks, softmax_scale, sink)
+
+
+whole_numbers = st.integers(-200, 200).map(float)
+
+
+@given(blocks, st.lists(st.tuples(whole_numbers, whole_numbers), min_size=5, max_size=5), sinks)
+def test_scores_that_lack_an_offset(core, blocks, offsets, sink):
+    """As if the offsets had been added, though maxima are compared without."""
+    whole = [
+        [[x + offset for x in row] for row, offset in zip(block, of_rows)]
+        for block, of_rows in zip(blocks, offsets)
+    ]
+    results = attend(core, blocks, 0.125, sink, offsets=offsets)
+    for (out, lse), (expected, expected_lse) in zip(results, reference(whole, 0.125, sink)):
+        assert out == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert lse == pytest.approx(expected_lse, abs=1e-4)
 
 
 @given(blocks, st.sampled_from([-3000.0, -500.0, 500.0, 3000.0]), sinks)
