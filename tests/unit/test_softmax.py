@@ -68,7 +68,8 @@ def test_equals_softmax(core, blocks, softmax_scale, sink):
     check(core, blocks, softmax_scale, sink)
 
 
-whole_numbers = st.integers(-200, 200).map(float)
+# So far apart that an exponential which forgets them overflows.
+whole_numbers = st.integers(-4000, 4000).map(float)
 
 
 @given(blocks, st.lists(st.tuples(whole_numbers, whole_numbers), min_size=5, max_size=5), sinks)
@@ -80,8 +81,8 @@ def test_scores_that_lack_an_offset(core, blocks, offsets, sink):
     ]
     results = attend(core, blocks, 0.125, sink, offsets=offsets)
     for (out, lse), (expected, expected_lse) in zip(results, reference(whole, 0.125, sink)):
-        assert out == pytest.approx(expected, rel=1e-4, abs=1e-4)
-        assert lse == pytest.approx(expected_lse, abs=1e-4)
+        assert out == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        assert lse == pytest.approx(expected_lse, rel=1e-6, abs=1e-4)
 
 
 @given(blocks, st.sampled_from([-3000.0, -500.0, 500.0, 3000.0]), sinks)
