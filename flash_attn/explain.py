@@ -68,6 +68,7 @@ class _Problem:
     extras: tuple[str, ...]  # the names of the options that are in use
     capacity: int  # keys that a sequence can have
     num_splits: int | None  # of a call with a cache
+    batch_invariant: bool
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v
@@ -138,7 +139,7 @@ def explain(
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
         extras=tuple(name for name, used in in_use.items() if used),
         capacity=k.shape[1] * (1 if block_table is None else block_table.shape[1]),
-        num_splits=num_splits if cached else None,
+        num_splits=num_splits if cached else None, batch_invariant=batch_invariant,
     )  # fmt: skip
     return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
 
@@ -221,7 +222,7 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     request = (
         major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
     )  # fmt: skip
-    answer = _ask_about_decode(problem, request) if problem.num_splits is not None else None
+    answer = _ask_about_decode(problem, request) if _may_decode(problem) else None
     if answer is None:
         paged = "paged" in problem.extras
         answer = json.loads(backend.library.explain_forward(*request, paged))
@@ -239,13 +240,21 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     )  # fmt: skip
 
 
+def _may_decode(problem: _Problem) -> bool:
+    """Whether a decode kernel may serve the call: with a cache, or a dense one with few rows."""
+    if problem.operation == "_flash_attn_forward":
+        return not problem.batch_invariant and "dropout" not in problem.extras
+    return problem.num_splits is not None
+
+
 def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
-    """The selection for a call with a cache; None if it has too many rows for a decode kernel."""
+    """The selection among decode kernels; None where the forward kernel is faster."""
     device = torch.cuda.get_device_properties(problem.q.device)
     batch, seqlen_q, heads, _ = problem.q.shape
     answer = backend.library.explain_decode(
         *request, device.multi_processor_count, batch, seqlen_q, problem.capacity, heads,
-        problem.k.shape[2], problem.num_splits,
+        problem.k.shape[2], problem.num_splits or 0, "paged" in problem.extras,
+        problem.num_splits is not None,
     )  # fmt: skip
     return None if answer is None else json.loads(answer)
 

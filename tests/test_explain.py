@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,10 +30,12 @@ ROW = {
 
 
 class Library:
-    """Stands in for flash_attn._C: one kernel, for plain bf16 attention of head dim 64."""
+    """Stands in for flash_attn._C: one kernel, for plain bf16 attention of head dim 64, and one for
+    a single query of it."""
 
     def __init__(self, cuda: int = 13000):
         self.asked: list[tuple] = []
+        self.asked_about_decode: list[tuple] = []
         self.cuda = cuda
 
     def cuda_version(self) -> int:
@@ -40,6 +43,13 @@ class Library:
 
     def compiled_variants(self) -> str:
         return json.dumps([ROW])
+
+    def explain_decode(self, *request) -> str | None:
+        *_, seqlen_q, _seqlen_k, _heads, _heads_kv, num_splits, paged, cached = request
+        self.asked_about_decode.append((num_splits, paged, cached))
+        row = ROW | {"name": "decode_test"}
+        answer = {"variant": row, "rejected": [], "splits": 12}
+        return json.dumps(answer) if seqlen_q == 1 else None
 
     def explain_forward(self, *request) -> str:
         self.asked.append(request)
@@ -58,6 +68,8 @@ def library(monkeypatch) -> Library:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    gpu = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
     return simulated
 
 
@@ -194,6 +206,18 @@ def test_cuda_says_that_it_pads(library):
     choice = flash_attn.explain(*qkv(head_dim=60))
     assert library.asked == [(90, "bf16", 64, 64, False, False)]
     assert "head_dim 60 is padded to 64" in choice.why
+
+
+def test_cuda_few_queries_may_be_cut(library):
+    """A dense call with few rows goes to a decode kernel, unless that would show in its result."""
+    few = fake("cuda", *[(2, 1, 4, 64)] * 3)
+    choice = flash_attn.explain(*few)
+    assert (choice.kernel, choice.splits) == ("decode_test", 12)
+    assert library.asked_about_decode == [(0, False, False)]
+    for options in ({"batch_invariant": True}, {"dropout_p": 0.1}):
+        flash_attn.explain(*few, **options)
+    assert len(library.asked_about_decode) == 1
+    assert flash_attn.explain(*qkv()).kernel == ROW["name"]
 
 
 def test_cuda_operation_without_a_kernel(library):

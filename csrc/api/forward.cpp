@@ -3,11 +3,14 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "api/arguments.h"
 #include "api/forward.h"
 #include "api/rng.h"
+#include "host/decode_plan.h"
 #include "host/device.h"
 #include "host/select.h"
 #include "host/trace.h"
@@ -23,7 +26,14 @@ struct Attributes {
   ScoreArguments score;
   bool return_softmax;
   OptionalTensor const& rng_state;
+  bool may_decode;  // a decode kernel, whose splits depend on the batch, may serve it
 };
+
+Request decode_request(Tensor const& q, FwdParams const& p) {
+  DeviceInfo const& device = current_device();
+  return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, needs_full_scores(p.scores),
+          device.sm, device.smem_per_block};
+}
 
 // Lengths, heads and pages are in `p` already.
 Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, Attributes const& a,
@@ -47,7 +57,11 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.scores = scores(a.score, p.seqlens, p.heads_q, q, rng_state);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  launch_forward(q, p);
+  if (a.may_decode && decodes_dense(p, current_device()) && find(decode_request(q, p))) {
+    launch_decode(q, p, 0);
+  } else {
+    launch_forward(q, p);
+  }
   Tensor s_dmask = empty(q, {0}, q.scalar_type());
   if (a.return_softmax) {
     Seqlens const& s = p.seqlens;
@@ -61,7 +75,7 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
 Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_scale, bool causal,
                 int64_t window_left, int64_t window_right, double softcap,
                 OptionalTensor alibi_slopes, bool return_softmax, OptionalTensor s_aux,
-                OptionalTensor rng_state, bool /*batch_invariant: every launch is*/,
+                OptionalTensor rng_state, bool batch_invariant,
                 bool /*deterministic: of the backward it leads to*/) {
   FwdParams p{};
   p.seqlens = dense_lengths(q, k, v);
@@ -75,7 +89,8 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
       q, k, v, p,
       {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
        return_softmax,
-       rng_state},
+       rng_state,
+       !batch_invariant},
       out, lse);
 }
 
@@ -85,10 +100,10 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        double softcap, OptionalTensor alibi_slopes, bool return_softmax,
                        OptionalTensor block_table, OptionalTensor leftpad_k,
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
-                       OptionalTensor s_aux, OptionalTensor rng_state,
-                       bool /*batch_invariant: every launch is*/,
+                       OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
                        bool /*deterministic: of the backward it leads to*/) {
   FwdParams p{};
+  p.batch_invariant = batch_invariant;
   p.seqlens = packed_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                              seqused_k, block_table.has_value());
   p.seqlens.leftpad_k = int32_vector(leftpad_k, "leftpad_k", p.seqlens.batch, q);
@@ -109,7 +124,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
       q, k, v, p,
       {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
        return_softmax,
-       rng_state},
+       rng_state,
+       false},
       out, lse);
 }
 
@@ -118,12 +134,32 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
 void launch_forward(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
+  // Hopper's loads can end with any key only where batch entries are whole rows apart. Strides for
+  // which they are not are rare enough for the other kernels to serve them.
+  Seqlens const& s = p.seqlens;
+  int const batch_k = s.batch_k ? s.batches_k : s.batch;
+  bool const odd_strides =
+      s.used_k && !s.cu_k && !(p.k.numbers_rows(batch_k) && p.v.numbers_rows(batch_k));
+  int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   Variant const& variant =
       select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-              needs_full_scores(p.scores), device.sm, device.smem_per_block});
+              needs_full_scores(p.scores), sm, device.smem_per_block});
   trace_launch(p, variant);
   (paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});
+}
+
+void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits) {
+  DeviceInfo const& device = current_device();
+  Variant const& variant = select(decode_request(q, p));
+  constexpr int64_t most = std::numeric_limits<int>::max();
+  SplitSchedule const split =
+      decode_schedule(variant, p, static_cast<int>(std::min(num_splits, most)), device);
+  int64_t const floats = decode_workspace(variant, p, split);
+  Tensor const workspace = empty(q, {floats}, ScalarType::Float);
+  trace_launch(p, variant);
+  variant.launch.decode(decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr())),
+                        {device, current_stream(q), variant.name});
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {

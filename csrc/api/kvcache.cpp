@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
 #include "api/arguments.h"
@@ -100,19 +99,6 @@ Tensor append(Tensor const& q, FwdParams const& p, NewKeys const& a) {
   return turned;
 }
 
-void decode(Tensor const& q, FwdParams const& p, int64_t num_splits) {
-  Variant const& variant = variant_for("decode", q, p, needs_full_scores(p.scores));
-  DeviceInfo const& device = current_device();
-  constexpr int64_t most = std::numeric_limits<int>::max();
-  SplitSchedule const split =
-      decode_schedule(variant, p, static_cast<int>(std::min(num_splits, most)), device);
-  int64_t const floats = decode_workspace(variant, p, split);
-  Tensor const workspace = empty(q, {floats}, ScalarType::Float);
-  trace_launch(p, variant);
-  variant.launch.decode(decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr())),
-                        {device, current_stream(q), variant.name});
-}
-
 std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, OptionalTensor k,
                                         OptionalTensor v, OptionalTensor rotary_cos,
                                         OptionalTensor rotary_sin, OptionalTensor cache_seqlens,
@@ -183,8 +169,8 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   if (lse.numel() == 0) {
     return {out, lse};
   }
-  if (is_decode(seqlen_q, p.heads_q, p.heads_kv)) {
-    decode(query, p, num_splits);
+  if (decodes_cache(p, num_splits, current_device())) {
+    launch_decode(query, p, num_splits);
   } else {
     launch_forward(query, p);
   }

@@ -64,16 +64,20 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
 }
 
 PyObject* explain_decode(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0;
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, paged = 0, cached = 0;
   DeviceInfo device{};
   FwdParams p{};
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipiiiiiii", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+  if (!PyArg_ParseTuple(args, "isiipiiiiiiipp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
                         &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
-                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits)) {
+                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &paged,
+                        &cached)) {
     return nullptr;
   }
-  if (!is_decode(p.seqlens.seqlen_q, p.heads_q, p.heads_kv)) {
+  static int const some_page = 0;
+  p.pages.table = paged ? &some_page : nullptr;
+  device.sm = sm;
+  if (!(cached ? decodes_cache(p, num_splits, device) : decodes_dense(p, device))) {
     Py_RETURN_NONE;
   }
   device.smem_per_block = smem_per_block(sm);
@@ -95,9 +99,8 @@ PyMethodDef methods[] = {
      "not the others."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits) -> JSON as of explain_forward, with the most splits of a sequence; "
-     "None "
-     "for a call with so many query rows that the forward kernel serves it."},
+     "heads_kv, num_splits, paged, cached) -> JSON as of explain_forward, with the most splits of "
+     "a sequence; None for a call that the forward kernel serves."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -32,6 +32,9 @@ struct BlockRange {
     return after_left < 0 ? left - 1 - after_right : right - 1 - after_left;
   }
 
+  // block_at(step) + step, which is the same for all steps after the masked ones
+  FLASH_HD int interior() const { return right - 1 + masked_count(); }
+
   // How many of the first steps visit blocks that no row before `row_end` sees, all of them right
   // of its limit. Rows are those of the block, at least one; part of it need not compute these.
   FLASH_HD int steps_right_of(const SequenceMask& mask, int row_end, int block_n) const {

@@ -11,13 +11,13 @@
 namespace flash {
 
 // Keys outside a row's limits get -inf. By bits, of which one instruction makes seven predicates;
-// comparisons take one for each score and limit.
-template <int kWarps, class Scores>
-__device__ void apply_mask(Scores& s, SequenceMask const& mask, int row_begin, int key_begin,
+// comparisons take one for each score and limit. query_of: row of the tile -> query.
+template <int kWarps, class Scores, class QueryOf>
+__device__ void apply_mask(Scores& s, SequenceMask const& mask, QueryOf query_of, int key_begin,
                            FragmentCoord<kWarps> coord) {
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
-    KeyLimits const keys = mask.limits(row_begin + coord.row(r));
+    KeyLimits const keys = mask.limits(query_of(coord.row(r)));
 #pragma unroll
     for (int first = 0; first < cute::size<1>(s); first += 32) {
       int const key = key_begin + coord.col(first);

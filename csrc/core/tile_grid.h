@@ -9,10 +9,15 @@ namespace flash {
 // only this look-up differs.
 struct TileGrid {
   bool varlen;
+  // Of a varlen grid with short sequences: the tiles are those of the first row blocks alone, so
+  // that there is nothing to search, and who draws one goes on to those `below`.
+  bool first_only;
   DenseSchedule dense;
   VarlenSchedule by_length;
 
-  FLASH_HD int64_t num_tiles() const { return varlen ? by_length.num_tiles() : dense.num_tiles(); }
+  FLASH_HD int64_t num_tiles() const {
+    return varlen && !first_only ? by_length.num_tiles() : dense.num_tiles();
+  }
 
   // Index: int64_t, or int where num_tiles() is not more (see tile_at).
   template <class Index, class Search = Bisection>
@@ -24,13 +29,25 @@ struct TileGrid {
   template <class Index, class Search = Bisection>
   FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index,
                          Search search = {}) const {
-    if (!varlen) {
-      return DenseScheduler<Index>(dense, index, num_tiles()).coord();
-    }
     auto const start = [&](int sequence) -> Index {
       return sequence <= batch ? Index(cu[sequence]) : Index(total);
     };
-    return VarlenScheduler(by_length, start, index, num_tiles(), search).coord();
+    if (varlen && !first_only) {
+      return VarlenScheduler(by_length, start, index, num_tiles(), search).coord();
+    }
+    WorkTile tile = DenseScheduler<Index>(dense, index, num_tiles()).coord();
+    if (first_only && tile.valid) {
+      tile.valid = start(tile.batch) < start(tile.batch + 1);
+    }
+    return tile;
+  }
+
+  // The next row block of a valid tile's sequence, if the one who drew it is to go on with it.
+  FLASH_HD WorkTile below(const Seqlens& s, WorkTile tile) const {
+    int64_t const end = tile.batch < s.batch ? s.cu_q[tile.batch + 1] : s.total_q;
+    ++tile.m_block;
+    tile.valid = first_only && s.cu_q[tile.batch] + int64_t(tile.m_block) * by_length.block_m < end;
+    return tile;
   }
 };
 
@@ -43,6 +60,14 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   } else {
     grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }
+  return grid;
+}
+
+// The same, drawn by the first row blocks of sequences, which are not much longer than one.
+inline TileGrid make_first_blocks_grid(const Seqlens& s, int heads, int block_m) {
+  TileGrid grid = make_tile_grid(s, heads, block_m, {/*group=*/1, /*longest_first=*/false});
+  grid.first_only = true;
+  grid.dense = {/*m_blocks=*/1, heads, s.batch + 1, grid.by_length.order};
   return grid;
 }
 

@@ -8,13 +8,13 @@
 
 namespace flash {
 
-// Query rows times heads of a KV head up to which the decode kernel serves a call. It reads the
-// keys once per 16 of them; the forward kernel, once per head and 128 rows.
-inline constexpr int64_t kMaxDecodeRows = 64;
+// Whether the decode kernel serves a call with a cache. It reads the keys once per 16 rows (queries
+// times heads of a KV head), and several thread blocks can share a row's keys; the forward kernel
+// reads them once per 64 to 192 rows, of one thread block. num_splits as below.
+bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
-inline bool is_decode(int64_t seqlen_q, int heads_q, int heads_kv) {
-  return seqlen_q * (heads_q / heads_kv) <= kMaxDecodeRows;
-}
+// The same of a dense call without one.
+bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
 
 // num_splits as in flash_attn_with_kvcache: 0 chooses, 1 never cuts, n is a limit.
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params, int num_splits,

@@ -82,11 +82,18 @@ Selection explain(Request const& request) {
   return selection;
 }
 
-Variant const& select(Request request) {
+Variant const* find(Request const& request) {
   for (Variant const& variant : variants()) {
     if (!rejects(variant, request, [](auto const&...) {})) {
-      return variant;
+      return &variant;
     }
+  }
+  return nullptr;
+}
+
+Variant const& select(Request request) {
+  if (Variant const* const variant = find(request)) {
+    return *variant;
   }
   std::string compiled;
   for (Variant const& variant : variants()) {

@@ -32,6 +32,9 @@ struct Selection {
 // The first row of the table that fits, and why the others do not.
 Selection explain(Request const& request);
 
+// The first row that fits, or null.
+Variant const* find(Request const& request);
+
 // The first row that fits; throws what was asked and what exists if none does. The request comes by
 // value: gcc 13 and later suspect that a reference returned is one into an argument's temporary.
 Variant const& select(Request request);

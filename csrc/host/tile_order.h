@@ -35,19 +35,26 @@ inline int columns_side_by_side(DeviceInfo const& device, Columns const& columns
   return even_group(static_cast<int>(group), columns.count);
 }
 
-// Of a forward: a tile per row block, a column per query head and batch entry.
+// What a tile of a forward is: block_m queries of one of `heads`, which are the query heads, or KV
+// heads with all of their query heads at once.
+struct ForwardTile {
+  int block_m;
+  int heads;
+};
+
+// Of a forward: a tile per row block, a column per head and batch entry.
 template <class Config>
-TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device) {
+TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, ForwardTile const& tile) {
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * int64_t(sizeof(typename Config::Element));
   bool const causal = params.mask.right >= 0;
-  Columns const columns{int64_t(params.heads_q) * params.seqlens.batch,
+  Columns const columns{int64_t(tile.heads) * params.seqlens.batch,
                         params.seqlens.seqlen_k * row_bytes,
-                        params.heads_q / std::max(params.heads_kv, 1),
-                        num_m_blocks(params.seqlens.seqlen_q, Config::kBlockM), !causal};
+                        tile.heads / std::max(params.heads_kv, 1),
+                        num_m_blocks(params.seqlens.seqlen_q, tile.block_m), !causal};
   // Causal: the last row block sees most keys.
   TileOrder const order{columns_side_by_side(device, columns), /*longest_first=*/causal};
-  return make_tile_grid(params.seqlens, params.heads_q, Config::kBlockM, order);
+  return make_tile_grid(params.seqlens, tile.heads, tile.block_m, order);
 }
 
 }  // namespace flash

@@ -23,6 +23,7 @@ struct FwdParams {
   int heads_kv;
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
+  bool batch_invariant;  // a sequence's result may not depend on the others' lengths
 };
 
 }  // namespace flash

@@ -18,6 +18,11 @@ struct TensorView {
   FLASH_HD int64_t offset(int batch, int64_t row, int head) const {
     return batch * batch_stride + row * row_stride + head * head_stride;
   }
+
+  // Whether batch entries are whole rows apart, so that rows of all of them can be numbered.
+  FLASH_HD bool numbers_rows(int64_t batch) const {
+    return batch <= 1 || batch_stride == 0 || (row_stride > 0 && batch_stride % row_stride == 0);
+  }
 };
 
 // One fp32 number per row and head: LSE [b, h, s], or varlen [h, total] with batch_stride 0.

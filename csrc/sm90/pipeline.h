@@ -52,12 +52,13 @@ struct Ring {
   }
 
   // By all lanes of a reading warp.
-  __device__ void release(RingPosition<kStages> at) {
+  __device__ void release(int stage) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      empty(at.stage).arrive();
+      empty(stage).arrive();
     }
   }
+  __device__ void release(RingPosition<kStages> at) { release(at.stage); }
 };
 
 }  // namespace flash::sm90

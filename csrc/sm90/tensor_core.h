@@ -54,7 +54,8 @@ using MmaRegisterA = decltype(make_tiled_mma(
 // Starts accumulator (+)= a·b and returns; warpgroup_wait tells when it is done. Until then nobody
 // touches the accumulator, or `a` if it is in registers.
 template <bool kAccumulate, class Mma, class A, class B, class Accumulator>
-__device__ void start_product(Mma mma, A const& a, B const& b, Accumulator& accumulator) {
+__device__ __forceinline__ void start_product(Mma mma, A const& a, B const& b,
+                                              Accumulator& accumulator) {
   constexpr bool kRegisterA = !std::is_same_v<typename A::value_type, GmmaDescriptor>;
   warpgroup_fence_operand(accumulator);
   if constexpr (kRegisterA) {

@@ -27,38 +27,67 @@ auto encoder() {
   return function;
 }
 
-}  // namespace
+// Of five dimensions, columns first: how many elements, how far apart, and how many in a box.
+struct Dimension {
+  int64_t size;
+  int64_t stride;  // bytes
+  int64_t box;
+};
+using Dimensions = std::array<Dimension, 5>;
 
-TensorMap make_tensor_map(TensorMapRequest const& r) {
-  TensorMap result{};
-  result.head_step = r.heads > 1 && r.head_stride != 0;
-  result.batch_step = r.batch > 1 && r.batch_stride != 0;
-  // An expanded dimension becomes one of size 1. The stride of such a dimension is never used but
-  // has to be one that the driver takes.
-  int64_t const any_stride = (r.columns + 7) / 8 * 8;
-  auto const bytes = [&](int64_t stride, int64_t size) {
-    return static_cast<cuuint64_t>((size > 1 ? stride : any_stride) * kElementBytes);
-  };
-  int64_t const heads = result.head_step ? r.heads : 1, batch = result.batch_step ? r.batch : 1;
-  // A tensor without rows is never read; its map need only be one that the driver takes.
-  int64_t const rows = std::max<int64_t>(r.rows, 1);
-  std::array const sizes{static_cast<cuuint64_t>(r.columns), static_cast<cuuint64_t>(rows),
-                         static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
-  std::array const strides{bytes(r.row_stride, rows), bytes(r.head_stride, heads),
-                           bytes(r.batch_stride, batch)};
-  std::array const box{static_cast<cuuint32_t>(r.box_columns), static_cast<cuuint32_t>(r.box_rows),
-                       cuuint32_t{1}, cuuint32_t{1}};
-  std::array<cuuint32_t, 4> const element_strides{1, 1, 1, 1};
+CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
+  std::array<cuuint64_t, 5> sizes{};
+  std::array<cuuint64_t, 4> strides{};  // but that of the columns
+  std::array<cuuint32_t, 5> box{};
+  std::array<cuuint32_t, 5> const element_strides{1, 1, 1, 1, 1};
+  // The stride of a dimension of size 1 is never used but has to be one that the driver takes.
+  int64_t const any_stride = (r.columns + 7) / 8 * 8 * kElementBytes;
+  for (size_t i = 0; i < dimensions.size(); ++i) {
+    auto const& d = dimensions[i];
+    sizes[i] = static_cast<cuuint64_t>(d.size);
+    box[i] = static_cast<cuuint32_t>(d.box);
+    if (i > 0) {
+      strides[i - 1] = static_cast<cuuint64_t>(d.size > 1 ? d.stride : any_stride);
+    }
+  }
+  CUtensorMap map{};
   CUresult const status = encoder()(
       // Bits are only copied, so both dtypes look the same.
-      &result.map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(r.ptr), sizes.data(),
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(r.ptr), sizes.data(),
       strides.data(), box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
       r.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(status == CUDA_SUCCESS, "no TMA descriptor (CUDA error ", int{status}, ") for a tensor of ",
         r.batch, " x ", r.rows, " x ", r.heads, " x ", r.columns, " with strides ", r.batch_stride,
         ", ", r.row_stride, ", ", r.head_stride);
-  return result;
+  return map;
+}
+
+}  // namespace
+
+TensorMap make_tensor_map(TensorMapRequest const& r) {
+  // A tensor without rows is never read; its map need only be one that the driver takes.
+  int64_t const all_rows = std::max<int64_t>(r.rows, 1);
+  int64_t const row_bytes = (r.rows > 1 ? r.row_stride : r.columns) * kElementBytes;
+  int64_t const head_bytes = r.head_stride * kElementBytes;
+  // An expanded dimension becomes one of size 1.
+  bool const has_batch = r.batch > 1 && r.batch_stride != 0;
+  bool const has_heads = r.heads > r.group && r.head_stride != 0;
+  Dimension const columns{r.columns, kElementBytes, r.box_columns};
+  Dimension const heads{has_heads ? r.heads / r.group : 1, head_bytes * r.group, 1};
+  if (r.boxes == Boxes::EndWithTensor) {
+    Dimension const group{r.group, head_bytes, r.group};
+    Dimension const rows{all_rows, row_bytes, r.box_rows};
+    Dimension const batch{has_batch ? r.batch : 1, r.batch_stride * kElementBytes, 1};
+    return {encode(r, {columns, group, heads, rows, batch}), r.boxes, has_heads, has_batch};
+  }
+  int64_t const rows_apart = has_batch ? r.batch_stride / r.row_stride : 0;
+  Dimension const clip{kClip, row_bytes, r.box_rows};
+  Dimension const rows{(r.batch - 1) * rows_apart + all_rows + 1, row_bytes, 1};
+  constexpr int64_t kWrap = int64_t{1} << 34;  // kClip times this is 2^64
+  Dimension const back{int64_t{kClip} + 1, kWrap - row_bytes, 1};
+  return {encode(r, {columns, clip, heads, rows, back}), r.boxes, has_heads,
+          static_cast<int>(rows_apart)};
 }
 
 }  // namespace flash::sm90

@@ -9,22 +9,16 @@
 
 namespace flash::sm90 {
 
-// Rows from `row` on, of one head of one batch entry.
-struct TileCoord {
-  int row;
-  int head;
-  int batch;
-};
-
 // Asks for a tile (kRows, kColumns); its bytes count towards `full`. By one thread.
 template <int kRows, int kColumns, class Element>
-__device__ void load_tile(TensorMap const& tensor, TileCoord at, Element* smem, Barrier& full,
-                          TMA::CacheHintSm90 hint) {
+__device__ void load_tile(TensorMap const& tensor, TileCoord const& at, Element* smem,
+                          Barrier& full, TMA::CacheHintSm90 hint) {
+  auto const c = tensor.coordinates(at);
 #pragma unroll
   for (int run = 0; run < kColumns; run += kRun<kColumns>) {
-    SM90_TMA_LOAD_4D::copy(&tensor.map, reinterpret_cast<uint64_t*>(&full),
-                           static_cast<uint64_t>(hint), smem + run * kRows, run, at.row,
-                           at.head * tensor.head_step, at.batch * tensor.batch_step);
+    SM90_TMA_LOAD_5D::copy(&tensor.map, reinterpret_cast<uint64_t*>(&full),
+                           static_cast<uint64_t>(hint), smem + run * kRows, run, c.c1, c.c2, c.c3,
+                           c.c4);
   }
 }
 

@@ -114,18 +114,22 @@ def varlen(
     block_table: Tensor | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
+    max_seqlen_q: int | None = None,
     s_dmask: Tensor | None = None,
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, dv) and lse (h, total_q); NaN wherever the kernel wrote nothing.
 
-    s_dmask (b, h, longest sq, longest sk): filled by the kernel for probabilities.
+    max_seqlen_q: what the call says, if not the truth. s_dmask (b, h, longest sq, longest sk):
+    filled by the kernel for probabilities.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
     output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = _common(q, k, v, output.out, output.lse, causal, window_size, None)
     call |= varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k)
+    if max_seqlen_q is not None:
+        call["seqlen_q"] = max_seqlen_q
     if leftpad_k is not None:
         call["leftpad_k"] = leftpad_k.data_ptr()
     if block_table is not None:
@@ -306,6 +310,22 @@ def varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k: Tensor | None = 
     if cu_seqlens_k is not None:  # else seqused_k says it, of keys in pages
         lengths |= {"seqlen_k": int(cu_seqlens_k.diff().max()), "cu_k": cu_seqlens_k.data_ptr()}
     return lengths if seqused_k is None else lengths | {"used_k": seqused_k.data_ptr()}
+
+
+def problem(**shape: int) -> dict:
+    """What the host chooses by, of a dense call without tensors."""
+    nothing = (0, 0, 0, 0)
+    return {
+        "q": nothing,
+        "k": nothing,
+        "v": nothing,
+        "out": nothing,
+        "left": -1,
+        "right": -1,
+        "softmax_scale": 1.0,
+        "head_dim": 128,
+        "head_dim_v": 128,
+    } | shape
 
 
 def _common(q, k, v, out, lse, causal, window_size, softmax_scale) -> dict:

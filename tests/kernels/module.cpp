@@ -8,12 +8,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "banks.h"
 #include "host/decode_plan.h"
+#include "host/head_packing.h"
 #include "host/launch_kernel.h"
 #include "host/select.h"
 #include "host/workspace.h"
@@ -196,6 +198,20 @@ py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v,
   return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
 }
 
+bool packs_heads(py::dict const& call, int block_m, int packed) {
+  return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
+}
+
+// num_splits None: a dense call without a cache.
+bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm_count) {
+  flash::DeviceInfo device{};
+  device.sm = sm;
+  device.sm_count = sm_count;
+  flash::FwdParams const p = forward_params(call);
+  return num_splits ? flash::decodes_cache(p, *num_splits, device)
+                    : flash::decodes_dense(p, device);
+}
+
 // New keys to a cache, and q turned, as csrc/api/kvcache.cpp does it.
 void run_append(std::string const& name, py::dict const& call) {
   flash::FwdParams const p = forward_params(call);
@@ -264,6 +280,9 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
         py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
+  m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
+  m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
+        py::arg("sm_count"));
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));

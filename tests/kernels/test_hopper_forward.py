@@ -37,12 +37,14 @@ def check_dense(kernels, row, q, k, v, **kwargs) -> None:
 
 @pytest.mark.parametrize("row", SAMPLES, ids=id_of)
 @pytest.mark.parametrize("batch", [34, 80, 1200])
-def test_a_tile_finds_its_sequence_among_many(kernels, row, batch):
-    """The search has 33 candidates a round. Used twice, because a launch leaves the queue's counter
-    to the next one."""
+@pytest.mark.parametrize("longest", [40, 300])
+def test_a_tile_finds_its_sequence_among_many(kernels, row, batch, longest):
+    """With a sequence longer than a row block there is a search, of 33 candidates a round. Used
+    twice, because a launch leaves the queue's counter to the next one."""
     gen = torch.Generator().manual_seed(batch)
     lengths = torch.randint(0, 9 if batch > 100 else 40, (batch,), generator=gen)
     lengths[torch.rand(batch, generator=gen) < 0.3] = 0
+    lengths[batch // 2] = longest
     cu = torch.zeros(batch + 1, dtype=torch.int32)
     cu[1:] = lengths.cumsum(0)
     total = int(cu[-1])
@@ -55,6 +57,90 @@ def test_a_tile_finds_its_sequence_among_many(kernels, row, batch):
     assert_accurate("out", first[0], expected[0], standard[0])
     assert_lse("lse", first[1], expected[1])
     assert_bitwise("out", second[0], first[0])
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+def test_sequences_longer_than_was_said(kernels, row):
+    """Up to one row block nobody searches: who draws a sequence goes on with its other blocks, and
+    with the rows behind the last one, which become zeros."""
+    gen = torch.Generator().manual_seed(5)
+    cu = torch.tensor([0, 7, 7, 407, 500], dtype=torch.int32)
+    q, k, v = torch.randn(3, 1000, 2, 64, generator=gen).to(DTYPES[row.dtype])
+    call = dict(causal=True, max_seqlen_q=7)
+    out, lse = calls.varlen(kernels, row.name, q, k, v, cu, cu, **call)
+    starts = cu.tolist()
+    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
+    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
+    assert_accurate("out", out, expected[0], standard[0])
+    assert_lse("lse", lse, expected[1])
+    assert not out[500:].any()
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize("group", [2, 3, 7, 16, 64])
+@pytest.mark.parametrize("window", [(-1, -1), (100, 20)], ids=str)
+def test_packed_heads(kernels, row, group, window):
+    """Few queries, so that the heads of a KV head share row blocks; 3 and 7 leave rows over."""
+    gen = torch.Generator().manual_seed(group)
+    q = torch.randn(2, 21, 2 * group, 64, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, 2, 300, 2, 64, generator=gen).to(q.dtype)
+    packed = row.block_m // 64 * (64 // group)
+    call = dict(batch=2, seqlen_q=21, seqlen_k=300, heads_q=2 * group, heads_kv=2)
+    assert kernels.packs_heads(calls.problem(**call), row.block_m, packed)
+    sinks = torch.randn(2 * group, generator=gen)
+    check_dense(kernels, row, q, k, v, causal=True, window_size=window, s_aux=sinks)
+    check_dense(kernels, row, q, k, v, window_size=window)
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize("group", [3, 8])
+@pytest.mark.parametrize("longest", [20, 150])
+def test_packed_heads_of_a_packed_batch(kernels, row, group, longest):
+    gen = torch.Generator().manual_seed(group)
+    lengths = torch.randint(0, 30, (40,), generator=gen)
+    lengths[-1] = longest
+    cu = torch.zeros(41, dtype=torch.int32)
+    cu[1:] = lengths.cumsum(0)
+    q = torch.randn(int(cu[-1]) + 5, 2 * group, 64, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, int(cu[-1]), 2, 64, generator=gen).to(q.dtype)
+    out, lse = calls.varlen(kernels, row.name, q, k, v, cu, cu, causal=True)
+    starts = cu.tolist()
+    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
+    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
+    assert_accurate("out", out, expected[0], standard[0])
+    assert_lse("lse", lse, expected[1])
+
+
+def test_heads_are_packed_where_that_is_less_work(kernels):
+    """A row block of 128 queries, or of 16 with eight heads each."""
+
+    def packs(seqlen_q, seqlen_k=4096, **options):
+        call = dict(batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=32, heads_kv=4)
+        return kernels.packs_heads(calls.problem(**call | options), 128, 16)
+
+    assert packs(1)
+    assert packs(64)
+    assert not packs(128)
+    assert packs(129)
+    assert not packs(4096)
+    assert packs(512, 512, right=0)  # causal: fewer keys that only some of its queries see
+    assert not packs(512, 512)
+    assert not packs(16384, 16384, right=0)
+    assert packs(16384, 16384, left=200, right=0)
+    assert not packs(1, heads_kv=32)
+
+
+def test_keys_of_a_cache_with_odd_strides(kernels):
+    """Batch entries that are not whole rows apart: their keys cannot end before the tensor does."""
+    row = SAMPLES[0]
+    gen = torch.Generator().manual_seed(6)
+    q = torch.randn(2, 70, 2, 64, generator=gen).to(DTYPES[row.dtype])
+    memory = torch.randn(2, 2, 100 * 128 + 8, generator=gen).to(q.dtype)
+    k, v = (x[:, : 100 * 128].view(2, 100, 2, 64) for x in memory)
+    check_dense(kernels, row, q, k, v, causal=True)
+    used = torch.tensor([60, 99], dtype=torch.int32)
+    with pytest.raises(ValueError, match="12808 elements apart, expected a multiple"):
+        calls.cached(kernels, row.name, q, k, v, cache_seqlens=used, num_splits=None)
 
 
 @pytest.mark.parametrize("row", SAMPLES, ids=id_of)

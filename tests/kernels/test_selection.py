@@ -6,6 +6,8 @@ import pytest
 
 from build_tools.instantiate import load_table
 
+from . import calls
+
 ROWS = [v for v in load_table().VARIANTS if v.direction == "fwd"]
 # Shared memory that a block can have, in bytes, by compute capability.
 GPUS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
@@ -68,3 +70,31 @@ def test_what_no_row_serves(kernels):
     name, rejected = kernels.select("bf16", 264, 264, False, 80, GPUS[80])
     assert not name
     assert set(rejected) >= {row.name for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_splits", "sm", "expected"),
+    [
+        # A dense call: few rows, keys enough to cut, and an idle GPU.
+        ((1, 1, 4096, 32, 8), None, 90, True),
+        ((1, 1, 4096, 32, 8), None, 80, True),
+        ((1, 1, 512, 32, 8), None, 90, False),
+        ((1, 32, 4096, 32, 32), None, 90, True),
+        ((1, 64, 4096, 32, 32), None, 90, False),
+        ((1, 65, 4096, 1, 1), None, 90, False),
+        ((16, 1, 4096, 32, 8), None, 90, False),
+        ((0, 1, 4096, 32, 8), None, 90, False),
+        # With a cache: up to a tile's rows always; more, where nothing else is faster.
+        ((128, 1, 512, 32, 32), 0, 90, True),
+        ((128, 64, 512, 32, 32), 0, 90, False),
+        ((128, 64, 512, 32, 32), 0, 80, True),
+        ((128, 64, 512, 32, 32), 2, 90, True),
+        ((1, 64, 512, 8, 8), 0, 90, True),
+        ((1, 65, 512, 8, 8), 2, 90, False),
+    ],
+    ids=str,
+)
+def test_who_decodes(kernels, shape, num_splits, sm, expected):
+    names = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_kv")
+    call = calls.problem(**dict(zip(names, shape, strict=True)))
+    assert kernels.decodes(call, num_splits, sm, sm_count=132) == expected

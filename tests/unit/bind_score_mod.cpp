@@ -3,6 +3,7 @@
 
 void bind_score_mod(py::module_& m) {
   using flash::ScoreMod;
+  using flash::SmallCap;
   py::class_<ScoreMod>(m, "ScoreMod")
       .def(py::init([](float softmax_scale, float softcap, float alibi_slope, int shift) {
              ScoreMod mod{};
@@ -20,4 +21,8 @@ void bind_score_mod(py::module_& m) {
       .def("exponent_scale", &ScoreMod::exponent_scale)
       .def("folded_slope", &ScoreMod::folded_slope)
       .def("bias", &ScoreMod::bias, py::arg("row"), py::arg("key"));
+  py::class_<SmallCap>(m, "SmallCap")
+      .def(py::init<ScoreMod const&>())
+      .def("__call__", &SmallCap::operator(), py::arg("product"))
+      .def_readonly("limit", &SmallCap::limit);
 }

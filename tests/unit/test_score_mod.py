@@ -17,6 +17,22 @@ def test_softcap(core, softcap, scale, product):
     assert mod.scaled(product) == mod.cap(product)
 
 
+@given(softcaps, st.sampled_from([0.125, 1.0, -0.5]), st.floats(-1, 1, width=32))
+def test_a_cap_of_small_scores(core, softcap, scale, part):
+    """As far as it holds, which is three quarters of the cap, the same to rounding."""
+    mod = core.ScoreMod(softcap=softcap, softmax_scale=scale)
+    small = core.SmallCap(mod)
+    assert small.limit == pytest.approx(0.75 * softcap / abs(scale))
+    product = part * small.limit
+    expected = softcap * math.tanh(scale * product / softcap)
+    assert small(product) == pytest.approx(expected, abs=5e-7 * softcap)
+
+
+@pytest.mark.parametrize("scale", [1e6, 3e38])
+def test_no_score_is_small_beside_a_steep_slope(core, scale):
+    assert core.SmallCap(core.ScoreMod(softcap=0.001, softmax_scale=scale)).limit < 0
+
+
 @pytest.mark.parametrize("scale", [0.125, 1e-30, 0.0, -2.0])
 @pytest.mark.parametrize("slope", [0.0, 0.25])
 def test_a_scale_that_keeps_the_order_is_left_to_the_exponent(core, scale, slope):

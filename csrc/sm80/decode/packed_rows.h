@@ -1,20 +1,15 @@
-// The query rows of one tile. All heads that share a KV head are packed with the queries into rows,
-// so that the keys are read once for them: row r is query r / group, head r % group of the KV head.
+// The query rows of one tile, all heads of a KV head with the queries (core/query_row.h).
 #pragma once
 
 #include "core/block_info.h"
 #include "core/mask.h"
 #include "core/paging.h"
+#include "core/query_row.h"
 #include "core/split_schedule.h"
 #include "params/decode_params.h"
 #include "sm80/decode/config.h"
 
 namespace flash::sm80 {
-
-struct QueryRow {
-  int query;
-  int head;  // query head
-};
 
 // What one tile of one sequence is about.
 template <class Config>
@@ -37,10 +32,10 @@ struct DecodeTile {
     rows = min(info.seqlen_q * static_cast<int>(params.group.divisor) - first_row, Config::kBlockM);
   }
 
+  // Of row r the query, and the head of all query heads
   __device__ QueryRow row(FastDiv const& group, int r) const {
-    int const query = group.quotient(first_row + r);
-    int const head = group.remainder(first_row + r, query);
-    return {query, head_kv * static_cast<int>(group.divisor) + head};
+    QueryRow const packed = query_row(group, first_row + r);
+    return {packed.query, head_kv * static_cast<int>(group.divisor) + packed.head};
   }
 };
 

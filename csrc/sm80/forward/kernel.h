@@ -59,7 +59,8 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
     apply_score_mod(s, block.score_mod, block.row_begin, key_begin, coord);
   }
   if (block.range.masked(key_block)) {
-    apply_mask(s, block.mask, block.row_begin, key_begin, coord);
+    auto const query_of = [&](int row) { return block.row_begin + row; };
+    apply_mask(s, block.mask, query_of, key_begin, coord);
     if constexpr (Config::kPaged) {
       if (block.pages_missing) {
         hide_missing(s, block, key_begin, coord);

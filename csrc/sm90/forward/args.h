@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/query_row.h"
 #include "core/tile_grid.h"
 #include "core/tile_queue.h"
 #include "params/fwd_params.h"
@@ -7,11 +8,25 @@
 
 namespace flash::sm90 {
 
+// The rows of a warpgroup: `queries` queries with `heads` heads each (core/query_row.h). Any rows
+// that are left over hold nothing.
+struct RowPacking {
+  FastDiv heads;
+  int queries;
+
+  // The same, known to the compiler where a row is a query.
+  template <class Config>
+  __device__ int queries_of() const {
+    return Config::kPacked ? queries : Config::kBlockM / Config::kConsumers;
+  }
+};
+
 // What a launch passes to the kernel.
 struct ForwardArgs {
-  TensorMap q;  // boxes of 64 rows
+  TensorMap q;  // boxes of a warpgroup's rows
   TensorMap k;  // boxes of kBlockN keys
   TensorMap v;
+  RowPacking rows;
   FwdParams params;
   TileGrid grid;
   TileQueue queue;

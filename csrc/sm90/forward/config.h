@@ -6,8 +6,10 @@
 
 namespace flash::sm90 {
 
+// kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
+// what it takes would slow the others down.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, ScoreLevel kScores_>
+          int kStages_, ScoreLevel kScores_, bool kPacked_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -16,6 +18,9 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for K, and for V
+  static constexpr bool kPacked = kPacked_;
+  using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
+                               kStages_, kScores_, true>;
 
   // The first warpgroup loads, each of the others computes 64 rows.
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;
@@ -25,8 +30,8 @@ struct ForwardConfig {
   static_assert(kConsumers == 2 || kConsumers == 3);
   // setmaxnreg: what the loader does without goes to the others. 24 would leave them 240 of 168 at
   // launch, but the loader's tile look-up spills with it.
-  static constexpr int kLoaderRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
 
   using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockN>;

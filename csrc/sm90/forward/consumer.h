@@ -1,8 +1,8 @@
 // A computing warpgroup: 64 query rows against the keys that go by.
 #pragma once
 
-#include "core/score_hooks.h"
 #include "sm90/forward/args.h"
+#include "sm90/forward/hooks.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 
@@ -42,24 +42,21 @@ struct Consumer {
   using MmaValues = typename Config::MmaValues;
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
-  using Offsets =
-      std::conditional_t<Config::kScores == ScoreLevel::Plain, NoOffsets, RowOffsets<Acc::kRows>>;
   // P in registers, the A operand of P·V
   using Probabilities =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup;          // of those that compute
-  int thread;             // of the warpgroup
-  uint32_t number = 0;    // row blocks so far
-  uint32_t blocks = 0;    // key blocks so far
-  DropoutMask dropout{};  // of this row block
+  int warpgroup = 0;    // of those that compute
+  int thread = 0;       // of the warpgroup
+  uint32_t blocks = 0;  // key blocks so far
 
   __device__ __forceinline__ void run() {
-    Turns<Config> const turns{warpgroup};
-    turns.begin();
-    for (;; ++number) {
+    find_place();
+    Turns<Config>{warpgroup}.begin();
+    for (uint32_t number = 0;;) {
+      find_place();
       smem.q_ring.wait_full(RingPosition<1>(number));
       RowBlock<Config> const& block = smem.row_block(number);
       if (!block.tile.valid) {
@@ -67,27 +64,57 @@ struct Consumer {
       }
       Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
                                                    : block.score_mod.exponent_scale());
-      attend(block, turns, acc);
-      store<Config>(args.params, block, warpgroup, thread, acc);
+      attend_hooked(block, Turns<Config>{warpgroup}, acc);
+      number = block.number + 1;  // not kept in a register until here
+      store<Config>(args, block, warpgroup, thread, acc);
     }
-    turns.end();
+    Turns<Config>{warpgroup}.end();
   }
 
  private:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
-  __device__ int first_row() const { return warpgroup * kWarpgroupRows; }
+  // Anew for each row block, and not known to be the same: what follows from it, kept for the next
+  // one, would make the larger tiles spill.
+  __device__ void find_place() {
+    int index = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(index));
+    thread = index % kWarpgroup;
+    warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
+  }
 
-  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Turns<Config> const& turns,
-                                         Acc& acc) {
-    int const steps = block.range.count(), masked_steps = block.range.masked_count();
-    int const unseen = unseen_steps(block);
-    if constexpr (Config::kScores == ScoreLevel::Full) {
-      if (args.params.scores.dropout_p > 0.f) {
-        WorkTile const& tile = block.tile;
-        dropout = DropoutMask(args.params.scores, tile.batch, args.params.heads_q, tile.head);
+  // First query of this warpgroup, in the row block
+  __device__ int first_row() const { return warpgroup * queries(); }
+  __device__ int queries() const { return args.rows.template queries_of<Config>(); }
+
+  __device__ __forceinline__ void attend_hooked(RowBlock<Config> const& block,
+                                                Turns<Config> const& turns, Acc& acc) {
+    if constexpr (Config::kScores == ScoreLevel::Plain) {
+      attend(block, NoHooks{}, turns, acc);
+    } else {
+      Scores const& scores = args.params.scores;
+      ScoreMod const& mod = block.score_mod;
+      int const row_begin = block.row_begin + first_row();
+      bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes != nullptr,
+                 drops = scores.dropout_p > 0.f, left = block.mask.right <= mod.shift;
+      if (caps && !biased && !drops) {
+        attend(block, SoftcapHook(mod), turns, acc);
+      } else if (drops && !caps && !biased && mod.folds_scale()) {
+        attend(block, DropoutHook(block.dropout, row_begin), turns, acc);
+      } else if (biased && !caps && !drops && mod.folds_scale() && left) {
+        attend(block, LeftBiasHook(mod, row_begin), turns, acc);
+      } else {
+        attend(block, AnyHooks<Config>{block, warpgroup}, turns, acc);
       }
     }
+  }
+
+  template <class Hooks>
+  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Hooks const& hooks,
+                                         Turns<Config> const& turns, Acc& acc) {
+    BlockRange const& range = block.range;
+    int const steps = range.count(), masked_steps = range.masked_count();
+    int const unseen = unseen_steps(block);
 #pragma unroll 1
     for (int step = 0; step < unseen; ++step) {
       leave_out(step, turns);
@@ -95,27 +122,29 @@ struct Consumer {
     if (unseen < steps) {
       Probabilities p;
       int step = unseen;
-      if (step < masked_steps) {
-        first_step<true>(block, step, steps, turns, acc, p);
+      // With hooks, one copy of the code: the mask of a block without limits hides nothing.
+      if (Hooks::kAny || step < masked_steps) {
+        first_step<true>(block, hooks, step, steps, turns, acc, p);
       } else {
-        first_step<false>(block, step, steps, turns, acc, p);
+        first_step<false>(block, hooks, step, steps, turns, acc, p);
       }
       for (++step; step < masked_steps; ++step) {
-        next_step<true>(block, step, steps, turns, acc, p);
+        next_step<true>(block, hooks, range.block_at(step), step, steps, turns, acc, p);
       }
+      int const interior = range.interior();
       for (; step < steps; ++step) {
-        next_step<false>(block, step, steps, turns, acc, p);
+        next_step<false>(block, hooks, interior - step, step, steps, turns, acc, p);
       }
       last_values(steps - 1, acc, p);
     } else {
-      smem.q_ring.release(RingPosition<1>(number));
+      smem.q_ring.release(0);
     }
     blocks += steps;
   }
 
   // Key blocks come from the right, so those that none of this warpgroup's rows sees come first.
   __device__ int unseen_steps(RowBlock<Config> const& block) const {
-    int const rows = min(block.rows, first_row() + kWarpgroupRows);
+    int const rows = min(block.rows, first_row() + queries());
     return rows > first_row()
                ? block.range.steps_right_of(block.mask, block.row_begin + rows, Config::kBlockN)
                : block.range.count();
@@ -135,12 +164,12 @@ struct Consumer {
   __device__ void release_k(int step, int steps) {
     smem.k_ring.release(Position(blocks + step));
     if (step + 1 == steps) {
-      smem.q_ring.release(RingPosition<1>(number));
+      smem.q_ring.release(0);
     }
   }
 
   // S = Q·Kᵀ, not waited for
-  __device__ void start_scores(Position at, ScoreFragment& s) {
+  __device__ __forceinline__ void start_scores(Position at, ScoreFragment& s) {
     auto const slice = MmaScores{}.get_slice(0);
     Tensor q = make_tensor(make_smem_ptr(smem.q), typename Config::SmemLayoutQ{});
     Tensor k = make_tensor(make_smem_ptr(smem.k[0]), typename Config::SmemLayoutK{});
@@ -149,41 +178,29 @@ struct Consumer {
   }
 
   // O += P·V, not waited for
-  __device__ void start_values(Position at, Probabilities const& p, Acc& acc) {
+  __device__ __forceinline__ void start_values(Position at, Probabilities const& p, Acc& acc) {
     auto const slice = MmaValues{}.get_slice(0);
     Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
     start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
   }
 
-  // Whether ALiBi is all that happens to these scores, with no key in sight right of the diagonal.
-  __device__ static bool bias_is_linear(RowBlock<Config> const& block, int row_begin,
-                                        int key_begin) {
-    ScoreMod const& mod = block.score_mod;
-    bool const left =
-        block.mask.right <= mod.shift || key_begin + Config::kBlockN <= row_begin + mod.shift;
-    return mod.alibi_slope != 0.f && mod.folds_scale() && left;
-  }
-
   // Scores become probabilities. Returns whether O has to be multiplied by `rescale` before it
   // takes more, the same in a warp.
-  template <bool kMasked, bool kFirst>
-  __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, int step,
-                                          ScoreFragment& fragment, Acc& acc,
+  template <bool kMasked, bool kFirst, class Hooks>
+  __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, Hooks const& hooks,
+                                          int key_block, ScoreFragment& fragment, Acc& acc,
                                           float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
-    FragmentCoord<4> const coord(thread);
-    int const row_begin = block.row_begin + first_row();
-    int const key_begin = block.range.block_at(step) * Config::kBlockN;
-    Offsets offsets{};
-    if constexpr (Config::kScores == ScoreLevel::Full) {
-      if (bias_is_linear(block, row_begin, key_begin)) {
-        apply_left_bias(s, block.score_mod, row_begin, key_begin, coord, offsets);
-      } else {
-        apply_score_mod(s, block.score_mod, row_begin, key_begin, coord);
-      }
-    }
+    Coord const coord(thread);
+    int const key_begin = key_block * Config::kBlockN;
+    typename Hooks::Offsets offsets{};
+    hooks.on_scores(s, key_begin, coord, offsets);
     if constexpr (kMasked) {
-      apply_mask(s, block.mask, row_begin, key_begin, coord);
+      int const first = block.row_begin + first_row();
+      auto const query_of = [&](int row) {
+        return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
+      };
+      apply_mask(s, block.mask, query_of, key_begin, coord);
     }
     bool moved = false;
     if (kFirst || __any_sync(kAll, acc.softmax.template may_move<size<1>(s)>(s, offsets))) {
@@ -194,12 +211,10 @@ struct Consumer {
       }
     }
     acc.softmax.template exponentials<size<1>(s)>(s, offsets);
-    if constexpr (Config::kScores == ScoreLevel::Full) {
+    if constexpr (Hooks::kAny) {
       acc.softmax.keep_sums_here();
-      if (args.params.scores.dropout_p > 0.f) {
-        apply_dropout(s, dropout, row_begin, key_begin, coord);
-      }
     }
+    hooks.on_probabilities(s, key_begin, coord);
     return moved;
   }
 
@@ -208,28 +223,29 @@ struct Consumer {
     pack<Element>(s, words);
   }
 
-  template <bool kMasked>
-  __device__ __forceinline__ void first_step(RowBlock<Config> const& block, int step, int steps,
-                                             Turns<Config> const& turns, Acc& acc,
-                                             Probabilities& p) {
+  template <bool kMasked, class Hooks>
+  __device__ __forceinline__ void first_step(RowBlock<Config> const& block, Hooks const& hooks,
+                                             int step, int steps, Turns<Config> const& turns,
+                                             Acc& acc, Probabilities& p) {
     Position const here(blocks + step);
     ScoreFragment s;
     smem.k_ring.wait_full(here);
     turns.wait();
     start_scores(here, s);
-    turns.pass();
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
+    turns.pass();
     release_k(step, steps);
     float rescale[Acc::kRows];
-    softmax<kMasked, true>(block, step, s, acc, rescale);
+    softmax<kMasked, true>(block, hooks, block.range.block_at(step), s, acc, rescale);
     to_operand(s, p);
     smem.v_ring.wait_full(here);
   }
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
-  template <bool kMasked>
-  __device__ __forceinline__ void next_step(RowBlock<Config> const& block, int step, int steps,
+  template <bool kMasked, class Hooks>
+  __device__ __forceinline__ void next_step(RowBlock<Config> const& block, Hooks const& hooks,
+                                            int key_block, int step, int steps,
                                             Turns<Config> const& turns, Acc& acc,
                                             Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
@@ -238,12 +254,12 @@ struct Consumer {
     turns.wait();
     start_scores(here, s);
     start_values(before, p, acc);
-    turns.pass();
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
+    turns.pass();
     release_k(step, steps);
     float rescale[Acc::kRows];
-    bool const moved = softmax<kMasked, false>(block, step, s, acc, rescale);
+    bool const moved = softmax<kMasked, false>(block, hooks, key_block, s, acc, rescale);
     // Left alone, the compiler takes the wait for P·V before the exponentials that are to run under
     // it. It keeps the two waits in order, and does not know that sums are never negative.
     bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
@@ -258,7 +274,7 @@ struct Consumer {
     to_operand(s, p);
   }
 
-  __device__ void last_values(int step, Acc& acc, Probabilities const& p) {
+  __device__ __forceinline__ void last_values(int step, Acc& acc, Probabilities const& p) {
     Position const at(blocks + step);
     start_values(at, p, acc);
     warpgroup_wait<0>();

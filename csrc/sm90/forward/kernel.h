@@ -29,11 +29,16 @@ __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& 
     });
   };
   uint32_t drawn = index;
-  int sequence = 0;  // of the tile before; they are drawn in order
+  int sequence = 0;    // of the tile before; they are drawn in order
+  bool below = false;  // the tile was not drawn
   do {
     loader.load([&] {
+      WorkTile tile = loader.tile_below();
+      below = tile.valid;
+      if (below) {
+        return tile;
+      }
       // The first tile from the one drawn that is valid, or none.
-      WorkTile tile{};
       index = __shfl_sync(kAll, drawn, 0);
       while (index < num_tiles) {
         tile = args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{sequence});
@@ -46,8 +51,11 @@ __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& 
       return tile;
     });
     // Asked for now, so that the answer is there when the next tile's first keys are on their way.
-    drawn = index < num_tiles ? draw() : 0;
+    if (index < num_tiles && !below) {
+      drawn = draw();
+    }
   } while (index < num_tiles);
+  loader.end();
 }
 
 template <class Config>
@@ -68,8 +76,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-    int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    Consumer<Config>{args, smem, warpgroup - 1, thread}.run();
+    Consumer<Config>{args, smem}.run();
   }
 }
 

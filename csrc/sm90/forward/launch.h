@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "host/head_packing.h"
 #include "host/launch_kernel.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
@@ -12,17 +13,73 @@
 
 namespace flash::sm90 {
 
-template <class View>
-TensorMap tensor_map(View const& view, int columns, int64_t rows, int heads, int batch,
-                     int box_rows, int box_columns) {
-  return make_tensor_map({view.ptr, columns, rows, heads, batch, view.row_stride, view.head_stride,
-                          view.batch_stride, box_rows, box_columns});
+// Of q, or of k or v, whose rows may end anywhere if a tensor says where.
+template <class Config>
+TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
+  Seqlens const& s = p.seqlens;
+  int const group = static_cast<int>(packing.heads.divisor);
+  Boxes const boxes = s.cu_q && group == 1 ? Boxes::EndWithRow : Boxes::EndWithTensor;
+  return {p.q.ptr,
+          p.head_dim,
+          s.cu_q ? s.total_q : s.seqlen_q,
+          p.heads_q,
+          s.cu_q ? 1 : s.batch,
+          p.q.row_stride,
+          p.q.head_stride,
+          p.q.batch_stride,
+          packing.queries,
+          kRun<Config::kHeadDim>,
+          boxes,
+          group};
+}
+
+template <class Config, int kColumns>
+TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& view, int columns) {
+  Seqlens const& s = p.seqlens;
+  int const batch = s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
+  bool const ends = s.cu_k || s.used_k;  // before the tensor does
+  check(!ends || view.numbers_rows(batch), "batch entries of keys that end anywhere are ",
+        view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride);
+  // K and V without elements may have no address.
+  return {view.ptr ? view.ptr : p.q.ptr,
+          columns,
+          s.cu_k ? s.total_k : s.seqlen_k,
+          p.heads_kv,
+          batch,
+          view.row_stride,
+          view.head_stride,
+          view.batch_stride,
+          Config::kBlockN,
+          kRun<kColumns>,
+          ends ? Boxes::EndWithRow : Boxes::EndWithTensor,
+          1};
+}
+
+// Rows of a warpgroup: queries of one head, or of all heads of a KV head, whichever is less work.
+template <class Config>
+RowPacking row_packing(FwdParams const& params) {
+  int const group = params.heads_q / std::max(params.heads_kv, 1);
+  // Hooks look at one head a row block.
+  bool const can = Config::kScores == ScoreLevel::Plain && group > 1 && group <= kWarpgroupRows;
+  int const queries = can ? kWarpgroupRows / group : 0;
+  ForwardTile const tile = better_tile(params, Config::kBlockM, Config::kConsumers * queries);
+  return tile.block_m == Config::kBlockM ? RowPacking{FastDiv(1), kWarpgroupRows}
+                                         : RowPacking{FastDiv(group), queries};
 }
 
 template <class Config>
-void launch_forward(FwdParams const& params, LaunchContext const& launch) {
+TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking const& rows) {
+  ForwardTile const tile{Config::kConsumers * rows.queries,
+                         Config::kPacked ? params.heads_kv : params.heads_q};
   Seqlens const& s = params.seqlens;
-  TileGrid const grid = forward_grid<Config>(params, launch.device);
+  // No sequence is longer than a row block: one thread block after another takes one of them.
+  return s.cu_q && s.seqlen_q <= tile.block_m ? make_first_blocks_grid(s, tile.heads, tile.block_m)
+                                              : forward_grid<Config>(params, device, tile);
+}
+
+template <class Config>
+void launch(FwdParams const& params, LaunchContext const& launch, RowPacking const& rows) {
+  TileGrid const grid = tile_grid<Config>(params, launch.device, rows);
   int64_t const num_tiles = grid.num_tiles();
   if (num_tiles == 0) {
     return;
@@ -31,27 +88,28 @@ void launch_forward(FwdParams const& params, LaunchContext const& launch) {
         max_grid_blocks, " are served");
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
   int const counter = num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
-  int64_t const rows_q = s.cu_q ? s.total_q : s.seqlen_q;
-  int64_t const rows_k = s.cu_k ? s.total_k : s.seqlen_k;
-  int const batch_q = s.cu_q ? 1 : s.batch;
-  int const batch_k = s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
-  // K and V without elements may have no address.
-  auto const or_q = [&](TensorView<const void> view) {
-    view.ptr = view.ptr ? view.ptr : params.q.ptr;
-    return view;
-  };
-  ForwardArgs const args{tensor_map(params.q, params.head_dim, rows_q, params.heads_q, batch_q,
-                                    kWarpgroupRows, kRun<Config::kHeadDim>),
-                         tensor_map(or_q(params.k), params.head_dim, rows_k, params.heads_kv,
-                                    batch_k, Config::kBlockN, kRun<Config::kHeadDim>),
-                         tensor_map(or_q(params.v), params.head_dim_v, rows_k, params.heads_kv,
-                                    batch_k, Config::kBlockN, kRun<Config::kHeadDimV>),
-                         params,
-                         grid,
-                         {static_cast<uint32_t>(num_tiles), counter >= 0},
-                         counter};
+  ForwardArgs const args{
+      make_tensor_map(q_request<Config>(params, rows)),
+      make_tensor_map(key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim)),
+      make_tensor_map(key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v)),
+      rows,
+      params,
+      grid,
+      {static_cast<uint32_t>(num_tiles), counter >= 0},
+      counter};
   launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
                                         args);
+}
+
+template <class Config>
+void launch_forward(FwdParams const& params, LaunchContext const& context) {
+  RowPacking const rows = row_packing<Config>(params);
+  if constexpr (Config::kScores == ScoreLevel::Plain) {
+    if (rows.heads.divisor > 1) {
+      return launch<typename Config::Packed>(params, context, rows);
+    }
+  }
+  launch<Config>(params, context, rows);
 }
 
 }  // namespace flash::sm90

@@ -17,7 +17,6 @@ struct SharedStorage {
   Ring<1> q_ring;  // full also means: the row block is described in `block`
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
-  alignas(8) uint64_t v_arrived;  // only for a block of keys whose V the loader has to clean up
   // Three: the loader describes a row block while the others compute the one before, and a warp
   // that is late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
@@ -31,7 +30,6 @@ struct SharedStorage {
     q_ring.init(Config::kConsumerWarps);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
-    reinterpret_cast<Barrier&>(v_arrived).init(1);
     cutlass::arch::fence_barrier_init();
   }
 };

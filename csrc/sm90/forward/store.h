@@ -36,26 +36,49 @@ __device__ inline uint2 halves_of_groups(uint32_t first, uint32_t second, bool o
   return odd ? uint2{theirs, second} : uint2{first, theirs};
 }
 
+struct OutputRow {
+  QueryRow row;  // of the row block
+  bool exists;
+};
+
+template <bool kPacked>
+__device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int row, int queries) {
+  if constexpr (!kPacked) {
+    int const query = warpgroup * kWarpgroupRows + row;
+    return {{query, 0}, query < queries};
+  } else {
+    QueryRow const own = query_row(packing.heads, row);
+    int const query = warpgroup * packing.queries + own.query;
+    return {{query, own.head}, own.query < packing.queries && query < queries};
+  }
+}
+
 // Divides by the softmax denominator and writes O [rows, head_dim] and LSE [rows] of a warpgroup.
 // Straight from registers: a way through shared memory and TMA would need a buffer that the larger
 // tiles have no room for but in Q's or V's, whose next load would then wait for it; and the rows
 // behind the end of a sequence belong to the next one. A quad writes 32 bytes of a row at a time.
 template <class Config>
-__device__ void store(FwdParams const& p, RowBlock<Config> const& block, int warpgroup, int thread,
-                      Accumulators<Config>& acc) {
+__device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
+                      int thread, Accumulators<Config>& acc) {
   using Element = typename Config::Element;
   constexpr int kRows = Accumulators<Config>::kRows;
+  constexpr bool kPacked = Config::kPacked;
+  FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
-  int const first = warpgroup * kWarpgroupRows, quad_lane = thread % 4;
+  int const quad_lane = thread % 4;
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
   float scale[kRows];
+  OutputRow rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    int const row = first + coord.row(r);
-    auto const finished = acc.softmax.finish(r, block.sink, QuadReduce{});
+    rows[r] = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+    QueryRow const& row = rows[r].row;
+    float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
+    auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     scale[r] = finished.out_scale * keep_scale;
-    store_if(quad_lane == 0 && row < block.rows, block.lse + row, finished.lse);
+    float* const lse = block.lse + row.query + (kPacked ? row.head * p.lse.head_stride : 0);
+    store_if(quad_lane == 0 && rows[r].exists, lse, finished.lse);
   }
   acc.rescale(scale);
 
@@ -66,9 +89,10 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block, int war
   int const column = (odd ? 8 : 0) + quad_lane / 2 * 4;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    int const row = first + coord.row(r);
-    int const columns = row < block.rows ? p.head_dim_v : 0;
-    Element* const target = block.out + row * p.out.row_stride + column;
+    int const columns = rows[r].exists ? p.head_dim_v : 0;
+    QueryRow const& row = rows[r].row;
+    Element* const target = block.out + row.query * p.out.row_stride +
+                            (kPacked ? row.head * p.out.head_stride : 0) + column;
 #pragma unroll
     for (int group = 0; group < kGroups; group += 2) {
       store_if(column + group * 8 < columns, target + group * 8,

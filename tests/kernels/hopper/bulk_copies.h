@@ -36,12 +36,12 @@ struct Box {
   void for_each_run(Visit visit) const {
     int const per_row = map.row_bytes();
     for (int row = 0; row < map.rows(); ++row) {
-      int64_t offset = 0;
+      uint64_t offset = 0;  // may wrap around, as the unit's addresses do
       bool inside = true;
       for (int i = 1, rest = row; i < TensorMap::kMaxRank; rest /= map.box[i], ++i) {
         int64_t const index = int64_t{begin[i]} + rest % map.box[i];
         inside &= index >= 0 && index < map.size[i];
-        offset += index * map.stride[i];
+        offset += index * static_cast<uint64_t>(map.stride[i]);
       }
       for (int byte = 0; byte < per_row; byte += 16) {
         int64_t const first = int64_t{begin[0]} * map.element_bytes + byte;

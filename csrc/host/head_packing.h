@@ -1,0 +1,43 @@
+// Whether the query heads of a KV head share row blocks.
+#pragma once
+
+#include <algorithm>
+
+#include "core/work_tile.h"
+#include "host/tile_order.h"
+#include "params/fwd_params.h"
+
+namespace flash {
+
+// Keys that the row blocks of a forward go through, all in all, in an average sequence. What begins
+// and ends a row block takes as long as a hundred keys. With limits, a row block goes through the
+// keys of all its queries: with fewer queries it wastes less on those that only some of them see.
+inline double keys_visited(FwdParams const& p, ForwardTile const& tile) {
+  constexpr double kRowBlockKeys = 100;
+  Seqlens const& s = p.seqlens;
+  double const batch = std::max(s.batch, 1);
+  double const rows = s.cu_q ? s.total_q / batch : s.seqlen_q;
+  double const keys = s.cu_k ? s.total_k / batch : s.seqlen_k;
+  bool const limited = p.mask.left >= 0 || p.mask.right >= 0;
+  double seen = p.mask.right >= 0 ? std::max(keys - rows / 2, keys / 2) : keys;
+  if (p.mask.left >= 0) {
+    seen = std::min<double>(seen, p.mask.left + 1 + std::max(p.mask.right, 0));
+  }
+  double const span = limited ? std::min<double>(tile.block_m, rows) : 0;
+  double const blocks = num_m_blocks(static_cast<int>(rows + 0.5), tile.block_m);
+  return tile.heads * blocks * (seen + span + kRowBlockKeys);
+}
+
+// The tile to take of the two that hold as many rows: each query with one head, or with all that
+// share a KV head. Equals stay apart: their stores are simpler.
+inline ForwardTile better_tile(FwdParams const& p, int block_m, int packed_block_m) {
+  constexpr double kGain = 0.95;
+  ForwardTile const apart{block_m, p.heads_q}, packed{packed_block_m, p.heads_kv};
+  // The average length of a packed batch says what pays, not what a single sequence would choose.
+  bool const may =
+      packed_block_m > 0 && p.heads_q > p.heads_kv && !(p.batch_invariant && p.seqlens.cu_q);
+  bool const pays = may && keys_visited(p, packed) < kGain * keys_visited(p, apart);
+  return pays ? packed : apart;
+}
+
+}  // namespace flash
