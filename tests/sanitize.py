@@ -21,11 +21,15 @@ HEAD_DIMS = ((24, 24), (64, 64), (80, 96), (128, 128), (192, 128), (136, 144), (
 
 
 def hooks(heads: int) -> list[dict]:
-    """Keywords of the plain score level and of the full one."""
+    """Keywords of the plain score level and of the full one, whose kernels may have loops for each
+    hook alone."""
     slopes = torch.rand(heads)
     sinks = torch.randn(heads, requires_grad=True)
     return [
         {},
+        {"softcap": 20.0},
+        {"alibi_slopes": slopes},
+        {"dropout_p": 0.2},
         {"softcap": 20.0, "alibi_slopes": slopes, "s_aux": sinks, "dropout_p": 0.2},
     ]
 

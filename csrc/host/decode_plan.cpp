@@ -24,10 +24,12 @@ int64_t packed_rows(FwdParams const& p) {
   return int64_t(p.seqlens.seqlen_q) * (p.heads_q / std::max(p.heads_kv, 1));
 }
 
-// Whether half of the GPU would be idle if every tile were one thread block's.
+// Whether half of the GPU would be idle if every tile were one thread block's; three quarters, at
+// the head dims whose tiles take longer.
 bool leaves_room(FwdParams const& p, DeviceInfo const& device) {
   int64_t const row_tiles = (packed_rows(p) + kTileRows - 1) / kTileRows;
-  return 2 * p.seqlens.batch * p.heads_kv * row_tiles <= device.sm_count;
+  int const spare = p.head_dim > 128 ? 4 : 2;
+  return spare * p.seqlens.batch * p.heads_kv * row_tiles <= device.sm_count;
 }
 
 // A piece of one unit is read in about the time that its merging takes.

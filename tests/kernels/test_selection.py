@@ -95,6 +95,15 @@ def test_what_no_row_serves(kernels):
     ids=str,
 )
 def test_who_decodes(kernels, shape, num_splits, sm, expected):
+    """Of head dim 128."""
     names = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_kv")
     call = calls.problem(**dict(zip(names, shape, strict=True)))
     assert kernels.decodes(call, num_splits, sm, sm_count=132) == expected
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, True), (2, False)])
+def test_who_decodes_at_larger_head_dims(kernels, batch, expected):
+    """A tile of theirs takes longer, so more of the GPU has to be idle."""
+    shape = dict(batch=batch, seqlen_q=64, seqlen_k=4096, heads_q=8, heads_kv=8)
+    call = calls.problem(**shape, head_dim=256, head_dim_v=256)
+    assert kernels.decodes(call, None, 90, sm_count=132) == expected
