@@ -59,8 +59,9 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
 template <class Config>
 RowPacking row_packing(FwdParams const& params) {
   int const group = params.heads_q / std::max(params.heads_kv, 1);
-  // Hooks look at one head a row block.
-  bool const can = Config::kScores == ScoreLevel::Plain && group > 1 && group <= kWarpgroupRows;
+  // Hooks look at one head a row block, and a box needs heads that are apart.
+  bool const can = Config::kScores == ScoreLevel::Plain && group > 1 && group <= kWarpgroupRows &&
+                   params.q.head_stride != 0;
   int const queries = can ? kWarpgroupRows / group : 0;
   ForwardTile const tile = better_tile(params, Config::kBlockM, Config::kConsumers * queries);
   return tile.block_m == Config::kBlockM ? RowPacking{FastDiv(1), kWarpgroupRows}
