@@ -19,7 +19,7 @@ struct RowBlock {
   using Element = typename Config::Element;
 
   WorkTile tile;    // not valid: there are no more
-  uint32_t number;  // of the thread block's
+  uint32_t number;  // row blocks that this thread block had before
   SequenceMask mask;
   BlockRange range;
   int row_begin;  // of the queries
