@@ -15,6 +15,19 @@ int window(int64_t width, Seqlens const& lengths) {
   return width < 0 || width >= widest ? -1 : static_cast<int>(width);
 }
 
+// slopes: [h] or [b, h], of any strides.
+void set_alibi(Scores& s, Tensor const& slopes, int batch, int heads, Tensor const& q) {
+  int64_t const dims = slopes.dim();
+  bool const per_batch = dims == 2;
+  check_on_device_of(slopes, "alibi_slopes", q);
+  check(slopes.scalar_type() == ScalarType::Float && (dims == 1 || dims == 2) &&
+            slopes.size(dims - 1) == heads && (!per_batch || slopes.size(0) == batch),
+        "alibi_slopes must be fp32 (", heads, ") or (", batch, ", ", heads, ")");
+  s.alibi_slopes = static_cast<float const*>(slopes.data_ptr());
+  s.alibi_batch_stride = per_batch ? slopes.stride(0) : 0;
+  s.alibi_head_stride = slopes.stride(dims - 1);
+}
+
 }  // namespace
 
 int count(int64_t n, char const* name) {
@@ -94,10 +107,7 @@ Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tens
   s.softmax_scale = static_cast<float>(a.softmax_scale);
   s.softcap = static_cast<float>(a.softcap);
   if (a.alibi_slopes) {
-    bool const per_batch = a.alibi_slopes->dim() == 2;
-    int64_t const batch = per_batch ? lengths.batch : 1;
-    s.alibi_slopes = float_vector(*a.alibi_slopes, "alibi_slopes", batch * heads_q, q);
-    s.alibi_batch_stride = per_batch ? heads_q : 0;
+    set_alibi(s, *a.alibi_slopes, lengths.batch, heads_q, q);
   }
   if (a.s_aux) {
     s.s_aux = float_vector(*a.s_aux, "s_aux", heads_q, q);

@@ -1,5 +1,7 @@
 #include "api/rng.h"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <array>
 
 namespace flash::api {
@@ -13,12 +15,12 @@ Tensor draw_rng_state(Tensor const& q) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor const& checked_rng_state(Tensor const& rng_state, Tensor const& q) {
+Tensor checked_rng_state(Tensor const& rng_state, Tensor const& q) {
   check_on_device_of(rng_state, "rng_state", q);
   check(
       rng_state.scalar_type() == ScalarType::Long && rng_state.dim() == 1 && rng_state.size(0) == 2,
       "rng_state must be an int64 tensor of 2 entries");
-  return rng_state;
+  return rng_state.is_contiguous() ? rng_state : torch::stable::clone(rng_state);
 }
 
 }  // namespace flash::api

@@ -9,7 +9,7 @@ namespace flash::api {
 // that nothing waits and a captured graph draws anew at each replay.
 Tensor draw_rng_state(Tensor const& q);
 
-// The caller's, if a kernel can read it: int64 (2) on q's device.
-Tensor const& checked_rng_state(Tensor const& rng_state, Tensor const& q);
+// The caller's, if it is int64 (2) on q's device; contiguous, as kernels read it.
+Tensor checked_rng_state(Tensor const& rng_state, Tensor const& q);
 
 }  // namespace flash::api

@@ -2,18 +2,25 @@
 
 #include <cstdint>
 
+#include "params/common.h"
+
 namespace flash {
 
 // What happens to a score between the product q·k and the softmax, and to a probability after it.
 struct Scores {
   float softmax_scale;
   float softcap;               // 0: off; else softcap * tanh(score / softcap)
-  const float* alibi_slopes;   // [h] or [b, h]; null: off
+  const float* alibi_slopes;   // [h] or [b, h], of any strides; null: off
   int64_t alibi_batch_stride;  // 0 when the slopes are [h]
+  int64_t alibi_head_stride;
   const float* s_aux;          // [h] logit of each head's sink; null: off
   float dropout_p;             // 0: off
   uint32_t dropout_threshold;  // sixteen random bits below it: dropped
   const int64_t* rng_state;    // [2] seed, offset; read on the device only
+
+  FLASH_HD float alibi_slope(int batch, int head) const {
+    return alibi_slopes ? alibi_slopes[batch * alibi_batch_stride + head * alibi_head_stride] : 0.f;
+  }
 };
 
 }  // namespace flash

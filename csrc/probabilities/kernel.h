@@ -47,9 +47,8 @@ FLASH_HD float probability(FwdParams const& p, BlockInfo const& info, Entry e) {
     score += float(q[d]) * float(k[d]);
   }
   Scores const& s = p.scores;
-  float const slope =
-      s.alibi_slopes ? s.alibi_slopes[e.batch * s.alibi_batch_stride + e.head] : 0.f;
-  ScoreMod const mod{s.softmax_scale, s.softcap, slope, info.seqlen_k - info.seqlen_q};
+  ScoreMod const mod{s.softmax_scale, s.softcap, s.alibi_slope(e.batch, e.head),
+                     info.seqlen_k - info.seqlen_q};
   score = mod.scaled(score);
   if (mod.alibi_slope != 0.f) {
     score += mod.bias(e.row, e.key);

@@ -51,6 +51,7 @@ def scores(
     if alibi_slopes is not None:
         call["alibi_slopes"] = alibi_slopes.data_ptr()
         call["alibi_batch_stride"] = alibi_slopes.stride(0) if alibi_slopes.dim() == 2 else 0
+        call["alibi_head_stride"] = alibi_slopes.stride(-1)
     if s_aux is not None:
         call["s_aux"] = s_aux.data_ptr()
     if dropout_p > 0:

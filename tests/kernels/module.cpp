@@ -82,6 +82,7 @@ Params params(py::dict const& call) {
   p.scores.softcap = number<float>(call, "softcap");
   p.scores.alibi_slopes = pointer<float>(call, "alibi_slopes");
   p.scores.alibi_batch_stride = number<int64_t>(call, "alibi_batch_stride");
+  p.scores.alibi_head_stride = number<int64_t>(call, "alibi_head_stride");
   p.scores.s_aux = pointer<float>(call, "s_aux");
   p.scores.dropout_p = number<float>(call, "dropout_p");
   p.scores.dropout_threshold = number<uint32_t>(call, "dropout_threshold");
@@ -189,8 +190,8 @@ void probabilities(std::string const& dtype, py::dict const& call) {
 // The name of the row that serves a forward call, and why each of the others does not.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
                          int sm, int smem_per_block) {
-  flash::Selection const selection = flash::explain(
-      {"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
+  flash::Selection const selection =
+      flash::explain({"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;

@@ -93,11 +93,7 @@ struct ScoreTile {
   __device__ int column(int c) const { return part_begin + coord.col(c); }
 
   __device__ ScoreMod score_mod() const {
-    float const slope =
-        p.scores.alibi_slopes
-            ? p.scores.alibi_slopes[block.tile.batch * p.scores.alibi_batch_stride + head]
-            : 0.f;
-    return {p.scores.softmax_scale, p.scores.softcap, slope,
+    return {p.scores.softmax_scale, p.scores.softcap, p.scores.alibi_slope(block.tile.batch, head),
             block.info.seqlen_k - block.info.seqlen_q};
   }
 

@@ -26,9 +26,7 @@ struct LaneRows {
       bool const exists = coord.row(r) < tile.rows;
       QueryRow const row = tile.row(group, coord.row(r));
       keys[r] = exists ? tile.mask.limits(row.query) : KeyLimits{0, 0};
-      slope[r] = exists && s.alibi_slopes
-                     ? s.alibi_slopes[tile.sequence * s.alibi_batch_stride + row.head]
-                     : 0.f;
+      slope[r] = exists ? s.alibi_slope(tile.sequence, row.head) : 0.f;
     }
   }
 };

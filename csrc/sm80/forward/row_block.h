@@ -54,9 +54,7 @@ struct RowBlock {
     lse = p.lse.at(batch, row, head);
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = batch < p.seqlens.batch;
-    float const slope = p.scores.alibi_slopes && is_sequence
-                            ? p.scores.alibi_slopes[batch * p.scores.alibi_batch_stride + head]
-                            : 0.f;
+    float const slope = is_sequence ? p.scores.alibi_slope(batch, head) : 0.f;
     score_mod = {p.scores.softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
     sink = p.scores.s_aux && is_sequence ? p.scores.s_aux[head] : -INFINITY;
   }

@@ -55,9 +55,7 @@ struct RowBlock {
     lse = p.lse.at(tile.batch, row, head);
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
-    float const slope = p.scores.alibi_slopes && is_sequence
-                            ? p.scores.alibi_slopes[tile.batch * p.scores.alibi_batch_stride + head]
-                            : 0.f;
+    float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     score_mod = {p.scores.softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
     drops = p.scores.dropout_p > 0.f;
     if (drops) {
