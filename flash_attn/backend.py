@@ -16,6 +16,7 @@ import torch
 
 _MODULE = "flash_attn._C"
 _MISS = "flash_attn: not implemented: "
+_OUT_OF_MEMORY = "CUDA out of memory."
 _MINIMUM_SM = 80
 
 #: The compiled library once loaded, else None.
@@ -110,14 +111,27 @@ def missing_kernel(operation: str) -> Callable[..., NoReturn]:
 
 
 def call(operation: Callable[..., Any], *args, **kwargs):
-    """Calls an operation; a look-up miss in the compiled library becomes NotImplementedError."""
+    """Calls an operation; a look-up miss in the compiled library becomes NotImplementedError, and
+    its lack of memory the error that torch has for that."""
     try:
         return operation(*args, **kwargs)
     except RuntimeError as error:
-        if isinstance(error, NotImplementedError) or _MISS not in str(error):
+        translated = _translated(error)
+        if translated is None:
             raise
-        miss = str(error).split(_MISS, 1)[1]
-        raise NotImplementedError(f"flash_attn: not implemented: {miss}") from None
+        raise translated from None
+
+
+def _translated(error: RuntimeError) -> RuntimeError | None:
+    """C++ knows no Python types, so they are told by the message."""
+    message = str(error)
+    if type(error) is not RuntimeError:
+        return None
+    if _MISS in message:
+        return NotImplementedError(_MISS + message.split(_MISS, 1)[1])
+    if message.startswith(_OUT_OF_MEMORY):
+        return torch.OutOfMemoryError(message)
+    return None
 
 
 @functools.cache

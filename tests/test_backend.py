@@ -148,9 +148,19 @@ def test_miss_in_the_library_is_not_implemented():
         NotImplementedError, match=r"^flash_attn: not implemented: no kernel for x$"
     ):
         backend.call(operation, "C++ says: flash_attn: not implemented: no kernel for x")
-    with pytest.raises(RuntimeError, match="out of memory") as raised:
-        backend.call(operation, "out of memory")
+    with pytest.raises(RuntimeError, match="another failure") as raised:
+        backend.call(operation, "another failure")
     assert raised.type is RuntimeError
+
+
+def test_lack_of_memory_is_torch_s_error():
+    """Which is what training loops catch in order to try a smaller batch."""
+
+    def operation(*args):
+        raise RuntimeError(*args)
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. .* 7 bytes"):
+        backend.call(operation, "CUDA out of memory. flash_attn asked for 7 bytes")
 
 
 def test_a_miss_under_a_direct_call_of_the_operation(monkeypatch):

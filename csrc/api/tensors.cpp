@@ -8,6 +8,30 @@
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 
 namespace flash::api {
+namespace {
+
+int64_t bytes_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::Float:
+    case ScalarType::Int:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+// The allocator's shim prints what went wrong and keeps it to itself. Where all of CUDA fails, that
+// is the reason, and it fails here, too.
+[[noreturn]] void throw_out_of_memory(int64_t bytes) {
+  size_t free = 0, total = 0;
+  FLASH_CHECK_CUDA(cudaMemGetInfo(&free, &total), "allocation");
+  throw std::runtime_error(concat(kOutOfMemory, " flash_attn asked for ", bytes, " bytes; of ",
+                                  total, " on the GPU ", free, " are free"));
+}
+
+}  // namespace
 
 char const* dtype_name(Tensor const& t, char const* name) {
   ScalarType const dtype = t.scalar_type();
@@ -28,9 +52,11 @@ Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarTyp
   }
   int32_t const code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.begin(), strides.data(), code,
-      aoti_torch_device_type_cuda(), like.get_device_index(), &handle));
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides.data(),
+                               code, aoti_torch_device_type_cuda(), like.get_device_index(),
+                               &handle) != AOTI_TORCH_SUCCESS) {
+    throw_out_of_memory(stride * bytes_of(dtype));
+  }
   return Tensor(handle);
 }
 

@@ -5,26 +5,28 @@
 #include <algorithm>
 #include <array>
 
-#include "host/error.h"
+#include "host/device.h"
+#include "host/driver.h"
 
 namespace flash::sm90 {
 namespace {
 
 constexpr int kElementBytes = 2;
 
-// Through the runtime, so that the library does not link against the driver's and loads without it.
-auto encoder() {
-  static auto const function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    FLASH_CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                                      cudaEnableDefault, &found),
-                     "cuTensorMapEncodeTiled");
-    check(found == cudaDriverEntryPointSuccess && entry,
-          "the driver has no cuTensorMapEncodeTiled; CUDA 12.0 or newer has it");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
-  }();
-  return function;
+// cuTensorMapEncodeTiled. Unlike the runtime's functions it does not bind the device's context to a
+// thread that has none: one that has made no call yet, because the allocator had memory at hand and
+// the device was the current one, or one whose context somebody took away.
+template <class... Args>
+CUresult encode_tiled(Args... args) {
+  static auto const encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+      driver_function("cuTensorMapEncodeTiled"));
+  CUresult const status = encode(args...);
+  if (status != CUDA_ERROR_INVALID_CONTEXT) {
+    return status;
+  }
+  // Allowed in a capture, too.
+  FLASH_CHECK_CUDA(cudaSetDevice(current_device().index), "cuTensorMapEncodeTiled");
+  return encode(args...);
 }
 
 // Of five dimensions, columns first: how many elements, how far apart, and how many in a box.
@@ -51,15 +53,15 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
     }
   }
   CUtensorMap map{};
-  CUresult const status = encoder()(
+  CUresult const status = encode_tiled(
       // Bits are only copied, so both dtypes look the same.
       &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(r.ptr), sizes.data(),
       strides.data(), box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
       r.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, "no TMA descriptor (CUDA error ", int{status}, ") for a tensor of ",
-        r.batch, " x ", r.rows, " x ", r.heads, " x ", r.columns, " with strides ", r.batch_stride,
-        ", ", r.row_stride, ", ", r.head_stride);
+  check_driver(status, "no TMA descriptor for a tensor of ", r.batch, " x ", r.rows, " x ", r.heads,
+               " x ", r.columns, " with strides ", r.batch_stride, ", ", r.row_stride, ", ",
+               r.head_stride);
   return map;
 }
 

@@ -1,4 +1,4 @@
-// What kernels' host code asks of the CUDA runtime: streams, and tensor maps.
+// What kernels' host code asks of the CUDA runtime: streams, devices, and the driver's tensor maps.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -6,15 +6,54 @@
 
 #include "tensor_map.h"
 
+namespace {
+
+// Of each thread. On a GPU launches bind it as well.
+thread_local bool has_context = false;
+
+CUresult broken = CUDA_SUCCESS;
+
+template <class... Args>
+CUresult encode_in_context(Args... args) {
+  if (!has_context) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  return broken != CUDA_SUCCESS ? broken : simt::encode_tiled(args...);
+}
+
+CUresult error_name(CUresult error, char const** name) {
+  *name = error == CUDA_ERROR_ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "another error";
+  return CUDA_SUCCESS;
+}
+
+void* driver_function(std::string_view name) {
+  if (name == "cuTensorMapEncodeTiled") {
+    decltype(&cuTensorMapEncodeTiled) const encode = &encode_in_context;
+    return reinterpret_cast<void*>(encode);
+  }
+  return name == "cuGetErrorName" ? reinterpret_cast<void*>(&error_name) : nullptr;
+}
+
+}  // namespace
+
 extern "C" {
+
+// Every tensor map from here on fails with this error; 0 ends it.
+__attribute__((visibility("default"))) void break_driver(int error) {
+  broken = static_cast<CUresult>(error);
+}
+
+cudaError_t cudaSetDevice(int) {
+  has_context = true;
+  return cudaSuccess;
+}
 
 cudaError_t cudaGetDriverEntryPointByVersion(char const* symbol, void** function, unsigned int,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
-  bool const known = std::string_view(symbol) == "cuTensorMapEncodeTiled";
-  *function = known ? reinterpret_cast<void*>(&simt::encode_tiled) : nullptr;
+  *function = driver_function(symbol);
   if (status) {
-    *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   }
   return cudaSuccess;
 }
