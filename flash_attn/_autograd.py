@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_attn import _packed, backend
+from flash_attn import _packed, _versions, backend
 
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
@@ -64,7 +64,7 @@ class _Attention(torch.autograd.Function):
         dlse = None if dlse is None else dlse.contiguous()
         dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
         ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
-        backend.call(
+        _versions.call(
             ctx.backward_op, dout, q, k, v, out, lse, dq, dk, dv, **ctx.options,
             **dict(zip(ctx.tensor_names, tensors)), dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn import _autograd, _checks_kvcache, _ops, backend, checks
+from flash_attn import _autograd, _checks_kvcache, _ops, _versions, backend, checks
 
 
 def draw_rng_state(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
@@ -162,7 +162,7 @@ def kvcache(
     caches = k_cache, v_cache
     if padded:
         q, k_cache, v_cache, k, v = _padded(q, k_cache, v_cache, k, v)
-    out, lse = backend.call(
+    out, lse = _versions.call(
         _ops.with_kvcache, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens,
         cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, alibi_slopes, num_splits, s_aux=sinks(s_aux, q),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _autograd, backend, cpu
+from flash_attn import _autograd, _versions, backend, cpu
 
 __all__ = ["backward", "forward", "varlen_backward", "varlen_forward", "with_kvcache"]
 
@@ -155,6 +155,8 @@ _autograd.register(_library, "_flash_attn_forward", forward.default, backward.de
 _autograd.register(
     _library, "_flash_attn_varlen_forward", varlen_forward.default, varlen_backward.default
 )
+for _operation in (backward, varlen_backward, with_kvcache):
+    _versions.register(_library, _operation.default)
 
 backend.load()
 for _name in SCHEMAS:
