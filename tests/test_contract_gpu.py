@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from cases import BF16, Case, make_inputs
@@ -207,3 +210,35 @@ def test_more_rows_than_an_int_counts_are_rejected(cuda):
     op = torch.ops.flash_attn._flash_attn_varlen_forward
     with pytest.raises(ValueError, match="total_q is 2147483648, expected 0 to"):
         op(q.expand(2**31, 1, 8), q, q, ends, ends, 1, 1, 0.0, 1.0, False)
+
+
+def test_lack_of_memory_is_torch_s_error(cuda):
+    """Of which a training loop recovers: 2 TiB are asked for, and nothing is left behind."""
+    q = torch.zeros(1, 1, 1, 64, dtype=BF16, device=cuda).expand(1, 2**20, 2**14, 64)
+    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory.*2199023255552 bytes"):
+        flash_attn_func(q, q, q)
+    q = torch.randn(1, 20, 2, 64, dtype=BF16, device=cuda)
+    compare_slice(flash_attn_func(q, q, q), q, q, q)
+
+
+LOST_CONTEXT = """
+import torch
+from flash_attn import flash_attn_func
+q = torch.randn(1, 256, 2, 64, device="cuda", dtype=torch.bfloat16)
+flash_attn_func(q, q, q)  # leaves memory at hand: the call below allocates none
+torch.zeros(1, device="cuda")[torch.tensor([7], device="cuda")]
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    pass
+try:
+    flash_attn_func(q, q, q)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_failure_of_cuda_has_its_name(cuda):
+    """Not a ValueError: no argument is wrong. In a process of its own, whose context is lost."""
+    done = subprocess.run([sys.executable, "-c", LOST_CONTEXT], capture_output=True, text=True)
+    assert done.stdout.startswith("RuntimeError flash_attn: cudaErrorAssert: "), done

@@ -119,6 +119,7 @@ NAMES = (
 def test_first_work_of_a_thread(device, name):
     call = calls(device)[name]
     expected = call()
+    call()  # leaves memory at hand
     if device == "cuda":
         torch.cuda.synchronize()
     assert_same(in_a_thread(call), expected)
@@ -129,18 +130,20 @@ def test_on_another_device(cuda, name):
     """Threads begin with device 0 as the current one."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    call = calls("cuda:1")[name]
-    expected = call()
+    call, other = calls("cuda:1")[name], calls("cuda:0")[name]
+    expected, expected_of_other = call(), other()
+    call()  # leaves memory at hand
     torch.cuda.synchronize("cuda:1")
+    torch.cuda.synchronize("cuda:0")
 
     def one_after_the_other():
-        results = call()
-        assert_same(calls("cuda:0")["dense"](), calls("cuda:0")["dense"]())
-        assert_same(call(), results)
-        return results
+        return call(), other(), call()
 
     assert_same(in_a_thread(call), expected)
-    in_a_thread(one_after_the_other)
+    for results, theirs in zip(
+        in_a_thread(one_after_the_other), (expected, expected_of_other, expected), strict=True
+    ):
+        assert_same(results, theirs)
 
 
 def test_a_thread_that_lost_its_context(cuda):

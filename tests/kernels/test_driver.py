@@ -36,6 +36,6 @@ def test_outputs_that_do_not_fit_in_memory(monkeypatch):
     q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 2**24, 2**16, 64)
     with (
         library.serving(monkeypatch, 90),
-        pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory.*140737488355328 bytes"),
+        pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory.*140737488355328 bytes"),
     ):
         flash_attn_func(q, q, q)
