@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flash_attn_2_cuda
-from flash_attn import flash_attn_with_kvcache
+from flash_attn import _ops, flash_attn_with_kvcache
 
 BF16 = torch.bfloat16
 
@@ -28,6 +28,13 @@ def cache_call(device: str, new: int = 2, **changes) -> dict:
 
 def versions(*tensors: torch.Tensor) -> list[int]:
     return [x._version for x in tensors]
+
+
+@pytest.mark.parametrize("name", _ops.SCHEMAS)
+def test_operations_that_write_count(name):
+    writes = "!" in _ops.SCHEMAS[name]
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert has_kernel(f"flash_attn::{name}", "ADInplaceOrView") == writes
 
 
 def test_an_append_is_counted_once(device):
