@@ -25,6 +25,7 @@ demo: $(VENV)/.env-demo build  ## train a small GPT, generate from it, plot atte
 	$(PY) -m examples.train_gpt $(ARGS)
 
 test: $(VENV)/.env-test build  ## the whole suite; ARGS="-k rotary" for some of it
+	$(PY) -m tests.kernels.build
 	$(PYTEST) $(ARGS)
 
 unit: $(VENV)/.env-test  ## the tests of csrc/core, compiled for the host

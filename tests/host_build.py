@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 
@@ -79,6 +81,14 @@ def load(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def load_or_skip(load: Callable[[], ModuleType]) -> ModuleType:
+    """What `load` gives; where it cannot be compiled, the test is skipped with the reason."""
+    try:
+        return load()
+    except Unavailable as reason:
+        pytest.skip(f"csrc cannot be compiled here: {reason}")
 
 
 def _digest(words: list[str], files: Iterable[Path]) -> str:

@@ -7,21 +7,22 @@ instructions that CuTe's structs stand for, come from this folder.
 import os
 import platform
 import shlex
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from build_tools import instantiate
+from build_tools import instantiate, probe, resources
 from build_tools.ninja_file import ABI_FLAGS
 from tests import host_build
+from third_party import fetch
 
 HERE = Path(__file__).resolve().parent
 OUT = host_build.ROOT / "build" / "kernels"
-CUTLASS = host_build.ROOT / "third_party" / "cutlass" / "include"
-# CUTLASS reads CUDA's headers; those of the toolkit will do, no part of it is run.
-CUDA = Path("/usr/local/cuda/include")
+CUTLASS = fetch.CUTLASS / "include"
 FLAGS = [
     "-std=c++20",
     "-O1",
@@ -30,7 +31,8 @@ FLAGS = [
     "-Wno-unknown-pragmas",
     "-U_FORTIFY_SOURCE",  # its longjmp takes a jump to another stack for an attack
 ]
-
+# One file on one core, without ccache's help; for the estimate.
+SECONDS_PER_FILE = 14
 
 # All of csrc that is compiled by the host's compiler, except what is about real GPUs and about
 # Python. It is registered with torch for tensors in the host's memory.
@@ -49,9 +51,13 @@ def load() -> ModuleType:
 
 def load_selftest() -> ModuleType:
     """The module with small kernels that test the emulation itself."""
+    return host_build.load(build_selftest(), "flash_selftest")
+
+
+def build_selftest() -> Path:
     sources = [*(HERE / "selftest").glob("*.cpp"), HERE / "hopper" / "matrix.cpp"]
     flags = dict.fromkeys(sources, _kernel_flags())
-    return host_build.load(_build("flash_selftest", flags, []), "flash_selftest")
+    return _build("flash_selftest", flags, [])
 
 
 def build() -> Path:
@@ -71,17 +77,31 @@ def build() -> Path:
     return _build("flash_kernels", flags, torch_libraries)
 
 
+@cache
+def cuda_headers() -> Path:
+    """CUTLASS reads CUDA's headers; those of the toolkit will do, no part of it is run."""
+    nvcc = probe.find_nvcc()
+    root = nvcc.root if nvcc else Path("/usr/local/cuda")
+    if not (root / "include" / "cuda_runtime.h").exists():
+        raise host_build.Unavailable(
+            f"no CUDA headers in {root / 'include'}: install a CUDA toolkit, or set CUDA_HOME"
+        )
+    return root / "include"
+
+
 def _common_flags() -> list[str]:
     if platform.machine() != "x86_64":
         raise host_build.Unavailable("csrc/sm80 asks for a register by `l`, which is x86-64's")
-    for folder, what in ((CUTLASS / "cute", "CUTLASS headers"), (CUDA, "CUDA headers")):
-        if not folder.exists():
-            raise host_build.Unavailable(f"no {what} in {folder}")
+    cuda = cuda_headers()
+    if not (CUTLASS / "cute").exists():
+        raise host_build.Unavailable(
+            f"no CUTLASS headers in {CUTLASS}: python third_party/fetch.py"
+        )
     return [
         *FLAGS,
         *shlex.split(os.environ.get("CXXFLAGS", "")),  # -g -O0 for a debugger
         f"-I{host_build.CSRC}",
-        f"-isystem{CUDA}",
+        f"-isystem{cuda}",
         *host_build.python_flags(),
     ]
 
@@ -91,7 +111,7 @@ def _kernel_flags() -> list[str]:
         f"-I{HERE / 'emulated'}",  # before csrc
         f"-I{HERE}",
         *_common_flags(),
-        *(f"-isystem{path}" for path in (CUTLASS, CUDA / "cccl")),
+        *(f"-isystem{path}" for path in (CUTLASS, cuda_headers() / "cccl")),
         f"-include{HERE / 'instructions.h'}",  # before any header of CuTe
         "-D__CUDACC_VER_MAJOR__=13",  # CuTe's tensor maps are the driver's
         "-D__CUDACC_VER_MINOR__=0",
@@ -107,14 +127,29 @@ def _build(module: str, flags: dict[Path, list[str]], libraries: list[str]) -> P
     ]
 
     def make(target: Path) -> None:
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            compiled = pool.map(lambda item: _compile(module, *item), flags.items())
-            objects = list(compiled)
+        objects = _compile_all(module, flags)
         link = [host_build.compiler(), "-shared", "-Wl,-Bsymbolic", *objects, "-o", str(target)]
         host_build.run([*link, *libraries])
 
     all_flags = [*dict.fromkeys(flag for own in flags.values() for flag in own), *libraries]
     return host_build.build_once(OUT, module, all_flags, [*flags, *headers], make)
+
+
+def _compile_all(module: str, flags: dict[Path, list[str]]) -> list[str]:
+    """Says how long it takes and how far it is: this is the longest wait of a first run."""
+    jobs = resources.cores()
+    minutes = max(1, round(len(flags) * SECONDS_PER_FILE / jobs / 60))
+    print(
+        f"{module}: compiling the kernels for the host, {len(flags)} files, {jobs} at a time; "
+        f"about {minutes} min, seconds where ccache has them.",
+        flush=True,
+    )
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        running = {pool.submit(_compile, module, *item): item[0] for item in flags.items()}
+        for number, done in enumerate(as_completed(running), start=1):
+            done.result()
+            print(f"[{number}/{len(flags)}] {running[done].name}", flush=True)
+    return [job.result() for job in running]
 
 
 def _compile(module: str, source: Path, flags: list[str]) -> str:
@@ -128,5 +163,18 @@ def _compile(module: str, source: Path, flags: list[str]) -> str:
     return target
 
 
+def main() -> int:
+    """What `make test` does first. A machine that cannot compile them skips the tests that need
+    them, so it is told why and no more."""
+    try:
+        cuda_headers()
+        fetch.fetch_cutlass()
+        build()
+        build_selftest()
+    except (host_build.Unavailable, fetch.FetchError) as reason:
+        print(f"The tests of the kernels on the host will be skipped: {reason}")
+    return 0
+
+
 if __name__ == "__main__":
-    print(build())
+    sys.exit(main())

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -11,17 +10,10 @@ from . import build
 @pytest.fixture(scope="session")
 def kernels() -> ModuleType:
     """Every kernel of the variant table, compiled for the host."""
-    return _loaded(build.load)
+    return host_build.load_or_skip(build.load)
 
 
 @pytest.fixture(scope="session")
 def selftest() -> ModuleType:
     """Small kernels that test the emulation itself."""
-    return _loaded(build.load_selftest)
-
-
-def _loaded(load: Callable[[], ModuleType]) -> ModuleType:
-    try:
-        return load()
-    except host_build.Unavailable as reason:
-        pytest.skip(f"the kernels cannot be compiled here: {reason}")
+    return host_build.load_or_skip(build.load_selftest)

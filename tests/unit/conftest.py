@@ -10,7 +10,4 @@ from . import build
 @pytest.fixture(scope="session")
 def core() -> ModuleType:
     """The C++ functions of csrc/core, compiled for the host."""
-    try:
-        return build.load()
-    except host_build.Unavailable as reason:
-        pytest.skip(f"csrc/core cannot be compiled here: {reason}")
+    return host_build.load_or_skip(build.load)
