@@ -1,0 +1,81 @@
+"""`.ci/run`, with commands that only write down how they were called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.commands import ROOT, script
+
+CLOSING = "=== 5 passed, 2 skipped in 3.21s (0:00:03) ==="
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with .ci/run, and commands that note where and with what they are run."""
+    folder = tmp_path / "checkout"
+    (folder / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
+    note = f'echo "$PWD|make $*|$FLASH_ATTN_CUDA_ARCHS" >> {tmp_path / "notes"}'
+    script(tmp_path / "bin" / "make", f'{note}; case "$*" in test) echo "{CLOSING}";; esac')
+    for name in ("g++", "ccache", "nm", "nvcc", "apt-get"):
+        script(tmp_path / "bin" / name, "exit 0")
+    return folder
+
+
+def run_ci(checkout, **env):
+    """Its output, and (folder, command, FLASH_ATTN_CUDA_ARCHS) of each make."""
+    path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [checkout / ".ci" / "run"],
+        env={**os.environ, "PATH": path, **env}, capture_output=True, text=True,
+    )  # fmt: skip
+    notes = (checkout.parent / "notes").read_text().splitlines()
+    return done, [tuple(line.split("|")) for line in notes]
+
+
+def readme_commands() -> list[str]:
+    section = (ROOT / "README.md").read_text().split("## Two commands")[1]
+    return re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1].splitlines()
+
+
+def test_it_starts_with_the_readmes_commands(checkout):
+    done, calls = run_ci(checkout, FLASH_ATTN_CUDA_ARCHS="90a")
+    assert done.returncode == 0, done.stderr
+    readme = readme_commands()
+    assert len(readme) == 2
+    assert calls[: len(readme)] == [(str(checkout), command, "") for command in readme]
+    assert {archs for _, _, archs in calls[len(readme) + 1 :]} == {"80;90a"}  # after lint
+
+
+def test_it_ends_with_the_time_of_each_step_and_what_the_suite_said(checkout):
+    done, calls = run_ci(checkout)
+    table = done.stdout.split(" seconds  step\n")[1].splitlines()
+    assert [line[10:] for line in table[1:-2]] == [command for _, command, _ in calls]
+    assert all(re.match(r" *\d+  ", line) for line in table[:-1])
+    assert table[-1] == CLOSING
+
+
+def test_it_ends_where_a_command_fails(checkout):
+    script(checkout.parent / "bin" / "make", f'echo "|$*|" >> {checkout.parent / "notes"}; exit 1')
+    done, calls = run_ci(checkout)
+    assert done.returncode != 0
+    assert len(calls) == 1
+
+
+def test_where_things_were_built_it_runs_in_a_copy_without_them(checkout):
+    subprocess.run(["git", "init", "-q", checkout], check=True)
+    (checkout / ".gitignore").write_text("build\n")
+    (checkout / "build").mkdir()
+    note = f'ls -A > {checkout.parent}/listing; echo "$PWD|make $*|" >> {checkout.parent / "notes"}'
+    script(checkout.parent / "bin" / "make", f'{note}; echo "{CLOSING}"')
+    done, calls = run_ci(checkout)
+    assert done.returncode == 0, done.stderr
+    (folder,) = {folder for folder, _, _ in calls}
+    assert folder != str(checkout)
+    assert not os.path.exists(folder)
+    assert (checkout.parent / "listing").read_text().split() == [".ci", ".gitignore"]
