@@ -1,12 +1,14 @@
 """Turns the rows of csrc/variants.py into short .cu files and the C++ registry.
 
-Rows that differ only in the dtype share a file: most of a file's compile time is spent reading
-CUTLASS, once for all of them.
+Rows of one family, direction and head dim share a file: what takes the compiler's time is reading
+CUTLASS and working out CuTe's layouts, and both are done once for all of them. The machine code of
+each is the same as it is alone.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from build_tools.targets import targets
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 _ELEMENT = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
+
+_LEVELS = ("plain", "full")  # csrc/core/score_level.h
 
 _FILE = """\
 // Generated from csrc/variants.py.
@@ -104,22 +108,31 @@ def rows_for(archs: list[str]) -> list:
 
 
 def file_stem(row) -> str:
-    """The name of the row's .cu file: the row's own without the dtype."""
-    return row.name.replace(f"_{row.dtype}_", "_")
+    """The name of the row's .cu file: what its rows have in common."""
+    head, _, _ = row.name.partition(f"_{row.scores}")
+    return head.replace(f"_{row.dtype}_", "_")
 
 
 def kernel_name(stem: str, mangled: str) -> str:
     """The name of a kernel of the file `stem`.cu: its row's, or the file's if it has none."""
     for row in load_table().VARIANTS:
-        element = _ELEMENT[row.dtype].removeprefix("cutlass::")
-        if file_stem(row) == stem and element in mangled:
+        if file_stem(row) == stem and re.search(_mangled_config(row), mangled):
             return row.name
     return stem
 
 
+def _mangled_config(row) -> str:
+    """A pattern for the template arguments that a row gives its config."""
+    element = _ELEMENT[row.dtype].removeprefix("cutlass::")
+    numbers = "".join(f"Li{getattr(row, field)}E" for field in config_fields(row))
+    return f"{element}E{numbers}L[A-Z0-9_]*ScoreLevelE{_LEVELS.index(row.scores)}E"
+
+
+def config_fields(row) -> tuple[str, ...]:
+    return _CONFIG.get(f"{row.direction}_{row.arch}") or _CONFIG[row.direction]
+
+
 def _fields(variant) -> dict:
-    of_arch = f"{variant.direction}_{variant.arch}"
-    config = _CONFIG.get(of_arch) or _CONFIG[variant.direction]
     return dict(
         vars(variant),
         name=variant.name,
@@ -128,7 +141,7 @@ def _fields(variant) -> dict:
         level=variant.scores.capitalize(),
         folder=_FOLDER[variant.direction],
         Folder=_FOLDER[variant.direction].capitalize(),
-        config=", ".join(str(getattr(variant, field)) for field in config),
+        config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),
         params=_PARAMS.get(variant.direction, variant.direction.capitalize()) + "Params",
     )
 

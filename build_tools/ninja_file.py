@@ -23,6 +23,8 @@ HOST_FLAGS = ["-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility
 DEVICE_FLAGS = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "--expt-extended-lambda",
                 "-Xptxas=-v", "-Xcompiler=-fPIC,-fvisibility=hidden",
                 "-DNDEBUG"]  # fmt: skip
+# lean: empty headers in the place of those that take longest to read and that no kernel needs.
+CUTLASS_INCLUDES = ("third_party/lean", "third_party/cutlass/include")
 # Python >= 3.10 and torch >= 2.10 by their stable interfaces: one library for all of them.
 ABI_FLAGS = ["-DPy_LIMITED_API=0x030a0000", "-DUSE_CUDA",
              f"-DTORCH_TARGET_VERSION=0x{MIN_TORCH[0]:02x}{MIN_TORCH[1]:02x}{0:012x}"]  # fmt: skip
@@ -161,7 +163,7 @@ class NinjaFile:
 
     def _kernel_rule(self) -> list[str]:
         tools = self.tools
-        flags = [*DEVICE_FLAGS, self._includes(self.root / "third_party/cutlass/include")]
+        flags = [*DEVICE_FLAGS, self._includes(*(self.root / path for path in CUTLASS_INCLUDES))]
         flags.append(f"--threads={tools.threads}")
         flags += ["-lineinfo"] if tools.lineinfo else []
         # The release stands in the command so that another compiler recompiles everything.

@@ -250,13 +250,13 @@ def test_a_build_contains_the_rows_with_machine_code(table, archs, names):
     assert [row.name for row in rows] == [f"fwd_{name}_d64_plain" for name in names]
 
 
-def test_dtypes_share_a_file(table, tmp_path):
+def test_rows_of_a_head_dim_share_a_file(table, tmp_path):
     archs = ["80", "90a"]
     generated = instantiate.generate(tmp_path / "gen", archs)
     rows = instantiate.rows_for(archs)
     sources = ninja_file.Sources.collect(tmp_path / "csrc", generated, archs, rows)
     old, new = sources.kernels
-    assert (old.path.stem, new.path.stem) == ("fwd_sm80_d64_plain", "fwd_sm90_d64_plain")
+    assert (old.path.stem, new.path.stem) == ("fwd_sm80_d64", "fwd_sm90_d64")
     # What one of its rows needs, all of the file is compiled for.
     assert set(old.gencode) == set(gencodes(("80", "sm_80"), ("80", "sm_90"), ("80", "compute_80")))
     assert new.gencode == gencodes(("90a", "sm_90a"))
@@ -269,7 +269,18 @@ def test_dtypes_share_a_file(table, tmp_path):
 BF16 = next(row for row in instantiate.load_table().VARIANTS if row.dtype == "bf16")
 ROW, STEM = BF16.name, instantiate.file_stem(BF16)
 OTHER = ROW.replace("bf16", "fp16")
-KERNEL = "_ZN5flash4sm801kINS0_6ConfigIN7cutlass10bfloat16_tELi64EEEEEvNS_9FwdParamsE"
+
+
+def mangled(row) -> str:
+    """What the compiler calls the kernel of a row, but for the names of kernel and config."""
+    element = {"bf16": "10bfloat16_t", "fp16": "6half_t"}[row.dtype]
+    numbers = "".join(f"Li{getattr(row, field)}E" for field in instantiate.config_fields(row))
+    level = ("plain", "full").index(row.scores)
+    config = f"6ConfigIN7cutlass{element}E{numbers}LNS_10ScoreLevelE{level}EE"
+    return f"_ZN5flash4sm801kINS0_{config}EEvNS_9FwdParamsE"
+
+
+KERNEL = mangled(BF16)
 OTHER_KERNEL = KERNEL.replace("10bfloat16_t", "6half_t")
 SPILLING = f"""\
 ptxas info    : 0 bytes gmem
@@ -319,6 +330,11 @@ def test_each_kernel_of_a_file_has_its_own_limit_and_line():
 def test_a_kernel_that_is_not_generated_is_named_after_its_file():
     assert instantiate.kernel_name("scale", OTHER_KERNEL) == "scale"
     assert instantiate.kernel_name(STEM, "_Z7preparePf") == STEM
+
+
+def test_each_kernel_of_the_table_is_named_after_its_row():
+    for row in instantiate.load_table().VARIANTS:
+        assert instantiate.kernel_name(instantiate.file_stem(row), mangled(row)) == row.name
 
 
 def test_machine_code_is_split_by_kernel():
@@ -451,6 +467,16 @@ def test_offline_fetch_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "_from_index", offline)
     with pytest.raises(fetch.FetchError, match=r"no route to host.*--wheel"):
         fetch.fetch_cutlass(tmp_path / "cutlass")
+
+
+LEAN = [path.relative_to(ROOT / "third_party/lean") for path in
+        (ROOT / "third_party/lean").rglob("*.hpp")]  # fmt: skip
+
+
+@pytest.mark.skipif(not fetch.CUTLASS.exists(), reason="no CUTLASS headers")
+@pytest.mark.parametrize("header", LEAN, ids=str)
+def test_an_empty_header_is_in_the_place_of_one_of_cutlass(header):
+    assert (fetch.CUTLASS / "include" / header).exists()
 
 
 # Compiling for real

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from build_tools import instantiate, probe, resources
-from build_tools.ninja_file import ABI_FLAGS
+from build_tools.ninja_file import ABI_FLAGS, CUTLASS_INCLUDES
 from tests import host_build
 from third_party import fetch
 
@@ -111,7 +111,8 @@ def _kernel_flags() -> list[str]:
         f"-I{HERE / 'emulated'}",  # before csrc
         f"-I{HERE}",
         *_common_flags(),
-        *(f"-isystem{path}" for path in (CUTLASS, cuda_headers() / "cccl")),
+        *(f"-isystem{host_build.ROOT / path}" for path in CUTLASS_INCLUDES),
+        f"-isystem{cuda_headers() / 'cccl'}",
         f"-include{HERE / 'instructions.h'}",  # before any header of CuTe
         "-D__CUDACC_VER_MAJOR__=13",  # CuTe's tensor maps are the driver's
         "-D__CUDACC_VER_MINOR__=0",

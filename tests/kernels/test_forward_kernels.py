@@ -13,7 +13,7 @@ from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
-from build_tools.instantiate import file_stem, load_table
+from build_tools.instantiate import load_table
 
 from . import calls
 
@@ -28,11 +28,15 @@ def id_of(row) -> str:
 
 def in_turns(rows: list, values: list) -> list:
     """(row, value) for every tile and value; the tile's two dtypes take turns at the values."""
-    tiles = list(dict.fromkeys(file_stem(row) for row in rows))
+
+    def tile(row) -> str:
+        return row.name.replace(f"_{row.dtype}_", "_")
+
+    tiles = list(dict.fromkeys(map(tile, rows)))
     return [
         pytest.param(row, value, id=f"{row.name}-{value}")
         for row in rows
-        for turn, value in enumerate(values, start=tiles.index(file_stem(row)))
+        for turn, value in enumerate(values, start=tiles.index(tile(row)))
         if turn % 2 == (row.dtype == "fp16")
     ]
 
