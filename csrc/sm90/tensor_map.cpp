@@ -83,11 +83,14 @@ TensorMap make_tensor_map(TensorMapRequest const& r) {
     Dimension const batch{has_batch ? r.batch : 1, r.batch_stride * kElementBytes, 1};
     return {encode(r, {columns, group, heads, rows, batch}), r.boxes, has_heads, has_batch};
   }
-  int64_t const rows_apart = has_batch ? r.batch_stride / r.row_stride : 0;
-  Dimension const clip{kClip, row_bytes, r.box_rows};
-  Dimension const rows{(r.batch - 1) * rows_apart + all_rows + 1, row_bytes, 1};
+  // Of entries with one row each, these are the rows.
+  bool const entries_are_rows = has_batch && r.rows <= 1;
+  int64_t const rows_apart = !has_batch ? 0 : entries_are_rows ? 1 : r.batch_stride / r.row_stride;
+  int64_t const step = entries_are_rows ? r.batch_stride * kElementBytes : row_bytes;
+  Dimension const clip{kClip, step, r.box_rows};
+  Dimension const rows{(r.batch - 1) * rows_apart + all_rows + 1, step, 1};
   constexpr int64_t kWrap = int64_t{1} << 34;  // kClip times this is 2^64
-  Dimension const back{int64_t{kClip} + 1, kWrap - row_bytes, 1};
+  Dimension const back{int64_t{kClip} + 1, kWrap - step, 1};
   return {encode(r, {columns, clip, heads, rows, back}), r.boxes, has_heads,
           static_cast<int>(rows_apart)};
 }

@@ -125,6 +125,7 @@ def test_heads_are_packed_where_that_is_less_work(kernels):
     assert not packs(4096)
     assert packs(512, 512, right=0)  # causal: fewer keys that only some of its queries see
     assert not packs(512, 512)
+    assert not packs(512, 512, left=2000, right=2000)  # which limits nothing
     assert not packs(16384, 16384, right=0)
     assert packs(16384, 16384, left=200, right=0)
     assert not packs(1, heads_kv=32)
@@ -174,3 +175,14 @@ def test_the_maximum_grows_from_block_to_block(kernels, row, growth):
     k += growth * (torch.arange(600, 0, -1) // 64)[None, :, None, None] / d**0.5
     v = torch.randn(1, 600, 1, row.head_dim_v, generator=gen)
     check_dense(kernels, row, *(x.to(DTYPES[row.dtype]) for x in (q, k, v)))
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+def test_a_cache_of_one_row(kernels, row):
+    """Its rows have no distance; batch entries and heads do."""
+    gen = torch.Generator().manual_seed(7)
+    q = torch.randn(3, 40, 2, 64, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, 3, 1, 2, 64, generator=gen).to(q.dtype)
+    used = torch.ones(3, dtype=torch.int32)
+    out, _ = calls.cached(kernels, row.name, q, k, v, cache_seqlens=used, num_splits=None)
+    assert_bitwise("out", out, v.expand(3, 40, 2, 64))
