@@ -42,7 +42,8 @@ def main(argv: list[str]) -> int:
     for tool, family in itertools.product(argv or TOOLS, families()):
         what = f"{tool}, FLASH_ATTN_ARCH={family or 'unset'}"
         print(f"compute-sanitizer --tool {what}", flush=True)
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", CASES]
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "99"]
+        command += [sys.executable, "-m", CASES, tool]
         if subprocess.run(command, env=env | {"FLASH_ATTN_ARCH": family}).returncode:
             failed.append(what)
     if failed:

@@ -165,8 +165,9 @@ def varlen_ref(
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, dv) and lse (h, total_q), one sequence at a time with `attention`.
 
-    Rows past cu_seqlens_q[-1] get out 0 and lse -inf.  Both lengths in seqused_k and the packed
-    ones count the left padding.  keep_mask is (b, h, max_sq, max_sk), alibi_slopes (h,) or (b, h).
+    Rows before cu_seqlens_q[0] and past cu_seqlens_q[-1] get out 0 and lse -inf.  Both lengths in
+    seqused_k and the packed ones count the left padding.  keep_mask is (b, h, max_sq, max_sk),
+    alibi_slopes (h,) or (b, h).
     """
     outs, lses = [], []
     for b in range(len(cu_seqlens_q) - 1):
@@ -190,12 +191,19 @@ def varlen_ref(
         )
         outs.append(out[0])
         lses.append(lse[0])
-    spare = q.shape[0] - cu_seqlens_q[-1]
     dtype = outs[0].dtype if outs else q.dtype
-    outs.append(torch.zeros(spare, q.shape[1], v.shape[-1], dtype=dtype, device=q.device))
     lse_dtype = lses[0].dtype if lses else torch.float32
-    lses.append(torch.full((q.shape[1], spare), MINUS_INF, dtype=lse_dtype, device=q.device))
-    return torch.cat(outs), torch.cat(lses, dim=-1)
+
+    def nothing(rows: int) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros(rows, q.shape[1], v.shape[-1], dtype=dtype, device=q.device)
+        return zeros, torch.full((q.shape[1], rows), MINUS_INF, dtype=lse_dtype, device=q.device)
+
+    (before, lse_before), (behind, lse_behind) = (
+        nothing(cu_seqlens_q[0]),
+        nothing(q.shape[0] - cu_seqlens_q[-1]),
+    )
+    lse = torch.cat([lse_before, *lses, lse_behind], dim=-1)
+    return torch.cat([before, *outs, behind]), lse
 
 
 def gradients(

@@ -8,10 +8,12 @@
 namespace flash::api {
 namespace {
 
-// Windows as wide as every sequence are no windows; this also keeps row + window within an int.
+// Windows as wide as any sequence can be are no windows; this also keeps row + window within an
+// int. max_seqlen does not say what a sequence can be: it may be wrong.
 int window(int64_t width, Seqlens const& lengths) {
-  int64_t const widest =
-      std::min<int64_t>(int64_t(lengths.seqlen_q) + lengths.seqlen_k, kUnbounded);
+  int64_t const longest_q = lengths.cu_q ? lengths.total_q : lengths.seqlen_q;
+  int64_t const longest_k = lengths.cu_k && !lengths.in_pages ? lengths.total_k : lengths.seqlen_k;
+  int64_t const widest = std::min<int64_t>(longest_q + longest_k, kUnbounded);
   return width < 0 || width >= widest ? -1 : static_cast<int>(width);
 }
 
@@ -88,6 +90,7 @@ void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor 
   p.pages.per_sequence = count(block_table.size(1), "block_table.size(1)");
   p.pages.page_size = FastDiv(count(k.size(1), "page size"));
   p.pages.count = count(k.size(0), "number of pages");
+  p.seqlens.in_pages = true;
   p.seqlens.seqlen_k = count(block_table.size(1) * k.size(1), "block_table.size(1) * page size");
 }
 

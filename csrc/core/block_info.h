@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/packed_rows.h"
 #include "params/common.h"
 #include "params/seqlens.h"
 
@@ -17,22 +18,18 @@ struct BlockInfo {
   int leftpad;    // keys that row_k skips
   int batch_k;    // the cache's entry with the sequence's keys; -1: there is none
 
-  // Sequence number `batch` one past the last stands for the rows of a packed q behind
-  // cu_q[batch]: a sequence without keys, so that they become zeros like any fully masked row. And
-  // for the keys behind cu_k[batch], which nobody attends to.
+  // The sequences that the batch has not (see PackedRows), with their rows of a packed q, have no
+  // keys, so that these rows become zeros like any fully masked row. Nobody attends to their keys.
   FLASH_HD BlockInfo(const Seqlens& s, int sequence) {
-    row_q = s.cu_q ? s.cu_q[sequence] : 0;
-    if (sequence == s.batch) {
-      seqlen_q = static_cast<int>(s.total_q - row_q);
-      seqlen_k = 0;
-      row_k = s.cu_k ? s.cu_k[sequence] : 0;
-      slots_k = static_cast<int>(s.total_k - row_k);
-      leftpad = batch_k = 0;
+    RowRun const rows = rows_of(s, sequence), keys = keys_of(s, sequence);
+    row_q = rows.begin;
+    seqlen_q = rows.length;
+    row_k = keys.begin;
+    slots_k = keys.length;
+    if (sequence >= s.batch) {
+      seqlen_k = leftpad = batch_k = 0;
       return;
     }
-    seqlen_q = s.cu_q ? s.cu_q[sequence + 1] - static_cast<int>(row_q) : s.seqlen_q;
-    row_k = s.cu_k ? s.cu_k[sequence] : 0;
-    slots_k = s.cu_k ? s.cu_k[sequence + 1] - static_cast<int>(row_k) : s.seqlen_k;
     // Not more than exist, whatever a caller says: on a GPU nobody checks contents beforehand.
     int used = s.used_k ? s.used_k[sequence] : slots_k;
     used = used < 0 ? 0 : used < slots_k - s.new_k ? used + s.new_k : slots_k;
@@ -42,8 +39,26 @@ struct BlockInfo {
       used = 0;
     }
     leftpad = s.leftpad_k ? s.leftpad_k[sequence] : 0;
+    leftpad = leftpad < 0 ? 0 : leftpad < slots_k ? leftpad : slots_k;
     row_k += leftpad;
     seqlen_k = used > leftpad ? used - leftpad : 0;
+  }
+
+ private:
+  FLASH_HD static RowRun rows_of(const Seqlens& s, int sequence) {
+    return s.cu_q ? PackedRows{s.cu_q, s.batch, int(s.total_q)}.run(sequence)
+                  : RowRun{0, s.seqlen_q};
+  }
+
+  FLASH_HD static RowRun keys_of(const Seqlens& s, int sequence) {
+    if (!s.cu_k) {
+      return {0, s.seqlen_k};
+    }
+    if (!s.in_pages) {
+      return PackedRows{s.cu_k, s.batch, int(s.total_k)}.run(sequence);
+    }
+    int const length = PackedRows{s.cu_k, s.batch, INT32_MAX}.run(sequence).length;
+    return {0, length < s.seqlen_k ? length : s.seqlen_k};
   }
 };
 

@@ -15,7 +15,7 @@ struct RowBlocks {
                   : int64_t(sequence) * num_m_blocks(s.seqlen_q, block_m);
   }
 
-  // A packed q has one sequence more: the rows behind the last one (see BlockInfo).
+  // With room for rows behind the last sequence; those before the first have no place.
   FLASH_HD int64_t count(const Seqlens& s) const {
     return s.cu_q ? first(s, s.batch + 1, s.total_q) : first(s, s.batch, 0);
   }

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "core/block_info.h"
+#include "core/packed_rows.h"
 #include "core/tile_scheduler.h"
+#include "params/seqlens.h"
 
 namespace flash {
 
@@ -29,34 +30,32 @@ struct TileGrid {
   template <class Index, class Search = Bisection>
   FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index,
                          Search search = {}) const {
-    auto const start = [&](int sequence) -> Index {
-      return sequence <= batch ? Index(cu[sequence]) : Index(total);
-    };
+    PackedRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
-      return VarlenScheduler(by_length, start, index, num_tiles(), search).coord();
+      return VarlenScheduler(by_length, RowOrder(rows), index, Index(num_tiles()), search).coord();
     }
     WorkTile tile = DenseScheduler<Index>(dense, index, num_tiles()).coord();
     if (first_only && tile.valid) {
-      tile.valid = start(tile.batch) < start(tile.batch + 1);
+      tile.valid = rows.run(tile.batch).length > 0;
     }
     return tile;
   }
 
   // The next row block of a valid tile's sequence, if the one who drew it is to go on with it.
   FLASH_HD WorkTile below(const Seqlens& s, WorkTile tile) const {
-    int64_t const end = tile.batch < s.batch ? s.cu_q[tile.batch + 1] : s.total_q;
+    PackedRows const rows{s.cu_q, s.batch, int(s.total_q)};
     ++tile.m_block;
-    tile.valid = first_only && s.cu_q[tile.batch] + int64_t(tile.m_block) * by_length.block_m < end;
+    tile.valid = first_only && tile.m_block * by_length.block_m < rows.run(tile.batch).length;
     return tile;
   }
 };
 
-// A varlen batch has one sequence more: the rows behind the last one (see BlockInfo).
+// A varlen batch has sequences more: the rows that belong to none (see PackedRows).
 inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrder order) {
   TileGrid grid{};
   grid.varlen = s.cu_q != nullptr;
   if (grid.varlen) {
-    grid.by_length = {s.total_q, block_m, heads, s.batch + 1, order};
+    grid.by_length = {s.total_q, block_m, heads, PackedRows::count(s.batch), order};
   } else {
     grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }
@@ -67,7 +66,7 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
 inline TileGrid make_first_blocks_grid(const Seqlens& s, int heads, int block_m) {
   TileGrid grid = make_tile_grid(s, heads, block_m, {/*group=*/1, /*longest_first=*/false});
   grid.first_only = true;
-  grid.dense = {/*m_blocks=*/1, heads, s.batch + 1, grid.by_length.order};
+  grid.dense = {/*m_blocks=*/1, heads, PackedRows::count(s.batch), grid.by_length.order};
   return grid;
 }
 
@@ -76,7 +75,7 @@ inline TileGrid make_key_tile_grid(const Seqlens& s, int heads, int block_n, Til
   TileGrid grid{};
   grid.varlen = s.cu_k != nullptr;
   if (grid.varlen) {
-    grid.by_length = {s.total_k, block_n, heads, s.batch + 1, order};
+    grid.by_length = {s.total_k, block_n, heads, PackedRows::count(s.batch), order};
   } else {
     grid.dense = {num_m_blocks(s.seqlen_k, block_n), heads, s.batch, order};
   }

@@ -85,11 +85,11 @@ class DenseScheduler {
 
 // Fixed by the host, which knows the total number of rows and must not wait for the lengths.
 //
-// Sequence b, which starts at row start(b) of the packed q, owns the row blocks from
-// first_block(b) = start(b) / block_m + b on. That is enough of them: with start(b) = x * block_m +
-// r, first_block(b + 1) - first_block(b) = (r + length) / block_m + 1 >= ceil(length / block_m). So
-// no prefix sum over lengths is needed, and a tile finds its sequence by bisection. The blocks that
-// are too many, at most one or two a sequence, are invalid tiles.
+// Sequence b, before which start(b) rows come, owns the row blocks from first_block(b) = start(b) /
+// block_m + b on. That is enough of them: with start(b) = x * block_m + r, first_block(b + 1) -
+// first_block(b) = (r + length) / block_m + 1 >= ceil(length / block_m). So no prefix sum over
+// lengths is needed, and a tile finds its sequence by bisection. The blocks that are too many, at
+// most one or two a sequence, are invalid tiles.
 struct VarlenSchedule {
   int64_t total_q;  // rows of all sequences together
   int block_m;
@@ -104,36 +104,47 @@ struct VarlenSchedule {
   FLASH_HD int64_t num_tiles() const { return first_block(batch, total_q) * heads; }
 };
 
+// What a search finds: a sequence, and where it and the next one start.
+struct SequencePlace {
+  int sequence;
+  int start;
+  int next_start;
+};
+
 // The last of [0, count) that is not behind; those that are come after those that are not, and 0 is
-// not.
+// not. rows.start(0) = 0 is the least start, rows.start(count) the greatest.
+//
+// Starts that decrease are kept between those that were looked at before. These are the same in
+// every search that gets there, so any starts are searched as some that do not decrease, and every
+// row block is found once. Blocks that wait for earlier ones of their sequence need that.
 struct Bisection {
-  template <class IsBehind>
-  FLASH_HD int operator()(int count, IsBehind is_behind) const {
+  template <class Rows, class IsBehind>
+  FLASH_HD SequencePlace operator()(int count, Rows const& rows, IsBehind is_behind) const {
     int low = 0, high = count;  // low: not behind, high: behind
+    int low_start = 0, high_start = rows.start(count);
     while (high - low > 1) {
       int const middle = low + (high - low) / 2;
-      (is_behind(middle) ? high : low) = middle;
+      int start = rows.start(middle);
+      start = start > low_start ? start : low_start;
+      start = start < high_start ? start : high_start;
+      bool const behind = is_behind(middle, start);
+      (behind ? high : low) = middle;
+      (behind ? high_start : low_start) = start;
     }
-    return low;
+    return {low, low_start, high_start};
   }
 };
 
 // Sequences run in order; inside one, all heads and row blocks run in the dense order.
-// Start: callable, sequence in [0, batch] -> its first row; total_q for `batch`. Its type is what
-// tiles are counted in.
+// Index: what tiles are counted in.
+// Rows: like RowOrder.
 // Search: finds a tile's sequence, like Bisection.
-template <class Start, class Search = Bisection>
+template <class Index, class Rows, class Search = Bisection>
 class VarlenScheduler {
-  using Index = std::invoke_result_t<Start, int>;
-
  public:
-  FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, Start start, int64_t block,
-                           int64_t num_blocks, Search search = {})
-      : schedule_(schedule),
-        start_(start),
-        index_(Index(block)),
-        stride_(Index(num_blocks)),
-        search_(search) {}
+  FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, Rows const& rows, Index block,
+                           std::type_identity_t<Index> num_blocks, Search search = {})
+      : schedule_(schedule), rows_(rows), index_(block), stride_(num_blocks), search_(search) {}
 
   FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
 
@@ -141,25 +152,23 @@ class VarlenScheduler {
 
   FLASH_HD WorkTile coord() const {
     if (!valid()) return {0, 0, 0, false};
-    int const sequence = find(index_ / schedule_.heads);
-    Index const start = start_(sequence), end = start_(sequence + 1);
-    Index const first = schedule_.first_block(sequence, start);
-    int const blocks = int(schedule_.first_block(sequence + 1, end) - first);
-    auto const [m_block, head] =
-        tile_at<Index>(schedule_.order, index_ - first * schedule_.heads, blocks, schedule_.heads);
-    return {m_block, int(head), sequence, Index(m_block) * schedule_.block_m < end - start};
+    int const row_block = int(index_ / schedule_.heads);
+    SequencePlace const place = search_(schedule_.batch, rows_, [&](int sequence, int start) {
+      return schedule_.first_block(sequence, start) > row_block;
+    });
+    int const sequence = place.sequence;
+    int const first = schedule_.first_block(sequence, place.start);
+    int const end = schedule_.first_block(sequence + 1, place.next_start);
+    // A search may end beside the row block if starts decrease, though Bisection does not.
+    if (row_block < first || row_block >= end) return {0, 0, sequence, false};
+    auto const [m_block, head] = tile_at<Index>(
+        schedule_.order, index_ - Index(first) * schedule_.heads, end - first, schedule_.heads);
+    return {m_block, int(head), sequence, m_block * schedule_.block_m < rows_.length(sequence)};
   }
 
  private:
-  // The last sequence whose first row block is not behind `row_block`.
-  FLASH_HD int find(Index row_block) const {
-    return search_(schedule_.batch, [&](int sequence) {
-      return schedule_.first_block(sequence, start_(sequence)) > row_block;
-    });
-  }
-
   VarlenSchedule schedule_;
-  Start start_;
+  Rows rows_;
   Index index_;
   Index stride_;
   Search search_;

@@ -18,12 +18,12 @@ inline double keys_visited(FwdParams const& p, ForwardTile const& tile) {
   double const batch = std::max(s.batch, 1);
   double const rows = s.cu_q ? s.total_q / batch : s.seqlen_q;
   double const keys = s.cu_k ? s.total_k / batch : s.seqlen_k;
-  bool const limited = p.mask.left >= 0 || p.mask.right >= 0;
-  double seen = p.mask.right >= 0 ? std::max(keys - rows / 2, keys / 2) : keys;
-  if (p.mask.left >= 0) {
+  bool const left = limits(p.mask.left, s), right = limits(p.mask.right, s);
+  double seen = right ? std::max(keys - rows / 2, keys / 2) : keys;
+  if (left) {
     seen = std::min<double>(seen, p.mask.left + 1 + std::max(p.mask.right, 0));
   }
-  double const span = limited ? std::min<double>(tile.block_m, rows) : 0;
+  double const span = left || right ? std::min<double>(tile.block_m, rows) : 0;
   double const blocks = num_m_blocks(static_cast<int>(rows + 0.5), tile.block_m);
   return tile.heads * blocks * (seen + span + kRowBlockKeys);
 }

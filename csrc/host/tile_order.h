@@ -42,12 +42,18 @@ struct ForwardTile {
   int heads;
 };
 
+// Whether a limit of the mask is nearer than the length of a sequence. By the lengths that the
+// caller says, which do for an order of tiles.
+inline bool limits(int width, Seqlens const& s) {
+  return width >= 0 && width < int64_t(s.seqlen_q) + s.seqlen_k;
+}
+
 // Of a forward: a tile per row block, a column per head and batch entry.
 template <class Config>
 TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, ForwardTile const& tile) {
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * int64_t(sizeof(typename Config::Element));
-  bool const causal = params.mask.right >= 0;
+  bool const causal = limits(params.mask.right, params.seqlens);
   Columns const columns{int64_t(tile.heads) * params.seqlens.batch,
                         params.seqlens.seqlen_k * row_bytes,
                         tile.heads / std::max(params.heads_kv, 1),

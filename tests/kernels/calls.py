@@ -12,11 +12,11 @@ NAN = float("nan")
 
 
 class Outputs:
-    """Tensors inside larger ones, all of it NaN until a kernel writes there."""
+    """Tensors full of `before`, until a kernel writes there, inside larger ones full of NaN."""
 
-    def __init__(self, **like: tuple[tuple[int, ...], torch.dtype]):
+    def __init__(self, before: float = NAN, **like: tuple[tuple[int, ...], torch.dtype]):
         for name, (shape, dtype) in like.items():
-            setattr(self, name, poisoned(torch.full(shape, NAN, dtype=dtype)))
+            setattr(self, name, poisoned(torch.full(shape, before, dtype=dtype)))
 
     def results(self) -> tuple[Tensor, ...]:
         """Copies, once it is sure that nothing was written around them."""
@@ -116,21 +116,22 @@ def varlen(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    before: float = NAN,
     s_dmask: Tensor | None = None,
     **full,
 ) -> tuple[Tensor, Tensor]:
-    """out (total_q, h, dv) and lse (h, total_q); NaN wherever the kernel wrote nothing.
+    """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
 
-    max_seqlen_q: what the call says, if not the truth. s_dmask (b, h, longest sq, longest sk):
-    filled by the kernel for probabilities.
+    max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
+    longest sk): filled by the kernel for probabilities.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
-    output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
+    output = Outputs(before, out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = _common(q, k, v, output.out, output.lse, causal, window_size, None)
-    call |= varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k)
-    if max_seqlen_q is not None:
-        call["seqlen_q"] = max_seqlen_q
+    lengths = (seqused_k, max_seqlen_q, max_seqlen_k)
+    call |= varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, *lengths)
     if leftpad_k is not None:
         call["leftpad_k"] = leftpad_k.data_ptr()
     if block_table is not None:
@@ -159,6 +160,7 @@ def cached(
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = 0,
+    before: float = NAN,
     last_block_first: bool = False,
     stream: int = 0,
     own_counters: bool | None = None,
@@ -169,12 +171,13 @@ def cached(
 ) -> tuple[Tensor, Tensor]:
     """out (b, sq, h, dv) and lse (b, h, sq) against a cache to which `new` keys were appended.
 
-    num_splits None: by the forward kernel, else by the decode kernel. own_counters: whether its
-    launch has to bring its counters; None: whatever.
+    num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
+    until a kernel writes there. own_counters: whether its launch has to bring its counters; None:
+    whatever.
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q)
-    output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
+    output = Outputs(before, out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = _common(q, k_cache, v_cache, output.out, output.lse, causal, window_size, softmax_scale)
     call |= {"seqlen_q": seqlen_q}
     call |= cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
@@ -299,17 +302,25 @@ def dense_lengths(q: Tensor, k: Tensor) -> dict:
     return {"batch": q.shape[0], "seqlen_q": q.shape[1], "seqlen_k": k.shape[1]}
 
 
-def varlen_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k: Tensor | None = None) -> dict:
+def varlen_lengths(
+    q, k, cu_seqlens_q, cu_seqlens_k, seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+) -> dict:  # fmt: skip
     """The tensors have to live as long as the result is used."""
+
+    def longest(cu_seqlens: Tensor, said: int | None) -> int:
+        return int(cu_seqlens.diff().max()) if said is None else said
+
     lengths = {
         "batch": len(cu_seqlens_q) - 1,
-        "seqlen_q": int(cu_seqlens_q.diff().max()),
+        "seqlen_q": longest(cu_seqlens_q, max_seqlen_q),
         "total_q": q.shape[0],
         "total_k": k.shape[0],
         "cu_q": cu_seqlens_q.data_ptr(),
     }
     if cu_seqlens_k is not None:  # else seqused_k says it, of keys in pages
-        lengths |= {"seqlen_k": int(cu_seqlens_k.diff().max()), "cu_k": cu_seqlens_k.data_ptr()}
+        seqlen_k = longest(cu_seqlens_k, max_seqlen_k)
+        lengths |= {"seqlen_k": seqlen_k, "cu_k": cu_seqlens_k.data_ptr()}
     return lengths if seqused_k is None else lengths | {"used_k": seqused_k.data_ptr()}
 
 

@@ -62,6 +62,7 @@ flash::Seqlens seqlens(py::dict const& call) {
   s.cu_k = pointer<int>(call, "cu_k");
   s.used_k = pointer<int>(call, "used_k");
   s.leftpad_k = pointer<int>(call, "leftpad_k");
+  s.in_pages = call.contains("block_table");
   s.new_k = number<int>(call, "new_k");
   s.batch_k = pointer<int>(call, "batch_k");
   s.batches_k = number<int>(call, "batches_k");

@@ -26,7 +26,7 @@ void bind_block_info(py::module_& m) {
       [](int sequence, int batch, int seqlen_q, int seqlen_k, int64_t total_q,
          OptionalInts const& cu_q, OptionalInts const& cu_k, OptionalInts const& used_k,
          OptionalInts const& leftpad_k, int new_k, OptionalInts const& batch_k, int batches_k,
-         int64_t total_k) {
+         int64_t total_k, bool in_pages) {
         flash::Seqlens s{};
         s.batch = batch;
         s.seqlen_q = seqlen_q;
@@ -40,13 +40,14 @@ void bind_block_info(py::module_& m) {
         s.batch_k = data(batch_k);
         s.batches_k = batches_k;
         s.total_k = total_k;
+        s.in_pages = in_pages;
         return BlockInfo(s, sequence);
       },
       py::kw_only(), py::arg("sequence"), py::arg("batch"), py::arg("seqlen_q") = 0,
       py::arg("seqlen_k") = 0, py::arg("total_q") = 0, py::arg("cu_q") = py::none(),
       py::arg("cu_k") = py::none(), py::arg("used_k") = py::none(),
       py::arg("leftpad_k") = py::none(), py::arg("new_k") = 0, py::arg("batch_k") = py::none(),
-      py::arg("batches_k") = 0, py::arg("total_k") = 0);
+      py::arg("batches_k") = 0, py::arg("total_k") = 0, py::arg("in_pages") = false);
 
   // Number of each sequence's first row block, the one behind the last one, and how many there are.
   m.def(
@@ -66,4 +67,19 @@ void bind_block_info(py::module_& m) {
       },
       py::kw_only(), py::arg("block_m"), py::arg("batch"), py::arg("seqlen_q") = 0,
       py::arg("total_q") = 0, py::arg("cu_q") = py::none());
+
+  // Number of the sequence's first row block as a kernel finds it, and how many there are.
+  m.def(
+      "row_block",
+      [](int sequence, int block_m, int batch, int64_t total_q, std::vector<int> const& cu_q) {
+        flash::Seqlens seqlens{};
+        seqlens.batch = batch;
+        seqlens.total_q = total_q;
+        seqlens.cu_q = cu_q.data();
+        flash::RowBlocks const blocks{block_m};
+        int64_t const row_q = BlockInfo(seqlens, sequence).row_q;
+        return std::make_pair(blocks.first(seqlens, sequence, row_q), blocks.count(seqlens));
+      },
+      py::kw_only(), py::arg("sequence"), py::arg("block_m"), py::arg("batch"), py::arg("total_q"),
+      py::arg("cu_q"));
 }

@@ -17,9 +17,10 @@ std::vector<Tile> walk(Scheduler tiles, int limit) {
   return done;
 }
 
-struct Starts {
-  std::vector<int64_t> const* of;
-  int64_t operator()(int sequence) const { return of->at(sequence); }  // throws when out of range
+struct Rows {
+  std::vector<int> const* starts;
+  int start(int sequence) const { return starts->at(sequence); }  // throws when out of range
+  int length(int sequence) const { return start(sequence + 1) - start(sequence); }
 };
 
 }  // namespace
@@ -57,9 +58,9 @@ void bind_scheduler(py::module_& m) {
       .def("num_tiles", &VarlenSchedule::num_tiles)
       .def(
           "tiles",
-          [](VarlenSchedule const& s, std::vector<int64_t> const& starts, int64_t block,
+          [](VarlenSchedule const& s, std::vector<int> const& starts, int64_t block,
              int64_t num_blocks) {
-            return walk(flash::VarlenScheduler(s, Starts{&starts}, block, num_blocks), 1 << 20);
+            return walk(flash::VarlenScheduler(s, Rows{&starts}, block, num_blocks), 1 << 20);
           },
           py::arg("starts"), py::arg("block"), py::arg("num_blocks"));
 }

@@ -3,11 +3,12 @@
 
 void bind_tile_grid(py::module_& m) {
   // All tiles of a launch: (m_block, head, batch), or None for a surplus one. of_keys: the same
-  // lengths as keys.
+  // lengths as keys. by_first_blocks: whoever has a tile goes on with those below.
   m.def(
       "tile_grid",
       [](int batch, int seqlen_q, int64_t total_q, std::optional<std::vector<int>> const& cu_q,
-         int heads, int block_m, int group, bool longest_first, bool of_keys) {
+         int heads, int block_m, int group, bool longest_first, bool of_keys,
+         bool by_first_blocks) {
         int const* const cu = cu_q ? cu_q->data() : nullptr;
         flash::TileOrder const order{group, longest_first};
         flash::Seqlens seqlens{};
@@ -15,18 +16,22 @@ void bind_tile_grid(py::module_& m) {
         (of_keys ? seqlens.seqlen_k : seqlens.seqlen_q) = seqlen_q;
         (of_keys ? seqlens.total_k : seqlens.total_q) = total_q;
         (of_keys ? seqlens.cu_k : seqlens.cu_q) = cu;
-        auto const grid = of_keys ? flash::make_key_tile_grid(seqlens, heads, block_m, order)
-                                  : flash::make_tile_grid(seqlens, heads, block_m, order);
+        auto const grid = by_first_blocks ? flash::make_first_blocks_grid(seqlens, heads, block_m)
+                          : of_keys ? flash::make_key_tile_grid(seqlens, heads, block_m, order)
+                                    : flash::make_tile_grid(seqlens, heads, block_m, order);
         std::vector<std::optional<std::tuple<int, int, int>>> tiles;
         for (int64_t index = 0; index < grid.num_tiles(); ++index) {
-          flash::WorkTile const tile =
+          flash::WorkTile tile =
               of_keys ? grid.tile(cu, batch, total_q, index) : grid.tile(seqlens, index);
           tiles.emplace_back();
-          if (tile.valid) tiles.back() = {tile.m_block, tile.head, tile.batch};
+          for (; tile.valid; tile = grid.below(seqlens, tile)) {
+            if (tiles.back()) tiles.emplace_back();
+            tiles.back() = {tile.m_block, tile.head, tile.batch};
+          }
         }
         return tiles;
       },
       py::kw_only(), py::arg("batch"), py::arg("seqlen_q") = 0, py::arg("total_q") = 0,
       py::arg("cu_q") = py::none(), py::arg("heads"), py::arg("block_m"), py::arg("group"),
-      py::arg("longest_first"), py::arg("of_keys") = false);
+      py::arg("longest_first"), py::arg("of_keys") = false, py::arg("by_first_blocks") = false);
 }

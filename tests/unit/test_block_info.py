@@ -49,6 +49,7 @@ def test_varlen(core, batch, has_used, has_leftpad):
             total_q=cu_q[-1],
             cu_q=cu_q,
             cu_k=cu_k,
+            total_k=cu_k[-1],
             used_k=optional(used, has_used),
             leftpad_k=optional(leftpad, has_leftpad),
         )

@@ -24,8 +24,8 @@ __device__ inline AppendRow append_row(int index, FastDiv const& rows, FastDiv c
 
 // One row: this lane's chunk of it, turned if there are angles.
 template <class Element>
-__device__ void copy_row(Rotary const& rotary, int position, Element const* source, Element* target,
-                         int columns, int col) {
+__device__ void copy_row(Rotary const& rotary, uint32_t position, Element const* source,
+                         Element* target, int columns, int col) {
   if (col >= columns) {
     return;
   }
@@ -65,7 +65,7 @@ __device__ void append(AppendParams const& p, TensorView<const void> const& from
 template <class Element>
 __device__ void turn_query(AppendParams const& p, int index, int col) {
   AppendRow const at = append_row(index, p.seqlen_q, p.heads_q);
-  int const before = max(p.seqlens.used_k[at.sequence], 0);
+  uint32_t const before = max(p.seqlens.used_k[at.sequence], 0);  // anything
   copy_row(p.rotary, before + (p.rotary.advance_q ? at.row : 0),
            static_cast<Element const*>(p.q.ptr) + p.q.offset(at.sequence, at.row, at.head),
            static_cast<Element*>(p.q_turned.ptr) + p.q_turned.offset(at.sequence, at.row, at.head),

@@ -37,13 +37,13 @@ struct Angles {
   Element const* sin;
 
   // A position behind the tables is an error that nobody can report from here: no fault at least.
-  __device__ Angles(Rotary const& r, int position)
+  __device__ Angles(Rotary const& r, uint32_t position)
       : cos(static_cast<Element const*>(r.cos) + row(r, position) * r.cos_stride),
         sin(static_cast<Element const*>(r.sin) + row(r, position) * r.sin_stride) {}
 
  private:
-  __device__ static int64_t row(Rotary const& r, int position) {
-    return min(position, r.positions - 1);
+  __device__ static int64_t row(Rotary const& r, uint32_t position) {
+    return min(position, uint32_t(r.positions) - 1);
   }
 };
 

@@ -15,11 +15,11 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element) +
       Config::kHeadDim * sizeof(float);
-  Mask const& mask = params.mask;
-  Columns const columns{int64_t(params.heads_kv) * params.seqlens.batch,
-                        params.seqlens.seqlen_q * row_bytes * heads_per_kv, 1,
-                        num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
-                        mask.left < 0 && mask.right < 0};
+  Columns const columns{
+      int64_t(params.heads_kv) * params.seqlens.batch,
+      params.seqlens.seqlen_q * row_bytes * heads_per_kv, 1,
+      num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
+      !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
   int group = columns_side_by_side(device, columns);
   if (params.workspace.turns) {
     // Neighbours add to different sums, or they would queue for their turns.

@@ -29,6 +29,7 @@ struct KeyBlock {
   int key_begin;
   int keys;             // of the kBlockN that may be attended to
   int slots;            // of the kBlockN that exist: the others have no gradient to store
+  float dq_scale;       // of dQ that this block stores
   int group;            // query heads that share the KV head
   int head_begin;       // the first of them
   int64_t blocks;       // of rows, of all sequences
@@ -45,6 +46,10 @@ struct KeyBlock {
         key_begin(tile_.m_block * Config::kBlockN),
         keys(min(info.seqlen_k - key_begin, Config::kBlockN)),
         slots(min(info.slots_k - key_begin, Config::kBlockN)),
+        // More keys than the caller said are in other blocks, too, which store to the same rows.
+        dq_scale(info.seqlen_k <= Config::kBlockN
+                     ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
+                     : NAN),
         group(p.heads_q / p.heads_kv),
         head_begin(tile_.head * group) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kPassThreads)
                           __grid_constant__ TileGrid const grid) {
   int const parts = query_gradient_parts(shape), part = static_cast<int>(blockIdx.x) % parts;
   WorkTile const tile = grid.tile(p.seqlens, static_cast<int>(blockIdx.x) / parts);
-  if (!tile.valid) {
+  if (!tile.valid || tile.batch >= p.seqlens.batch) {  // other rows are zero already
     return;
   }
   BlockInfo const info(p.seqlens, tile.batch);

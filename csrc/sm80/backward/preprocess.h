@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/block_info.h"
 #include "core/row_blocks.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
@@ -36,12 +37,13 @@ __device__ float partial_dot(Element const* a, Element const* b, int columns, in
   return sum;
 }
 
-// Where the main kernel adds, or the rows of dq where it stores those that see a key.
+// Where the main kernel adds, or the rows of dq where it stores those that see a key, or never
+// comes.
 template <class Element>
 __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
-                                    WorkTile const& tile, BlockInfo const& info,
-                                    int64_t row_block) {
-  if (!p.workspace.dq) {
+                                    WorkTile const& tile, BlockInfo const& info, int64_t row_block,
+                                    bool is_sequence) {
+  if (!p.workspace.dq || !is_sequence) {
     int const row_begin = tile.m_block * shape.block_m;
     int const chunks = p.head_dim / kChunk, rows = min(info.seqlen_q - row_begin, shape.block_m);
     Element* const dq = static_cast<Element*>(p.dq.ptr) +
@@ -58,9 +60,6 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
   for (int i = threadIdx.x; i < size / 4; i += kPassThreads) {
     sums[i] = {0.f, 0.f, 0.f, 0.f};
   }
-  if (p.workspace.turns && threadIdx.x == 0) {
-    p.workspace.turns[row_block] = 0;
-  }
 }
 
 // One row block of one head.
@@ -68,21 +67,27 @@ template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     preprocess_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,
                       __grid_constant__ TileGrid const grid) {
+  RowBlocks const row_blocks{shape.block_m};
+  // One each, also by blocks without rows: who waits for a turn must find a number there, whatever
+  // the lengths are.
+  if (p.workspace.turns && threadIdx.x == 0 &&
+      blockIdx.x < p.heads_q * row_blocks.count(p.seqlens)) {
+    p.workspace.turns[blockIdx.x] = 0;
+  }
   WorkTile const tile = grid.tile(p.seqlens, blockIdx.x);
   if (!tile.valid) {
     return;
   }
   BlockInfo const info(p.seqlens, tile.batch);
-  RowBlocks const row_blocks{shape.block_m};
   int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
                             row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
   int const row_begin = tile.m_block * shape.block_m;
   int const rows = info.seqlen_q - row_begin;  // at least; the rest of the block does not exist
-  // Nobody may count on what lies behind the last sequence.
+  // Of the others nobody may count on the contents, and they have no place in the workspace.
   bool const is_sequence = tile.batch < p.seqlens.batch;
   // First, because nobody waits for a store.
   if (p.dq.ptr) {
-    zero_query_gradient<Element>(p, shape, tile, info, row_block);
+    zero_query_gradient<Element>(p, shape, tile, info, row_block, is_sequence);
   }
   int const lane = threadIdx.x % kLanesPerRow;
   float* const stats = p.workspace.stats + row_block * (2 * shape.block_m);
@@ -110,6 +115,9 @@ __global__ void __launch_bounds__(kPassThreads)
         d -= p.dlse.ptr ? *p.dlse.at(tile.batch, row, tile.head) : 0.f;
       }
       *p.softmax_d.at(tile.batch, row, tile.head) = d;
+    }
+    if (!is_sequence) {
+      continue;
     }
     // exp2(x - inf) = 0: rows without keys, and those that do not exist, need no predicate. Under
     // dropout the kept part of dP is not divided by 1 - p; D is multiplied by it instead.

@@ -38,7 +38,7 @@ struct QueryGradient {
       return;
     }
     if (threadIdx.x == 0) {
-      while (*static_cast<int volatile*>(taken) != turn) {
+      while (*static_cast<int volatile*>(taken) < turn) {
         __nanosleep(32);
       }
       __threadfence();
@@ -77,7 +77,6 @@ __device__ __forceinline__ void store_query_gradient(BwdParams const& p,
                                                      Accumulator const& dq_mma, int pass) {
   using Element = typename Config::Element;
   GridCoord<Config::kRowWarps, Config::kWarps / Config::kRowWarps> const coord(threadIdx.x);
-  float const scale = p.scores.softmax_scale / (1.f - p.scores.dropout_p);
   Tensor dq = make_tensor(dq_mma.data(), rows_and_columns(dq_mma.layout()));
   int const row_begin = at.m_block * Config::kBlockM;
   Element* const rows =
@@ -91,8 +90,8 @@ __device__ __forceinline__ void store_query_gradient(BwdParams const& p,
       int const column = pass * (Config::kHeadDim / Config::kQueryPasses) + coord.col(c);
       if (row < block.info.seqlen_q - row_begin && column < p.head_dim) {
         Element* const pair = rows + row * p.dq.row_stride + column;
-        pair[0] = Element(dq(r, c) * scale);
-        pair[1] = Element(dq(r, c + 1) * scale);
+        pair[0] = Element(dq(r, c) * block.dq_scale);
+        pair[1] = Element(dq(r, c + 1) * block.dq_scale);
       }
     }
   }

@@ -1,0 +1,293 @@
+"""Kernels stay inside their tensors whatever the index tensors hold.
+
+Nothing is written around an output, and no output becomes NaN, which everything around an input is.
+Results are right as far as the contents are.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from any_contents import INT_MAX, any_int, any_mask, int32, numbers, offsets
+from calls import check_gradients
+from cases import BF16, poisoned
+from compare import assert_accurate, assert_bitwise, assert_lse
+from reference import attention_ref, standard_attention, varlen_ref
+from torch import Tensor
+
+from build_tools.instantiate import load_table
+from flash_attn import flash_attn_varlen_func
+
+from . import calls, library
+from .test_backward_kernels import Attention
+
+ROWS = [v for v in load_table().VARIANTS if v.dtype == "bf16" and v.scores == "plain"]
+FORWARD = [v for v in ROWS if v.direction == "fwd" and v.head_dim == 64]
+# And two computing warpgroups.
+FORWARD += [v for v in ROWS if (v.direction, v.arch, v.head_dim_v) == ("fwd", "sm90", 128)][:1]
+BACKWARD = [v for v in ROWS if v.direction == "bwd" and v.head_dim == 64]
+PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]
+DECODE = [v for v in ROWS if v.direction == "decode" and v.head_dim == 64]
+APPEND = [v for v in ROWS if v.direction == "append"]
+SEEDS = range(30)
+BEFORE = 3.0
+
+
+def id_of(x) -> str:
+    return x.name
+
+
+def randn(rng: random.Random, *shape: int) -> Tensor:
+    gen = torch.Generator().manual_seed(rng.randrange(2**31))
+    return poisoned(torch.randn(shape, generator=gen).to(BF16))
+
+
+def check(*outputs: Tensor) -> None:
+    for x in outputs:
+        assert not x.isnan().any()
+
+
+# ---- packed batches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", FORWARD, ids=id_of)
+@pytest.mark.parametrize("heads", [2, 16])  # which Hopper's kernels pack
+@pytest.mark.parametrize("longest", [20, 210])
+def test_sequences_from_the_middle_of_a_packed_batch(kernels, row, heads, longest):
+    """The rows before and behind them become zeros."""
+    rng = random.Random(longest)
+    lengths = [20, longest, 3, 0, 17, 11, longest - 9, 0, 5, 150]
+    cu = int32([0, *lengths]).cumsum(0, dtype=torch.int32)
+    total = int(cu[-1])
+    q, k, v = randn(rng, total, heads, 64), randn(rng, total, 2, 64), randn(rng, total, 2, 64)
+    some = cu[2:9]
+    out, lse = calls.varlen(
+        kernels, row.name, q, k, v, some, some, causal=True, max_seqlen_q=longest
+    )
+    starts = some.tolist()
+    for x in (q, k, v):  # of which nothing else is read
+        x[: starts[0]] = x[starts[-1] :] = float("nan")
+    again = calls.varlen(kernels, row.name, q, k, v, some, some, causal=True, max_seqlen_q=longest)
+    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
+    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
+    assert_accurate("out", out, expected[0], standard[0])
+    assert_lse("lse", lse, expected[1])
+    assert_bitwise("out", again[0], out)
+
+
+@pytest.mark.parametrize("row", BACKWARD, ids=id_of)
+@pytest.mark.parametrize("longest", [60, 200])  # keys: of one block, and of more
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_from_the_middle_of_a_packed_batch(kernels, row, longest, deterministic):
+    rng = random.Random(longest)
+    lengths = [130, longest, 3, 0, 17, longest - 9, 0, 5, 150]
+    cu = int32([0, *lengths]).cumsum(0, dtype=torch.int32)[1:8]
+    starts, total = cu.tolist(), sum(lengths)
+    q, dout = randn(rng, total, 2, 64), randn(rng, total, 2, 64)
+    k, v = randn(rng, total, 1, 64), randn(rng, total, 1, 64)
+
+    def run(dout, out, lse, dlse):
+        dirty = [x.clone() for x in (dout, q, k, v, out)]
+        for x in dirty:
+            x[: starts[0]] = x[starts[-1] :] = float("nan")
+        softmax_d, *gradients = calls.backward(
+            kernels, row.name, *dirty, lse, calls.varlen_lengths(q, k, cu, cu), causal=True,
+            deterministic=deterministic,
+        )  # fmt: skip
+        assert not softmax_d[:, : starts[0]].any()
+        assert not softmax_d[:, starts[-1] :].any()
+        return tuple(gradients)
+
+    def reference(attention):
+        return lambda q, k, v: varlen_ref(attention, q, k, v, starts, starts, causal=True)
+
+    check_gradients(
+        lambda **leaves: Attention.apply(reference(attention_ref), run, *leaves.values()),
+        reference(attention_ref),
+        reference(standard_attention),
+        {"q": q, "k": k, "v": v},
+        dout,
+    )
+
+
+def packed(rng: random.Random, heads: int) -> tuple[list[Tensor], dict]:
+    """q, k and v, cu_seqlens and what is said of them, right or not."""
+    batch, total_q, total_k = rng.randint(1, 6), rng.randint(1, 300), rng.randint(1, 300)
+    q = randn(rng, total_q, heads, 64)
+    k, v = randn(rng, total_k, 2, 64), randn(rng, total_k, 2, 64)
+    said = {name: rng.choice([0, 40, 300]) for name in ("max_seqlen_q", "max_seqlen_k")}
+    return [q, k, v, offsets(rng, total_q, batch), offsets(rng, total_k, batch)], said
+
+
+@pytest.mark.parametrize("row", FORWARD, ids=id_of)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_forward(kernels, row, seed):
+    rng = random.Random(seed)
+    inputs, options = packed(rng, rng.choice([2, 16]))
+    batch, total_k = len(inputs[3]) - 1, len(inputs[1])
+    for name in ("seqused_k", "leftpad_k"):
+        if rng.random() < 0.5:
+            options[name] = numbers(rng, total_k, batch)
+    check(*calls.varlen(kernels, row.name, *inputs, before=BEFORE, **options, **any_mask(rng)))
+
+
+@pytest.mark.parametrize("row", PAGED, ids=id_of)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_forward_of_pages(kernels, row, seed):
+    """cu_seqlens_k says lengths alone, and may say longer ones than a row of the table has."""
+    rng = random.Random(seed)
+    (q, *_, cu_q, cu_k), options = packed(rng, 2)
+    batch, size, pages, listed = len(cu_q) - 1, rng.choice([1, 3, 16]), 12, rng.randint(0, 9)
+    options |= {"block_table": numbers(rng, pages - 1, batch, listed)}
+    if rng.random() < 0.5:
+        options["leftpad_k"] = numbers(rng, listed * size, batch)
+    if rng.random() < 0.5:
+        cu_k, options["seqused_k"] = None, numbers(rng, listed * size, batch)
+    caches = [randn(rng, pages, size, 2, 64) for _ in "kv"]
+    output = calls.varlen(
+        kernels, row.name, q, *caches, cu_q, cu_k, before=BEFORE, **options, **any_mask(rng)
+    )
+    check(*output)
+
+
+@pytest.mark.parametrize("row", BACKWARD, ids=id_of)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_backward(kernels, row, seed, deterministic):
+    """What it leaves to be added up may be anything; it ends, and stays inside."""
+    rng = random.Random(seed)
+    (q, k, v, cu_q, cu_k), options = packed(rng, 2)
+    used = numbers(rng, len(k), len(cu_q) - 1) if rng.random() < 0.5 else None
+    lengths = calls.varlen_lengths(q, k, cu_q, cu_k, used, **options)
+    calls.backward(
+        kernels, row.name, q, q, k, v, q, torch.randn(2, len(q)), lengths,
+        deterministic=deterministic, **any_mask(rng),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", BACKWARD, ids=id_of)
+def test_more_keys_than_were_said(kernels, row):
+    """dQ of sequences whose keys are not in one block, as was said, is NaN; all else is right."""
+    rng = random.Random(0)
+    lengths = [row.block_n, row.block_n + 1, 50]
+    cu = int32([0, *lengths]).cumsum(0, dtype=torch.int32)
+    q, k, v = (randn(rng, sum(lengths), 1, 64) for _ in "qkv")
+    lse = torch.full((1, len(q)), 3.0)
+    run = partial(calls.backward, kernels, row.name, q, q, k, v, q, lse)
+    right = run(calls.varlen_lengths(q, k, cu, cu))
+    wrong = run(calls.varlen_lengths(q, k, cu, cu, max_seqlen_k=row.block_n))
+    long = slice(cu[1], cu[2])
+    assert wrong[1][long].isnan().all()
+    wrong[1][long] = right[1][long]
+    for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), wrong, right, strict=True):
+        assert_bitwise(name, a, b)
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("window", [(50, 30), (90, -1), (-1, 90)], ids=str)
+def test_a_window_wider_than_was_said_of_sequences(monkeypatch, sm, window):
+    """It counts all the same, backward and forward."""
+    rng = random.Random(0)
+    cu = int32([0, 200, 300])
+    q, k, v, dout = (randn(rng, 300, 2, 64) for _ in range(4))
+    results = []
+    with library.serving(monkeypatch, sm):
+        for longest in (200, 20):
+            # More keys than were said leave no dQ.
+            inputs = [q.detach(), *(x.detach().requires_grad_() for x in (k, v))]
+            out = flash_attn_varlen_func(*inputs, cu, cu, longest, longest, window_size=window)
+            results.append([out.detach(), *torch.autograd.grad(out, inputs[1:], dout)])
+    for right, wrong in zip(*results, strict=True):
+        assert_bitwise("with max_seqlen too small", wrong, right)
+
+
+# ---- caches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [*DECODE, *PAGED, *FORWARD], ids=id_of)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cache(kernels, row, seed):
+    rng = random.Random(seed)
+    batch, seqlen_q, room = rng.randint(1, 6), rng.choice([1, 3, 40]), rng.choice([1, 16, 300])
+    is_paged = row.direction == "paged" or (row.direction == "decode" and rng.random() < 0.5)
+    entries = rng.randint(1, 7)
+    most, options = room, {}
+    if is_paged:
+        listed = rng.randint(0, 7)
+        most = listed * room
+        options["block_table"] = numbers(rng, entries - 1, batch, listed)
+    elif rng.random() < 0.5:
+        options["cache_batch_idx"] = numbers(rng, entries - 1, batch)
+    else:
+        entries = batch
+    for name in ("cache_seqlens", "cache_leftpad"):
+        if rng.random() < 0.7:
+            options[name] = numbers(rng, most, batch)
+    if row.direction == "decode":
+        options["num_splits"] = rng.choice([0, 1, 3])
+    else:
+        options["num_splits"] = None
+    q, *caches = (
+        randn(rng, batch, seqlen_q, 4, 64),
+        *(randn(rng, entries, room, 2, 64) for _ in "kv"),
+    )
+    output = calls.cached(
+        kernels,
+        row.name,
+        q,
+        *caches,
+        before=BEFORE,
+        new=rng.choice([0, 2]),
+        **options,
+        **any_mask(rng),
+    )
+    check(*output)
+
+
+@pytest.mark.parametrize("row", APPEND, ids=id_of)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_append(kernels, row, seed):
+    rng = random.Random(seed)
+    batch, seqlen_q, new, room = rng.randint(1, 5), rng.randint(1, 4), rng.randint(1, 4), 16
+    entries, most, options = 7, room, {}
+    if rng.random() < 0.5:
+        listed = rng.randint(0, 5)
+        most = listed * room
+        options["block_table"] = numbers(rng, entries - 1, batch, listed)
+    else:
+        options["cache_batch_idx"] = numbers(rng, entries - 1, batch)
+    if rng.random() < 0.7:
+        positions = rng.choice([1, most + 8])
+        options |= {f"rotary_{name}": randn(rng, positions, 16) for name in ("cos", "sin")}
+        options["local"] = rng.random() < 0.7
+        options["interleaved"] = rng.random() < 0.5
+    q, k, v = (randn(rng, batch, n, 2, 64) for n in (seqlen_q, new, new))
+    caches = [poisoned(torch.full((entries, room, 2, 64), BEFORE, dtype=BF16)) for _ in "kv"]
+    turned = calls.append(
+        kernels, row.name, q, *caches, k, v, cache_seqlens=numbers(rng, most, batch), **options
+    )
+    check(turned, *caches)
+    for cache in caches:
+        assert cache.fill_(float("nan"))._base.isnan().all()
+
+
+@pytest.mark.parametrize("row", APPEND, ids=id_of)
+def test_positions_beyond_an_int(kernels, row):
+    """Several queries behind the largest length turn by the last position that there is."""
+    rng = random.Random(0)
+    q, k, v = (randn(rng, 1, n, 2, 64) for n in (5, 1, 1))
+    caches = [randn(rng, 1, 16, 2, 64) for _ in "kv"]
+    cos, sin = randn(rng, 9, 32), randn(rng, 9, 32)
+    run = partial(calls.append, kernels, row.name, q, *caches, k, v, rotary_cos=cos, rotary_sin=sin)
+    beyond = run(cache_seqlens=int32([INT_MAX - 2]), local=True)
+    last = run(cache_seqlens=int32([8]), local=False)
+    assert_bitwise("q", beyond, last)
+
+
+def test_any_int_is_often_right():
+    rng = random.Random(0)
+    right = [0 <= any_int(rng, 10) <= 10 for _ in range(1000)]
+    assert 400 < sum(right) < 900

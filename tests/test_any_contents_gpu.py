@@ -1,0 +1,126 @@
+"""Index tensors on a GPU, where nobody looks at what they hold: nothing is written around an
+output, and every call ends."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from any_contents import Calls, any_mask, int32
+from cases import BF16, FP16
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, gradients, standard_attention, varlen_ref
+from torch import Tensor
+
+from flash_attn import flash_attn_varlen_func
+
+HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+GUARD_WORD = 0x7FC17FC1  # NaN as bf16 and as float32
+
+
+class Holes:
+    """Free memory between guards, of the sizes that a call is about to allocate.
+
+    The allocator gives out the smallest free block that is large enough: these, unless one of the
+    same size is free elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.guards: list[Tensor] = []
+        self.places: list[range] = []
+        self.made = self.filled = 0
+
+    def make(self, *like: tuple[tuple[int, ...], torch.dtype]) -> None:
+        self.guards, self.places = [], []
+        kept = []  # until all holes are made, or one would be where another was
+        for shape, dtype in like:
+            before, hole, behind = self._surrounded(math.prod(shape) * dtype.itemsize, kept)
+            self.guards += [before, behind]
+            self.places.append(range(hole.data_ptr(), hole.data_ptr() + hole.nbytes))
+
+    @staticmethod
+    def _surrounded(size: int, kept: list) -> list[Tensor]:
+        """Guard, hole and guard, one behind the other, as soon as a free block holds all three."""
+        words = 1 << (14 if size <= 1 << 20 else 19)  # small and large blocks lie apart
+
+        def guard() -> Tensor:
+            return torch.full((words,), GUARD_WORD, dtype=torch.int32, device="cuda")
+
+        for _ in range(1000):
+            hole_of = [guard(), torch.empty(size, dtype=torch.uint8, device="cuda"), guard()]
+            kept.append(hole_of)
+            gaps = [b.data_ptr() - a.data_ptr() - a.nbytes for a, b in pairwise(hole_of)]
+            if all(0 <= gap < 512 for gap in gaps):
+                return hole_of
+        raise AssertionError("no free block holds all three")
+
+    def check(self, outputs: list[Tensor]) -> None:
+        torch.cuda.synchronize()
+        for guard in self.guards:
+            assert bool((guard == GUARD_WORD).all()), "written around an output"
+        self.made += len(outputs)
+        self.filled += sum(x.data_ptr() in place for x in outputs for place in self.places)
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("call", Calls.ALL, ids=lambda call: call.__name__)
+def test_nothing_is_written_outside(cuda, call, dims):
+    holes = Holes()
+    for seed in range(150):
+        torch.manual_seed(seed)
+        dtype = (BF16, FP16)[seed % 2]
+        calls = Calls(random.Random(seed), dtype, *dims, cuda, expect=holes.make)
+        holes.check(call(calls))
+    assert holes.filled > 0.5 * holes.made
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("longest", [30, 400])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sequences_from_the_middle_of_a_packed_batch(cuda, dims, longest, deterministic):
+    """With the whole tensors: other rows become zeros, and so do their gradients."""
+    rng = random.Random(longest)
+    lengths = [longest, 300, 7, 0, longest - 20, 33, longest, 100]
+    cu = int32([0, *lengths], cuda).cumsum(0, dtype=torch.int32)
+    some, starts = cu[2:7], cu[2:7].tolist()
+    q, k, v, dout = (
+        torch.randn(sum(lengths), heads, d, dtype=BF16, device=cuda)
+        for heads, d in ((4, dims[0]), (2, dims[0]), (2, dims[1]), (4, dims[1]))
+    )
+    inputs, mask = {"q": q, "k": k, "v": v}, any_mask(rng)
+
+    def ours(q, k, v):
+        return flash_attn_varlen_func(
+            q, k, v, some, some, longest, longest, return_lse=True, deterministic=deterministic,
+            **mask,
+        )  # fmt: skip
+
+    def written_out(attention):
+        return lambda q, k, v: varlen_ref(attention, q, k, v, starts, starts, **mask)
+
+    out, lse, grads = gradients(ours, inputs, dout)
+    expected, expected_lse, wanted = gradients(
+        written_out(attention_ref), inputs, dout, dtype=torch.float64
+    )
+    standard, _, bar = gradients(written_out(standard_attention), inputs, dout)
+    assert_accurate("out", out, expected, standard)
+    assert_lse("lse", lse, expected_lse)
+    for name, gradient in grads.items():
+        assert_accurate(f"d{name}", gradient, wanted[name], bar[name])
+        assert not gradient[: starts[0]].any()
+        assert not gradient[starts[-1] :].any()
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_a_window_wider_than_was_said_of_sequences(cuda, dims):
+    """max_seqlen may be too small: the window counts all the same."""
+    q, k, v = (torch.randn(300, 2, d, dtype=BF16, device=cuda) for d in (dims[0], *dims))
+    cu = int32([0, 200, 300], cuda)
+    right, wrong = (
+        flash_attn_varlen_func(q, k, v, cu, cu, longest, longest, window_size=(50, 30))
+        for longest in (200, 20)
+    )
+    torch.testing.assert_close(wrong, right)
