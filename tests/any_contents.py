@@ -166,7 +166,7 @@ class Calls:
 
     def cache(self) -> list[Tensor]:
         rng = self.rng
-        batch, seqlen_q, new = rng.randint(1, 9), rng.choice([1, 3, 90]), rng.randint(1, 4)
+        batch, seqlen_q = rng.randint(1, 9), rng.choice([1, 3, 90])
         entries, room = rng.randint(1, 9), rng.choice([1, 16, 300])
         where, most = {}, room
         if rng.random() < 0.5:
@@ -174,6 +174,7 @@ class Calls:
             where["block_table"] = self.numbers(entries - 1, batch, most // room)
         else:
             where["cache_batch_idx"] = self.numbers(entries - 1, batch)
+        new = rng.randint(1, min(4, most))
         q, k, v, k_cache, v_cache = (
             self.randn(*shape, d)
             for shape, d in (

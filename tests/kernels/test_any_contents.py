@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from any_contents import INT_MAX, any_int, any_mask, int32, numbers, offsets
+from any_contents import INT_MAX, Calls, any_int, any_mask, int32, numbers, offsets
 from calls import check_gradients
 from cases import BF16, poisoned
 from compare import assert_accurate, assert_bitwise, assert_lse
@@ -285,6 +285,18 @@ def test_positions_beyond_an_int(kernels, row):
     beyond = run(cache_seqlens=int32([INT_MAX - 2]), local=True)
     last = run(cache_seqlens=int32([8]), local=False)
     assert_bitwise("q", beyond, last)
+
+
+# ---- from tensors to kernels --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("call", Calls.ALL, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("seed", range(8))
+def test_whole_calls(monkeypatch, sm, call, seed):
+    torch.manual_seed(seed)
+    with library.serving(monkeypatch, sm):
+        call(Calls(random.Random(seed), BF16, 64, 64, "cpu"))
 
 
 def test_any_int_is_often_right():
