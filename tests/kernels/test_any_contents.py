@@ -134,6 +134,18 @@ def test_forward(kernels, row, seed):
     check(*calls.varlen(kernels, row.name, *inputs, before=BEFORE, **options, **any_mask(rng)))
 
 
+@pytest.mark.parametrize("row", FORWARD, ids=id_of)
+@pytest.mark.parametrize("batch", [33, 80, 1200])
+@pytest.mark.parametrize("seed", range(4))
+def test_forward_of_many_sequences(kernels, row, batch, seed):
+    """Among which a warp searches in several rounds."""
+    rng = random.Random(seed)
+    q, k, v = (randn(rng, 400, 1, 64) for _ in "qkv")
+    cu = [offsets(rng, 400, batch) for _ in "qk"]
+    said = dict(max_seqlen_q=300, max_seqlen_k=300)
+    check(*calls.varlen(kernels, row.name, q, k, v, *cu, before=BEFORE, causal=True, **said))
+
+
 @pytest.mark.parametrize("row", PAGED, ids=id_of)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_forward_of_pages(kernels, row, seed):

@@ -51,9 +51,12 @@ FLASH_HD int query_gradient_parts(QueryTile const& shape) {
   return shape.block_m > 64 && shape.block_m / (16 * shape.row_warps) % 2 == 0 ? 2 : 1;
 }
 
+// Of a multiprocessor, by registers: it waits for memory, and the tile's look-up would have more.
+constexpr int kPassBlocks = 6;
+
 // A row block of one head, or part of it.
 template <class Element>
-__global__ void __launch_bounds__(kPassThreads)
+__global__ void __launch_bounds__(kPassThreads, kPassBlocks)
     query_gradient_kernel(__grid_constant__ BwdParams const p,
                           __grid_constant__ QueryTile const shape,
                           __grid_constant__ TileGrid const grid) {
