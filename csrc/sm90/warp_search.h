@@ -6,7 +6,8 @@ namespace flash::sm90 {
 
 // core/tile_scheduler.h's Bisection by all lanes of a warp: each round of loads leaves a 33rd of
 // the candidates, so that one of 8,192 sequences is found in three rounds and not in thirteen. It
-// also ends, somewhere, where starts decrease.
+// also ends, somewhere, where starts decrease; but then row blocks may be found by nobody, so that
+// who waits for earlier ones has to take Bisection.
 struct WarpSearch {
   // What the last search found, if this one cannot find less: with many short sequences it is one
   // of the next few, which one round tells.
