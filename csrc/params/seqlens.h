@@ -9,13 +9,14 @@ struct Seqlens {
   int batch;     // sequences
   int seqlen_q;  // fixed length, or an upper bound when cu_q is given
   int seqlen_k;
-  int64_t total_q;        // rows in the packed q; 0 when q is [b, s, h, d]
-  const int* cu_q;        // [b + 1] start row of each sequence in the packed q
-  const int* cu_k;        // [b + 1]
-  const int* used_k;      // [b] keys in use, at most what cu_k or seqlen_k allows
-  const int* leftpad_k;   // [b] keys to skip at the start
-  int64_t total_k = 0;    // rows in the packed k and v; 0 when they are [b, s, h, d]
-  bool in_pages = false;  // cu_k says lengths alone, of at most seqlen_k, a row of the block table
+  int64_t total_q;       // rows in the packed q; 0 when q is [b, s, h, d]
+  const int* cu_q;       // [b + 1] start row of each sequence in the packed q
+  const int* cu_k;       // [b + 1]
+  const int* used_k;     // [b] keys in use, at most what cu_k or seqlen_k allows
+  const int* leftpad_k;  // [b] keys to skip at the start
+  int64_t total_k = 0;   // rows in the packed k and v; 0 when they are [b, s, h, d]
+  // Of keys in pages, cu_k says lengths alone, and no sequence has more than seqlen_k.
+  bool in_pages = false;
   // Of a cache:
   int new_k = 0;  // keys just appended behind used_k, of every sequence that has one >= 0
   const int* batch_k = nullptr;  // [b] where a sequence's keys are; null: at its own index
