@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def describe_machine(device: torch.device) -> dict:
     machine = {
-        "flash_attn": flash_attn.__version__,
+        "flash_attn": f"{flash_attn.__version__} ({flash_attn.__build__})",
         "torch": torch.__version__,
         "cpu_threads": torch.get_num_threads(),
         "processor": platform.machine(),

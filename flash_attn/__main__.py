@@ -28,6 +28,7 @@ def report() -> dict[str, Any]:
         problem = "no GPU was found"
     return {
         "version": flash_attn.__version__,
+        "build": flash_attn.__build__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
@@ -42,7 +43,7 @@ def report() -> dict[str, Any]:
 def _print_report(found: dict[str, Any]) -> None:
     gpus = [f"{gpu['name']} (sm_{gpu['sm']})" for gpu in found["gpus"]]
     rows = {
-        "flash_attn": found["version"],
+        "flash_attn": f"{found['version']} (build {found['build']})",
         "Python": found["python"],
         "torch": f"{found['torch']} (CUDA {found['torch_cuda'] or 'none'})",
         "GPU": ", ".join(gpus) or "none",

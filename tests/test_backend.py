@@ -195,6 +195,7 @@ def test_command_line():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["version"] == flash_attn.__version__
+    assert found["build"] == flash_attn.__build__
     assert found["torch"] == torch.__version__
     assert "cpu" in found["backends"]
     assert ("cuda" in found["backends"]) == (found["why_no_cuda"] is None)
@@ -207,7 +208,7 @@ def test_command_line():
 def test_report_without_test(capsys):
     assert __main__.main(["--no-test"]) == 0
     text = capsys.readouterr().out
-    assert flash_attn.__version__ in text
+    assert f"{flash_attn.__version__} (build {flash_attn.__build__})" in text
     assert torch.__version__ in text
     assert "compiled CUDA kernels" in text
     assert "self-test" not in text
@@ -261,7 +262,7 @@ def test_a_missing_kernel_does_not_fail(monkeypatch, capsys):
 
 
 REPORT = {
-    **dict.fromkeys(("version", "python", "torch", "torch_cuda", "library"), "?"),
+    **dict.fromkeys(("version", "build", "python", "torch", "torch_cuda", "library"), "?"),
     "why_no_cuda": None,
     "backends": ["cpu"],
     "gpus": [],
