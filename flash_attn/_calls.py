@@ -139,6 +139,8 @@ def kvcache(
     cache_leftpad, block_table, softmax_scale, causal, window_size, softcap, rotary_interleaved,
     alibi_slopes, num_splits, return_softmax_lse, s_aux,
 ):  # fmt: skip
+    cache_seqlens = _checks_kvcache.lengths(cache_seqlens)
+    num_splits = checks.integer(num_splits, "num_splits")
     _checks_kvcache.kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
         cache_leftpad, block_table, num_splits,
@@ -151,7 +153,7 @@ def kvcache(
     head_dim = q.shape[-1]
     if softmax_scale is None:
         softmax_scale = head_dim**-0.5
-    if isinstance(cache_seqlens, int):
+    if cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
     if backend.LOG:
         _log(q, k_cache, v_cache, causal, (left, right), softcap, 0.0, alibi_slopes, s_aux,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,10 @@ def kvcache(
     block_table: Tensor | None,
     num_splits: int,
 ) -> None:
-    """q (b, sq, h, d); caches (bc, sc, hk, d) or pages (num_blocks, page_size, hk, d)."""
+    """q (b, sq, h, d); caches (bc, sc, hk, d) or pages (num_blocks, page_size, hk, d).
+
+    cache_seqlens is as :func:`lengths` makes it.
+    """
     layout = checks.CACHE if block_table is None else checks.PAGES
     checks.operands(q, k_cache, v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
     batch = q.shape[0]
@@ -40,11 +45,11 @@ def kvcache(
         )
     if cache_leftpad is not None:
         _per_sequence(cache_leftpad, "cache_leftpad", batch, q)
-    if not isinstance(num_splits, int) or num_splits < 0:
-        raise ValueError(f"num_splits: got {num_splits!r}; 0 (chosen inside) or more is needed")
+    if num_splits < 0:
+        raise ValueError(f"num_splits: got {num_splits}; 0 (chosen inside) or more is needed")
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     new = _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity)
-    _lengths(cache_seqlens, batch, new, capacity, q)
+    _within(cache_seqlens, batch, new, capacity, q)
     _rotary(q, k, rotary_cos, rotary_sin, capacity)
 
 
@@ -84,15 +89,23 @@ def _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity: int) -> int:
     return k.shape[1]
 
 
-def _lengths(cache_seqlens, batch: int, new: int, capacity: int, q: Tensor) -> None:
+def lengths(cache_seqlens: Any) -> int | Tensor | None:
+    """One length for all sequences as an int, whichever integer it is; or a tensor of lengths."""
+    if cache_seqlens is None or (isinstance(cache_seqlens, Tensor) and cache_seqlens.dim() > 0):
+        return cache_seqlens
+    try:
+        return checks.integer(cache_seqlens, "cache_seqlens")
+    except TypeError:
+        raise TypeError(
+            f"cache_seqlens: got {cache_seqlens!r}; an integer or a tensor of them is needed"
+        ) from None
+
+
+def _within(cache_seqlens, batch: int, new: int, capacity: int, q: Tensor) -> None:
     if cache_seqlens is None:
         return
     if isinstance(cache_seqlens, Tensor):
         _per_sequence(cache_seqlens, "cache_seqlens", batch, q)
-    elif not isinstance(cache_seqlens, int):
-        raise TypeError(
-            f"cache_seqlens: got {type(cache_seqlens).__name__}; an int or a tensor is needed"
-        )
     elif not -1 <= cache_seqlens <= capacity - new:
         raise ValueError(
             f"cache_seqlens: got {cache_seqlens}; with {new} new keys and room for {capacity}, "

@@ -18,12 +18,12 @@ __all__ = ["backward", "forward", "varlen_backward", "varlen_forward", "with_kvc
 
 # What a score goes through, in the order every schema uses.
 _SCORES = (
-    "float dropout_p, float softmax_scale, bool causal, int window_size_left, "
-    "int window_size_right, float softcap, Tensor? alibi_slopes"
+    "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, "
+    "SymInt window_size_right, float softcap, Tensor? alibi_slopes"
 )
 _SCORES_DEFAULTED = (
-    "float dropout_p, float softmax_scale, bool causal, int window_size_left=-1, "
-    "int window_size_right=-1, float softcap=0.0, Tensor? alibi_slopes=None"
+    "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left=-1, "
+    "SymInt window_size_right=-1, float softcap=0.0, Tensor? alibi_slopes=None"
 )
 _VARLEN = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
 _GRADIENTS = (
@@ -59,8 +59,8 @@ SCHEMAS = {
         "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, "
         "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? cache_seqlens, Tensor? cache_batch_idx, "
         "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, "
-        "int window_size_left, int window_size_right, float softcap, bool rotary_interleaved, "
-        "Tensor? alibi_slopes, int num_splits, *, Tensor? s_aux=None"
+        "SymInt window_size_left, SymInt window_size_right, float softcap, "
+        "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None"
         ") -> (Tensor out, Tensor softmax_lse)"
     ),
 }

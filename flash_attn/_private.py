@@ -62,9 +62,10 @@ def _flash_attn_forward(
     checks.dense(q, k, v)
     _unpadded(q, v)
     checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
+    left, right = checks.window((window_size_left, window_size_right))
     return _autograd.call(
-        _ops.forward, q, k, v, dropout_p, softmax_scale, causal, window_size_left,
-        window_size_right, softcap, alibi_slopes, return_softmax, s_aux=_calls.sinks(s_aux, q),
+        _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
+        alibi_slopes, return_softmax, s_aux=_calls.sinks(s_aux, q),
         rng_state=_rng_state(dropout_p, q, generator),
     )  # fmt: skip
 
@@ -115,11 +116,12 @@ def _flash_attn_varlen_forward(
     _unpadded(q, v)
     batch = cu_seqlens_q.shape[0] - 1
     checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
+    left, right = checks.window((window_size_left, window_size_right))
     return _autograd.call(
         _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
-        alibi_slopes, return_softmax, block_table, leftpad_k, seqused_k, zero_tensors,
-        s_aux=_calls.sinks(s_aux, q), rng_state=_rng_state(dropout_p, q, generator),
+        dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax,
+        block_table, leftpad_k, seqused_k, zero_tensors, s_aux=_calls.sinks(s_aux, q),
+        rng_state=_rng_state(dropout_p, q, generator),
     )  # fmt: skip
 
 
@@ -160,6 +162,7 @@ def _flash_attn_backward(
     checks.dense(q, k, v)
     _unpadded(q, v)
     checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
+    left, right = checks.window((window_size_left, window_size_right))
     lse_shape = (q.shape[0], q.shape[2], q.shape[1])
     checks.backward(
         q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
@@ -167,9 +170,8 @@ def _flash_attn_backward(
     dlse = None if dlse is None else dlse.contiguous()
     return backend.call(
         _ops.backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
-        softmax_lse.contiguous(), dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
-        window_size_right, softcap, alibi_slopes, deterministic,
-        _needed_rng_state(dropout_p, rng_state, q), dlse=dlse,
+        softmax_lse.contiguous(), dq, dk, dv, dropout_p, softmax_scale, causal, left, right,
+        softcap, alibi_slopes, deterministic, _needed_rng_state(dropout_p, rng_state, q), dlse=dlse,
         s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux,
     )  # fmt: skip
 
@@ -220,6 +222,7 @@ def _flash_attn_varlen_backward(
     _unpadded(q, v)
     batch = cu_seqlens_q.shape[0] - 1
     checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
+    left, right = checks.window((window_size_left, window_size_right))
     lse_shape = (q.shape[1], q.shape[0])
     checks.backward(
         q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
@@ -228,9 +231,9 @@ def _flash_attn_varlen_backward(
     return backend.call(
         _ops.varlen_backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
         softmax_lse.contiguous(), dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
-        softcap, alibi_slopes, deterministic, _needed_rng_state(dropout_p, rng_state, q),
-        zero_tensors, dlse=dlse, s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux, seqused_k=seqused_k,
+        max_seqlen_k, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes,
+        deterministic, _needed_rng_state(dropout_p, rng_state, q), zero_tensors,
+        dlse=dlse, s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux, seqused_k=seqused_k,
     )  # fmt: skip
 
 

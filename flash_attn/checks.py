@@ -10,6 +10,7 @@ ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a ten
 
 from __future__ import annotations
 
+import operator
 from numbers import Real
 from typing import Any
 
@@ -195,10 +196,9 @@ def varlen(
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         expected = f"that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)},"
         raise _bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
-    if max_seqlen_q < 0:
-        raise ValueError(f"max_seqlen_q: got {max_seqlen_q}; 0 or more is needed")
-    if max_seqlen_k < 0:
-        raise ValueError(f"max_seqlen_k: got {max_seqlen_k}; 0 or more is needed")
+    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if integer(longest, name) < 0:
+            raise ValueError(f"{name}: got {longest}; 0 or more is needed")
     batch = cu_seqlens_q.shape[0] - 1
     if block_table is not None:
         _table(block_table, k, "k", batch, q)
@@ -232,13 +232,39 @@ def _table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor)
 
 
 def window(window_size: Any) -> tuple[int, int]:
-    """(left, right) as two ints."""
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+    """(left, right) as two ints, of any two integers: a tuple, a list, an array, a tensor."""
+    pair = window_size.tolist() if isinstance(window_size, Tensor) else window_size
+    try:
+        left, right = pair[0], pair[1]
+        length = len(pair)
+    except (TypeError, IndexError, KeyError):
+        length = 0
+    if length != 2:
         raise ValueError(f"window_size: got {window_size!r}; a pair (left, right) is needed")
-    left, right = window_size
-    if not isinstance(left, int) or not isinstance(right, int):
-        raise ValueError(f"window_size: got {window_size!r}; two ints are needed, -1 is unbounded")
-    return left, right
+    try:
+        return integer(left, "window_size"), integer(right, "window_size")
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size: got {window_size!r}; two integers of 64 bits are needed, -1 is unbounded"
+        ) from None
+
+
+def integer(x: Any, name: str) -> int:
+    """Any integer as an int, or as the SymInt it is: numpy's, and a tensor of one, too.
+
+    A tensor on a GPU is waited for.
+    """
+    if isinstance(x, torch.SymInt):
+        return x
+    if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
+        x = x.item()
+    if not isinstance(x, int):
+        if isinstance(x, Tensor) or not hasattr(x, "__index__"):
+            raise TypeError(f"{name}: got {x!r}; an integer is needed")
+        x = operator.index(x)
+    if not -(2**63) <= x < 2**63:
+        raise ValueError(f"{name}: got {x}; an integer of 64 bits is needed")
+    return x
 
 
 def number(x: Any, name: str) -> None:

@@ -139,7 +139,8 @@ def explain(
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
         extras=tuple(name for name, used in in_use.items() if used),
         capacity=k.shape[1] * (1 if block_table is None else block_table.shape[1]),
-        num_splits=num_splits if cached else None, batch_invariant=batch_invariant,
+        num_splits=checks.integer(num_splits, "num_splits") if cached else None,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
 

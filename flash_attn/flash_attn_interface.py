@@ -83,6 +83,7 @@ def flash_attn_func(
         window_size: (left, right), in keys: query i sees the keys from
             ``i + seqlen_k - seqlen_q - left`` to ``i + seqlen_k - seqlen_q + right``; a negative
             side is unbounded; ``causal`` makes right 0 (Beltagy et al. 2020, arXiv:2004.05150).
+            Any two integers: a tuple, a list, an array, a tensor; one on a GPU is waited for.
         softcap: c > 0 replaces each scaled score s by ``c · tanh(s / c)`` before any mask
             (Gemma 2, arXiv:2408.00118); 0 is off.
         alibi_slopes: (heads,) or (batch, heads), float32: adds

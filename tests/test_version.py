@@ -1,4 +1,4 @@
-"""The version that clients read, through their own expressions: some refuse what they do not know."""
+"""The version, through the expressions of clients: some refuse what is too new for them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def between(lowest: str, highest: str):
 GATES = {
     "TransformerEngine": between("2.1.1", "2.8.3"),
     "TransformerEngine on Blackwell": between("2.7.3", "2.8.3"),
-    "xformers": lambda version: not (
-        parse(version) < parse("2.7.1") or parse(version) > parse("2.8.4")
+    "xformers": lambda version: (
+        not (parse(version) < parse("2.7.1") or parse(version) > parse("2.8.4"))
     ),
     "transformers": lambda version: parse(version) >= parse("2.3.3"),
     "Megatron": lambda version: Version(str(version)) >= Version("2.7.3"),
