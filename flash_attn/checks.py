@@ -254,12 +254,12 @@ def integer(x: Any, name: str) -> int:
 
     A tensor on a GPU is waited for.
     """
-    if isinstance(x, torch.SymInt):
-        return x
-    if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
-        x = x.item()
     if not isinstance(x, int):
-        if isinstance(x, Tensor) or not hasattr(x, "__index__"):
+        if isinstance(x, torch.SymInt):
+            return x
+        if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
+            x = x.item()
+        elif isinstance(x, Tensor) or not hasattr(x, "__index__"):
             raise TypeError(f"{name}: got {x!r}; an integer is needed")
         x = operator.index(x)
     if not -(2**63) <= x < 2**63:
