@@ -30,7 +30,9 @@ def attend(
     if k.shape[1] == 0:
         no_keys(out, lse, scores)
     elif hidden_keys is None and native.can_express(scores, q, v):
-        native.forward(q, k, v, out, lse, scores)
+        doubtful = native.forward(q, k, v, out, lse, scores)
+        if doubtful is not None:
+            tiled_forward.forward(q, k, v, out, lse, scores, wanted=doubtful)
     else:
         tiled_forward.forward(q, k, v, out, lse, scores, hidden_keys)
 

@@ -82,19 +82,26 @@ def _toeplitz(scores: Scores, block: Block, shift: int, dtype: torch.dtype) -> T
     return values.as_strided((batch, heads, rows, keys), (*values.stride()[:2], 1, 1))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores) -> None:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Tensor | None:
     """q (b, sq, h, d), k, v (b, sk, hk, d) -> out (b, sq, h, d), lse (b, h, sq), written.
 
     float16 goes through float32: without products of its own the processor takes half the time.
+
+    Returns the rows to compute in another way, (sq,) bool, or None: see `_doubtful`.
     """
     if q.dtype != torch.float16 or q.shape[1] == 1:
-        _forward_part(q, k, v, out, lse, scores)
-        return
+        return _forward_part(q, k, v, out, lse, scores)
+    doubtful = None
     for bs, qs, hs in converted_parts(q, k):
         q32, k32, v32 = q[bs, :, qs].float(), k[bs, :, hs].float(), v[bs, :, hs].float()
         out32 = torch.empty_like(q32)
-        _forward_part(q32, k32, v32, out32, lse[bs, qs], scores.part(bs, qs))
+        rows = _forward_part(q32, k32, v32, out32, lse[bs, qs], scores.part(bs, qs))
         out[bs, :, qs] = out32
+        if rows is not None:
+            doubtful = rows if doubtful is None else doubtful.logical_or_(rows)
+    return doubtful
 
 
 def converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]]:
@@ -108,7 +115,7 @@ def converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]
         yield bs, slice(hs.start * groups, hs.stop * groups), hs
 
 
-def _forward_part(q, k, v, out, lse, scores: Scores) -> None:
+def _forward_part(q, k, v, out, lse, scores: Scores) -> Tensor | None:
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     first_row = _first_row(scores, seqlen_q, seqlen_k)
     for block in _blocks(scores, first_row, seqlen_q, seqlen_k):
@@ -128,10 +135,30 @@ def _forward_part(q, k, v, out, lse, scores: Scores) -> None:
             )
         out[:, block.rows].copy_(o.transpose(1, 2))
         lse[:, :, block.rows].copy_(m)
+    doubtful = _doubtful(lse, first_row)
     if scores.sinks is not None:
         _add_sinks(out[:, first_row:], lse[:, :, first_row:], scores.sinks)
     if first_row:
         no_keys(out[:, :first_row], lse[:, :, :first_row], scores)
+    return doubtful
+
+
+def _doubtful(lse: Tensor, first_row: int) -> Tensor | None:
+    """Rows, (sq,) bool, of which a score may be NaN or infinite; None if there are none.
+
+    The kernel takes a row of nothing but NaN for one without keys if the row is shorter than a
+    vector, so that out and LSE (b, h, sq) are 0, and its exp for half precision makes 0 of
+    infinities. Its masks are sums: they let a NaN behind them through. Each leaves an LSE of 0, NaN
+    or infinity, which other rows hardly ever have.
+    """
+    size = lse[:, :, first_row:].abs()
+    if size.numel() == 0:
+        return None
+    least, most = torch.aminmax(size)
+    if least > 0 and most < math.inf:
+        return None
+    fine = (size > 0).logical_and_(size < math.inf).all(0).all(0)
+    return torch.cat([fine.new_zeros(first_row), fine.logical_not_()])
 
 
 def _forward_row(q, k, v, scores: Scores, block: Block, shift: int) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,11 @@ from .scores import (
 )
 
 
-def forward(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None = None) -> None:
-    """Shapes as in attend.attend."""
+def forward(
+    q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None = None,
+    wanted: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Shapes as in attend.attend; wanted (sq,) bool: tiles without such a row are left out."""
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     groups = heads // kv_heads
@@ -34,11 +37,12 @@ def forward(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None = None
         qs = slice(hs.start * groups, hs.stop * groups)
         part = scores.part(bs, qs)
         _forward_part(
-            q[bs, :, qs], k[bs, :, hs], v[bs, :, hs], out[bs, :, qs], lse[bs, qs], part, hidden_keys
-        )
+            q[bs, :, qs], k[bs, :, hs], v[bs, :, hs], out[bs, :, qs], lse[bs, qs], part,
+            hidden_keys, wanted,
+        )  # fmt: skip
 
 
-def _forward_part(q, k, v, out, lse, scores, hidden_keys) -> None:
+def _forward_part(q, k, v, out, lse, scores, hidden_keys, wanted) -> None:
     dtype = accumulation_dtype(q.dtype)
     (batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
     groups, shift = heads // kv_heads, seqlen_k - seqlen_q
@@ -49,6 +53,8 @@ def _forward_part(q, k, v, out, lse, scores, hidden_keys) -> None:
     vf = tiling.keys_first(v[:, base:end], dtype)  # (b * hk, keys, dv)
     for rows in tiling.row_tiles(seqlen_q, groups):
         here = slice(rows.start, rows.stop)
+        if wanted is not None and not wanted[here].any():
+            continue
         state = OnlineSoftmax(scores, batch, kv_heads, groups, len(rows), dtype)
         q_tile = tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale)
         for keys in tiling.key_tiles(scores, rows, shift, seqlen_k, step):
