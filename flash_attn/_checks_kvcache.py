@@ -77,6 +77,7 @@ def _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity: int) -> int:
     layout = "(batch, seqlen_new, heads_k, head_dim)"
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
         heads_kv, head_dim = cache.shape[-2:]
+        _no_overlap(cache, f"{name}_cache")
         _rank(x, name, layout)
         _like(x, name, q)
         if x.shape[0] != q.shape[0] or x.shape[2] != heads_kv or x.shape[3] != head_dim:
@@ -87,6 +88,15 @@ def _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity: int) -> int:
     if k.shape[1] > capacity:
         raise ValueError(f"k: got {k.shape[1]} new keys; the cache holds {capacity} per sequence")
     return k.shape[1]
+
+
+def _no_overlap(cache: Tensor, name: str) -> None:
+    """What `expand` makes is one memory for several rows: which of the new ones would it keep?"""
+    if any(stride == 0 and size > 1 for size, stride in zip(cache.shape, cache.stride())):
+        raise ValueError(
+            f"{name}: got shape {tuple(cache.shape)} with strides {cache.stride()}; new keys need "
+            "memory of their own in each row (call .contiguous())"
+        )
 
 
 def lengths(cache_seqlens: Any) -> int | Tensor | None:

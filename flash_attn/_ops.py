@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _autograd, _versions, backend, cpu
+from flash_attn import _autograd, _content_checks, _versions, backend, cpu
 
 __all__ = ["backward", "forward", "varlen_backward", "varlen_forward", "with_kvcache"]
 
@@ -162,3 +162,5 @@ backend.load()
 for _name in SCHEMAS:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_name}", "CUDA"):
         _library.impl(_name, backend.missing_kernel(_name), "CUDA")
+if backend.CHECK:
+    _content_checks.register(_library)

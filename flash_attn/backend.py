@@ -25,6 +25,7 @@ library: Any = None
 why_not_loaded = "backend.load() has not run"
 
 LOG = os.environ.get("FLASH_ATTN_LOG", "0") not in ("", "0")
+CHECK = os.environ.get("FLASH_ATTN_CHECK", "0") not in ("", "0")
 
 
 def library_path() -> Path:

@@ -3,7 +3,8 @@
 The checks read shapes, strides, dtypes and devices only, so they also hold for fake tensors and
 disappear into guards under ``torch.compile``. Messages name the argument, say what it got, and
 what is accepted. Checks of contents (``cu_seqlens`` that decrease, a cache that overflows) need
-the data: ``flash_attn.cpu`` makes them, and on the GPU nobody does, for that would synchronise.
+the data: ``flash_attn.cpu`` makes them, and on a GPU, where looking is waiting, only
+``FLASH_ATTN_CHECK=1`` does (``_content_checks``).
 
 ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a tensor at all.
 """

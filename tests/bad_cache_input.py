@@ -72,6 +72,20 @@ CACHE_CASES = [
         "that of k",
     ),
     Bad(
+        "new keys into an expanded cache",
+        "cache",
+        lambda c: {n: c[n][:1].expand(2, -1, -1, -1) for n in ("k_cache", "v_cache")},
+        "k_cache: got shape (2, 16, 2, 32)",
+        "memory of their own",
+    ),
+    Bad(
+        "new values into an expanded head",
+        "cache",
+        changed("v_cache", lambda x: x[:, :, :1].expand(-1, -1, 2, -1)),
+        "v_cache: got shape (2, 16, 2, 32)",
+        "contiguous()",
+    ),
+    Bad(
         "cache batch",
         "cache",
         lambda c: {n: c[n][:1] for n in ("k_cache", "v_cache")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bad_cache_input import CACHE_CASES
-from bad_input import CALLS, CASES, HALF, cache, dense, int32, rotary, varlen
+from bad_input import CALLS, CASES, HALF, dense, int32, rotary
 
 from flash_attn import (
     flash_attn_func,
@@ -14,7 +14,6 @@ from flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
 )
 
 
@@ -93,25 +92,6 @@ def test_packed_message(device, function, name, shape, accepted, others):
 def test_packed_needs_a_tensor():
     with pytest.raises(TypeError, match="qkv: got list"):
         flash_attn_qkvpacked_func([1])
-
-
-# --- Contents: only on the CPU, where looking costs no synchronisation ----------------------------
-
-
-@pytest.mark.parametrize("which", ["cu_seqlens_q", "cu_seqlens_k"])
-def test_decreasing_cu_seqlens(which):
-    arguments = varlen("cpu")
-    arguments[which] = int32("cpu", 0, 8, 4)
-    with pytest.raises(ValueError, match=which):
-        flash_attn_varlen_func(**arguments)
-
-
-def test_cache_overflow():
-    arguments = cache("cpu") | {"cache_seqlens": int32("cpu", 3, 11)}
-    before = arguments["k_cache"].clone()
-    with pytest.raises(ValueError, match="cache"):
-        flash_attn_with_kvcache(**arguments)
-    assert torch.equal(arguments["k_cache"], before)
 
 
 # --- Addresses ------------------------------------------------------------------------------------

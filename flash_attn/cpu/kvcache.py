@@ -36,10 +36,12 @@ def with_kvcache(
 ) -> tuple[Tensor, Tensor]:
     """Returns out (b, sq, h, dv) and softmax_lse (b, h, sq); writes k and v into the cache."""
     batch, seqlen_q, heads, _ = q.shape
-    cache = Cache(k_cache, v_cache, block_table, cache_batch_idx, cache_leftpad, batch)
-    old = cache.lengths(cache_seqlens, 0 if k is None else k.shape[1])
+    cache, old = locate(
+        q, k_cache, v_cache, k, rotary_cos, cache_seqlens, cache_batch_idx, cache_leftpad,
+        block_table, causal, window_size_left, window_size_right,
+    )  # fmt: skip
     if rotary_cos is not None:
-        local = causal or window_size_left >= 0 or window_size_right >= 0
+        local = _is_local(causal, window_size_left, window_size_right)
         q, k = _rotate(q, k, rotary_cos, rotary_sin, old, local, rotary_interleaved)
     if k is not None:
         for i in range(batch):
@@ -54,6 +56,39 @@ def with_kvcache(
     new = 0 if k is None else k.shape[1]
     _attend_cache(q, cache, [n + new if n >= 0 else 0 for n in old], out, lse, scores)
     return out, lse
+
+
+def locate(
+    q, k_cache, v_cache, k, rotary_cos, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+    causal, window_size_left, window_size_right,
+) -> tuple[Cache, list[int]]:  # fmt: skip
+    """The cache, and how many keys each sequence has in it, -1 for one to skip.
+
+    Raises for contents of the call's tensors that lie outside, before anything is written.
+    """
+    new = 0 if k is None else k.shape[1]
+    cache = Cache(k_cache, v_cache, block_table, cache_batch_idx, cache_leftpad, q.shape[0])
+    old = cache.lengths(cache_seqlens, new)
+    if rotary_cos is not None and old:
+        local = _is_local(causal, window_size_left, window_size_right)
+        _check_positions(rotary_cos, old, max(new, q.shape[1] if local else 1))
+    if new:
+        cache.check_append(old, new)
+    return cache, old
+
+
+def _is_local(causal: bool, window_size_left: int, window_size_right: int) -> bool:
+    """Whether masks depend on where a query is."""
+    return causal or window_size_left >= 0 or window_size_right >= 0
+
+
+def _check_positions(rotary_cos: Tensor, old: list[int], rows: int) -> None:
+    needed = max(0, *old) + rows
+    if needed > rotary_cos.shape[0]:
+        raise ValueError(
+            f"rotary_cos has {rotary_cos.shape[0]} positions; expected at least {needed}, the "
+            "longest of cache_seqlens plus the new rows"
+        )
 
 
 def _attend_cache(q, cache: Cache, lengths: list[int], out, lse, scores: Scores) -> None:
@@ -73,12 +108,6 @@ def _rotate(q, k, cos, sin, old: list[int], local: bool, interleaved: bool):
     starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, read by nobody
     if not starts:
         return q, k
-    needed = max(n + max(k.shape[1], q.shape[1] if local else 1) for n in starts)
-    if needed > cos.shape[0]:
-        raise ValueError(
-            f"rotary_cos has {cos.shape[0]} positions; expected at least {needed}, the longest of "
-            "cache_seqlens plus the new rows"
-        )
     heads, length = q.shape[2], k.shape[1]
     turn = turns(cos, sin, starts, length)
     if local and q.shape[1] == length:
@@ -126,6 +155,21 @@ class Cache:
         if self.pages is not None:
             self.pages.check([n + new if n >= 0 else 0 for n in lengths])
         return lengths
+
+    def check_append(self, old: list[int], new: int) -> None:
+        """Where one sequence's new keys go, no other sequence has any: order would decide."""
+        live = [i for i in range(self.batch) if old[i] >= 0]
+        if self.pages is not None:
+            self.pages.check_append(live, old, self.leftpad, new)
+        elif self.batch_idx is not None:
+            owner: dict[int, int] = {}
+            for i in live:
+                row = self.batch_idx[i]
+                if owner.setdefault(row, i) != i:
+                    raise ValueError(
+                        f"cache_batch_idx[{owner[row]}] and cache_batch_idx[{i}] are both {row}; "
+                        "expected a row for each sequence that new keys are appended to"
+                    )
 
     def write(self, i: int, start: int, k: Tensor, v: Tensor) -> None:
         if self.pages is not None:

@@ -33,6 +33,34 @@ class Pages:
                     f"{self.k.shape[0] - 1}"
                 )
 
+    def check_append(self, live: list[int], old: list[int], leftpad: list[int], new: int) -> None:
+        """Pages that get new keys must belong to one sequence, and to one place in it.
+
+        A sequence that shares such a page, and appends too, writes or reads there: if it ends
+        behind the other's new keys it reads them, and otherwise the other one reads its own.
+        """
+        size = self.page_size
+        used, written = [], []
+        for i in live:
+            first, end = old[i] // size, -(-(old[i] + new) // size)
+            used.append(self.table[i, min(leftpad[i], old[i]) // size : end])
+            written.append(self.table[i, first:end])
+        if not live:
+            return
+        targets = torch.cat(written)
+        targets = targets[targets >= 0]
+        uses = torch.cat(used)
+        uses = uses[torch.isin(uses, targets)]
+        if uses.numel() == targets.numel() == torch.unique(targets).numel():
+            return
+        pages, counts = torch.unique(uses, return_counts=True)
+        page = pages[counts > 1][0].item()
+        users = [i for i, held in zip(live, used, strict=True) if (held == page).any()]
+        raise ValueError(
+            f"block_table: new keys go to page {page}, which is in use more than once, by "
+            f"sequences {users}; expected a page of its own"
+        )
+
     def read(self, index: int, keys: slice) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys [start, stop) of a sequence: k, v (1, length, hk, d), and which are missing.
 

@@ -1,4 +1,4 @@
-"""Where each packed sequence lies, with the checks on values that only CPU tensors allow."""
+"""Where each packed sequence lies, with the checks of what cu_seqlens and its like contain."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ def sequences(
     return result
 
 
+def rows_in_use(seqs: list[Sequence]) -> slice:
+    """The rows of the packed queries from the first sequence to the last."""
+    return slice(seqs[0].rows.start, seqs[-1].rows.stop) if seqs else slice(0, 0)
+
+
 def _check_used(index: int, used: int, slot: int, name: str) -> None:
     if used > slot:
         raise ValueError(f"{name} gives sequence {index} {used} keys; expected at most {slot}")
@@ -72,12 +77,15 @@ def _check_used(index: int, used: int, slot: int, name: str) -> None:
 def checked_offsets(
     name: str, cu_seqlens: Tensor, total: int | None, max_seqlen: int | None, max_name: str
 ) -> list[int]:
-    """cu_seqlens as a list that starts at 0, never decreases, and stays within total."""
+    """cu_seqlens as a list that is never negative, never decreases, and stays within total.
+
+    It may start later than at 0: a slice of it is a slice of the batch.
+    """
     offsets = cu_seqlens.tolist()
     if not offsets:
-        raise ValueError(f"{name} is empty; expected batch + 1 entries, the first of them 0")
-    if offsets[0] != 0:
-        raise ValueError(f"{name}[0] is {offsets[0]}; expected 0")
+        raise ValueError(f"{name} is empty; expected batch + 1 entries")
+    if offsets[0] < 0:
+        raise ValueError(f"{name}[0] is {offsets[0]}; expected 0 or more")
     longest = 0
     for i in range(len(offsets) - 1):
         length = offsets[i + 1] - offsets[i]

@@ -12,7 +12,7 @@ from .common import draw_rng_state, sink_gradient, softmax_delta
 from .paging import Pages
 from .probabilities import probabilities
 from .scores import accumulation_dtype, make_scores
-from .seqlens import Sequence, sequences
+from .seqlens import Sequence, rows_in_use, sequences
 
 
 def varlen_forward(
@@ -43,20 +43,10 @@ def varlen_forward(
     """Returns out (total_q, h, dv), softmax_lse (h, total_q), S_dmask, rng_state."""
     total_q, heads, _ = q.shape
     batch = cu_seqlens_q.numel() - 1
-    pages = None if block_table is None else Pages(k, v, block_table)
-    seqs = sequences(
-        total_q,
-        k.shape[0] if pages is None else None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        leftpad_k,
+    seqs, pages = locate(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, leftpad_k,
         seqused_k,
-        None if pages is None else pages.capacity,
-    )
-    if pages is not None:
-        pages.check([seq.keys.stop for seq in seqs])
+    )  # fmt: skip
     rng_state = draw_rng_state(dropout_p, rng_state)
     scores = make_scores(
         q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
@@ -77,10 +67,44 @@ def varlen_forward(
             probabilities(qs, ks, lse_s, target, part)
             if hidden is not None:
                 target.masked_fill_(hidden, 0.0)
-    used = seqs[-1].rows.stop if seqs else 0
-    out[used:].zero_()
-    lse[:, used:].fill_(-math.inf)
+    used = rows_in_use(seqs)
+    for unused in (slice(0, used.start), slice(used.stop, None)):
+        out[unused].zero_()
+        lse[:, unused].fill_(-math.inf)
     return out, lse, s_dmask, rng_state
+
+
+def locate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> tuple[list[Sequence], Pages | None]:
+    """Where the sequences lie, and the pages of their keys.
+
+    Raises for contents of the call's tensors that lie outside.
+    """
+    pages = None if block_table is None else Pages(k, v, block_table)
+    seqs = sequences(
+        q.shape[0],
+        k.shape[0] if pages is None else None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        leftpad_k,
+        seqused_k,
+        None if pages is None else pages.capacity,
+    )
+    if pages is not None:
+        pages.check([seq.keys.stop for seq in seqs])
+    return seqs, pages
 
 
 def _keys_of(seq: Sequence, k: Tensor, v: Tensor, pages: Pages | None):
@@ -122,24 +146,23 @@ def varlen_backward(
 ) -> Tensor:
     """Writes the gradients; returns softmax_d (h, total_q) = rowsum(dO * O) - dlse."""
     batch = cu_seqlens_q.numel() - 1
-    seqs = sequences(
-        q.shape[0], k.shape[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        seqused_k=seqused_k,
-    )  # fmt: skip
+    seqs, _ = locate(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k
+    )
     scores = make_scores(
         q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
         alibi_slopes, s_aux, dropout_p, rng_state,
     )  # fmt: skip
-    used_q = seqs[-1].rows.stop if seqs else 0
+    used = rows_in_use(seqs)
     softmax_d = torch.zeros_like(softmax_lse, memory_format=torch.contiguous_format)
     softmax_delta(
-        dout[:used_q],
-        out[:used_q],
-        None if dlse is None else dlse[:, :used_q],
-        softmax_d[:, :used_q].t(),
+        dout[used],
+        out[used],
+        None if dlse is None else dlse[:, used],
+        softmax_d[:, used].t(),
     )
-    lse_has_gradient = dlse is not None and bool(dlse[:, :used_q].any())
-    _zero_unused(seqs, used_q, dq, dk, dv)
+    lse_has_gradient = dlse is not None and bool(dlse[:, used].any())
+    _zero_unused(seqs, used, dq, dk, dv)
     for seq in seqs:
         part = scores.part(slice(seq.index, seq.index + 1), slice(None))
         rows, keys = seq.rows, seq.keys
@@ -158,15 +181,15 @@ def varlen_backward(
             lse_has_gradient,
         )
     if ds_aux is not None:
-        used = slice(0, used_q)
         ds_aux.copy_(sink_gradient(s_aux, softmax_lse[:, used], softmax_d[:, used], head_dim=0))
     return softmax_d
 
 
-def _zero_unused(seqs: list[Sequence], used_q: int, dq, dk, dv) -> None:
+def _zero_unused(seqs: list[Sequence], rows: slice, dq, dk, dv) -> None:
     """Zeroes the gradients of rows and keys that belong to no sequence."""
     if dq is not None:
-        dq[used_q:].zero_()
+        dq[: rows.start].zero_()
+        dq[rows.stop :].zero_()
     end = 0
     gaps = []
     for seq in seqs:

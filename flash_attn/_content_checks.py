@@ -1,0 +1,48 @@
+"""FLASH_ATTN_CHECK=1: index tensors are looked at before every kernel, on a GPU too.
+
+The CPU backend always looks; a GPU would have to be waited for, so its kernels keep within the
+tensors whatever these hold, and say nothing. To find out who passed what, every operation gets a
+step before its backend that makes the CPU's checks, wherever the call comes from: the public
+functions, a backward, a compiled graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flash_attn import cpu
+
+# The dispatch key between autograd and the backends.
+_KEY = torch._C.DispatchKey.BackendSelect
+
+
+def register(library: torch.library.Library) -> None:
+    """Puts the step into the operations of the namespace ``flash_attn``."""
+    for name, check in cpu.CONTENT_CHECKS.items():
+        operation = getattr(torch.ops.flash_attn, name).default
+        library.impl(name, _checked(operation, check), _KEY.name, with_keyset=True)
+
+
+def _checked(operation: torch._ops.OpOverload, check: Callable) -> Callable:
+    parameters = operation._schema.arguments
+    names = [parameter.name for parameter in parameters]
+    defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    wanted = [name for name in inspect.signature(check).parameters if name in names]
+    below = torch._C._dispatch_keyset_full_after(_KEY)
+
+    def call(keyset, *args, **kwargs):
+        bound = {**defaults, **dict(zip(names, args)), **kwargs}
+        if _can_look(bound["q"]):
+            check(**{name: bound[name] for name in wanted})
+        return operation.redispatch(keyset & below, *args, **kwargs)
+
+    return call
+
+
+def _can_look(q: Tensor) -> bool:
+    """Not at shapes without contents, and not while a CUDA graph is captured."""
+    return q.is_cpu or (q.is_cuda and not torch.cuda.is_current_stream_capturing())
