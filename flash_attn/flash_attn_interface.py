@@ -206,8 +206,8 @@ def flash_attn_varlen_func(
 
     Sequence ``b`` has the query rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]``, and likewise
     its keys; each query sees the keys of its own sequence, and masks are aligned per sequence.
-    Empty sequences are fine. Rows past the last one are not read; outputs and gradients there
-    are 0. ``flash_attn.bert_padding`` makes such batches from padded ones.
+    Empty sequences are fine. Rows before the first and past the last one are not read; outputs
+    and gradients there are 0. ``flash_attn.bert_padding`` makes such batches from padded ones.
 
     Arguments:
         q: (total_q, heads, head_dim), as in :func:`flash_attn_func`.
@@ -215,7 +215,8 @@ def flash_attn_varlen_func(
             block_table, pages (num_blocks, page_size, heads_k, head_dim).
         v: as k.
         cu_seqlens_q: (batch + 1,), int32, on q's device: where each sequence of q starts, and
-            where the last one ends; from 0, never decreasing (checked on the CPU only).
+            where the last one ends; never decreasing, from 0 or later. Contents are checked on
+            the CPU, and with FLASH_ATTN_CHECK=1 on a GPU.
         cu_seqlens_k: (batch + 1,), int32: the same for k and v. With block_table its differences
             are the numbers of keys.
         max_seqlen_q: the longest sequence of q, or more, as an int. A 0-d tensor works too; one
@@ -373,10 +374,12 @@ def flash_attn_with_kvcache(
         cache_seqlens: the number of keys in use before the append: an int, or (batch,) int32. None
             is the whole cache. -1 leaves a row out: nothing is read or written and out is 0.
         cache_batch_idx: (batch,), int32: the row of the cache for each row of q; None is the
-            identity. Not with block_table. Indices must differ if k is given.
+            identity. Not with block_table. If k is given, indices must differ, but for rows that
+            are left out.
         cache_leftpad: (batch,), int32: the position of the first key; None is 0.
         block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
-            arXiv:2309.06180), any page_size; -1 is no page.
+            arXiv:2309.06180), any page_size; -1 is no page. A page that gets new keys belongs to
+            one sequence.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux: as in
             :func:`flash_attn_func`.
         rotary_interleaved: rotate the pairs (0, 1), (2, 3), … (GPT-J); else (i, i + rotary_dim / 2)
@@ -390,9 +393,8 @@ def flash_attn_with_kvcache(
         ``(out, lse)``: lse (batch, heads, seqlen_q), float32 (float64 for float64 inputs).
 
     Raises:
-        TypeError, ValueError: an argument that is not as above; the message names it. A cache too
-            small for the new rows is noticed on the CPU, and everywhere if cache_seqlens is an
-            int.
+        TypeError, ValueError: an argument that is not as above; the message names it. What tensors
+            contain is checked on the CPU, and with FLASH_ATTN_CHECK=1 on a GPU.
         RuntimeError: a tensor that requires a gradient while gradients are enabled.
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
