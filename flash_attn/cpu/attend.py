@@ -32,9 +32,17 @@ def attend(
     elif hidden_keys is None and native.can_express(scores, q, v):
         doubtful = native.forward(q, k, v, out, lse, scores)
         if doubtful is not None:
-            tiled_forward.forward(q, k, v, out, lse, scores, wanted=doubtful)
+            _attend_again(q, k, v, out, lse, scores, doubtful)
     else:
         tiled_forward.forward(q, k, v, out, lse, scores, hidden_keys)
+
+
+def _attend_again(q, k, v, out, lse, scores: Scores, rows: Tensor) -> None:
+    """Replaces some rows, (b, h, sq) bool, and leaves the others as they are, to the bit."""
+    new_out, new_lse = torch.empty_like(out), torch.empty_like(lse)
+    tiled_forward.forward(q, k, v, new_out, new_lse, scores, wanted=rows.any(0).any(0))
+    out.copy_(torch.where(rows.transpose(1, 2).unsqueeze(3), new_out, out))
+    lse.copy_(torch.where(rows, new_lse, lse))
 
 
 def _attend_one_by_one(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None) -> None:

@@ -2,9 +2,13 @@
 
 It knows no windows, no ALiBi and no corner but the top left, yet it adds a float mask of any
 strides to the scores.  All three are functions of j - i alone, so the mask of a block of rows is a
-Toeplitz matrix: a vector of rows + keys numbers seen through strides (1, 1), once the rows are in
+Toeplitz matrix: a vector of rows + keys numbers seen through strides (1, 1), once the keys are in
 reverse order.  That costs O(rows + keys) memory, and a call per block of rows skips what a window
 or a causal mask hides.
+
+Whatever runs on several threads ends with a wait for the last of them, and on a busy machine that
+one may have to wait for a processor, while the others spin.  So blocks are few, and what can be
+done for all of them at once is.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ class Block(NamedTuple):
     causal: bool  # by the kernel's own mask
     masked: bool  # by a Toeplitz mask
 
+    @property
+    def single(self) -> bool:
+        return self.rows.stop - self.rows.start == 1
+
 
 def _blocks(scores: Scores, first_row: int, seqlen_q: int, seqlen_k: int) -> Iterator[Block]:
     """Blocks that cover rows [first_row, seqlen_q), each of which sees a key."""
@@ -57,7 +65,8 @@ def _blocks(scores: Scores, first_row: int, seqlen_q: int, seqlen_k: int) -> Ite
             yield Block(slice(0, seqlen_q), slice(0, seqlen_k), causal=True, masked=False)
             return
         width = min(seqlen_k, scores.left + scores.right + 1)
-        step = min(256, max(64, width // 8 // 64 * 64))
+        # A quarter of the keys: shorter blocks skip more of the corner, and take longer in all.
+        step = min(256, max(64, width // 4 // 64 * 64))
     for start in range(first_row, seqlen_q, step):
         rows = range(start, min(start + step, seqlen_q))
         keys = range(*visible_keys(scores, rows, shift, seqlen_k))
@@ -65,12 +74,30 @@ def _blocks(scores: Scores, first_row: int, seqlen_q: int, seqlen_k: int) -> Ite
         yield Block(slice(start, rows.stop), slice(keys.start, keys.stop), False, masked)
 
 
+class _Keys:
+    """k and v (b, sk, hk, d), last key first if one of the blocks has a mask."""
+
+    def __init__(self, k: Tensor, v: Tensor, blocks: list[Block]):
+        self.length = k.shape[1]
+        self.reverse = any(block.masked for block in blocks)
+        self.tensors = [x.flip(1) if self.reverse else x for x in (k, v)]
+
+    def slice(self, block: Block) -> slice:
+        if not self.reverse:
+            return block.keys
+        return slice(self.length - block.keys.stop, self.length - block.keys.start)
+
+    def of(self, block: Block) -> list[Tensor]:
+        """k, v (b, hk, keys, d)"""
+        return [x[:, self.slice(block)].transpose(1, 2) for x in self.tensors]
+
+
 def _toeplitz(scores: Scores, block: Block, shift: int, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores, for rows in reverse order: (1 or b, 1 or h, rows, keys)."""
+    """What is added to the scores, for keys in reverse order: (1 or b, 1 or h, rows, keys)."""
     rows, keys = block.rows.stop - block.rows.start, block.keys.stop - block.keys.start
-    # Entry [i', j'] is row stop - 1 - i', key start + j', so j - i - shift = i' + j' + nearest.
-    nearest = block.keys.start - (block.rows.stop - 1) - shift
-    relative = torch.arange(nearest, nearest + rows + keys - 1)
+    # Entry [i', j'] is row start + i', key stop - 1 - j', so j - i - shift = farthest - i' - j'.
+    farthest = block.keys.stop - 1 - block.rows.start - shift
+    relative = torch.arange(farthest, farthest - rows - keys + 1, -1)
     hidden = (relative > scores.right).logical_or_(relative < -scores.left)
     values = torch.zeros(1, 1, relative.numel(), dtype=dtype)
     if scores.slopes is not None:
@@ -89,7 +116,7 @@ def forward(
 
     float16 goes through float32: without products of its own the processor takes half the time.
 
-    Returns the rows to compute in another way, (sq,) bool, or None: see `_doubtful`.
+    Returns the rows to compute in another way, (b, h, sq) bool, or None: see `_doubtful`.
     """
     if q.dtype != torch.float16 or q.shape[1] == 1:
         return _forward_part(q, k, v, out, lse, scores)
@@ -100,7 +127,8 @@ def forward(
         rows = _forward_part(q32, k32, v32, out32, lse[bs, qs], scores.part(bs, qs))
         out[bs, :, qs] = out32
         if rows is not None:
-            doubtful = rows if doubtful is None else doubtful.logical_or_(rows)
+            doubtful = torch.zeros(lse.shape, dtype=torch.bool) if doubtful is None else doubtful
+            doubtful[bs, qs] = rows
     return doubtful
 
 
@@ -118,21 +146,19 @@ def converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]
 def _forward_part(q, k, v, out, lse, scores: Scores) -> Tensor | None:
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     first_row = _first_row(scores, seqlen_q, seqlen_k)
-    for block in _blocks(scores, first_row, seqlen_q, seqlen_k):
-        q_block = q[:, block.rows].transpose(1, 2)
-        k_block, v_block = (x[:, block.keys].transpose(1, 2) for x in (k, v))
-        if q_block.shape[2] == 1:
-            o, m = _forward_row(q_block, k_block, v_block, scores, block, seqlen_k - seqlen_q)
-        elif block.masked:
-            mask = _toeplitz(scores, block, seqlen_k - seqlen_q, lse.dtype)
-            o, m = _forward(
-                q_block.flip(2), k_block, v_block, attn_mask=mask, scale=scores.softmax_scale
-            )
-            o, m = o.flip(2), m.flip(2)
+    blocks = list(_blocks(scores, first_row, seqlen_q, seqlen_k))
+    keys = _Keys(k, v, [block for block in blocks if not block.single])
+    for block in blocks:
+        if block.single:
+            o, m = _forward_row(q, k, v, scores, block)
         else:
+            mask = None
+            if block.masked:
+                mask = _toeplitz(scores, block, seqlen_k - seqlen_q, lse.dtype)
             o, m = _forward(
-                q_block, k_block, v_block, 0.0, block.causal, scale=scores.softmax_scale
-            )
+                q[:, block.rows].transpose(1, 2), *keys.of(block), 0.0, block.causal,
+                attn_mask=mask, scale=scores.softmax_scale,
+            )  # fmt: skip
         out[:, block.rows].copy_(o.transpose(1, 2))
         lse[:, :, block.rows].copy_(m)
     doubtful = _doubtful(lse, first_row)
@@ -144,7 +170,7 @@ def _forward_part(q, k, v, out, lse, scores: Scores) -> Tensor | None:
 
 
 def _doubtful(lse: Tensor, first_row: int) -> Tensor | None:
-    """Rows, (sq,) bool, of which a score may be NaN or infinite; None if there are none.
+    """Rows, (b, h, sq) bool, of which a score may be NaN or infinite; None if there are none.
 
     The kernel takes a row of nothing but NaN for one without keys if the row is shorter than a
     vector, so that out and LSE (b, h, sq) are 0, and its exp for half precision makes 0 of
@@ -157,18 +183,20 @@ def _doubtful(lse: Tensor, first_row: int) -> Tensor | None:
     least, most = torch.aminmax(size)
     if least > 0 and most < math.inf:
         return None
-    fine = (size > 0).logical_and_(size < math.inf).all(0).all(0)
-    return torch.cat([fine.new_zeros(first_row), fine.logical_not_()])
+    doubtful = torch.zeros(lse.shape, dtype=torch.bool)
+    doubtful[:, :, first_row:] = (size > 0).logical_and_(size < math.inf).logical_not_()
+    return doubtful
 
 
-def _forward_row(q, k, v, scores: Scores, block: Block, shift: int) -> tuple[Tensor, Tensor]:
+def _forward_row(q, k, v, scores: Scores, block: Block) -> tuple[Tensor, Tensor]:
     """One row (decoding): query heads of a key head become the rows of one product."""
-    kv_heads = k.shape[1]
+    shift, kv_heads = k.shape[1] - q.shape[1], k.shape[2]
     mask = None
     if block.masked:
-        mask = _toeplitz(scores, block, shift, accumulation_dtype(q.dtype))
+        mask = _toeplitz(scores, block, shift, accumulation_dtype(q.dtype)).flip(3)
         mask = mask.squeeze(2).unflatten(1, (kv_heads, -1))  # (1 or b, hk, g, keys)
-    q = q.squeeze(2).unflatten(1, (kv_heads, -1))  # (b, hk, g, d)
+    q = q[:, block.rows.start].unflatten(1, (kv_heads, -1))  # (b, hk, g, d)
+    k, v = (x[:, block.keys].transpose(1, 2) for x in (k, v))
     o, m = _forward(q, k, v, attn_mask=mask, scale=scores.softmax_scale)
     return o.flatten(1, 2).unsqueeze(2), m.flatten(1, 2).unsqueeze(2)
 
@@ -214,33 +242,28 @@ def _backward_part(dout, q, k, v, out, lse, grads, scores: Scores) -> None:
     first_row = _first_row(scores, seqlen_q, seqlen_k)
     if dq is not None:
         dq[:, :first_row].zero_()
+    blocks = list(_blocks(scores, first_row, seqlen_q, seqlen_k))
+    keys = _Keys(k, v, blocks)
     key_sums = _KeySums(dk, dv, k)
     # Last rows first: under a causal mask they see all keys, and their gradients become the sums.
-    for block in reversed(list(_blocks(scores, first_row, seqlen_q, seqlen_k))):
-        rows = [x[:, block.rows].transpose(1, 2) for x in (dout, q, out)]
-        rows.append(lse[:, :, block.rows])
-        mask = None
-        if block.masked:
-            mask = _toeplitz(scores, block, shift, lse.dtype)
-            rows = [x.flip(2) for x in rows]
-        dout_block, q_block, out_block, lse_block = rows
-        keys = (x[:, block.keys].transpose(1, 2) for x in (k, v))
+    for block in reversed(blocks):
+        mask = _toeplitz(scores, block, shift, lse.dtype) if block.masked else None
+        dout_block, q_block, out_block = (x[:, block.rows].transpose(1, 2) for x in (dout, q, out))
         dq_block, *key_grads = kernel_backward(
             dout_block,
             q_block,
-            *keys,
+            *keys.of(block),
             out_block,
-            lse_block,
+            lse[:, :, block.rows],
             0.0,
             block.causal,
             attn_mask=mask,
             scale=scores.softmax_scale,
         )
         if dq is not None:
-            dq_block = dq_block.flip(2) if block.masked else dq_block
             dq[:, block.rows].copy_(dq_block.transpose(1, 2))
-        key_sums.add(block.keys, *key_grads)
-    key_sums.write()
+        key_sums.add(keys.slice(block), *key_grads)
+    key_sums.write(keys.reverse)
 
 
 class _KeySums:
@@ -262,11 +285,11 @@ class _KeySums:
                 self.sums[i] = grad.new_zeros(self.shape)
             self.sums[i][:, :, keys].add_(grad)
 
-    def write(self) -> None:
+    def write(self, reverse: bool) -> None:
         for target, total in zip(self.targets, self.sums, strict=True):
             if target is None:
                 continue
             if total is None:
                 target.zero_()
             else:
-                target.copy_(total.transpose(1, 2))
+                target.copy_((total.flip(2) if reverse else total).transpose(1, 2))
