@@ -6,12 +6,14 @@ Which way a call takes depends on its size, dtype and features; here each is for
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
 from calls import check_backward, check_forward
 from cases import BF16, FP16, FP32, FP64, Case, make_inputs
 from compare import assert_bitwise
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attn import cpu
 from flash_attn.cpu import bf16_causal, native, tiled_backward, tiled_forward, tiling
@@ -100,6 +102,35 @@ def test_what_torch_cannot_express_is_tiled(feature, monkeypatch):
     case = Case(**feature)
     check_backward(case, make_inputs(case))
     assert all(tiled)
+
+
+class Operations(TorchDispatchMode):
+    """Counts them, by name without overload."""
+
+    def __init__(self):
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_few_operations_wait_for_every_thread():
+    """On busy cores each of them can cost a time slice: no copies per block of rows."""
+    q, k, v = (torch.randn(2, 512, h, 64, dtype=BF16) for h in (4, 2, 2))
+    scores = (0.0, 0.125, True, -1, -1, 0.0, None)
+    with Operations() as forward:
+        out, lse, *_ = cpu.forward(q, k, v, *scores, False)
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    with Operations() as backward:
+        cpu.backward(out, q, k, v, out, lse, *grads, *scores, False)
+    blocks = 4
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    assert forward.count[kernel] == backward.count[f"{kernel}_backward"] == blocks
+    assert forward.count["flip"] == 2  # k and v
+    assert backward.count["flip"] == 4  # and dk, dv
+    assert backward.count["add_"] <= 2 * blocks
 
 
 def test_long_bf16_gradients_sum_in_float32():
