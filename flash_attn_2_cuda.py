@@ -8,7 +8,7 @@ returned.
 
 from __future__ import annotations
 
-from flash_attn import _calls, _private
+from flash_attn import _autograd, _calls, _private
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
@@ -111,7 +111,7 @@ def _gradients(q, k, v, dq, dk, dv):
 def _state(p_dropout, q, gen, rng_state):
     """A caller without a state has to hand over the generator as it was before the forward."""
     if p_dropout > 0 and rng_state is None and gen is not None:
-        return _calls.draw_rng_state(q.device, gen)
+        return _autograd.draw_rng_state(q.device, gen)
     return rng_state
 
 

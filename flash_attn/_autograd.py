@@ -6,6 +6,7 @@ for the Autograd key are made here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,15 +52,17 @@ class _Attention(torch.autograd.Function):
             raise NotImplementedError(f"flash_attn: there is no backward through {names}")
         if dout is None and dlse is None:
             return (None,) * 5
-        with torch.no_grad():
-            gradients = _Attention.gradients(ctx, dout, dlse)
-        # With create_graph=True: an error if, and only if, somebody differentiates them.
-        return _no_second_derivative(gradients) if torch.is_grad_enabled() else gradients
+        inputs = (dout, dlse, *ctx.saved_tensors)
+        if torch.is_grad_enabled():  # create_graph=True
+            return *_Gradients.apply(ctx, *inputs), None
+        return *_Attention.gradients(ctx, *inputs), None
 
     @staticmethod
-    def gradients(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        """dq, dk, dv, ds_aux, None."""
-        q, k, v, out, lse, s_aux, *tensors = ctx.saved_tensors
+    def gradients(
+        ctx, dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+        out: Tensor, lse: Tensor, s_aux: Tensor | None, *tensors: Tensor,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
         dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
@@ -68,19 +71,46 @@ class _Attention(torch.autograd.Function):
             ctx.backward_op, dout, q, k, v, out, lse, dq, dk, dv, **ctx.options,
             **dict(zip(ctx.tensor_names, tensors)), dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
         )  # fmt: skip
-        return dq, dk, dv, ds_aux, None
+        return dq, dk, dv, ds_aux
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients as functions of all they depend on: nobody can differentiate them unnoticed.
+
+    An error that hangs on anything less than these inputs is pruned away wherever they also lead
+    elsewhere, as in a residual block, and the second derivative lacks a term without a word.
+    """
+
+    @staticmethod
+    def forward(ctx, first: Any, *inputs: Tensor | None):
+        ctx.set_materialize_grads(False)
+        return _Attention.gradients(first, *inputs)
+
+    @staticmethod
+    def backward(ctx, *wanted: Tensor | None):
+        if all(x is None for x in wanted):
+            return (None,) * len(ctx.needs_input_grad)
+        raise RuntimeError("flash_attn has no second derivative")
 
 
 def call(operation: Callable[..., Any], q, k, v, *args, s_aux: Tensor | None, **kwargs):
-    """``backend.call`` of a forward operation.
-
-    Where nothing is recorded it goes past the autograd kernel below: a trip through Python that
-    would only pass the arguments on, and half the cost of the dispatch.
-    """
+    """``backend.call`` of a forward operation."""
     if torch.compiler.is_compiling() or _records(q, k, v, s_aux) or _in_forward_mode():
         return backend.call(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
+    return unrecorded(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
+
+
+def unrecorded(operation: Callable[..., Any], *args, **kwargs):
+    """``backend.call`` of an operation of which there is nothing to record.
+
+    It goes past the autograd kernels below: a trip through Python that would only pass the
+    arguments on, and half the cost of the dispatch. Not under the transforms of torch.func: a
+    tensor does not show what lies below them, and may be recorded there.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return backend.call(operation, *args, **kwargs)
     with torch._C._AutoDispatchBelowAutograd():
-        return backend.call(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
+        return backend.call(operation, *args, **kwargs)
 
 
 def _records(*inputs: Tensor | None) -> bool:
@@ -90,13 +120,6 @@ def _records(*inputs: Tensor | None) -> bool:
 def _in_forward_mode() -> bool:
     """Forward-mode derivatives do not exist; autograd.Function says so, an operation drops them."""
     return forward_ad._current_level >= 0
-
-
-def _no_second_derivative(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    wanted = [x.detach().requires_grad_() for x in gradients if x is not None]
-    message = b"flash_attn has no second derivative"
-    delayed = iter(torch._C._functions.DelayedError(message, len(wanted))(*wanted))
-    return tuple(None if x is None else next(delayed) for x in gradients)
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
@@ -114,28 +137,36 @@ def rows_contiguous(x: Tensor) -> Tensor:
     return x
 
 
+def draw_rng_state(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """[seed, offset] (2,) int64 on ``device``, from its generator: as reproducible as torch.rand.
+
+    Drawn outside the operation: an operation stays a function of its inputs, which is what
+    recomputation in activation checkpointing, compilers that merge equal calls, and graph capture
+    need.
+    """
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
+
+
 def register(library: torch.library.Library, name: str, forward, backward) -> None:
-    """Makes the operation ``forward`` differentiable by the operation ``backward``."""
+    """Makes the operation ``forward`` differentiable by ``backward``, which itself is not."""
     arguments = forward._schema.arguments
     names = [argument.name for argument in arguments]
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
     own = {"q", "k", "v", "s_aux"}
     shared = [a.name for a in backward._schema.arguments if a.name in names and a.name not in own]
-
-    def below_autograd(keyset, args, kwargs):
-        keyset = keyset & torch._C._after_autograd_keyset
-        with torch._C._AutoDispatchBelowAutograd():
-            return backend.call(forward.redispatch, keyset, *args, **kwargs)
+    at_dropout_p = names.index("dropout_p")
 
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]
         s_aux = kwargs.get("s_aux")
+        if args[at_dropout_p] > 0 and kwargs.get("rng_state") is None:
+            kwargs["rng_state"] = draw_rng_state(q.device)
         if not _records(q, k, v, s_aux) and not _in_forward_mode():
-            return below_autograd(keyset, args, kwargs)
+            return _below_autograd(forward, keyset, *args, **kwargs)
         # The dispatcher leaves out arguments that equal their defaults.
         bound = {**defaults, **dict(zip(names, args)), **kwargs}
         call = _Call(
-            run=lambda: below_autograd(keyset, args, kwargs),
+            run=lambda: _below_autograd(forward, keyset, *args, **kwargs),
             backward=backward,
             shared={key: bound[key] for key in shared},
             forward_only=[key for key in _FORWARD_ONLY if bound.get(key) is not None],
@@ -143,3 +174,15 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
         return _Attention.apply(q, k, v, s_aux, call)
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
+    library.impl(
+        backward._schema.name.split("::")[1],
+        functools.partial(_below_autograd, backward),
+        "Autograd",
+        with_keyset=True,
+    )
+
+
+def _below_autograd(operation, keyset, *args, **kwargs):
+    keyset = keyset & torch._C._after_autograd_keyset
+    with torch._C._AutoDispatchBelowAutograd():
+        return backend.call(operation.redispatch, keyset, *args, **kwargs)

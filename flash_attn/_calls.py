@@ -14,15 +14,6 @@ from torch import Tensor
 from flash_attn import _autograd, _checks_kvcache, _ops, _versions, backend, checks
 
 
-def draw_rng_state(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """[seed, offset] (2,) int64 on ``device``, from its generator: as reproducible as torch.rand.
-
-    Drawn outside the operation: an operation stays a function of its inputs, which is what
-    recomputation in activation checkpointing and graph capture need.
-    """
-    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
-
-
 def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
     """The longest sequence as an int.
 
@@ -86,7 +77,7 @@ def dense(
     out, lse, probs, _ = _autograd.call(
         _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
         alibi_slopes, return_attn_probs, s_aux=sinks(s_aux, q),
-        rng_state=draw_rng_state(q.device) if dropout_p > 0 else None,
+        rng_state=_autograd.draw_rng_state(q.device) if dropout_p > 0 else None,
         batch_invariant=batch_invariant, deterministic=deterministic,
     )  # fmt: skip
     if padded:
@@ -120,7 +111,7 @@ def varlen(
         _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_attn_probs,
         block_table, s_aux=sinks(s_aux, q),
-        rng_state=draw_rng_state(q.device) if dropout_p > 0 else None,
+        rng_state=_autograd.draw_rng_state(q.device) if dropout_p > 0 else None,
         batch_invariant=batch_invariant, deterministic=deterministic,
     )  # fmt: skip
     if padded:

@@ -29,7 +29,8 @@ class _Unpack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> Tensor:
-        step = neighbour_step(gradients)
+        # With create_graph=True a view of the first gradient would depend on that one alone.
+        step = None if torch.is_grad_enabled() else neighbour_step(gradients)
         if step is not None:
             first = gradients[0]
             size = (*first.shape[:-2], len(gradients), *first.shape[-2:])

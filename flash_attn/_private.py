@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _autograd, _calls, _ops, backend, checks
+from flash_attn import _autograd, _calls, _ops, checks
 from flash_attn._autograd import rows_contiguous
 
 
 def _rng_state(dropout_p: float, q: Tensor, generator=None) -> Tensor | None:
-    return _calls.draw_rng_state(q.device, generator) if dropout_p > 0 else None
+    return _autograd.draw_rng_state(q.device, generator) if dropout_p > 0 else None
 
 
 def _needed_rng_state(dropout_p: float, rng_state: Tensor | None, q: Tensor) -> Tensor | None:
@@ -149,7 +149,7 @@ def _flash_attn_backward(
     s_aux: Tensor | None = None,
     ds_aux: Tensor | None = None,
 ) -> Tensor:
-    """One backward: overwrites dq, dk, dv (and ds_aux) where given.
+    """One backward: overwrites dq, dk, dv (and ds_aux) where given; not recorded by autograd.
 
     Arguments:
         dout, out: (batch, seqlen_q, heads, head_dim); softmax_lse and dlse (batch, heads,
@@ -168,7 +168,7 @@ def _flash_attn_backward(
         q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
     )  # fmt: skip
     dlse = None if dlse is None else dlse.contiguous()
-    return backend.call(
+    return _autograd.unrecorded(
         _ops.backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
         softmax_lse.contiguous(), dq, dk, dv, dropout_p, softmax_scale, causal, left, right,
         softcap, alibi_slopes, deterministic, _needed_rng_state(dropout_p, rng_state, q), dlse=dlse,
@@ -206,7 +206,7 @@ def _flash_attn_varlen_backward(
     ds_aux: Tensor | None = None,
     seqused_k: Tensor | None = None,
 ) -> Tensor:
-    """One varlen backward: overwrites dq, dk, dv (and ds_aux) where given.
+    """One varlen backward: overwrites dq, dk, dv (and ds_aux); not recorded by autograd.
 
     Arguments:
         dout, out: (total_q, heads, head_dim); softmax_lse and dlse (heads, total_q); dq, dk, dv
@@ -228,7 +228,7 @@ def _flash_attn_varlen_backward(
         q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
     )  # fmt: skip
     dlse = None if dlse is None else dlse.contiguous()
-    return backend.call(
+    return _autograd.unrecorded(
         _ops.varlen_backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
         softmax_lse.contiguous(), dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes,

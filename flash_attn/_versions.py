@@ -39,9 +39,10 @@ def register(library: torch.library.Library, operation: torch._ops.OpOverload) -
 def call(operation: Callable[..., Any], *args, **kwargs):
     """``backend.call`` of such an operation, of which nothing is recorded for a backward.
 
-    It goes past the kernel above, a trip through Python that costs more than the counting.
+    It goes past the kernel above, a trip through Python that costs more than the counting; not
+    under the transforms of torch.func, as in ``_autograd.unrecorded``.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return backend.call(operation, *args, **kwargs)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         results = backend.call(operation, *args, **kwargs)

@@ -197,6 +197,36 @@ def test_compile_dropout_draws_anew(device, needs):
         assert not torch.equal(compiled(*inputs), compiled(*inputs))
 
 
+def raw_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return OPS._flash_attn_forward(q, k, v, 0.5, *SCORES, False)[0]
+
+
+def test_equal_calls_draw_different_masks(device, needs, compiler):
+    """Also of the operation itself, when it is not told the state: nothing merges the two."""
+    compiled = torch.compile(
+        lambda *x: (raw_dropout(*x), raw_dropout(*x)), backend=compiler, fullgraph=True
+    )
+    with needs("dropout", "backward"):
+        first, second = compiled(*qkv(device, 2, 40))
+        assert not torch.equal(first, second)
+
+
+def test_recomputation_draws_the_same_mask(device, needs, compiler):
+    """out is linear in v: with one mask, sum(out · dout) is sum(v · dv)."""
+    q, k, v = qkv(device, 2, 40)
+    compiled = torch.compile(
+        lambda *x: checkpoint(raw_dropout, *x, use_reentrant=False),
+        backend=compiler,
+        fullgraph=True,
+    )
+    with needs("dropout", "backward"):
+        out = compiled(q, k, v)
+        dout = torch.randn_like(out)
+        (dv,) = torch.autograd.grad(out, v, dout)
+        ours, expected = ((a.double() * b.double()).sum() for a, b in ((v, dv), (out, dout)))
+        torch.testing.assert_close(ours, expected, rtol=2**-8, atol=1.0)
+
+
 def test_compile_kvcache_appends_in_place(device, needs, compiler):
     q, k, v = qkv(device, 2, 1, grad=False)
     caches = [leaf(device, 2, 16, 2, HEAD_DIM, grad=False) for _ in "kv"]
