@@ -36,13 +36,16 @@ def max_seqlens(
     block_table: Tensor | None = None, exact: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """max_seqlen_q and max_seqlen_k as ints; k is packed, or pages that block_table points to."""
-    if isinstance(max_seqlen_q, int) and isinstance(max_seqlen_k, int):
-        return max_seqlen_q, max_seqlen_k
-    keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
-    return (
-        max_seqlen(max_seqlen_q, "max_seqlen_q", q.shape[0], exact),
-        max_seqlen(max_seqlen_k, "max_seqlen_k", keys, exact),
-    )
+    if not isinstance(max_seqlen_q, int) or not isinstance(max_seqlen_k, int):
+        keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
+        max_seqlen_q = max_seqlen(max_seqlen_q, "max_seqlen_q", q.shape[0], exact)
+        max_seqlen_k = max_seqlen(max_seqlen_k, "max_seqlen_k", keys, exact)
+    if torch.compiler.is_compiling():
+        # Of a number that comes out of a tensor nothing is known while tracing: what the checks ask
+        # is asked when the program runs.
+        torch._check(max_seqlen_q >= 0)
+        torch._check(max_seqlen_k >= 0)
+    return max_seqlen_q, max_seqlen_k
 
 
 def _has_to_pad(q: Tensor, v: Tensor) -> bool:

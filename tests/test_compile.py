@@ -189,6 +189,47 @@ def test_compile_max_seqlen_as_tensor(device, needs):
         )  # fmt: skip
 
 
+# max_seqlen as callers have it, from cu_seqlens: a number while running, unknown while tracing.
+MAX_SEQLENS = {
+    "item": lambda ends: (ends[1:] - ends[:-1]).max().item(),
+    "tensor": lambda ends: (ends[1:] - ends[:-1]).max(),
+    "host tensor": lambda ends: (ends[1:] - ends[:-1]).max().cpu(),
+}
+
+
+class Varlen(torch.nn.Module):
+    def __init__(self, max_seqlen, **options):
+        super().__init__()
+        self.max_seqlen, self.options = max_seqlen, options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
+        longest = self.max_seqlen(ends)
+        out = flash_attn.flash_attn_varlen_func(
+            q, k, v, ends, ends, longest, longest, causal=True, **self.options
+        )
+        return out[2] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("kind", MAX_SEQLENS)
+def test_compile_max_seqlen_from_data(device, needs, kind):
+    ends = cu(device, 4, 9)
+    module = Varlen(MAX_SEQLENS[kind], window_size=(2, 0))
+    with needs("backward"), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert_compiles(lambda *x: module(*x, ends), qkv(device, 9), "aot_eager")
+
+
+@pytest.mark.parametrize("kind", MAX_SEQLENS)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_export_max_seqlen_from_data(device, needs, kind, strict):
+    module = Varlen(MAX_SEQLENS[kind], return_attn_probs=True)
+    inputs = qkv(device, 9, grad=False)
+    with needs("attn_probs"), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        program = torch.export.export(module, (*inputs, cu(device, 4, 9)), strict=strict)
+        for ends in (cu(device, 4, 9), cu(device, 2, 9)):
+            torch.testing.assert_close(program.module()(*inputs, ends), module(*inputs, ends))
+
+
 def test_compile_dropout_draws_anew(device, needs):
     inputs = qkv(device, 2, 40, grad=False)
     function = functools.partial(flash_attn.flash_attn_func, dropout_p=0.5)

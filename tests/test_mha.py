@@ -246,6 +246,30 @@ def test_packed_call_compiles_without_graph_breaks():
     torch.testing.assert_close(compiled(x, **lengths), mha(x, **lengths))
 
 
+@pytest.mark.parametrize("options", [{}, {"num_heads_kv": 2}, {"cross_attn": True}])
+@pytest.mark.parametrize("use_flash_attn", [True, False])
+def test_rotary_with_create_graph(options, use_flash_attn):
+    mha = make(rotary_emb_dim=8, use_flash_attn=use_flash_attn, **options)
+    x = torch.randn(2, 6, DIM, requires_grad=True)
+    (plain,) = torch.autograd.grad(mha(x).sum(), x)
+    (gradient,) = torch.autograd.grad(mha(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, plain)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_heads_kv": 2}, {"cross_attn": True}])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_export_with_rotary(options, strict, trains):
+    mha = make(rotary_emb_dim=8, use_flash_attn=True, **options).requires_grad_(trains)
+    seqlen = torch.export.Dim("seqlen", min=2, max=64)
+    program = torch.export.export(
+        mha, (torch.randn(2, 6, DIM),), dynamic_shapes=({1: seqlen},), strict=strict
+    )
+    longer = torch.randn(2, 40, DIM)
+    torch.testing.assert_close(program.module()(longer), mha(longer))
+
+
 def test_return_residual():
     x = torch.randn(2, SEQLEN, DIM)
     out, residual = make(return_residual=True)(x)

@@ -152,6 +152,66 @@ def test_packed_kv_in_place():
     torch.testing.assert_close(dkv[:, :, 0], apply_rotary_emb(dout[:, :, 0], cos, -sin))
 
 
+# Each rotates x, or parts of it, in place; with the shape of x.
+IN_PLACE = {
+    "whole": ((2, 6, 3, 24), lambda x, *t: apply_rotary_emb(x, *t, inplace=True)),
+    "view": ((2, 8, 3, 24), lambda x, *t: apply_rotary_emb(x[:, 1:7], *t, inplace=True)),
+    "qkv": ((2, 6, 3, 4, 24), lambda x, *t: apply_rotary_emb_qkv_(x, *t)),
+    "gqa": ((2, 6, 8, 24), lambda x, *t: apply_rotary_emb_qkv_(x, *t, num_heads_q=4)),
+    "kv": ((2, 6, 2, 4, 24), lambda x, *t: apply_rotary_emb_kv_(x, *t)),
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_in_place_on_what_requires_a_gradient(kind, backend, is_leaf):
+    """A leaf's gradient is that of the values it had."""
+    shape, function = IN_PLACE[kind]
+    tables = angle_tables()
+    leaf = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    twin = leaf.detach().clone().requires_grad_()
+    expected = function(twin * 1, *tables)
+    dout = torch.randn_like(expected)
+    (dtwin,) = torch.autograd.grad(expected, twin, dout)
+
+    x = leaf if is_leaf else leaf * 1
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True) if backend else function
+    out = compiled(x, *tables)
+    torch.testing.assert_close(out, expected)
+    rotated = x[:, 1:7] if kind == "view" else x
+    torch.testing.assert_close(rotated, expected, msg="not written in place")
+    (dleaf,) = torch.autograd.grad(out, leaf, dout)
+    torch.testing.assert_close(dleaf, dtwin)
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_in_place_rotation_is_linear(kind):
+    """Its gradient does not depend on x, and has one of its own, which gradgradcheck takes."""
+    shape, function = IN_PLACE[kind]
+    shape = (1, shape[1], *shape[2:-1], 4)
+    tables = angle_tables(rotary_dim=2)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda t: function(t * 1, *tables), x)
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_in_place_under_the_transforms_of_torch_func(kind):
+    shape, function = IN_PLACE[kind]
+    tables = angle_tables()
+    x = torch.randn(shape, dtype=torch.float64)
+    out, derive = torch.func.vjp(lambda t: function(t * 1, *tables), x)
+    leaf = x.clone().requires_grad_()
+    expected = function(leaf * 1, *tables)
+    torch.testing.assert_close(out, expected)
+    dout = torch.randn_like(out)
+    torch.testing.assert_close(derive(dout), torch.autograd.grad(expected, leaf, dout))
+    batch = torch.stack((x, -x))
+    mapped = torch.vmap(lambda t: function(t * 1, *tables))(batch)
+    torch.testing.assert_close(mapped, torch.stack((expected, -expected)))
+
+
 def test_apply_rotary_conjugate_undoes():
     cos, sin = angle_tables()
     x = torch.randn(2, 6, 3, 24, dtype=torch.float64)
@@ -250,3 +310,26 @@ def test_bad_input_says_what_and_why():
         apply_rotary_emb_kv_(torch.randn(1, 3, 3, 2, 16), cos, sin)
     with pytest.raises(ValueError, match="come in pairs"):
         RotaryEmbedding(7)
+
+
+def test_module_arguments_by_position():
+    """The fifth is the device."""
+    rotary = RotaryEmbedding(16, 100.0, True, 512.0, "meta")
+    assert rotary.inv_freq.is_meta
+    assert rotary.scale.is_meta
+    assert rotary.interleaved
+    assert rotary.pos_idx_in_fp32
+
+
+def test_a_program_has_no_tables_of_the_module():
+    """Nor the module any of the tracer's."""
+    rotary = RotaryEmbedding(16, scale_base=512.0)
+    program = torch.export.export(
+        rotary,
+        (torch.randn(2, 6, 3, 4, 24),),
+        dynamic_shapes=({1: torch.export.Dim("seqlen", min=2, max=64)},),
+        strict=False,
+    )
+    assert rotary._cos_cached is None
+    qkv = torch.randn(2, 40, 3, 4, 24)
+    torch.testing.assert_close(program.module()(qkv.clone()), rotary(qkv.clone()))

@@ -8,6 +8,9 @@ Sun et al. 2022, "A length-extrapolatable transformer" (xPos), arXiv:2212.10554.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -51,70 +54,93 @@ def apply_rotary_emb_torch(
     return torch.cat((turned, x[..., rotary_dim:]), dim=-1)
 
 
+# Which parts of a tensor turn, as views of it. Each is a view of its own: autograd lets nobody
+# write into one of several that come from a single unbind or split.
+_Parts = Callable[[Tensor], list[Tensor]]
+
+
+def _whole(x: Tensor) -> list[Tensor]:
+    return [x]
+
+
+def _q_and_k(qkv: Tensor) -> list[Tensor]:
+    """(..., 3, heads, d)"""
+    return [qkv.select(-3, 0), qkv.select(-3, 1)]
+
+
+def _q_and_k_heads(num_heads_q: int, qkv: Tensor) -> list[Tensor]:
+    """(..., num_heads_q + 2 * heads_k, d)"""
+    num_heads_k = (qkv.shape[-2] - num_heads_q) // 2
+    return [qkv.narrow(-2, 0, num_heads_q), qkv.narrow(-2, num_heads_q, num_heads_k)]
+
+
+def _k(kv: Tensor) -> list[Tensor]:
+    """(..., 2, heads_k, d)"""
+    return [kv.select(-3, 0)]
+
+
+def _rotate_parts(
+    out: Tensor,
+    x: Tensor,
+    parts: _Parts,
+    angles: tuple[Tensor, ...],
+    interleaved: bool,
+    conjugate: bool = False,
+) -> None:
+    """``angles`` are cos and sin of every part, or of all of them."""
+    for i, (out_part, part) in enumerate(zip(parts(out), parts(x), strict=True)):
+        cos, sin = angles[2 * i : 2 * i + 2] or angles[:2]
+        rotate_into(out_part, part, cos, sin, interleaved, conjugate)
+
+
+def _belongs_to_leaf(x: Tensor) -> bool:
+    """Whether autograd forbids to write into x."""
+    if not x.requires_grad or not torch.is_grad_enabled():
+        return False
+    return x.is_leaf or (x._base is not None and x._base.is_leaf)
+
+
 class _Rotate(torch.autograd.Function):
-    """Rotation of one tensor. Keeps the angles and not x: the gradient is the opposite rotation."""
+    """Keeps the angles and not x: the gradient is the opposite rotation."""
 
     @staticmethod
-    def forward(ctx, x, cos, sin, interleaved, inplace):
-        ctx.save_for_backward(cos, sin)
-        ctx.interleaved = interleaved
-        if inplace:
+    def forward(ctx, x, parts, interleaved, inplace, is_leaf, *angles):
+        ctx.save_for_backward(*angles)
+        ctx.parts, ctx.interleaved = parts, interleaved
+        if inplace and not is_leaf:
             ctx.mark_dirty(x)
         out = x if inplace else x.clone()
-        rotate_into(out, x, cos, sin, interleaved)
+        _rotate_parts(out, x, parts, angles, interleaved)
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        cos, sin = ctx.saved_tensors
         # Not in place even for an in-place forward: `dout` may be a tensor of the caller's.
         dx = dout.clone()
-        rotate_into(dx, dout, cos, sin, ctx.interleaved, conjugate=True)
-        return dx, None, None, None, None
+        _rotate_parts(dx, dout, ctx.parts, ctx.saved_tensors, ctx.interleaved, conjugate=True)
+        return dx, *(None for _ in ctx.needs_input_grad[1:])
 
 
-def _split_packed(packed: Tensor, num_heads_q: int | None) -> list[Tensor]:
-    """Views of the q (or nothing) and k heads of a packed tensor; v is left out.
-
-    (..., 3, heads, d) or (..., heads_q + 2 * heads_k, d) -> [q, k]; (..., 2, heads, d) -> [k].
+def _rotate(
+    x: Tensor,
+    parts: _Parts,
+    angles: tuple[Tensor, ...],
+    interleaved: bool,
+    inplace: bool = True,
+) -> Tensor:
+    """A leaf that requires a gradient can be rotated in place as well: its gradient is that of the
+    values it had, and what is returned, not the leaf, is the rotated tensor that autograd knows.
     """
-    if num_heads_q is None:
-        parts = packed.unbind(dim=-3)
-        return list(parts[:-1])
-    num_heads_k = (packed.shape[-2] - num_heads_q) // 2
-    q, k, _ = packed.split([num_heads_q, num_heads_k, num_heads_k], dim=-2)
-    return [q, k]
-
-
-class _RotatePacked(torch.autograd.Function):
-    """Rotation of the q and k parts of one packed tensor, in place."""
-
-    @staticmethod
-    def forward(ctx, packed, num_heads_q, interleaved, *angles):
-        ctx.mark_dirty(packed)
-        ctx.save_for_backward(*angles)
-        ctx.num_heads_q, ctx.interleaved = num_heads_q, interleaved
-        _RotatePacked.rotate(packed, packed, num_heads_q, interleaved, angles, conjugate=False)
-        return packed
-
-    @staticmethod
-    def backward(ctx, dout):
-        dpacked = dout.clone()
-        _RotatePacked.rotate(
-            dpacked, dout, ctx.num_heads_q, ctx.interleaved, ctx.saved_tensors, conjugate=True
-        )
-        return dpacked, None, None, *(None for _ in ctx.saved_tensors)
-
-    @staticmethod
-    def rotate(out, packed, num_heads_q, interleaved, angles, conjugate):
-        parts = zip(
-            _split_packed(out, num_heads_q), _split_packed(packed, num_heads_q), strict=True
-        )
-        for i, (out_part, part) in enumerate(parts):
-            # k turns by the angles of q unless it has its own. (Handing the same tensors over
-            # twice would stop torch.compile.)
-            cos, sin = angles[2 * i : 2 * i + 2] or angles[:2]
-            rotate_into(out_part, part, cos, sin, interleaved, conjugate)
+    is_leaf = inplace and _belongs_to_leaf(x)
+    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        return _Rotate.apply(x, parts, interleaved, inplace, is_leaf, *angles)
+    # What traces the operations derives them, too.
+    out = x if inplace and not is_leaf else x.clone()
+    _rotate_parts(out, x, parts, angles, interleaved)
+    if is_leaf:
+        with torch.no_grad():
+            x.copy_(out)
+    return out
 
 
 def apply_rotary_emb(
@@ -147,8 +173,8 @@ def apply_rotary_emb(
         ValueError: tables that do not fit, or (int offset, CPU tensors) have too few positions.
     """
     check_rotary(x, cos, sin)
-    cos, sin = rotary_angles(x, cos, sin, seqlen_offsets, cu_seqlens)
-    return _Rotate.apply(x, cos, sin, interleaved, inplace)
+    angles = rotary_angles(x, cos, sin, seqlen_offsets, cu_seqlens)
+    return _rotate(x, _whole, angles, interleaved, inplace)
 
 
 apply_rotary_emb_func = apply_rotary_emb
@@ -199,7 +225,8 @@ def apply_rotary_emb_qkv_(
         cos_k, sin_k = (cos if cos_k is None else cos_k), (sin if sin_k is None else sin_k)
         check_rotary(qkv, cos_k, sin_k)
         angles_k = rotary_angles(qkv, cos_k, sin_k, seqlen_offsets, cu_seqlens)
-    return _RotatePacked.apply(qkv, num_heads_q, interleaved, *angles, *angles_k)
+    parts = _q_and_k if num_heads_q is None else partial(_q_and_k_heads, num_heads_q)
+    return _rotate(qkv, parts, (*angles, *angles_k), interleaved)
 
 
 def apply_rotary_emb_kv_(
@@ -221,7 +248,10 @@ def apply_rotary_emb_kv_(
         raise ValueError(f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)")
     check_rotary(kv, cos, sin)
     angles = rotary_angles(kv, cos, sin, seqlen_offsets, cu_seqlens)
-    return _RotatePacked.apply(kv, None, interleaved, *angles)
+    return _rotate(kv, _k, angles, interleaved)
+
+
+_Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 class RotaryEmbedding(nn.Module):
@@ -232,9 +262,9 @@ class RotaryEmbedding(nn.Module):
         base: wavelengths run from 2 pi to 2 pi * base.
         interleaved: see ``apply_rotary_emb``.
         scale_base: xPos: magnitudes decay with the distance at this base (512 in the paper).
+        device: of the frequencies.
         pos_idx_in_fp32: compute positions times frequencies in fp32 even if the module was cast to
             16 bits, where positions past 256 would not be exact.
-        device: of the frequencies.
     """
 
     def __init__(
@@ -243,8 +273,9 @@ class RotaryEmbedding(nn.Module):
         base: float = 10000.0,
         interleaved: bool = False,
         scale_base: float | None = None,
-        pos_idx_in_fp32: bool = True,
         device: torch.device | str | None = None,
+        *,
+        pos_idx_in_fp32: bool = True,
     ):
         super().__init__()
         if dim <= 0 or dim % 2:
@@ -290,19 +321,19 @@ class RotaryEmbedding(nn.Module):
             self._seq_len_cached = seqlen
             # Tables made in inference mode could not be saved for a backward pass later.
             with torch.inference_mode(False):
-                self._make_tables(seqlen, device, dtype)
+                tables = self._make_tables(seqlen, device, dtype)
+            self._cos_cached, self._sin_cached, self._cos_k_cached, self._sin_k_cached = tables
 
-    def _make_tables(self, seqlen: int, device: torch.device, dtype: torch.dtype) -> None:
+    def _make_tables(self, seqlen: int, device: torch.device, dtype: torch.dtype) -> _Tables:
         angles = self._angles(seqlen, device)
         cos, sin = angles.cos(), angles.sin()
         if self.scale is None:
-            self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
-            return
+            return cos.to(dtype), sin.to(dtype), None, None
         # q grows and k shrinks with its position, so their product depends on the distance alone.
         position = torch.arange(seqlen, device=device, dtype=torch.float32) - seqlen // 2
         scale = self.scale.to(device).float() ** (position / self.scale_base).unsqueeze(-1)
-        self._cos_cached, self._sin_cached = (cos * scale).to(dtype), (sin * scale).to(dtype)
-        self._cos_k_cached, self._sin_k_cached = (cos / scale).to(dtype), (sin / scale).to(dtype)
+        tables = (cos * scale, sin * scale, cos / scale, sin / scale)
+        return tuple(table.to(dtype) for table in tables)
 
     def _angles(self, seqlen: int, device: torch.device) -> Tensor:
         """(seqlen, dim / 2): position times frequency."""
@@ -315,12 +346,29 @@ class RotaryEmbedding(nn.Module):
         position = torch.arange(seqlen, device=device, dtype=torch.float32)
         return torch.outer(position, inv_freq)
 
+    def _tables(
+        self, positions: int | None, device: torch.device, dtype: torch.dtype, keep: bool
+    ) -> _Tables:
+        """cos, sin, and those of k (xPos) or None: at least ``positions`` rows, or those there are.
+
+        Not kept, they are part of the traced program: an exported one has none of the module's, and
+        a compiled one may not know the length, so it could not compare it with that of the tables.
+        """
+        if positions is not None and not keep:
+            torch._check(positions >= 0)
+            return self._make_tables(positions, device, dtype)
+        if positions is not None:
+            self._update_cos_sin_cache(positions, device, dtype)
+        if self._cos_cached is None:
+            raise ValueError("seqlen_offset is a tensor: pass max_seqlen to size the tables")
+        return self._cos_cached, self._sin_cached, self._cos_k_cached, self._sin_k_cached
+
     def forward(
         self,
         qkv: Tensor,
         kv: Tensor | None = None,
         seqlen_offset: int | Tensor = 0,
-        max_seqlen: int | None = None,
+        max_seqlen: int | Tensor | None = None,
         num_heads_q: int | None = None,
         *,
         cu_seqlens: Tensor | None = None,
@@ -340,19 +388,19 @@ class RotaryEmbedding(nn.Module):
             qkv, or (q, kv).
         """
         seqlen = qkv.shape[0] if cu_seqlens is not None else qkv.shape[1]
+        positions = None
         if max_seqlen is not None:
-            self._update_cos_sin_cache(int(max_seqlen), qkv.device, qkv.dtype)
-        elif isinstance(seqlen_offset, int):
-            self._update_cos_sin_cache(seqlen + seqlen_offset, qkv.device, qkv.dtype)
-        cos, sin = self._cos_cached, self._sin_cached
-        if cos is None:
-            raise ValueError("seqlen_offset is a tensor: pass max_seqlen to size the tables")
+            positions = max_seqlen.item() if isinstance(max_seqlen, Tensor) else max_seqlen
+        elif not isinstance(seqlen_offset, Tensor):
+            positions = seqlen + seqlen_offset
+        cos, sin, cos_k, sin_k = self._tables(
+            positions, qkv.device, qkv.dtype, keep=not torch.compiler.is_compiling()
+        )
         place = {
             "interleaved": self.interleaved,
             "seqlen_offsets": seqlen_offset,
             "cu_seqlens": cu_seqlens,
         }
-        cos_k, sin_k = self._cos_k_cached, self._sin_k_cached
         if kv is None:
             return apply_rotary_emb_qkv_(
                 qkv, cos, sin, cos_k, sin_k, num_heads_q=num_heads_q, **place

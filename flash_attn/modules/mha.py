@@ -270,7 +270,8 @@ class MHA(nn.Module):
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """(..., heads + 2 * heads_kv, d) -> (..., heads, d), (..., 2, heads_kv, d), as views."""
-        q, kv = qkv.split([self.num_heads, 2 * self.num_heads_kv], dim=-2)
+        q = qkv.narrow(-2, 0, self.num_heads)
+        kv = qkv.narrow(-2, self.num_heads, 2 * self.num_heads_kv)
         return q, kv.unflatten(-2, (2, self.num_heads_kv))
 
     def _run(self, attention: nn.Module, *args, **kwargs) -> Tensor:
@@ -330,10 +331,13 @@ class MHA(nn.Module):
         rotary = self.rotary_emb
         if rotary.scale is not None:
             return {}
-        rotary._update_cos_sin_cache(positions, like.device, like.dtype)
+        # As long as the cache, which is known when it is compiled: not made anew for every token.
+        cos, sin, _, _ = rotary._tables(
+            positions, like.device, like.dtype, keep=not torch.compiler.is_exporting()
+        )
         return {
-            "rotary_cos": rotary._cos_cached,
-            "rotary_sin": rotary._sin_cached,
+            "rotary_cos": cos,
+            "rotary_sin": sin,
             "rotary_interleaved": rotary.interleaved,
         }
 
