@@ -79,6 +79,35 @@ def test_module_equals_torch(reduction, smoothing):
     torch.testing.assert_close(ours, torchs)
 
 
+@pytest.mark.parametrize("options", [{}, {"inplace_backward": True}, {"precomputed_lse": True}])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_hessian(smoothing, options, monkeypatch):
+    monkeypatch.setattr(cross_entropy_module, "_CHUNK_ELEMENTS", 4 * VOCAB)
+    logits, labels = example()
+    with torch.no_grad():
+        logits[0] = float("nan")  # ignored
+    if "precomputed_lse" in options:
+        options = {"precomputed_lse": torch.logsumexp(logits.detach() * 0.7, 1)}
+
+    def hessian_product(losses):
+        direction = torch.arange(logits.numel(), dtype=torch.float64).view_as(logits).sin()
+        (gradient,) = torch.autograd.grad(losses.square().sum(), logits, create_graph=True)
+        return torch.autograd.grad(gradient[1:], logits, direction[1:])[0]
+
+    # First: the last use of the logits may overwrite them.
+    expected = hessian_product(plain(logits[1:], labels[1:], smoothing, 0.7, 1e-2)[0])
+    losses, _ = cross_entropy_loss(
+        logits, labels, label_smoothing=smoothing, logit_scale=0.7, lse_square_scale=1e-2, **options
+    )
+    torch.testing.assert_close(hessian_product(losses), expected)
+
+
+def test_second_derivatives_of_the_module():
+    logits, labels = example()
+    module = CrossEntropyLoss(label_smoothing=0.1, lse_square_scale=1e-2)
+    assert torch.autograd.gradgradcheck(lambda x: module(x, labels), logits)
+
+
 def test_module_returns_z_loss():
     logits, labels = example()
     loss, z_loss = CrossEntropyLoss(lse_square_scale=1e-3, return_z_loss=True)(logits, labels)
@@ -146,8 +175,10 @@ def _check_shard(rank, world, smoothing, lse_square_scale):
         process_group=dist.group.WORLD,
     )
     torch.testing.assert_close(losses, expected)
-    (grad,) = torch.autograd.grad(losses, shard, dlosses)
+    (grad,) = torch.autograd.grad(losses, shard, dlosses, retain_graph=True)
     torch.testing.assert_close(grad, expected_grad[:, columns])
+    with pytest.raises(RuntimeError, match="no second derivative with process_group"):
+        torch.autograd.grad(losses, shard, dlosses, create_graph=True)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")

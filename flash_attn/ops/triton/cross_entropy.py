@@ -6,6 +6,8 @@ gradient can overwrite the logits.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -84,27 +86,55 @@ class _CrossEntropy(torch.autograd.Function):
         losses = torch.where(used, losses + z_losses, 0)
 
         ctx.save_for_backward(logits, column, used, lse)
-        ctx.constants = (smoothing, vocab, logit_scale, lse_square_scale, inplace_backward)
+        ctx.constants = _Constants(smoothing, vocab, logit_scale, lse_square_scale)
+        ctx.inplace_backward, ctx.shards = inplace_backward, shards
         ctx.mark_non_differentiable(z_losses)
         return losses, z_losses
 
     @staticmethod
     def backward(ctx, dlosses, _):
         logits, column, used, lse = ctx.saved_tensors
-        smoothing, vocab, logit_scale, lse_square_scale, inplace = ctx.constants
-        dlogits = logits if inplace else torch.empty_like(logits)
-        dlosses = torch.where(used, dlosses, 0) * logit_scale
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            return _differentiable_gradient(ctx, dlosses), *(None for _ in range(8))
+        dlogits = logits if ctx.inplace_backward else torch.empty_like(logits)
         for rows in _row_chunks(logits):
-            grad = _scaled(logits[rows], logit_scale)
-            grad = torch.exp(grad - lse[rows, None]) * (1 + 2 * lse_square_scale * lse[rows, None])
-            if smoothing:
-                grad = grad - smoothing / vocab
-            at_label = torch.where(column[rows] >= 0, smoothing - 1, 0.0).to(grad.dtype)
-            grad.scatter_add_(1, column[rows].clamp(min=0)[:, None], at_label[:, None])
-            # An ignored row may hold inf or NaN: it gets 0, not 0 * NaN.
-            grad = torch.where(used[rows, None], grad * dlosses[rows, None], 0)
-            dlogits[rows] = grad.to(dlogits.dtype)
+            dlogits[rows] = _gradient(
+                logits[rows], column[rows], used[rows], lse[rows], dlosses[rows], ctx.constants
+            )
         return dlogits, *(None for _ in range(8))
+
+
+class _Constants(NamedTuple):
+    smoothing: float
+    vocab: int
+    logit_scale: float
+    lse_square_scale: float
+
+
+def _gradient(
+    logits: Tensor, column: Tensor, used: Tensor, lse: Tensor, dlosses: Tensor, c: _Constants
+) -> Tensor:
+    """Of some rows: (rows, vocab), dtype of the logits. Differentiable, if lse is."""
+    p = torch.exp(_scaled(logits, c.logit_scale) - lse[:, None])
+    grad = p * (1 + 2 * c.lse_square_scale * lse[:, None])
+    if c.smoothing:
+        grad = grad - c.smoothing / c.vocab
+    at_label = torch.where(column >= 0, c.smoothing - 1, 0.0).to(grad.dtype)
+    grad.scatter_add_(1, column.clamp(min=0)[:, None], at_label[:, None])
+    # An ignored row may hold inf or NaN: it gets 0, not 0 * NaN.
+    dlosses = torch.where(used, dlosses, 0) * c.logit_scale
+    return torch.where(used[:, None], grad * dlosses[:, None], 0).to(logits.dtype)
+
+
+def _differentiable_gradient(ctx, dlosses: Tensor) -> Tensor:
+    """For second derivatives: all rows at once, from a log-sum-exp that depends on the logits."""
+    logits, column, used, _ = ctx.saved_tensors
+    if ctx.shards > 1:
+        raise RuntimeError("cross_entropy_loss has no second derivative with process_group")
+    # What ignored rows hold would make their second derivative 0 * NaN.
+    logits = logits.masked_fill(~used[:, None], 0)
+    lse = torch.logsumexp(_scaled(logits, ctx.constants.logit_scale), 1)
+    return _gradient(logits, column, used, lse, dlosses, ctx.constants)
 
 
 def _check_labels(labels: Tensor, vocab: int, ignore_index: int) -> None:
@@ -128,7 +158,7 @@ def cross_entropy_loss(
     inplace_backward: bool = False,
     process_group=None,
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of each row, differentiable in ``logits``.
+    """Cross entropy of each row, differentiable in ``logits``, twice unless ``process_group``.
 
     With z = logit_scale * logits and lse = logsumexp(z), a row's loss is
     ``lse - (1 - s) z[label] - s mean(z) + lse_square_scale * lse**2``. The last term keeps the
@@ -143,7 +173,8 @@ def cross_entropy_loss(
         logit_scale: multiplies the logits.
         lse_square_scale: weight of lse**2.
         ignore_index: rows with this label have loss and gradient 0.
-        inplace_backward: write the gradient over the logits. They must not be needed again.
+        inplace_backward: write the gradient over the logits. They must not be needed again. With
+            create_graph=True, where they are, the gradient is a tensor of its own.
         process_group: tensor parallelism: each rank holds (rows, vocab / ranks), in rank order, and
             all hold the same labels; all get the same losses.
 
@@ -153,6 +184,7 @@ def cross_entropy_loss(
     Raises:
         ValueError: logits that are not (rows, vocab), labels that are not (rows,) or hold a class
             that does not exist.
+        RuntimeError: a gradient with create_graph=True over more than one rank.
     """
     if logits.dim() != 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; expected (rows, vocab)")
