@@ -95,6 +95,22 @@ def test_dropout_masks(fn):
     assert no_mask1 is None
 
 
+@pytest.mark.parametrize("return_mask", [False, True])
+def test_everything_dropped(return_mask):
+    x, residual, weight = tensor(4, HIDDEN), tensor(4, HIDDEN), tensor(HIDDEN)
+    with torch.no_grad():
+        x[0, 0] = float("inf") if return_mask else 0.0  # torch's own dropout multiplies
+    y, z, *masks = rms_norm_fn(
+        x, weight, None, residual, dropout_p=1.0, prenorm=True, eps=EPS,
+        return_dropout_mask=return_mask,
+    )  # fmt: skip
+    assert not return_mask or not masks[0].any()
+    expected = [plain_norm(residual, weight, None, True), residual]
+    (dx,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert (dx == 0).all()
+    check_gradients([y, z], expected, [residual, weight])
+
+
 @pytest.mark.parametrize("residual_dtype", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("residual_in_fp32", [False, True])
 def test_dtypes_and_single_rounding(residual_dtype, residual_in_fp32):
@@ -121,6 +137,10 @@ def test_out_dtype_and_preallocated_outputs():
     assert y is out
     assert z is residual_out
     torch.testing.assert_close(residual_out, x.float() + residual)
+    alone = torch.empty(3, HIDDEN)
+    y = rms_norm_fn(x, weight, None, residual, residual_out=alone)
+    assert torch.equal(y.float(), out.bfloat16().float())
+    assert torch.equal(alone, residual_out)
 
 
 @pytest.mark.parametrize("prenorm", [False, True])
@@ -199,6 +219,9 @@ def test_bad_input():
     x, weight = torch.randn(2, 3, HIDDEN), torch.ones(HIDDEN)
     with pytest.raises(ValueError, match="weight has shape"):
         rms_norm_fn(x, torch.ones(HIDDEN + 1), None)
+    for p in (-0.1, 1.5):
+        with pytest.raises(ValueError, match=f"dropout_p is {p}; expected 0 to 1"):
+            rms_norm_fn(x, weight, None, dropout_p=p, return_dropout_mask=True)
     with pytest.raises(ValueError, match="rowscale has shape"):
         rms_norm_fn(x, weight, None, rowscale=torch.ones(2))
     with pytest.raises(ValueError, match="rowscale with x1"):

@@ -38,7 +38,8 @@ def _dropout(x: Tensor, p: float, want_mask: bool) -> tuple[Tensor, Tensor | Non
     if not want_mask:
         return F.dropout(x, p), None
     mask = torch.rand_like(x, dtype=torch.float32) >= p
-    return torch.where(mask, x / (1 - p), 0), mask
+    scale = 0.0 if p == 1.0 else 1 / (1 - p)
+    return torch.where(mask, x * scale, 0), mask
 
 
 def _store(value: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -46,7 +47,11 @@ def _store(value: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
     return value if out is None else out.copy_(value)
 
 
-def _check(x: Tensor, weight: Tensor, x1: Tensor | None, rowscale: Tensor | None) -> None:
+def _check(
+    x: Tensor, weight: Tensor, x1: Tensor | None, rowscale: Tensor | None, dropout_p: float
+) -> None:
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p is {dropout_p}; expected 0 to 1")
     if weight.shape != x.shape[-1:]:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; x {tuple(x.shape)} needs ({x.shape[-1]},)"
@@ -87,7 +92,7 @@ def layer_norm_fn(
         weight, bias: (hidden,); bias may be None.
         weight1, bias1: of a second norm of the same z (parallel blocks), or None.
         eps: joins the variance (LayerNorm) or the mean square (RMSNorm).
-        dropout_p: applied as often as the function is called: pass 0 in evaluation.
+        dropout_p: 0 to 1; applied as often as the function is called: pass 0 in evaluation.
         rowscale: (...), one factor per row of x (stochastic depth); not with x1.
         prenorm: also return z.
         residual_in_fp32: z is returned in fp32 when ``residual`` is None, else in its dtype.
@@ -95,15 +100,15 @@ def layer_norm_fn(
         is_rms_norm: RMSNorm in place of LayerNorm.
         return_dropout_mask: also return the masks of x and x1: bool, or None where unused.
         out_dtype: of y; default the dtype of x.
-        out, residual_out: tensors to write y and z into.
+        out, residual_out: tensors to write y and z into, z also without ``prenorm``.
 
     Returns:
         y, or a tuple (y, [y1 with weight1], [z if prenorm], [mask, mask1 if return_dropout_mask]).
 
     Raises:
-        ValueError: shapes that do not fit, or rowscale together with x1.
+        ValueError: shapes that do not fit, dropout_p outside [0, 1], or rowscale together with x1.
     """
-    _check(x, weight, x1, rowscale)
+    _check(x, weight, x1, rowscale, dropout_p)
     if residual is not None:
         z_dtype = residual.dtype
     else:
@@ -133,8 +138,10 @@ def layer_norm_fn(
     if weight1 is not None:
         y1 = _norm(z, weight1, bias1, eps, zero_centered_weight, is_rms_norm)
         results.append(y1.to(out_dtype))
+    if prenorm or residual_out is not None:
+        z = _store(z, z_dtype, residual_out)
     if prenorm:
-        results.append(_store(z, z_dtype, residual_out))
+        results.append(z)
     if return_dropout_mask:
         results += [mask, mask1]
     return results[0] if len(results) == 1 else tuple(results)
