@@ -23,6 +23,7 @@ from flash_attn import backend
 from flash_attn._ops import lse_dtype
 
 MAX_HEAD_DIM = 256
+MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
 
@@ -292,8 +293,8 @@ def scores(
         number(softmax_scale, "softmax_scale")
     number(dropout_p, "dropout_p")
     number(softcap, "softcap")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p < 1 is needed")
+    if not 0.0 <= dropout_p <= MAX_DROPOUT_P:
+        raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed")
     if not 0.0 <= softcap < float("inf"):
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
     heads = q.shape[-2]

@@ -76,8 +76,9 @@ def flash_attn_func(
             multiples of 16 bytes, and a head_dim that is no multiple of 8 costs a padded copy.
         k: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
         v: (batch, seqlen_k, heads_k, head_dim), as k; its head_dim may differ, and is that of out.
-        dropout_p: probability with which an attention weight is dropped, in [0, 1). What is kept
-            is scaled by 1 / (1 - dropout_p). Drawn from torch's default generator of q's device.
+        dropout_p: probability with which an attention weight is dropped, 0 to 1 - 2**-16, rounded
+            to a multiple of 2**-16. What is kept is scaled by 1 / (1 - dropout_p). Drawn from
+            torch's default generator of q's device.
         softmax_scale: factor on q kᵀ; None is ``head_dim ** -0.5``.
         causal: mask the keys after the query, as drawn above.
         window_size: (left, right), in keys: query i sees the keys from

@@ -239,7 +239,8 @@ CASES = [
         "1 to 256",
     ),
     # scores
-    Bad("dropout 1", "dense varlen", set_to(dropout_p=1.0), "dropout_p: got 1.0", "< 1"),
+    Bad("dropout 1", "dense varlen", set_to(dropout_p=1.0), "dropout_p: got 1.0", "<= 1 - 2**-16"),
+    Bad("dropout near 1", "dense varlen", set_to(dropout_p=1 - 2e-16), "dropout_p: got 0.99999"),
     Bad("dropout negative", "dense varlen", set_to(dropout_p=-0.1), "dropout_p: got -0.1", "0 <="),
     Bad("dropout nan", "dense varlen", set_to(dropout_p=float("nan")), "dropout_p: got nan"),
     Bad(

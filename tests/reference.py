@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from reference_dropout import rate
 from torch import Tensor
 
 MINUS_INF = float("-inf")
@@ -105,7 +106,7 @@ def attention_ref(
     probs, lse = softmax_with_sink(scores, mask, s_aux)
     dropped = probs
     if dropout_p > 0:
-        dropped = torch.where(keep_mask, probs / (1 - dropout_p), torch.zeros_like(probs))
+        dropped = torch.where(keep_mask, probs / (1 - rate(dropout_p)), torch.zeros_like(probs))
     return torch.einsum("bhij,bjhd->bihd", dropped, v), lse, probs
 
 
@@ -145,7 +146,7 @@ def standard_attention(
     lse = torch.where(row_used[..., 0], lse, torch.full_like(lse, MINUS_INF))
     dropped = probs
     if dropout_p > 0:
-        dropped = torch.where(keep_mask, probs / (1 - dropout_p), torch.zeros_like(probs))
+        dropped = torch.where(keep_mask, probs / (1 - rate(dropout_p)), torch.zeros_like(probs))
     return torch.matmul(dropped, v.transpose(1, 2)).transpose(1, 2), lse, probs
 
 

@@ -32,6 +32,11 @@ def philox4x32(counter, key: tuple[int, int], rounds: int = 7):
     return c0, c1, c2, c3
 
 
+def rate(dropout_p: float) -> float:
+    """The share of entries that sixteen bits drop: what is kept is scaled by 1 / (1 - rate)."""
+    return round(dropout_p * 65536) / 65536
+
+
 def keep_mask(
     seed: int, offset: int, batch: int, heads: int, seqlen_q: int, seqlen_k: int, dropout_p: float
 ) -> torch.Tensor:
@@ -55,6 +60,6 @@ def keep_mask(
     word_index = ((i >> three) & one) + np.uint64(2) * ((j >> three) & one)  # (sq, sk)
     word = np.choose(np.broadcast_to(word_index, words[0].shape).astype(np.intp), words)
     half = (word >> (np.uint64(16) * (j & one))) & np.uint64(0xFFFF)
-    threshold = min(65535, round(dropout_p * 65536))
+    threshold = round(rate(dropout_p) * 65536)
     kept = half >= np.uint64(threshold)
     return torch.from_numpy(kept.reshape(batch, heads, seqlen_q, seqlen_k))

@@ -80,6 +80,31 @@ def test_rate(dropout_p, device, needs):
         assert abs(rate - dropout_p) < 5 * (dropout_p * (1 - dropout_p) / 2**19) ** 0.5 + 2**-16
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("dropout_p", [0.1, 0.999, 1 - 2**-16])
+def test_scale_is_the_inverse_of_the_share_that_is_kept(dropout_p, dtype, device, needs):
+    """Of the share that sixteen bits can keep: 66 of 65,536 for p = 0.999, and not 65.536."""
+    seqlen_k = 1024
+    q = torch.zeros(1, 128, 4, 32, device=device, dtype=dtype)
+    k = torch.ones(1, seqlen_k, 4, 32, device=device, dtype=dtype).requires_grad_()
+    with needs("dropout", "attn_probs", "backward", *(["fp32"] if dtype == FP32 else [])):
+        out, _, probs = flash_attn_func(q, k, k, dropout_p=dropout_p, return_attn_probs=True)
+        count = kept(probs).sum(-1).transpose(1, 2)[..., None].double()
+        scale = 65536 / (65536 - round(dropout_p * 65536))
+        expected = (count / seqlen_k * scale).to(dtype)
+        assert count.sum() > 0
+        torch.testing.assert_close(out, expected.expand_as(out))
+        (dv,) = torch.autograd.grad(out.sum(), k)  # dk is 0: so is q
+        torch.testing.assert_close(dv.sum(), out.sum(), rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dropout_p", [1 - 2**-17, 1 - 1e-9, 1 - 3e-8])
+def test_too_near_to_one_raises(dropout_p, device):
+    x = make_inputs(Case(), device)
+    with pytest.raises(ValueError, match=r"dropout_p: got 0.999.*; 0 <= dropout_p <= 1 - 2"):
+        flash_attn_func(x.q, x.k, x.v, dropout_p=dropout_p)
+
+
 def test_batches_heads_and_states_differ(device, needs):
     case = Case(b=2, sq=64, sk=64, h=2, hk=2, d=32, dropout_p=0.5)
     x = make_inputs(case, device)

@@ -99,8 +99,8 @@ Mask mask(ScoreArguments const& a, Seqlens const& lengths) {
 }
 
 void check_numbers(ScoreArguments const& a) {
-  check(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p is ", a.dropout_p,
-        ", expected 0 <= dropout_p < 1");
+  check(a.dropout_p >= 0 && a.dropout_p <= dropout_rate(kMaxDropoutThreshold), "dropout_p is ",
+        a.dropout_p, ", expected 0 <= dropout_p <= 1 - 2**-16");
   check(a.softcap >= 0, "softcap is ", a.softcap, ", expected 0 or more");
 }
 
@@ -116,8 +116,8 @@ Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tens
     s.s_aux = float_vector(*a.s_aux, "s_aux", heads_q, q);
   }
   if (rng_state) {
-    s.dropout_p = static_cast<float>(a.dropout_p);
     s.dropout_threshold = dropout_threshold(a.dropout_p);
+    s.dropout_p = dropout_rate(s.dropout_threshold);
     s.rng_state = static_cast<int64_t const*>(rng_state->data_ptr());
   }
   return s;

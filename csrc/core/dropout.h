@@ -37,11 +37,18 @@ FLASH_HD int dropout_bit(int query, int key) {
   return (key & 1) + 2 * ((query >> 3) & 1) + 4 * ((key >> 3) & 1);
 }
 
+// One more would drop everything.
+constexpr uint32_t kMaxDropoutThreshold = 65535;
+
 // Entries whose sixteen bits are at least this are kept. Half to even, as Python rounds.
 FLASH_HD uint32_t dropout_threshold(double dropout_p) {
   double const threshold = nearbyint(dropout_p * 65536.0);
-  return threshold < 65535.0 ? uint32_t(threshold) : 65535u;
+  return threshold < kMaxDropoutThreshold ? uint32_t(threshold) : kMaxDropoutThreshold;
 }
+
+// How many of all entries a threshold drops, exactly. What is kept is scaled by the inverse of the
+// rest: by that of the probability asked for, the mean would be off by up to 2^-17 / (1 - p).
+FLASH_HD float dropout_rate(uint32_t threshold) { return float(threshold) / 65536.f; }
 
 // A probability becomes 0 where `random` is below `threshold`. Comparisons and selections are what
 // dropout waits for on Hopper, so what could be a selection is a multiplication there, skipped for

@@ -14,7 +14,7 @@ struct Scores {
   int64_t alibi_batch_stride;  // 0 when the slopes are [h]
   int64_t alibi_head_stride;
   const float* s_aux;          // [h] logit of each head's sink; null: off
-  float dropout_p;             // 0: off
+  float dropout_p;             // 0: off; what the threshold drops
   uint32_t dropout_threshold;  // sixteen random bits below it: dropped
   const int64_t* rng_state;    // [2] seed, offset; read on the device only
 

@@ -51,6 +51,11 @@ def keep_threshold(p: float) -> int:
     return min(65535, round(p * 65536))
 
 
+def kept_share(p: float) -> float:
+    """How many of all entries are kept, exactly: 1 - p but for the rounding of the threshold."""
+    return 1 - keep_threshold(p) / 65536
+
+
 def keep_blocks(
     seed: int, offset: int, head_ids: Tensor, row_blocks: Tensor, col_blocks: Tensor, p: float
 ) -> Tensor:

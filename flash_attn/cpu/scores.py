@@ -28,7 +28,7 @@ class Dropout:
 
     @property
     def scale(self) -> float:
-        return 1.0 / (1.0 - self.p)
+        return 1.0 / philox.kept_share(self.p)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 from cases import poisoned
+from reference_dropout import rate
 from torch import Tensor
 
 NAN = float("nan")
@@ -56,7 +57,7 @@ def scores(
         call["s_aux"] = s_aux.data_ptr()
     if dropout_p > 0:
         call |= {
-            "dropout_p": dropout_p,
+            "dropout_p": rate(dropout_p),
             "dropout_threshold": round(dropout_p * 65536),
             "rng_state": rng_state.data_ptr(),
         }

@@ -6,6 +6,7 @@ void bind_dropout(py::module_& m) {
   using flash::TransposedDropout;
 
   m.def("dropout_threshold", &flash::dropout_threshold, py::arg("dropout_p"));
+  m.def("dropout_rate", &flash::dropout_rate, py::arg("threshold"));
   m.def("dropout_bit", &flash::dropout_bit, py::arg("query"), py::arg("key"));
   m.def(
       "dropout_group",

@@ -67,6 +67,13 @@ def test_threshold_rounds_as_python_does(core, dropout_p):
     assert core.dropout_threshold(dropout_p) == min(65535, round(dropout_p * 65536))
 
 
+@pytest.mark.parametrize("dropout_p", PROBABILITIES)
+def test_rate_is_what_the_threshold_drops(core, dropout_p):
+    threshold = core.dropout_threshold(dropout_p)
+    assert core.dropout_rate(threshold) * 65536 == threshold < 65536
+    assert cpu.kept_share(dropout_p) == 1 - core.dropout_rate(threshold)
+
+
 def test_nothing_is_dropped_at_zero(core):
     keeps = mask(core, threshold=core.dropout_threshold(0.0))
     assert all(keeps.keep(query, key) for query, key in BLOCK)
