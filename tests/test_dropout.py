@@ -93,7 +93,8 @@ def test_scale_is_the_inverse_of_the_share_that_is_kept(dropout_p, dtype, device
         scale = 65536 / (65536 - round(dropout_p * 65536))
         expected = (count / seqlen_k * scale).to(dtype)
         assert count.sum() > 0
-        torch.testing.assert_close(out, expected.expand_as(out))
+        tolerance = {"rtol": 2**-8, "atol": 0} if dtype == BF16 else {}
+        torch.testing.assert_close(out, expected.expand_as(out), **tolerance)
         (dv,) = torch.autograd.grad(out.sum(), k)  # dk is 0: so is q
         torch.testing.assert_close(dv.sum(), out.sum(), rtol=2**-7, atol=0)
 
