@@ -161,7 +161,8 @@ def apply_rotary_emb(
             position p. No gradient.
         interleaved: pairs are channels (0, 1), (2, 3), ... (GPT-J); else (0, r/2), (1, r/2 + 1),
             ... (GPT-NeoX, Llama).
-        inplace: overwrite ``x``.
+        inplace: overwrite ``x``. If it is a leaf that requires a gradient, go on with what is
+            returned: the leaf's gradient is that of the values it had.
         seqlen_offsets: position of the first token, an int or (batch,) int32.
         cu_seqlens: (batch + 1,) int32 where sequences are packed.
         max_seqlen: accepted for the drop-in; the positions follow from ``cu_seqlens``.
@@ -193,6 +194,8 @@ def apply_rotary_emb_qkv_(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k in place in the packed tensor, and return it; differentiable.
+
+    A leaf that requires a gradient is treated as by ``apply_rotary_emb``.
 
     Args:
         qkv: (batch, seqlen, 3, heads, d), or (batch, seqlen, heads_q + 2 * heads_k, d) with
