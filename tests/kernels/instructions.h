@@ -68,15 +68,18 @@ void mma_16x8x16(float* const (&d)[4], uint32_t const (&a)[4], uint32_t const (&
     mine[i] = element(i < 8 ? a[i / 2] : b[i / 2 - 4], i % 2);
   }
   exchange(mine, [&](auto of) {
-    for (int i = 0; i < 4; ++i) {
-      int const row = lane() / 4 + i / 2 * 8, col = lane() % 4 * 2 + i % 2;
-      double sum = c[i];  // rounded once an instruction, about as a tensor core does
-      for (int k = 0; k < 16; ++k) {
-        int const pair = k % 8 / 2, high_k = k / 8;
-        float const a_element = of(row % 8 * 4 + pair)[2 * (row / 8) + 4 * high_k + k % 2];
-        sum += double(a_element) * of(col * 4 + pair)[8 + 2 * high_k + k % 2];
+    int const row = lane() / 4, col = lane() % 4 * 2;
+    double sum[4] = {c[0], c[1], c[2], c[3]};  // rounded once an instruction, about as a tensor core
+    for (int k = 0; k < 16; ++k) {
+      int const pair = k % 8 / 2, at = 2 * (k / 8) + k % 2;
+      float const* const a_rows = of(row * 4 + pair) + at + 2 * (k / 8);
+      double const b_cols[2] = {of(col * 4 + pair)[8 + at], of(col * 4 + 4 + pair)[8 + at]};
+      for (int i = 0; i < 4; ++i) {  // four sums at a time: one waits for itself only
+        sum[i] += a_rows[i / 2 * 2] * b_cols[i % 2];
       }
-      *d[i] = static_cast<float>(sum);
+    }
+    for (int i = 0; i < 4; ++i) {
+      *d[i] = static_cast<float>(sum[i]);
     }
   });
 }
