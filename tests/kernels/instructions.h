@@ -69,7 +69,8 @@ void mma_16x8x16(float* const (&d)[4], uint32_t const (&a)[4], uint32_t const (&
   }
   exchange(mine, [&](auto of) {
     int const row = lane() / 4, col = lane() % 4 * 2;
-    double sum[4] = {c[0], c[1], c[2], c[3]};  // rounded once an instruction, about as a tensor core
+    // Rounded once an instruction, about as a tensor core does.
+    double sum[4] = {c[0], c[1], c[2], c[3]};
     for (int k = 0; k < 16; ++k) {
       int const pair = k % 8 / 2, at = 2 * (k / 8) + k % 2;
       float const* const a_rows = of(row * 4 + pair) + at + 2 * (k / 8);
