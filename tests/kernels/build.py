@@ -25,7 +25,8 @@ OUT = host_build.ROOT / "build" / "kernels"
 CUTLASS = fetch.CUTLASS / "include"
 FLAGS = [
     "-std=c++20",
-    "-O1",
+    "-O2",  # as fast to compile as -O1, and a quarter faster to run
+    "-fno-strict-aliasing",  # CuTe reads registers as other types
     "-fPIC",
     "-fvisibility=hidden",
     "-Wno-unknown-pragmas",
