@@ -46,6 +46,7 @@ _CONFIG = {
     "fwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
     "fwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
+    "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
     "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "append": ("head_dim", "block_m"),

@@ -93,6 +93,24 @@ _SM90_FORWARDS = [
            block_n=64, why="the longest that does not spill: 80 keys do"),
 ]  # fmt: skip
 
+# One warpgroup loads, each of the others has 64 keys. Figures: 8k keys, H200.
+_SM90_BACKWARD = dict(direction="bwd", arch="sm90", stages=3, block_n=128, warps=12)
+
+_SM90_BACKWARDS = [
+    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=64, head_dim_v=64, block_m=128,
+           why="507 TFLOP/s; dQ is shared by rows"),
+    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=64,
+           why="473 TFLOP/s; 128 rows do not fit the registers"),
+    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=64,
+           allow_spills=72, why="457 TFLOP/s; 128 rows do not fit the registers"),
+    *_rows(**_SM90_BACKWARD, scores="full", head_dim=64, head_dim_v=64, block_m=64,
+           why="with 128 rows the hooks spill"),
+    *_rows(**_SM90_BACKWARD, scores="full", head_dim=96, head_dim_v=96, block_m=64,
+           allow_spills=700, why="as plain"),
+    *_rows(**_SM90_BACKWARD, scores="full", head_dim=128, head_dim_v=128, block_m=64,
+           allow_spills=2000, why="as plain"),
+]  # fmt: skip
+
 # The first row that is large enough and fits the GPU's shared memory serves a call. docs/kernels.md
 # has the figures of the tiles that were not taken.
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1)
@@ -201,6 +219,7 @@ _SM80_APPEND = _rows(
 
 VARIANTS: list[Variant] = [
     *_SM90_FORWARDS,
+    *_SM90_BACKWARDS,
     *_SM80_FORWARDS,
     *_SM80_BACKWARDS,
     *_SM80_PAGED,

@@ -22,8 +22,9 @@ struct RingPosition {
   __device__ explicit RingPosition(uint32_t i) : stage(i % kStages), phase(i / kStages % 2) {}
 };
 
-// Full: one arrival, by the loader, which also says how many bytes TMA brings. Empty: one arrival
-// by each warp that reads, because a wait for wgmma speaks for one warp only.
+// Full: one arrival, by the loader, which also says how many bytes TMA brings; or, of what the
+// computing warps write, one by each of them. Empty: one arrival by each warp that reads, because a
+// wait for wgmma speaks for one warp only.
 template <int kStages>
 struct Ring {
   alignas(8) uint64_t full_[kStages];
@@ -32,9 +33,9 @@ struct Ring {
   __device__ Barrier& full(int stage) { return reinterpret_cast<Barrier&>(full_[stage]); }
   __device__ Barrier& empty(int stage) { return reinterpret_cast<Barrier&>(empty_[stage]); }
 
-  __device__ void init(int reading_warps) {
+  __device__ void init(int reading_warps, int writing_warps = 1) {
     for (int stage = 0; stage < kStages; ++stage) {
-      full(stage).init(1);
+      full(stage).init(writing_warps);
       empty(stage).init(reading_warps);
     }
   }
@@ -49,6 +50,15 @@ struct Ring {
     empty(at.stage).wait(at.phase ^ 1);
     __syncwarp();
     compiler_fence();
+  }
+
+  // By all lanes of a writing warp, whose stores products are going to read.
+  __device__ void announce(RingPosition<kStages> at) {
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      full(at.stage).arrive();
+    }
   }
 
   // By all lanes of a reading warp.

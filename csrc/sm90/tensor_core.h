@@ -45,6 +45,12 @@ template <class Element, int kN, int kK>
 using MmaBothShared = decltype(make_tiled_mma(
     GMMA::ss_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>>()));
 
+// The same with the reduction along their rows.
+template <class Element, int kN, int kK>
+using MmaAcross = decltype(make_tiled_mma(
+    GMMA::ss_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>,
+                         GMMA::Major::MN, GMMA::Major::MN>()));
+
 // One warpgroup, 64 x kN, A in registers, B's reduction along its rows.
 template <class Element, int kN, int kK>
 using MmaRegisterA = decltype(make_tiled_mma(

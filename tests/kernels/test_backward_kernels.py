@@ -280,9 +280,10 @@ def test_dropout_bits_are_the_contracts(kernels, row):
     assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, heads, n, 77, p))
 
 
-@pytest.mark.parametrize("row", TILES, ids=id_of)
+@pytest.mark.parametrize("row", [v for v in TILES if v.arch == "sm80"], ids=id_of)
 def test_shared_memory_banks(kernels, row):
-    """No two lanes of an access want different words of one bank."""
+    """No two lanes of an access want different words of one bank. (Hopper's copies and products
+    read in the order of their swizzles.)"""
     kernels.bank_counts()
     calls.backward(kernels, row.name, *exact(row, h=1, sq=130, sk=260))
     counts = kernels.bank_counts()

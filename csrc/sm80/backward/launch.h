@@ -1,27 +1,35 @@
 // Launches one instantiation and the passes around it; included by the generated files only.
 #pragma once
 
+#include "backward/grid.h"
+#include "backward/launch.h"
 #include "host/launch_kernel.h"
-#include "sm80/backward/grid.h"
 #include "sm80/backward/kernel.h"
-#include "sm80/backward/passes.h"
 
 namespace flash::sm80 {
 
+// GridMma's order; a number of dQ is added by a whole warp at once.
+template <class Config>
+constexpr QueryTile query_tile() {
+  return {.block_m = Config::kBlockM,
+          .head_dim = Config::kHeadDim,
+          .threads = Config::kThreads,
+          .row_warps = Config::kRowWarps,
+          .warp_columns = 16,
+          .group_columns = 16 * Config::kWarps / Config::kRowWarps,
+          .thread_stride = 1,
+          .element_stride = Config::kThreads,
+          .tile_stride = 4 * Config::kThreads,
+          .group_stride = 4 * Config::kThreads * (Config::kBlockM / (16 * Config::kRowWarps))};
+}
+
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
-  using Element = typename Config::Element;
-  constexpr QueryTile tile{Config::kBlockM, Config::kHeadDim, Config::kThreads, Config::kRowWarps};
-  launch_preprocess<Element>(params, tile, launch);
-  TileGrid const grid = backward_grid<Config>(params, launch.device);
-  launch_kernel<backward_kernel<Config>>(
-      launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
-  if (params.dq.ptr && params.workspace.dq) {
-    launch_query_gradient<Element>(params, tile, launch);
-  }
-  if (params.ds_aux) {
-    launch_sink_gradient(params, launch);
-  }
+  launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, [&] {
+    TileGrid const grid = backward_grid<Config>(params, launch.device);
+    launch_kernel<backward_kernel<Config>>(
+        launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
+  });
 }
 
 }  // namespace flash::sm80

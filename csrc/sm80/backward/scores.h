@@ -2,9 +2,9 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
+#include "backward/transposed_scores.h"
 #include "core/softmax.h"
 #include "sm80/backward/key_block.h"
-#include "sm80/backward/score_hooks.h"
 #include "sm80/fragments.h"
 
 namespace flash::sm80 {
@@ -45,7 +45,7 @@ struct ScoreTile {
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     if constexpr (kFull) {
       Tensor factors = make_fragment_like(s_mma);
-      apply_score_mod_transposed(s_mma, factors, score_mod(), row_begin, block.key_begin, coord);
+      apply_score_mod_transposed(s_mma, s, factors, score_mod(), row_begin, block.key_begin, coord);
       exponentiate(s, kLog2e);
 #pragma unroll
       for (int i = 0; i < size(s_mma); ++i) {

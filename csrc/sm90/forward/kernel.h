@@ -7,13 +7,10 @@
 #include "core/dynamic_smem.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/loader.h"
+#include "sm90/tile_draw.h"
 #include "sm90/warp_search.h"
 
 namespace flash::sm90 {
-
-// Zero when the library is loaded and, since each launch leaves them so, before every launch.
-constexpr int kTileCounters = 1 << 14;
-__device__ static uint32_t tile_counters[kTileCounters];
 
 // All lanes of the loading warp.
 template <class Config>
@@ -23,11 +20,7 @@ __device__ void load_row_blocks(ForwardArgs const& args, SharedStorage<Config>& 
   uint32_t const num_tiles =
       args.queue.num_tiles;  // the host has seen to it that an int counts them
   uint32_t index = blockIdx.x;
-  auto const draw = [&] {
-    return args.queue.next(index, gridDim.x, [&](uint32_t last) {
-      return threadIdx.x == 0 ? atomicInc(&tile_counters[args.counter], last) : 0;
-    });
-  };
+  auto const draw = [&] { return draw_tile(args.queue, args.counter, index); };
   uint32_t drawn = index;
   int sequence = 0;    // of the tile before; they are drawn in order
   bool below = false;  // the tile was not drawn

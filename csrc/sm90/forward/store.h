@@ -3,38 +3,9 @@
 
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/row_block.h"
+#include "sm90/store_rows.h"
 
 namespace flash::sm90 {
-
-// Predicated, because ptxas makes a branch of every condition around a store.
-__device__ inline void store_if(bool condition, float* to, float x) {
-#if defined(__CUDA_ARCH__)
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.f32 [%1], %2; }" ::"r"(int(condition)),
-      "l"(to), "f"(x)
-      : "memory");
-#else
-  if (condition) *to = x;
-#endif
-}
-
-__device__ inline void store_if(bool condition, void* to, uint2 x) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(
-                   int(condition)),
-               "l"(to), "r"(x.x), "r"(x.y)
-               : "memory");
-#else
-  if (condition) *static_cast<uint2*>(to) = x;
-#endif
-}
-
-// Lane t of a quad holds columns 2 t and 2 t + 1 of two groups of eight. Afterwards lanes 0 and 2
-// hold the halves of the first group, lanes 1 and 3 those of the second.
-__device__ inline uint2 halves_of_groups(uint32_t first, uint32_t second, bool odd) {
-  uint32_t const theirs = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-  return odd ? uint2{theirs, second} : uint2{first, theirs};
-}
 
 struct OutputRow {
   QueryRow row;  // of the row block

@@ -2,11 +2,10 @@
 
 #include "host/tile_order.h"
 #include "params/bwd_params.h"
-#include "sm80/backward/config.h"
 
-namespace flash::sm80 {
+namespace flash {
 
-// One thread block per block of keys and KV head. The first key blocks come first: they are those
+// A tile per block of keys and KV head. The first key blocks come first: they are those
 // that most rows see under a causal mask, and in a deterministic call the later ones wait for them.
 template <class Config>
 TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
@@ -29,4 +28,4 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
                             {group, /*longest_first=*/false});
 }
 
-}  // namespace flash::sm80
+}  // namespace flash

@@ -1,14 +1,14 @@
-#include "sm80/backward/passes.h"
+#include "backward/passes.h"
 
 #include <cutlass/numeric_types.h>
 
 #include <algorithm>
 
+#include "backward/postprocess.h"
+#include "backward/preprocess.h"
 #include "host/launch_kernel.h"
-#include "sm80/backward/postprocess.h"
-#include "sm80/backward/preprocess.h"
 
-namespace flash::sm80 {
+namespace flash {
 namespace {
 
 // All heads of a row block side by side: their rows lie next to each other in memory.
@@ -48,4 +48,4 @@ template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, Query
 template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,
                                                      LaunchContext const&);
 
-}  // namespace flash::sm80
+}  // namespace flash

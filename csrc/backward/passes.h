@@ -5,14 +5,22 @@
 #include "host/variant.h"
 #include "params/bwd_params.h"
 
-namespace flash::sm80 {
+namespace flash {
 
-// How the main kernel's threads hold a row block's dQ (block_m, head_dim): GridMma's order.
+// How the main kernel's threads hold a row block's dQ (block_m, head_dim), and where each adds it.
+// Warps form a grid over the rows, 16 each, and the columns. A thread's numbers are (2 columns, 2
+// rows, row tiles, groups of 8 columns).
 struct QueryTile {
   int block_m;
   int head_dim;
   int threads;
   int row_warps;
+  int warp_columns;    // from a warp's first column to the next warp's
+  int group_columns;   // from one pair of a warp's groups of 8 columns to the next
+  int thread_stride;   // in the sums, from a thread's first number to the next thread's
+  int element_stride;  // from one of the four numbers of (2 columns, 2 rows) to the next
+  int tile_stride;     // from a row tile to the next
+  int group_stride;    // from a group of columns to the next
 };
 
 // Before: softmax_d, the workspace's stats, zeros in its dq and turns.
@@ -26,4 +34,4 @@ void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContex
 // After: ds_aux from softmax_d and LSE.
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);
 
-}  // namespace flash::sm80
+}  // namespace flash

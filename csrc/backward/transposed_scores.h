@@ -2,23 +2,24 @@
 // with queries as columns.
 #pragma once
 
+#include <cute/tensor.hpp>
+
 #include "core/dropout.h"
 #include "core/mask.h"
 #include "core/score_mod.h"
-#include "sm80/fragments.h"
 
-namespace flash::sm80 {
+namespace flash {
 
 // Keys outside a query's limits get -inf.
 template <class Scores, class Coord>
 __device__ void apply_mask_transposed(Scores& s, SequenceMask const& mask, int row_begin,
                                       int key_begin, Coord coord) {
 #pragma unroll
-  for (int c = 0; c < size<1>(s); ++c) {
+  for (int c = 0; c < cute::size<1>(s); ++c) {
     KeyLimits const keys = mask.limits(row_begin + coord.col(c));
     int const begin = keys.begin - key_begin, end = keys.end - key_begin;
 #pragma unroll
-    for (int r = 0; r < size<0>(s); ++r) {
+    for (int r = 0; r < cute::size<0>(s); ++r) {
       int const key = coord.row(r);
       if (key < begin || key >= end) {
         s(r, c) = -INFINITY;
@@ -27,34 +28,35 @@ __device__ void apply_mask_transposed(Scores& s, SequenceMask const& mask, int r
   }
 }
 
-// Scale, softcap and ALiBi; `slope` becomes the softcap's derivative, 1 without one.
-template <class Accumulator, class Slope, class Coord>
-__device__ void apply_score_mod_transposed(Accumulator& s_mma, Slope& slope, ScoreMod const& mod,
-                                           int row_begin, int key_begin, Coord coord) {
-  Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+// Scale, softcap and ALiBi; `slope` becomes the softcap's derivative, 1 without one. s: the
+// accumulator s_mma seen as (keys, queries).
+template <class Accumulator, class Scores, class Slope, class Coord>
+__device__ void apply_score_mod_transposed(Accumulator& s_mma, Scores& s, Slope& slope,
+                                           ScoreMod const& mod, int row_begin, int key_begin,
+                                           Coord coord) {
 #pragma unroll
-  for (int i = 0; i < size(s_mma); ++i) {
+  for (int i = 0; i < cute::size(s_mma); ++i) {
     s_mma(i) *= mod.softmax_scale;
   }
   if (mod.softcap > 0.f) {
     float const inverse = 1.f / mod.softcap;
 #pragma unroll
-    for (int i = 0; i < size(s_mma); ++i) {
+    for (int i = 0; i < cute::size(s_mma); ++i) {
       float const t = tanh_exact(s_mma(i) * inverse);
       s_mma(i) = mod.softcap * t;
       slope(i) = 1.f - t * t;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < size(s_mma); ++i) {
+    for (int i = 0; i < cute::size(s_mma); ++i) {
       slope(i) = 1.f;
     }
   }
   if (mod.alibi_slope != 0.f) {
 #pragma unroll
-    for (int c = 0; c < size<1>(s); ++c) {
+    for (int c = 0; c < cute::size<1>(s); ++c) {
 #pragma unroll
-      for (int r = 0; r < size<0>(s); ++r) {
+      for (int r = 0; r < cute::size<0>(s); ++r) {
         s(r, c) += mod.bias(row_begin + coord.col(c), key_begin + coord.row(r));
       }
     }
@@ -110,4 +112,4 @@ struct KeepBits {
   }
 };
 
-}  // namespace flash::sm80
+}  // namespace flash

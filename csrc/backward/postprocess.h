@@ -1,14 +1,14 @@
 // After the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
+#include "backward/preprocess.h"
 #include "core/dynamic_smem.h"
 #include "core/softmax.h"
-#include "sm80/backward/config.h"
-#include "sm80/backward/preprocess.h"
 
-namespace flash::sm80 {
+namespace flash {
 
 // A row in shared memory: 16 bytes longer, so that eight rows are on different banks.
 FLASH_HD int padded_row(int head_dim) { return head_dim + kChunk; }
@@ -18,31 +18,39 @@ struct alignas(2 * sizeof(Element)) Neighbours {
   Element element[2];
 };
 
+// The four numbers of a quad, `stride` apart.
+__device__ inline float4 sums_of_quad(float const* sum, int stride) {
+  return stride == 1 ? *reinterpret_cast<float4 const*>(sum)
+                     : float4{sum[0], sum[stride], sum[2 * stride], sum[3 * stride]};
+}
+
 // Sums in accumulator order → shared memory (block_m, padded_row). A thread of the main kernel
-// holds pairs of neighbours, pair n in row n % 2 * 8 and columns n / 2 % 2 ... of GridMma's order;
-// one or two threads here take the pairs of each. Of the row tiles, those of `part`.
+// holds quads of numbers, two neighbours in each of two rows; one or two threads here take the
+// quads of each. Of the row tiles, those of `part`.
 template <class Element>
 __device__ void sums_to_rows(float const* sums, QueryTile const& shape, int parts, int part,
                              float scale, Element* rows) {
   int const thread = threadIdx.x % shape.threads, warp = thread / 32, lane = thread % 32;
   int const row_warp = warp % shape.row_warps, column_warp = warp / shape.row_warps;
-  int const column_warps = shape.threads / 32 / shape.row_warps;
   int const row_tiles = shape.block_m / (16 * shape.row_warps) / parts;  // a power of two
   int const row_tile_bits = __ffs(row_tiles) - 1;
-  int const pairs = shape.block_m * shape.head_dim / 2 / shape.threads / parts;
-  sums += thread;
-  rows += (row_warp * 16 + lane / 4) * padded_row(shape.head_dim) + column_warp * 16 + lane % 4 * 2;
-#pragma unroll 8
-  for (int pair = threadIdx.x / shape.threads; pair < pairs; pair += kPassThreads / shape.threads) {
-    // Element 2 * pair of (2 columns, 2 rows, row tiles, groups of 8 columns, passes). A pass has
-    // whole turns of all warps, so its columns follow on the last one's.
-    int const row_tile = pair / 2 & (row_tiles - 1), group = pair / 2 >> row_tile_bits;
-    int const row = row_tile * shape.row_warps * 16 + pair % 2 * 8;
-    int const column = group / 2 * column_warps * 16 + group % 2 * 8;
-    int const tile = (group * parts + part) * row_tiles + row_tile;
-    float const* const sum = sums + (4 * tile + 2 * (pair % 2)) * shape.threads;
-    *reinterpret_cast<Neighbours<Element>*>(rows + row * padded_row(shape.head_dim) + column) = {
-        Element(sum[0] * scale), Element(sum[shape.threads] * scale)};
+  int const quads = shape.block_m * shape.head_dim / 4 / shape.threads / parts;
+  int const row_stride = padded_row(shape.head_dim);
+  sums += thread * shape.thread_stride + part * row_tiles * shape.tile_stride;
+  rows += (row_warp * 16 + lane / 4) * row_stride + column_warp * shape.warp_columns + lane % 4 * 2;
+#pragma unroll 4
+  for (int quad = threadIdx.x / shape.threads; quad < quads; quad += kPassThreads / shape.threads) {
+    int const row_tile = quad & (row_tiles - 1), group = quad >> row_tile_bits;
+    int const column = group / 2 * shape.group_columns + group % 2 * 8;
+    float4 const x = sums_of_quad(sums + group * shape.group_stride + row_tile * shape.tile_stride,
+                                  shape.element_stride);
+    Element* const row = rows + row_tile * shape.row_warps * 16 * row_stride + column;
+    auto const store = [&](Element* to, float first, float second) {
+      *reinterpret_cast<Neighbours<Element>*>(to) = {Element(first * scale),
+                                                     Element(second * scale)};
+    };
+    store(row, x.x, x.y);
+    store(row + 8 * row_stride, x.z, x.w);
   }
 }
 
@@ -75,7 +83,7 @@ __global__ void __launch_bounds__(kPassThreads, kPassBlocks)
   __syncthreads();
   int const part_rows = shape.block_m / parts;
   int const row_begin = tile.m_block * shape.block_m + part * part_rows;
-  int const chunks = p.head_dim / kChunk, count = min(info.seqlen_q - row_begin, part_rows);
+  int const chunks = p.head_dim / kChunk, count = std::min(info.seqlen_q - row_begin, part_rows);
   Element* const dq =
       static_cast<Element*>(p.dq.ptr) + p.dq.offset(tile.batch, info.row_q + row_begin, tile.head);
 #pragma unroll 2
@@ -116,4 +124,4 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash

@@ -2,15 +2,16 @@
 // where it adds.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
+#include "backward/passes.h"
 #include "core/block_info.h"
 #include "core/row_blocks.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
-#include "sm80/backward/passes.h"
 
-namespace flash::sm80 {
+namespace flash {
 
 constexpr int kPassThreads = 256;
 constexpr int kLanesPerRow = 8;  // 128 bytes of a row at a time
@@ -45,7 +46,8 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
                                     bool is_sequence) {
   if (!p.workspace.dq || !is_sequence) {
     int const row_begin = tile.m_block * shape.block_m;
-    int const chunks = p.head_dim / kChunk, rows = min(info.seqlen_q - row_begin, shape.block_m);
+    int const chunks = p.head_dim / kChunk,
+              rows = std::min(info.seqlen_q - row_begin, shape.block_m);
     Element* const dq = static_cast<Element*>(p.dq.ptr) +
                         p.dq.offset(tile.batch, info.row_q + row_begin, tile.head);
     for (int i = threadIdx.x; i < rows * chunks; i += kPassThreads) {
@@ -127,4 +129,4 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash

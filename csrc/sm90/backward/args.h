@@ -1,0 +1,22 @@
+#pragma once
+
+#include "core/tile_grid.h"
+#include "core/tile_queue.h"
+#include "params/bwd_params.h"
+#include "sm90/tensor_map.h"
+
+namespace flash::sm90 {
+
+// What a launch passes to the kernel.
+struct BackwardArgs {
+  TensorMap q;  // boxes of kBlockM rows
+  TensorMap dout;
+  TensorMap k;  // boxes of kBlockN keys
+  TensorMap v;
+  BwdParams params;
+  TileGrid grid;
+  TileQueue queue;
+  int counter;  // which one, if the queue is shared
+};
+
+}  // namespace flash::sm90

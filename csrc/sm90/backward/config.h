@@ -1,0 +1,64 @@
+// Types of one sm90 backward kernel: everything that follows from its row in the variant table.
+#pragma once
+
+#include "core/score_level.h"
+#include "sm90/tensor_core.h"
+
+namespace flash::sm90 {
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          int kStages_, ScoreLevel kScores_>
+struct BackwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q, K and their gradients
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V, O and their gradients
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr ScoreLevel kScores = kScores_;
+  static constexpr int kStages = kStages_;  // buffers for Q, and for dO
+  static constexpr int kScoreStages = 2;    // buffers for dS
+
+  // The first warpgroup loads, each of the others computes 64 keys.
+  static constexpr int kConsumers = kBlockN / kWarpgroupRows;
+  static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
+  static_assert(kConsumers == 2);
+  // setmaxnreg: what the loader does without goes to the others.
+  static constexpr int kLoaderRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+
+  // Sᵀ and dPᵀ, 64 keys of a warpgroup by kBlockM rows
+  using MmaScores = MmaBothShared<Element, kBlockM, kHeadDim>;
+  // dK and dV: dSᵀ and Pᵀ in registers, times Q and dO
+  using MmaKeys = MmaRegisterA<Element, kHeadDim, kBlockM>;
+  using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockM>;
+
+  // dQ: each warpgroup has 64 rows, or of the same 64 rows half of the columns. Where half of them
+  // is not whole runs, both compute what is left, and each adds its half.
+  static constexpr bool kShareRows = kBlockM == kConsumers * kWarpgroupRows;
+  static_assert(kShareRows || kBlockM == kWarpgroupRows);
+  static constexpr int kQueryColumns =
+      kShareRows ? kHeadDim : ceil_div(kHeadDim / kConsumers, kRun<kHeadDim>) * kRun<kHeadDim>;
+  using MmaQuery = MmaAcross<Element, kQueryColumns, kBlockN>;
+
+  // As rows, for products that reduce over the columns, and the same memory the other way round.
+  using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
+  using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
+  using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
+  using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
+  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, 1>;
+  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, 1>;
+  using SmemLayoutV = SmemTiles<Element, kBlockN, kHeadDimV, 1>;
+  // dSᵀ: (keys, rows)
+  using SmemLayoutDS = SmemTiles<Element, kBlockN, kBlockM, kScoreStages>;
+  using SmemLayoutDSt = SmemTilesTransposed<Element, kBlockN, kBlockM, kScoreStages>;
+
+  static constexpr int kTileQ = kBlockM * kHeadDim;  // elements
+  static constexpr int kTileDO = kBlockM * kHeadDimV;
+  static constexpr int kTileK = kBlockN * kHeadDim;
+  static constexpr int kTileV = kBlockN * kHeadDimV;
+  static constexpr int kTileDS = kBlockN * kBlockM;
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,69 @@
+// Attention backward for Hopper: a persistent grid of thread blocks, each with one warpgroup that
+// loads and two that compute dK and dV of 64 keys each, over all query heads that share them and
+// all rows that see them, and add their part of dQ (FlashAttention-3, 2407.08608, with transposed
+// scores).
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "core/dynamic_smem.h"
+#include "sm90/backward/consumer.h"
+#include "sm90/backward/loader.h"
+#include "sm90/tile_draw.h"
+
+namespace flash::sm90 {
+
+// All lanes of the loading warp.
+template <class Config>
+__device__ void load_key_blocks(BackwardArgs const& args, SharedStorage<Config>& smem) {
+  constexpr unsigned kAll = 0xffffffffu;
+  Loader<Config> loader{args, smem, static_cast<bool>(elect_one_sync())};
+  Seqlens const& s = args.params.seqlens;
+  uint32_t const num_tiles = args.queue.num_tiles;  // an int counts them
+  uint32_t index = blockIdx.x, drawn = index;
+  do {
+    loader.load([&] {
+      WorkTile tile{0, 0, 0, false};
+      // The first tile from the one drawn that is valid, or none.
+      index = __shfl_sync(kAll, drawn, 0);
+      while (index < num_tiles) {
+        // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
+        // deterministic call others wait for it. Nobody waits for the search.
+        tile = args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(index));
+        if (tile.valid) {
+          break;
+        }
+        index = __shfl_sync(kAll, draw_tile(args.queue, args.counter, index), 0);
+      }
+      if (index < num_tiles) {
+        drawn = draw_tile(args.queue, args.counter, index);
+      }
+      return tile;
+    });
+  } while (index < num_tiles);
+  loader.end();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    backward_kernel(__grid_constant__ BackwardArgs const args) {
+  auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
+  if (threadIdx.x == 0) {
+    smem.init_barriers();
+  }
+  __syncthreads();
+  // The same in all lanes, and the compiler knows it.
+  int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
+    int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) {
+      load_key_blocks<Config>(args, smem);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    Consumer<Config>{args, smem}.run();
+  }
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,89 @@
+// What one thread block works on, as the loader finds it out and everybody else reads it.
+#pragma once
+
+#include <cmath>
+
+#include "core/block_info.h"
+#include "core/mask.h"
+#include "core/row_blocks.h"
+#include "core/row_range.h"
+#include "core/work_tile.h"
+#include "sm90/backward/args.h"
+#include "sm90/backward/config.h"
+#include "sm90/tma.h"
+
+namespace flash::sm90 {
+
+// Everything about one block of keys that stays the same while the rows go by.
+template <class Config>
+struct KeyBlock {
+  WorkTile tile;    // m_block: the block of keys; head: the KV head. Not valid: there are no more
+  uint32_t number;  // key blocks that this thread block had before
+  SequenceMask mask;
+  RowRange range;  // row blocks that see the keys
+  int shift;       // seqlen_k - seqlen_q
+  int seqlen_q;
+  int key_begin;
+  int slots;          // of the kBlockN that exist: the others have no gradient to store
+  float dq_scale;     // of dQ that this block stores
+  int group;          // query heads that share the KV head
+  int head_begin;     // the first of them
+  int64_t row_q;      // first row of the sequence
+  int64_t row_k;      // first key of this block
+  int blocks;         // of rows, of all sequences: workspaces with 2^31 of them fit no GPU
+  int block_begin;    // the sequence's first one
+  TileCoord q_at;     // all rows of the sequence, of head_begin
+  TileCoord keys_at;  // the keys of this block
+
+  __device__ KeyBlock(BackwardArgs const& args, WorkTile const& tile_, uint32_t number_)
+      : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
+
+  // Numbers the row blocks of all heads, as the workspaces do.
+  __device__ int row_block(int head, int m_block) const {
+    return (head_begin + head) * blocks + block_begin + m_block;
+  }
+  __device__ int m_block_of(int row_block) const { return row_block % blocks - block_begin; }
+  __device__ int head_of(int row_block) const { return row_block / blocks; }  // a query head
+
+  __device__ TileCoord rows_at(int head, int m_block) const {
+    int const row = m_block * Config::kBlockM;
+    return {q_at.row + row, min(seqlen_q - row, Config::kBlockM), q_at.head + head, q_at.batch};
+  }
+
+ private:
+  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, uint32_t number_,
+                      BlockInfo const& info)
+      : tile(tile_),
+        number(number_),
+        mask(p.mask, info.seqlen_q, info.seqlen_k),
+        shift(info.seqlen_k - info.seqlen_q),
+        seqlen_q(info.seqlen_q),
+        key_begin(tile_.m_block * Config::kBlockN),
+        slots(min(info.slots_k - key_begin, Config::kBlockN)),
+        // More keys than the caller said are in other blocks, too, which store to the same rows.
+        dq_scale(info.seqlen_k <= Config::kBlockN
+                     ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
+                     : NAN),
+        group(p.heads_q / p.heads_kv),
+        head_begin(tile_.head * group),
+        row_q(info.row_q),
+        row_k(info.row_k + key_begin) {
+    range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
+    RowBlocks const row_blocks{Config::kBlockM};
+    blocks = static_cast<int>(row_blocks.count(p.seqlens));
+    block_begin = static_cast<int>(row_blocks.first(p.seqlens, tile.batch, info.row_q));
+    // A packed tensor is one batch entry.
+    q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
+    int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);
+    keys_at = {static_cast<int>(row_k), keys, tile.head, p.seqlens.cu_k ? 0 : tile.batch};
+  }
+};
+
+// Of the rows of one row block, which are columns here; as in the workspace.
+template <int kBlockM>
+struct RowStats {
+  float lse_log2[kBlockM];
+  float softmax_d[kBlockM];
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,119 @@
+// dQ: every block of keys adds its part to a sum in fp32; or there is but one, and it stores dQ.
+#pragma once
+
+#include "sm90/backward/store.h"
+#include "sm90/pipeline.h"
+
+namespace flash::sm90 {
+
+// Four sums without their results: nobody waits for them.
+__device__ inline void add_to(float* sum, float a, float b, float c, float d) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sum), "f"(a),
+               "f"(b), "f"(c), "f"(d)
+               : "memory");
+#else
+  atomicAdd(sum, a);
+  atomicAdd(sum + 1, b);
+  atomicAdd(sum + 2, c);
+  atomicAdd(sum + 3, d);
+#endif
+}
+
+// A warpgroup's part of the dQ of one row block.
+template <class Config>
+struct QueryGradient {
+  using Mma = typename Config::MmaQuery;
+  using Fragment = decltype(partition_fragment_C(
+      Mma{}, Shape<Int<kWarpgroupRows>, Int<Config::kQueryColumns>>{}));
+
+  BackwardArgs const& args;
+  KeyBlock<Config> const& block;
+  int warpgroup;
+  int thread;
+
+  // The first row and column of the fragment, in (kBlockM, kHeadDim).
+  __device__ static int row_begin(int warpgroup) {
+    return Config::kShareRows ? warpgroup * kWarpgroupRows : 0;
+  }
+  __device__ static int column_begin(int warpgroup) {
+    return Config::kShareRows ? 0 : warpgroup * (Config::kHeadDim - Config::kQueryColumns);
+  }
+
+  // Adds it to the sum, which lies in the order of the accumulators: (kBlockM / 64, kHeadDim / 8
+  // groups of columns, 128 threads, 4). A warp's addition is one run of 512 bytes.
+  __device__ __forceinline__ void add(Fragment const& dq, int row_block) const {
+    BwdParams const& p = args.params;
+    wait_for_turn(row_block);
+    float* const sum =
+        p.workspace.dq + int64_t{row_block} * (Config::kBlockM * Config::kHeadDim) +
+        (row_begin(warpgroup) * Config::kHeadDim + column_begin(warpgroup) * kWarpgroupRows) +
+        thread * 4;
+#pragma unroll
+    for (int i = 0; i < size(dq); i += 4) {
+      if (adds(i / 4)) {
+        add_to(sum + i * kWarpgroup, dq(i), dq(i + 1), dq(i + 2), dq(i + 3));
+      }
+    }
+    pass_turn(row_block);
+  }
+
+  // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
+  __device__ __forceinline__ void store(Fragment& dq, int row_block) const {
+    using Element = typename Config::Element;
+    BwdParams const& p = args.params;
+    int const row = block.m_block_of(row_block) * Config::kBlockM + row_begin(warpgroup);
+    int const column = column_begin(warpgroup);
+    Element* const rows =
+        static_cast<Element*>(p.dq.ptr) +
+        p.dq.offset(block.tile.batch, block.row_q + row, block.head_of(row_block)) + column;
+    scale(dq, block.dq_scale);
+    store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
+                        thread);
+  }
+
+ private:
+  // Of columns that both warpgroups compute, each adds half.
+  __device__ bool adds(int group) const {
+    constexpr int kOwn = Config::kHeadDim / Config::kConsumers / 8;
+    if constexpr (Config::kShareRows || Config::kQueryColumns / 8 == kOwn) {
+      return true;
+    }
+    return warpgroup == 0 ? group < kOwn : group >= Config::kQueryColumns / 8 - kOwn;
+  }
+
+  // In a deterministic call key blocks take turns, in their order, and a turn is over when all
+  // warpgroups have added to the row block. Those before this one belong to tiles that were drawn
+  // before, so waiting for them always ends.
+  __device__ void wait_for_turn(int row_block) const {
+    int const* const turns = args.params.workspace.turns;
+    if (!turns) {
+      return;
+    }
+    if (thread == 0) {
+      int const first_key = block.mask.begin(block.m_block_of(row_block) * Config::kBlockM);
+      int const turn = block.tile.m_block - first_key / Config::kBlockN;
+      while (*static_cast<int const volatile*>(turns + row_block) < Config::kConsumers * turn) {
+        __nanosleep(32);
+      }
+      __threadfence();
+    }
+    sync();
+  }
+
+  __device__ void pass_turn(int row_block) const {
+    int* const turns = args.params.workspace.turns;
+    if (!turns) {
+      return;
+    }
+    __threadfence();
+    sync();
+    if (thread == 0) {
+      atomicAdd(turns + row_block, 1);
+    }
+  }
+
+  __device__ void sync() const { cutlass::arch::NamedBarrier::sync(kWarpgroup, warpgroup); }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,119 @@
+// A thread's numbers of a warpgroup's transposed scores (64 keys x kBlockM rows): from scores to
+// probabilities, and from the probabilities' gradient to the scores'.
+#pragma once
+
+#include "backward/transposed_scores.h"
+#include "core/fragment_coord.h"
+#include "core/softmax.h"
+#include "sm90/backward/key_block.h"
+
+namespace flash::sm90 {
+
+template <bool kMasked, class Config>
+struct ScoreTile {
+  static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
+  static constexpr int kRows = 2;
+  static constexpr int kColumns = Config::kBlockM / 4;
+
+  BwdParams const& p;
+  KeyBlock<Config> const& block;
+  RowStats<Config::kBlockM> const& stats;
+  int head;       // query head
+  int row_begin;  // of the row block, in the sequence
+  int key_begin;  // of the warpgroup's keys
+  FragmentCoord<4> coord;
+  KeepBits<kRows, kColumns> keep;  // with dropout
+
+  __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_,
+                       RowStats<Config::kBlockM> const& stats_, int head_, int m_block,
+                       int warpgroup, int thread)
+      : p(p_),
+        block(block_),
+        stats(stats_),
+        head(block_.head_begin + head_),
+        row_begin(m_block * Config::kBlockM),
+        key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
+        coord(thread) {}
+
+  // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
+  // the factors of score_gradients: those before dropout, times the softcap's derivative.
+  template <class Scores, class Words>
+  __device__ __forceinline__ void probabilities(Scores& s_mma, Words& operand) {
+    using Element = typename Config::Element;
+    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+    if constexpr (!kFull) {
+      exponentiate(s, p.scores.softmax_scale * kLog2e);
+      pack<Element>(s_mma, operand);
+    } else {
+      Tensor slope = make_fragment_like(s_mma);
+      apply_score_mod_transposed(s_mma, s, slope, score_mod(), row_begin, key_begin, coord);
+      exponentiate(s, kLog2e);
+#pragma unroll
+      for (int i = 0; i < size(s_mma); ++i) {
+        slope(i) *= s_mma(i);
+      }
+      if (drops()) {
+        keep.draw({p.scores, block.tile.batch, p.heads_q, head}, row_begin, key_begin, coord);
+        keep.apply(s);
+      }
+      pack<Element>(s_mma, operand);
+      copy(slope, s_mma);
+    }
+  }
+
+  // dP → dS / softmax_scale, in place. Under dropout both are (1 - dropout_p) times that.
+  template <class Gradient, class Factors>
+  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Factors const& factors) const {
+    Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));
+    if constexpr (kFull) {
+      if (drops()) {
+        keep.apply(dp);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+      float2 const delta = pair(stats.softmax_d, c);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        dp(r, c) -= delta.x;
+        dp(r, c + 1) -= delta.y;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < size(dp_mma); ++i) {
+      dp_mma(i) *= factors(i);
+    }
+  }
+
+ private:
+  // The numbers of the rows that are columns c and c + 1.
+  __device__ float2 pair(float const* of_rows, int c) const {
+    return *reinterpret_cast<float2 const*>(&of_rows[coord.col(c)]);
+  }
+
+  __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
+
+  __device__ ScoreMod score_mod() const {
+    return {p.scores.softmax_scale, p.scores.softcap, p.scores.alibi_slope(block.tile.batch, head),
+            block.shift};
+  }
+
+  // exp2(score * scale_log2 - LSE); rows that do not exist or saw no key have LSE +inf.
+  template <class Scores>
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale_log2) const {
+    if constexpr (kMasked) {
+      apply_mask_transposed(s, block.mask, row_begin, key_begin, coord);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+      float2 const lse = pair(stats.lse_log2, c);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        s(r, c) = exp2_fast(s(r, c) * scale_log2 - lse.x);
+        s(r, c + 1) = exp2_fast(s(r, c + 1) * scale_log2 - lse.y);
+      }
+    }
+  }
+};
+
+}  // namespace flash::sm90

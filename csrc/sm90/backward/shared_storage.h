@@ -1,0 +1,45 @@
+#pragma once
+
+#include "sm90/backward/key_block.h"
+#include "sm90/pipeline.h"
+
+namespace flash::sm90 {
+
+template <class Config>
+struct SharedStorage {
+  using Element = typename Config::Element;
+
+  alignas(1024) Element k[Config::kTileK];
+  alignas(1024) Element v[Config::kTileV];
+  alignas(1024) Element q[Config::kStages][Config::kTileQ];
+  alignas(1024) Element dout[Config::kStages][Config::kTileDO];
+  alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
+  alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
+  Ring<1> k_ring;  // full also means: the key block is described in `block`
+  Ring<1> v_ring;
+  Ring<Config::kStages> q_ring;
+  Ring<Config::kStages> dout_ring;
+  Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
+  // Three: the loader describes a key block while the others compute the one before, and a warp
+  // that is late may still be storing the one before that.
+  static constexpr int kDescriptions = 3;
+  alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
+
+  __device__ KeyBlock<Config>& key_block(uint32_t number) {
+    return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
+  }
+
+  __device__ void init_barriers() {
+    k_ring.init(Config::kConsumerWarps);
+    v_ring.init(Config::kConsumerWarps);
+    q_ring.init(Config::kConsumerWarps);
+    dout_ring.init(Config::kConsumerWarps);
+    ds_ring.init(Config::kConsumerWarps, /*writing_warps=*/Config::kConsumerWarps);
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+template <class Config>
+constexpr int kSmemBytes = sizeof(SharedStorage<Config>);
+
+}  // namespace flash::sm90

@@ -1,0 +1,19 @@
+// How thread blocks that stay on their SM get their tiles; see docs/kernels.md, "Tile counters".
+#pragma once
+
+#include "core/tile_queue.h"
+
+namespace flash::sm90 {
+
+// Zero when the library is loaded and, since each launch leaves them so, before every launch.
+constexpr int kTileCounters = 1 << 14;
+__device__ static uint32_t tile_counters[kTileCounters];
+
+// The tile after `index`, in the warp's first lane.
+__device__ inline uint32_t draw_tile(TileQueue const& queue, int counter, uint32_t index) {
+  return queue.next(index, gridDim.x, [&](uint32_t last) {
+    return threadIdx.x == 0 ? atomicInc(&tile_counters[counter], last) : 0;
+  });
+}
+
+}  // namespace flash::sm90
