@@ -264,7 +264,8 @@ def integer(x: Any, name: str) -> int:
         elif isinstance(x, Tensor) or not hasattr(x, "__index__"):
             raise TypeError(f"{name}: got {x!r}; an integer is needed")
         x = operator.index(x)
-    if not -(2**63) <= x < 2**63:
+    # A number that a compiler traces has 64 bits, and must not be compared if it comes from data.
+    if not torch.compiler.is_compiling() and not -(2**63) <= x < 2**63:
         raise ValueError(f"{name}: got {x}; an integer of 64 bits is needed")
     return x
 

@@ -37,7 +37,10 @@ class Holes:
         self.guards, self.places = [], []
         kept = []  # until all holes are made, or one would be where another was
         for shape, dtype in like:
-            before, hole, behind = self._surrounded(math.prod(shape) * dtype.itemsize, kept)
+            size = math.prod(shape) * dtype.itemsize
+            if size == 0:
+                continue
+            before, hole, behind = self._surrounded(size, kept)
             self.guards += [before, behind]
             self.places.append(range(hole.data_ptr(), hole.data_ptr() + hole.nbytes))
 

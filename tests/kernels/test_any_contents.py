@@ -20,8 +20,9 @@ from torch import Tensor
 
 from build_tools.instantiate import load_table
 from flash_attn import flash_attn_varlen_func
+from tests.kernels import library  # the one that every suite serves with: it registers once
 
-from . import calls, library
+from . import calls
 from .test_backward_kernels import Attention
 
 ROWS = [v for v in load_table().VARIANTS if v.dtype == "bf16" and v.scores == "plain"]

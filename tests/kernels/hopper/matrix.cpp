@@ -28,13 +28,20 @@ std::vector<float> to_float(std::vector<uint16_t> const& elements, Type type) {
   return floats;
 }
 
+// The products of one instruction are added to each other before they join the accumulator, as in a
+// tensor core: what is small beside an accumulator is not lost number by number.
 void multiply_add(float* c, float const* a, float const* b, int n) {
+  constexpr int kWidest = 256;
   for (int m = 0; m < 64; ++m) {
+    float sum[kWidest] = {};
     for (int k = 0; k < kDepth; ++k) {
       float const factor = a[k * 64 + m];
       for (int j = 0; j < n; ++j) {
-        c[m * n + j] += factor * b[k * n + j];
+        sum[j] += factor * b[k * n + j];
       }
+    }
+    for (int j = 0; j < n; ++j) {
+      c[m * n + j] += sum[j];
     }
   }
 }
