@@ -24,26 +24,30 @@ struct KeyBlock {
   int shift;       // seqlen_k - seqlen_q
   int seqlen_q;
   int key_begin;
-  int slots;          // of the kBlockN that exist: the others have no gradient to store
-  float dq_scale;     // of dQ that this block stores
-  int group;          // query heads that share the KV head
-  int head_begin;     // the first of them
-  int64_t row_q;      // first row of the sequence
-  int64_t row_k;      // first key of this block
-  int blocks;         // of rows, of all sequences: workspaces with 2^31 of them fit no GPU
-  int block_begin;    // the sequence's first one
-  TileCoord q_at;     // all rows of the sequence, of head_begin
-  TileCoord keys_at;  // the keys of this block
+  int slots;            // of the kBlockN that exist: the others have no gradient to store
+  float dq_scale;       // of dQ that this block stores
+  int group;            // query heads that share the KV head
+  int head_begin;       // the first of them
+  int64_t row_q;        // first row of the sequence
+  int64_t row_k;        // first key of this block
+  int64_t blocks;       // of rows, of all sequences
+  int64_t block_begin;  // the sequence's first one
+  TileCoord q_at;       // all rows of the sequence, of head_begin
+  TileCoord keys_at;    // the keys of this block
 
   __device__ KeyBlock(BackwardArgs const& args, WorkTile const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
 
   // Numbers the row blocks of all heads, as the workspaces do.
-  __device__ int row_block(int head, int m_block) const {
+  __device__ int64_t row_block(int head, int m_block) const {
     return (head_begin + head) * blocks + block_begin + m_block;
   }
-  __device__ int m_block_of(int row_block) const { return row_block % blocks - block_begin; }
-  __device__ int head_of(int row_block) const { return row_block / blocks; }  // a query head
+  __device__ int m_block_of(int64_t row_block) const {
+    return static_cast<int>(row_block % blocks - block_begin);
+  }
+  __device__ int head_of(int64_t row_block) const {  // of all query heads
+    return static_cast<int>(row_block / blocks);
+  }
 
   __device__ TileCoord rows_at(int head, int m_block) const {
     int const row = m_block * Config::kBlockM;
@@ -70,8 +74,8 @@ struct KeyBlock {
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
     RowBlocks const row_blocks{Config::kBlockM};
-    blocks = static_cast<int>(row_blocks.count(p.seqlens));
-    block_begin = static_cast<int>(row_blocks.first(p.seqlens, tile.batch, info.row_q));
+    blocks = row_blocks.count(p.seqlens);
+    block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
     // A packed tensor is one batch entry.
     q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
     int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);

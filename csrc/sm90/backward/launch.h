@@ -57,7 +57,11 @@ void launch_main(BwdParams const& params, LaunchContext const& launch) {
   }
   check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
         max_grid_blocks, " are served");
-  int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
+  // Who waits for turns waits for tiles before its own, which are running if blocks are launched in
+  // the tiles' order. A block that stays would have skipped those that others start with.
+  bool const in_turns = params.workspace.turns != nullptr;
+  int64_t const blocks =
+      in_turns ? num_tiles : std::min<int64_t>(num_tiles, launch.device.sm_count);
   int const counter = num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
   Seqlens const& s = params.seqlens;
   Side const rows{s.cu_q != nullptr, s.cu_q ? s.total_q : s.seqlen_q, params.heads_q, s.batch,

@@ -111,10 +111,9 @@ struct Loader {
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
       load_tile<Config::kBlockM, Config::kHeadDim>(args.q, block.rows_at(head, m_block),
                                                    smem.q[at.stage], full, kOften);
-      SM90_BULK_COPY_G2S::copy(args.params.workspace.stats +
-                                   int64_t{block.row_block(head, m_block)} * (2 * Config::kBlockM),
-                               reinterpret_cast<uint64_t*>(&full), &smem.stats[at.stage],
-                               sizeof(Stats));
+      SM90_BULK_COPY_G2S::copy(
+          args.params.workspace.stats + block.row_block(head, m_block) * (2 * Config::kBlockM),
+          reinterpret_cast<uint64_t*>(&full), &smem.stats[at.stage], sizeof(Stats));
     }
   }
 

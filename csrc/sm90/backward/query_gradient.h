@@ -42,11 +42,11 @@ struct QueryGradient {
 
   // Adds it to the sum, which lies in the order of the accumulators: (kBlockM / 64, kHeadDim / 8
   // groups of columns, 128 threads, 4). A warp's addition is one run of 512 bytes.
-  __device__ __forceinline__ void add(Fragment const& dq, int row_block) const {
+  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block) const {
     BwdParams const& p = args.params;
     wait_for_turn(row_block);
     float* const sum =
-        p.workspace.dq + int64_t{row_block} * (Config::kBlockM * Config::kHeadDim) +
+        p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) +
         (row_begin(warpgroup) * Config::kHeadDim + column_begin(warpgroup) * kWarpgroupRows) +
         thread * 4;
 #pragma unroll
@@ -59,7 +59,7 @@ struct QueryGradient {
   }
 
   // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
-  __device__ __forceinline__ void store(Fragment& dq, int row_block) const {
+  __device__ __forceinline__ void store(Fragment& dq, int64_t row_block) const {
     using Element = typename Config::Element;
     BwdParams const& p = args.params;
     int const row = block.m_block_of(row_block) * Config::kBlockM + row_begin(warpgroup);
@@ -83,9 +83,9 @@ struct QueryGradient {
   }
 
   // In a deterministic call key blocks take turns, in their order, and a turn is over when all
-  // warpgroups have added to the row block. Those before this one belong to tiles that were drawn
-  // before, so waiting for them always ends.
-  __device__ void wait_for_turn(int row_block) const {
+  // warpgroups have added to the row block. Those before this one belong to thread blocks that were
+  // launched before, so waiting for them always ends.
+  __device__ void wait_for_turn(int64_t row_block) const {
     int const* const turns = args.params.workspace.turns;
     if (!turns) {
       return;
@@ -101,7 +101,7 @@ struct QueryGradient {
     sync();
   }
 
-  __device__ void pass_turn(int row_block) const {
+  __device__ void pass_turn(int64_t row_block) const {
     int* const turns = args.params.workspace.turns;
     if (!turns) {
       return;
