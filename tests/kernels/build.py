@@ -25,7 +25,7 @@ OUT = host_build.ROOT / "build" / "kernels"
 CUTLASS = fetch.CUTLASS / "include"
 FLAGS = [
     "-std=c++20",
-    "-O2",  # as fast to compile as -O1, and a quarter faster to run
+    "-O2",  # as fast to compile as -O1, and faster to run
     "-fno-strict-aliasing",  # CuTe reads registers as other types
     "-fPIC",
     "-fvisibility=hidden",
