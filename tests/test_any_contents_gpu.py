@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from flash_attn import flash_attn_varlen_func
 
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+MIB = 1 << 20
 GUARD_WORD = 0x7FC17FC1  # NaN as bf16 and as float32
 
 
@@ -45,20 +45,28 @@ class Holes:
             self.places.append(range(hole.data_ptr(), hole.data_ptr() + hole.nbytes))
 
     @staticmethod
-    def _surrounded(size: int, kept: list) -> list[Tensor]:
-        """Guard, hole and guard, one behind the other, as soon as a free block holds all three."""
-        words = 1 << (14 if size <= 1 << 20 else 19)  # small and large blocks lie apart
+    def _surrounded(size: int, kept: list) -> tuple[Tensor, Tensor, Tensor]:
+        """Guard, hole and guard, which fill one of the allocator's segments."""
+        segment = (2 if size <= MIB else 20) * MIB  # small and large blocks lie apart
+        taken = -(-size // 512) * 512
+        length = (segment - taken) // 1024 * 512
 
-        def guard() -> Tensor:
-            return torch.full((words,), GUARD_WORD, dtype=torch.int32, device="cuda")
+        def block(length: int) -> Tensor:
+            kept.append(torch.empty(length, dtype=torch.uint8, device="cuda"))
+            return kept[-1]
 
-        for _ in range(1000):
-            hole_of = [guard(), torch.empty(size, dtype=torch.uint8, device="cuda"), guard()]
-            kept.append(hole_of)
-            gaps = [b.data_ptr() - a.data_ptr() - a.nbytes for a, b in pairwise(hole_of)]
-            if all(0 <= gap < 512 for gap in gaps):
-                return hole_of
-        raise AssertionError("no free block holds all three")
+        def guard(length: int) -> Tensor:
+            words = block(length).view(torch.int32)
+            return words.fill_(GUARD_WORD)
+
+        while (before := guard(length)).data_ptr() % (2 * MIB):
+            pass
+        # A smaller free block would be taken first, wherever it is: until there are none.
+        while (hole := block(size)).data_ptr() != before.data_ptr() + length:
+            assert len(kept) < 100_000, "no free block holds all three"
+        behind = guard(segment - taken - length)
+        assert behind.data_ptr() == hole.data_ptr() + taken
+        return before, hole, behind
 
     def check(self, outputs: list[Tensor]) -> None:
         torch.cuda.synchronize()
