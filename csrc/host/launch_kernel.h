@@ -17,6 +17,7 @@ struct LaunchShape {
   int64_t blocks;
   int threads;
   int smem_bytes;
+  int cluster = 1;  // neighbouring blocks that run together and reach each other's shared memory
 };
 
 // More shared memory than 48 KiB has to be asked for, per kernel and device: when a launch needs
@@ -49,9 +50,17 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   if (shape.smem_bytes > kAlwaysAllowed) {
     allow_shared_memory<kKernel>(launch, shape.smem_bytes);
   }
-  kKernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.smem_bytes, launch.stream>>>(
-      args...);
-  FLASH_CHECK_CUDA(cudaGetLastError(), launch.name);
+  cudaLaunchConfig_t config{};
+  config.gridDim.x = static_cast<unsigned>(shape.blocks);
+  config.blockDim.x = shape.threads;
+  config.dynamicSmemBytes = shape.smem_bytes;
+  config.stream = launch.stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = shape.cluster > 1;
+  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kKernel, args...), launch.name);
 }
 
 }  // namespace flash
