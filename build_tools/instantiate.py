@@ -29,8 +29,8 @@ namespace flash {{
 }}  // namespace flash
 """
 
-# The folder of a direction's kernels, which is also what its launch is called in C++.
-_FOLDER = {
+# A direction's member of Launch, and the folder of its kernels, unless they are of another kind.
+_MEMBER = {
     "fwd": "forward",
     "bwd": "backward",
     "paged": "paged",
@@ -55,8 +55,8 @@ _CONFIG = {
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code, and the tiles were chosen, and freed of spills, with this one.
 _KERNEL = """
-using Config_{name} = {arch}::{Folder}Config<{element}, {config}, ScoreLevel::{level}>;
-extern int const smem_{name} = {arch}::kSmemBytes<Config_{name}>;
+using Config_{name} = {arch}::{Kind}Config<{element}, {config}, ScoreLevel::{level}>;
+extern int const smem_{name} = {arch}::{smem_bytes}<Config_{name}>;
 void launch_{name}({params} const& params, LaunchContext const& launch) {{
   {arch}::launch_{folder}<Config_{name}>(params, launch);
 }}
@@ -70,7 +70,7 @@ void launch_{name}({params} const&, LaunchContext const&);
 _ROW = """\
       {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
        {warps}, {stages}, "{scores}", "{why}", smem_{name},
-       {{.{folder} = launch_{name}}}}},
+       {{.{member} = launch_{name}}}}},
 """
 
 _REGISTRY = """\
@@ -140,8 +140,10 @@ def _fields(variant) -> dict:
         sm=int(variant.arch[2:]),
         element=_ELEMENT[variant.dtype],
         level=variant.scores.capitalize(),
-        folder=_FOLDER[variant.direction],
-        Folder=_FOLDER[variant.direction].capitalize(),
+        member=_MEMBER[variant.direction],
+        folder=("paired_" if variant.pair else "") + _MEMBER[variant.direction],
+        Kind=("Paired" if variant.pair else "") + _MEMBER[variant.direction].capitalize(),
+        smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
         config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),
         params=_PARAMS.get(variant.direction, variant.direction.capitalize()) + "Params",
     )

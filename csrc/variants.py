@@ -23,6 +23,7 @@ class Variant:
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
     tile_in_name: this is not the first row for what it serves, so the name needs the tile.
     key_warps: of a backward, warps along the keys; the others share their keys.
+    pair: two thread blocks share a tile.
     """
 
     direction: str
@@ -39,6 +40,7 @@ class Variant:
     allow_spills: int = 0
     tile_in_name: bool = False
     key_warps: int = 0
+    pair: bool = False
 
     @property
     def name(self) -> str:
@@ -112,6 +114,17 @@ _SM90_BACKWARDS = [
            block_m=64, why="as plain"),
     *_rows(**_SM90_BACKWARD | dict(allow_spills=1012), scores="full", head_dim=128, head_dim_v=128,
            block_m=64, why="as plain"),
+]  # fmt: skip
+
+# Each block of the pair has 64 keys; of its three warpgroups one loads, one has the scores.
+_SM90_PAIRED = dict(
+    direction="bwd", arch="sm90", pair=True, stages=2, block_m=64, block_n=128, warps=12
+)
+
+_SM90_PAIRED_BACKWARDS = [
+    *_both_levels(**_SM90_PAIRED, head_dim=192, head_dim_v=128, why="dQ's sums get 128 keys at once"),
+    *_both_levels(**_SM90_PAIRED, head_dim=192, head_dim_v=192, why="dQ's sums get 128 keys at once"),
+    *_both_levels(**_SM90_PAIRED, head_dim=256, head_dim_v=256, why="dQ's sums get 128 keys at once"),
 ]  # fmt: skip
 
 # The first row that is large enough and fits the GPU's shared memory serves a call. docs/kernels.md
@@ -228,6 +241,7 @@ _SM80_APPEND = _rows(
 VARIANTS: list[Variant] = [
     *_SM90_FORWARDS,
     *_SM90_BACKWARDS,
+    *_SM90_PAIRED_BACKWARDS,
     *_SM80_FORWARDS,
     *_SM80_BACKWARDS,
     *_SM80_PAGED,

@@ -69,6 +69,14 @@ struct Ring {
     }
   }
   __device__ void release(RingPosition<kStages> at) { release(at.stage); }
+
+  // The same in both thread blocks of a pair.
+  __device__ void release_in_pair(int stage) {
+    __syncwarp();
+    if (threadIdx.x % 32 < 2) {
+      empty(stage).arrive(threadIdx.x % 32);
+    }
+  }
 };
 
 }  // namespace flash::sm90

@@ -27,16 +27,16 @@ template <int kColumns>
 constexpr int kRun = kColumns % 64 == 0 ? 64 : 32;
 
 // (kRows, kColumns, kTiles): tiles whose products reduce over the columns
-template <class Element, int kRows, int kColumns, int kTiles>
+template <class Element, int kRows, int kColumns, int kTiles, int kRunColumns = kRun<kColumns>>
 using SmemTiles = decltype(tile_to_shape(
-    std::conditional_t<kRun<kColumns> == 64, GMMA::Layout_K_SW128_Atom<Element>,
+    std::conditional_t<kRunColumns == 64, GMMA::Layout_K_SW128_Atom<Element>,
                        GMMA::Layout_K_SW64_Atom<Element>>{},
     Shape<Int<kRows>, Int<kColumns>, Int<kTiles>>{}));
 
 // (kColumns, kRows, kTiles): the same memory, for products that reduce over the rows
-template <class Element, int kRows, int kColumns, int kTiles>
+template <class Element, int kRows, int kColumns, int kTiles, int kRunColumns = kRun<kColumns>>
 using SmemTilesTransposed = decltype(tile_to_shape(
-    std::conditional_t<kRun<kColumns> == 64, GMMA::Layout_MN_SW128_Atom<Element>,
+    std::conditional_t<kRunColumns == 64, GMMA::Layout_MN_SW128_Atom<Element>,
                        GMMA::Layout_MN_SW64_Atom<Element>>{},
     Shape<Int<kColumns>, Int<kRows>, Int<kTiles>>{}, Step<_2, _1, _3>{}));
 
@@ -45,7 +45,13 @@ template <class Element, int kN, int kK>
 using MmaBothShared = decltype(make_tiled_mma(
     GMMA::ss_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>>()));
 
-// The same with the reduction along their rows.
+// The same with B's reduction along its rows.
+template <class Element, int kN, int kK>
+using MmaSharedA = decltype(make_tiled_mma(
+    GMMA::ss_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>,
+                         GMMA::Major::K, GMMA::Major::MN>()));
+
+// The same with the reduction along the rows of both.
 template <class Element, int kN, int kK>
 using MmaAcross = decltype(make_tiled_mma(
     GMMA::ss_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>,

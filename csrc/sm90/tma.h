@@ -9,16 +9,33 @@
 
 namespace flash::sm90 {
 
-// Asks for a tile (kRows, kColumns); its bytes count towards `full`. By one thread.
-template <int kRows, int kColumns, class Element>
+// Asks for a tile (kRows, kColumns), from a column of the tensor on; its bytes count towards `full`.
+// By one thread.
+template <int kRows, int kColumns, int kRunColumns = kRun<kColumns>, class Element>
 __device__ void load_tile(TensorMap const& tensor, TileCoord const& at, Element* smem,
-                          Barrier& full, TMA::CacheHintSm90 hint) {
+                          Barrier& full, TMA::CacheHintSm90 hint, int column = 0) {
   auto const c = tensor.coordinates(at);
 #pragma unroll
-  for (int run = 0; run < kColumns; run += kRun<kColumns>) {
+  for (int run = 0; run < kColumns; run += kRunColumns) {
     SM90_TMA_LOAD_5D::copy(&tensor.map, reinterpret_cast<uint64_t*>(&full),
-                           static_cast<uint64_t>(hint), smem + run * kRows, run, c.c1, c.c2, c.c3,
-                           c.c4);
+                           static_cast<uint64_t>(hint), smem + run * kRows, column + run, c.c1,
+                           c.c2, c.c3, c.c4);
+  }
+}
+
+// A pair of thread blocks loads a tile into both: this one, number `rank`, every other run. It has
+// to be free in both, and both count all of its bytes.
+template <int kRows, int kColumns, class Element>
+__device__ void load_tile_for_pair(uint32_t rank, TensorMap const& tensor, TileCoord const& at,
+                                   Element* smem, Barrier& full, TMA::CacheHintSm90 hint) {
+  constexpr uint16_t kBoth = 3;
+  constexpr int kRunColumns = kRun<kColumns>;
+  auto const c = tensor.coordinates(at);
+#pragma unroll 1
+  for (int run = rank * kRunColumns; run < kColumns; run += 2 * kRunColumns) {
+    SM90_TMA_LOAD_MULTICAST_5D::copy(&tensor.map, reinterpret_cast<uint64_t*>(&full), kBoth,
+                                     static_cast<uint64_t>(hint), smem + run * kRows, run, c.c1,
+                                     c.c2, c.c3, c.c4);
   }
 }
 

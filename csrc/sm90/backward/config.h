@@ -14,6 +14,7 @@ struct BackwardConfig {
   static constexpr int kHeadDimV = kHeadDimV_;  // of V, O and their gradients
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
+  static constexpr int kKeys = kBlockN;  // of a thread block
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for Q, and for dO
   static constexpr int kScoreStages = 2;    // buffers for dS
@@ -41,6 +42,7 @@ struct BackwardConfig {
   static constexpr int kQueryColumns =
       kShareRows ? kHeadDim : ceil_div(kHeadDim / kConsumers, kRun<kHeadDim>) * kRun<kHeadDim>;
   using MmaQuery = MmaAcross<Element, kQueryColumns, kBlockN>;
+  static constexpr int kRunK = kRun<kHeadDim>;
 
   // As rows, for products that reduce over the columns, and the same memory the other way round.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;

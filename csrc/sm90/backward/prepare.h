@@ -1,0 +1,63 @@
+// What a launch passes to a kernel, and to the passes around it.
+#pragma once
+
+#include "backward/passes.h"
+#include "sm90/backward/args.h"
+#include "sm90/tensor_core.h"
+
+namespace flash::sm90 {
+
+// A tensor whose rows are those of q, or those of k.
+struct Side {
+  bool packed;
+  int64_t rows;  // of a batch entry; of all sequences if packed
+  int heads;
+  int batch;
+  int box_rows;
+};
+
+// Rows without elements may have no address; the keys, of which there are some, lend theirs.
+inline TensorMap map_of(Side const& side, TensorView<const void> const& view, int columns,
+                        int box_columns, TensorView<const void> const& keys) {
+  return make_tensor_map({view.ptr ? view.ptr : keys.ptr, columns, side.rows, side.heads,
+                          side.packed ? 1 : side.batch, view.row_stride, view.head_stride,
+                          view.batch_stride, side.box_rows, box_columns,
+                          side.packed ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
+}
+
+// Without a queue of tiles.
+template <class Config>
+BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
+  Seqlens const& s = params.seqlens;
+  Side const rows{s.cu_q != nullptr, s.cu_q ? s.total_q : s.seqlen_q, params.heads_q, s.batch,
+                  Config::kBlockM};
+  Side const keys{s.cu_k != nullptr, s.cu_k ? s.total_k : s.seqlen_k, params.heads_kv, s.batch,
+                  Config::kKeys};
+  constexpr int kRunQ = kRun<Config::kHeadDim>, kRunV = kRun<Config::kHeadDimV>;
+  return {map_of(rows, params.q, params.head_dim, kRunQ, params.k),
+          map_of(rows, params.dout, params.head_dim_v, kRunV, params.k),
+          map_of(keys, params.k, params.head_dim, Config::kRunK, params.k),
+          map_of(keys, params.v, params.head_dim_v, kRunV, params.k),
+          params,
+          grid,
+          {},
+          -1};
+}
+
+// 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
+// once.
+template <class Config>
+constexpr QueryTile query_tile() {
+  return {.block_m = Config::kBlockM,
+          .head_dim = Config::kHeadDim,
+          .threads = kWarpgroup,
+          .row_warps = kWarpgroup / 32,
+          .warp_columns = 0,
+          .group_columns = 16,
+          .thread_stride = 4,
+          .element_stride = 1,
+          .tile_stride = kWarpgroupRows * Config::kHeadDim,
+          .group_stride = 4 * kWarpgroup};
+}
+
+}  // namespace flash::sm90

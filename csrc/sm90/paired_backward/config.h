@@ -1,0 +1,72 @@
+// Types of one sm90 backward kernel for a pair of thread blocks: everything that follows from its
+// row in the variant table.
+#pragma once
+
+#include "core/score_level.h"
+#include "sm90/backward/key_block.h"
+#include "sm90/tensor_core.h"
+
+namespace flash::sm90 {
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          int kStages_, ScoreLevel kScores_>
+struct PairedBackwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q, K and their gradients
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V, O and their gradients
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;  // keys of the pair
+  static constexpr ScoreLevel kScores = kScores_;
+  static constexpr int kStages = kStages_;  // buffers for Q, and for dO
+
+  static constexpr int kPair = 2;                // thread blocks
+  static constexpr int kKeys = kBlockN / kPair;  // of one of them
+  static_assert(kKeys == kWarpgroupRows && kBlockM == kWarpgroupRows);
+
+  // One warpgroup loads, one has the scores and dV, one dK and dQ.
+  static constexpr int kRoleWarps = kWarpgroup / 32;
+  static constexpr int kThreads = 3 * kWarpgroup;
+  static_assert(kWarps_ * 32 == kThreads);
+  static constexpr int kLoaderRegisters = 24;
+  static constexpr int kOtherRegisters = 240;
+
+  // A block's dQ is of all the pair's keys and half of the columns.
+  static constexpr int kConsumers = kPair;
+  static constexpr bool kShareRows = false;
+  static constexpr int kQueryColumns = kHeadDim / kPair;
+  // K is read by halves, too.
+  static constexpr int kRunK = kRun<kQueryColumns>;
+
+  // Sᵀ and dPᵀ, kKeys by kBlockM rows
+  using MmaScores = MmaBothShared<Element, kBlockM, kHeadDim>;
+  // dV: Pᵀ in registers times dO; dK: dSᵀ times Q
+  using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockM>;
+  using MmaKeys = MmaSharedA<Element, kHeadDim, kBlockM>;
+  using MmaQuery = MmaAcross<Element, kQueryColumns, kKeys>;
+
+  // As rows, for products that reduce over the columns, and the same memory the other way round.
+  using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
+  using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
+  using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
+  using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
+  using SmemLayoutK = SmemTiles<Element, kKeys, kHeadDim, 1, kRunK>;
+  using SmemLayoutHalfKt = SmemTilesTransposed<Element, kKeys, kQueryColumns, 1, kRunK>;
+  using SmemLayoutV = SmemTiles<Element, kKeys, kHeadDimV, 1>;
+  // dSᵀ: (keys, rows)
+  static constexpr int kTileDS = kKeys * kBlockM;  // elements
+  static constexpr int kTileQ = kBlockM * kHeadDim;
+  static constexpr int kTileDO = kBlockM * kHeadDimV;
+  static constexpr int kTileK = kKeys * kHeadDim;
+  static constexpr int kTileHalfK = kKeys * kQueryColumns;
+  static constexpr int kTileV = kKeys * kHeadDimV;
+  // Buffers for dS, and for the other block's: two where shared memory has room for them.
+  static constexpr int kMostSmem = 227 * 1024, kOtherSmem = 3 * 1024;
+  static constexpr int kTileBytes =
+      (kTileK + kTileHalfK + kTileV + kStages * (kTileQ + kTileDO)) * sizeof(Element);
+  static constexpr int kScoreStages =
+      kTileBytes + 4 * kTileDS * int(sizeof(Element)) + kOtherSmem <= kMostSmem ? 2 : 1;
+  using SmemLayoutDS = SmemTiles<Element, kKeys, kBlockM, kScoreStages>;
+  using SmemLayoutDSt = SmemTilesTransposed<Element, kKeys, kBlockM, kScoreStages>;
+};
+
+}  // namespace flash::sm90

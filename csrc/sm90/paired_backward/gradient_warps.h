@@ -1,0 +1,106 @@
+// The warpgroup that has dK of a thread block's keys, and dQ over the pair's keys in half of the
+// columns.
+#pragma once
+
+#include "sm90/backward/query_gradient.h"
+#include "sm90/paired_backward/shared_storage.h"
+
+namespace flash::sm90 {
+
+template <class Config>
+struct GradientWarps {
+  using Element = typename Config::Element;
+  using Position = RingPosition<Config::kStages>;
+  using ScorePosition = RingPosition<Config::kScoreStages>;
+  using MmaKeys = typename Config::MmaKeys;
+  using MmaQuery = typename Config::MmaQuery;
+  using Block = KeyBlock<Config>;
+  using KeyFragment = decltype(partition_fragment_C(
+      MmaKeys{}, Shape<Int<Config::kKeys>, Int<Config::kHeadDim>>{}));
+  using QueryFragment = typename QueryGradient<Config>::Fragment;
+
+  BackwardArgs const& args;
+  PairedStorage<Config>& smem;
+  Block const& block;
+  uint32_t rank;
+  int thread;           // of the warpgroup
+  uint32_t visits = 0;  // row blocks so far
+
+  __device__ __forceinline__ void run() {
+    KeyFragment dk;
+    clear(dk);
+    int const group = block.group, count = block.range.count();
+    if (count > 0) {
+      smem.k_ring.wait_full(RingPosition<1>(0));
+    }
+    for (int head = 0; head < group; ++head) {
+#pragma unroll 1
+      for (int step = 0; step < count; ++step) {
+        visit(block.row_block(head, block.range.block_at(step)), dk);
+      }
+    }
+    store_keys(dk);
+  }
+
+ private:
+  __device__ __forceinline__ void visit(int64_t row_block, KeyFragment& dk) {
+    Position const here(visits);
+    ScorePosition const at(visits);
+    smem.ds_ring.wait_full(at);
+    start_key_gradient(here.stage, at.stage, dk);
+    smem.other_ds_ring.wait_full(at);
+    QueryFragment dq;
+    start_query_gradient<false>(smem.ds[0], own_k(), at.stage, dq);
+    start_query_gradient<true>(smem.other_ds[0], smem.other_k, at.stage, dq);
+    warpgroup_wait<2>();
+    warpgroup_fence_operand(dk);
+    smem.q_ring.release_in_pair(here.stage);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(dq);
+    smem.ds_ring.release_in_pair(at.stage);
+    QueryGradient<Config> const gradient{args, block, static_cast<int>(rank), thread};
+    if (args.params.workspace.dq) {
+      gradient.add(dq, row_block);
+    } else if (args.params.dq.ptr) {
+      gradient.store(dq, row_block);
+    }
+    ++visits;
+  }
+
+  // Half of the columns of this block's K.
+  __device__ Element* own_k() { return smem.k + rank * Config::kTileHalfK; }
+
+  // dK += dSᵀ·Q, not waited for
+  __device__ __forceinline__ void start_key_gradient(int stage, int score_stage, KeyFragment& dk) {
+    auto const slice = MmaKeys{}.get_slice(0);
+    Tensor ds = make_tensor(make_smem_ptr(smem.ds[0]), typename Config::SmemLayoutDS{});
+    Tensor q = make_tensor(make_smem_ptr(smem.q[0]), typename Config::SmemLayoutQt{});
+    start_product<true>(MmaKeys{}, slice.partition_fragment_A(ds)(_, _, _, score_stage),
+                        slice.partition_fragment_B(q)(_, _, _, stage), dk);
+  }
+
+  // dQ (+)= dS·K over the keys of one block, not waited for
+  template <bool kAccumulate>
+  __device__ __forceinline__ void start_query_gradient(Element* scores, Element* half_k,
+                                                       int score_stage, QueryFragment& dq) {
+    auto const slice = MmaQuery{}.get_slice(0);
+    Tensor ds = make_tensor(make_smem_ptr(scores), typename Config::SmemLayoutDSt{});
+    Tensor k = make_tensor(make_smem_ptr(half_k), typename Config::SmemLayoutHalfKt{})(_, _, 0);
+    start_product<kAccumulate>(MmaQuery{}, slice.partition_fragment_A(ds)(_, _, _, score_stage),
+                               slice.partition_fragment_B(k), dq);
+  }
+
+  __device__ __forceinline__ void store_keys(KeyFragment& dk) {
+    BwdParams const& p = args.params;
+    if (p.dk.ptr) {
+      int const first = static_cast<int>(rank) * Config::kKeys;
+      scale(dk, p.scores.softmax_scale / (1.f - p.scores.dropout_p));
+      store_rows<Element>(dk,
+                          static_cast<Element*>(p.dk.ptr) +
+                              p.dk.offset(block.tile.batch, block.row_k + first, block.tile.head),
+                          p.dk.row_stride, {block.slots - first, p.head_dim}, thread);
+    }
+  }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,59 @@
+// Attention backward for Hopper by pairs of thread blocks, for head dims of which one block has no
+// room for enough keys: each of a cluster's two has 64 keys and, over all rows that see them, sums
+// their dK and dV. The pair swaps dS, so that each block has the dQ of all 128 keys in half of the
+// columns, and fp32 sums in global memory are added to half as often.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <new>
+
+#include "core/dynamic_smem.h"
+#include "sm90/paired_backward/gradient_warps.h"
+#include "sm90/paired_backward/loader.h"
+#include "sm90/paired_backward/score_warps.h"
+
+namespace flash::sm90 {
+
+template <class Config>
+__device__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem, uint32_t rank) {
+  constexpr unsigned kAll = 0xffffffffu;
+  KeyBlock<Config> const& block = smem.key_block();
+  // The same in all lanes, and the compiler knows it.
+  int const warpgroup = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
+    if (__shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0) == 0) {
+      PairedLoader<Config>{args, smem, block, rank, static_cast<bool>(elect_one_sync())}.load();
+    }
+  } else if (warpgroup == 1) {
+    cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();
+    ScoreWarps<Config>{args, smem, block, rank, thread}.run();
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();
+    GradientWarps<Config>{args, smem, block, rank, thread}.run();
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    paired_backward_kernel(__grid_constant__ BackwardArgs const args) {
+  auto& smem = *reinterpret_cast<PairedStorage<Config>*>(dynamic_smem());
+  uint32_t const rank = cute::block_rank_in_cluster();
+  if (threadIdx.x == 0) {
+    smem.init_barriers();
+    Seqlens const& s = args.params.seqlens;
+    WorkTile const tile = args.grid.tile(s.cu_k, s.batch, s.total_k,
+                                         static_cast<int>(blockIdx.x) / Config::kPair);
+    new (&smem.key_block()) KeyBlock<Config>(args, tile, 0);
+  }
+  cute::cluster_sync();  // with it the other block's barriers can be reached
+  if (!smem.key_block().tile.valid) {
+    return;
+  }
+  run_roles<Config>(args, smem, rank);
+  cute::cluster_sync();  // the other block may still release buffers here
+}
+
+}  // namespace flash::sm90

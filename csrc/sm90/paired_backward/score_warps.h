@@ -1,0 +1,140 @@
+// The warpgroup that has the scores of a thread block's keys: P, dV and dS, which it shares with the
+// rest of the pair.
+#pragma once
+
+#include "sm90/backward/scores.h"
+#include "sm90/backward/store.h"
+#include "sm90/cluster.h"
+#include "sm90/paired_backward/shared_storage.h"
+
+namespace flash::sm90 {
+
+template <class Config>
+struct ScoreWarps {
+  using Element = typename Config::Element;
+  using Position = RingPosition<Config::kStages>;
+  using ScorePosition = RingPosition<Config::kScoreStages>;
+  using MmaScores = typename Config::MmaScores;
+  using MmaValues = typename Config::MmaValues;
+  using Block = KeyBlock<Config>;
+  using ScoreShape = Shape<Int<Config::kKeys>, Int<Config::kBlockM>>;
+  using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
+  // Pᵀ in registers, the A operand of dV
+  using Operand =
+      decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
+  using ValueFragment = decltype(partition_fragment_C(
+      MmaValues{}, Shape<Int<Config::kKeys>, Int<Config::kHeadDimV>>{}));
+
+  BackwardArgs const& args;
+  PairedStorage<Config>& smem;
+  Block const& block;
+  uint32_t rank;
+  int thread;           // of the warpgroup
+  uint32_t visits = 0;  // row blocks so far
+
+  __device__ __forceinline__ void run() {
+    ValueFragment dv;
+    clear(dv);
+    int const group = block.group, count = block.range.count();
+    int const masked = block.range.masked_count(), interior = block.range.left - masked;
+    if (count > 0) {
+      smem.k_ring.wait_full(RingPosition<1>(0));
+      smem.v_ring.wait_full(RingPosition<1>(0));
+    }
+    for (int head = 0; head < group; ++head) {
+      int step = 0;
+#pragma unroll 1
+      for (; step < masked; ++step) {
+        visit<true>(head, block.range.block_at(step), dv);
+      }
+#pragma unroll 1
+      for (; step < count; ++step) {
+        visit<false>(head, interior + step, dv);
+      }
+    }
+    store_values(dv);
+  }
+
+ private:
+  template <bool kMasked>
+  __device__ __forceinline__ void visit(int head, int m_block, ValueFragment& dv) {
+    Position const here(visits);
+    ScoreFragment s, dp;
+    smem.q_ring.wait_full(here);
+    start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
+                 here.stage, s);
+    smem.dout_ring.wait_full(here);
+    start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
+                 typename Config::SmemLayoutDO{}, here.stage, dp);
+    warpgroup_wait<1>();
+    warpgroup_fence_operand(s);
+    ScoreTile<kMasked, Config> tile(args.params, block, smem.stats[here.stage], head, m_block,
+                                    static_cast<int>(rank), thread);
+    Operand p;
+    Tensor p_words = recast<uint32_t>(p);
+    tile.probabilities(s, p_words);
+    Tensor rows = make_tensor(make_smem_ptr(smem.dout[0]), typename Config::SmemLayoutDOt{});
+    start_product<true>(MmaValues{}, p,
+                        MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, here.stage),
+                        dv);
+    warpgroup_wait<1>();
+    warpgroup_fence_operand(dp);
+    tile.score_gradients(dp, s);
+    smem.q_ring.release_in_pair(here.stage);
+    share(dp);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(p);
+    warpgroup_fence_operand(dv);
+    smem.dout_ring.release_in_pair(here.stage);
+    ++visits;
+  }
+
+  // Sᵀ or dPᵀ (keys, rows), not waited for
+  template <class KeyLayout, class RowLayout>
+  __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, Element* rows, RowLayout,
+                                               int stage, ScoreFragment& to) {
+    auto const slice = MmaScores{}.get_slice(0);
+    Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{})(_, _, 0);
+    Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
+    start_product<false>(MmaScores{}, slice.partition_fragment_A(all_keys),
+                         slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
+  }
+
+  // dSᵀ in 16 bits to shared memory, of this block and of the other one.
+  __device__ __forceinline__ void share(ScoreFragment const& gradient) {
+    Operand ds;
+    Tensor words = recast<uint32_t>(ds);
+    pack<Element>(gradient, words);
+    ScorePosition const at(visits);
+    smem.ds_ring.wait_empty(at);
+    auto const copy_c = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, MmaScores{});
+    auto const slice = copy_c.get_slice(thread);
+    Tensor target = make_tensor(make_smem_ptr(smem.ds[0]), typename Config::SmemLayoutDS{});
+    Tensor source = make_tensor(ds.data(), typename ScoreFragment::layout_type{});
+    copy(copy_c, slice.retile_S(source), slice.partition_D(target(_, _, at.stage)));
+    smem.ds_ring.announce(at);
+    cutlass::arch::NamedBarrier::sync(kWarpgroup, kShared);
+    if (thread == 0) {
+      constexpr uint32_t kBytes = Config::kTileDS * sizeof(Element);
+      Barrier& full = smem.other_ds_ring.full(at.stage);
+      full.arrive_and_expect_tx(kBytes, 1 - rank);
+      copy_to_block(1 - rank, smem.ds[at.stage], smem.other_ds[at.stage], kBytes, full);
+    }
+  }
+
+  __device__ __forceinline__ void store_values(ValueFragment& dv) {
+    BwdParams const& p = args.params;
+    if (p.dv.ptr) {
+      int const first = static_cast<int>(rank) * Config::kKeys;
+      scale(dv, 1.f / (1.f - p.scores.dropout_p));
+      store_rows<Element>(dv,
+                          static_cast<Element*>(p.dv.ptr) +
+                              p.dv.offset(block.tile.batch, block.row_k + first, block.tile.head),
+                          p.dv.row_stride, {block.slots - first, p.head_dim_v}, thread);
+    }
+  }
+
+  static constexpr int kShared = 2;  // named barrier: all of dS is stored
+};
+
+}  // namespace flash::sm90

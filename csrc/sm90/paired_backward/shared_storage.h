@@ -1,0 +1,47 @@
+#pragma once
+
+#include "sm90/backward/key_block.h"
+#include "sm90/paired_backward/config.h"
+#include "sm90/pipeline.h"
+
+namespace flash::sm90 {
+
+template <class Config>
+struct PairedStorage {
+  using Element = typename Config::Element;
+  using Block = KeyBlock<Config>;
+
+  alignas(1024) Element k[Config::kTileK];
+  alignas(1024) Element other_k[Config::kTileHalfK];  // the other block's, this one's columns of dQ
+  alignas(1024) Element v[Config::kTileV];
+  alignas(1024) Element q[Config::kStages][Config::kTileQ];
+  alignas(1024) Element dout[Config::kStages][Config::kTileDO];
+  alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
+  alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
+  alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
+  Ring<1> k_ring;                                                // with other_k
+  Ring<1> v_ring;
+  Ring<Config::kStages> q_ring;     // empty: in both blocks
+  Ring<Config::kStages> dout_ring;  // empty: in both blocks
+  Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
+  Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
+  alignas(16) char block[sizeof(Block)];     // what the pair works on
+
+  __device__ Block& key_block() { return *reinterpret_cast<Block*>(block); }
+
+  __device__ void init_barriers() {
+    constexpr int kWarps = Config::kRoleWarps, kPair = Config::kPair;
+    k_ring.init(1);
+    v_ring.init(1);
+    q_ring.init(/*reading_warps=*/2 * kWarps * kPair);
+    dout_ring.init(kWarps * kPair);
+    ds_ring.init(kWarps * kPair, /*writing_warps=*/kWarps);
+    other_ds_ring.init(1);
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+template <class Config>
+constexpr int kPairedSmemBytes = sizeof(PairedStorage<Config>);
+
+}  // namespace flash::sm90
