@@ -20,9 +20,12 @@ struct PackedRows {
   // those behind the last one, number batch + 1 for those before the first.
   FLASH_HD static int count(int batch) { return batch + 2; }
 
+  // Reads two entries whatever the sequence is: a choice between reads would be one after the other.
   FLASH_HD RowRun run(int sequence) const {
-    int const begin = sequence <= batch ? entry(sequence) : 0;
-    int const end = sequence < batch ? entry(sequence + 1) : sequence == batch ? total : entry(0);
+    int const first = entry(sequence < batch ? sequence : batch);
+    int const second = entry(sequence < batch ? sequence + 1 : 0);
+    int const begin = sequence <= batch ? first : 0;
+    int const end = sequence == batch ? total : second;
     return {begin, end > begin ? end - begin : 0};
   }
 
@@ -42,14 +45,11 @@ struct RowOrder {
 
   // How many rows come before the sequence's; of the number past the last one, before the end.
   FLASH_HD int start(int sequence) const {
-    if (sequence > rows.batch) {
-      return sequence == rows.batch + 1 ? rows.total - first : rows.total;
-    }
-    int const start = rows.entry(sequence) - first;
-    return start > 0 ? start : 0;
+    int const start = rows.entry(sequence < rows.batch ? sequence : rows.batch) - first;
+    return sequence <= rows.batch       ? (start > 0 ? start : 0)
+           : sequence == rows.batch + 1 ? rows.total - first
+                                        : rows.total;
   }
-
-  FLASH_HD int length(int sequence) const { return rows.run(sequence).length; }
 };
 
 }  // namespace flash

@@ -128,12 +128,12 @@ struct Consumer {
                                     warpgroup, thread);
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
-    tile.probabilities(s, p_words);
+    tile.probabilities(s, p_words, tile.lse());
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
                                           here.stage, sums.dv);
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
-    tile.score_gradients(dp, s);
+    tile.score_gradients(dp, s, tile.softmax_d());
     Tensor ds_words = recast<uint32_t>(ds);
     pack<Element>(dp, ds_words);
     share(ds);

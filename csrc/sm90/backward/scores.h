@@ -9,6 +9,31 @@
 
 namespace flash::sm90 {
 
+// One number of each row, LSE or D, for the columns of a thread: read when asked for.
+struct RowNumbers {
+  float const* of_rows;
+  FragmentCoord<4> coord;
+
+  // Of the rows that are columns c and c + 1.
+  __device__ float2 operator()(int c) const {
+    return *reinterpret_cast<float2 const*>(&of_rows[coord.col(c)]);
+  }
+};
+
+// The same read at once, by who has the registers: shared memory that feeds products answers late.
+template <int kColumns>
+struct RowNumbersAhead {
+  float2 number[kColumns / 2];
+
+  __device__ explicit RowNumbersAhead(RowNumbers const& from) {
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+      number[c / 2] = from(c);
+    }
+  }
+  __device__ float2 operator()(int c) const { return number[c / 2]; }
+};
+
 template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
@@ -35,19 +60,23 @@ struct ScoreTile {
         key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
         coord(thread) {}
 
+  using Ahead = RowNumbersAhead<kColumns>;
+  __device__ RowNumbers lse() const { return {stats.lse_log2, coord}; }
+  __device__ RowNumbers softmax_d() const { return {stats.softmax_d, coord}; }
+
   // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
   // the factors of score_gradients: those before dropout, times the softcap's derivative.
-  template <class Scores, class Words>
-  __device__ __forceinline__ void probabilities(Scores& s_mma, Words& operand) {
+  template <class Scores, class Words, class Lse>
+  __device__ __forceinline__ void probabilities(Scores& s_mma, Words& operand, Lse const& lse) {
     using Element = typename Config::Element;
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     if constexpr (!kFull) {
-      exponentiate(s, p.scores.softmax_scale * kLog2e);
+      exponentiate(s, p.scores.softmax_scale * kLog2e, lse);
       pack<Element>(s_mma, operand);
     } else {
       Tensor slope = make_fragment_like(s_mma);
       apply_score_mod_transposed(s_mma, s, slope, score_mod(), row_begin, key_begin, coord);
-      exponentiate(s, kLog2e);
+      exponentiate(s, kLog2e, lse);
 #pragma unroll
       for (int i = 0; i < size(s_mma); ++i) {
         slope(i) *= s_mma(i);
@@ -62,8 +91,9 @@ struct ScoreTile {
   }
 
   // dP → dS / softmax_scale, in place. Under dropout both are (1 - dropout_p) times that.
-  template <class Gradient, class Factors>
-  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Factors const& factors) const {
+  template <class Gradient, class Factors, class Delta>
+  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Factors const& factors,
+                                                  Delta const& softmax_d) const {
     Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));
     if constexpr (kFull) {
       if (drops()) {
@@ -72,7 +102,7 @@ struct ScoreTile {
     }
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
-      float2 const delta = pair(stats.softmax_d, c);
+      float2 const delta = softmax_d(c);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         dp(r, c) -= delta.x;
@@ -86,11 +116,6 @@ struct ScoreTile {
   }
 
  private:
-  // The numbers of the rows that are columns c and c + 1.
-  __device__ float2 pair(float const* of_rows, int c) const {
-    return *reinterpret_cast<float2 const*>(&of_rows[coord.col(c)]);
-  }
-
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
 
   __device__ ScoreMod score_mod() const {
@@ -99,14 +124,15 @@ struct ScoreTile {
   }
 
   // exp2(score * scale_log2 - LSE); rows that do not exist or saw no key have LSE +inf.
-  template <class Scores>
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale_log2) const {
+  template <class Scores, class Lse>
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale_log2,
+                                               Lse const& lse_log2) const {
     if constexpr (kMasked) {
       apply_mask_transposed(s, block.mask, row_begin, key_begin, coord);
     }
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
-      float2 const lse = pair(stats.lse_log2, c);
+      float2 const lse = lse_log2(c);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         s(r, c) = exp2_fast(s(r, c) * scale_log2 - lse.x);

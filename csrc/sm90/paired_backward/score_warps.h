@@ -66,20 +66,22 @@ struct ScoreWarps {
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(s);
     ScoreTile<kMasked, Config> tile(args.params, block, smem.stats[here.stage], head, m_block,
                                     static_cast<int>(rank), thread);
+    typename ScoreTile<kMasked, Config>::Ahead const lse(tile.lse());
+    warpgroup_wait<1>();
+    warpgroup_fence_operand(s);
     Operand p;
     Tensor p_words = recast<uint32_t>(p);
-    tile.probabilities(s, p_words);
+    tile.probabilities(s, p_words, lse);
     Tensor rows = make_tensor(make_smem_ptr(smem.dout[0]), typename Config::SmemLayoutDOt{});
     start_product<true>(MmaValues{}, p,
                         MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, here.stage),
                         dv);
+    typename ScoreTile<kMasked, Config>::Ahead const softmax_d(tile.softmax_d());
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
-    tile.score_gradients(dp, s);
+    tile.score_gradients(dp, s, softmax_d);
     smem.q_ring.release_in_pair(here.stage);
     share(dp);
     warpgroup_wait<0>();
