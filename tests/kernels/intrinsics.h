@@ -117,7 +117,7 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// Blocks run one after the other, and threads switch only where they wait.
+// Threads switch only where they wait.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __nanosleep(unsigned) { simt::poll(); }

@@ -1,5 +1,6 @@
-// A thread block on the host: its threads are fibers that take turns and switch only where they
-// wait for each other. intrinsics.h has CUDA's names for what is here.
+// Thread blocks on the host, a cluster at a time: their threads are fibers that take turns and
+// switch only where they wait for each other. intrinsics.h has CUDA's names for what is here,
+// scheduler.h says whose turn it is.
 #pragma once
 
 #include <setjmp.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -51,6 +53,21 @@ struct Barrier {
   int generation = 0;
 };
 
+// The barrier of all threads of a cluster: they arrive, and wait another time. Those that have
+// ended are not waited for.
+struct ClusterBarrier {
+  int expected = 0;  // threads that have not ended
+  int missing = 0;   // of them, in this generation
+  int generation = 0;
+
+  void count() {
+    if (--missing == 0) {
+      missing = expected;
+      ++generation;
+    }
+  }
+};
+
 // A memory read that a thread has asked for and that has not arrived.
 struct PendingCopy {
   void* target;
@@ -69,6 +86,7 @@ struct Thread {
   std::vector<PendingCopy> copies;
   std::vector<uintptr_t> copy_targets;  // of all its copies, for the bank counts
   int groups = 0;                       // of copies that were committed
+  int cluster_generation = 0;  // what it waits for after an arrival at the cluster's barrier
 };
 
 // What the lanes of a warp show each other in collective instructions. Two buffers: a lane that is
@@ -91,9 +109,9 @@ struct Unit {
 
 // What a GPU leaves open. Kernels have to be right whatever the choice.
 struct Order {
-  bool last_first;    // of the warps, and of a warp's lanes
+  bool last_first;    // of the warps, of a warp's lanes, and, in a cluster's first, of the blocks
   bool newest_first;  // of asynchronous operations
-  bool in_turns;      // warps, at every wait; else each goes as far as it can
+  bool in_turns;      // warps and blocks, at every wait; else each goes as far as it can
   int elected;        // the lane that elect.sync picks
 
   // Neighbours differ as much as possible, so that few of them try most of it.
@@ -104,22 +122,40 @@ struct Order {
   }
 };
 
-// Of a launch's first block; the next blocks take the next ones.
+// Of a launch's first block; the next blocks take others.
 inline uint64_t first_order = 0;
+
+constexpr int kNoThread = -1;
 
 inline int num_units = 0;
 template <class U>
 inline int const unit_slot = num_units++;
 
+class Cluster;
+
 class Block {
  public:
-  Block(int threads, char* smem, int smem_bytes, Order order)
-      : order(order), threads(threads), warps(threads / kWarp), smem(smem), smem_bytes(smem_bytes) {
-    barrier.count = threads;
-  }
+  // What a launch gives it.
+  struct Setup {
+    int index;
+    int threads;
+    char* smem;
+    int smem_bytes;
+    Order order;
+  };
 
-  // Runs `body` as every thread of the block, to its end. Rethrows what a thread throws.
-  void run(std::function<void()> const& body);
+  Block(Cluster& cluster, uint32_t rank, Setup const& setup)
+      : cluster(cluster),
+        rank(rank),
+        index(setup.index),
+        order(setup.order),
+        threads(setup.threads),
+        warps(setup.threads / kWarp),
+        smem(setup.smem),
+        smem_bytes(setup.smem_bytes),
+        running_(setup.threads) {
+    barrier.count = setup.threads;
+  }
 
   // The block's U, made when first asked for.
   template <class U>
@@ -132,6 +168,18 @@ class Block {
     return static_cast<U&>(*units_[slot]);
   }
 
+  void start(std::unique_ptr<char[]> const* stacks);
+  // Until every warp has to wait, or one turn of each. Whether anything happened.
+  bool run_warps();
+  bool advance_units();
+  // Who waits for what, one line for each run of threads that wait for the same.
+  std::string stuck() const;
+  // On a GPU its shared memory is another block's from then on.
+  bool has_ended() const { return running_ == 0; }
+
+  Cluster& cluster;
+  uint32_t const rank;  // in the cluster
+  int const index;      // blockIdx.x
   Order const order;
   Barrier barrier{0, "__syncthreads"};
   std::vector<Thread> threads;
@@ -140,23 +188,45 @@ class Block {
   int const smem_bytes;
   jmp_buf scheduler;
   std::exception_ptr error;  // of a thread
-  int current = 0;
+  int current = kNoThread;
   bool any = false;  // what __syncthreads_or has seen
 
  private:
-  void start();
+  void enter();
   bool resume(int thread);
   bool run_warp(int warp);
-  bool all_done() const;
-  bool advance_units();
-  std::string stuck() const;
+  void thread_ends();
+  void ends();
   void count_copies() const;
 
+  int running_;  // threads
   std::vector<std::unique_ptr<Unit>> units_;
 };
 
+// Blocks that run at the same time and reach each other's shared memory.
+class Cluster {
+ public:
+  void add(Block::Setup const& setup) {
+    blocks.emplace_back(*this, static_cast<uint32_t>(blocks.size()), setup);
+    barrier.missing = barrier.expected += setup.threads;
+  }
+
+  // Runs `body` as every thread, to its end. Rethrows what a thread throws.
+  void run(std::function<void()> const& body);
+
+  std::deque<Block> blocks;
+  ClusterBarrier barrier;
+
+ private:
+  void start();
+  void run_blocks();
+  bool advance_units();
+};
+
+// Whose thread or unit is at work, and whose shared memory and units it works with: they differ
+// only inside an access to another block.
+inline Block* running = nullptr;
 inline Block* block = nullptr;
-constexpr int kNoThread = -1;
 
 inline int lane() { return block->current % kWarp; }
 inline Warp& warp() { return block->warps[block->current / kWarp]; }
@@ -222,155 +292,23 @@ std::string concat(Parts const&... parts) {
   return text.str();
 }
 
+// Which thread of which block is at work, and in whose memory, as far as there is a choice.
+inline std::string actor() {
+  Block const& me = *running;
+  std::string const thread = me.current == kNoThread ? "" : concat("thread ", me.current);
+  if (me.cluster.blocks.size() == 1) {
+    return thread;
+  }
+  std::string const where = block == running ? "" : concat(" in block ", block->rank);
+  return concat("block ", me.rank, thread.empty() ? "" : ", ", thread, where);
+}
+
 template <class... Parts>
 void expect(bool holds, Parts const&... otherwise) {
   if (!holds) {
-    bool const in_thread = block->current != kNoThread;
-    std::string const who = in_thread ? concat("thread ", block->current, ": ") : "";
-    throw std::logic_error(concat(who, otherwise...));
+    std::string const who = actor();
+    throw std::logic_error(concat(who, who.empty() ? "" : ": ", otherwise...));
   }
-}
-
-// ---- the scheduler -----------------------------------------------------------------------------
-
-inline std::function<void()> const* fiber_body = nullptr;
-
-inline void end_thread() {
-  if (!thread().copies.empty()) {
-    throw std::logic_error("a thread ends before its asynchronous copies do");
-  }
-}
-
-inline void fiber_main() {
-  try {
-    (*fiber_body)();
-  } catch (...) {
-    block->error = std::current_exception();
-  }
-  thread().done = true;
-  _longjmp(block->scheduler, 1);
-}
-
-// Until the thread has to wait. Whether it did more than ask again.
-[[gnu::noinline]] inline bool Block::resume(int thread) {
-  current = threadIdx.x = thread;
-  Thread& t = threads[thread];
-  t.polls = false;
-  t.waits = nullptr;
-  if (_setjmp(scheduler) == 0) {
-    if (t.started) {
-      _longjmp(t.here, 1);
-    }
-    t.started = true;
-    setcontext(&t.start);
-  }
-  if (error) {
-    std::rethrow_exception(error);
-  }
-  if (threads[current].done) {
-    end_thread();
-    for (auto const& unit : units_) {
-      if (unit) {
-        unit->thread_ends(current);
-      }
-    }
-  }
-  return !threads[current].polls;
-}
-
-// Whether anything happened.
-inline bool Block::run_warp(int warp) {
-  for (bool any = false;; any = true) {
-    bool progress = false;
-    for (int i = 0; i < kWarp; ++i) {
-      int const thread = warp * kWarp + (order.last_first ? kWarp - 1 - i : i);
-      Thread const& t = threads[thread];
-      if (!t.done && !(t.waits && !t.waits->over())) {
-        progress |= resume(thread);
-      }
-    }
-    if (!progress || order.in_turns) {
-      return any || progress;
-    }
-  }
-}
-
-inline bool Block::all_done() const {
-  return std::all_of(threads.begin(), threads.end(), [](Thread const& t) { return t.done; });
-}
-
-inline bool Block::advance_units() {
-  current = kNoThread;
-  auto const advances = [](auto const& unit) { return unit && unit->advance(); };
-  return order.newest_first ? std::any_of(units_.rbegin(), units_.rend(), advances)
-                            : std::any_of(units_.begin(), units_.end(), advances);
-}
-
-inline void Block::start() {
-  constexpr int kStackBytes = 256 * 1024;
-  // Kept from block to block: new memory costs more than a small block does.
-  static std::vector<std::unique_ptr<char[]>> stacks;
-  while (stacks.size() < threads.size()) {
-    stacks.push_back(std::make_unique_for_overwrite<char[]>(kStackBytes));
-  }
-  for (size_t i = 0; i < threads.size(); ++i) {
-    getcontext(&threads[i].start);
-    threads[i].start.uc_stack = {stacks[i].get(), 0, kStackBytes};
-    threads[i].start.uc_link = nullptr;
-    makecontext(&threads[i].start, fiber_main, 0);
-  }
-}
-
-inline void Block::run(std::function<void()> const& body) {
-  block = this;
-  fiber_body = &body;
-  start();
-  int const last = static_cast<int>(warps.size()) - 1;
-  do {
-    for (bool any = true; any;) {
-      any = false;
-      for (int i = 0; i <= last; ++i) {
-        any |= run_warp(order.last_first ? last - i : i);
-      }
-    }
-  } while (!all_done() && advance_units());
-  if (std::string const who = stuck(); !who.empty()) {
-    throw std::logic_error("deadlock:" + who);
-  }
-  current = kNoThread;
-  for (auto const& unit : units_) {
-    if (unit) {
-      unit->block_ends();
-    }
-  }
-  count_copies();
-}
-
-inline void Block::count_copies() const {
-  for (size_t warp = 0; warp < warps.size(); ++warp) {
-    std::vector<uintptr_t> const* lanes[kWarp];
-    for (int lane = 0; lane < kWarp; ++lane) {
-      lanes[lane] = &threads[warp * kWarp + lane].copy_targets;
-    }
-    count_lanes("cp.async", lanes);
-  }
-}
-
-// Who waits for what, one line for each run of threads that wait for the same.
-inline std::string Block::stuck() const {
-  auto const wait_of = [](Thread const& t) {
-    return t.done ? "" : t.waits ? t.waits->what() : "what it polls";
-  };
-  std::string all;
-  for (size_t begin = 0, end; begin < threads.size(); begin = end) {
-    std::string const what = wait_of(threads[begin]);
-    for (end = begin + 1; end < threads.size() && wait_of(threads[end]) == what; ++end) {
-    }
-    if (!what.empty()) {
-      all += concat("\n  threads ", begin, " to ", end - 1, " wait for ", what);
-    }
-  }
-  return all;
 }
 
 }  // namespace simt

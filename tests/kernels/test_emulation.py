@@ -229,3 +229,91 @@ def test_threads(selftest, what):
 def test_threads_faults_are_found(selftest, what, message):
     with pytest.raises(RuntimeError, match=message):
         selftest.threads(what)
+
+
+def clusters(selftest, what: str, blocks: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [16, 32], and what a kernel of clusters.cpp makes of it: out [blocks, 16, 32].
+
+    Eight clusters of two blocks do the same, in all orders.
+    """
+    x = random(16, 32)
+    out = torch.full((blocks, 16, 32), -1.0)
+    selftest.clusters(what, blocks, *addresses(x, out))
+    return x, out
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["ranks", "memories", "barrier", "barrier without some", "remote arrivals", "remote bytes"],
+)
+def test_clusters(selftest, what):
+    clusters(selftest, what)
+
+
+def test_either_block_of_a_cluster_may_be_the_first(selftest):
+    _, out = clusters(selftest, "orders")
+    assert set(out.flatten()[:8].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("what", ["multicast", "multicast, announced late"])
+def test_multicast(selftest, what):
+    """Each block loads half of x for both."""
+    x, out = clusters(selftest, what)
+    assert torch.equal(out, x.expand_as(out))
+
+
+def test_multicast_to_the_other_block(selftest):
+    x, out = clusters(selftest, "multicast to the other")
+    halves, rank = out.view(8, 2, 2, 8, 32), torch.arange(2)
+    assert torch.equal(halves[:, rank, 1 - rank], x.view(2, 8, 32)[1 - rank].expand(8, 2, 8, 32))
+    assert halves[:, rank, rank].isnan().all()
+
+
+def test_copies_to_the_other_block(selftest):
+    _, out = clusters(selftest, "copies")
+    halves, rank = out.view(8, 2, 2, 256), torch.arange(2)
+    sent = torch.arange(16)[:, None] * 1000.0 + torch.arange(256)
+    assert torch.equal(halves[:, rank, 1 - rank], sent.view(8, 2, 256)[:, 1 - rank])
+    assert halves[:, rank, rank].isnan().all()
+
+
+@pytest.mark.parametrize("what", ["multicast, not waited for", "copies, not waited for"])
+def test_what_has_yet_to_come_from_another_block_is_nan(selftest, what):
+    _, out = clusters(selftest, what)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("an unfenced source", "thread 0: a copy to another block at .* no fence.proxy.async"),
+        ("an unfenced target", "thread 0 in block [01]: a copy from another block at .* no fence"),
+        ("a source changed", "changed before a copy to another block has read it"),
+        ("a sender that ends", "block 0: the block ends before 1 of its copies to other blocks"),
+        ("a receiver that ends", "block 0: block 1 of the cluster has ended"),
+        ("a multicast to a block that ends", "block 1: the block ends before 1 of its bulk loads"),
+        ("an arrival at a block that has ended", "block 0, thread .*: block 1 .* has ended"),
+        (
+            "a deadlock of two blocks",
+            r"deadlock:\n  block 0, threads 0 to 63 wait for mbarrier .*64 of 64 arrivals"
+            r"(.|\n)*block 1, threads 0 to 63 wait for the cluster's barrier \(64 of 128",
+        ),
+        ("an mbarrier that is not there yet", "thread 0 in block [01]: mbarrier .*not initialised"),
+        ("an mbarrier that others may not see yet", "another block, with no fence_barrier_init"),
+        ("arriving twice", "has not waited since the last time"),
+        ("waiting first", "waits at the cluster's barrier, and has not arrived"),
+        ("no such block", "there is no block 2 in a cluster of 2"),
+        ("no such block of a mask", "there is no block 2 in a cluster of 2"),
+        ("no block of a mask", "a multicast load of no block"),
+        ("behind the second block's memory", "writes behind its shared memory"),
+    ],
+)
+def test_cluster_faults_are_found(selftest, what, message):
+    with pytest.raises(RuntimeError, match=message):
+        clusters(selftest, what)
+    clusters(selftest, "multicast")  # nothing is left behind
+
+
+def test_grids_are_whole_clusters(selftest):
+    with pytest.raises(ValueError, match="does not take 3 blocks in clusters of 2"):
+        clusters(selftest, "ranks", blocks=3)

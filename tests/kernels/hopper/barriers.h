@@ -18,10 +18,10 @@ class MBarriers : public Unit {
     int64_t missing;   // arrivals
     int64_t tx_bytes;  // announced and not there yet; negative while they come unannounced
     uint32_t phase;
+    bool fenced = false;  // its initialisation, for other blocks of the cluster
   };
 
-  void init(void const* pointer, uint32_t count) {
-    uint32_t const address = smem_address(pointer);
+  void init(uint32_t address, uint32_t count) {
     expect(address % 8 == 0, "mbarrier at ", Hex{address}, " is not 8-byte aligned");
     expect(count > 0 && count < (1 << 20), "mbarrier for ", count, " arrivals");
     expect(!states_.contains(address), "mbarrier at ", Hex{address}, " is initialised twice");
@@ -29,33 +29,40 @@ class MBarriers : public Unit {
     std::memcpy(smem_pointer(address, 8), &kIntact, sizeof(kIntact));
   }
 
-  void invalidate(void const* pointer) {
-    at(pointer);
-    states_.erase(smem_address(pointer));
+  // Of one thread on a GPU, of all of them here.
+  void fence_init() {
+    for (auto& [address, state] : states_) {
+      state.fenced = true;
+    }
   }
 
-  State& at(void const* pointer) {
-    uint32_t const address = smem_address(pointer);
+  void invalidate(uint32_t address) {
+    at(address);
+    states_.erase(address);
+  }
+
+  State& at(uint32_t address) {
     auto const found = states_.find(address);
     expect(found != states_.end(), "mbarrier at ", Hex{address}, " is not initialised");
-    expect(std::memcmp(pointer, &kIntact, sizeof(kIntact)) == 0, "mbarrier at ", Hex{address},
-           " has been overwritten");
+    expect(std::memcmp(smem_pointer(address, 8), &kIntact, sizeof(kIntact)) == 0, "mbarrier at ",
+           Hex{address}, " has been overwritten");
+    expect(found->second.fenced || block == running, "mbarrier at ", Hex{address},
+           " is used by another block, with no fence_barrier_init since it was initialised");
     return found->second;
   }
 
-  void arrive(void const* pointer) {
-    State& state = at(pointer);
-    expect(state.missing > 0, "one arrival too many at mbarrier ", Hex{smem_address(pointer)});
+  void arrive(uint32_t address) {
+    State& state = at(address);
+    expect(state.missing > 0, "one arrival too many at mbarrier ", Hex{address});
     --state.missing;
     complete(state);
   }
 
   // Positive: announced; negative: there.
-  void add_bytes(void const* pointer, int64_t bytes) {
-    State& state = at(pointer);
+  void add_bytes(uint32_t address, int64_t bytes) {
+    State& state = at(address);
     state.tx_bytes += bytes;
-    expect(std::abs(state.tx_bytes) < (1 << 20), "too many bytes at mbarrier ",
-           Hex{smem_address(pointer)});
+    expect(std::abs(state.tx_bytes) < (1 << 20), "too many bytes at mbarrier ", Hex{address});
     complete(state);
   }
 
@@ -81,7 +88,7 @@ struct PhaseEnd : Wait {
   MBarriers::State const& state;
 
   PhaseEnd(void const* barrier, uint32_t parity)
-      : address(smem_address(barrier)), parity(parity), state(mbarriers().at(barrier)) {
+      : address(smem_address(barrier)), parity(parity), state(mbarriers().at(address)) {
     expect(parity <= 1, "an mbarrier's phase is waited for by its parity, not as ", parity);
   }
   bool over() const override { return state.phase % 2 != parity; }

@@ -9,6 +9,7 @@
 #include <deque>
 
 #include "barriers.h"
+#include "cluster.h"
 #include "reduce.h"
 #include "tensor_map.h"
 
@@ -103,20 +104,12 @@ std::vector<Piece> pieces(Area const& area) {
 class BulkLoads : public Unit {
  public:
   template <class Area>
-  void start(Area const& area, void const* barrier) {
+  void start(Area const& area, uint32_t barrier) {
     mbarriers().at(barrier);
     Load& load = loads_.emplace_back(Load{barrier, pieces(area)});
-    constexpr std::array<uint16_t, 128> kNan = [] {
-      std::array<uint16_t, 128> nan;
-      nan.fill(kPoison);
-      return nan;
-    }();
     for (Piece const& piece : load.pieces) {
       expect_fenced(piece.smem, piece.bytes, "a bulk load");
-      for (int byte = 0; byte < piece.bytes; byte += sizeof(kNan)) {
-        async_view().write(piece.smem + byte, kNan.data(),
-                           std::min<int>(piece.bytes - byte, sizeof(kNan)));
-      }
+      async_view().poison(piece.smem, piece.bytes);
     }
   }
 
@@ -143,13 +136,25 @@ class BulkLoads : public Unit {
 
  private:
   struct Load {
-    void const* barrier;
+    uint32_t barrier;
     std::vector<Piece> pieces;
   };
   std::deque<Load> loads_;
 };
 
 inline BulkLoads& bulk_loads() { return block->unit<BulkLoads>(); }
+
+// A load of each block in the mask, to the same place and mbarrier there. They come one by one.
+template <class Area>
+void start_multicast(Area const& area, uint32_t barrier, uint32_t mask) {
+  expect(mask != 0, "a multicast load of no block");
+  for (uint32_t rank = 0; mask >> rank != 0; ++rank) {
+    if (mask >> rank & 1) {
+      InBlock const there(rank);
+      bulk_loads().start(area, barrier);
+    }
+  }
+}
 
 // ---- stores -------------------------------------------------------------------------------------
 

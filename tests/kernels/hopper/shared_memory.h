@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "../simt.h"
@@ -48,6 +49,19 @@ struct AsyncView : Unit {
     char* const real = smem_pointer(address, count);
     std::memcpy(real, from, count);
     std::memcpy(bytes.data() + (real - block->smem), from, count);
+  }
+
+  // What an asynchronous unit is going to write is NaN until it does.
+  void poison(uint32_t address, int count) {
+    constexpr std::array<uint16_t, 128> kNan = [] {
+      std::array<uint16_t, 128> nan;
+      nan.fill(kPoison);
+      return nan;
+    }();
+    constexpr int kStep = sizeof(kNan);
+    for (int byte = 0; byte < count; byte += kStep) {
+      write(address + byte, kNan.data(), std::min(count - byte, kStep));
+    }
   }
 };
 

@@ -56,13 +56,19 @@ void run_boxes(std::string const& what, std::vector<int64_t> const& tensor,
                void* dense, int span_bytes);
 void run_bulk(void const* from, void* to, int bytes);
 void run_threads(std::string const& what);
+// x [16, 32], out [blocks, 16, 32]
+void run_clusters(std::string const& what, int blocks, void const* x, float* out);
+
+template <auto kKernel, class... Args>
+void launch(flash::LaunchShape const& shape, Args const&... args) {
+  static flash::DeviceInfo const device{0, 90, 0, 232448, 1};
+  flash::launch_kernel<kKernel>({device, nullptr, "selftest"}, shape, args...);
+}
 
 // Starts `kKernel` with this many blocks.
 template <auto kKernel, class... Args>
 void launch(int blocks, int threads, int smem_bytes, Args const&... args) {
-  static flash::DeviceInfo const device{0, 90, 0, 232448, 1};
-  flash::launch_kernel<kKernel>({device, nullptr, "selftest"}, {blocks, threads, smem_bytes},
-                                args...);
+  launch<kKernel>({blocks, threads, smem_bytes}, args...);
 }
 
 // A tensor map over `global` with `sizes`, strides of a dense tensor unless given.

@@ -104,4 +104,7 @@ PYBIND11_MODULE(flash_selftest, m) {
     run_stmatrix(at<void>(input), at<void>(output), transposed);
   });
   m.def("threads", &run_threads);
+  m.def("clusters", [](std::string const& what, int blocks, uintptr_t x, uintptr_t out) {
+    run_clusters(what, blocks, at<void>(x), at<float>(out));
+  });
 }

@@ -1,25 +1,32 @@
-// Stands in for CuTe's header: every cluster has one block.
+// Stands in for CuTe's header. Clusters have one dimension.
 #pragma once
 
 #include <cute/config.hpp>
 
+#include "hopper/cluster.h"
 #include "intrinsics.h"
 
 namespace cute {
 
-inline void cluster_arrive_relaxed() { simt::wait(simt::block->barrier); }
-inline void cluster_arrive() { simt::wait(simt::block->barrier); }
-inline void cluster_wait() {}
-inline void cluster_sync() { simt::wait(simt::block->barrier); }
+inline void cluster_arrive_relaxed() { simt::cluster_arrive(); }
+inline void cluster_arrive() { simt::cluster_arrive(); }
+inline void cluster_wait() { simt::cluster_wait(); }
+inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
 
-inline dim3 cluster_grid_dims() { return {static_cast<unsigned>(gridDim.x), 1, 1}; }
-inline dim3 cluster_id_in_grid() { return {static_cast<unsigned>(blockIdx.x), 0, 0}; }
-inline dim3 block_id_in_cluster() { return {0, 0, 0}; }
-inline dim3 cluster_shape() { return {1, 1, 1}; }
-inline uint32_t block_rank_in_cluster() { return 0; }
+inline uint32_t block_rank_in_cluster() { return simt::block->rank; }
+inline dim3 block_id_in_cluster() { return {block_rank_in_cluster(), 0, 0}; }
+inline dim3 cluster_shape() {
+  return {static_cast<unsigned>(simt::block->cluster.blocks.size()), 1, 1};
+}
+inline dim3 cluster_grid_dims() { return {gridDim.x / cluster_shape().x, 1, 1}; }
+inline dim3 cluster_id_in_grid() { return {blockIdx.x / cluster_shape().x, 0, 0}; }
+// No emulated instruction goes to another block by such an address, and it is none in this block.
 inline uint32_t set_block_rank(uint32_t smem_address, uint32_t rank) {
-  simt::expect(rank == 0, "clusters are not emulated");
-  return smem_address;
+  simt::expect(rank < cluster_shape().x, "there is no block ", rank, " in the cluster");
+  return rank == block_rank_in_cluster() ? smem_address : smem_address + (rank + 1 << 24);
 }
 
 struct ElectOneLaneIdReturnType {

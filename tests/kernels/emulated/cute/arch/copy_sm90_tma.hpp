@@ -1,5 +1,5 @@
 // CuTe's header, but for tiles and runs of bytes, which go through the unit of bulk_copies.h.
-// Im2col, multicast and 1D boxes stay CuTe's, which assert that there is a GPU.
+// Im2col and 1D boxes stay CuTe's, which assert that there is a GPU.
 #pragma once
 
 #define SM90_TMA_LOAD SM90_TMA_LOAD_gpu
@@ -7,6 +7,11 @@
 #define SM90_TMA_LOAD_3D SM90_TMA_LOAD_3D_gpu
 #define SM90_TMA_LOAD_4D SM90_TMA_LOAD_4D_gpu
 #define SM90_TMA_LOAD_5D SM90_TMA_LOAD_5D_gpu
+#define SM90_TMA_LOAD_MULTICAST SM90_TMA_LOAD_MULTICAST_gpu
+#define SM90_TMA_LOAD_MULTICAST_2D SM90_TMA_LOAD_MULTICAST_2D_gpu
+#define SM90_TMA_LOAD_MULTICAST_3D SM90_TMA_LOAD_MULTICAST_3D_gpu
+#define SM90_TMA_LOAD_MULTICAST_4D SM90_TMA_LOAD_MULTICAST_4D_gpu
+#define SM90_TMA_LOAD_MULTICAST_5D SM90_TMA_LOAD_MULTICAST_5D_gpu
 #define SM90_TMA_STORE SM90_TMA_STORE_gpu
 #define SM90_TMA_STORE_2D SM90_TMA_STORE_2D_gpu
 #define SM90_TMA_STORE_3D SM90_TMA_STORE_3D_gpu
@@ -28,6 +33,11 @@
 #undef SM90_TMA_LOAD_3D
 #undef SM90_TMA_LOAD_4D
 #undef SM90_TMA_LOAD_5D
+#undef SM90_TMA_LOAD_MULTICAST
+#undef SM90_TMA_LOAD_MULTICAST_2D
+#undef SM90_TMA_LOAD_MULTICAST_3D
+#undef SM90_TMA_LOAD_MULTICAST_4D
+#undef SM90_TMA_LOAD_MULTICAST_5D
 #undef SM90_TMA_STORE
 #undef SM90_TMA_STORE_2D
 #undef SM90_TMA_STORE_3D
@@ -52,7 +62,8 @@ struct SM90_TMA_LOAD {
   template <class... Coordinates>
   static void copy(void const* map, uint64_t* barrier, uint64_t /*cache_hint*/, void* smem,
                    Coordinates... at) {
-    simt::bulk_loads().start(simt::Box(map, smem, {static_cast<int32_t>(at)...}), barrier);
+    simt::Box const box(map, smem, {static_cast<int32_t>(at)...});
+    simt::bulk_loads().start(box, simt::smem_address(barrier));
   }
 
   struct PREFETCH {
@@ -66,6 +77,21 @@ struct SM90_TMA_LOAD_2D : SM90_TMA_LOAD {};
 struct SM90_TMA_LOAD_3D : SM90_TMA_LOAD {};
 struct SM90_TMA_LOAD_4D : SM90_TMA_LOAD {};
 struct SM90_TMA_LOAD_5D : SM90_TMA_LOAD {};
+
+struct SM90_TMA_LOAD_MULTICAST {
+  template <class... Coordinates>
+  static void copy(void const* map, uint64_t* barrier, uint16_t blocks, uint64_t /*cache_hint*/,
+                   void* smem, Coordinates... at) {
+    simt::Box const box(map, smem, {static_cast<int32_t>(at)...});
+    simt::start_multicast(box, simt::smem_address(barrier), blocks);
+  }
+
+  using PREFETCH = SM90_TMA_LOAD::PREFETCH;
+};
+struct SM90_TMA_LOAD_MULTICAST_2D : SM90_TMA_LOAD_MULTICAST {};
+struct SM90_TMA_LOAD_MULTICAST_3D : SM90_TMA_LOAD_MULTICAST {};
+struct SM90_TMA_LOAD_MULTICAST_4D : SM90_TMA_LOAD_MULTICAST {};
+struct SM90_TMA_LOAD_MULTICAST_5D : SM90_TMA_LOAD_MULTICAST {};
 
 struct SM90_TMA_STORE {
   template <class... Coordinates>
@@ -93,7 +119,7 @@ struct SM90_TMA_REDUCE_ADD_5D : SM90_TMA_REDUCE_ADD {};
 
 struct SM90_BULK_COPY_G2S {
   static void copy(void const* global, uint64_t* barrier, void* smem, int32_t bytes) {
-    simt::bulk_loads().start(simt::Run(global, smem, bytes), barrier);
+    simt::bulk_loads().start(simt::Run(global, smem, bytes), simt::smem_address(barrier));
   }
 
   struct PREFETCH {

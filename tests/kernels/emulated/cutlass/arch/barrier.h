@@ -6,6 +6,7 @@
 #include <cute/arch/cluster_sm90.hpp>
 
 #include "hopper/barriers.h"
+#include "hopper/cluster.h"
 
 namespace cutlass::arch {
 
@@ -71,14 +72,20 @@ struct ClusterBarrier {
   }
 
   static void init(ValueType const* barrier, uint32_t count) {
-    simt::mbarriers().init(barrier, count);
+    simt::mbarriers().init(simt::smem_address(barrier), count);
   }
-  static void invalidate(ValueType const* barrier) { simt::mbarriers().invalidate(barrier); }
-  static void arrive(ValueType const* barrier) { simt::mbarriers().arrive(barrier); }
+  static void invalidate(ValueType const* barrier) {
+    simt::mbarriers().invalidate(simt::smem_address(barrier));
+  }
+  static void arrive(ValueType const* barrier) {
+    simt::mbarriers().arrive(simt::smem_address(barrier));
+  }
+  // Of the mbarrier at the same place in another block.
   static void arrive(ValueType const* barrier, uint32_t block, uint32_t really) {
-    simt::expect(block == 0, "clusters are not emulated");
+    uint32_t const address = simt::smem_address(barrier);
     if (really) {
-      arrive(barrier);
+      simt::InBlock const there(block);
+      simt::mbarriers().arrive(address);
     }
   }
   static void wait(ValueType const* barrier, uint32_t parity) {
@@ -102,7 +109,7 @@ struct ClusterTransactionBarrier : ClusterBarrier {
   }
   void expect_transaction(uint32_t bytes) const { expect_transaction(&barrier_, bytes); }
   void complete_transaction(uint32_t bytes, uint32_t really = 1) const {
-    complete_transaction(&barrier_, 0, bytes, really);
+    complete_transaction(&barrier_, cute::block_rank_in_cluster(), bytes, really);
   }
   void complete_transaction(uint32_t block, uint32_t bytes, uint32_t really) const {
     complete_transaction(&barrier_, block, bytes, really);
@@ -114,25 +121,28 @@ struct ClusterTransactionBarrier : ClusterBarrier {
   }
   static void arrive_and_expect_tx(ValueType const* barrier, uint32_t bytes, uint32_t block,
                                    uint32_t really) {
-    simt::expect(block == 0, "clusters are not emulated");
+    uint32_t const address = simt::smem_address(barrier);
     if (really) {
-      arrive_and_expect_tx(barrier, bytes);
+      simt::InBlock const there(block);
+      simt::mbarriers().add_bytes(address, bytes);
+      simt::mbarriers().arrive(address);
     }
   }
   static void expect_transaction(ValueType const* barrier, uint32_t bytes) {
-    simt::mbarriers().add_bytes(barrier, bytes);
+    simt::mbarriers().add_bytes(simt::smem_address(barrier), bytes);
   }
   static void complete_transaction(ValueType const* barrier, uint32_t block, uint32_t bytes,
                                    uint32_t really = 1) {
-    simt::expect(block == 0, "clusters are not emulated");
+    uint32_t const address = simt::smem_address(barrier);
     if (really) {
-      simt::mbarriers().add_bytes(barrier, -int64_t{bytes});
+      simt::InBlock const there(block);
+      simt::mbarriers().add_bytes(address, -int64_t{bytes});
     }
   }
 };
 
-// Threads switch only where they wait, so a barrier that is initialised is so for all.
-inline void fence_barrier_init() {}
+// Threads switch only where they wait, so a barrier that is initialised is so for all of a block.
+inline void fence_barrier_init() { simt::mbarriers().fence_init(); }
 
 inline void fence_view_async_shared() { simt::fence_proxy_async(); }
 

@@ -1,0 +1,61 @@
+// Bulk copies from a block's shared memory to that of another block of its cluster.
+#pragma once
+
+#include <deque>
+
+#include "barriers.h"
+#include "cluster.h"
+
+namespace simt {
+
+// As harsh as bulk_copies.h: the target is NaN from the start until no thread can go on without it,
+// and the source has to stay what it was until then.
+class BlockCopies : public Unit {
+ public:
+  void start(uint32_t rank, void const* from, void const* to, uint32_t bytes, void const* barrier) {
+    Copy copy{rank, smem_address(from), smem_address(to), smem_address(barrier), {}};
+    expect(copy.from % 16 == 0 && copy.to % 16 == 0 && bytes % 16 == 0 && bytes > 0, "a copy of ",
+           bytes, " bytes from ", Hex{copy.from}, " to ", Hex{copy.to}, " is not 16-byte aligned");
+    expect_fenced(copy.from, bytes, "a copy to another block");
+    char const* const source = smem_pointer(copy.from, bytes);
+    copy.bytes.assign(source, source + bytes);
+    InBlock const there(rank);
+    mbarriers().at(copy.barrier);
+    expect_fenced(copy.to, bytes, "a copy from another block");
+    async_view().poison(copy.to, bytes);
+    copies_.push_back(std::move(copy));
+  }
+
+  bool advance() override {
+    if (copies_.empty()) {
+      return false;
+    }
+    bool const last = block->order.newest_first;
+    Copy const copy = std::move(last ? copies_.back() : copies_.front());
+    last ? copies_.pop_back() : copies_.pop_front();
+    int const bytes = static_cast<int>(copy.bytes.size());
+    expect(std::memcmp(smem_pointer(copy.from, bytes), copy.bytes.data(), bytes) == 0,
+           "shared memory has changed before a copy to another block has read it");
+    InBlock const there(copy.rank);
+    async_view().write(copy.to, copy.bytes.data(), bytes);
+    mbarriers().add_bytes(copy.barrier, -bytes);
+    return true;
+  }
+
+  void block_ends() override {
+    expect(copies_.empty(), "the block ends before ", copies_.size(),
+           " of its copies to other blocks have read its shared memory");
+  }
+
+ private:
+  struct Copy {
+    uint32_t rank;
+    uint32_t from, to, barrier;
+    std::vector<char> bytes;  // when it was issued
+  };
+  std::deque<Copy> copies_;
+};
+
+inline BlockCopies& block_copies() { return block->unit<BlockCopies>(); }
+
+}  // namespace simt
