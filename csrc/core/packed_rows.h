@@ -20,7 +20,8 @@ struct PackedRows {
   // those behind the last one, number batch + 1 for those before the first.
   FLASH_HD static int count(int batch) { return batch + 2; }
 
-  // Reads two entries whatever the sequence is: a choice between reads would be one after the other.
+  // Reads two entries whatever the sequence is: a choice between reads would be one after the
+  // other.
   FLASH_HD RowRun run(int sequence) const {
     int const first = entry(sequence < batch ? sequence : batch);
     int const second = entry(sequence < batch ? sequence + 1 : 0);

@@ -55,7 +55,8 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   TileGrid grid{};
   grid.varlen = s.cu_q != nullptr;
   if (grid.varlen) {
-    grid.by_length = {s.total_q, block_m, heads, PackedRows::count(s.batch), order};
+    grid.by_length =
+        VarlenSchedule::of(s.total_q, block_m, heads, PackedRows::count(s.batch), order);
   } else {
     grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }
@@ -75,7 +76,8 @@ inline TileGrid make_key_tile_grid(const Seqlens& s, int heads, int block_n, Til
   TileGrid grid{};
   grid.varlen = s.cu_k != nullptr;
   if (grid.varlen) {
-    grid.by_length = {s.total_k, block_n, heads, PackedRows::count(s.batch), order};
+    grid.by_length =
+        VarlenSchedule::of(s.total_k, block_n, heads, PackedRows::count(s.batch), order);
   } else {
     grid.dense = {num_m_blocks(s.seqlen_k, block_n), heads, s.batch, order};
   }

@@ -96,12 +96,19 @@ struct VarlenSchedule {
   int heads;  // query heads
   int batch;  // sequences
   TileOrder order;
+  int64_t tiles;  // kept: a GPU divides 64 bits in the time of a load from L2
+
+  static VarlenSchedule of(int64_t total_q, int block_m, int heads, int batch, TileOrder order) {
+    VarlenSchedule schedule{total_q, block_m, heads, batch, order, 0};
+    schedule.tiles = schedule.first_block(batch, total_q) * heads;
+    return schedule;
+  }
 
   template <class Index>
   FLASH_HD Index first_block(int sequence, Index start) const {
     return start / block_m + sequence;
   }
-  FLASH_HD int64_t num_tiles() const { return first_block(batch, total_q) * heads; }
+  FLASH_HD int64_t num_tiles() const { return tiles; }
 };
 
 // What a search finds: a sequence, and where it and the next one start.
@@ -163,7 +170,8 @@ class VarlenScheduler {
     if (row_block < first || row_block >= end) return {0, 0, sequence, false};
     auto const [m_block, head] = tile_at<Index>(
         schedule_.order, index_ - Index(first) * schedule_.heads, end - first, schedule_.heads);
-    return {m_block, int(head), sequence, m_block * schedule_.block_m < place.next_start - place.start};
+    return {m_block, int(head), sequence,
+            m_block * schedule_.block_m < place.next_start - place.start};
   }
 
  private:

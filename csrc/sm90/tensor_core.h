@@ -28,10 +28,10 @@ constexpr int kRun = kColumns % 64 == 0 ? 64 : 32;
 
 // (kRows, kColumns, kTiles): tiles whose products reduce over the columns
 template <class Element, int kRows, int kColumns, int kTiles, int kRunColumns = kRun<kColumns>>
-using SmemTiles = decltype(tile_to_shape(
-    std::conditional_t<kRunColumns == 64, GMMA::Layout_K_SW128_Atom<Element>,
-                       GMMA::Layout_K_SW64_Atom<Element>>{},
-    Shape<Int<kRows>, Int<kColumns>, Int<kTiles>>{}));
+using SmemTiles =
+    decltype(tile_to_shape(std::conditional_t<kRunColumns == 64, GMMA::Layout_K_SW128_Atom<Element>,
+                                              GMMA::Layout_K_SW64_Atom<Element>>{},
+                           Shape<Int<kRows>, Int<kColumns>, Int<kTiles>>{}));
 
 // (kColumns, kRows, kTiles): the same memory, for products that reduce over the rows
 template <class Element, int kRows, int kColumns, int kTiles, int kRunColumns = kRun<kColumns>>

@@ -9,8 +9,8 @@
 
 namespace flash::sm90 {
 
-// Asks for a tile (kRows, kColumns), from a column of the tensor on; its bytes count towards `full`.
-// By one thread.
+// Asks for a tile (kRows, kColumns), from a column of the tensor on; its bytes count towards
+// `full`. By one thread.
 template <int kRows, int kColumns, int kRunColumns = kRun<kColumns>, class Element>
 __device__ void load_tile(TensorMap const& tensor, TileCoord const& at, Element* smem,
                           Barrier& full, TMA::CacheHintSm90 hint, int column = 0) {

@@ -51,7 +51,7 @@ void bind_scheduler(py::module_& m) {
   py::class_<VarlenSchedule>(m, "VarlenSchedule")
       .def(py::init([](int64_t total_q, int block_m, int heads, int batch, int group,
                        bool longest_first) {
-             return VarlenSchedule{total_q, block_m, heads, batch, {group, longest_first}};
+             return VarlenSchedule::of(total_q, block_m, heads, batch, {group, longest_first});
            }),
            py::kw_only(), py::arg("total_q"), py::arg("block_m"), py::arg("heads"),
            py::arg("batch"), py::arg("group") = 1, py::arg("longest_first") = false)

@@ -15,8 +15,8 @@ struct GradientWarps {
   using MmaKeys = typename Config::MmaKeys;
   using MmaQuery = typename Config::MmaQuery;
   using Block = KeyBlock<Config>;
-  using KeyFragment = decltype(partition_fragment_C(
-      MmaKeys{}, Shape<Int<Config::kKeys>, Int<Config::kHeadDim>>{}));
+  using KeyFragment =
+      decltype(partition_fragment_C(MmaKeys{}, Shape<Int<Config::kKeys>, Int<Config::kHeadDim>>{}));
   using QueryFragment = typename QueryGradient<Config>::Fragment;
 
   BackwardArgs const& args;
@@ -50,20 +50,20 @@ struct GradientWarps {
   static constexpr int64_t kNone = -1;
 
   // `last`: the row block of the visit before, whose dQ is still in the registers. It leaves them
-  // behind dK's product: right behind its own, the additions would be in the way of the other
-  // warpgroup, which reads and writes shared memory then (d 256: 5.7 ms, now 5.0).
+  // when the other warpgroup has shared its dS and waits for products; right behind dQ's product
+  // the additions would be in the way of what that one reads from shared memory.
   __device__ __forceinline__ void visit(int64_t last, KeyFragment& dk, QueryFragment& dq) {
     Position const here(visits);
     ScorePosition const at(visits);
     smem.ds_ring.wait_full(at);
-    start_key_gradient(here.stage, at.stage, dk);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(dk);
-    smem.q_ring.release_in_pair(here.stage);
     add(last, dq);
+    start_key_gradient(here.stage, at.stage, dk);
     smem.other_ds_ring.wait_full(at);
     start_query_gradient<false>(smem.ds[0], own_k(), at.stage, dq);
     start_query_gradient<true>(smem.other_ds[0], smem.other_k, at.stage, dq);
+    warpgroup_wait<2>();
+    warpgroup_fence_operand(dk);
+    smem.q_ring.release_in_pair(here.stage);
     warpgroup_wait<0>();
     warpgroup_fence_operand(dq);
     smem.ds_ring.release_in_pair(at.stage);

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     Seqlens const& s = args.params.seqlens;
-    WorkTile const tile = args.grid.tile(s.cu_k, s.batch, s.total_k,
-                                         static_cast<int>(blockIdx.x) / Config::kPair);
+    WorkTile const tile =
+        args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(blockIdx.x) / Config::kPair);
     new (&smem.key_block()) KeyBlock<Config>(args, tile, 0);
   }
   cute::cluster_sync();  // with it the other block's barriers can be reached

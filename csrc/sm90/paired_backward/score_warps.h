@@ -1,5 +1,5 @@
-// The warpgroup that has the scores of a thread block's keys: P, dV and dS, which it shares with the
-// rest of the pair.
+// The warpgroup that has the scores of a thread block's keys: P, dV and dS, which it shares with
+// the rest of the pair.
 #pragma once
 
 #include "sm90/backward/scores.h"

@@ -21,8 +21,8 @@ struct PairedStorage {
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
   Ring<1> k_ring;                                                // with other_k
   Ring<1> v_ring;
-  Ring<Config::kStages> q_ring;     // empty: in both blocks
-  Ring<Config::kStages> dout_ring;  // empty: in both blocks
+  Ring<Config::kStages> q_ring;              // empty: in both blocks
+  Ring<Config::kStages> dout_ring;           // empty: in both blocks
   Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
   Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
   alignas(16) char block[sizeof(Block)];     // what the pair works on
