@@ -277,10 +277,13 @@ def test_copies_to_the_other_block(selftest):
     assert halves[:, rank, rank].isnan().all()
 
 
-@pytest.mark.parametrize("what", ["multicast, not waited for", "copies, not waited for"])
-def test_what_has_yet_to_come_from_another_block_is_nan(selftest, what):
-    _, out = clusters(selftest, what)
+def test_what_has_yet_to_come_from_another_block_is_nan(selftest):
+    _, out = clusters(selftest, "multicast, not waited for")
     assert out.isnan().all()
+    _, out = clusters(selftest, "copies, not waited for")
+    halves, rank = out.view(8, 2, 2, 256), torch.arange(2)
+    assert halves[:, rank, 1 - rank].isnan().all()
+    assert (halves[:, rank, rank] == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,15 @@ void load(Call const& call, uint16_t blocks) {
   }
 }
 
+// Numbers where both blocks' bytes are going to be.
+void clear(Call const& call) {
+  for (int i = threadIdx.x; i < kHalf; i += kThreads) {
+    call.smem.halves[0][i] = call.smem.halves[1][i] = 0;
+  }
+  cutlass::arch::fence_view_async_shared();
+  cluster_sync();
+}
+
 // What the other block is going to get.
 void fill(Call const& call) {
   for (int i = threadIdx.x; i < kHalf; i += kThreads) {
@@ -177,6 +186,7 @@ std::map<std::string, Body> const kBodies = {
      }},
     {"multicast, not waited for",
      [](Call const& call) {
+       clear(call);
        announce(call, sizeof(call.smem.halves));
        load(call, 0b11);
        cluster_sync();
@@ -200,6 +210,7 @@ std::map<std::string, Body> const kBodies = {
      }},
     {"copies, not waited for",
      [](Call const& call) {
+       clear(call);
        announce(call, sizeof(call.smem.mine));
        fill_and_send(call);
        cluster_sync();
