@@ -130,7 +130,7 @@ _SM90_PAIRED_BACKWARDS = [
     *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, allow_spills=32,
            why="as plain"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, why="as plain"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=480,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=780,
            why="as plain"),
 ]  # fmt: skip
 

@@ -42,27 +42,20 @@ struct ScoreTile {
 
   BwdParams const& p;
   KeyBlock<Config> const& block;
-  RowStats<Config::kBlockM> const& stats;
   int head;       // query head
   int row_begin;  // of the row block, in the sequence
   int key_begin;  // of the warpgroup's keys
   FragmentCoord<4> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
 
-  __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_,
-                       RowStats<Config::kBlockM> const& stats_, int head_, int m_block,
+  __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_, int head_, int m_block,
                        int warpgroup, int thread)
       : p(p_),
         block(block_),
-        stats(stats_),
         head(block_.head_begin + head_),
         row_begin(m_block * Config::kBlockM),
         key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
         coord(thread) {}
-
-  using Ahead = RowNumbersAhead<kColumns>;
-  __device__ RowNumbers lse() const { return {stats.lse_log2, coord}; }
-  __device__ RowNumbers softmax_d() const { return {stats.softmax_d, coord}; }
 
   // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
   // the factors of score_gradients: those before dropout, times the softcap's derivative.

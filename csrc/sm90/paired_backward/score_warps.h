@@ -16,6 +16,7 @@ struct ScoreWarps {
   using ScorePosition = RingPosition<Config::kScoreStages>;
   using MmaScores = typename Config::MmaScores;
   using MmaValues = typename Config::MmaValues;
+  using Numbers = RowNumbersAhead<Config::kBlockM / 4>;
   using Block = KeyBlock<Config>;
   using ScoreShape = Shape<Int<Config::kKeys>, Int<Config::kBlockM>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
@@ -66,11 +67,12 @@ struct ScoreWarps {
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
-    ScoreTile<kMasked, Config> tile(args.params, block, smem.stats[here.stage], head, m_block,
-                                    static_cast<int>(rank), thread);
-    typename ScoreTile<kMasked, Config>::Ahead const lse(tile.lse());
+    auto const& stats = smem.stats[here.stage];
+    Numbers const lse(numbers(stats.lse_log2));
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
+    ScoreTile<kMasked, Config> tile(args.params, block, head, m_block, static_cast<int>(rank),
+                                    thread);
     Operand p;
     Tensor p_words = recast<uint32_t>(p);
     tile.probabilities(s, p_words, lse);
@@ -78,7 +80,7 @@ struct ScoreWarps {
     start_product<true>(MmaValues{}, p,
                         MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, here.stage),
                         dv);
-    typename ScoreTile<kMasked, Config>::Ahead const softmax_d(tile.softmax_d());
+    Numbers const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
     tile.score_gradients(dp, s, softmax_d);
@@ -89,6 +91,10 @@ struct ScoreWarps {
     warpgroup_fence_operand(dv);
     smem.dout_ring.release_in_pair(here.stage);
     ++visits;
+  }
+
+  __device__ RowNumbers numbers(float const* of_rows) const {
+    return {of_rows, FragmentCoord<4>(thread)};
   }
 
   // Sᵀ or dPᵀ (keys, rows), not waited for
