@@ -110,9 +110,9 @@ _SM90_BACKWARDS = [
            why="548 TFLOP/s; 128 rows do not fit the registers"),
     *_rows(**_SM90_BACKWARD, scores="full", head_dim=64, head_dim_v=64, block_m=64,
            why="128 rows with hooks do not fit the registers"),
-    *_rows(**_SM90_BACKWARD | dict(allow_spills=808), scores="full", head_dim=96, head_dim_v=96,
+    *_rows(**_SM90_BACKWARD | dict(allow_spills=724), scores="full", head_dim=96, head_dim_v=96,
            block_m=64, why="as plain"),
-    *_rows(**_SM90_BACKWARD | dict(allow_spills=1012), scores="full", head_dim=128, head_dim_v=128,
+    *_rows(**_SM90_BACKWARD | dict(allow_spills=836), scores="full", head_dim=128, head_dim_v=128,
            block_m=64, why="as plain"),
 ]  # fmt: skip
 
@@ -127,9 +127,9 @@ _SM90_PAIRED_BACKWARDS = [
            why="8k keys, H200: 545 TFLOP/s; two stages for dS as well"),
     *_rows(**_SM90_PAIRED, scores="plain", head_dim=256, head_dim_v=256,
            why="8k keys, H200: 600 TFLOP/s; all shared memory in use"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, allow_spills=32,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, why="as plain"),
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, allow_spills=32,
            why="as plain"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, why="as plain"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=780,
            why="as plain"),
 ]  # fmt: skip
