@@ -16,7 +16,7 @@ from benchmarks.report import COLORS
 
 # "fwd d128 b4 s4096 h16/16 bf16 causal"; grouped heads are points of their own and left out.
 PROBLEM = re.compile(r"(fwd|bwd) d(\d+) b\d+ s(\d+) h(\d+)/\4 bf16 (full|causal)$")
-NAMES = {"ours": "this library", "cudnn": "cuDNN", "fa2": "FA2 (torch)"}
+NAMES = {"ours": "this library", "fa3": "FA3", "cudnn": "cuDNN", "fa2": "FA2 (torch)"}
 
 # (direction, mask) -> head_dim -> contender -> seqlen -> TFLOP/s
 Curves = dict[tuple[str, str], dict[int, dict[str, dict[int, float]]]]
