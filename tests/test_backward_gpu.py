@@ -18,10 +18,12 @@ from flash_attn import flash_attn_func, flash_attn_varlen_func
 HEAD_DIMS = [(32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
 
 
-def by_hand(x, lse: Tensor, dout: Tensor | None = None, deterministic: bool = False, **keywords):
+def by_hand(
+    x, lse: Tensor, dout: Tensor | None = None, deterministic: bool = False, into=None, **keywords
+):
     """softmax_d, dq, dk, dv of the op itself, with dout in the place of out."""
     dout = x.dout if dout is None else dout
-    out = [torch.full_like(t, float("nan")) for t in (x.q, x.k, x.v)]
+    out = into or [torch.full_like(t, float("nan")) for t in (x.q, x.k, x.v)]
     options = {"dropout_p": 0.0, "softmax_scale": 0.125, "causal": True, "window_size_left": -1}
     options |= {"window_size_right": -1, "softcap": 0.0, "alibi_slopes": None} | keywords
     op = torch.ops.flash_attn._flash_attn_backward
@@ -50,6 +52,21 @@ def test_deterministic_is_bitwise(cuda, d, dv, options):
     order = 1e-6 * first[1].abs().max().item()
     torch.testing.assert_close(unordered[1], first[1], rtol=2**-7, atol=order)
     assert_bitwise("dk", unordered[2], first[2])
+
+
+@pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
+@pytest.mark.parametrize("heads_k", [8, 1])
+def test_scratch_memory_is_that_of_dq(cuda, d, dv, heads_k):
+    x, lse = inputs(cuda, d, dv, b=2, h=8, hk=heads_k, sq=4096, sk=1500)
+    out = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
+    rows = x.q.shape[:3].numel()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    by_hand(x, lse, into=out, deterministic=True)
+    scratch = torch.cuda.max_memory_allocated() - before
+    # The least head_dim of a kernel; and counters of row blocks, and what the allocator rounds up to.
+    assert scratch <= rows * (4 * max(d, 64) + 12) + 4 * 2**20
 
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
