@@ -26,6 +26,12 @@ struct PackedRows {
     return {begin, end > begin ? end - begin : 0};
   }
 
+  // The rows of a sequence that has more than `few`, or of none; else 0.
+  FLASH_HD int length_if_more(int sequence, int few) const {
+    int const length = run(sequence).length;
+    return length > few || sequence >= batch ? length : 0;
+  }
+
   // cu[i]
   FLASH_HD int entry(int i) const {
     int const row = cu[i] > 0 ? cu[i] : 0;
@@ -36,9 +42,11 @@ struct PackedRows {
 // The same in the order in which tiles are numbered: the rows before the first sequence come last.
 struct RowOrder {
   PackedRows rows;
+  int few;    // sequences of no more rows are somebody else's
   int first;  // row of the first sequence
 
-  FLASH_HD explicit RowOrder(PackedRows const& rows_) : rows(rows_), first(rows_.entry(0)) {}
+  FLASH_HD explicit RowOrder(PackedRows const& rows_, int few_ = 0)
+      : rows(rows_), few(few_), first(rows_.entry(0)) {}
 
   // How many rows come before the sequence's; of the number past the last one, before the end.
   FLASH_HD int start(int sequence) const {
@@ -49,7 +57,7 @@ struct RowOrder {
     return start > 0 ? start : 0;
   }
 
-  FLASH_HD int length(int sequence) const { return rows.run(sequence).length; }
+  FLASH_HD int length(int sequence) const { return rows.length_if_more(sequence, few); }
 };
 
 }  // namespace flash

@@ -15,6 +15,9 @@ struct Seqlens {
   const int* used_k;     // [b] keys in use, at most what cu_k or seqlen_k allows
   const int* leftpad_k;  // [b] keys to skip at the start
   int64_t total_k = 0;   // rows in the packed k and v; 0 when they are [b, s, h, d]
+  // Of a packed q: the decode kernel has the sequences of up to so many queries, the forward kernel
+  // all others and the rows of none. If no sequence is said to have more, these are decode's too.
+  int few_q = 0;
   // Of keys in pages, cu_k says lengths alone, and no sequence has more than seqlen_k.
   bool in_pages = false;
   // Of a cache:

@@ -12,9 +12,9 @@ units = st.lists(
 )
 
 
-def pieces(schedule, lengths):
+def pieces(schedule, lengths, row_blocks=None):
     """Thread block -> its piece, for those that have one."""
-    every = {n: schedule.piece(lengths, n) for n in range(schedule.num_pieces())}
+    every = {n: schedule.piece(lengths, n, row_blocks) for n in range(schedule.num_pieces())}
     return {n: piece for n, piece in every.items() if piece is not None}
 
 
@@ -24,15 +24,22 @@ def splits_of(schedule, lengths) -> list[int]:
     return [found[b] for b in range(len(lengths))]
 
 
-def check_cover(schedule, lengths, tiles, max_splits):
-    seen = defaultdict(list)
-    for index, (sequence, tile, split, splits, first, begin, end) in pieces(
-        schedule, lengths
-    ).items():
+def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
+    """tiles: of a sequence, or with row_blocks of each block of a sequence."""
+    seen, places = defaultdict(list), defaultdict(set)
+    found = pieces(schedule, lengths, row_blocks)
+    for index, (sequence, tile, split, splits, first, step, begin, end) in found.items():
         assert 0 <= split < splits <= max_splits
-        assert index == (first + split) * tiles + tile  # where its part of the workspace is
+        assert index == first + split * step  # where its part of the workspace is
+        places[sequence, tile].add((first, step))
         seen[sequence, tile].append((split, splits, begin, end))
-    assert sorted(seen) == list(itertools.product(range(len(lengths)), range(tiles)))
+    wanted = {
+        (b, tile)
+        for b in range(len(lengths))
+        for tile in range(tiles * (1 if row_blocks is None else row_blocks[b]))
+    }
+    assert set(seen) == wanted
+    assert all(len(place) == 1 for place in places.values())
     for (sequence, _), parts in seen.items():
         parts.sort()
         assert [p[0] for p in parts] == list(range(parts[0][1]))
@@ -67,6 +74,74 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
         for equal in (False, True)
     )
     assert pieces(computed, [length] * batch) == pieces(searched, [length] * batch)
+
+
+# ---- packed batches: row blocks have columns of their own ----------------------------------------
+
+packed = st.lists(
+    st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
+)
+
+
+@settings(deadline=None)
+@given(packed, st.integers(1, 3), st.integers(2, 12), st.integers(1, 60), st.integers(0, 9))
+def test_each_row_block_is_cut_like_a_sequence(core, sizes, tiles, max_splits, columns, surplus):
+    lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    schedule = core.SplitSchedule(
+        batch=len(sizes), tiles=tiles, min_units=2, max_splits=max_splits, columns=columns,
+        row_blocks=4, all_row_blocks=max(sum(row_blocks) + surplus, 1),
+    )  # fmt: skip
+    check_cover(schedule, lengths, tiles, max_splits, row_blocks)
+    splits = {(piece[0], piece[3]) for piece in pieces(schedule, lengths, row_blocks).values()}
+    assert len(splits) == sum(n > 0 for n in row_blocks)  # all of a sequence alike
+
+
+def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
+    schedule = core.SplitSchedule(batch=2, tiles=2, columns=8, row_blocks=3)
+    found = pieces(schedule, [6, 6], [3, 1])
+    assert [piece[:3] for _, piece in sorted(found.items())][:8] == [
+        *((0, tile, 0) for tile in range(6)), (0, 0, 1), (0, 1, 1)
+    ]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(packed, st.integers(1, 60), st.integers(1, 60))
+def test_a_tile_has_all_its_pieces_or_none(core, sizes, columns, all_row_blocks):
+    """Where sequences have more row blocks than there are rows for, which is wrong."""
+    lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    schedule = core.SplitSchedule(
+        batch=len(sizes), tiles=1, columns=columns, row_blocks=4, all_row_blocks=all_row_blocks
+    )
+    counts = defaultdict(set)
+    for sequence, tile, split, splits, *_ in pieces(schedule, lengths, row_blocks).values():
+        counts[sequence, tile, splits].add(split)
+    assert all(found == set(range(splits)) for (*_, splits), found in counts.items())
+
+
+def test_row_blocks_without_splits(core):
+    """All sequences have columns for as many; who has fewer finds no rows there."""
+    schedule = core.SplitSchedule(batch=2, tiles=2, max_splits=1, columns=9, row_blocks=3)
+    assert [schedule.piece([5, 0], n)[:4] for n in range(schedule.num_pieces())] == [
+        (b, tile, 0, 1) for b in range(2) for tile in range(6)
+    ]
+
+
+@pytest.mark.parametrize("max_splits", [1, 5])
+def test_the_last_columns_are_of_sequences_that_the_batch_has_not(core, max_splits):
+    schedule = core.SplitSchedule(
+        batch=3, tiles=2, max_splits=max_splits, columns=4, columns_of_no_keys=2
+    )
+    count = schedule.num_pieces()
+    last = [schedule.piece([9, 0, 9], n) for n in range(count - 4, count)]
+    assert last == [
+        (b, tile, 0, 1, count - 4 + i, 2, 0, 0)
+        for i, (b, tile) in enumerate(itertools.product((3, 4), (0, 1)))
+    ]
+    before = (schedule.piece([9, 0, 9], n) for n in range(count - 4))
+    assert all(piece is None or piece[0] < 3 for piece in before)
+
+
+# ---- the length of a piece ----------------------------------------------------------------------
 
 
 def shortest_chunk(lengths, columns, min_units=2) -> int:
@@ -146,11 +221,11 @@ def test_huge_batches_and_lengths(core):
     lengths = [longest] * batch
     schedule = core.SplitSchedule(batch=batch, tiles=tiles, columns=9000)
     for column in (0, 17, 8999):
-        sequence, tile, split, splits, first, begin, end = schedule.piece(
+        sequence, tile, split, splits, first, step, begin, end = schedule.piece(
             lengths, column * tiles + tiles - 1
         )
         assert (sequence, tile, split, splits) == (column // 3, tiles - 1, column % 3, 3)
-        assert first + split == column
+        assert first + split * step == column * tiles + tiles - 1
         assert (begin, end) == (
             longest * split // 3 + (split > 0), longest * (split + 1) // 3 + (split < 2)
         )  # fmt: skip

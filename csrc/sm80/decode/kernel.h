@@ -8,6 +8,7 @@
 #include "core/split_schedule.h"
 #include "core/warp_lanes.h"
 #include "params/decode_params.h"
+#include "sm80/decode/clear.h"
 #include "sm80/decode/merge.h"
 #include "sm80/decode/piece_merge.h"
 #include "sm80/decode/warp_attention.h"
@@ -18,18 +19,29 @@ namespace flash::sm80 {
 // them.
 constexpr int kDecodeBlocks = 3;
 
-__device__ inline KeyLimits sequence_keys(FwdParams const& p, int sequence) {
-  BlockInfo const info(p.seqlens, sequence);
-  return visible_keys(SequenceMask(p.mask, info.seqlen_q, info.seqlen_k), info.seqlen_q);
+// What the batch is cut up by. Sequences of a packed batch that are not this kernel's have no rows,
+// unless it has to clear them: one of a length that nobody said is like the rows of none.
+template <class Config>
+__device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
+  FwdParams const& fwd = p.fwd;
+  BlockInfo const info(fwd.seqlens, sequence);
+  SequenceMask const mask(fwd.mask, info.seqlen_q, info.seqlen_k);
+  int const units = num_units<Config>(visible_keys(mask, info.seqlen_q));
+  if (!fwd.seqlens.cu_q) {
+    return {units, 1};
+  }
+  if (!is_decoded(fwd.seqlens, sequence, info.seqlen_q)) {
+    return {0, p.split.columns_of_no_keys > 0};
+  }
+  unsigned const rows = info.seqlen_q * p.group.divisor;
+  return {units, int((rows + Config::kBlockM - 1) / Config::kBlockM)};
 }
 
 // By one whole warp.
 template <class Config>
 __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
-  auto const units = [&](int sequence) {
-    return num_units<Config>(sequence_keys(p.fwd, sequence));
-  };
-  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, units);
+  auto const size = [&](int sequence) { return sequence_size<Config>(p, sequence); };
+  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, size);
   if (threadIdx.x != 0) {
     return;
   }
@@ -38,6 +50,9 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
     return;
   }
   DecodeTile<Config> const tile(p, piece.sequence, piece.tile);
+  work.has_keys = is_decoded(p.fwd.seqlens, piece.sequence, tile.info.seqlen_q);
+  work.piece.valid =
+      work.has_keys ? tile.rows > 0 : p.split.columns_of_no_keys > 0 && tile.first_row == 0;
   KeyLimits const visible = visible_keys(tile.mask, tile.info.seqlen_q);
   UnitRange const range = piece.range(num_units<Config>(visible));
   work.tile = tile;
@@ -60,6 +75,10 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
   }
   __syncthreads();
   if (!work.piece.valid) {
+    return;
+  }
+  if (!work.has_keys) {
+    clear_rows(p, work.tile, warp, lane);
     return;
   }
   // At the full level scores are scaled before they come to the softmax.

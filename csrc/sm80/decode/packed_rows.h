@@ -39,6 +39,11 @@ struct DecodeTile {
   }
 };
 
+// Whether these kernels compute a sequence: of a packed batch those of few queries.
+__device__ inline bool is_decoded(Seqlens const& s, int sequence, int seqlen_q) {
+  return !s.cu_q || (sequence < s.batch && seqlen_q <= s.few_q);
+}
+
 // The keys that any row of a sequence sees, which is what is cut into pieces.
 __device__ inline KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
   int const begin = mask.begin(0), end = mask.end(seqlen_q - 1);
@@ -57,6 +62,7 @@ template <class Config>
 struct DecodeWork {
   Piece piece;
   DecodeTile<Config> tile;
+  bool has_keys;  // else its sequence's rows, of the tile's KV head, become zeros
   int begin;
   int end;
   KeyPages pages;
