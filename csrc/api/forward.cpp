@@ -43,7 +43,7 @@ void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
   if (p.seqlens.cu_q) {
     p.seqlens.few_q = find(decode_request(q, p)) ? few_queries(p, num_splits, device) : 0;
     decodes = p.seqlens.few_q > 0;
-    leaves = !decodes || leaves_sequences(p);
+    leaves = p.seqlens.few_q != kAllQueries;
   } else if (decodes_dense(p, device)) {
     decodes = find(decode_request(q, p));
     leaves = !decodes;

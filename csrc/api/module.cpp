@@ -105,7 +105,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   int const splits = selection.variant && any
                          ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
                          : 1;
-  return selection_json(selection, splits, leaves_sequences(p) ? p.seqlens.few_q : 0);
+  return selection_json(selection, splits, p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
 }
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }

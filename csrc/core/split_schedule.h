@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/packed_rows.h"
 #include "params/common.h"
 #include "params/split.h"
 
@@ -40,16 +41,13 @@ struct Piece {
 // and chunk >= total / s.columns, so batch + s.columns are enough, whatever the lengths are; and
 // likewise with row blocks, each of which is cut like a sequence.
 FLASH_HD int64_t num_columns(SplitSchedule const& s) {
-  if (s.max_splits == 1) {  // nobody searches: all sequences have as many
-    return int64_t(s.batch) * int64_t(s.row_blocks.divisor);
-  }
   int64_t const by_chunk = int64_t(s.all_row_blocks) + s.columns;
   int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_splits;
   return by_chunk < by_limit ? by_chunk : by_limit;
 }
 
 FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
-  return (num_columns(s) + s.columns_of_no_keys) * int64_t(s.tiles.divisor);
+  return num_columns(s) * int64_t(s.tiles.divisor);
 }
 
 // n / d rounded up, or the largest int: no sequence has more units.
@@ -72,8 +70,11 @@ struct SequenceSize {
   FLASH_HD int64_t all_units() const { return int64_t(units) * row_blocks; }
 };
 
+// Columns of a sequence, or as many as 32 lanes can still add up.
 FLASH_HD int columns_of(SplitSchedule const& s, int chunk, SequenceSize size) {
-  return size.row_blocks * num_splits(s, chunk, size.units);
+  constexpr int64_t kMost = 1 << 24;
+  int64_t const columns = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
+  return int(columns < kMost ? columns : kMost);
 }
 
 // The sizes of all sequences, for lanes that go through them again and again. Sizes: callable,
@@ -136,17 +137,11 @@ template <class Lanes, class Sizes>
 FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
   int const column = s.tiles.quotient(index);
   int const tile = s.tiles.remainder(index, column), tiles = int(s.tiles.divisor);
-  int64_t const columns = num_columns(s);
-  if (column >= columns) {
-    return {s.batch + int(column - columns), tile, 0, 1, index, tiles, true};
-  }
-  if (s.max_splits == 1) {
-    int const sequence = s.row_blocks.quotient(column);
-    int const row_block = s.row_blocks.remainder(column, sequence);
-    return {sequence, tile + row_block * tiles, 0, 1, index, tiles, true};
+  if (s.max_splits == 1 && !s.packed) {
+    return {column, tile, 0, 1, index, tiles, true};
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
-  int const chunk = fitting_chunk(batch);
+  int const chunk = s.max_splits == 1 ? INT32_MAX : fitting_chunk(batch);
   if (s.equal) {
     int const splits = num_splits(s, chunk, batch.first.units);
     int const sequence = column / splits, first = sequence * splits;
@@ -157,27 +152,31 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   for (int group = 0; group < s.batch; group += Lanes::kCount) {
     int const b = group + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
-    int const mine = columns_of(s, chunk, size);
+    int const splits = num_splits(s, chunk, size.units), mine = columns_of(s, chunk, size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(column < end);
     if (hit < Lanes::kCount) {
-      // Row blocks that read the same keys lie side by side.
-      int const row_blocks = lanes.of(hit, size.row_blocks);
+      int const row_blocks = lanes.of(hit, size.row_blocks), all = lanes.of(hit, splits);
       int const count = lanes.of(hit, mine), first = lanes.of(hit, end) - count;
+      // Row blocks that read the same keys lie side by side.
       int const split = row_blocks == 1 ? column - first : (column - first) / row_blocks;
       int const row_block = column - first - split * row_blocks;
       // Sequences that overlap may have more row blocks than all rows, and then there are not
       // enough columns. Who misses one has none: of a part of the pieces nobody would be the last.
-      bool const complete = first + count <= columns;
-      return {group + hit,
-              tile + row_block * tiles,
-              split,
-              row_blocks == 1 ? count : count / row_blocks,
-              (first + row_block) * tiles + tile,
-              row_blocks * tiles,
+      bool const complete =
+          int64_t(row_blocks) * all == count && int64_t(first) + count <= num_columns(s);
+      return {group + hit, tile + row_block * tiles,           split,
+              all,         (first + row_block) * tiles + tile, row_blocks * tiles,
               complete};
     }
     before = lanes.of(Lanes::kCount - 1, end);
+  }
+  for (int b = s.batch; s.packed && b < PackedRows::count(s.batch); ++b) {
+    int const row_blocks = sizes(b).row_blocks;
+    if (column - before < row_blocks) {
+      return {b, tile + (column - before) * tiles, 0, 1, index, tiles, true};
+    }
+    before += row_blocks;
   }
   return {0, 0, 0, 1, 0, 0, false};
 }

@@ -50,9 +50,6 @@ constexpr int kTilesPerBlock = 4;
 // 2.8 times faster, with 32,768 up to 8.
 constexpr int kFewKeys = 1024;
 
-// More pieces than any call wants, and few enough for those of a warp's sequences to be counted.
-constexpr int kMostSplits = 1 << 16;
-
 }  // namespace
 
 bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
@@ -83,15 +80,23 @@ int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device
   }
   bool const decodes = paged || (!p.batch_invariant && p.seqlens.seqlen_k >= kFewKeys &&
                                  decodes_cache(p, num_splits, device));
-  return decodes ? static_cast<int>(row_blocks(rows) * kTileRows / group_of(p)) : 0;
+  return decodes ? kAllQueries : 0;
 }
 
-bool leaves_sequences(FwdParams const& p) { return longest_q(p.seqlens) > p.seqlens.few_q; }
+// Row blocks of all sequences that are decoded, at most: full ones, and a part of one for each.
+int packed_row_blocks(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  bool const is_mixed = s.few_q != kAllQueries;
+  int64_t const all =
+      s.total_q * group_of(p) / kTileRows + (is_mixed ? s.batch : PackedRows::count(s.batch));
+  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p));
+  return static_cast<int>(is_mixed ? std::min(all, few) : all);
+}
 
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int num_splits,
                               DeviceInfo const& device) {
   Seqlens const& lengths = p.seqlens;
-  bool const is_packed = lengths.cu_q, is_mixed = is_packed && leaves_sequences(p);
+  bool const is_packed = lengths.cu_q, is_mixed = is_packed && lengths.few_q != kAllQueries;
   int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
   int const blocks = row_blocks(queries * group_of(p));
   int const tiles = p.heads_kv * (is_packed ? 1 : blocks);
@@ -102,11 +107,8 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   SplitSchedule s{};
   s.batch = lengths.batch;
   s.tiles = FastDiv(tiles);
-  s.row_blocks = FastDiv(is_packed ? blocks : 1);
-  int64_t const most_blocks = int64_t(s.batch) * (is_packed ? blocks : 1);
-  int64_t const by_rows = lengths.total_q * group_of(p) / kTileRows + s.batch;
-  s.all_row_blocks = static_cast<int>(is_packed ? std::min(most_blocks, by_rows) : s.batch);
-  s.columns_of_no_keys = is_packed && !is_mixed ? PackedRows::count(s.batch) - s.batch : 0;
+  s.packed = is_packed;
+  s.all_row_blocks = is_packed ? packed_row_blocks(p) : s.batch;
   bool const is_single = s.batch == 1;
   s.equal =
       !is_packed &&
@@ -127,9 +129,6 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
     int64_t const most = (units + s.min_units - 1) / s.min_units;
     s.max_splits = static_cast<int>(
         std::clamp<int64_t>(most, 1, choose ? std::numeric_limits<int>::max() : num_splits));
-    if (is_packed) {
-      s.max_splits = std::min(s.max_splits, kMostSplits);
-    }
   }
   return s;
 }

@@ -4,6 +4,8 @@
 
 namespace flash {
 
+constexpr int kAllQueries = INT32_MAX;
+
 // Where each sequence lies and how long it is. Null pointers mean: the fixed length applies.
 struct Seqlens {
   int batch;     // sequences
@@ -16,7 +18,7 @@ struct Seqlens {
   const int* leftpad_k;  // [b] keys to skip at the start
   int64_t total_k = 0;   // rows in the packed k and v; 0 when they are [b, s, h, d]
   // Of a packed q: the decode kernel has the sequences of up to so many queries, the forward kernel
-  // all others and the rows of none. If no sequence is said to have more, these are decode's too.
+  // the others and the rows of none. kAllQueries: all is the decode kernel's.
   int few_q = 0;
   // Of keys in pages, cu_k says lengths alone, and no sequence has more than seqlen_k.
   bool in_pages = false;

@@ -13,10 +13,10 @@ struct SplitSchedule {
   int min_units;   // of a piece, so that what it costs to merge it is little
   int max_splits;  // pieces of a tile; 1: nothing is cut
   int columns;     // pieces of all sequences, for each tile, as many as fill the GPU
-  // In a packed batch sequences differ in row blocks, which have columns of their own.
-  FastDiv row_blocks;      // of a sequence, at most; 1: they are in `tiles`
-  int all_row_blocks;      // of all sequences, at most
-  int columns_of_no_keys;  // behind all others: for the rows that belong to no sequence
+  // Sequences of a packed batch differ in row blocks, which have columns of their own, and so have
+  // those of the rows that belong to no sequence.
+  bool packed;
+  int all_row_blocks;  // with columns of their own, at most: `batch` where they are in `tiles`
 };
 
 }  // namespace flash

@@ -146,9 +146,9 @@ def varlen(
     if few is None:
         return _run(kernels, variant, call, output, s_dmask)
     call |= {"batch_invariant": batch_invariant, "last_block_first": last_block_first}
-    call["few_q"], leaves = kernels.few_queries(call, num_splits, sm=80, sm_count=4)
-    assert call["few_q"] > 0
-    if leaves:
+    call["few_q"] = kernels.few_queries(call, num_splits, sm=80, sm_count=4)
+    assert call["few_q"] != 0
+    if call["few_q"] > 0:
         kernels.run(variant, call)
     kernels.run_decode(few, call | {"num_splits": num_splits})
     return output.results()

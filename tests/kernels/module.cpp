@@ -67,6 +67,7 @@ flash::Seqlens seqlens(py::dict const& call) {
   s.batch_k = pointer<int>(call, "batch_k");
   s.batches_k = number<int>(call, "batches_k");
   s.few_q = number<int>(call, "few_q");
+  s.few_q = s.few_q < 0 ? flash::kAllQueries : s.few_q;
   return s;
 }
 
@@ -206,15 +207,13 @@ bool packs_heads(py::dict const& call, int block_m, int packed) {
   return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
 }
 
-// Of a packed batch: the queries of a sequence up to which it is decoded, and whether others may be
-// left.
-py::tuple few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
+// Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
+int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
   flash::DeviceInfo device{};
   device.sm = sm;
   device.sm_count = sm_count;
-  flash::FwdParams p = forward_params(call);
-  p.seqlens.few_q = flash::few_queries(p, num_splits, device);
-  return py::make_tuple(p.seqlens.few_q, flash::leaves_sequences(p));
+  int const few = flash::few_queries(forward_params(call), num_splits, device);
+  return few == flash::kAllQueries ? -1 : few;
 }
 
 // num_splits None: a dense call without a cache.

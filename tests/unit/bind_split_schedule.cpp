@@ -7,32 +7,27 @@ void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
-                       int row_blocks, std::optional<int> all_row_blocks, int columns_of_no_keys) {
-             return SplitSchedule{batch,
-                                  flash::FastDiv(tiles),
-                                  equal,
-                                  min_units,
-                                  max_splits,
-                                  columns,
-                                  flash::FastDiv(row_blocks),
-                                  all_row_blocks.value_or(batch * row_blocks),
-                                  columns_of_no_keys};
+                       std::optional<int> all_row_blocks) {
+             bool const packed = all_row_blocks.has_value();
+             return SplitSchedule{
+                 batch,  flash::FastDiv(tiles),         equal, min_units, max_splits, columns,
+                 packed, all_row_blocks.value_or(batch)};
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
-           py::arg("row_blocks") = 1, py::arg("all_row_blocks") = py::none(),
-           py::arg("columns_of_no_keys") = 0)
+           py::arg("all_row_blocks") = py::none())  // of a packed batch
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
-      // row_blocks: of each sequence, if not one. A sequence that the batch has not has no units.
+      // row_blocks: of each sequence, if not one, and of those that the batch has not.
       .def(
           "piece",
           [](SplitSchedule const& s, std::vector<int> const& units, int index,
              std::optional<std::vector<int>> const& row_blocks)
               -> std::optional<std::tuple<int, int, int, int, int, int, int, int>> {
             auto const size = [&](int b) {
-              return flash::SequenceSize{units.at(b), row_blocks ? row_blocks->at(b) : 1};
+              return flash::SequenceSize{b < s.batch ? units.at(b) : 0,
+                                         row_blocks ? row_blocks->at(b) : 1};
             };
             flash::Piece const p = flash::find_piece(s, index, flash::OneLane{}, size);
             if (!p.valid) return std::nullopt;

@@ -1,6 +1,5 @@
 """Split-KV: every unit of every tile is in exactly one piece, whatever the lengths are."""
 
-import itertools
 from collections import defaultdict
 
 import pytest
@@ -81,64 +80,67 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
 packed = st.lists(
     st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
 )
+# Before the first sequence and behind the last one.
+of_none = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 
 @settings(deadline=None)
-@given(packed, st.integers(1, 3), st.integers(2, 12), st.integers(1, 60), st.integers(0, 9))
-def test_each_row_block_is_cut_like_a_sequence(core, sizes, tiles, max_splits, columns, surplus):
+@given(
+    packed, of_none, st.integers(1, 3), st.sampled_from([1, 2, 12]), st.integers(1, 60),
+    st.integers(0, 9),
+)  # fmt: skip
+def test_each_row_block_is_cut_like_a_sequence(
+    core, sizes, of_none, tiles, max_splits, columns, surplus
+):
+    """Those of the rows that belong to no sequence come last, and have no keys."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    row_blocks += of_none
     schedule = core.SplitSchedule(
         batch=len(sizes), tiles=tiles, min_units=2, max_splits=max_splits, columns=columns,
-        row_blocks=4, all_row_blocks=max(sum(row_blocks) + surplus, 1),
+        all_row_blocks=sum(row_blocks) + surplus,
     )  # fmt: skip
-    check_cover(schedule, lengths, tiles, max_splits, row_blocks)
+    check_cover(schedule, [*lengths, 0, 0], tiles, max_splits, row_blocks)
     splits = {(piece[0], piece[3]) for piece in pieces(schedule, lengths, row_blocks).values()}
     assert len(splits) == sum(n > 0 for n in row_blocks)  # all of a sequence alike
 
 
 def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
-    schedule = core.SplitSchedule(batch=2, tiles=2, columns=8, row_blocks=3)
-    found = pieces(schedule, [6, 6], [3, 1])
-    assert [piece[:3] for _, piece in sorted(found.items())][:8] == [
-        *((0, tile, 0) for tile in range(6)), (0, 0, 1), (0, 1, 1)
-    ]  # fmt: skip
+    schedule = core.SplitSchedule(batch=2, tiles=2, columns=8, all_row_blocks=6)
+    found = pieces(schedule, [6, 6], [3, 1, 0, 1])
+    assert [piece[:3] for _, piece in sorted(found.items())] == [
+        *((0, tile, split) for split in range(2) for tile in range(6)),
+        *((1, tile, split) for split in range(2) for tile in range(2)),
+        (3, 0, 0),
+        (3, 1, 0),
+    ]
 
 
 @settings(deadline=None)
-@given(packed, st.integers(1, 60), st.integers(1, 60))
-def test_a_tile_has_all_its_pieces_or_none(core, sizes, columns, all_row_blocks):
+@given(packed, of_none, st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 5, 2**30]))
+def test_a_tile_has_all_its_pieces_or_none(
+    core, sizes, of_none, columns, all_row_blocks, max_splits
+):
     """Where sequences have more row blocks than there are rows for, which is wrong."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    row_blocks += of_none
     schedule = core.SplitSchedule(
-        batch=len(sizes), tiles=1, columns=columns, row_blocks=4, all_row_blocks=all_row_blocks
-    )
-    counts = defaultdict(set)
+        batch=len(sizes), tiles=1, columns=columns, max_splits=max_splits,
+        all_row_blocks=all_row_blocks,
+    )  # fmt: skip
+    counts = defaultdict(list)
     for sequence, tile, split, splits, *_ in pieces(schedule, lengths, row_blocks).values():
-        counts[sequence, tile, splits].add(split)
-    assert all(found == set(range(splits)) for (*_, splits), found in counts.items())
+        counts[sequence, tile, splits].append(split)
+        assert tile < row_blocks[sequence]
+    assert all(sorted(found) == list(range(splits)) for (*_, splits), found in counts.items())
 
 
-def test_row_blocks_without_splits(core):
-    """All sequences have columns for as many; who has fewer finds no rows there."""
-    schedule = core.SplitSchedule(batch=2, tiles=2, max_splits=1, columns=9, row_blocks=3)
-    assert [schedule.piece([5, 0], n)[:4] for n in range(schedule.num_pieces())] == [
-        (b, tile, 0, 1) for b in range(2) for tile in range(6)
-    ]
-
-
-@pytest.mark.parametrize("max_splits", [1, 5])
-def test_the_last_columns_are_of_sequences_that_the_batch_has_not(core, max_splits):
-    schedule = core.SplitSchedule(
-        batch=3, tiles=2, max_splits=max_splits, columns=4, columns_of_no_keys=2
-    )
-    count = schedule.num_pieces()
-    last = [schedule.piece([9, 0, 9], n) for n in range(count - 4, count)]
-    assert last == [
-        (b, tile, 0, 1, count - 4 + i, 2, 0, 0)
-        for i, (b, tile) in enumerate(itertools.product((3, 4), (0, 1)))
-    ]
-    before = (schedule.piece([9, 0, 9], n) for n in range(count - 4))
-    assert all(piece is None or piece[0] < 3 for piece in before)
+def test_more_row_blocks_than_can_be_added_up(core):
+    """Of a wrong length: nobody has them, and those of the others have their places."""
+    schedule = core.SplitSchedule(batch=3, tiles=1, columns=3, max_splits=7, all_row_blocks=2**28)
+    sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
+    splits = schedule.piece(sizes[0], 0, sizes[1])[3]
+    assert schedule.piece(sizes[0], splits, sizes[1]) is None
+    assert schedule.piece(sizes[0], splits + 2**24, sizes[1])[:3] == (2, 0, 0)
 
 
 # ---- the length of a piece ----------------------------------------------------------------------

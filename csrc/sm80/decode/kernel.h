@@ -8,7 +8,6 @@
 #include "core/split_schedule.h"
 #include "core/warp_lanes.h"
 #include "params/decode_params.h"
-#include "sm80/decode/clear.h"
 #include "sm80/decode/merge.h"
 #include "sm80/decode/piece_merge.h"
 #include "sm80/decode/warp_attention.h"
@@ -19,8 +18,7 @@ namespace flash::sm80 {
 // them.
 constexpr int kDecodeBlocks = 3;
 
-// What the batch is cut up by. Sequences of a packed batch that are not this kernel's have no rows,
-// unless it has to clear them: one of a length that nobody said is like the rows of none.
+// What the batch is cut up by. The rows that another kernel has do not count.
 template <class Config>
 __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   FwdParams const& fwd = p.fwd;
@@ -30,10 +28,11 @@ __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   if (!fwd.seqlens.cu_q) {
     return {units, 1};
   }
-  if (!is_decoded(fwd.seqlens, sequence, info.seqlen_q)) {
-    return {0, p.split.columns_of_no_keys > 0};
+  bool const few = info.seqlen_q <= fwd.seqlens.few_q && sequence < fwd.seqlens.batch;
+  if (!few && fwd.seqlens.few_q != kAllQueries) {
+    return {0, 0};
   }
-  unsigned const rows = info.seqlen_q * p.group.divisor;
+  int64_t const rows = int64_t(info.seqlen_q) * p.group.divisor;
   return {units, int((rows + Config::kBlockM - 1) / Config::kBlockM)};
 }
 
@@ -50,9 +49,6 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
     return;
   }
   DecodeTile<Config> const tile(p, piece.sequence, piece.tile);
-  work.has_keys = is_decoded(p.fwd.seqlens, piece.sequence, tile.info.seqlen_q);
-  work.piece.valid =
-      work.has_keys ? tile.rows > 0 : p.split.columns_of_no_keys > 0 && tile.first_row == 0;
   KeyLimits const visible = visible_keys(tile.mask, tile.info.seqlen_q);
   UnitRange const range = piece.range(num_units<Config>(visible));
   work.tile = tile;
@@ -75,10 +71,6 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
   }
   __syncthreads();
   if (!work.piece.valid) {
-    return;
-  }
-  if (!work.has_keys) {
-    clear_rows(p, work.tile, warp, lane);
     return;
   }
   // At the full level scores are scaled before they come to the softmax.

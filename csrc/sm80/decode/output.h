@@ -26,7 +26,7 @@ struct DecodeOutput {
   // The row's logit. It belongs to the row once: to what becomes the whole.
   __device__ float sink(int r) const {
     float const* const sinks = p.fwd.scores.s_aux;
-    bool const here = sinks && !partial() && r < work.tile.rows;
+    bool const here = sinks && !partial() && r < work.tile.rows && work.tile.is_sequence(p.fwd);
     return here ? sinks[work.tile.row(p.group, r).head] : -INFINITY;
   }
 

@@ -29,8 +29,12 @@ struct DecodeTile {
     int const row_block = params.heads_kv.quotient(tile);
     head_kv = params.heads_kv.remainder(tile, row_block);  // neighbours read neighbouring memory
     first_row = row_block * Config::kBlockM;
-    rows = min(info.seqlen_q * static_cast<int>(params.group.divisor) - first_row, Config::kBlockM);
+    int64_t const below = int64_t(info.seqlen_q) * params.group.divisor - first_row;
+    rows = static_cast<int>(below < Config::kBlockM ? below : Config::kBlockM);
   }
+
+  // The rows that belong to no sequence (see PackedRows) have neither slopes nor sinks.
+  __device__ bool is_sequence(FwdParams const& p) const { return sequence < p.seqlens.batch; }
 
   // Of row r the query, and the head of all query heads
   __device__ QueryRow row(FastDiv const& group, int r) const {
@@ -38,11 +42,6 @@ struct DecodeTile {
     return {packed.query, head_kv * static_cast<int>(group.divisor) + packed.head};
   }
 };
-
-// Whether these kernels compute a sequence: of a packed batch those of few queries.
-__device__ inline bool is_decoded(Seqlens const& s, int sequence, int seqlen_q) {
-  return !s.cu_q || (sequence < s.batch && seqlen_q <= s.few_q);
-}
 
 // The keys that any row of a sequence sees, which is what is cut into pieces.
 __device__ inline KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
@@ -62,7 +61,6 @@ template <class Config>
 struct DecodeWork {
   Piece piece;
   DecodeTile<Config> tile;
-  bool has_keys;  // else its sequence's rows, of the tile's KV head, become zeros
   int begin;
   int end;
   KeyPages pages;
