@@ -49,7 +49,8 @@ def varlen_fwd(
     """q (total_q, h, d), k and v (total_k, hk, d) or pages, out?, cu_seqlens (b + 1,) int32,
     seqused_k? and leftpad_k? (b,) int32, block_table? (b, max_blocks) int32, alibi_slopes?, gen?.
 
-    num_splits is accepted; the number of splits is chosen inside.
+    With block_table and seqused_k what cu_seqlens_k holds does not count, and it may be None.
+    num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries.
 
     Returns:
         [out (total_q, h, d), softmax_lse (h, total_q), S_dmask (b, h, max_q, max_k) or (0,),
@@ -58,7 +59,7 @@ def varlen_fwd(
     result, lse, probs, rng_state = _private._flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale,
         is_causal, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax,
-        block_table, leftpad_k, seqused_k, zero_tensors, generator=gen,
+        block_table, leftpad_k, seqused_k, zero_tensors, generator=gen, num_splits=num_splits,
     )  # fmt: skip
     return [_into(out, result), lse, probs, rng_state]
 

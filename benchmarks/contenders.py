@@ -102,3 +102,26 @@ def with_cache(device: torch.device) -> dict[str, Callable]:
         )
 
     return chosen | {"fa3": fa3_decode}
+
+
+def serving(device: torch.device) -> dict[str, Callable]:
+    """``f(*inputs)`` for what problems.Serve.inputs returns."""
+
+    def our_step(q, k, v, cu_q, cu_k, max_q, max_k, used, table):
+        return flash_attn.flash_attn_varlen_func(
+            q, k, v, cu_q, cu_k, max_q, max_k, causal=True, block_table=table
+        )
+
+    chosen = {"ours": our_step}
+    try:
+        fa3 = importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return chosen
+
+    def fa3_step(q, k, v, cu_q, cu_k, max_q, max_k, used, table):
+        return fa3.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=used, page_table=table, cu_seqlens_q=cu_q, max_seqlen_q=max_q,
+            causal=True,
+        )  # fmt: skip
+
+    return chosen | {"fa3": fa3_step}

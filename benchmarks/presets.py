@@ -161,6 +161,23 @@ def decode(options: Options) -> Iterator[Row]:
             yield Row("decode", f"{mode} {point}", "GB/s", times, rates)
 
 
+def serve(options: Options) -> Iterator[Row]:
+    """Steps of an engine, replayed from a CUDA graph; rates are of the keys and values, each once.
+    "read": torch's sum of as many bytes."""
+    clock = Clock(options.device)
+    for point in problems.serve_grid():
+        inputs = point.inputs(options.device)
+        calls = {
+            name: (lambda fn=fn: fn(*inputs))  # noqa: B023  measured within this turn of the loop
+            for name, fn in contenders.serving(options.device).items()
+        }
+        as_many = torch.zeros(point.cache_bytes // 4, device=options.device)
+        calls["read"] = as_many.sum
+        replays = {name: _maybe_graphed(fn) for name, fn in calls.items()}
+        times = clock.measure(replays, min_samples=20)
+        yield Row("serve", f"graph {point}", "GB/s", times, _rate(point.cache_bytes, 1e9, times))
+
+
 def _maybe_graphed(fn: Callable) -> Callable:
     """The replay, or ``fn`` itself where capture fails, so that the warm-up shows the reason."""
     try:
@@ -220,6 +237,7 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "varlen": varlen,
     "scores": scores,
     "decode": decode,
+    "serve": serve,
     "host": host,
     "ceiling": ceiling,
 }

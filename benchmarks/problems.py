@@ -208,3 +208,65 @@ def decode_grid() -> Iterator[Decode]:
     ):
         for paged in (False, True):
             yield Decode(*shape, paged)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """One step of an engine: packed queries, keys in pages, whose order is random."""
+
+    name: str
+    queries: tuple[int, ...]  # of each sequence
+    keys: tuple[int, ...]
+    page: int
+    heads: int = 32
+    heads_kv: int = 8
+    head_dim: int = 128
+
+    def __str__(self) -> str:
+        return f"{self.name}, page {self.page}"
+
+    @property
+    def cache_bytes(self) -> int:
+        return 2 * sum(self.keys) * self.heads_kv * self.head_dim * 2
+
+    def inputs(self, device: torch.device) -> tuple:
+        """q, k and v in pages, cu_seqlens_q, cu_seqlens_k, both longest, lengths, block table."""
+        generator = torch.Generator(device).manual_seed(4)
+        like = {"device": device, "dtype": torch.bfloat16, "generator": generator}
+        q = torch.randn(sum(self.queries), self.heads, self.head_dim, **like)
+        needed = [-(-n // self.page) for n in self.keys]
+        order = torch.randperm(sum(needed), device=device, generator=generator)
+        table = torch.zeros(len(needed), max(needed), dtype=torch.int32, device=device)
+        for b, pages in enumerate(order.split(needed)):
+            table[b, : len(pages)] = pages
+        shape = (sum(needed), self.page, self.heads_kv, self.head_dim)
+        k, v = (torch.randn(shape, **like) for _ in "kv")
+        used = torch.tensor(self.keys, dtype=torch.int32, device=device)
+        ends = [
+            torch.tensor((0, *lengths), device=device).cumsum(0, dtype=torch.int32)
+            for lengths in (self.queries, self.keys)
+        ]
+        return q, k, v, *ends, max(self.queries), max(self.keys), used, table
+
+
+def serve_grid() -> Iterator[Serve]:
+    """Decoding, verification of drafts, chunks of prompts, and both in a batch."""
+
+    def each(name: str, queries: int, keys: tuple[int, ...], page: int) -> Serve:
+        return Serve(name, (queries,) * len(keys), keys, page)
+
+    generator = torch.Generator().manual_seed(5)
+    mixed_keys = tuple(torch.randint(16, 8193, (256,), generator=generator).tolist())
+    for page in (16, 256):
+        yield each("64 x 1 query, 4k keys", 1, (4096,) * 64, page)
+        yield each("256 x 1 query, 16 to 8k keys", 1, mixed_keys, page)
+        yield each("8 x 1 query, 2k keys", 1, (2048,) * 8, page)
+        yield each("63 x 1 query, 512 keys, one of 128k", 1, (131072, *(512,) * 63), page)
+        yield each("64 x 4 queries, 4k keys", 4, (4096,) * 64, page)
+        for queries in (1, 4, 8):
+            yield each(f"1 x {queries} queries, 32k keys", queries, (32768,), page)
+        yield each("63 x 1 query, 4k keys", 1, (4096,) * 63, page)
+        yield each("1 x 512 queries, 4k keys", 512, (4096,), page)
+        yield Serve("1 x 512 queries and 63 x 1, 4k keys", (512, *(1,) * 63), (4096,) * 64, page)
+        yield each("1 x 512 queries, 8k keys", 512, (8192,), page)
+        yield each("1 x 2,048 queries, 32k keys", 2048, (32768,), page)

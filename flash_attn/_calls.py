@@ -105,7 +105,8 @@ def varlen(
         softmax_scale = head_dim**-0.5
     if backend.LOG:
         _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
-             cu_seqlens_q=cu_seqlens_q, block_table=block_table)  # fmt: skip
+             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+             block_table=block_table, batch_invariant=batch_invariant)  # fmt: skip
     head_dim_v = v.shape[-1]
     padded = _has_to_pad(q, v)
     if padded:

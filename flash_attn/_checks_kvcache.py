@@ -45,8 +45,7 @@ def kvcache(
         )
     if cache_leftpad is not None:
         _per_sequence(cache_leftpad, "cache_leftpad", batch, q)
-    if num_splits < 0:
-        raise ValueError(f"num_splits: got {num_splits}; 0 (chosen inside) or more is needed")
+    checks.num_splits(num_splits)
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     new = _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity)
     _within(cache_seqlens, batch, new, capacity, q)

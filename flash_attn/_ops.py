@@ -34,18 +34,20 @@ _GRADIENTS = (
 _FORWARD_TAIL = (
     "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
     "bool deterministic=False"
-    ") -> (Tensor out, Tensor softmax_lse, Tensor S_dmask, Tensor rng_state_out)"
 )
+_FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor S_dmask, Tensor rng_state_out)"
 _BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
 
 SCHEMAS = {
     "_flash_attn_forward": (
-        f"(Tensor q, Tensor k, Tensor v, {_SCORES}, bool return_softmax, {_FORWARD_TAIL}"
+        f"(Tensor q, Tensor k, Tensor v, {_SCORES}, bool return_softmax, {_FORWARD_TAIL}) "
+        f"{_FORWARD_RESULTS}"
     ),
     "_flash_attn_varlen_forward": (
         f"(Tensor q, Tensor k, Tensor v, {_VARLEN}{_SCORES_DEFAULTED}, "
         "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, "
-        f"Tensor? seqused_k=None, bool zero_tensors=False, {_FORWARD_TAIL}"
+        f"Tensor? seqused_k=None, bool zero_tensors=False, {_FORWARD_TAIL}, "
+        f"SymInt num_splits=0) {_FORWARD_RESULTS}"
     ),
     "_flash_attn_backward": (
         f"({_GRADIENTS}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
@@ -88,7 +90,7 @@ def _cpu_forward(*args, deterministic: bool = False, **kwargs):
     return cpu.forward(*args, **kwargs)
 
 
-def _cpu_varlen_forward(*args, deterministic: bool = False, **kwargs):
+def _cpu_varlen_forward(*args, deterministic: bool = False, num_splits: int = 0, **kwargs):
     return cpu.varlen_forward(*args, **kwargs)
 
 
@@ -130,7 +132,7 @@ def _fake_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_
                          window_size_right=-1, softcap=0.0, alibi_slopes=None,
                          return_softmax=False, block_table=None, leftpad_k=None,
                          seqused_k=None, zero_tensors=False, *, s_aux=None, rng_state=None,
-                         batch_invariant=False, deterministic=False):  # fmt: skip
+                         batch_invariant=False, deterministic=False, num_splits=0):  # fmt: skip
     total_q, heads, _ = q.shape
     probs_shape = (cu_seqlens_q.shape[0] - 1, heads, max_seqlen_q, max_seqlen_k)
     return _fake_outputs(q, v, (heads, total_q), probs_shape, dropout_p, return_softmax)

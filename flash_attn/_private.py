@@ -93,13 +93,17 @@ def _flash_attn_varlen_forward(
     *,
     s_aux: Tensor | None = None,
     generator: torch.Generator | None = None,
+    num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One varlen forward with every option spelled out; shapes as in ``flash_attn_varlen_func``.
 
     Arguments:
+        cu_seqlens_k: may be None with block_table and seqused_k, which say how long sequences are;
+            with both, what it holds does not count.
         leftpad_k: (batch,), int32: the position of the first key of each sequence.
         seqused_k: (batch,), int32: how many keys of each sequence are in use; None is all.
         zero_tensors: accepted and ignored: rows that no sequence owns are always 0.
+        num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries.
 
     Returns:
         out (total_q, heads, head_dim); softmax_lse (heads, total_q), float32; S_dmask (batch,
@@ -109,6 +113,9 @@ def _flash_attn_varlen_forward(
     max_seqlen_q, max_seqlen_k = _calls.max_seqlens(
         q, k, max_seqlen_q, max_seqlen_k, block_table, exact=return_softmax
     )
+    if cu_seqlens_k is None and block_table is not None and seqused_k is not None:
+        cu_seqlens_k = cu_seqlens_q
+    num_splits = checks.num_splits(num_splits)
     checks.varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k,
         leftpad_k,
@@ -121,7 +128,7 @@ def _flash_attn_varlen_forward(
         _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax,
         block_table, leftpad_k, seqused_k, zero_tensors, s_aux=_calls.sinks(s_aux, q),
-        rng_state=_rng_state(dropout_p, q, generator),
+        rng_state=_rng_state(dropout_p, q, generator), num_splits=num_splits,
     )  # fmt: skip
 
 

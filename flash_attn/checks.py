@@ -270,6 +270,14 @@ def integer(x: Any, name: str) -> int:
     return x
 
 
+def num_splits(x: Any) -> int:
+    """The most parts to cut a sequence's keys into, or 0."""
+    x = integer(x, "num_splits")
+    if x < 0:
+        raise ValueError(f"num_splits: got {x}; 0 (chosen inside) or more is needed")
+    return x
+
+
 def number(x: Any, name: str) -> None:
     """A tensor would do as well on the CPU, but on a GPU it would have to be waited for."""
     if isinstance(x, (int, float, torch.SymFloat, torch.SymInt)):

@@ -25,7 +25,9 @@ class Explanation:
     or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
     variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
     splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
-    follows from the lengths, on the GPU. rejected: (name, why not) of the others.
+    follows from the lengths, on the GPU. rejected: (name, why not) of the others. few_queries: of a
+    batch that two kernels share, each sequence by its own length, few_kernel serves those of up to
+    so many queries, and splits are its.
     """
 
     operation: str
@@ -37,6 +39,8 @@ class Explanation:
     splits: int = 1
     rejected: tuple[tuple[str, str], ...] = ()
     variant: dict[str, Any] = field(default_factory=dict)
+    few_queries: int = 0
+    few_kernel: str | None = None
 
     def __str__(self) -> str:
         rows = [
@@ -45,6 +49,8 @@ class Explanation:
             ("backend", self.backend),
             ("kernel", self.kernel or "none: the call raises NotImplementedError"),
         ]
+        if self.few_kernel is not None:
+            rows.append(("and", f"{self.few_kernel} for sequences of up to {self.few_queries}"))
         if self.tile is not None:
             rows.append(("tile", f"{self.tile[0]} rows x {self.tile[1]} keys"))
         if self.backend == "cuda":
@@ -66,9 +72,16 @@ class _Problem:
     causal: bool
     window_size: tuple[int, int]
     extras: tuple[str, ...]  # the names of the options that are in use
+    batch: int
+    longest_q: int  # queries that a sequence can have
     capacity: int  # keys that a sequence can have
-    num_splits: int | None  # of a call with a cache
+    cached: bool
+    num_splits: int
     batch_invariant: bool
+
+    @property
+    def packed(self) -> bool:
+        return self.operation == "_flash_attn_varlen_forward"
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v
@@ -138,11 +151,28 @@ def explain(
         operation=_check(q, k, v, cu_seqlens_q, block_table, cached),
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
         extras=tuple(name for name, used in in_use.items() if used),
-        capacity=k.shape[1] * (1 if block_table is None else block_table.shape[1]),
-        num_splits=checks.integer(num_splits, "num_splits") if cached else None,
+        batch=q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
+        longest_q=_length(q, cu_seqlens_q, max_seqlen_q),
+        capacity=_capacity(k, cu_seqlens_q, max_seqlen_k, block_table),
+        cached=cached,
+        num_splits=checks.num_splits(num_splits),
         batch_invariant=batch_invariant,
     )  # fmt: skip
     return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
+
+
+def _length(x: Tensor, cu_seqlens: Tensor | None, longest: int | Tensor | None) -> int:
+    """What a call takes for the longest sequence of (batch, seqlen, …), or of a packed x."""
+    if cu_seqlens is None:
+        return x.shape[1]
+    known = longest is not None and not isinstance(longest, Tensor)
+    return checks.integer(longest, "max_seqlen") if known else x.shape[0]
+
+
+def _capacity(k: Tensor, cu_seqlens_q, max_seqlen_k, block_table: Tensor | None) -> int:
+    if block_table is not None:
+        return k.shape[1] * block_table.shape[1]
+    return _length(k, cu_seqlens_q, max_seqlen_k)
 
 
 def _check(q, k, v, cu_seqlens_q, block_table, kvcache: bool) -> str:
@@ -223,8 +253,9 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     request = (
         major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
     )  # fmt: skip
-    answer = _ask_about_decode(problem, request) if _may_decode(problem) else None
-    if answer is None:
+    few = _ask_about_decode(problem, request) if _may_decode(problem) else None
+    answer = few
+    if few is None or few["few_queries"] > 0:
         paged = "paged" in problem.extras
         answer = json.loads(backend.library.explain_forward(*request, paged))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
@@ -235,29 +266,38 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     why = f"first row of the table that fits sm_{major}{minor}"
     if padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
-    return Explanation(
+    explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], variant["block_n"]), answer["splits"], tuple(rejected), variant,
+    )  # fmt: skip
+    if answer is few or few is None:
+        return explanation
+    return replace(
+        explanation, splits=few["splits"], few_queries=few["few_queries"],
+        few_kernel=few["variant"]["name"],
     )  # fmt: skip
 
 
 def _may_decode(problem: _Problem) -> bool:
-    """Whether a decode kernel may serve the call: with a cache, or a dense one with few rows."""
-    if problem.operation == "_flash_attn_forward":
-        return not problem.batch_invariant and "dropout" not in problem.extras
-    return problem.num_splits is not None
+    """Whether a decode kernel may serve the call, or some of its sequences."""
+    if problem.cached:
+        return True
+    return "dropout" not in problem.extras and (problem.packed or not problem.batch_invariant)
 
 
 def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     """The selection among decode kernels; None where the forward kernel is faster."""
     device = torch.cuda.get_device_properties(problem.q.device)
-    batch, seqlen_q, heads, _ = problem.q.shape
     answer = backend.library.explain_decode(
-        *request, device.multi_processor_count, batch, seqlen_q, problem.capacity, heads,
-        problem.k.shape[2], problem.num_splits or 0, "paged" in problem.extras,
-        problem.num_splits is not None,
+        *request, device.multi_processor_count, problem.batch, problem.longest_q,
+        problem.capacity, problem.q.shape[-2], problem.k.shape[-2], problem.num_splits,
+        "paged" in problem.extras, problem.cached, problem.q.shape[0] if problem.packed else -1,
+        problem.batch_invariant,
     )  # fmt: skip
-    return None if answer is None else json.loads(answer)
+    if answer is None:
+        return None
+    found = json.loads(answer)
+    return found if found["variant"] is not None or problem.cached else None
 
 
 def trace(q: Tensor, k: Tensor, v: Tensor, **options) -> None:

@@ -65,7 +65,7 @@ def test_scratch_memory_is_that_of_dq(cuda, d, dv, heads_k):
     torch.cuda.reset_peak_memory_stats()
     by_hand(x, lse, into=out, deterministic=True)
     scratch = torch.cuda.max_memory_allocated() - before
-    # The least head_dim of a kernel; and counters of row blocks, and what the allocator rounds up to.
+    # The least head_dim of a kernel; counters of row blocks, and what the allocator rounds up to.
     assert scratch <= rows * (4 * max(d, 64) + 12) + 4 * 2**20
 
 

@@ -288,6 +288,43 @@ def test_batch_invariance_of_packed_sequences(device, needs):
             assert_bitwise(f"sequence {b}", alone, out[rows])
 
 
+def test_batch_invariance_of_sequences_in_pages(device, needs):
+    """Alone, beside others of few queries, and beside long ones."""
+    x = pack(Case(), ([1, 40, 3, 0, 16, 129], [100, 50, 33, 41, 700, 200]), device, spare=0)
+    pages = -(-x.cu_k[-1] // 8) + 6
+    k, v = (x.k.new_zeros(pages, 8, *x.k.shape[1:]) for _ in "kv")
+    table = torch.zeros(6, 88, dtype=torch.int32, device=device)
+    used = 0
+    for b in range(6):
+        keys = slice(*x.cu_k[b : b + 2])
+        count = -(-(keys.stop - keys.start) // 8)
+        table[b, :count] = torch.arange(used, used + count)
+        for held, packed in ((k, x.k), (v, x.v)):
+            rows = held[used : used + count].flatten(0, 1)[: keys.stop - keys.start]
+            rows.copy_(packed[keys])
+        used += count
+
+    def run(sequences: list[int]) -> list[torch.Tensor]:
+        rows = [slice(*x.cu_q[b : b + 2]) for b in sequences]
+        counts = [r.stop - r.start for r in rows]
+        keys = [x.cu_k[b + 1] - x.cu_k[b] for b in sequences]
+        cu_q, cu_k = (
+            torch.tensor([0, *n], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
+            for n in (counts, keys)
+        )
+        out = flash_attn_varlen_func(
+            torch.cat([x.q[r] for r in rows]), k, v, cu_q, cu_k, max(counts), max(keys),
+            causal=True, block_table=table[sequences], batch_invariant=True,
+        )  # fmt: skip
+        return list(out.split(counts))
+
+    with needs("batch_invariant", "paged"):
+        together = run(list(range(6)))
+        for sequences in ([0], [1], [4], [5], [0, 2], [2, 4], [0, 2, 3, 4], [0, 1, 2]):
+            for b, out in zip(sequences, run(sequences), strict=True):
+                assert_bitwise(f"sequence {b} of {sequences}", out, together[b])
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary_positions(interleaved, device, needs):
     """A rotation by 180 degrees per position: whatever sits at an odd position changes sign.

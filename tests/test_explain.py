@@ -36,6 +36,7 @@ class Library:
     def __init__(self, cuda: int = 13000):
         self.asked: list[tuple] = []
         self.asked_about_decode: list[tuple] = []
+        self.packed_batches: list[tuple] = []
         self.cuda = cuda
 
     def cuda_version(self) -> int:
@@ -45,11 +46,15 @@ class Library:
         return json.dumps([ROW])
 
     def explain_decode(self, *request) -> str | None:
-        *_, seqlen_q, _seqlen_k, _heads, _heads_kv, num_splits, paged, cached = request
+        batch, seqlen_q, seqlen_k, heads, heads_kv = request[6:11]
+        num_splits, paged, cached, total_q, batch_invariant = request[11:]
         self.asked_about_decode.append((num_splits, paged, cached))
+        self.packed_batches.append((batch, seqlen_q, seqlen_k, heads, heads_kv, total_q,
+                                    batch_invariant))  # fmt: skip
         row = ROW | {"name": "decode_test"}
-        answer = {"variant": row, "rejected": [], "splits": 12}
-        return json.dumps(answer) if seqlen_q == 1 else None
+        is_mixed = total_q >= 0 and paged and min(seqlen_q, total_q) > 1
+        answer = {"variant": row, "rejected": [], "splits": 12, "few_queries": 1 * is_mixed}
+        return json.dumps(answer) if seqlen_q == 1 or is_mixed else None
 
     def explain_forward(self, *request) -> str:
         self.asked.append(request)
@@ -218,6 +223,43 @@ def test_cuda_few_queries_may_be_cut(library):
         flash_attn.explain(*few, **options)
     assert len(library.asked_about_decode) == 1
     assert flash_attn.explain(*qkv()).kernel == ROW["name"]
+
+
+def packed(longest: int | None) -> tuple[list, dict]:
+    q, pages = fake("cuda", (7, 4, 64), (9, 16, 2, 64))
+    ends, table = fake("cuda", (6,), (5, 3), dtype=torch.int32)
+    options = {"cu_seqlens_q": ends, "block_table": table, "max_seqlen_q": longest}
+    return [q, pages, pages], options
+
+
+def test_cuda_packed_batch_of_few_queries(library):
+    tensors, options = packed(1)
+    choice = flash_attn.explain(*tensors, **options, num_splits=3)
+    assert (choice.kernel, choice.splits, choice.few_kernel) == ("decode_test", 12, None)
+    assert library.asked_about_decode == [(3, True, False)]
+    assert library.packed_batches == [(5, 1, 48, 4, 2, 7, False)]
+    assert not library.asked
+    flash_attn.explain(*tensors, **options, dropout_p=0.1)
+    assert len(library.asked_about_decode) == 1
+
+
+@pytest.mark.parametrize("longest", [7, None])
+def test_cuda_packed_batch_that_two_kernels_share(library, longest):
+    tensors, options = packed(longest)
+    choice = flash_attn.explain(*tensors, **options, batch_invariant=True)
+    assert library.packed_batches == [(5, 7, 48, 4, 2, 7, True)]
+    assert library.asked == [(90, "bf16", 64, 64, False, True)]
+    assert (choice.kernel, choice.few_kernel, choice.few_queries) == (ROW["name"], "decode_test", 1)
+    assert choice.splits == 12
+    assert "decode_test for sequences of up to 1" in str(choice)
+
+
+def test_cuda_packed_keys(library):
+    q, k, ends = *fake("cuda", (7, 4, 64), (90, 4, 64)), torch.empty(6)
+    longest = {"max_seqlen_q": 1, "max_seqlen_k": 40}
+    assert flash_attn.explain(q, k, k, cu_seqlens_q=ends, **longest).kernel == "decode_test"
+    assert flash_attn.explain(q, k, k, cu_seqlens_q=ends).kernel == ROW["name"]
+    assert library.packed_batches == [(5, 1, 40, 4, 4, 7, False), (5, 7, 90, 4, 4, 7, False)]
 
 
 def test_cuda_operation_without_a_kernel(library):

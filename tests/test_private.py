@@ -162,6 +162,37 @@ def test_varlen_forward_checks_what_the_public_one_does_not_take(device, name):
         )
 
 
+def test_num_splits(device, needs):
+    """The same result up to rounding, through both names; cu_seqlens_k is not looked at."""
+    q, _, _ = plain(*qkv(device, 3))
+    k, v = torch.randn(2, 8, 16, 2, 32, device=device).to(q.dtype)
+    table = torch.arange(8, dtype=torch.int32, device=device).view(2, 4)
+    used = torch.tensor([60, 33], dtype=torch.int32, device=device)
+    ends, garbage = cu(device, 1, 3), torch.full((3,), -7, dtype=torch.int32, device=device)
+    with needs("paged", "seqused_k"):
+        results = []
+        for num_splits in (0, 1, 3):
+            for cu_k in (None, garbage):
+                out, lse, *_ = flash_attn_interface._flash_attn_varlen_forward(
+                    q, k, v, ends, cu_k, 2, 64, 0.0, 0.3, True, block_table=table, seqused_k=used,
+                    num_splits=num_splits,
+                )  # fmt: skip
+                results.append((out, lse))
+            out, lse, *_ = flash_attn_2_cuda.varlen_fwd(
+                q, k, v, torch.empty_like(q), ends, None, used, None, table, None, 2, 64, 0.0, 0.3,
+                False, True, -1, -1, 0.0, False, None, num_splits,
+            )  # fmt: skip
+            results.append((out, lse))
+        for out, lse in results[1:]:
+            torch.testing.assert_close(out, results[0][0])
+            torch.testing.assert_close(lse, results[0][1])
+        with pytest.raises(ValueError, match="num_splits: got -1; 0"):
+            flash_attn_interface._flash_attn_varlen_forward(
+                q, k, v, ends, garbage, 2, 64, 0.0, 0.3, True, block_table=table, seqused_k=used,
+                num_splits=-1,
+            )  # fmt: skip
+
+
 def gradients(out: Tensor, dout: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(out, inputs, dout))
 

@@ -18,6 +18,7 @@ from cases import (
     FP64,
     Case,
     build,
+    padded_on_gpu,
     pairwise,
     poisoned,
 )
@@ -31,6 +32,7 @@ from flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
 
 def check_forward(case: Case, x: Packed, extra: dict | None = None, **lists) -> None:
@@ -260,6 +262,58 @@ def test_paged(page_size, lengths, device, needs):
         assert_accurate("out", out, ref_out, std_out)
         total = x.cu_q[-1]
         assert_lse("lse", lse[:, :total].contiguous(), ref_lse[:, :total])
+
+
+# Sequences of few queries, alone and beside longer ones.
+FEW = {
+    "one_each": ([1] * 5, [100, 33, 0, 260, 7]),
+    "few": ([1, 3, 0, 9, 2], [100, 33, 41, 260, 0]),
+    "beside_chunks": ([1, 70, 0, 2, 129], [100, 80, 41, 260, 150]),
+}
+FEW_CASES = build(
+    pairwise(
+        seed=8,
+        dtype=[BF16, FP16],
+        h__hk=[(4, 4), (4, 1), (6, 2)],
+        d=[64, 128, 40, 256],
+        causal__window=MASKS,
+        softcap=[0.0, 15.0],
+        alibi=[None, "h", "bh"],
+        sinks=[False, True],
+    )
+)
+
+
+@pytest.mark.parametrize("lengths", FEW)
+@pytest.mark.parametrize("case", FEW_CASES, ids=str)
+def test_few_queries_in_pages(case, lengths, device, needs):
+    """As engines call it: lengths from seqused_k, and nothing in cu_seqlens_k."""
+    page_size, num_splits = ((1, 0), (16, 1), (16, 3), (256, 0))[case.seed % 4]
+    x = pack(case, FEW[lengths], device)
+    k, v, table = into_pages(x, page_size)
+    used = torch.tensor(FEW[lengths][1], dtype=torch.int32, device=device)
+    leftpad = [n // 3 for n in FEW[lengths][1]] if case.seed % 3 == 0 else None
+    starts = None if leftpad is None else torch.tensor(leftpad, dtype=torch.int32, device=device)
+    with needs("paged", *case.features):
+        out, lse, _, _ = _flash_attn_varlen_forward(
+            *padded_on_gpu(x.q, k, v), x.lengths["cu_seqlens_q"], None, x.max_q, x.max_k, 0.0,
+            case.d**-0.5, case.causal, *case.window, case.softcap, x.alibi_slopes,
+            block_table=table, seqused_k=used, leftpad_k=starts, s_aux=x.s_aux,
+            num_splits=num_splits,
+        )  # fmt: skip
+        ref, std = (
+            written_out(case, x, attention, leftpad_k=leftpad)(x.q, x.k, x.v, x.s_aux)
+            for attention in (attention_ref, standard_attention)
+        )
+        assert_accurate("out", out[..., : case.value_dim], ref[0], std[0])
+        total = x.cu_q[-1]
+        assert_lse("lse", lse[:, :total].contiguous(), ref[1][:, :total])
+
+
+@pytest.mark.parametrize("lengths", [([1, 2, 0], [1100, 40, 5]), ([1], [1500])], ids=str)
+def test_few_queries_and_long_keys(lengths, device, needs):
+    case = Case(h=4, hk=2, causal=True)
+    check_forward(case, pack(case, lengths, device))
 
 
 def test_batch_of_no_sequence(device):

@@ -26,13 +26,34 @@ struct Attributes {
   ScoreArguments score;
   bool return_softmax;
   OptionalTensor const& rng_state;
-  bool may_decode;  // a decode kernel, whose splits depend on the batch, may serve it
+  bool may_decode;  // a decode kernel may serve it
+  int64_t num_splits = 0;
 };
 
 Request decode_request(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, needs_full_scores(p.scores),
           device.sm, device.smem_per_block};
+}
+
+// By the forward kernel, the decode kernel, or each of them what is its of a packed batch.
+void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
+  DeviceInfo const& device = current_device();
+  bool decodes = false, leaves = true;
+  if (p.seqlens.cu_q) {
+    p.seqlens.few_q = find(decode_request(q, p)) ? few_queries(p, num_splits, device) : 0;
+    decodes = p.seqlens.few_q > 0;
+    leaves = p.seqlens.few_q != kAllQueries;
+  } else if (decodes_dense(p, device)) {
+    decodes = find(decode_request(q, p));
+    leaves = !decodes;
+  }
+  if (leaves) {
+    launch_forward(q, p);
+  }
+  if (decodes) {
+    launch_decode(q, p, num_splits);
+  }
 }
 
 // Lengths, heads and pages are in `p` already.
@@ -57,8 +78,8 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.scores = scores(a.score, p.seqlens, p.heads_q, q, rng_state);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  if (a.may_decode && decodes_dense(p, current_device()) && find(decode_request(q, p))) {
-    launch_decode(q, p, 0);
+  if (a.may_decode) {
+    launch_attention(q, p, a.num_splits);
   } else {
     launch_forward(q, p);
   }
@@ -101,7 +122,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor block_table, OptionalTensor leftpad_k,
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
-                       bool /*deterministic: of the backward it leads to*/) {
+                       bool /*deterministic: of the backward it leads to*/, int64_t num_splits) {
+  check(num_splits >= 0, "num_splits is ", num_splits, ", expected 0 or more");
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = packed_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -125,7 +147,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
       {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
        return_softmax,
        rng_state,
-       false},
+       true,
+       num_splits},
       out, lse);
 }
 

@@ -3,6 +3,7 @@
 #include <Python.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 
 #include "host/decode_plan.h"
@@ -41,14 +42,15 @@ int smem_per_block(int sm) {
   return sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
 }
 
-PyObject* selection_json(Selection const& selection, int splits) {
+PyObject* selection_json(Selection const& selection, int splits, int few_queries = 0) {
   std::string rejected;
   for (Rejection const& r : selection.rejected) {
     rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,
                        "\", \"why\": \"", r.why, "\"}");
   }
   return string(concat("{\"variant\": ", selection.variant ? row_json(*selection.variant) : "null",
-                       ", \"splits\": ", splits, ", \"rejected\": [", rejected, "]}"));
+                       ", \"splits\": ", splits, ", \"few_queries\": ", few_queries,
+                       ", \"rejected\": [", rejected, "]}"));
 }
 
 PyObject* explain_forward(PyObject*, PyObject* args) {
@@ -63,21 +65,37 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
                         1);
 }
 
+// Whether a decode kernel serves the call; of a packed batch that is written into `p`.
+bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device) {
+  if (p.seqlens.cu_q) {
+    p.seqlens.few_q = few_queries(p, num_splits, device);
+    return p.seqlens.few_q > 0;
+  }
+  return cached ? decodes_cache(p, num_splits, device) : decodes_dense(p, device);
+}
+
 PyObject* explain_decode(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, paged = 0, cached = 0;
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, paged = 0, cached = 0,
+      batch_invariant = 0;
+  long long total_q = 0;
   DeviceInfo device{};
   FwdParams p{};
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipiiiiiiipp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+  if (!PyArg_ParseTuple(args, "isiipiiiiiiippLp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
                         &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
-                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &paged,
-                        &cached)) {
+                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &paged, &cached,
+                        &total_q, &batch_invariant)) {
     return nullptr;
   }
-  static int const some_page = 0;
-  p.pages.table = paged ? &some_page : nullptr;
+  static int const something = 0;  // of tensors it counts whether they are there
+  p.pages.table = paged ? &something : nullptr;
+  p.seqlens.cu_q = total_q >= 0 ? &something : nullptr;
+  p.seqlens.total_q = std::max(total_q, 0LL);
+  p.batch_invariant = batch_invariant;
+  p.head_dim = head_dim;
+  p.head_dim_v = head_dim_v;
   device.sm = sm;
-  if (!(cached ? decodes_cache(p, num_splits, device) : decodes_dense(p, device))) {
+  if (!decodes(p, cached, num_splits, device)) {
     Py_RETURN_NONE;
   }
   device.smem_per_block = smem_per_block(sm);
@@ -87,7 +105,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   int const splits = selection.variant && any
                          ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
                          : 1;
-  return selection_json(selection, splits);
+  return selection_json(selection, splits, p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
 }
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
@@ -99,8 +117,10 @@ PyMethodDef methods[] = {
      "not the others."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits, paged, cached) -> JSON as of explain_forward, with the most splits of "
-     "a sequence; None for a call that the forward kernel serves."},
+     "heads_kv, num_splits, paged, cached, total_q, batch_invariant) -> JSON as of "
+     "explain_forward, with the most splits of a sequence; None for a call that the forward kernel "
+     "serves. total_q: of a packed batch, else -1. few_queries: if not 0, this is about sequences "
+     "of no more queries, and the forward kernel serves the others."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -40,9 +40,11 @@ struct PackedRows {
 // The same in the order in which tiles are numbered: the rows before the first sequence come last.
 struct RowOrder {
   PackedRows rows;
+  int few;    // sequences of no more rows are somebody else's
   int first;  // row of the first sequence
 
-  FLASH_HD explicit RowOrder(PackedRows const& rows_) : rows(rows_), first(rows_.entry(0)) {}
+  FLASH_HD explicit RowOrder(PackedRows const& rows_, int few_ = 0)
+      : rows(rows_), few(few_), first(rows_.entry(0)) {}
 
   // How many rows come before the sequence's; of the number past the last one, before the end.
   FLASH_HD int start(int sequence) const {
@@ -50,6 +52,11 @@ struct RowOrder {
     return sequence <= rows.batch       ? (start > 0 ? start : 0)
            : sequence == rows.batch + 1 ? rows.total - first
                                         : rows.total;
+  }
+
+  // Of a sequence's rows, how many are wanted.
+  FLASH_HD int wanted(int sequence, int length) const {
+    return length > few || sequence >= rows.batch ? length : 0;
   }
 };
 

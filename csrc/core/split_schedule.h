@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/packed_rows.h"
 #include "params/common.h"
 #include "params/split.h"
 
@@ -19,12 +20,13 @@ struct UnitRange {
 
 // One thread block's work: an even share of a tile's units.
 struct Piece {
-  int sequence;
-  int tile;
+  int sequence;  // of a packed batch also one of those that the batch has not (see PackedRows)
+  int tile;      // of the sequence: KV head + KV heads * row block
   int split;
   int splits;
-  int first_column;  // column of the tile's split 0; this piece's is first_column + split
-  bool valid;        // false for the surplus thread blocks of an upper-bound grid
+  int first;   // thread block of the tile's split 0
+  int step;    // from the thread block of a split to that of the next
+  bool valid;  // false for the surplus thread blocks of an upper-bound grid
 
   // Of `units`; the first pieces get one unit more where they do not share out evenly.
   FLASH_HD UnitRange range(int units) const {
@@ -34,12 +36,13 @@ struct Piece {
   }
 };
 
-// A column is one piece of all the tiles of a sequence. Cutting sequence b of units(b) units into
-// pieces of `chunk` gives at most units(b) / chunk + 1 of them, and chunk >= total / s.columns, so
-// batch + s.columns are enough, whatever the lengths are.
+// A column is one piece of all the tiles of a sequence, or of those of one row block. Cutting
+// sequence b of units(b) units into pieces of `chunk` gives at most units(b) / chunk + 1 of them,
+// and chunk >= total / s.columns, so batch + s.columns are enough, whatever the lengths are; and
+// likewise with row blocks, each of which is cut like a sequence.
 FLASH_HD int64_t num_columns(SplitSchedule const& s) {
-  int64_t const by_chunk = int64_t(s.batch) + s.columns;
-  int64_t const by_limit = int64_t(s.batch) * s.max_splits;
+  int64_t const by_chunk = int64_t(s.all_row_blocks) + s.columns;
+  int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_splits;
   return by_chunk < by_limit ? by_chunk : by_limit;
 }
 
@@ -59,24 +62,41 @@ FLASH_HD int num_splits(SplitSchedule const& s, int chunk, int units) {
   return splits < 1 ? 1 : splits < uint32_t(s.max_splits) ? int(splits) : s.max_splits;
 }
 
-// The units of all sequences, for lanes that go through them again and again. Units: callable,
-// sequence -> its units.
-template <class Lanes, class Units>
-struct BatchUnits {
+// What there is of a sequence.
+struct SequenceSize {
+  int units;
+  int row_blocks;  // that have columns of their own
+
+  FLASH_HD int64_t all_units() const { return int64_t(units) * row_blocks; }
+};
+
+// Columns of a sequence, or as many as 32 lanes can still add up.
+FLASH_HD int columns_of(SplitSchedule const& s, int chunk, SequenceSize size) {
+  constexpr int64_t kMost = 1 << 24;
+  int64_t const columns = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
+  return int(columns < kMost ? columns : kMost);
+}
+
+// The sizes of all sequences, for lanes that go through them again and again. Sizes: callable,
+// sequence -> its size.
+template <class Lanes, class Sizes>
+struct BatchSizes {
   SplitSchedule const& s;
   Lanes lanes;
-  Units units;
-  int first;  // of this lane's first sequence, kept
+  Sizes sizes;
+  SequenceSize first;  // of this lane's first sequence, kept
 
-  FLASH_HD BatchUnits(SplitSchedule const& s_, Lanes lanes_, Units units_)
-      : s(s_), lanes(lanes_), units(units_) {
+  FLASH_HD BatchSizes(SplitSchedule const& s_, Lanes lanes_, Sizes sizes_)
+      : s(s_), lanes(lanes_), sizes(sizes_) {
     int const b = s.equal ? 0 : lanes.index();
-    first = b < s.batch ? units(b) : 0;
+    first = b < s.batch ? sizes(b) : SequenceSize{0, 0};
   }
 
-  FLASH_HD int of(int sequence) const { return sequence < Lanes::kCount ? first : units(sequence); }
+  FLASH_HD SequenceSize of(int sequence) const {
+    return sequence < Lanes::kCount ? first : sizes(sequence);
+  }
 
-  // Of count(units) over the batch; for all lanes.
+  // Of count(size) over the batch; for all lanes.
   template <class Count>
   FLASH_HD int64_t sum(Count count) const {
     if (s.equal) {
@@ -94,14 +114,15 @@ struct BatchUnits {
 // for a batch of one length, since as many are wanted for each sequence. Others round their pieces
 // up to whole ones, so that these are nearly always more than wanted, and a few too many take as
 // long as as many again: they are lengthened in proportion, at most three times.
-template <class Lanes, class Units>
-FLASH_HD int fitting_chunk(BatchUnits<Lanes, Units> const& batch) {
+template <class Lanes, class Sizes>
+FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
-  int const even = divide_up(batch.sum([](int units) { return units; }), s.columns);
+  int const even =
+      divide_up(batch.sum([](SequenceSize size) { return size.all_units(); }), s.columns);
   int chunk = even > s.min_units ? even : s.min_units;
-  int const columns = s.columns > s.batch ? s.columns : s.batch;
+  int const columns = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    int64_t const found = batch.sum([&](int units) { return num_splits(s, chunk, units); });
+    int64_t const found = batch.sum([&](SequenceSize size) { return columns_of(s, chunk, size); });
     if (found <= columns) {
       break;
     }
@@ -112,33 +133,52 @@ FLASH_HD int fitting_chunk(BatchUnits<Lanes, Units> const& batch) {
 
 // The piece of thread block `index`. Lanes: the threads that search together, `kCount` sequences at
 // a time; all of them get the answer.
-template <class Lanes, class Units>
-FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Units units) {
+template <class Lanes, class Sizes>
+FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
   int const column = s.tiles.quotient(index);
-  int const tile = s.tiles.remainder(index, column);
-  if (s.max_splits == 1) {
-    return {column, tile, 0, 1, column, true};
+  int const tile = s.tiles.remainder(index, column), tiles = int(s.tiles.divisor);
+  if (s.max_splits == 1 && !s.packed) {
+    return {column, tile, 0, 1, index, tiles, true};
   }
-  BatchUnits<Lanes, Units> const batch(s, lanes, units);
-  int const chunk = fitting_chunk(batch);
+  BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
+  int const chunk = s.max_splits == 1 ? INT32_MAX : fitting_chunk(batch);
   if (s.equal) {
-    int const splits = num_splits(s, chunk, batch.first);
+    int const splits = num_splits(s, chunk, batch.first.units);
     int const sequence = column / splits, first = sequence * splits;
-    return {sequence, tile, column - first, splits, first, sequence < s.batch};
+    return {sequence,          tile, column - first, splits, first * tiles + tile, tiles,
+            sequence < s.batch};
   }
   int before = 0;  // columns of the sequences before `group`
   for (int group = 0; group < s.batch; group += Lanes::kCount) {
     int const b = group + lanes.index();
-    int const splits = b < s.batch ? num_splits(s, chunk, batch.of(b)) : 0;
-    int const end = before + lanes.running_sum(splits);
+    SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
+    int const splits = num_splits(s, chunk, size.units), mine = columns_of(s, chunk, size);
+    int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(column < end);
     if (hit < Lanes::kCount) {
-      int const first = lanes.of(hit, end - splits);
-      return {group + hit, tile, column - first, lanes.of(hit, splits), first, true};
+      int const row_blocks = lanes.of(hit, size.row_blocks), all = lanes.of(hit, splits);
+      int const count = lanes.of(hit, mine), first = lanes.of(hit, end) - count;
+      // Row blocks that read the same keys lie side by side.
+      int const split = row_blocks == 1 ? column - first : (column - first) / row_blocks;
+      int const row_block = column - first - split * row_blocks;
+      // Sequences that overlap may have more row blocks than all rows, and then there are not
+      // enough columns. Who misses one has none: of a part of the pieces nobody would be the last.
+      bool const complete =
+          int64_t(row_blocks) * all == count && int64_t(first) + count <= num_columns(s);
+      return {group + hit, tile + row_block * tiles,           split,
+              all,         (first + row_block) * tiles + tile, row_blocks * tiles,
+              complete};
     }
     before = lanes.of(Lanes::kCount - 1, end);
   }
-  return {0, 0, 0, 1, 0, false};
+  for (int b = s.batch; s.packed && b < PackedRows::count(s.batch); ++b) {
+    int const row_blocks = sizes(b).row_blocks;
+    if (column - before < row_blocks) {
+      return {b, tile + (column - before) * tiles, 0, 1, index, tiles, true};
+    }
+    before += row_blocks;
+  }
+  return {0, 0, 0, 1, 0, 0, false};
 }
 
 // One thread that searches alone.

@@ -23,20 +23,22 @@ struct TileGrid {
   // Index: int64_t, or int where num_tiles() is not more (see tile_at).
   template <class Index, class Search = Bisection>
   FLASH_HD WorkTile tile(const Seqlens& seqlens, Index index, Search search = {}) const {
-    return tile(seqlens.cu_q, seqlens.batch, seqlens.total_q, index, search);
+    return tile(seqlens.cu_q, seqlens.batch, seqlens.total_q, index, search, seqlens.few_q);
   }
 
-  // cu, total: of the packed tensor that is cut into tiles.
+  // cu, total: of the packed tensor that is cut into tiles. few: as of RowOrder.
   template <class Index, class Search = Bisection>
-  FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index,
-                         Search search = {}) const {
+  FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index, Search search = {},
+                         int few = 0) const {
     PackedRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
-      return VarlenScheduler(by_length, RowOrder(rows), index, Index(num_tiles()), search).coord();
+      RowOrder const order(rows, few);
+      return VarlenScheduler(by_length, order, index, Index(num_tiles()), search).coord();
     }
     WorkTile tile = DenseScheduler<Index>(dense, index, num_tiles()).coord();
     if (first_only && tile.valid) {
-      tile.valid = rows.run(tile.batch).length > 0;
+      int const length = rows.run(tile.batch).length;
+      tile.valid = RowOrder(rows, few).wanted(tile.batch, length) > 0;
     }
     return tile;
   }

@@ -170,8 +170,8 @@ class VarlenScheduler {
     if (row_block < first || row_block >= end) return {0, 0, sequence, false};
     auto const [m_block, head] = tile_at<Index>(
         schedule_.order, index_ - Index(first) * schedule_.heads, end - first, schedule_.heads);
-    return {m_block, int(head), sequence,
-            m_block * schedule_.block_m < place.next_start - place.start};
+    int const length = rows_.wanted(sequence, place.next_start - place.start);
+    return {m_block, int(head), sequence, m_block * schedule_.block_m < length};
   }
 
  private:

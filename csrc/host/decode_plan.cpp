@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/packed_rows.h"
 #include "core/wanted_columns.h"
 
 namespace flash {
@@ -20,14 +21,21 @@ Places places(Variant const& variant, DeviceInfo const& device) {
 // tiles holds.
 constexpr int64_t kMaxRows = 64, kTileRows = 16;
 
-int64_t packed_rows(FwdParams const& p) {
-  return int64_t(p.seqlens.seqlen_q) * (p.heads_q / std::max(p.heads_kv, 1));
+int group_of(FwdParams const& p) { return p.heads_q / std::max(p.heads_kv, 1); }
+
+// The most queries of a sequence, as far as the host can know.
+int64_t longest_q(Seqlens const& s) {
+  return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
 }
+
+int64_t packed_rows(FwdParams const& p) { return longest_q(p.seqlens) * group_of(p); }
+
+int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / kTileRows); }
 
 // Whether half of the GPU would be idle if every tile were one thread block's; three quarters, at
 // the head dims whose tiles take longer.
 bool leaves_room(FwdParams const& p, DeviceInfo const& device) {
-  int64_t const row_tiles = (packed_rows(p) + kTileRows - 1) / kTileRows;
+  int64_t const row_tiles = row_blocks(packed_rows(p));
   int const spare = p.head_dim > 128 ? 4 : 2;
   return spare * p.seqlens.batch * p.heads_kv * row_tiles <= device.sm_count;
 }
@@ -37,6 +45,10 @@ constexpr int kMinUnits = 2;
 
 // Many more sequences than the GPU holds at once balance by themselves, and save the search.
 constexpr int kTilesPerBlock = 4;
+
+// Dense calls with fewer keys gain nothing. On an H200: with 512 keys the same, with 4,096 1.2 to
+// 2.8 times faster, with 32,768 up to 8.
+constexpr int kFewKeys = 1024;
 
 }  // namespace
 
@@ -50,33 +62,66 @@ bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& dev
 }
 
 bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {
-  // On an H200: with 512 keys the same, with 4,096 1.2 to 2.8 times faster, with 32,768 up to 8.
-  constexpr int kFewKeys = 1024;
   int64_t const rows = packed_rows(p) * p.seqlens.batch;
   return rows > 0 && packed_rows(p) <= kMaxRows && p.seqlens.seqlen_k >= kFewKeys &&
          leaves_room(p, device) && p.scores.dropout_p == 0.f;
 }
 
+int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
+  int64_t const rows = packed_rows(p);
+  if (rows == 0 || p.seqlens.batch == 0 || p.scores.dropout_p > 0.f) {
+    return 0;
+  }
+  bool const paged = p.pages.table;
+  if (rows > kMaxRows) {
+    // Others run beside it. A batch of one has them, or is wrong about its length.
+    bool const mixed = paged && (p.seqlens.batch > 1 || p.batch_invariant);
+    return mixed ? static_cast<int>(kMaxRows / group_of(p)) : 0;
+  }
+  bool const decodes = paged || (!p.batch_invariant && p.seqlens.seqlen_k >= kFewKeys &&
+                                 decodes_cache(p, num_splits, device));
+  return decodes ? kAllQueries : 0;
+}
+
+// Row blocks of all sequences that are decoded, at most: full ones, and a part of one for each.
+int packed_row_blocks(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  bool const is_mixed = s.few_q != kAllQueries;
+  int64_t const all =
+      s.total_q * group_of(p) / kTileRows + (is_mixed ? s.batch : PackedRows::count(s.batch));
+  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p));
+  return static_cast<int>(is_mixed ? std::min(all, few) : all);
+}
+
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int num_splits,
                               DeviceInfo const& device) {
   Seqlens const& lengths = p.seqlens;
-  int64_t const rows = int64_t(lengths.seqlen_q) * (p.heads_q / p.heads_kv);
-  int64_t const row_blocks = (rows + variant.block_m - 1) / variant.block_m;
-  int const tiles = static_cast<int>(p.heads_kv * row_blocks);
+  bool const is_packed = lengths.cu_q, is_mixed = is_packed && lengths.few_q != kAllQueries;
+  int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
+  int const blocks = row_blocks(queries * group_of(p));
+  int const tiles = p.heads_kv * (is_packed ? 1 : blocks);
+  if (p.batch_invariant) {
+    num_splits = 1;  // what is wanted depends on all of the batch
+  }
   bool const choose = num_splits == 0;
   SplitSchedule s{};
   s.batch = lengths.batch;
   s.tiles = FastDiv(tiles);
-  s.equal = s.batch == 1 || !(lengths.cu_q || lengths.cu_k || lengths.used_k || lengths.leftpad_k ||
-                              lengths.batch_k);
+  s.packed = is_packed;
+  s.all_row_blocks = is_packed ? packed_row_blocks(p) : s.batch;
+  bool const is_single = s.batch == 1;
+  s.equal =
+      !is_packed &&
+      (is_single || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
   s.min_units = choose ? kMinUnits : 1;
   Places const gpu = places(variant, device);
   int64_t const resident = std::max<int64_t>(gpu.sm_count * gpu.blocks_per_sm / tiles, 1);
-  int const batch = std::max(s.batch, 1);
-  int64_t const few = s.equal ? fewest_columns(batch, tiles, gpu) : 0;
+  // What is cut alike. Beside long sequences those of one query are the most likely.
+  int const alike = std::max(s.batch * (is_packed && !is_mixed ? blocks : 1), 1);
+  int64_t const few = s.equal || is_single ? fewest_columns(alike, tiles, gpu) : 0;
   s.columns = !choose ? std::numeric_limits<int>::max()
-                      : static_cast<int>(few > 0 ? few : wanted_columns(batch, resident));
-  if (num_splits == 1 || (choose && s.batch >= kTilesPerBlock * resident)) {
+                      : static_cast<int>(few > 0 ? few : wanted_columns(alike, resident));
+  if (num_splits == 1 || (choose && alike >= kTilesPerBlock * resident)) {
     s.max_splits = 1;
   } else {
     int const unit = variant.block_n * variant.warps;

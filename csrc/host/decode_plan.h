@@ -16,6 +16,9 @@ bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const
 // The same of a dense call without one.
 bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
 
+// Of a packed batch: what to put into params.seqlens.few_q. 0: the decode kernel serves none of it.
+int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
+
 // num_splits as in flash_attn_with_kvcache: 0 chooses, 1 never cuts, n is a limit.
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params, int num_splits,
                               DeviceInfo const& device);

@@ -4,6 +4,8 @@
 
 namespace flash {
 
+constexpr int kAllQueries = INT32_MAX;
+
 // Where each sequence lies and how long it is. Null pointers mean: the fixed length applies.
 struct Seqlens {
   int batch;     // sequences
@@ -15,6 +17,9 @@ struct Seqlens {
   const int* used_k;     // [b] keys in use, at most what cu_k or seqlen_k allows
   const int* leftpad_k;  // [b] keys to skip at the start
   int64_t total_k = 0;   // rows in the packed k and v; 0 when they are [b, s, h, d]
+  // Of a packed q: the decode kernel has the sequences of up to so many queries, the forward kernel
+  // the others and the rows of none. kAllQueries: all is the decode kernel's.
+  int few_q = 0;
   // Of keys in pages, cu_k says lengths alone, and no sequence has more than seqlen_k.
   bool in_pages = false;
   // Of a cache:

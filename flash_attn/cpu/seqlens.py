@@ -36,14 +36,17 @@ def sequences(
     """Sequences of a varlen call, in order.
 
     total_k is None for paged keys, of which a sequence can hold page_capacity; cu_seqlens_k then
-    gives lengths only.
+    gives lengths only, and not even these with seqused_k.
     """
     cu_q = checked_offsets("cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q, "max_seqlen_q")
-    # With seqused_k, cu_seqlens_k delimits slots that may be longer than what is used of them.
-    claim = max_seqlen_k if seqused_k is None and leftpad_k is None else None
-    cu_k = checked_offsets("cu_seqlens_k", cu_seqlens_k, total_k, claim, "max_seqlen_k")
     batch = len(cu_q) - 1
     leftpad = [0] * batch if leftpad_k is None else leftpad_k.tolist()
+    if page_capacity is None or seqused_k is None:
+        # With seqused_k, cu_seqlens_k delimits slots that may be longer than what is used of them.
+        claim = max_seqlen_k if seqused_k is None and leftpad_k is None else None
+        cu_k = checked_offsets("cu_seqlens_k", cu_seqlens_k, total_k, claim, "max_seqlen_k")
+    else:
+        cu_k = [0] * (batch + 1)
     used = (
         [cu_k[i + 1] - cu_k[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
     )

@@ -120,12 +120,17 @@ def varlen(
     max_seqlen_k: int | None = None,
     before: float = NAN,
     s_dmask: Tensor | None = None,
+    few: str | None = None,
+    num_splits: int = 0,
+    batch_invariant: bool = False,
+    last_block_first: bool = False,
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
 
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
-    longest sk): filled by the kernel for probabilities.
+    longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences that
+    the host gives it, and its num_splits; `variant` has the others, if any may be left.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
@@ -137,7 +142,16 @@ def varlen(
         call["leftpad_k"] = leftpad_k.data_ptr()
     if block_table is not None:
         call |= pages(k, block_table)
-    return _run(kernels, variant, scores(call, **full), output, s_dmask)
+    scores(call, **full)
+    if few is None:
+        return _run(kernels, variant, call, output, s_dmask)
+    call |= {"batch_invariant": batch_invariant, "last_block_first": last_block_first}
+    call["few_q"] = kernels.few_queries(call, num_splits, sm=80, sm_count=4)
+    assert call["few_q"] != 0
+    if call["few_q"] > 0:
+        kernels.run(variant, call)
+    kernels.run_decode(few, call | {"num_splits": num_splits})
+    return output.results()
 
 
 def _run(kernels, variant: str, call: dict, output: Outputs, s_dmask: Tensor | None):

@@ -66,6 +66,8 @@ flash::Seqlens seqlens(py::dict const& call) {
   s.new_k = number<int>(call, "new_k");
   s.batch_k = pointer<int>(call, "batch_k");
   s.batches_k = number<int>(call, "batches_k");
+  s.few_q = number<int>(call, "few_q");
+  s.few_q = s.few_q < 0 ? flash::kAllQueries : s.few_q;
   return s;
 }
 
@@ -101,6 +103,7 @@ flash::DeviceInfo const sm90{0, 90, 50 << 20, 232448, 3};
 
 flash::FwdParams forward_params(py::dict const& call) {
   auto p = params<flash::FwdParams>(call);
+  p.batch_invariant = number<bool>(call, "batch_invariant");
   p.out = view<void>(call, "out");
   p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
              number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
@@ -204,6 +207,15 @@ bool packs_heads(py::dict const& call, int block_m, int packed) {
   return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
 }
 
+// Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
+int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
+  flash::DeviceInfo device{};
+  device.sm = sm;
+  device.sm_count = sm_count;
+  int const few = flash::few_queries(forward_params(call), num_splits, device);
+  return few == flash::kAllQueries ? -1 : few;
+}
+
 // num_splits None: a dense call without a cache.
 bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm_count) {
   flash::DeviceInfo device{};
@@ -284,6 +296,8 @@ PYBIND11_MODULE(flash_kernels, m) {
         py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
+        py::arg("sm_count"));
+  m.def("few_queries", &few_queries, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));

@@ -107,3 +107,63 @@ def test_who_decodes_at_larger_head_dims(kernels, batch, expected):
     shape = dict(batch=batch, seqlen_q=64, seqlen_k=4096, heads_q=8, heads_kv=8)
     call = calls.problem(**shape, head_dim=256, head_dim_v=256)
     assert kernels.decodes(call, None, 90, sm_count=132) == expected
+
+
+ANY = 1  # a pointer that nobody follows
+
+
+def packed(batch: int, longest: int, total_q: int, heads: tuple[int, int], **more) -> dict:
+    shape = dict(batch=batch, seqlen_q=longest, total_q=total_q, heads_q=heads[0])
+    return calls.problem(**shape, heads_kv=heads[1], seqlen_k=4096, cu_q=ANY) | more
+
+
+PAGED = {"block_table": ANY}
+ALL = -1
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "expected"),
+    [
+        # Keys in pages: whatever fits 64 rows.
+        ((64, 1, 64, (32, 8)), PAGED, ALL),
+        ((64, 4, 256, (32, 8)), PAGED, ALL),
+        ((64, 5, 320, (32, 8)), PAGED, ALL),
+        ((64, 16, 1024, (32, 8)), PAGED, ALL),
+        ((64, 16, 1024, (32, 8)), PAGED | {"seqlen_k": 16}, ALL),
+        ((64, 17, 1088, (32, 8)), PAGED, 16),
+        ((2, 1, 2, (20, 1)), PAGED, ALL),
+        ((2, 1, 2, (65, 1)), PAGED, 0),
+        ((2, 9, 12, (7, 1)), PAGED, ALL),
+        ((2, 10, 12, (7, 1)), PAGED, 9),
+        # No sequence has more than all have together.
+        ((64, 4096, 64, (32, 32)), PAGED, ALL),
+        ((64, 4096, 65, (32, 32)), PAGED, 64),
+        ((2, 0, 2, (32, 8)), PAGED, 0),
+        ((2, 3, 0, (32, 8)), PAGED, 0),
+        ((0, 3, 2, (32, 8)), PAGED, 0),
+        # A single sequence has many queries, as was said, unless that must not count.
+        ((1, 17, 17, (32, 8)), PAGED, 0),
+        ((1, 17, 17, (32, 8)), PAGED | {"batch_invariant": True}, 16),
+        ((1, 16, 17, (32, 8)), PAGED, ALL),
+        # Packed keys: where a cache of as many would be, from 1,024 keys on, and only all of them.
+        ((64, 1, 64, (32, 8)), {}, ALL),
+        ((64, 1, 64, (32, 8)), {"seqlen_k": 1023}, 0),
+        ((64, 1, 64, (32, 8)), {"batch_invariant": True}, 0),
+        ((64, 4, 256, (32, 8)), {}, ALL),
+        ((64, 5, 320, (32, 8)), {}, 0),
+        ((2, 5, 10, (32, 8)), {}, ALL),
+        ((64, 17, 1088, (32, 8)), {}, 0),
+        ((64, 1, 64, (32, 8)), {"dropout_p": 0.1}, 0),
+    ],
+    ids=str,
+)
+def test_who_decodes_of_a_packed_batch(kernels, shape, more, expected):
+    """The most queries of such a sequence, on Hopper."""
+    call = packed(*shape, **more)
+    assert kernels.few_queries(call, 0, 90, sm_count=132) == expected
+
+
+def test_splits_that_were_asked_for_decode_packed_keys(kernels):
+    call = packed(64, 5, 320, (32, 8))
+    assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL
+    assert kernels.few_queries(call, 0, 80, sm_count=132) == ALL

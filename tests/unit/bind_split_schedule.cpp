@@ -6,28 +6,36 @@
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
-      .def(py::init(
-               [](int batch, int tiles, bool equal, int min_units, int max_splits, int columns) {
-                 return SplitSchedule{batch,  flash::FastDiv(tiles), equal, min_units, max_splits,
-                                      columns};
-               }),
+      .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
+                       std::optional<int> all_row_blocks) {
+             bool const packed = all_row_blocks.has_value();
+             return SplitSchedule{
+                 batch,  flash::FastDiv(tiles),         equal, min_units, max_splits, columns,
+                 packed, all_row_blocks.value_or(batch)};
+           }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
-           py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"))
+           py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
+           py::arg("all_row_blocks") = py::none())  // of a packed batch
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
-      // (sequence, tile, split, splits, first_column, begin, end) of a thread block, or None
+      // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
+      // row_blocks: of each sequence, if not one, and of those that the batch has not.
       .def(
           "piece",
-          [](SplitSchedule const& s, std::vector<int> const& units,
-             int index) -> std::optional<std::tuple<int, int, int, int, int, int, int>> {
-            flash::Piece const p =
-                flash::find_piece(s, index, flash::OneLane{}, [&](int b) { return units.at(b); });
+          [](SplitSchedule const& s, std::vector<int> const& units, int index,
+             std::optional<std::vector<int>> const& row_blocks)
+              -> std::optional<std::tuple<int, int, int, int, int, int, int, int>> {
+            auto const size = [&](int b) {
+              return flash::SequenceSize{b < s.batch ? units.at(b) : 0,
+                                         row_blocks ? row_blocks->at(b) : 1};
+            };
+            flash::Piece const p = flash::find_piece(s, index, flash::OneLane{}, size);
             if (!p.valid) return std::nullopt;
-            flash::UnitRange const range = p.range(units.at(p.sequence));
-            return std::make_tuple(p.sequence, p.tile, p.split, p.splits, p.first_column,
+            flash::UnitRange const range = p.range(p.sequence < s.batch ? units.at(p.sequence) : 0);
+            return std::make_tuple(p.sequence, p.tile, p.split, p.splits, p.first, p.step,
                                    range.begin, range.end);
           },
-          py::arg("units"), py::arg("index"));
+          py::arg("units"), py::arg("index"), py::arg("row_blocks") = py::none());
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(
       "fewest_columns",

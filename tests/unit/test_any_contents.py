@@ -111,9 +111,9 @@ def test_pieces_of_any_lengths(core):
         units = defaultdict(list)
         for index, piece in enumerate(found):
             if piece is not None:
-                sequence, _, split, splits, first, begin, end = piece
+                sequence, _, split, splits, first, step, begin, end = piece
                 assert 0 <= split < splits, lengths
-                assert index == first + split, lengths
+                assert index == first + split * step, lengths
                 units[sequence].append((begin, end))
         assert sorted(units) == list(range(len(lengths))), lengths
         for sequence, ranges in units.items():

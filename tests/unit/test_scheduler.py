@@ -170,6 +170,20 @@ def test_grid_of_a_varlen_call(
 
 
 @settings(deadline=None)
+@given(lengths, st.integers(0, 40), st.integers(1, 17), st.integers(0, 41), st.booleans())
+def test_grid_without_short_sequences(core, seqlens_q, behind, block_m, few_q, by_first_blocks):
+    """Those of few queries are another kernel's; the rows behind the last sequence are not."""
+    cu_q = [0, *itertools.accumulate(seqlens_q)]
+    tiles = core.tile_grid(
+        batch=len(seqlens_q), total_q=cu_q[-1] + behind, cu_q=cu_q, heads=2, block_m=block_m,
+        group=1, longest_first=False, by_first_blocks=by_first_blocks, few_q=few_q,
+    )  # fmt: skip
+    kept = [n if n > few_q else 0 for n in seqlens_q]
+    expected = varlen_tiles([*kept, behind], block_m, 2)
+    assert sorted(tile for tile in tiles if tile is not None) == sorted(expected)
+
+
+@settings(deadline=None)
 @given(sizes, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans(), st.booleans())
 def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, longest_first, of_keys):
     tiles = core.tile_grid(

@@ -1,6 +1,5 @@
 """Split-KV: every unit of every tile is in exactly one piece, whatever the lengths are."""
 
-import itertools
 from collections import defaultdict
 
 import pytest
@@ -12,9 +11,9 @@ units = st.lists(
 )
 
 
-def pieces(schedule, lengths):
+def pieces(schedule, lengths, row_blocks=None):
     """Thread block -> its piece, for those that have one."""
-    every = {n: schedule.piece(lengths, n) for n in range(schedule.num_pieces())}
+    every = {n: schedule.piece(lengths, n, row_blocks) for n in range(schedule.num_pieces())}
     return {n: piece for n, piece in every.items() if piece is not None}
 
 
@@ -24,15 +23,22 @@ def splits_of(schedule, lengths) -> list[int]:
     return [found[b] for b in range(len(lengths))]
 
 
-def check_cover(schedule, lengths, tiles, max_splits):
-    seen = defaultdict(list)
-    for index, (sequence, tile, split, splits, first, begin, end) in pieces(
-        schedule, lengths
-    ).items():
+def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
+    """tiles: of a sequence, or with row_blocks of each block of a sequence."""
+    seen, places = defaultdict(list), defaultdict(set)
+    found = pieces(schedule, lengths, row_blocks)
+    for index, (sequence, tile, split, splits, first, step, begin, end) in found.items():
         assert 0 <= split < splits <= max_splits
-        assert index == (first + split) * tiles + tile  # where its part of the workspace is
+        assert index == first + split * step  # where its part of the workspace is
+        places[sequence, tile].add((first, step))
         seen[sequence, tile].append((split, splits, begin, end))
-    assert sorted(seen) == list(itertools.product(range(len(lengths)), range(tiles)))
+    wanted = {
+        (b, tile)
+        for b in range(len(lengths))
+        for tile in range(tiles * (1 if row_blocks is None else row_blocks[b]))
+    }
+    assert set(seen) == wanted
+    assert all(len(place) == 1 for place in places.values())
     for (sequence, _), parts in seen.items():
         parts.sort()
         assert [p[0] for p in parts] == list(range(parts[0][1]))
@@ -67,6 +73,77 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
         for equal in (False, True)
     )
     assert pieces(computed, [length] * batch) == pieces(searched, [length] * batch)
+
+
+# ---- packed batches: row blocks have columns of their own ----------------------------------------
+
+packed = st.lists(
+    st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
+)
+# Before the first sequence and behind the last one.
+of_none = st.tuples(st.integers(0, 5), st.integers(0, 5))
+
+
+@settings(deadline=None)
+@given(
+    packed, of_none, st.integers(1, 3), st.sampled_from([1, 2, 12]), st.integers(1, 60),
+    st.integers(0, 9),
+)  # fmt: skip
+def test_each_row_block_is_cut_like_a_sequence(
+    core, sizes, of_none, tiles, max_splits, columns, surplus
+):
+    """Those of the rows that belong to no sequence come last, and have no keys."""
+    lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    row_blocks += of_none
+    schedule = core.SplitSchedule(
+        batch=len(sizes), tiles=tiles, min_units=2, max_splits=max_splits, columns=columns,
+        all_row_blocks=sum(row_blocks) + surplus,
+    )  # fmt: skip
+    check_cover(schedule, [*lengths, 0, 0], tiles, max_splits, row_blocks)
+    splits = {(piece[0], piece[3]) for piece in pieces(schedule, lengths, row_blocks).values()}
+    assert len(splits) == sum(n > 0 for n in row_blocks)  # all of a sequence alike
+
+
+def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
+    schedule = core.SplitSchedule(batch=2, tiles=2, columns=8, all_row_blocks=6)
+    found = pieces(schedule, [6, 6], [3, 1, 0, 1])
+    assert [piece[:3] for _, piece in sorted(found.items())] == [
+        *((0, tile, split) for split in range(2) for tile in range(6)),
+        *((1, tile, split) for split in range(2) for tile in range(2)),
+        (3, 0, 0),
+        (3, 1, 0),
+    ]
+
+
+@settings(deadline=None)
+@given(packed, of_none, st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 5, 2**30]))
+def test_a_tile_has_all_its_pieces_or_none(
+    core, sizes, of_none, columns, all_row_blocks, max_splits
+):
+    """Where sequences have more row blocks than there are rows for, which is wrong."""
+    lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    row_blocks += of_none
+    schedule = core.SplitSchedule(
+        batch=len(sizes), tiles=1, columns=columns, max_splits=max_splits,
+        all_row_blocks=all_row_blocks,
+    )  # fmt: skip
+    counts = defaultdict(list)
+    for sequence, tile, split, splits, *_ in pieces(schedule, lengths, row_blocks).values():
+        counts[sequence, tile, splits].append(split)
+        assert tile < row_blocks[sequence]
+    assert all(sorted(found) == list(range(splits)) for (*_, splits), found in counts.items())
+
+
+def test_more_row_blocks_than_can_be_added_up(core):
+    """Of a wrong length: nobody has them, and those of the others have their places."""
+    schedule = core.SplitSchedule(batch=3, tiles=1, columns=3, max_splits=7, all_row_blocks=2**28)
+    sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
+    splits = schedule.piece(sizes[0], 0, sizes[1])[3]
+    assert schedule.piece(sizes[0], splits, sizes[1]) is None
+    assert schedule.piece(sizes[0], splits + 2**24, sizes[1])[:3] == (2, 0, 0)
+
+
+# ---- the length of a piece ----------------------------------------------------------------------
 
 
 def shortest_chunk(lengths, columns, min_units=2) -> int:
@@ -146,11 +223,11 @@ def test_huge_batches_and_lengths(core):
     lengths = [longest] * batch
     schedule = core.SplitSchedule(batch=batch, tiles=tiles, columns=9000)
     for column in (0, 17, 8999):
-        sequence, tile, split, splits, first, begin, end = schedule.piece(
+        sequence, tile, split, splits, first, step, begin, end = schedule.piece(
             lengths, column * tiles + tiles - 1
         )
         assert (sequence, tile, split, splits) == (column // 3, tiles - 1, column % 3, 3)
-        assert first + split == column
+        assert first + split * step == column * tiles + tiles - 1
         assert (begin, end) == (
             longest * split // 3 + (split > 0), longest * (split + 1) // 3 + (split < 2)
         )  # fmt: skip

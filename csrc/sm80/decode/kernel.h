@@ -18,18 +18,29 @@ namespace flash::sm80 {
 // them.
 constexpr int kDecodeBlocks = 3;
 
-__device__ inline KeyLimits sequence_keys(FwdParams const& p, int sequence) {
-  BlockInfo const info(p.seqlens, sequence);
-  return visible_keys(SequenceMask(p.mask, info.seqlen_q, info.seqlen_k), info.seqlen_q);
+// What the batch is cut up by. The rows that another kernel has do not count.
+template <class Config>
+__device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
+  FwdParams const& fwd = p.fwd;
+  BlockInfo const info(fwd.seqlens, sequence);
+  SequenceMask const mask(fwd.mask, info.seqlen_q, info.seqlen_k);
+  int const units = num_units<Config>(visible_keys(mask, info.seqlen_q));
+  if (!fwd.seqlens.cu_q) {
+    return {units, 1};
+  }
+  bool const few = info.seqlen_q <= fwd.seqlens.few_q && sequence < fwd.seqlens.batch;
+  if (!few && fwd.seqlens.few_q != kAllQueries) {
+    return {0, 0};
+  }
+  int64_t const rows = int64_t(info.seqlen_q) * p.group.divisor;
+  return {units, int((rows + Config::kBlockM - 1) / Config::kBlockM)};
 }
 
 // By one whole warp.
 template <class Config>
 __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
-  auto const units = [&](int sequence) {
-    return num_units<Config>(sequence_keys(p.fwd, sequence));
-  };
-  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, units);
+  auto const size = [&](int sequence) { return sequence_size<Config>(p, sequence); };
+  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, size);
   if (threadIdx.x != 0) {
     return;
   }

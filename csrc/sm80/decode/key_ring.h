@@ -63,7 +63,8 @@ struct KeyRing {
   // Only reads: whether the page exists is asked when it is needed, a step later.
   __device__ void look_up() {
     bool const exists = lane < kN && key < work.end;
-    next = exists ? work.pages.slot(work.tile.info.leftpad + key) : PageSlot{PageSlot::kNoPage, 0};
+    int const first = static_cast<int>(work.tile.info.row_k);
+    next = exists ? work.pages.slot(first + key) : PageSlot{PageSlot::kNoPage, 0};
     key += Config::kWarps * kN;
   }
 

@@ -19,23 +19,21 @@ struct DecodeOutput {
   __device__ bool partial() const { return split != kWhole; }
 
   // Of the workspace; `split`: of the same tile.
-  __device__ static int64_t partial_row(DecodeParams const& p, Piece const& piece, int split,
-                                        int r) {
-    int64_t const column = piece.first_column + split;
-    return (column * p.split.tiles.divisor + piece.tile) * Config::kBlockM + r;
+  __device__ static int64_t partial_row(Piece const& piece, int split, int r) {
+    return (piece.first + int64_t(split) * piece.step) * Config::kBlockM + r;
   }
 
   // The row's logit. It belongs to the row once: to what becomes the whole.
   __device__ float sink(int r) const {
     float const* const sinks = p.fwd.scores.s_aux;
-    bool const here = sinks && !partial() && r < work.tile.rows;
+    bool const here = sinks && !partial() && r < work.tile.rows && work.tile.is_sequence(p.fwd);
     return here ? sinks[work.tile.row(p.group, r).head] : -INFINITY;
   }
 
   __device__ void store_lse(int r, float lse) const {
     DecodeTile<Config> const& tile = work.tile;
     QueryRow const row = tile.row(p.group, r);
-    *(partial() ? p.partial_lse + partial_row(p, work.piece, split, r)
+    *(partial() ? p.partial_lse + partial_row(work.piece, split, r)
                 : p.fwd.lse.at(tile.sequence, tile.info.row_q + row.query, row.head)) = lse;
   }
 
@@ -44,7 +42,7 @@ struct DecodeOutput {
   __device__ void store(int r, int col, float const (&values)[kColumns]) const {
     if (partial()) {
       auto* const target = reinterpret_cast<float4*>(
-          p.partial_out + partial_row(p, work.piece, split, r) * p.fwd.head_dim_v + col);
+          p.partial_out + partial_row(work.piece, split, r) * p.fwd.head_dim_v + col);
 #pragma unroll
       for (int i = 0; i < kColumns; i += 4) {
         target[i / 4] = {values[i], values[i + 1], values[i + 2], values[i + 3]};

@@ -29,8 +29,12 @@ struct DecodeTile {
     int const row_block = params.heads_kv.quotient(tile);
     head_kv = params.heads_kv.remainder(tile, row_block);  // neighbours read neighbouring memory
     first_row = row_block * Config::kBlockM;
-    rows = min(info.seqlen_q * static_cast<int>(params.group.divisor) - first_row, Config::kBlockM);
+    int64_t const below = int64_t(info.seqlen_q) * params.group.divisor - first_row;
+    rows = static_cast<int>(below < Config::kBlockM ? below : Config::kBlockM);
   }
+
+  // The rows that belong to no sequence (see PackedRows) have neither slopes nor sinks.
+  __device__ bool is_sequence(FwdParams const& p) const { return sequence < p.seqlens.batch; }
 
   // Of row r the query, and the head of all query heads
   __device__ QueryRow row(FastDiv const& group, int r) const {

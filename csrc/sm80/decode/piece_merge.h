@@ -119,8 +119,9 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   DecodeParams const& p = output.p;
   int const rows = output.work.tile.rows, columns = p.fwd.head_dim_v;
   int const col = Storage::kColumns * (threadIdx.x % Storage::kLanes);
-  int64_t const from = output.partial_row(p, output.work.piece, group.first, 0);
-  int64_t const member = int64_t(group.stride) * p.split.tiles.divisor * Config::kBlockM;
+  Piece const& piece = output.work.piece;
+  int64_t const from = output.partial_row(piece, group.first, 0);
+  int64_t const member = int64_t(group.stride) * piece.step * Config::kBlockM;
   MemberColumns<Config> const mine{smem, p.partial_out + from * columns + col, member * columns,
                                    group.count};
   auto const of_row = [&](int row) {
@@ -168,8 +169,7 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
     if (group.count == 1) {
       continue;  // already where it belongs
     }
-    int64_t const counter =
-        int64_t(piece.first_column + group.counter) * p.split.tiles.divisor + piece.tile;
+    int64_t const counter = piece.first + int64_t(group.counter) * piece.step;
     if (!last_to_arrive(counters + counter, group.count)) {
       return;
     }

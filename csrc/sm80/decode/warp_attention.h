@@ -26,7 +26,7 @@ struct LaneRows {
       bool const exists = coord.row(r) < tile.rows;
       QueryRow const row = tile.row(group, coord.row(r));
       keys[r] = exists ? tile.mask.limits(row.query) : KeyLimits{0, 0};
-      slope[r] = exists ? s.alibi_slope(tile.sequence, row.head) : 0.f;
+      slope[r] = exists && tile.is_sequence(p) ? s.alibi_slope(tile.sequence, row.head) : 0.f;
     }
   }
 };
