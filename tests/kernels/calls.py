@@ -124,6 +124,8 @@ def varlen(
     num_splits: int = 0,
     batch_invariant: bool = False,
     last_block_first: bool = False,
+    stream: int = 0,
+    own_counters: bool | None = None,
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
@@ -131,6 +133,7 @@ def varlen(
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
     longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences that
     the host gives it, and its num_splits; `variant` has the others, if any may be left.
+    own_counters: as of `cached`.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
@@ -150,7 +153,8 @@ def varlen(
     assert call["few_q"] != 0
     if call["few_q"] > 0:
         kernels.run(variant, call)
-    kernels.run_decode(few, call | {"num_splits": num_splits})
+    brought = kernels.run_decode(few, call | {"num_splits": num_splits, "stream": stream})
+    assert own_counters in (None, brought)
     return output.results()
 
 
