@@ -21,6 +21,10 @@ MIB = 1 << 20
 GUARD_WORD = 0x7FC17FC1  # NaN as bf16 and as float32
 
 
+def segment_starts() -> set[int]:
+    return {segment["address"] for segment in torch.cuda.memory_snapshot()}
+
+
 class Holes:
     """Free memory between guards, of the sizes that a call is about to allocate.
 
@@ -30,40 +34,42 @@ class Holes:
 
     def __init__(self) -> None:
         self.guards: list[Tensor] = []
+        self.kept: list[Tensor] = []  # where else the call might find room
         self.places: list[range] = []
         self.made = self.filled = 0
 
     def make(self, *like: tuple[tuple[int, ...], torch.dtype]) -> None:
-        self.guards, self.places = [], []
-        kept = []  # until all holes are made, or one would be where another was
+        self.guards, self.places, self.kept = [], [], []
+        torch.cuda.empty_cache()  # so that little has to be filled
+        holes = []  # until all are made, or one would be where another was
         for shape, dtype in like:
             size = math.prod(shape) * dtype.itemsize
             if size == 0:
                 continue
-            before, hole, behind = self._surrounded(size, kept)
+            before, hole, behind = self._surrounded(size)
             self.guards += [before, behind]
+            holes.append(hole)
             self.places.append(range(hole.data_ptr(), hole.data_ptr() + hole.nbytes))
 
-    @staticmethod
-    def _surrounded(size: int, kept: list) -> tuple[Tensor, Tensor, Tensor]:
+    def _surrounded(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Guard, hole and guard, which fill one of the allocator's segments."""
         segment = (2 if size <= MIB else 20) * MIB  # small and large blocks lie apart
         taken = -(-size // 512) * 512
         length = (segment - taken) // 1024 * 512
 
         def block(length: int) -> Tensor:
-            kept.append(torch.empty(length, dtype=torch.uint8, device="cuda"))
-            return kept[-1]
+            return torch.empty(length, dtype=torch.uint8, device="cuda")
 
         def guard(length: int) -> Tensor:
-            words = block(length).view(torch.int32)
-            return words.fill_(GUARD_WORD)
+            return block(length).view(torch.int32).fill_(GUARD_WORD)
 
-        while (before := guard(length)).data_ptr() % (2 * MIB):
-            pass
-        # A smaller free block would be taken first, wherever it is: until there are none.
+        while (before := guard(length)).data_ptr() not in segment_starts():
+            self.kept.append(before)
+        # A smaller free block, or another of this size, would be taken first, now and by the call:
+        # until there are none.
         while (hole := block(size)).data_ptr() != before.data_ptr() + length:
-            assert len(kept) < 100_000, "no free block holds all three"
+            self.kept.append(hole)
+            assert len(self.kept) < 100_000, "no free block holds all three"
         behind = guard(segment - taken - length)
         assert behind.data_ptr() == hole.data_ptr() + taken
         return before, hole, behind

@@ -22,9 +22,6 @@ struct Consumer {
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
 
   using QueryFragment = typename QueryGradient<Config>::Fragment;
-  // Of twice the rows there are no registers for all numbers at once.
-  using Numbers =
-      std::conditional_t<Config::kShareRows, RowNumbers, RowNumbersAhead<Config::kBlockM / 4>>;
   using Block = KeyBlock<Config>;
   using Sums = KeyGradients<Config>;
 
@@ -126,19 +123,17 @@ struct Consumer {
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
     auto const& stats = smem.stats[here.stage];
-    Numbers const lse(numbers(stats.lse_log2));
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
     ScoreTile<kMasked, Config> tile(args.params, block, head, m_block, warpgroup, thread);
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
-    tile.probabilities(s, p_words, lse);
+    tile.probabilities(s, p_words, numbers(stats.lse_log2));
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
                                           here.stage, sums.dv);
-    Numbers const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
-    tile.score_gradients(dp, s, softmax_d);
+    tile.score_gradients(dp, s, numbers(stats.softmax_d));
     Tensor ds_words = recast<uint32_t>(ds);
     pack<Element>(dp, ds_words);
     share(ds);
