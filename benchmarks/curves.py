@@ -57,7 +57,9 @@ def draw(curves: Curves, path: Path) -> None:
         line[0].set_ylabel(f"{direction} {mask}\nTFLOP/s")
     for axis, head_dim in zip(axes[0], head_dims):
         axis.set_title(f"head_dim {head_dim}", fontsize=10)
-    axes[0][0].legend(frameon=False, fontsize=8)
+    # Not every contender has all panels.
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+    axes[0][0].legend(lines.values(), lines, frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
 
 
