@@ -12,6 +12,7 @@ from examples.gpt.data import Corpus
 from examples.gpt.generate import generate
 from examples.gpt.measure import Point, flash_attention, standard_attention, sweep
 from examples.gpt.model import GPT, GPTConfig
+from examples.serve import Engine, Request, serve
 
 CPU = torch.device("cpu")
 
@@ -73,6 +74,24 @@ def test_generation_with_the_cache_equals_recomputing():
     assert cached.text == recomputed.text
     assert len(cached.text) == 20
     torch.testing.assert_close(cached.logits, recomputed.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pages", [9, 100])
+def test_serving_writes_what_is_written_one_by_one(pages, capsys):
+    """With room for all requests at once, and with so little that some are evicted."""
+    model = small_model()
+    texts = [b"def f(", b"class A:\n    def __init__(self", b"import os", b"x" * 40, b"return "]
+    requests = [Request(text, new_tokens=10 + 3 * i) for i, text in enumerate(texts)]
+    engine = Engine(model, pages, page_size=8, dtype=torch.float32, budget=16)
+    assert serve(engine, requests) > 0
+    assert (engine.evictions > 0) == (pages == 9)
+    assert sorted(engine.free) == list(range(pages))
+    for request in requests:
+        alone = generate(model, request.prompt, request.new_tokens, dtype=torch.float32)
+        assert request.text == alone.text
+    assert "token" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="pages"):
+        engine.add(Request(b"x" * 800, 1))
 
 
 def test_sampling_repeats_with_its_seed():

@@ -43,6 +43,12 @@ def test_examples_run(name, capsys):
     assert capsys.readouterr().out
 
 
+def test_serving_example_runs(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["serve", "--requests", "3", "--new-tokens", "4"])
+    runpy.run_path(str(ROOT / "examples" / "serve.py"), run_name="__main__")
+    assert "tokens/s" in capsys.readouterr().out
+
+
 def test_quickstart_is_the_example_of_the_readme():
     code = (ROOT / "examples/quickstart.py").read_text().split('"""')[2].strip()
     assert code in (ROOT / "README.md").read_text()
