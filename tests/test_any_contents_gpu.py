@@ -21,8 +21,12 @@ MIB = 1 << 20
 GUARD_WORD = 0x7FC17FC1  # NaN as bf16 and as float32
 
 
-def segment_starts() -> set[int]:
-    return {segment["address"] for segment in torch.cuda.memory_snapshot()}
+def rest_is_free(first: Tensor) -> bool:
+    """Whether a block is the first of its segment, and all behind it is free."""
+    return any(
+        segment["address"] == first.data_ptr() and len(segment["blocks"]) == 2
+        for segment in torch.cuda.memory_snapshot()
+    )
 
 
 class Holes:
@@ -63,13 +67,16 @@ class Holes:
         def guard(length: int) -> Tensor:
             return block(length).view(torch.int32).fill_(GUARD_WORD)
 
-        while (before := guard(length)).data_ptr() not in segment_starts():
+        while not rest_is_free(before := guard(length)):
             self.kept.append(before)
-        # A smaller free block, or another of this size, would be taken first, now and by the call:
-        # until there are none.
-        while (hole := block(size)).data_ptr() != before.data_ptr() + length:
-            self.kept.append(hole)
-            assert len(self.kept) < 100_000, "no free block holds all three"
+        # A smaller free block, or another of this size, would be taken first, now and by the call.
+        # They are filled, from large to small, until there are none.
+        hole = None
+        for filling in [*(n for n in (MIB >> i for i in range(12)) if n > size), size]:
+            del hole
+            while (hole := block(filling)).data_ptr() != before.data_ptr() + length:
+                self.kept.append(hole)
+                assert len(self.kept) < 10_000, "no free block holds all three"
         behind = guard(segment - taken - length)
         assert behind.data_ptr() == hole.data_ptr() + taken
         return before, hole, behind
