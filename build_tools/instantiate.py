@@ -69,7 +69,7 @@ void launch_{name}({params} const&, LaunchContext const&);
 
 _ROW = """\
       {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
-       {warps}, {stages}, "{scores}", "{why}", smem_{name},
+       {warps}, {stages}, "{scores}", "{why}", smem_{name}, {cluster},
        {{.{member} = launch_{name}}}}},
 """
 
@@ -144,6 +144,7 @@ def _fields(variant) -> dict:
         folder=("paired_" if variant.pair else "") + _MEMBER[variant.direction],
         Kind=("Paired" if variant.pair else "") + _MEMBER[variant.direction].capitalize(),
         smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
+        cluster=2 if variant.pair else 1,
         config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),
         params=_PARAMS.get(variant.direction, variant.direction.capitalize()) + "Params",
     )

@@ -5,6 +5,7 @@
 #include "api/arguments.h"
 #include "api/rng.h"
 #include "host/device.h"
+#include "host/group_parts.h"
 #include "host/select.h"
 #include "host/trace.h"
 #include "host/workspace.h"
@@ -103,13 +104,16 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   p.softmax_d = rows(softmax_d, "softmax_d", q);
   // Freed on return, when the kernels have only been queued: the allocator gives the memory to
   // later work of this stream.
+  p.group = head_group(p, variant, device);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Tensor const sums = empty(q, {size.dq}, ScalarType::Float);
   Tensor const stats = empty(q, {size.stats}, ScalarType::Float);
+  Tensor const parts = empty(q, {size.parts}, ScalarType::Float);
   Tensor const turns = empty(q, {size.turns}, ScalarType::Int);
   p.workspace = {size.dq ? static_cast<float*>(sums.data_ptr()) : nullptr,
                  static_cast<float*>(stats.data_ptr()),
                  size.turns ? static_cast<int*>(turns.data_ptr()) : nullptr};
+  place_parts(p, variant, static_cast<float*>(parts.data_ptr()));
   trace_launch(p, variant);
   variant.launch.backward(p, {device, current_stream(q), variant.name});
   return softmax_d;

@@ -27,12 +27,16 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 }
 
 template <class Element>
-void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+void launch_gradient_sums(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
   TileGrid const grid = row_grid(params, tile);
   int const parts = query_gradient_parts(tile);
+  bool const dq = params.dq.ptr && params.workspace.dq;
+  int64_t const query_blocks = dq ? grid.num_tiles() * parts : 0;
+  int64_t const key_blocks = (part_chunks(params) + kPassThreads - 1) / kPassThreads;
   int const smem_bytes = tile.block_m / parts * padded_row(tile.head_dim) * int(sizeof(Element));
-  launch_kernel<query_gradient_kernel<Element>>(
-      launch, {grid.num_tiles() * parts, kPassThreads, smem_bytes}, params, tile, grid);
+  launch_kernel<gradient_sums_kernel<Element>>(
+      launch, {query_blocks + key_blocks, kPassThreads, smem_bytes}, params, tile, grid,
+      static_cast<int>(query_blocks));
 }
 
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
@@ -43,9 +47,9 @@ void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) 
 template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                      LaunchContext const&);
 template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
-template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
-                                                         LaunchContext const&);
-template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,
-                                                     LaunchContext const&);
+template void launch_gradient_sums<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
+                                                        LaunchContext const&);
+template void launch_gradient_sums<cutlass::half_t>(BwdParams const&, QueryTile,
+                                                    LaunchContext const&);
 
 }  // namespace flash

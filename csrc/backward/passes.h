@@ -27,9 +27,9 @@ struct QueryTile {
 template <class Element>
 void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-// After: dq from the sums in the workspace.
+// After: what the workspace has sums of, dq, or dk and dv in parts.
 template <class Element>
-void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+void launch_gradient_sums(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
 // After: ds_aux from softmax_d and LSE.
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);

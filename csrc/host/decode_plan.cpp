@@ -5,16 +5,15 @@
 
 #include "core/packed_rows.h"
 #include "core/wanted_columns.h"
+#include "host/places.h"
 
 namespace flash {
 namespace {
 
-// Thread blocks that a multiprocessor holds: by shared memory, of which it has 1 KiB more than a
-// block can get, and takes 1 KiB per block; three at most, by registers.
+// Three thread blocks at most, by registers.
 Places places(Variant const& variant, DeviceInfo const& device) {
-  constexpr int kKiB = 1024, kMost = 3;
-  int const by_smem = (device.smem_per_block + kKiB) / (variant.smem_bytes + kKiB);
-  return {device.sm_count, std::clamp(by_smem, 1, kMost)};
+  constexpr int kMost = 3;
+  return {device.sm_count, std::clamp(blocks_by_shared_memory(variant, device), 1, kMost)};
 }
 
 // Query rows of a KV head up to which the decode kernel is worth a thought, and what one of its

@@ -29,6 +29,10 @@ std::string describe(Params const& p) {
                 p.mask.left, "/", p.mask.right);
 }
 
+std::string describe(HeadGroup const& group) {
+  return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
+}
+
 void trace(std::string const& problem, Variant const& variant) {
   static std::mutex mutex;
   static std::set<std::string> seen;
@@ -51,7 +55,7 @@ void trace_launch(FwdParams const& params, Variant const& variant) {
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params), variant);
+    trace(describe(params) + describe(params.group), variant);
   }
 }
 

@@ -51,6 +51,7 @@ struct Variant {
   char const* scores;  // "plain", "full"
   char const* why;
   int smem_bytes;
+  int cluster;  // thread blocks that share a tile
   Launch launch;
 };
 

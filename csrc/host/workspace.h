@@ -11,7 +11,15 @@ struct BwdWorkspaceSize {
   int64_t dq;
   int64_t stats;
   int64_t turns;
+  int64_t parts;  // of dk and dv together
 };
+
+// Numbers of one key's dK or dV in the workspace, if it is there in parts: of all columns that the
+// kernel computes.
+inline int64_t part_row(BwdParams const& p, TensorView<void> const& gradient, int columns) {
+  bool const in_parts = p.group.parts > 1 && gradient.ptr;
+  return in_parts ? int64_t(p.heads_kv) * p.group.parts * columns : 0;
+}
 
 inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& variant,
                                        bool deterministic) {
@@ -19,7 +27,25 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   // One block of keys has nothing to add to, and nobody to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
   return {sums ? blocks * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
-          sums && deterministic ? blocks : 0};
+          sums && deterministic ? blocks : 0,
+          num_keys(params.seqlens) * (part_row(params, params.dk, variant.head_dim) +
+                                      part_row(params, params.dv, variant.head_dim_v))};
+}
+
+// memory: as many numbers as workspace_size says.
+inline void place_parts(BwdParams& p, Variant const& variant, float* memory) {
+  Seqlens const& s = p.seqlens;
+  auto const place = [&](TensorView<void> const& gradient, int columns) -> TensorView<float> {
+    int64_t const row = part_row(p, gradient, columns);
+    if (row == 0) {
+      return {};
+    }
+    float* const begin = memory;
+    memory += num_keys(s) * row;
+    return {begin, s.cu_k ? 0 : s.seqlen_k * row, row, columns};
+  };
+  p.workspace.dk = place(p.dk, variant.head_dim);
+  p.workspace.dv = place(p.dv, variant.head_dim_v);
 }
 
 }  // namespace flash

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "params/head_group.h"
 #include "params/mask.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
@@ -14,6 +15,10 @@ struct BwdWorkspace {
                  // null where one block holds all keys, and writes dq itself
   float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
   int* turns;    // [h, blocks] key blocks that have added to dq; null unless deterministic
+  // Each part's gradients; ptr null where groups are whole, or where they are not wanted. Of as
+  // many columns as the variant computes.
+  TensorView<float> dk;  // [b, sk, hk * parts, d]
+  TensorView<float> dv;  // [b, sk, hk * parts, dv]
 };
 
 // One backward call. Element types are erased here; the variant that is picked knows them. A
@@ -37,6 +42,7 @@ struct BwdParams {
   Scores scores;
   int heads_q;
   int heads_kv;
+  HeadGroup group;
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 };

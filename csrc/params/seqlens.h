@@ -28,4 +28,9 @@ struct Seqlens {
   int batches_k = 0;             // entries; a batch_k outside of them has no keys
 };
 
+// Rows of k and v, of all sequences.
+FLASH_HD int64_t num_keys(const Seqlens& s) {
+  return s.cu_k ? s.total_k : int64_t(s.batch) * s.seqlen_k;
+}
+
 }  // namespace flash

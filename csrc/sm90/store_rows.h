@@ -18,6 +18,18 @@ __device__ inline void store_if(bool condition, float* to, float x) {
 #endif
 }
 
+// By "f": of words, ptxas spills the accumulators that they come from.
+__device__ inline void store_if(bool condition, float* to, float2 x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.f32 [%1], {%2, %3}; }" ::"r"(
+                   int(condition)),
+               "l"(to), "f"(x.x), "f"(x.y)
+               : "memory");
+#else
+  if (condition) *reinterpret_cast<float2*>(to) = x;
+#endif
+}
+
 __device__ inline void store_if(bool condition, void* to, uint2 x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(
@@ -62,6 +74,24 @@ __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Eleme
     for (int group = 0; group < kGroups; group += 2) {
       store_if(column + group * 8 < columns, row + group * 8,
                halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
+    }
+  }
+}
+
+// The same in fp32, all columns of the accumulator. A quad writes 32 bytes of a row at a time.
+template <class Accumulator>
+__device__ __forceinline__ void store_sums(Accumulator const& accumulator, float* target,
+                                           int64_t row_stride, int rows, int thread) {
+  constexpr int kGroups = decltype(size(accumulator))::value / 4;
+  FragmentCoord<4> const coord(thread);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    bool const exists = coord.row(r) < rows;
+    float* const row = target + coord.row(r) * row_stride + thread % 4 * 2;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      int const i = group * 4 + r * 2;
+      store_if(exists, row + group * 8, float2{accumulator(i), accumulator(i + 1)});
     }
   }
 }

@@ -15,6 +15,7 @@
 
 #include "banks.h"
 #include "host/decode_plan.h"
+#include "host/group_parts.h"
 #include "host/head_packing.h"
 #include "host/launch_kernel.h"
 #include "host/select.h"
@@ -151,14 +152,18 @@ class Scratch {
 void run_backward(flash::Variant const& variant, py::dict const& call,
                   flash::LaunchContext const& launch) {
   flash::BwdParams p = backward_params(call);
+  int const group = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
+  p.group = flash::HeadGroup::in_parts(group, number<int>(call, "part_heads", group));
   auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
   float const nan = std::numeric_limits<float>::quiet_NaN();
-  Scratch<float> dq(size.dq, nan), stats(size.stats, nan);
+  Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
   Scratch<int> turns(size.turns, -1);
   p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr};
+  flash::place_parts(p, variant, parts.data());
   variant.launch.backward(p, launch);
   dq.check();
   stats.check();
+  parts.check();
   turns.check();
 }
 

@@ -128,7 +128,7 @@ __device__ __forceinline__ void visit_rows(RowLoader<Config> const& loader, RowV
   }
 }
 
-// The rows of all query heads of the group, head by head.
+// The rows of all query heads of the part, head by head.
 template <class Config>
 struct RowWalk {
   KeyBlock<Config> const& block;
@@ -136,7 +136,7 @@ struct RowWalk {
   int step = 0;
   int stage = 0;
 
-  __device__ bool valid() const { return head < block.group; }
+  __device__ bool valid() const { return head < block.heads; }
   __device__ bool masked() const { return step < block.range.masked_count(); }
   __device__ RowVisit visit() const { return {head, block.range.block_at(step)}; }
 

@@ -13,7 +13,7 @@ namespace flash::sm80 {
 
 // One of the row blocks that a block of keys visits.
 struct RowVisit {
-  int head;     // query head, of those that share the keys' KV head: 0, 1, …
+  int head;     // query head, of the part's: 0, 1, …
   int m_block;  // row block of the sequence
 };
 
@@ -22,7 +22,7 @@ template <class Config>
 struct KeyBlock {
   using Element = typename Config::Element;
 
-  WorkTile tile;  // m_block: the block of keys; head: the KV head
+  WorkTile tile;  // m_block: the block of keys; head: a group's part
   BlockInfo info;
   SequenceMask mask;
   RowRange range;
@@ -30,7 +30,7 @@ struct KeyBlock {
   int keys;             // of the kBlockN that may be attended to
   int slots;            // of the kBlockN that exist: the others have no gradient to store
   float dq_scale;       // of dQ that this block stores
-  int group;            // query heads that share the KV head
+  int heads;            // query heads whose rows go by
   int head_begin;       // the first of them
   int64_t blocks;       // of rows, of all sequences
   int64_t block_begin;  // the sequence's first one
@@ -40,6 +40,15 @@ struct KeyBlock {
   Element const* v;
 
   __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_)
+      : KeyBlock(p, tile_, p.group.part(tile_.head)) {}
+
+  // Of a row block in the workspaces.
+  __device__ int64_t index(RowVisit at) const {
+    return (head_begin + at.head) * blocks + block_begin + at.m_block;
+  }
+
+ private:
+  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, GroupPart const& part)
       : tile(tile_),
         info(p.seqlens, tile_.batch),
         mask(p.mask, info.seqlen_q, info.seqlen_k),
@@ -50,8 +59,8 @@ struct KeyBlock {
         dq_scale(info.seqlen_k <= Config::kBlockN
                      ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                      : NAN),
-        group(p.heads_q / p.heads_kv),
-        head_begin(tile_.head * group) {
+        heads(part.heads),
+        head_begin(part.head_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
@@ -60,13 +69,8 @@ struct KeyBlock {
     int64_t const key = info.row_k + key_begin;
     q = static_cast<Element const*>(p.q.ptr) + p.q.offset(batch, info.row_q, head_begin);
     dout = static_cast<Element const*>(p.dout.ptr) + p.dout.offset(batch, info.row_q, head_begin);
-    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, key, tile.head);
-    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, key, tile.head);
-  }
-
-  // Of a row block in the workspaces.
-  __device__ int64_t index(RowVisit at) const {
-    return (head_begin + at.head) * blocks + block_begin + at.m_block;
+    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, key, part.head_kv);
+    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, key, part.head_kv);
   }
 };
 

@@ -37,6 +37,32 @@ __device__ void scale_to_smem(Accumulator& sum, float scale, Element* target, Sm
   store_fragment<Mma>(convert<Element>(sum), smem_tensor(target, layout));
 }
 
+// What a tile with a part of a group has of dK or dV, times `factor`, to the part's sums.
+template <class Config, class Accumulator>
+__device__ __forceinline__ void store_part_sums(TensorView<float> const& to,
+                                                KeyBlock<Config> const& block, float factor,
+                                                Accumulator const& sum_mma) {
+  if (!to.ptr) {
+    return;
+  }
+  GridCoord<Config::kKeyWarps, Config::kColumnWarps> const coord(threadIdx.x);
+  Tensor sum = make_tensor(sum_mma.data(), rows_and_columns(sum_mma.layout()));
+  float* const rows =
+      to.ptr + to.offset(block.tile.batch, block.info.row_k + block.key_begin, block.tile.head);
+#pragma unroll
+  for (int r = 0; r < size<0>(sum); ++r) {
+    if (coord.row(r) >= block.slots) {
+      continue;
+    }
+    float* const row = rows + coord.row(r) * to.row_stride;
+#pragma unroll
+    for (int c = 0; c < size<1>(sum); c += 2) {
+      *reinterpret_cast<float2*>(row + coord.col(c)) =
+          float2{sum(r, c) * factor, sum(r, c + 1) * factor};
+    }
+  }
+}
+
 // Writes what is wanted of dK [keys, head_dim] and dV [keys, head_dim_v], for all keys that exist.
 // Nobody reads K and V in shared memory any more.
 template <class Config>
@@ -45,8 +71,13 @@ __device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& 
   using Mma = typename Config::KeyMma;
   using Element = typename Config::Element;
   float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
-  scale_to_smem<Mma>(sum.dk, p.scores.softmax_scale * keep_scale, smem.k.data(),
-                     typename Config::SmemLayoutK{});
+  float const dk_scale = p.scores.softmax_scale * keep_scale;
+  if (p.group.parts > 1) {
+    store_part_sums(p.workspace.dk, block, dk_scale, sum.dk);
+    store_part_sums(p.workspace.dv, block, keep_scale, sum.dv);
+    return;
+  }
+  scale_to_smem<Mma>(sum.dk, dk_scale, smem.k.data(), typename Config::SmemLayoutK{});
   scale_to_smem<Mma>(sum.dv, keep_scale, smem.v.data(), typename Config::SmemLayoutV{});
   __syncthreads();
   int64_t const key = block.info.row_k + block.key_begin;

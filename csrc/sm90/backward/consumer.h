@@ -48,7 +48,9 @@ struct Consumer {
       smem.k_ring.release(0);
       smem.v_ring.release(0);
       number = block.number + 1;  // not kept in a register until here
-      store_key_gradients(args.params, block, warpgroup, thread, sums);
+      int const first = warpgroup * kWarpgroupRows;
+      store_key_rows(rows_of_dk(args.params), block, first, thread, sums.dk);
+      store_key_rows(rows_of_dv(args.params), block, first, thread, sums.dv);
     }
   }
 
@@ -82,15 +84,15 @@ struct Consumer {
     return Config::kShareRows ? at.number : block.row_block(at.head, at.m_block);
   }
 
-  // The rows of all query heads of the group, head by head.
+  // The rows of all query heads of the part, head by head.
   __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
-    int const group = block.group, count = block.range.count();
+    int const heads = block.heads, count = block.range.count();
     int const masked = block.range.masked_count(), interior = block.range.left - masked;
     uint32_t const first = visits;
     Visit last{0, 0, kNone};  // whose dQ is to be computed
     QueryFragment dq;
     share_zeros();
-    for (int head = 0; head < group; ++head) {
+    for (int head = 0; head < heads; ++head) {
       int step = 0;
 #pragma unroll 1
       for (; step < masked; ++step) {

@@ -17,7 +17,7 @@ namespace flash::sm90 {
 // Everything about one block of keys that stays the same while the rows go by.
 template <class Config>
 struct KeyBlock {
-  WorkTile tile;    // m_block: the block of keys; head: the KV head. Not valid: there are no more
+  WorkTile tile;  // m_block: the block of keys; head: a group's part. Not valid: there are no more
   uint32_t number;  // key blocks that this thread block had before
   SequenceMask mask;
   RowRange range;  // row blocks that see the keys
@@ -26,7 +26,7 @@ struct KeyBlock {
   int key_begin;
   int slots;            // of the kBlockN that exist: the others have no gradient to store
   float dq_scale;       // of dQ that this block stores
-  int group;            // query heads that share the KV head
+  int heads;            // query heads whose rows go by
   int head_begin;       // the first of them
   int64_t row_q;        // first row of the sequence
   int64_t row_k;        // first key of this block
@@ -68,18 +68,20 @@ struct KeyBlock {
         dq_scale(info.seqlen_k <= Config::kBlockN
                      ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                      : NAN),
-        group(p.heads_q / p.heads_kv),
-        head_begin(tile_.head * group),
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
-    // A packed tensor is one batch entry.
-    q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
     int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);
-    keys_at = {static_cast<int>(row_k), keys, tile.head, p.seqlens.cu_k ? 0 : tile.batch};
+    compiler_fence();  // what has been found out is not kept in registers
+    GroupPart const part = p.group.part(tile.head);
+    heads = part.heads;
+    head_begin = part.head_begin;
+    // A packed tensor is one batch entry.
+    q_at = {static_cast<int>(row_q), seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
+    keys_at = {static_cast<int>(row_k), keys, part.head_kv, p.seqlens.cu_k ? 0 : tile.batch};
   }
 };
 

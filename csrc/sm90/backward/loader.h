@@ -33,14 +33,14 @@ struct Loader {
     }
     uint32_t const number = described - 1;
     Block const& block = smem.key_block(number);
-    int const count = block.range.count(), group = block.group;
+    int const count = block.range.count(), heads = block.heads;
     if (count == 0) {
       load_keys(number, false);
       load_values(number, false);
       describe(next_tile());
       return;
     }
-    for (int head = 0; head < group; ++head) {
+    for (int head = 0; head < heads; ++head) {
       for (int step = 0; step < count; ++step) {
         int const m_block = block.range.block_at(step);
         bool const first = head == 0 && step == 0;

@@ -30,28 +30,39 @@ struct KeyGradients {
   }
 };
 
-// Writes what is wanted of dK [keys, head_dim] and dV [keys, head_dim_v], for all keys that exist.
-template <class Config>
-__device__ __forceinline__ void store_key_gradients(BwdParams const& p,
-                                                    KeyBlock<Config> const& block, int warpgroup,
-                                                    int thread, KeyGradients<Config>& sum) {
+// Where the gradient of the keys or values goes: to its rows, or to the sums of a group's part.
+struct KeyRows {
+  TensorView<void> const& rows;
+  TensorView<float> const& sums;
+  int columns;
+  float factor;  // of what the accumulators hold
+};
+
+__device__ inline KeyRows rows_of_dk(BwdParams const& p) {
+  return {p.dk, p.workspace.dk, p.head_dim, p.scores.softmax_scale / (1.f - p.scores.dropout_p)};
+}
+__device__ inline KeyRows rows_of_dv(BwdParams const& p) {
+  return {p.dv, p.workspace.dv, p.head_dim_v, 1.f / (1.f - p.scores.dropout_p)};
+}
+
+// Of a warpgroup's 64 keys, from the block's `first` on, those that exist; if it is wanted. The two
+// ways have nothing in common: with one multiplication for both, ptxas spills in the main loop.
+template <class Config, class Accumulator>
+__device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Config> const& block,
+                                               int first, int thread, Accumulator& sum) {
   using Element = typename Config::Element;
-  float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
-  int const first = warpgroup * kWarpgroupRows, keys = block.slots - first;
+  WorkTile const& tile = block.tile;
   int64_t const key = block.row_k + first;
-  if (p.dk.ptr) {
-    scale(sum.dk, p.scores.softmax_scale * keep_scale);
+  Extent const extent{block.slots - first, to.columns};
+  if (to.sums.ptr) {
+    scale(sum, to.factor);
+    store_sums(sum, to.sums.ptr + to.sums.offset(tile.batch, key, tile.head), to.sums.row_stride,
+               extent.rows, thread);
+  } else if (to.rows.ptr) {
+    scale(sum, to.factor);
     store_rows<Element>(
-        sum.dk,
-        static_cast<Element*>(p.dk.ptr) + p.dk.offset(block.tile.batch, key, block.tile.head),
-        p.dk.row_stride, {keys, p.head_dim}, thread);
-  }
-  if (p.dv.ptr) {
-    scale(sum.dv, keep_scale);
-    store_rows<Element>(
-        sum.dv,
-        static_cast<Element*>(p.dv.ptr) + p.dv.offset(block.tile.batch, key, block.tile.head),
-        p.dv.row_stride, {keys, p.head_dim_v}, thread);
+        sum, static_cast<Element*>(to.rows.ptr) + to.rows.offset(tile.batch, key, tile.head),
+        to.rows.row_stride, extent, thread);
   }
 }
 

@@ -29,13 +29,13 @@ struct GradientWarps {
   __device__ __forceinline__ void run() {
     KeyFragment dk;
     clear(dk);
-    int const group = block.group, count = block.range.count();
+    int const heads = block.heads, count = block.range.count();
     if (count > 0) {
       smem.k_ring.wait_full(RingPosition<1>(0));
     }
     QueryFragment dq;
     int64_t last = kNone;  // whose dQ is to be added
-    for (int head = 0; head < group; ++head) {
+    for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < count; ++step) {
         visit(last, dk, dq);
@@ -43,7 +43,8 @@ struct GradientWarps {
       }
     }
     add(last, dq);
-    store_keys(dk);
+    store_key_rows(rows_of_dk(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
+                   dk);
   }
 
  private:
@@ -103,18 +104,6 @@ struct GradientWarps {
     Tensor k = make_tensor(make_smem_ptr(half_k), typename Config::SmemLayoutHalfKt{})(_, _, 0);
     start_product<kAccumulate>(MmaQuery{}, slice.partition_fragment_A(ds)(_, _, _, score_stage),
                                slice.partition_fragment_B(k), dq);
-  }
-
-  __device__ __forceinline__ void store_keys(KeyFragment& dk) {
-    BwdParams const& p = args.params;
-    if (p.dk.ptr) {
-      int const first = static_cast<int>(rank) * Config::kKeys;
-      scale(dk, p.scores.softmax_scale / (1.f - p.scores.dropout_p));
-      store_rows<Element>(dk,
-                          static_cast<Element*>(p.dk.ptr) +
-                              p.dk.offset(block.tile.batch, block.row_k + first, block.tile.head),
-                          p.dk.row_stride, {block.slots - first, p.head_dim}, thread);
-    }
   }
 };
 

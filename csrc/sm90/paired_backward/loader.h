@@ -22,9 +22,9 @@ struct PairedLoader {
   bool elected;  // the lane that talks to TMA
 
   __device__ void load() {
-    int const count = block.range.count(), group = block.group;
+    int const count = block.range.count(), heads = block.heads;
     uint32_t visits = 0;
-    for (int head = 0; head < group; ++head) {
+    for (int head = 0; head < heads; ++head) {
       for (int step = 0; step < count; ++step, ++visits) {
         int const m_block = block.range.block_at(step);
         load_q(Position(visits), head, m_block);

@@ -36,13 +36,13 @@ struct ScoreWarps {
   __device__ __forceinline__ void run() {
     ValueFragment dv;
     clear(dv);
-    int const group = block.group, count = block.range.count();
+    int const heads = block.heads, count = block.range.count();
     int const masked = block.range.masked_count(), interior = block.range.left - masked;
     if (count > 0) {
       smem.k_ring.wait_full(RingPosition<1>(0));
       smem.v_ring.wait_full(RingPosition<1>(0));
     }
-    for (int head = 0; head < group; ++head) {
+    for (int head = 0; head < heads; ++head) {
       int step = 0;
 #pragma unroll 1
       for (; step < masked; ++step) {
@@ -53,7 +53,8 @@ struct ScoreWarps {
         visit<false>(head, interior + step, dv);
       }
     }
-    store_values(dv);
+    store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
+                   dv);
   }
 
  private:
@@ -127,18 +128,6 @@ struct ScoreWarps {
       Barrier& full = smem.other_ds_ring.full(at.stage);
       full.arrive_and_expect_tx(kBytes, 1 - rank);
       copy_to_block(1 - rank, smem.ds[at.stage], smem.other_ds[at.stage], kBytes, full);
-    }
-  }
-
-  __device__ __forceinline__ void store_values(ValueFragment& dv) {
-    BwdParams const& p = args.params;
-    if (p.dv.ptr) {
-      int const first = static_cast<int>(rank) * Config::kKeys;
-      scale(dv, 1.f / (1.f - p.scores.dropout_p));
-      store_rows<Element>(dv,
-                          static_cast<Element*>(p.dv.ptr) +
-                              p.dv.offset(block.tile.batch, block.row_k + first, block.tile.head),
-                          p.dv.row_stride, {block.slots - first, p.head_dim_v}, thread);
     }
   }
 
