@@ -11,7 +11,12 @@ void launch_with_passes(BwdParams const& params, QueryTile const& tile, LaunchCo
                         Main main) {
   launch_preprocess<Element>(params, tile, launch);
   main();
-  launch_gradient_sums<Element>(params, tile, launch);
+  if (params.dq.ptr && params.workspace.dq) {
+    launch_query_gradient<Element>(params, tile, launch);
+  }
+  if (params.group.parts > 1) {
+    launch_key_gradients<Element>(params, launch);
+  }
   if (params.ds_aux) {
     launch_sink_gradient(params, launch);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backward/key_gradients.h"
 #include "backward/postprocess.h"
 #include "backward/preprocess.h"
 #include "host/launch_kernel.h"
@@ -27,16 +28,18 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 }
 
 template <class Element>
-void launch_gradient_sums(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
   TileGrid const grid = row_grid(params, tile);
   int const parts = query_gradient_parts(tile);
-  bool const dq = params.dq.ptr && params.workspace.dq;
-  int64_t const query_blocks = dq ? grid.num_tiles() * parts : 0;
-  int64_t const key_blocks = (part_chunks(params) + kPassThreads - 1) / kPassThreads;
   int const smem_bytes = tile.block_m / parts * padded_row(tile.head_dim) * int(sizeof(Element));
-  launch_kernel<gradient_sums_kernel<Element>>(
-      launch, {query_blocks + key_blocks, kPassThreads, smem_bytes}, params, tile, grid,
-      static_cast<int>(query_blocks));
+  launch_kernel<query_gradient_kernel<Element>>(
+      launch, {grid.num_tiles() * parts, kPassThreads, smem_bytes}, params, tile, grid);
+}
+
+template <class Element>
+void launch_key_gradients(BwdParams const& params, LaunchContext const& launch) {
+  int64_t const blocks = (part_chunks(params) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<key_gradients_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params);
 }
 
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
@@ -47,9 +50,11 @@ void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) 
 template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                      LaunchContext const&);
 template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
-template void launch_gradient_sums<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
-                                                        LaunchContext const&);
-template void launch_gradient_sums<cutlass::half_t>(BwdParams const&, QueryTile,
-                                                    LaunchContext const&);
+template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
+                                                         LaunchContext const&);
+template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,
+                                                     LaunchContext const&);
+template void launch_key_gradients<cutlass::bfloat16_t>(BwdParams const&, LaunchContext const&);
+template void launch_key_gradients<cutlass::half_t>(BwdParams const&, LaunchContext const&);
 
 }  // namespace flash

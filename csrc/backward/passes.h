@@ -27,9 +27,13 @@ struct QueryTile {
 template <class Element>
 void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-// After: what the workspace has sums of, dq, or dk and dv in parts.
+// After: dq from the sums in the workspace.
 template <class Element>
-void launch_gradient_sums(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+
+// After: dk and dv from their parts in the workspace.
+template <class Element>
+void launch_key_gradients(BwdParams const& params, LaunchContext const& launch);
 
 // After: ds_aux from softmax_d and LSE.
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);

@@ -1,10 +1,9 @@
-// After the main kernel: gradients from fp32 sums to their rows, and the sinks' gradient.
+// After the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
-#include "backward/part_sums.h"
 #include "backward/preprocess.h"
 #include "core/dynamic_smem.h"
 #include "core/softmax.h"
@@ -65,10 +64,12 @@ constexpr int kPassBlocks = 6;
 
 // A row block of one head, or part of it.
 template <class Element>
-__device__ void query_gradient(BwdParams const& p, QueryTile const& shape, TileGrid const& grid,
-                               int block) {
-  int const parts = query_gradient_parts(shape), part = block % parts;
-  WorkTile const tile = grid.tile(p.seqlens, block / parts);
+__global__ void __launch_bounds__(kPassThreads, kPassBlocks)
+    query_gradient_kernel(__grid_constant__ BwdParams const p,
+                          __grid_constant__ QueryTile const shape,
+                          __grid_constant__ TileGrid const grid) {
+  int const parts = query_gradient_parts(shape), part = static_cast<int>(blockIdx.x) % parts;
+  WorkTile const tile = grid.tile(p.seqlens, static_cast<int>(blockIdx.x) / parts);
   if (!tile.valid || tile.batch >= p.seqlens.batch) {  // other rows are zero already
     return;
   }
@@ -90,20 +91,6 @@ __device__ void query_gradient(BwdParams const& p, QueryTile const& shape, TileG
     int const row = i / chunks, column = i % chunks * kChunk;
     *reinterpret_cast<Chunk<Element>*>(dq + row * p.dq.row_stride + column) =
         *reinterpret_cast<Chunk<Element> const*>(rows + row * padded_row(shape.head_dim) + column);
-  }
-}
-
-// The first blocks, `query_blocks` of them, have dQ, the others parts of dK and dV.
-template <class Element>
-__global__ void __launch_bounds__(kPassThreads, kPassBlocks)
-    gradient_sums_kernel(__grid_constant__ BwdParams const p,
-                         __grid_constant__ QueryTile const shape,
-                         __grid_constant__ TileGrid const grid, int query_blocks) {
-  int const block = static_cast<int>(blockIdx.x);
-  if (block < query_blocks) {
-    query_gradient<Element>(p, shape, grid, block);
-  } else {
-    add_parts<Element>(p, (block - query_blocks) * kPassThreads + static_cast<int>(threadIdx.x));
   }
 }
 

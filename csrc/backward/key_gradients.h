@@ -54,10 +54,11 @@ __device__ void add_parts(TensorView<float> const& sums, TensorView<void> const&
                                      to.offset(at.batch, at.row, at.head) + column) = chunk;
 }
 
-// The index-th chunk.
 template <class Element>
-__device__ void add_parts(BwdParams const& p, int index) {
+__global__ void __launch_bounds__(kPassThreads)
+    key_gradients_kernel(__grid_constant__ BwdParams const p) {
   RowChunks const chunks(p);
+  int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
   int const line = index / chunks.count(), chunk = index - line * chunks.count();
   int const row = line / p.heads_kv;
   if (row >= num_keys(p.seqlens)) {
