@@ -40,8 +40,9 @@ def inputs(cuda, d: int, dv: int, **shape):
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window_size_left": 100}], ids=str)
-def test_deterministic_is_bitwise(cuda, d, dv, options):
-    x, lse = inputs(cuda, d, dv, b=3, h=8, hk=4, sq=700, sk=900)
+@pytest.mark.parametrize("heads_k", [4, 1])  # so few that groups are cut into parts
+def test_deterministic_is_bitwise(cuda, d, dv, options, heads_k):
+    x, lse = inputs(cuda, d, dv, b=3, h=8, hk=heads_k, sq=700, sk=900)
     first = by_hand(x, lse, deterministic=True, **options)
     for _ in range(100):
         again = by_hand(x, lse, deterministic=True, **options)
@@ -66,7 +67,9 @@ def test_scratch_memory_is_that_of_dq(cuda, d, dv, heads_k):
     by_hand(x, lse, into=out, deterministic=True)
     scratch = torch.cuda.max_memory_allocated() - before
     # The least head_dim of a kernel; counters of row blocks, and what the allocator rounds up to.
-    assert scratch <= rows * (4 * max(d, 64) + 12) + 4 * 2**20
+    dq = rows * 4 * max(d, 64)
+    parts = max(dq, 32 * 2**20) if heads_k < 8 else 0
+    assert scratch <= dq + parts + rows * 12 + 4 * 2**20
 
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
@@ -92,6 +95,18 @@ def check_slice(q, k, v, dout, at: slice, causal: bool = True) -> None:
     )
     for name, gradient in zip("qkv", found, strict=True):
         assert_accurate(f"d{name}", gradient[at], wanted[name], standard[name])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [(16, 1), (12, 2), (32, 8)])
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_few_kv_heads(cuda, causal, heads, d):
+    """Whose groups are cut into parts, so that there are thread blocks for the whole GPU."""
+    h, hk = heads
+    x = make_inputs(
+        Case(b=2, h=h, hk=hk, sq=900, sk=1100, d=d, causal=causal, layout="contiguous"), cuda
+    )
+    check_slice(x.q, x.k, x.v, x.dout, slice(1, 2), causal)
 
 
 @pytest.mark.parametrize("shape", [(70_000, 1, 1), (9, 8_000, 1_000)])

@@ -294,11 +294,13 @@ def backward(
     wanted: tuple[str, ...] = ("dq", "dk", "dv"),
     deterministic: bool = False,
     last_block_first: bool = False,
+    part_heads: int | None = None,
     **full,
 ) -> tuple[Tensor, ...]:
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
-    lengths: of `dense_lengths` or `varlen_lengths`. NaN wherever no kernel wrote.
+    lengths: of `dense_lengths` or `varlen_lengths`. part_heads: query heads of a group that a tile
+    of keys has; None: all. NaN wherever no kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}
     like = {name: (inputs[name].shape, q.dtype) for name in wanted}
@@ -309,6 +311,8 @@ def backward(
     call |= {name: view(getattr(output, name)) for name in wanted}
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
+    if part_heads is not None:
+        call["part_heads"] = part_heads
     if dlse is not None:
         call["dlse"] = rows(dlse)
     if "ds_aux" in like:

@@ -208,6 +208,14 @@ py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v,
   return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
 }
 
+// Into how many parts a backward on a GPU of so many multiprocessors cuts its groups.
+int group_parts(std::string const& name, py::dict const& call, int sm_count) {
+  flash::Variant const& variant = find(name);
+  flash::DeviceInfo device = variant.arch == 90 ? sm90 : sm80;
+  device.sm_count = sm_count;
+  return flash::head_group(params<flash::BwdParams>(call), variant, device).parts;
+}
+
 bool packs_heads(py::dict const& call, int block_m, int packed) {
   return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
 }
@@ -299,6 +307,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
         py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
+  m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));

@@ -82,7 +82,10 @@ def test_sequences_from_the_middle_of_a_packed_batch(kernels, row, heads, longes
 @pytest.mark.parametrize("row", BACKWARD, ids=id_of)
 @pytest.mark.parametrize("longest", [60, 200])  # keys: of one block, and of more
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_gradients_from_the_middle_of_a_packed_batch(kernels, row, longest, deterministic):
+@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+def test_gradients_from_the_middle_of_a_packed_batch(
+    kernels, row, longest, deterministic, part_heads
+):
     rng = random.Random(longest)
     lengths = [130, longest, 3, 0, 17, longest - 9, 0, 5, 150]
     cu = int32([0, *lengths]).cumsum(0, dtype=torch.int32)[1:8]
@@ -96,7 +99,7 @@ def test_gradients_from_the_middle_of_a_packed_batch(kernels, row, longest, dete
             x[: starts[0]] = x[starts[-1] :] = float("nan")
         softmax_d, *gradients = calls.backward(
             kernels, row.name, *dirty, lse, calls.varlen_lengths(q, k, cu, cu), causal=True,
-            deterministic=deterministic,
+            deterministic=deterministic, part_heads=part_heads,
         )  # fmt: skip
         assert not softmax_d[:, : starts[0]].any()
         assert not softmax_d[:, starts[-1] :].any()
@@ -172,12 +175,12 @@ def test_forward_of_pages(kernels, row, seed):
 def test_backward(kernels, row, seed, deterministic):
     """What it leaves to be added up may be anything; it ends, and stays inside."""
     rng = random.Random(seed)
-    (q, k, v, cu_q, cu_k), options = packed(rng, 2)
+    (q, k, v, cu_q, cu_k), options = packed(rng, 4)
     used = numbers(rng, len(k), len(cu_q) - 1) if rng.random() < 0.5 else None
     lengths = calls.varlen_lengths(q, k, cu_q, cu_k, used, **options)
     calls.backward(
-        kernels, row.name, q, q, k, v, q, torch.randn(2, len(q)), lengths,
-        deterministic=deterministic, **any_mask(rng),
+        kernels, row.name, q, q, k, v, q, torch.randn(4, len(q)), lengths,
+        deterministic=deterministic, part_heads=rng.choice([1, 2]), **any_mask(rng),
     )  # fmt: skip
 
 

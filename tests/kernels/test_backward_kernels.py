@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from calls import check_gradients, differentiable, written_out
@@ -122,8 +124,23 @@ def test_adversarial_values(kernels, row, kind):
     check(kernels, row, sized(row, h=1, sq=113, sk=150, kind=kind))
 
 
-def check_hooks(kernels, row, dlse: bool = False, **hooks) -> None:
-    check(kernels, row, sized(row, **dict(b=2, sq=70, sk=140) | hooks), dlse)
+@pytest.mark.parametrize("row", TILES, ids=id_of)
+@pytest.mark.parametrize(
+    ("part_heads", "shape"),
+    [
+        (1, dict(h=4, hk=2, sq=150, sk=300, causal=True)),
+        (2, dict(h=5, b=2, sq=130, sk=210, window=(90, 40))),  # the last part has one head
+        (1, dict(h=3, sq=90, sk=50, layout="transposed")),  # one block has all keys
+        (2, dict(h=3, sq=0, sk=70)),
+    ],
+    ids=str,
+)
+def test_groups_in_parts(kernels, row, part_heads, shape):
+    check(kernels, row, sized(row, **shape), part_heads=part_heads)
+
+
+def check_hooks(kernels, row, dlse: bool = False, how: dict | None = None, **hooks) -> None:
+    check(kernels, row, sized(row, **dict(b=2, sq=70, sk=140) | hooks), dlse, **how or {})
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(FULL), ids=id_of)
@@ -144,9 +161,10 @@ def test_score_hooks(kernels, row, hooks):
 
 
 @pytest.mark.parametrize("row", FULL, ids=id_of)
-def test_all_hooks_together(kernels, row):
+@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+def test_all_hooks_together(kernels, row, part_heads):
     hooks = dict(softcap=20.0, alibi="h", sinks=True, dropout_p=0.17, window=(50, 3))
-    check_hooks(kernels, row, dlse=True, **hooks)
+    check_hooks(kernels, row, dlse=True, how=dict(part_heads=part_heads), **hooks)
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
@@ -163,24 +181,25 @@ def exact(row, seed: int = 0, **shape) -> tuple:
 
 
 @pytest.mark.parametrize("row", TILES, ids=id_of)
-def test_deterministic(kernels, row):
+@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+def test_deterministic(kernels, row, part_heads):
     """Blocks take turns: the order of the launch is the only one that works."""
     call = exact(row, sq=150, sk=300, causal=True)
-    ordered = calls.backward(kernels, row.name, *call, causal=True, deterministic=True)
-    unordered = calls.backward(kernels, row.name, *call, causal=True)
+    run = partial(calls.backward, kernels, row.name, *call, causal=True, part_heads=part_heads)
+    ordered, unordered = run(deterministic=True), run()
     assert_bitwise("dq", ordered[1], unordered[1])  # here, blocks run in order anyway
     with pytest.raises(RuntimeError, match="wait for what it polls"):
-        calls.backward(
-            kernels, row.name, *call, causal=True, deterministic=True, last_block_first=True
-        )
+        run(deterministic=True, last_block_first=True)
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
-def test_blocks_in_any_order(kernels, row):
+@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+def test_blocks_in_any_order(kernels, row, part_heads):
     call = exact(row, sq=150, sk=300)
-    forth = calls.backward(kernels, row.name, *call, window_size=(140, 60))
-    back = calls.backward(kernels, row.name, *call, window_size=(140, 60), last_block_first=True)
-    for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), forth, back, strict=True):
+    how = dict(window_size=(140, 60), part_heads=part_heads)
+    run = partial(calls.backward, kernels, row.name, *call, **how)
+    results = run(), run(last_block_first=True)
+    for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), *results, strict=True):
         if name == "dq":  # its parts were added in another order
             torch.testing.assert_close(a, b)
         else:
@@ -189,17 +208,19 @@ def test_blocks_in_any_order(kernels, row):
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES)[:1], ids=id_of)
 @pytest.mark.parametrize("wanted", [("dq",), ("dk",), ("dv",), ("dk", "dv"), ()])
-def test_gradients_that_are_wanted(kernels, row, wanted):
+@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+def test_gradients_that_are_wanted(kernels, row, wanted, part_heads):
     call = exact(row, sq=70, sk=90)
-    names = ("dq", "dk", "dv")
-    everything = dict(zip(names, calls.backward(kernels, row.name, *call)[1:], strict=True))
-    _, *some = calls.backward(kernels, row.name, *call, wanted=wanted)
+    run = partial(calls.backward, kernels, row.name, *call, part_heads=part_heads)
+    everything = dict(zip(("dq", "dk", "dv"), run()[1:], strict=True))
+    _, *some = run(wanted=wanted)
     for name, gradient in zip(wanted, some, strict=True):
         assert_bitwise(name, gradient, everything[name])
 
 
 @pytest.mark.parametrize("row", TILES, ids=id_of)
-def test_varlen(kernels, row):
+@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+def test_varlen(kernels, row, part_heads):
     """Zero lengths anywhere, keys in use, rows and keys behind the last sequence."""
     gen = torch.Generator().manual_seed(1)
     lengths_q, lengths_k = [0, 150, 3, 0, 60], [10, 70, 200, 5, 0]
@@ -240,7 +261,7 @@ def test_varlen(kernels, row):
         seqused_k = torch.tensor(used, dtype=torch.int32)
         lengths = calls.varlen_lengths(q, k, cu_q, cu_k, seqused_k)
         softmax_d, *gradients = calls.backward(
-            kernels, row.name, *dirty, lse, lengths, causal=True, **full
+            kernels, row.name, *dirty, lse, lengths, causal=True, part_heads=part_heads, **full
         )
         assert not softmax_d[:, cu_q[-1] :].any()
         return tuple(gradients)

@@ -109,6 +109,44 @@ def test_who_decodes_at_larger_head_dims(kernels, batch, expected):
     assert kernels.decodes(call, None, 90, sm_count=132) == expected
 
 
+@pytest.mark.parametrize(
+    ("row", "shape", "causal", "expected"),
+    [
+        # Thread blocks enough, or no group.
+        ("sm90_bf16_d128", (2, 8192, 16, 16), True, 1),
+        ("sm90_bf16_d128", (2, 8192, 16, 4), True, 1),
+        ("sm90_bf16_d128", (2, 8192, 16, 1), False, 1),
+        # As many as multiprocessors, but the longest takes twice the average.
+        ("sm90_bf16_d128", (2, 8192, 16, 1), True, 3),
+        ("sm90_bf16_d128", (16, 1024, 16, 1), True, 2),
+        ("sm80_bf16_d128", (2, 8192, 16, 1), True, 3),
+        ("sm90_bf16_d128", (1, 2048, 32, 8), True, 2),
+        # A quarter of them.
+        ("sm90_bf16_d128", (1, 1024, 16, 4), False, 4),
+        # Two thread blocks for each multiprocessor; clusters of two.
+        ("sm80_bf16_d64", (2, 8192, 32, 1), False, 2),
+        ("sm90_bf16_d192x128", (2, 8192, 16, 1), False, 1),
+        ("sm90_bf16_d192x128", (1, 8192, 16, 1), False, 1),
+        ("sm90_bf16_d192x128", (1, 4096, 16, 1), False, 2),
+    ],
+    ids=str,
+)
+def test_parts_of_groups(kernels, row, shape, causal, expected):
+    batch, seqlen, heads_q, heads_kv = shape
+    call = calls.problem(
+        batch=batch, seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads_q, heads_kv=heads_kv
+    )
+    call |= {"right": 0 if causal else -1}
+    assert kernels.group_parts(f"bwd_{row}_plain", call, sm_count=132) == expected
+
+
+@pytest.mark.parametrize(("seqlen_k", "expected"), [(2048, 8), (16384, 4), (65536, 1)])
+def test_parts_take_no_more_memory_than_dq(kernels, seqlen_k, expected):
+    shape = dict(batch=1, seqlen_q=16384, heads_q=8, heads_kv=1)
+    call = calls.problem(**shape, seqlen_k=seqlen_k)
+    assert kernels.group_parts("bwd_sm90_bf16_d128_plain", call, sm_count=1000) == expected
+
+
 ANY = 1  # a pointer that nobody follows
 
 

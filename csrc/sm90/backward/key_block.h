@@ -74,13 +74,12 @@ struct KeyBlock {
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
-    int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);
-    compiler_fence();  // what has been found out is not kept in registers
     GroupPart const part = p.group.part(tile.head);
     heads = part.heads;
     head_begin = part.head_begin;
     // A packed tensor is one batch entry.
-    q_at = {static_cast<int>(row_q), seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
+    q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
+    int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);
     keys_at = {static_cast<int>(row_k), keys, part.head_kv, p.seqlens.cu_k ? 0 : tile.batch};
   }
 };
