@@ -65,69 +65,42 @@ struct Consumer {
     warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
   }
 
-  // A row block of one of the heads that share the keys. Its number in the workspaces is known
-  // from the start only where dQ is shared by rows, by a register less; elsewhere finding it when
-  // it is needed is faster: 548 TFLOP/s instead of 457 (d 128, 8k keys, H200), though nothing waits
-  // for it.
-  struct Visit {
-    int head;
-    int m_block;
-    int number;
-  };
-  static constexpr int kNone = -1;
-
-  __device__ Visit visit_of(Block const& block, int head, int m_block) const {
-    return {head, m_block,
-            Config::kShareRows ? static_cast<int>(block.row_block(head, m_block)) : 0};
-  }
-  __device__ int64_t row_block(Block const& block, Visit at) const {
-    return Config::kShareRows ? at.number : block.row_block(at.head, at.m_block);
-  }
-
   // The rows of all query heads of the part, head by head.
   __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
-    int const heads = block.heads, count = block.range.count();
-    int const masked = block.range.masked_count(), interior = block.range.left - masked;
-    uint32_t const first = visits;
-    Visit last{0, 0, kNone};  // whose dQ is to be computed
-    QueryFragment dq;
+    ScoreFragment s;
     share_zeros();
-    for (int head = 0; head < heads; ++head) {
-      int step = 0;
+    start_scores_of_keys(visits, s);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(s);
+    bool first = true;
 #pragma unroll 1
-      for (; step < masked; ++step) {
-        visit<true>(block, head, block.range.block_at(step), first, sums, last, dq);
-      }
-#pragma unroll 1
-      for (; step < count; ++step) {
-        visit<false>(block, head, interior + step, first, sums, last, dq);
-      }
+    for (bool more = true; more; first = false) {
+      more = smem.row_visit(visits).masked ? visit<true>(block, first, sums, s)
+                                           : visit<false>(block, first, sums, s);
     }
+    QueryFragment dq;
     start_query_gradient(shared - 1, dq);
     warpgroup_wait<0>();
-    finish_query_gradient(block, shared - 1, true, last, dq);
+    finish_query_gradient(block, shared - 1, true, smem.row_visit(visits - 1), dq);
   }
 
-  // One row block: P and dS from the scores again, then dV and dK; and dQ of the row block before,
-  // for which all warpgroups' dS is there by now, so that nobody waits for another.
+  // One row block: P and dS from its scores, then dV and dK; dQ of the row block before, for which
+  // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
+  // next, which become `s`. Returns whether there is a next.
   template <bool kMasked>
-  __device__ __forceinline__ void visit(Block const& block, int head, int m_block, uint32_t first,
-                                        Sums& sums, Visit& last, QueryFragment& dq) {
+  __device__ __forceinline__ bool visit(Block const& block, bool first, Sums& sums,
+                                        ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
       find_place();  // with twice the rows it takes more registers than it frees
     }
     Position const here(visits);
-    ScoreFragment s, dp;
-    smem.q_ring.wait_full(here);
-    start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
-                 here.stage, s);
+    RowVisit const& rows = smem.row_visit(visits);
+    ScoreFragment dp;
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
     auto const& stats = smem.stats[here.stage];
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(s);
-    ScoreTile<kMasked, Config> tile(args.params, block, head, m_block, warpgroup, thread);
+    ScoreTile<kMasked, Config> tile(args.params, block, rows.head, rows.m_block, warpgroup, thread);
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
     tile.probabilities(s, p_words, numbers(stats.lse_log2));
@@ -139,29 +112,53 @@ struct Consumer {
     Tensor ds_words = recast<uint32_t>(ds);
     pack<Element>(dp, ds_words);
     share(ds);
+    QueryFragment dq;
     start_query_gradient(shared - 2, dq);
     start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{}, here.stage,
                                         sums.dk);
-    warpgroup_wait<1>();
-    bool const is_first = Config::kShareRows ? last.number == kNone : visits == first;
-    finish_query_gradient(block, shared - 2, !is_first, last, dq);
-    last = visit_of(block, head, m_block);
-    warpgroup_wait<0>();
+    warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
     warpgroup_fence_operand(p);
-    warpgroup_fence_operand(ds);
     warpgroup_fence_operand(sums.dv);
-    warpgroup_fence_operand(sums.dk);
     smem.dout_ring.release(here);
+    auto const add_query_gradient = [&] {
+      finish_query_gradient(block, shared - 2, !first, smem.row_visit(visits - 1), dq);
+    };
+    if constexpr (!Config::kScoresFirst) {
+      add_query_gradient();
+    }
+    // Behind the last row block as well, of rows that are there: a product that is not asked for in
+    // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
+    // its registers until here.
+    bool const more = rows.more;
+    ScoreFragment s_next;
+    start_scores_of_keys(visits + more, s_next);
+    if constexpr (Config::kScoresFirst) {
+      warpgroup_wait<2>();
+      add_query_gradient();
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(ds);
+    warpgroup_fence_operand(s_next);
+    warpgroup_fence_operand(sums.dk);
+    copy(s_next, s);
     smem.q_ring.release(here);
     ++visits;
+    return more;
+  }
+
+  // Sᵀ of a visit's rows, not waited for
+  __device__ __forceinline__ void start_scores_of_keys(uint32_t visit, ScoreFragment& s) {
+    Position const at(visit);
+    smem.q_ring.wait_full(at);
+    start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
+                 at.stage, s);
   }
 
   __device__ RowNumbers numbers(float const* of_rows) const {
     return {of_rows, FragmentCoord<4>(thread)};
   }
 
-  // So that the first visit has a dQ of a row block before it, too: a product that is not asked for
-  // in every visit alike is one that ptxas waits for at once.
+  // So that the first visit has a dQ of a row block before it, too.
   __device__ __forceinline__ void share_zeros() {
     Operand zeros;
     Tensor words = recast<uint32_t>(zeros);
@@ -224,16 +221,17 @@ struct Consumer {
                          dq);
   }
 
-  // dQ of the number-th dS is there. wanted: it is of a row block, of `at`.
+  // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
   __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
-                                                        bool wanted, Visit at, QueryFragment& dq) {
+                                                        bool wanted, RowVisit const& rows,
+                                                        QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
     QueryGradient<Config> const gradient{args, block, warpgroup, thread};
     if (wanted && args.params.workspace.dq) {
-      gradient.add(dq, row_block(block, at));
+      gradient.add(dq, rows.row_block);
     } else if (wanted && args.params.dq.ptr) {
-      gradient.store(dq, row_block(block, at));
+      gradient.store(dq, rows.row_block);
     }
   }
 };

@@ -84,6 +84,15 @@ struct KeyBlock {
   }
 };
 
+// A row block of one of a tile's heads.
+struct RowVisit {
+  int64_t row_block;  // its number in the workspaces
+  int head;           // of the tile's
+  int m_block;
+  bool masked;  // a limit cuts through
+  bool more;    // the tile has another behind it
+};
+
 // Of the rows of one row block, which are columns here; as in the workspace.
 template <int kBlockM>
 struct RowStats {

@@ -45,7 +45,8 @@ struct Loader {
         int const m_block = block.range.block_at(step);
         bool const first = head == 0 && step == 0;
         // Rows have buffers that are free before K's and V's are.
-        load_q(block, head, m_block);
+        load_q(block, {block.row_block(head, m_block), head, m_block,
+                       step < block.range.masked_count(), head + 1 < heads || step + 1 < count});
         if (first) {
           load_keys(number, true);
         }
@@ -101,19 +102,20 @@ struct Loader {
     }
   }
 
-  // With the rows' LSE and D.
-  __device__ void load_q(Block const& block, int head, int m_block) {
+  // With the rows' LSE and D. Its arrival also announces the visit.
+  __device__ void load_q(Block const& block, RowVisit const& rows) {
     using Stats = RowStats<Config::kBlockM>;
     Position const at(visits);
     smem.q_ring.wait_empty(at);
     if (elected) {
+      smem.row_visit(visits) = rows;
       Barrier& full = smem.q_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
-      load_tile<Config::kBlockM, Config::kHeadDim>(args.q, block.rows_at(head, m_block),
+      load_tile<Config::kBlockM, Config::kHeadDim>(args.q, block.rows_at(rows.head, rows.m_block),
                                                    smem.q[at.stage], full, kOften);
-      SM90_BULK_COPY_G2S::copy(
-          args.params.workspace.stats + block.row_block(head, m_block) * (2 * Config::kBlockM),
-          reinterpret_cast<uint64_t*>(&full), &smem.stats[at.stage], sizeof(Stats));
+      SM90_BULK_COPY_G2S::copy(args.params.workspace.stats + rows.row_block * (2 * Config::kBlockM),
+                               reinterpret_cast<uint64_t*>(&full), &smem.stats[at.stage],
+                               sizeof(Stats));
     }
   }
 

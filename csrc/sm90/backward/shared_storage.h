@@ -15,7 +15,11 @@ struct SharedStorage {
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
-  Ring<1> k_ring;  // full also means: the key block is described in `block`
+  // More than are being loaded and computed at any time.
+  static constexpr int kRowVisits = 8;
+  static_assert(kRowVisits > Config::kStages + 1);
+  RowVisit row_visits[kRowVisits];  // come with Q
+  Ring<1> k_ring;                   // full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kStages> dout_ring;
@@ -25,6 +29,7 @@ struct SharedStorage {
   static constexpr int kDescriptions = 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
+  __device__ RowVisit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }
   __device__ KeyBlock<Config>& key_block(uint32_t number) {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }
