@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(__grid_constant__ ForwardArgs const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   if (threadIdx.x == 0) {
-    smem.init_barriers();
+    smem.init();
   }
   __syncthreads();
   // The same in all lanes, and the compiler knows it.

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "sm90/forward/args.h"
+#include "sm90/forward/pages.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90 {
@@ -71,7 +72,21 @@ struct Loader {
       compiler_fence();
     }
     __syncwarp();
+    if (args.params.pages.table && tile.valid) {
+      hide_missing_pages(smem.row_block(described));
+    }
     ++described;
+  }
+
+  // If a page is missing, no block of keys goes without mask code: to ask in each would cost those
+  // that have all their pages.
+  __device__ void hide_missing_pages(Block& block) {
+    if (misses_pages(args, block)) {
+      if (elected) {
+        block.range.left = block.range.right = block.range.begin;
+      }
+      __syncwarp();
+    }
   }
 
   // Of the row block that was described last; its arrival also announces the description.
@@ -111,25 +126,55 @@ struct Loader {
   }
 
   __device__ void load_k(Block const& block, int step) {
+    load_keys<Config::kHeadDim>(args.k, smem.k_ring, smem.k, block, step);
+  }
+  __device__ void load_v(Block const& block, int step) {
+    load_keys<Config::kHeadDimV>(args.v, smem.v_ring, smem.v, block, step);
+  }
+
+  template <int kColumns, int kTile>
+  __device__ void load_keys(TensorMap const& tensor, Ring<Config::kStages>& ring,
+                            Element (&buffers)[Config::kStages][kTile], Block const& block,
+                            int step) {
+    if (args.params.pages.table) {
+      load_pages<kColumns>(tensor, ring, buffers, block, step);
+      return;
+    }
     Position const at(blocks + step);
-    smem.k_ring.wait_empty(at);
+    ring.wait_empty(at);
     if (elected) {
-      Barrier& full = smem.k_ring.full(at.stage);
-      full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(block, step), smem.k[at.stage],
-                                                   full, TMA::CacheHintSm90::EVICT_LAST);
+      Barrier& full = ring.full(at.stage);
+      full.arrive_and_expect_tx(kTile * sizeof(Element));
+      load_tile<Config::kBlockN, kColumns>(tensor, keys(block, step), buffers[at.stage], full,
+                                           TMA::CacheHintSm90::EVICT_LAST);
     }
   }
 
-  __device__ void load_v(Block const& block, int step) {
+  template <int kColumns, int kTile>
+  __device__ void load_pages(TensorMap const& tensor, Ring<Config::kStages>& ring,
+                             Element (&buffers)[Config::kStages][kTile], Block const& block,
+                             int step) {
     Position const at(blocks + step);
-    smem.v_ring.wait_empty(at);
+    KeyEight const eight(args, block, step);
+    ring.wait_empty(at);
+    bool const exists = uint32_t(eight.slot.page) < uint32_t(args.params.pages.count);
+    uint32_t const exist = __ballot_sync(WarpLanes::kAll, exists);
+    Barrier& full = ring.full(at.stage);
     if (elected) {
-      Barrier& full = smem.v_ring.full(at.stage);
-      full.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(block, step), smem.v[at.stage],
-                                                    full, TMA::CacheHintSm90::EVICT_LAST);
+      if (&ring == &smem.k_ring) {
+        smem.exist[at.in_two_rounds()] = exist;
+      }
+      full.arrive_and_expect_tx(kTile * sizeof(Element));
     }
+    __syncwarp();
+    if (eight.begins_box(args, Config::kBlockN)) {
+      TileCoord const box{eight.slot.row, exists ? eight.keys : 0, block.keys_at.head,
+                          exists ? eight.slot.page : 0};
+      load_tile<Config::kBlockN, kColumns>(tensor, box,
+                                           buffers[at.stage] + eight.first * kRun<kColumns>, full,
+                                           TMA::CacheHintSm90::EVICT_LAST);
+    }
+    __syncwarp();
   }
 };
 

@@ -17,6 +17,9 @@ struct SharedStorage {
   Ring<1> q_ring;  // full also means: the row block is described in `block`
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
+  // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's buffer
+  // is free before its scores are masked.
+  uint32_t exist[2 * Config::kStages];
   // Three: the loader describes a row block while the others compute the one before, and a warp
   // that is late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
@@ -26,11 +29,14 @@ struct SharedStorage {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init_barriers() {
+  __device__ void init() {
     q_ring.init(Config::kConsumerWarps);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
     cutlass::arch::fence_barrier_init();
+    for (uint32_t& keys : exist) {
+      keys = ~uint32_t{0};
+    }
   }
 };
 
