@@ -1,4 +1,5 @@
-// The loading warp: finds tiles, describes them to the others, and keeps Q, K and V coming.
+// The loading warp: finds tiles, describes them to the others, and keeps Q, K and V coming. Of keys
+// in pages two other warps have K and V (pages.h).
 #pragma once
 
 #include <new>
@@ -15,6 +16,7 @@ struct Loader {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
   using Block = RowBlock<Config>;
+  using Description = typename SharedStorage<Config>::Description;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
@@ -28,7 +30,7 @@ struct Loader {
   template <class NextTile>
   __device__ void load(NextTile next_tile) {
     Block const& block = smem.row_block(described - 1);
-    int const steps = described > 0 ? block.range.count() : 0;
+    int const steps = described > 0 && !in_pages() ? block.range.count() : 0;
     // Q has to wait for its only buffer, the first keys do not.
     if (steps > 0) {
       load_k(block, 0);
@@ -72,21 +74,25 @@ struct Loader {
       compiler_fence();
     }
     __syncwarp();
-    if (args.params.pages.table && tile.valid) {
-      hide_missing_pages(smem.row_block(described));
+    if (in_pages()) {
+      announce_keys(smem.row_block(described));
     }
     ++described;
   }
 
-  // If a page is missing, no block of keys goes without mask code: to ask in each would cost those
-  // that have all their pages.
-  __device__ void hide_missing_pages(Block& block) {
-    if (misses_pages(args, block)) {
-      if (elected) {
+  __device__ bool in_pages() const { return args.params.pages.table; }
+
+  // To those who load its keys. If a page is missing, no block of keys goes without mask code: to
+  // ask in each would cost those that have all their pages.
+  __device__ void announce_keys(Block& block) {
+    bool const missing = block.tile.valid && misses_pages(args, block);
+    if (elected) {
+      if (missing) {
         block.range.left = block.range.right = block.range.begin;
       }
-      __syncwarp();
+      smem.described.full(Description(described).stage).arrive();
     }
+    __syncwarp();
   }
 
   // Of the row block that was described last; its arrival also announces the description.
@@ -126,55 +132,25 @@ struct Loader {
   }
 
   __device__ void load_k(Block const& block, int step) {
-    load_keys<Config::kHeadDim>(args.k, smem.k_ring, smem.k, block, step);
+    Position const at(blocks + step);
+    smem.k_ring.wait_empty(at);
+    if (elected) {
+      Barrier& full = smem.k_ring.full(at.stage);
+      full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
+      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(block, step), smem.k[at.stage],
+                                                   full, TMA::CacheHintSm90::EVICT_LAST);
+    }
   }
+
   __device__ void load_v(Block const& block, int step) {
-    load_keys<Config::kHeadDimV>(args.v, smem.v_ring, smem.v, block, step);
-  }
-
-  template <int kColumns, int kTile>
-  __device__ void load_keys(TensorMap const& tensor, Ring<Config::kStages>& ring,
-                            Element (&buffers)[Config::kStages][kTile], Block const& block,
-                            int step) {
-    if (args.params.pages.table) {
-      load_pages<kColumns>(tensor, ring, buffers, block, step);
-      return;
-    }
     Position const at(blocks + step);
-    ring.wait_empty(at);
+    smem.v_ring.wait_empty(at);
     if (elected) {
-      Barrier& full = ring.full(at.stage);
-      full.arrive_and_expect_tx(kTile * sizeof(Element));
-      load_tile<Config::kBlockN, kColumns>(tensor, keys(block, step), buffers[at.stage], full,
-                                           TMA::CacheHintSm90::EVICT_LAST);
+      Barrier& full = smem.v_ring.full(at.stage);
+      full.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
+      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(block, step), smem.v[at.stage],
+                                                    full, TMA::CacheHintSm90::EVICT_LAST);
     }
-  }
-
-  template <int kColumns, int kTile>
-  __device__ void load_pages(TensorMap const& tensor, Ring<Config::kStages>& ring,
-                             Element (&buffers)[Config::kStages][kTile], Block const& block,
-                             int step) {
-    Position const at(blocks + step);
-    KeyEight const eight(args, block, step);
-    ring.wait_empty(at);
-    bool const exists = uint32_t(eight.slot.page) < uint32_t(args.params.pages.count);
-    uint32_t const exist = __ballot_sync(WarpLanes::kAll, exists);
-    Barrier& full = ring.full(at.stage);
-    if (elected) {
-      if (&ring == &smem.k_ring) {
-        smem.exist[at.in_two_rounds()] = exist;
-      }
-      full.arrive_and_expect_tx(kTile * sizeof(Element));
-    }
-    __syncwarp();
-    if (eight.begins_box(args, Config::kBlockN)) {
-      TileCoord const box{eight.slot.row, exists ? eight.keys : 0, block.keys_at.head,
-                          exists ? eight.slot.page : 0};
-      load_tile<Config::kBlockN, kColumns>(tensor, box,
-                                           buffers[at.stage] + eight.first * kRun<kColumns>, full,
-                                           TMA::CacheHintSm90::EVICT_LAST);
-    }
-    __syncwarp();
   }
 };
 

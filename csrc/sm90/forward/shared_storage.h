@@ -23,6 +23,10 @@ struct SharedStorage {
   // Three: the loader describes a row block while the others compute the one before, and a warp
   // that is late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
+  using Description = RingPosition<kDescriptions>;
+  // Full: the description is there. Only who loads from pages asks; others wait for Q. Nobody empties
+  // it: the loader comes round when the others are through with the row block that was there.
+  Ring<kDescriptions> described;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
@@ -33,6 +37,7 @@ struct SharedStorage {
     q_ring.init(Config::kConsumerWarps);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
+    described.init(1);
     cutlass::arch::fence_barrier_init();
     for (uint32_t& keys : exist) {
       keys = ~uint32_t{0};
