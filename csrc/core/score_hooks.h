@@ -11,8 +11,8 @@
 namespace flash {
 
 // Keys outside a row's limits get -inf. By bits, of which one instruction makes seven predicates;
-// comparisons take one for each score and limit. query_of: row of the tile -> query. exist: more keys
-// that are not there, as fragment_bits has them.
+// comparisons take one for each score and limit. query_of: row of the tile -> query. exist: the
+// keys that are there at all, of a thread as fragment_bits has them.
 template <int kWarps, class Scores, class QueryOf>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, QueryOf query_of, int key_begin,
                            FragmentCoord<kWarps> coord, uint32_t exist = ~uint32_t{0}) {

@@ -88,7 +88,7 @@ PageLayout page_layout(FwdParams const& p) {
            (pages.count - 1) * apart + pages.page_size.divisor < INT32_MAX;
   };
   return !p.seqlens.leftpad_k && boxes(p.k) && boxes(p.v) ? page_layout(pages.page_size.divisor)
-                                                         : PageLayout::Any;
+                                                          : PageLayout::Any;
 }
 
 Selection explain(Request const& request) {

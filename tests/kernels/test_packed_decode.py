@@ -134,9 +134,9 @@ def run(
     """forward: the kernel that has the longer sequences, if not the one of the same family."""
     cu_k = None if "seqused_k" in x.options else x.cu_k
     return calls.varlen(
-        kernels, forward or beside(row), x.q, *x.held, x.cu_q, cu_k, few=row.name, causal=batch.causal,
-        window_size=batch.window, softcap=batch.softcap, alibi_slopes=x.slopes, s_aux=x.s_aux,
-        max_seqlen_q=batch.said, **x.options, **more,
+        kernels, forward or beside(row), x.q, *x.held, x.cu_q, cu_k, few=row.name,
+        causal=batch.causal, window_size=batch.window, softcap=batch.softcap,
+        alibi_slopes=x.slopes, s_aux=x.s_aux, max_seqlen_q=batch.said, **x.options, **more,
     )  # fmt: skip
 
 

@@ -188,9 +188,8 @@ struct Consumer {
   // takes more, the same in a warp.
   template <bool kMasked, bool kFirst, class Hooks>
   __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, Hooks const& hooks,
-                                          Position here, int key_block,
-                                          ScoreFragment& fragment, Acc& acc,
-                                          float (&rescale)[Acc::kRows]) {
+                                          Position here, int key_block, ScoreFragment& fragment,
+                                          Acc& acc, float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
     Coord const coord(thread);
     int const key_begin = key_block * Config::kBlockN;

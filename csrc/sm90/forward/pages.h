@@ -31,8 +31,7 @@ struct KeyEight {
   }
 
   __device__ bool begins_box(ForwardArgs const& args, int tile_keys) const {
-    return WarpLanes{}.index() % 2 == 0 && first < tile_keys &&
-           (first & (args.box_keys - 1)) == 0;
+    return WarpLanes{}.index() % 2 == 0 && first < tile_keys && (first & (args.box_keys - 1)) == 0;
   }
 };
 
