@@ -92,6 +92,13 @@ def _features() -> list[Feature]:
         if grad:
             out.sum().backward()
 
+    def pages():
+        cu_seqlens = torch.tensor([0, 3, 4], dtype=torch.int32)
+        (q,) = tensors(4, 2, 16, count=1)
+        k, v = tensors(4, 8, 2, 16, count=2)
+        table = torch.arange(4, dtype=torch.int32).view(2, 2)
+        fa.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 3, 3, block_table=table)
+
     def cache(rotary: bool = False, paged: bool = False, append: bool = True, **options):
         q, k, v = tensors(2, 1, 2, 16)
         k_cache, v_cache = tensors(4, 8, 2, 16, count=2)
@@ -137,6 +144,7 @@ def _features() -> list[Feature]:
             lambda: dense(return_attn_probs=True),
             refused="return_attn_probs",
         ),
+        Feature("chunks of prompts, keys in pages", pages, op="_flash_attn_varlen_forward"),
         Feature("KV cache", lambda: cache(append=False), **kv),
         Feature("KV cache: append in the call", cache, **kv),
         Feature("KV cache: rotary in the call", lambda: cache(rotary=True), **kv),

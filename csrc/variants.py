@@ -62,7 +62,7 @@ def _both_levels(**columns) -> list[Variant]:
 
 
 # One warpgroup loads, each of the others has 64 rows. Where head dims differ, the row that wastes
-# least comes first.
+# least comes first. They serve pages, too, of a multiple of 8 keys (sm90/forward/pages.h).
 _SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
 # At 512 and 1,024 keys, where every few blocks another tile begins: 1-4% more than with two; a
 # fourth is worth nothing, nor a third at d 128.
@@ -216,6 +216,7 @@ _SM80_BACKWARDS = [
            stages=1, allow_spills=60, why="68 KiB"),
 ]  # fmt: skip
 
+# On Hopper for what is left: pages of other sizes, left padding.
 # A look-up in the plain kernels' loads, as a run-time flag, took their spills from 356 to 660 bytes
 # (d 64) and from 244 to 300 (d 128).
 _SM80_PAGED = [

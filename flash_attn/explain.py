@@ -256,8 +256,8 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     few = _ask_about_decode(problem, request) if _may_decode(problem) else None
     answer = few
     if few is None or few["few_queries"] > 0:
-        paged = "paged" in problem.extras
-        answer = json.loads(backend.library.explain_forward(*request, paged))
+        page_size = problem.k.shape[1] if "paged" in problem.extras else 0
+        answer = json.loads(backend.library.explain_forward(*request, page_size))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:

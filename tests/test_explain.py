@@ -58,7 +58,7 @@ class Library:
 
     def explain_forward(self, *request) -> str:
         self.asked.append(request)
-        _sm, dtype, head_dim, _, full_scores, _paged = request
+        _sm, dtype, head_dim, _, full_scores, _page_size = request
         fits = dtype == "bf16" and head_dim <= 64 and not full_scores
         rejected = [] if fits else [{"name": ROW["name"], "why": "does not serve this"}]
         return json.dumps({"variant": ROW if fits else None, "rejected": rejected, "splits": 1})
@@ -175,7 +175,7 @@ def test_cuda_without_a_gpu(library, monkeypatch):
 
 def test_cuda_picks_a_variant(library):
     choice = flash_attn.explain(*qkv(), causal=True)
-    assert library.asked == [(90, "bf16", 64, 64, False, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, 0)]
     assert choice.backend == "cuda"
     assert choice.kernel == ROW["name"]
     assert choice.tile == (128, 64)
@@ -197,19 +197,19 @@ def test_cuda_says_what_was_rejected(library):
 )
 def test_cuda_asks_for_full_scores(library, arguments):
     assert flash_attn.explain(*qkv(), **arguments).backend == "none"
-    assert library.asked == [(90, "bf16", 64, 64, True, False)]
+    assert library.asked == [(90, "bf16", 64, 64, True, 0)]
 
 
 def test_cuda_sinks_do_not_ask_for_full_scores(library):
     (sinks,) = fake("cuda", (4,), dtype=torch.float32)
     choice = flash_attn.explain(*qkv(), s_aux=sinks)
-    assert library.asked == [(90, "bf16", 64, 64, False, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, 0)]
     assert choice.kernel == ROW["name"]
 
 
 def test_cuda_says_that_it_pads(library):
     choice = flash_attn.explain(*qkv(head_dim=60))
-    assert library.asked == [(90, "bf16", 64, 64, False, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, 0)]
     assert "head_dim 60 is padded to 64" in choice.why
 
 
@@ -248,7 +248,7 @@ def test_cuda_packed_batch_that_two_kernels_share(library, longest):
     tensors, options = packed(longest)
     choice = flash_attn.explain(*tensors, **options, batch_invariant=True)
     assert library.packed_batches == [(5, 7, 48, 4, 2, 7, True)]
-    assert library.asked == [(90, "bf16", 64, 64, False, True)]
+    assert library.asked == [(90, "bf16", 64, 64, False, 16)]
     assert (choice.kernel, choice.few_kernel, choice.few_queries) == (ROW["name"], "decode_test", 1)
     assert choice.splits == 12
     assert "decode_test for sequences of up to 1" in str(choice)
@@ -278,12 +278,12 @@ def test_cuda_option_without_a_kernel(library):
     assert choice.backend == "none"
     assert "attn_probs of pages" in choice.why
     assert flash_attn.explain(q, pages, pages, **options).backend == "cuda"
-    assert library.asked == [(90, "bf16", 64, 64, False, True)]
+    assert library.asked == [(90, "bf16", 64, 64, False, 16)]
 
 
 def test_cuda_probabilities_change_nothing_about_the_kernel(library):
     choice = flash_attn.explain(*qkv(), return_attn_probs=True)
-    assert library.asked == [(90, "bf16", 64, 64, False, False)]
+    assert library.asked == [(90, "bf16", 64, 64, False, 0)]
     assert choice.kernel == ROW["name"]
     assert "attn_probs" in choice.call
 

@@ -162,13 +162,13 @@ void launch_forward(Tensor const& q, FwdParams const& p) {
   Seqlens const& s = p.seqlens;
   int const batch_k = s.batch_k ? s.batches_k : s.batch;
   bool const odd_strides =
-      s.used_k && !s.cu_k && !(p.k.numbers_rows(batch_k) && p.v.numbers_rows(batch_k));
+      !paged && s.used_k && !s.cu_k && !(p.k.numbers_rows(batch_k) && p.v.numbers_rows(batch_k));
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   Variant const& variant =
       select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-              needs_full_scores(p.scores), sm, device.smem_per_block});
+              needs_full_scores(p.scores), sm, device.smem_per_block, page_layout(p)});
   trace_launch(p, variant);
-  (paged ? variant.launch.paged : variant.launch.forward)(
+  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});
 }
 

@@ -54,14 +54,15 @@ PyObject* selection_json(Selection const& selection, int splits, int few_queries
 }
 
 PyObject* explain_forward(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, paged = 0;
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
+  long long page_size = 0;
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
-                        &paged)) {
+  if (!PyArg_ParseTuple(args, "isiipL", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+                        &page_size)) {
     return nullptr;
   }
-  return selection_json(explain({paged ? "paged" : "fwd", dtype, head_dim, head_dim_v,
-                                 full_scores != 0, sm, smem_per_block(sm)}),
+  return selection_json(explain({page_size ? "paged" : "fwd", dtype, head_dim, head_dim_v,
+                                 full_scores != 0, sm, smem_per_block(sm), page_layout(page_size)}),
                         1);
 }
 
@@ -113,8 +114,8 @@ PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VER
 PyMethodDef methods[] = {
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, paged) -> JSON: the variant and why "
-     "not the others."},
+     "(sm, dtype, head_dim, head_dim_v, full_scores, page_size) -> JSON: the variant and why not "
+     "the others. page_size: of keys in pages, else 0."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
      "heads_kv, num_splits, paged, cached, total_q, batch_invariant) -> JSON as of "

@@ -33,6 +33,14 @@ struct KeyPages {
         only(info.batch_k),
         page_size(pages.page_size) {}
 
+  // Of keys that are in pages.
+  FLASH_HD KeyPages(Pages const& pages, int sequence)
+      : table(pages.table + sequence * pages.table_stride),
+        entries(pages.per_sequence),
+        count(pages.count),
+        only(0),
+        page_size(pages.page_size) {}
+
   // Any page size: nothing here asks for a power of two, or for a multiple of the key block. The
   // page may be one that does not exist, which `exists` finds out where the page is needed: by then
   // the table's entry has arrived.

@@ -11,17 +11,18 @@
 namespace flash {
 
 // Keys outside a row's limits get -inf. By bits, of which one instruction makes seven predicates;
-// comparisons take one for each score and limit. query_of: row of the tile -> query.
+// comparisons take one for each score and limit. query_of: row of the tile -> query. exist: the
+// keys that are there at all, of a thread as fragment_bits has them.
 template <int kWarps, class Scores, class QueryOf>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, QueryOf query_of, int key_begin,
-                           FragmentCoord<kWarps> coord) {
+                           FragmentCoord<kWarps> coord, uint32_t exist = ~uint32_t{0}) {
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(query_of(coord.row(r)));
 #pragma unroll
     for (int first = 0; first < cute::size<1>(s); first += 32) {
       int const key = key_begin + coord.col(first);
-      uint32_t const visible = fragment_bits(keys.begin - key, keys.end - key);
+      uint32_t const visible = exist & fragment_bits(keys.begin - key, keys.end - key);
 #pragma unroll
       for (int c = first; c < first + 32 && c < cute::size<1>(s); ++c) {
         s(r, c) = visible >> (c - first) & 1 ? s(r, c) : -INFINITY;

@@ -17,7 +17,7 @@ inline double keys_visited(FwdParams const& p, ForwardTile const& tile) {
   Seqlens const& s = p.seqlens;
   double const batch = std::max(s.batch, 1);
   double const rows = s.cu_q ? s.total_q / batch : s.seqlen_q;
-  double const keys = s.cu_k ? s.total_k / batch : s.seqlen_k;
+  double const keys = s.cu_k && !s.in_pages ? s.total_k / batch : s.seqlen_k;
   bool const left = limits(p.mask.left, s), right = limits(p.mask.right, s);
   double seen = right ? std::max(keys - rows / 2, keys / 2) : keys;
   if (left) {

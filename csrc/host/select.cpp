@@ -1,5 +1,6 @@
 #include "host/select.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -8,6 +9,9 @@
 
 namespace flash {
 namespace {
+
+// What a box of TMA has at least: the rows after which a swizzle pattern repeats.
+constexpr int kBoxRows = 8;
 
 // FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset. Read once:
 // every call asks.
@@ -19,6 +23,8 @@ int forced_arch() {
   return arch;
 }
 
+bool is_paged(Request const& r) { return std::string_view(r.direction) == "paged"; }
+
 // Whether the variant cannot serve the request; `say` takes the parts of the reason, which are put
 // together only where somebody asked for it: this runs in every call.
 template <class Say>
@@ -27,8 +33,12 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     say(parts...);
     return true;
   };
-  if (std::string_view(v.direction) != r.direction) {
+  std::string_view const direction = v.direction;
+  if (direction != r.direction && !(is_paged(r) && direction == "fwd" && v.arch == 90)) {
     return because("is ", v.direction);
+  }
+  if (direction != r.direction && r.pages != PageLayout::Boxes) {
+    return because("serves pages of a multiple of ", kBoxRows, " rows, without left padding");
   }
   if (int const arch = forced_arch(); arch && arch != v.arch) {
     return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);
@@ -63,6 +73,23 @@ std::string describe(Request const& r) {
 }
 
 }  // namespace
+
+PageLayout page_layout(int64_t page_size) {
+  return page_size % kBoxRows == 0 ? PageLayout::Boxes : PageLayout::Any;
+}
+
+PageLayout page_layout(FwdParams const& p) {
+  Pages const& pages = p.pages;
+  // Left padding is no whole number of boxes; and a box ends with any row only where pages are
+  // whole rows apart, whose number is an int.
+  auto const boxes = [&](TensorView<const void> const& x) {
+    int64_t const apart = x.batch_stride / std::max<int64_t>(x.row_stride, 1);
+    return x.numbers_rows(pages.count) &&
+           (pages.count - 1) * apart + pages.page_size.divisor < INT32_MAX;
+  };
+  return !p.seqlens.leftpad_k && boxes(p.k) && boxes(p.v) ? page_layout(pages.page_size.divisor)
+                                                          : PageLayout::Any;
+}
 
 Selection explain(Request const& request) {
   Selection selection{nullptr, {}};

@@ -8,6 +8,13 @@
 
 namespace flash {
 
+// Of keys in pages: whether Hopper's loads can read them (sm90/forward/pages.h).
+enum class PageLayout { Any, Boxes };
+
+// As far as the page size says.
+PageLayout page_layout(int64_t page_size);
+PageLayout page_layout(FwdParams const& params);
+
 // What a call needs from a kernel.
 struct Request {
   char const* direction;
@@ -17,6 +24,7 @@ struct Request {
   bool full_scores;  // softcap, ALiBi, dropout, or a scale that is not positive
   int sm;
   int smem_per_block;
+  PageLayout pages = PageLayout::Any;  // of a "paged" one
 };
 
 struct Rejection {

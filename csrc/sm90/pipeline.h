@@ -20,6 +20,10 @@ struct RingPosition {
   uint32_t phase;
 
   __device__ explicit RingPosition(uint32_t i) : stage(i % kStages), phase(i / kStages % 2) {}
+
+  // Its place in twice as many buffers. Who fills a buffer of the ring knows that its readers are
+  // through with all that they did before they emptied it, but not with the tile that was in it.
+  __device__ int in_two_rounds() const { return phase * kStages + stage; }
 };
 
 // Full: one arrival, by the loader, which also says how many bytes TMA brings; or, of what the

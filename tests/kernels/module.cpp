@@ -196,11 +196,13 @@ void probabilities(std::string const& dtype, py::dict const& call) {
                               {sm80, nullptr, "probabilities"});
 }
 
-// The name of the row that serves a forward call, and why each of the others does not.
+// The name of the row that serves a forward call, and why each of the others does not. page_size:
+// of keys in pages, else 0.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
-                         int sm, int smem_per_block) {
+                         int sm, int smem_per_block, int page_size) {
   flash::Selection const selection =
-      flash::explain({"fwd", dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block});
+      flash::explain({page_size ? "paged" : "fwd", dtype.c_str(), head_dim, head_dim_v, full_scores,
+                      sm, smem_per_block, flash::page_layout(page_size)});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
@@ -306,7 +308,13 @@ py::dict bank_counts() {
 PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
-        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"));
+        py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"), py::arg("page_size") = 0);
+  m.def(
+      "pages_are_boxes",
+      [](py::dict const& call) {
+        return flash::page_layout(forward_params(call)) == flash::PageLayout::Boxes;
+      },
+      py::arg("call"));
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),

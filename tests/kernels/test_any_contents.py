@@ -228,7 +228,10 @@ def test_a_window_wider_than_was_said_of_sequences(monkeypatch, sm, window):
 def test_cache(kernels, row, seed):
     rng = random.Random(seed)
     batch, seqlen_q, room = rng.randint(1, 6), rng.choice([1, 3, 40]), rng.choice([1, 16, 300])
-    is_paged = row.direction == "paged" or (row.direction == "decode" and rng.random() < 0.5)
+    may_have_pages = row.direction == "decode" or row.arch == "sm90"
+    is_paged = row.direction == "paged" or (may_have_pages and rng.random() < 0.5)
+    if is_paged and row.arch == "sm90":
+        room = rng.choice([8, 16, 24, 256])  # whose boxes fit, without left padding
     entries = rng.randint(1, 7)
     most, options = room, {}
     if is_paged:
@@ -240,7 +243,8 @@ def test_cache(kernels, row, seed):
     else:
         entries = batch
     for name in ("cache_seqlens", "cache_leftpad"):
-        if rng.random() < 0.7:
+        is_served = name == "cache_seqlens" or row.arch == "sm80" or not is_paged
+        if is_served and rng.random() < 0.7:
             options[name] = numbers(rng, most, batch)
     if row.direction == "decode":
         options["num_splits"] = rng.choice([0, 1, 3])

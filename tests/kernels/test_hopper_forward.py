@@ -129,6 +129,8 @@ def test_heads_are_packed_where_that_is_less_work(kernels):
     assert not packs(16384, 16384, right=0)
     assert packs(16384, 16384, left=200, right=0)
     assert not packs(1, heads_kv=32)
+    pages = dict(block_table=1, cu_k=1, total_k=16)  # which counts pages, not keys
+    assert not packs(512, right=0, **pages)
 
 
 def test_keys_of_a_cache_with_odd_strides(kernels):

@@ -128,12 +128,15 @@ def beside(row) -> str:
     return row.name.replace("decode", "paged")
 
 
-def run(kernels, row, batch: Batch, x: Inputs, **more) -> tuple[Tensor, Tensor]:
+def run(
+    kernels, row, batch: Batch, x: Inputs, forward: str | None = None, **more
+) -> tuple[Tensor, Tensor]:
+    """forward: the kernel that has the longer sequences, if not the one of the same family."""
     cu_k = None if "seqused_k" in x.options else x.cu_k
     return calls.varlen(
-        kernels, beside(row), x.q, *x.held, x.cu_q, cu_k, few=row.name, causal=batch.causal,
-        window_size=batch.window, softcap=batch.softcap, alibi_slopes=x.slopes, s_aux=x.s_aux,
-        max_seqlen_q=batch.said, **x.options, **more,
+        kernels, forward or beside(row), x.q, *x.held, x.cu_q, cu_k, few=row.name,
+        causal=batch.causal, window_size=batch.window, softcap=batch.softcap,
+        alibi_slopes=x.slopes, s_aux=x.s_aux, max_seqlen_q=batch.said, **x.options, **more,
     )  # fmt: skip
 
 
@@ -307,6 +310,14 @@ def test_a_sequence_longer_than_was_said(kernels, row, num_splits, said):
 
 
 MIXED = [v for v in ROWS if any(v.name.replace("decode", "paged") == row.name for row in TABLE)]
+SIZE_AND_SCORES = ("head_dim", "head_dim_v", "dtype", "scores")
+HOPPER = [
+    (row, forward)
+    for row in ROWS
+    for forward in TABLE
+    if (forward.direction, forward.arch) == ("fwd", "sm90")
+    and all(getattr(forward, name) == getattr(row, name) for name in SIZE_AND_SCORES)
+]
 
 
 @pytest.mark.parametrize("row", MIXED, ids=id_of)
@@ -325,6 +336,25 @@ def test_mixed_batches(kernels, row, batch, num_splits):
     if row.scores == "full":
         batch = replace(batch, softcap=20.0, alibi="bh", sinks=True)
     check(kernels, row, replace(batch, before=2, behind=3 + batch.behind), num_splits=num_splits)
+
+
+@pytest.mark.parametrize(("row", "forward"), HOPPER, ids=id_of)
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch("a_chunk", q=(1, 150, 0, 2), k=(310, 170, 5, 150)),
+        Batch("chunks", q=(70, 1, 33, 32, 1), k=(80, 33, 33, 100, 0), page_size=8),
+        Batch("long_chunks", q=(2, 300, 150, 1), k=(90, 500, 160, 300), page_size=256),
+        Batch("a_group", q=(90, 1, 20, 7), k=(200, 33, 33, 70), page_size=24, h=8, hk=1),
+        Batch("only_few", q=(3, 1, 20), k=(160, 300, 40), said=400, behind=130),
+    ],
+    ids=id_of,
+)
+def test_mixed_batches_on_hopper(kernels, row, forward, batch):
+    if row.scores == "full":
+        batch = replace(batch, softcap=20.0, alibi="bh", sinks=True)
+    batch = replace(batch, before=2, behind=3 + batch.behind)
+    check(kernels, row, batch, forward=forward.name)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)

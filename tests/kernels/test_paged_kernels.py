@@ -18,11 +18,17 @@ from . import calls
 ROWS = [v for v in load_table().VARIANTS if v.direction == "paged"]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
 FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores == "plain"]
+# Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
+HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
 
 def id_of(x) -> str:
     return x.name
+
+
+def str_of(x) -> str:
+    return str(getattr(x, "name", x))
 
 
 def check(kernels, row, case: CacheCase) -> None:
@@ -56,19 +62,42 @@ def test_pages(kernels, row, case):
     check(kernels, row, replace(case, h=2, hk=1, sq=70))
 
 
+@pytest.mark.parametrize("row", HOPPER, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("pages_of_8", page_size=8, cache_seqlens=(300, 70, 1)),
+        CacheCase("pages_of_16", page_size=16, causal=False, cache_seqlens=(140, -1, 0)),
+        CacheCase("pages_of_24", page_size=24, window=(60, 0), cache_seqlens=(300, 72, 7)),
+        CacheCase("pages_of_64", page_size=64, causal=False, cache_seqlens=(256, 257, 9)),
+        CacheCase("pages_of_112", page_size=112, window=(150, 20), cache_seqlens=(300, 112, 70)),
+        CacheCase("pages_of_256", page_size=256, cache_seqlens=(520, 256, 33)),
+        CacheCase("heads_share", page_size=16, hk=1, h=8, sq=21, cache_seqlens=(300, 170, 1)),
+        CacheCase("larger_tiles", page_size=32, hk=1, h=1, sq=270, cache_seqlens=(300, 290, 0)),
+    ],
+    ids=id_of,
+)
+def test_pages_on_hopper(kernels, row, case):
+    if row.scores == "full":
+        case = replace(case, softcap=20.0, alibi="bh", sinks=True)
+    check(kernels, row, case if case.sq > 1 else replace(case, h=2, hk=1, sq=70))
+
+
 @pytest.mark.parametrize("row", FORWARD, ids=id_of)
 def test_entries_of_a_cache(kernels, row):
     check(kernels, row, CacheCase("entries", sq=70, h=2, hk=1, batch_idx=True, leftpad=(30, 0, 2)))
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("row", [*PLAIN, *HOPPER], ids=id_of)
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_missing_page_has_no_keys(kernels, row, causal):
     """In the interior, where no limit asks for mask code; and masks count the missing keys."""
     n, sq, size = 500, 40, 16
     gen = torch.Generator().manual_seed(0)
     q = torch.randn(1, sq, 1, row.head_dim, generator=gen).to(DTYPES[row.dtype])
-    k, v = torch.randn(2, 1, n, 1, row.head_dim, generator=gen).to(q.dtype)
+    k, v = (
+        torch.randn(1, n, 1, d, generator=gen).to(q.dtype) for d in (row.head_dim, row.head_dim_v)
+    )
     pages = -(-n // size)
     table = torch.arange(pages, dtype=torch.int32)[None]
     missing = torch.zeros(n, dtype=torch.bool)
@@ -77,8 +106,8 @@ def test_a_missing_page_has_no_keys(kernels, row, causal):
         missing[entry * size : (entry + 1) * size] = True
     caches = []
     for x in (k, v):
-        cache = torch.full((pages, size, 1, row.head_dim), float("nan"), dtype=q.dtype)
-        cache.view(-1, 1, row.head_dim)[:n][~missing] = x[0, ~missing]
+        cache = torch.full((pages, size, 1, x.shape[-1]), float("nan"), dtype=q.dtype)
+        cache.view(-1, 1, x.shape[-1])[:n][~missing] = x[0, ~missing]
         caches.append(cache)
     out, lse = calls.cached(
         kernels, row.name, q, *caches, num_splits=None, block_table=table, causal=causal,
@@ -94,30 +123,39 @@ def test_a_missing_page_has_no_keys(kernels, row, causal):
     assert_lse("lse", lse, scores.logsumexp(-1)[None, None])
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize(
+    ("row", "size"), [*((row, 7) for row in PLAIN), *((row, 8) for row in HOPPER)], ids=str_of
+)
 @pytest.mark.parametrize("has_used", [False, True])
-def test_varlen(kernels, row, has_used):
+def test_varlen(kernels, row, size, has_used):
     """Packed queries, keys in pages, lengths by cu_seqlens_k or by seqused_k."""
     gen = torch.Generator().manual_seed(1)
-    dtype, size = DTYPES[row.dtype], 7
-    lengths_q, lengths_k, leftpad = [0, 150, 3, 60], [10, 170, 33, 0], [0, 30, 33, 0]
+    dtype = DTYPES[row.dtype]
+    lengths_q, lengths_k = [0, 150, 3, 60], [10, 170, 33, 0]
+    leftpad = [0] * 4 if row in HOPPER else [0, 30, 33, 0]
     cu_q, cu_k = (
         torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for n in (lengths_q, lengths_k)
     )
     q, k, v = (
-        torch.randn(n, h, row.head_dim, generator=gen).to(dtype)
-        for n, h in ((int(cu_q[-1]), 2), (int(cu_k[-1]), 1), (int(cu_k[-1]), 1))
+        torch.randn(n, h, d, generator=gen).to(dtype)
+        for n, h, d in (
+            (int(cu_q[-1]), 2, row.head_dim),
+            (int(cu_k[-1]), 1, row.head_dim),
+            (int(cu_k[-1]), 1, row.head_dim_v),
+        )
     )
     table = torch.randperm(100, generator=gen)[: 4 * 25].view(4, 25).to(torch.int32)
     caches = []
     for x in (k, v):
-        cache = torch.full((100, size, 1, row.head_dim), float("nan"), dtype=dtype)
+        cache = torch.full((100, size, 1, x.shape[-1]), float("nan"), dtype=dtype)
         for b, n in enumerate(lengths_k):
             for i in range(leftpad[b], n):
                 cache[int(table[b, i // size]), i % size] = x[int(cu_k[b]) + i]
         caches.append(cache)
-    tensors = {"leftpad_k": torch.tensor(leftpad, dtype=torch.int32)}
+    tensors = {}
+    if any(leftpad):
+        tensors["leftpad_k"] = torch.tensor(leftpad, dtype=torch.int32)
     if has_used:
         tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
     out, lse = calls.varlen(

@@ -57,6 +57,46 @@ def test_hopper_has_rows_of_its_own(kernels, head_dim):
     assert name == f"fwd_sm90_bf16_d{head_dim}_plain"
 
 
+@pytest.mark.parametrize(
+    ("page_size", "sm", "row"),
+    [
+        (8, 90, "fwd_sm90_bf16_d96_plain"),
+        (24, 90, "fwd_sm90_bf16_d96_plain"),
+        (256, 90, "fwd_sm90_bf16_d96_plain"),
+        (1, 90, "paged_sm80_bf16_d128_plain"),
+        (20, 90, "paged_sm80_bf16_d128_plain"),
+        (16, 80, "paged_sm80_bf16_d128_plain"),
+        (16, 120, "paged_sm80_bf16_d128_plain"),
+    ],
+)
+def test_keys_in_pages(kernels, page_size, sm, row):
+    name, rejected = kernels.select("bf16", 96, 96, False, sm, GPUS[sm], page_size)
+    assert name == row
+    assert rejected["fwd_sm80_bf16_d96_plain"] == "is fwd"
+    if sm == 90 and row.startswith("paged"):
+        assert "multiple of 8 rows" in rejected["fwd_sm90_bf16_d96_plain"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, True),
+        ({"page_size": 12}, False),
+        ({"leftpad_k": 1}, False),
+        ({"v": (0, 16 * 512 + 8, 512, 64)}, False),  # pages that are not whole rows apart
+        ({"v": (0, 2 * 16 * 512, 512, 64)}, True),
+        ({"k": (0, 8 * 16 * 64, 64, 16 * 64)}, True),  # heads before rows
+        ({"k": (0, 2**40, 64, 2**36)}, False),  # more rows than an int counts
+        ({"k": (0, 2**40, 64, 2**36), "pages": 1}, True),
+    ],
+    ids=str,
+)
+def test_pages_that_are_boxes(kernels, more, expected):
+    view = (0, 16 * 512, 512, 64)
+    call = calls.problem(heads_q=8, heads_kv=8, block_table=ANY, page_size=16, pages=100)
+    assert kernels.pages_are_boxes(call | {"k": view, "v": view} | more) == expected
+
+
 def test_a_row_that_does_not_fit_says_so(kernels):
     """Consumer GPUs hold every sm80 tile; one with less is told what it lacks."""
     row = "fwd_sm80_bf16_d256_full"

@@ -24,8 +24,9 @@ struct RowPacking {
 // What a launch passes to the kernel.
 struct ForwardArgs {
   TensorMap q;  // boxes of a warpgroup's rows
-  TensorMap k;  // boxes of kBlockN keys
+  TensorMap k;  // boxes of box_keys keys
   TensorMap v;
+  int box_keys;  // kBlockN; of keys in pages, a power of two that divides it and a page
   RowPacking rows;
   FwdParams params;
   TileGrid grid;

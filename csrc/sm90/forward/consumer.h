@@ -188,8 +188,8 @@ struct Consumer {
   // takes more, the same in a warp.
   template <bool kMasked, bool kFirst, class Hooks>
   __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, Hooks const& hooks,
-                                          int key_block, ScoreFragment& fragment, Acc& acc,
-                                          float (&rescale)[Acc::kRows]) {
+                                          Position here, int key_block, ScoreFragment& fragment,
+                                          Acc& acc, float (&rescale)[Acc::kRows]) {
     Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
     Coord const coord(thread);
     int const key_begin = key_block * Config::kBlockN;
@@ -200,7 +200,7 @@ struct Consumer {
       auto const query_of = [&](int row) {
         return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
       };
-      apply_mask(s, block.mask, query_of, key_begin, coord);
+      apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
     if (kFirst || __any_sync(kAll, acc.softmax.template may_move<size<1>(s)>(s, offsets))) {
@@ -237,7 +237,7 @@ struct Consumer {
     turns.pass();
     release_k(step, steps);
     float rescale[Acc::kRows];
-    softmax<kMasked, true>(block, hooks, block.range.block_at(step), s, acc, rescale);
+    softmax<kMasked, true>(block, hooks, here, block.range.block_at(step), s, acc, rescale);
     to_operand(s, p);
     smem.v_ring.wait_full(here);
   }
@@ -259,7 +259,7 @@ struct Consumer {
     turns.pass();
     release_k(step, steps);
     float rescale[Acc::kRows];
-    bool const moved = softmax<kMasked, false>(block, hooks, key_block, s, acc, rescale);
+    bool const moved = softmax<kMasked, false>(block, hooks, here, key_block, s, acc, rescale);
     // Left alone, the compiler takes the wait for P·V before the exponentials that are to run under
     // it. It keeps the two waits in order, and does not know that sums are never negative.
     bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(__grid_constant__ ForwardArgs const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   if (threadIdx.x == 0) {
-    smem.init_barriers();
+    smem.init();
   }
   __syncthreads();
   // The same in all lanes, and the compiler knows it.
@@ -66,6 +66,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
       load_row_blocks<Config>(args, smem);
+    } else if (args.params.pages.table && warp == 1) {
+      load_k_from_pages(args, smem);
+    } else if (args.params.pages.table && warp == 2) {
+      load_v_from_pages(args, smem);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -4,6 +4,7 @@
 #include "sm90/tensor_core.h"  // before whatever includes CuTe
 
 #include <algorithm>
+#include <numeric>
 
 #include "host/head_packing.h"
 #include "host/launch_kernel.h"
@@ -33,23 +34,33 @@ TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
           group};
 }
 
+// A tile of keys in pages takes several boxes, none of which covers two pages.
+template <class Config>
+int box_keys(FwdParams const& p) {
+  int const divides_both = std::gcd(Config::kBlockN, static_cast<int>(p.pages.page_size.divisor));
+  return p.pages.table ? divides_both & -divides_both : Config::kBlockN;
+}
+
 template <class Config, int kColumns>
 TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& view, int columns) {
   Seqlens const& s = p.seqlens;
-  int const batch = s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
-  bool const ends = s.cu_k || s.used_k;  // before the tensor does
+  bool const paged = p.pages.table;
+  int const batch = paged ? p.pages.count : s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
+  bool const ends = paged || s.cu_k || s.used_k;  // before the tensor does
   check(!ends || view.numbers_rows(batch), "batch entries of keys that end anywhere are ",
         view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride);
   // K and V without elements may have no address.
   return {view.ptr ? view.ptr : p.q.ptr,
           columns,
-          s.cu_k ? s.total_k : s.seqlen_k,
+          paged    ? int64_t(p.pages.page_size.divisor)
+          : s.cu_k ? s.total_k
+                   : s.seqlen_k,
           p.heads_kv,
           batch,
           view.row_stride,
           view.head_stride,
           view.batch_stride,
-          Config::kBlockN,
+          box_keys<Config>(p),
           kRun<kColumns>,
           ends ? Boxes::EndWithRow : Boxes::EndWithTensor,
           1};
@@ -93,6 +104,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       make_tensor_map(q_request<Config>(params, rows)),
       make_tensor_map(key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim)),
       make_tensor_map(key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v)),
+      box_keys<Config>(params),
       rows,
       params,
       grid,

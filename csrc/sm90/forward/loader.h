@@ -1,9 +1,11 @@
-// The loading warp: finds tiles, describes them to the others, and keeps Q, K and V coming.
+// The loading warp: finds tiles, describes them to the others, and keeps Q, K and V coming. Of keys
+// in pages two other warps have K and V (pages.h).
 #pragma once
 
 #include <new>
 
 #include "sm90/forward/args.h"
+#include "sm90/forward/pages.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90 {
@@ -14,6 +16,7 @@ struct Loader {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
   using Block = RowBlock<Config>;
+  using Description = typename SharedStorage<Config>::Description;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
@@ -27,7 +30,7 @@ struct Loader {
   template <class NextTile>
   __device__ void load(NextTile next_tile) {
     Block const& block = smem.row_block(described - 1);
-    int const steps = described > 0 ? block.range.count() : 0;
+    int const steps = described > 0 && !in_pages() ? block.range.count() : 0;
     // Q has to wait for its only buffer, the first keys do not.
     if (steps > 0) {
       load_k(block, 0);
@@ -71,7 +74,25 @@ struct Loader {
       compiler_fence();
     }
     __syncwarp();
+    if (in_pages()) {
+      announce_keys(smem.row_block(described));
+    }
     ++described;
+  }
+
+  __device__ bool in_pages() const { return args.params.pages.table; }
+
+  // To those who load its keys. If a page is missing, no block of keys goes without mask code: to
+  // ask in each would cost those that have all their pages.
+  __device__ void announce_keys(Block& block) {
+    bool const missing = block.tile.valid && misses_pages(args, block);
+    if (elected) {
+      if (missing) {
+        block.range.left = block.range.right = block.range.begin;
+      }
+      smem.described.full(Description(described).stage).arrive();
+    }
+    __syncwarp();
   }
 
   // Of the row block that was described last; its arrival also announces the description.

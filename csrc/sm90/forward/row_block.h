@@ -32,7 +32,7 @@ struct RowBlock {
   float* lse;
   // For the loader
   TileCoord q_at;     // all queries; of packed heads, `head` is their KV head
-  TileCoord keys_at;  // all keys of the sequence, in K and in V
+  TileCoord keys_at;  // all keys of the sequence, in K and in V; in pages, only head and rows count
 
   __device__ RowBlock(ForwardArgs const& args, WorkTile const& tile_, uint32_t number_)
       : RowBlock(args, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}

@@ -17,20 +17,32 @@ struct SharedStorage {
   Ring<1> q_ring;  // full also means: the row block is described in `block`
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
+  // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's
+  // buffer is free before its scores are masked.
+  uint32_t exist[2 * Config::kStages];
   // Three: the loader describes a row block while the others compute the one before, and a warp
   // that is late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
+  using Description = RingPosition<kDescriptions>;
+  // Full: the description is there. Only who loads from pages asks; others wait for Q. Nobody
+  // empties it: the loader comes round when the others are through with the row block that was
+  // there.
+  Ring<kDescriptions> described;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init_barriers() {
+  __device__ void init() {
     q_ring.init(Config::kConsumerWarps);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
+    described.init(1);
     cutlass::arch::fence_barrier_init();
+    for (uint32_t& keys : exist) {
+      keys = ~uint32_t{0};
+    }
   }
 };
 

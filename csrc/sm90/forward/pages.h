@@ -1,0 +1,120 @@
+// Keys in pages: a tile of them is several boxes of TMA, each from one page. Two more warps of the
+// loading warpgroup have K and V to themselves: a box of 16 keys takes a warp about as long to ask
+// for as one of 128, and one warp would not get through with those of both.
+#pragma once
+
+#include "core/paging.h"
+#include "core/warp_lanes.h"
+#include "sm90/forward/shared_storage.h"
+
+namespace flash::sm90 {
+
+// What one lane knows of a tile of keys: where the eight keys from 8 * (lane / 2) on are. The lanes
+// that find theirs are then keys that exist, in the order of fragment_bits (core/mask.h).
+struct KeyEight {
+  static constexpr int kKeys = 8;  // pages and boxes are multiples of it
+
+  int first;  // of the tile
+  int keys;   // of the sequence, from `first` on, but no more than a box has
+  PageSlot slot;
+
+  // The table's entry is on its way when this returns; who asks for it waits.
+  template <class Config>
+  __device__ KeyEight(ForwardArgs const& args, RowBlock<Config> const& block, int step)
+      : first(WarpLanes{}.index() / 2 * kKeys), slot{PageSlot::kNoPage, 0} {
+    static_assert(Config::kBlockN <= WarpLanes::kCount / 2 * kKeys);
+    int const position = block.range.block_at(step) * Config::kBlockN + first;
+    keys = min(block.keys_at.rows - position, args.box_keys);
+    if (keys > 0) {
+      slot = KeyPages(args.params.pages, block.tile.batch).slot(position);
+    }
+  }
+
+  __device__ bool begins_box(ForwardArgs const& args, int tile_keys) const {
+    return WarpLanes{}.index() % 2 == 0 && first < tile_keys && (first & (args.box_keys - 1)) == 0;
+  }
+};
+
+// Whether a page of the keys that the row block goes through is missing. By all lanes of a warp.
+template <class Config>
+__device__ bool misses_pages(ForwardArgs const& args, RowBlock<Config> const& block) {
+  KeyPages const pages(args.params.pages, block.tile.batch);
+  int const begin = block.range.begin * Config::kBlockN;
+  int const end = min(block.range.end * Config::kBlockN, block.keys_at.rows);
+  int const entries_end = begin < end ? pages.page_size.quotient(end - 1) + 1 : 0;
+  bool missing = false;
+#pragma unroll 4
+  for (int entry = pages.page_size.quotient(begin) + WarpLanes{}.index(); entry < entries_end;
+       entry += WarpLanes::kCount) {
+    missing |= !pages.exists({pages.page(entry), 0});
+  }
+  return __any_sync(WarpLanes::kAll, missing);
+}
+
+// K or V of all row blocks, as they are described. By all lanes of a warp.
+template <class Config, int kTile>
+struct PageLoader {
+  using Element = typename Config::Element;
+  using Position = RingPosition<Config::kStages>;
+  static constexpr int kColumns = kTile / Config::kBlockN;
+
+  ForwardArgs const& args;
+  SharedStorage<Config>& smem;
+  TensorMap const& tensor;
+  Ring<Config::kStages>& ring;
+  Element (&buffers)[Config::kStages][kTile];
+  uint32_t* exist;  // where to put what consumers want to know of a tile; null: nowhere
+
+  __device__ void run() {
+    bool const elected = elect_one_sync();
+    uint32_t blocks = 0;
+    for (uint32_t number = 0;; ++number) {
+      smem.described.wait_full(typename SharedStorage<Config>::Description(number));
+      RowBlock<Config> const& block = smem.row_block(number);
+      if (!block.tile.valid) {
+        break;
+      }
+      int const steps = block.range.count();
+      for (int step = 0; step < steps; ++step) {
+        load(block, step, Position(blocks + step), elected);
+      }
+      blocks += steps;
+    }
+  }
+
+ private:
+  __device__ void load(RowBlock<Config> const& block, int step, Position at, bool elected) {
+    KeyEight const eight(args, block, step);
+    ring.wait_empty(at);
+    bool const has_page = uint32_t(eight.slot.page) < uint32_t(args.params.pages.count);
+    uint32_t const existing = __ballot_sync(WarpLanes::kAll, has_page);
+    Barrier& full = ring.full(at.stage);
+    if (elected) {
+      if (exist) {
+        exist[at.in_two_rounds()] = existing;
+      }
+      full.arrive_and_expect_tx(kTile * sizeof(Element));
+    }
+    __syncwarp();
+    if (eight.begins_box(args, Config::kBlockN)) {
+      TileCoord const box{eight.slot.row, has_page ? eight.keys : 0, block.keys_at.head,
+                          has_page ? eight.slot.page : 0};
+      load_tile<Config::kBlockN, kColumns>(tensor, box,
+                                           buffers[at.stage] + eight.first * kRun<kColumns>, full,
+                                           TMA::CacheHintSm90::EVICT_LAST);
+    }
+    __syncwarp();
+  }
+};
+
+template <class Config>
+__device__ void load_k_from_pages(ForwardArgs const& args, SharedStorage<Config>& smem) {
+  PageLoader<Config, Config::kTileK>{args, smem, args.k, smem.k_ring, smem.k, smem.exist}.run();
+}
+
+template <class Config>
+__device__ void load_v_from_pages(ForwardArgs const& args, SharedStorage<Config>& smem) {
+  PageLoader<Config, Config::kTileV>{args, smem, args.v, smem.v_ring, smem.v, nullptr}.run();
+}
+
+}  // namespace flash::sm90
