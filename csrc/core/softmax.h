@@ -190,17 +190,30 @@ struct OnlineSoftmax {
   FLASH_HD void exponentials(Scores&& scores, Offsets const& offsets = {}) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float const offset = offsets.take_away(r, max[r]) * scale_log2;
-      // Apart from sum[r]: one by one, the exponentials of 64k keys would lose 3e-4.
-      float sums[kChains] = {};
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        float const p = exp2_fast(scores(r, c) * scale_log2 - offset);
-        scores(r, c) = p;
-        sums[c % kChains] = c < kChains ? p : sums[c % kChains] + p;
-      }
-      sum[r] += kChains > 1 ? sums[0] + sums[kChains - 1] : sums[0];
+      exponentials_of_row<kCols>(r, scores, offsets);
     }
+  }
+
+  // The same for one of the rows.
+  template <int kCols, class Scores, class Offsets = NoOffsets>
+  FLASH_HD void exponentials_of_row(int r, Scores&& scores, Offsets const& offsets = {}) {
+    float const offset = offsets.take_away(r, max[r]) * scale_log2;
+    // Apart from sum[r]: one by one, the exponentials of 64k keys would lose 3e-4.
+    float sums[kChains] = {};
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) {
+      float const p = exp2_fast(scores(r, c) * scale_log2 - offset);
+      scores(r, c) = p;
+      sums[c % kChains] = c < kChains ? p : sums[c % kChains] + p;
+    }
+    sum[r] += kChains > 1 ? sums[0] + sums[kChains - 1] : sums[0];
+  }
+
+  // Nothing that depends on a row's maximum is computed before this.
+  FLASH_HD void hold_row(int r) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+f"(max[r]));
+#endif
   }
 
   // Before a branch in which exponentials may change: moved behind it, the sums would keep the old

@@ -42,6 +42,7 @@ struct Consumer {
   using MmaValues = typename Config::MmaValues;
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
+  static constexpr int kColumns = Config::kBlockN / 4;  // of scores, a thread
   // P in registers, the A operand of P·V
   using Probabilities =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
@@ -184,16 +185,15 @@ struct Consumer {
     start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
   }
 
-  // Scores become probabilities. Returns whether O has to be multiplied by `rescale` before it
-  // takes more, the same in a warp.
-  template <bool kMasked, bool kFirst, class Hooks>
-  __device__ __forceinline__ bool softmax(RowBlock<Config> const& block, Hooks const& hooks,
-                                          Position here, int key_block, ScoreFragment& fragment,
-                                          Acc& acc, float (&rescale)[Acc::kRows]) {
-    Tensor s = make_tensor(fragment.data(), rows_and_columns(fragment.layout()));
+  // The block's scores by (row, column), with their mask, are taken into the rows' maxima. Returns
+  // whether O has to be multiplied by `rescale` before it takes more, the same in a warp.
+  template <bool kMasked, bool kFirst, class Hooks, class Scores>
+  __device__ __forceinline__ bool maxima(RowBlock<Config> const& block, Hooks const& hooks,
+                                         Position here, int key_block, Scores& s, Acc& acc,
+                                         typename Hooks::Offsets& offsets,
+                                         float (&rescale)[Acc::kRows]) {
     Coord const coord(thread);
     int const key_begin = key_block * Config::kBlockN;
-    typename Hooks::Offsets offsets{};
     hooks.on_scores(s, key_begin, coord, offsets);
     if constexpr (kMasked) {
       int const first = block.row_begin + first_row();
@@ -203,19 +203,25 @@ struct Consumer {
       apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
-    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<size<1>(s)>(s, offsets))) {
-      moved = __any_sync(kAll,
-                         acc.softmax.template raise<size<1>(s)>(s, rescale, QuadReduce{}, offsets));
+    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
+      moved =
+          __any_sync(kAll, acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets));
       if (moved) {
         acc.softmax.rescale(rescale);
       }
     }
-    acc.softmax.template exponentials<size<1>(s)>(s, offsets);
+    return moved;
+  }
+
+  // Scores become probabilities.
+  template <class Hooks, class Scores>
+  __device__ __forceinline__ void probabilities(Hooks const& hooks, int key_block, Scores& s,
+                                                Acc& acc, typename Hooks::Offsets const& offsets) {
+    acc.softmax.template exponentials<kColumns>(s, offsets);
     if constexpr (Hooks::kAny) {
       acc.softmax.keep_sums_here();
     }
-    hooks.on_probabilities(s, key_begin, coord);
-    return moved;
+    hooks.on_probabilities(s, key_block * Config::kBlockN, Coord(thread));
   }
 
   __device__ static void to_operand(ScoreFragment const& s, Probabilities& p) {
@@ -236,8 +242,12 @@ struct Consumer {
     warpgroup_fence_operand(s);
     turns.pass();
     release_k(step, steps);
+    Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
+    int const key_block = block.range.block_at(step);
+    typename Hooks::Offsets offsets{};
     float rescale[Acc::kRows];
-    softmax<kMasked, true>(block, hooks, here, block.range.block_at(step), s, acc, rescale);
+    maxima<kMasked, true>(block, hooks, here, key_block, scores, acc, offsets, rescale);
+    probabilities(hooks, key_block, scores, acc, offsets);
     to_operand(s, p);
     smem.v_ring.wait_full(here);
   }
@@ -258,11 +268,33 @@ struct Consumer {
     warpgroup_fence_operand(s);
     turns.pass();
     release_k(step, steps);
+    Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
+    typename Hooks::Offsets offsets{};
     float rescale[Acc::kRows];
-    bool const moved = softmax<kMasked, false>(block, hooks, here, key_block, s, acc, rescale);
+    bool const moved =
+        maxima<kMasked, false>(block, hooks, here, key_block, scores, acc, offsets, rescale);
+    if constexpr (Hooks::kAny) {
+      probabilities(hooks, key_block, scores, acc, offsets);
+      float const all = acc.softmax.sum[0] + acc.softmax.sum[1];
+      finish_values(before, here, all, moved, rescale, acc);
+    } else {
+      // O is waited for between the two rows, when it is likely to be there: its rescaling and the
+      // conversions then run among the second row's exponentials, and no wait comes last.
+      acc.softmax.template exponentials_of_row<kColumns>(0, scores);
+      finish_values(before, here, acc.softmax.sum[0], moved, rescale, acc);
+      acc.softmax.hold_row(1);
+      acc.softmax.template exponentials_of_row<kColumns>(1, scores);
+    }
+    to_operand(s, p);
+  }
+
+  // Waits for P·V of the block before, once `sum` is known, and for V of this one.
+  __device__ __forceinline__ void finish_values(Position before, Position here, float sum,
+                                                bool moved, float const (&rescale)[Acc::kRows],
+                                                Acc& acc) {
     // Left alone, the compiler takes the wait for P·V before the exponentials that are to run under
     // it. It keeps the two waits in order, and does not know that sums are never negative.
-    bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
+    bool const never = sum < 0.f;
     smem.v_ring.wait_full(never ? before : here);
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
@@ -271,7 +303,6 @@ struct Consumer {
     if (moved) {
       acc.rescale(rescale);
     }
-    to_operand(s, p);
   }
 
   __device__ __forceinline__ void last_values(int step, Acc& acc, Probabilities const& p) {
