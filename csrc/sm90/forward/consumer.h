@@ -273,7 +273,7 @@ struct Consumer {
     float rescale[Acc::kRows];
     bool const moved =
         maxima<kMasked, false>(block, hooks, here, key_block, scores, acc, offsets, rescale);
-    if constexpr (Hooks::kAny) {
+    if constexpr (Hooks::kAny || !Config::kWaitsBetweenRows) {
       probabilities(hooks, key_block, scores, acc, offsets);
       float const all = acc.softmax.sum[0] + acc.softmax.sum[1];
       finish_values(before, here, all, moved, rescale, acc);
