@@ -24,10 +24,10 @@ constexpr double kTileRows = 100;  // a tile's beginning and end
 constexpr double kSumRows = 160;   // a tile's sums in fp32, written and read
 
 // Rows until the last of `places` that thread blocks run at is done. Tiles that are alike come in
-// waves; a shorter last part counts as a whole one. Others fill the places evenly, except that the last ones may begin late: a tenth of the
-// longest is what that costs.
+// waves; a shorter last part counts as a whole one. Others fill the places evenly, except that the
+// last ones may begin late: a seventh of the longest is what that costs.
 inline double rows_until_done(GroupTiles const& t, int part_heads, int places) {
-  constexpr double kUneven = 0.1;
+  constexpr double kUneven = 0.15;
   double const parts = double(t.parts(part_heads)), tiles = double(t.count) * parts;
   double const longest = part_heads * t.most + kTileRows;
   double const sums = parts > 1 ? tiles * kSumRows / places : 0.;

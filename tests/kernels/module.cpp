@@ -210,12 +210,11 @@ py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v,
   return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
 }
 
-// Into how many parts a backward on a GPU of so many multiprocessors cuts its groups.
+// Into how many parts a backward on a Hopper GPU of so many multiprocessors cuts its groups.
 int group_parts(std::string const& name, py::dict const& call, int sm_count) {
-  flash::Variant const& variant = find(name);
-  flash::DeviceInfo device = variant.arch == 90 ? sm90 : sm80;
+  flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
-  return flash::head_group(params<flash::BwdParams>(call), variant, device).parts;
+  return flash::head_group(params<flash::BwdParams>(call), find(name), device).parts;
 }
 
 bool packs_heads(py::dict const& call, int block_m, int packed) {

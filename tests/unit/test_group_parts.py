@@ -55,6 +55,6 @@ def test_parts_are_about_as_fast_as_any(core):
     results = [times(core, rng) for _ in range(500)]
     to_best = [chosen / best for chosen, _, best in results]
     assert statistics.mean(to_best) < 1.01
-    assert max(to_best) < 1.2
+    assert max(to_best) < 1.25
     assert max(chosen / whole for chosen, whole, _ in results) < 1.05
     assert min(chosen / whole for chosen, whole, _ in results) < 0.2  # and it is worth it

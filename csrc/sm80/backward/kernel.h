@@ -1,6 +1,7 @@
 // Attention backward for GPUs with mma.sync and cp.async: one thread block computes dK and dV of
-// one block of keys, over all query heads that share them and all rows that see them, and adds its
-// part of dQ (FlashAttention-2, 2307.08691, algorithm 2, with transposed scores).
+// one block of keys, over the query heads that share them, or a part of those, and all rows that
+// see them, and adds its part of dQ (FlashAttention-2, 2307.08691, algorithm 2, with transposed
+// scores).
 #pragma once
 
 #include "core/dynamic_smem.h"

@@ -1,7 +1,7 @@
 // Attention backward for Hopper: a grid of thread blocks, persistent unless they take turns, each
-// with one warpgroup that loads and two that compute dK and dV of 64 keys each, over all query
-// heads that share them and all rows that see them, and add their part of dQ (FlashAttention-3,
-// 2407.08608, with transposed scores).
+// with one warpgroup that loads and two that compute dK and dV of 64 keys each, over the query
+// heads that share them, or a part of those, and all rows that see them, and add their part of dQ
+// (FlashAttention-3, 2407.08608, with transposed scores).
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>

@@ -16,6 +16,9 @@ struct Loader {
   using Block = KeyBlock<Config>;
   static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
   static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
+  // Row blocks before the end of a tile at which the next is drawn: who draws earlier may be the
+  // one who is done last.
+  static constexpr int kAhead = 4;
 
   BackwardArgs const& args;
   SharedStorage<Config>& smem;
@@ -53,6 +56,8 @@ struct Loader {
         load_dout(block, head, m_block);
         if (first) {
           load_values(number, true);
+        }
+        if (head == heads - 1 && step == max(count - kAhead, 0)) {
           describe(next_tile());
         }
         ++visits;
