@@ -184,11 +184,15 @@ def matrix() -> str:
     return "\n".join(lines)
 
 
+def between(text: str, begin: str, end: str, table: str) -> str:
+    """``text`` with ``table`` between two markers."""
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
 def replaced(text: str, table: str) -> str:
-    """``text`` with ``table`` between the markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    return between(text, BEGIN, END, table)
 
 
 def main(argv: list[str]) -> int:

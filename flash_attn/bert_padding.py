@@ -11,8 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_attn._functions import function_class
+
 __all__ = [
+    "IndexFirstAxis",
+    "IndexFirstAxisResidual",
+    "IndexPutFirstAxis",
     "index_first_axis",
+    "index_first_axis_residual",
     "index_put_first_axis",
     "pad_input",
     "rearrange",
@@ -47,6 +53,21 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
     """
     rows = values.new_zeros(first_axis_dim, *values.shape[1:])
     return rows.index_copy(0, indices.long(), values)
+
+
+def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """``index_first_axis``, and the input for a residual that adds to the rows taken.
+
+    The second result shares memory with ``input`` and has no gradient of its own but through it.
+    """
+    return index_first_axis(input, indices), input
+
+
+IndexFirstAxis = function_class("IndexFirstAxis", __name__, index_first_axis)
+IndexPutFirstAxis = function_class("IndexPutFirstAxis", __name__, index_put_first_axis)
+IndexFirstAxisResidual = function_class(
+    "IndexFirstAxisResidual", __name__, index_first_axis_residual
+)
 
 
 def _cu_seqlens(seqlens: Tensor) -> Tensor:

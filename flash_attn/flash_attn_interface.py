@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
-from flash_attn import _calls, _ops, checks
+from flash_attn import _calls, _names, _ops, checks
+from flash_attn._functions import function_class
 from flash_attn._packed import unpack
 from flash_attn._private import (  # noqa: F401
     _flash_attn_backward,
@@ -27,10 +28,23 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
+#: What clients ask for on another maker's GPUs.
+USE_TRITON_ROCM = False
+
 _wrapped_flash_attn_forward = _ops.forward
 _wrapped_flash_attn_backward = _ops.backward
 _wrapped_flash_attn_varlen_forward = _ops.varlen_forward
 _wrapped_flash_attn_varlen_backward = _ops.varlen_backward
+
+
+def maybe_contiguous(x: Tensor | None) -> Tensor | None:
+    """x, or a copy with a last stride of 1; None stays None."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def round_multiple(x: int, m: int) -> int:
+    """The first multiple of m that is not below x."""
+    return -(-x // m) * m
 
 
 def flash_attn_func(
@@ -407,3 +421,21 @@ def flash_attn_with_kvcache(
         cache_leftpad, block_table, softmax_scale, causal, window_size, softcap,
         rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse, s_aux,
     )  # fmt: skip
+
+
+def _function(name: str, function):
+    return function_class(name, __name__, function, takes_grad_mode=True)
+
+
+FlashAttnFunc = _function("FlashAttnFunc", flash_attn_func)
+FlashAttnKVPackedFunc = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
+FlashAttnQKVPackedFunc = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
+FlashAttnVarlenFunc = _function("FlashAttnVarlenFunc", flash_attn_varlen_func)
+FlashAttnVarlenKVPackedFunc = _function(
+    "FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func
+)
+FlashAttnVarlenQKVPackedFunc = _function(
+    "FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func
+)
+
+__getattr__ = _names.refusing(__name__)
