@@ -150,6 +150,8 @@ def kvcache(
         softmax_scale = head_dim**-0.5
     if cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if rotary_cos is not None:
+        rotary_cos, rotary_sin = rotary_cos.to(q.dtype), rotary_sin.to(q.dtype)
     if backend.LOG:
         _log(q, k_cache, v_cache, causal, (left, right), softcap, 0.0, alibi_slopes, s_aux,
              block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,

@@ -164,6 +164,22 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The inverse of ``unpad_input``: (total, ...), (total,) -> (batch, seqlen, ...), else 0."""
+    """The inverse of ``unpad_input``: (total, ...), (total,) -> (batch, seqlen, ...), else 0.
+
+    Raises:
+        ValueError: not one index for each row, or (CPU tensors) one past batch * seqlen.
+    """
+    if indices.shape != hidden_states.shape[:1]:
+        raise ValueError(
+            f"indices has shape {tuple(indices.shape)}, but hidden_states "
+            f"{tuple(hidden_states.shape)} needs one for each row, ({hidden_states.shape[0]},)"
+        )
+    # Values are read where that costs no synchronisation and no graph break.
+    readable = type(indices) is Tensor and indices.is_cpu and not torch.compiler.is_compiling()
+    if readable and indices.numel() and int(indices.max()) >= batch * seqlen:
+        raise ValueError(
+            f"indices holds {int(indices.max())}; batch {batch} and seqlen {seqlen} have "
+            f"{batch * seqlen} places"
+        )
     rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return rows.unflatten(0, (batch, seqlen))

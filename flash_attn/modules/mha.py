@@ -210,6 +210,7 @@ class MHA(nn.Module):
         Returns:
             the shape of x (of the subset), or (out, x) with ``return_residual``.
         """
+        self._check_shape(x, packed=cu_seqlens is not None)
         self._check_call(
             x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params
         )
@@ -236,6 +237,13 @@ class MHA(nn.Module):
             context = self._attend_self(qkv, **kwargs)
         out = self.out_proj(context.flatten(-2))
         return (out, x) if self.return_residual else out
+
+    def _check_shape(self, x: Tensor, packed: bool) -> None:
+        if x.dim() == (2 if packed else 3) and x.shape[-1] == self.embed_dim:
+            return
+        layout = f"(total, {self.embed_dim})" if packed else f"(batch, seqlen, {self.embed_dim})"
+        hint = "" if packed else "; packed sequences, in 2 dimensions, come with cu_seqlens"
+        raise ValueError(f"x has shape {tuple(x.shape)}; {layout} is needed{hint}")
 
     def _check_call(
         self, x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params
