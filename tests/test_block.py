@@ -139,6 +139,16 @@ def test_parallel_block(tied, fused):
             torch.testing.assert_close(a, e)
 
 
+def test_parallel_block_drops_both_branches():
+    x1, x2, residual = xs(3)
+    for fused in (False, True):
+        b = block(ParallelBlock, fused_dropout_add_ln=fused, resid_dropout1=1.0, resid_dropout2=1.0)
+        torch.testing.assert_close(b(x1, x2, residual)[2], residual)
+        torch.testing.assert_close(b.eval()(x1, x2, residual)[2], x1 + x2 + residual)
+    with pytest.raises(ValueError, match=r"resid_dropout2 0\.5; .* one probability for both"):
+        block(ParallelBlock, fused_dropout_add_ln=True, resid_dropout2=0.5)
+
+
 def test_generation_through_blocks():
     b = block().eval()
     (x,) = xs()

@@ -242,6 +242,11 @@ class ParallelBlock(_Residual):
         mark_shared_params: bool = False,
     ):
         super().__init__()
+        if fused_dropout_add_ln and resid_dropout1 != resid_dropout2:
+            raise ValueError(
+                f"resid_dropout1 is {resid_dropout1} and resid_dropout2 {resid_dropout2}; with "
+                "fused_dropout_add_ln there is one probability for both"
+            )
         self.tied_norm = tied_norm
         self.mixer = (mixer_cls or partial(MHA, num_heads=dim // 64))(dim)
         self.dropout1 = dropout_cls(resid_dropout1)
