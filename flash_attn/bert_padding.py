@@ -56,10 +56,7 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """``index_first_axis``, and the input for a residual that adds to the rows taken.
-
-    The second result shares memory with ``input`` and has no gradient of its own but through it.
-    """
+    """``index_first_axis``, and the input itself, as a residual; gradients of both reach it."""
     return index_first_axis(input, indices), input
 
 

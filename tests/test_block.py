@@ -12,7 +12,7 @@ from flash_attn.layers.patch_embed import PatchEmbed
 from flash_attn.modules.block import Block, ParallelBlock, StochasticDepth
 from flash_attn.modules.embedding import BertEmbeddings, GPT2Embeddings
 from flash_attn.modules.mha import MHA, LinearResidual
-from flash_attn.modules.mlp import Mlp
+from flash_attn.modules.mlp import GatedMlp, Mlp
 from flash_attn.ops.triton.layer_norm import RMSNorm
 from flash_attn.utils.generation import InferenceParams
 
@@ -147,6 +147,23 @@ def test_parallel_block_drops_both_branches():
         torch.testing.assert_close(b.eval()(x1, x2, residual)[2], x1 + x2 + residual)
     with pytest.raises(ValueError, match=r"resid_dropout2 0\.5; .* one probability for both"):
         block(ParallelBlock, fused_dropout_add_ln=True, resid_dropout2=0.5)
+
+
+@pytest.mark.parametrize("kind", [Block, ParallelBlock])
+@pytest.mark.parametrize("fused", [False, True])
+def test_compiles_in_one_graph(kind, fused):
+    gated = partial(GatedMlp, activation=nn.functional.silu)
+    b = block(kind, mlp_cls=gated, fused_dropout_add_ln=fused)
+    (x,) = xs()
+    compiled = torch.compile(b, fullgraph=True, backend="aot_eager")(x)
+    for ours, expected in zip(compiled, b(x)):
+        torch.testing.assert_close(ours, expected)
+    grads = [
+        torch.autograd.grad(sum(out.square().sum() for out in outs), [*b.parameters()])
+        for outs in (compiled, b(x))
+    ]
+    for ours, expected in zip(*grads):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_generation_through_blocks():
