@@ -3,12 +3,13 @@
 It is Python: the names, the order of the arguments and what comes back are those clients know, and
 each call is one of the operations, on whatever device its tensors are. A ``?`` in the argument
 lists below marks what may be None. Buffers that are given (``out``, ``dq`` …) are written and
-returned.
+returned. ``gen`` has to be None: the state of dropout comes from torch's default generator of the
+device.
 """
 
 from __future__ import annotations
 
-from flash_attn import _autograd, _calls, _private
+from flash_attn import _calls, _private
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
@@ -24,19 +25,28 @@ def _into(buffer, out):
     return buffer.copy_(out)
 
 
+def _no_generator(gen) -> None:
+    if gen is not None:
+        raise ValueError(
+            f"gen: got a {type(gen).__name__}; None is needed: dropout draws from torch's default "
+            "generator of the device, which torch.manual_seed seeds"
+        )
+
+
 def fwd(
     q, k, v, out, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left,
     window_size_right, softcap, return_softmax, gen=None,
 ):  # fmt: skip
-    """q (b, sq, h, d), k and v (b, sk, hk, d), out?, alibi_slopes?, gen? a torch.Generator.
+    """q (b, sq, h, d), k and v (b, sk, hk, d), out?, alibi_slopes?.
 
     Returns:
         [out (b, sq, h, d), softmax_lse (b, h, sq), S_dmask (b, h, sq, sk) or (0,),
         rng_state (2,) or (0,) int64].
     """
+    _no_generator(gen)
     result, lse, probs, rng_state = _private._flash_attn_forward(
         q, k, v, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
-        alibi_slopes, return_softmax, generator=gen,
+        alibi_slopes, return_softmax,
     )  # fmt: skip
     return [_into(out, result), lse, probs, rng_state]
 
@@ -47,7 +57,7 @@ def varlen_fwd(
     window_size_left, window_size_right, softcap, return_softmax, gen=None, num_splits=0,
 ):  # fmt: skip
     """q (total_q, h, d), k and v (total_k, hk, d) or pages, out?, cu_seqlens (b + 1,) int32,
-    seqused_k? and leftpad_k? (b,) int32, block_table? (b, max_blocks) int32, alibi_slopes?, gen?.
+    seqused_k? and leftpad_k? (b,) int32, block_table? (b, max_blocks) int32, alibi_slopes?.
 
     With block_table and seqused_k what cu_seqlens_k holds does not count, and it may be None.
     num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries.
@@ -56,10 +66,11 @@ def varlen_fwd(
         [out (total_q, h, d), softmax_lse (h, total_q), S_dmask (b, h, max_q, max_k) or (0,),
         rng_state (2,) or (0,) int64].
     """
+    _no_generator(gen)
     result, lse, probs, rng_state = _private._flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale,
         is_causal, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax,
-        block_table, leftpad_k, seqused_k, zero_tensors, generator=gen, num_splits=num_splits,
+        block_table, leftpad_k, seqused_k, zero_tensors, num_splits=num_splits,
     )  # fmt: skip
     return [_into(out, result), lse, probs, rng_state]
 
@@ -73,11 +84,12 @@ def bwd(
     Returns:
         [dq, dk, dv, softmax_d (b, h, sq)].
     """
+    _no_generator(gen)
     dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
     softmax_d = _private._flash_attn_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, p_dropout, softmax_scale, is_causal,
         window_size_left, window_size_right, softcap, alibi_slopes, deterministic,
-        _state(p_dropout, q, gen, rng_state),
+        rng_state,
     )  # fmt: skip
     return [dq, dk, dv, softmax_d]
 
@@ -92,11 +104,12 @@ def varlen_bwd(
     Returns:
         [dq, dk, dv, softmax_d (h, total_q)].
     """
+    _no_generator(gen)
     dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
     softmax_d = _private._flash_attn_varlen_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right,
-        softcap, alibi_slopes, deterministic, _state(p_dropout, q, gen, rng_state), zero_tensors,
+        softcap, alibi_slopes, deterministic, rng_state, zero_tensors,
     )  # fmt: skip
     return [dq, dk, dv, softmax_d]
 
@@ -107,13 +120,6 @@ def _gradients(q, k, v, dq, dk, dv):
         k.new_empty(k.shape) if dk is None else dk,
         v.new_empty(v.shape) if dv is None else dv,
     )
-
-
-def _state(p_dropout, q, gen, rng_state):
-    """A caller without a state has to hand over the generator as it was before the forward."""
-    if p_dropout > 0 and rng_state is None and gen is not None:
-        return _autograd.draw_rng_state(q.device, gen)
-    return rng_state
 
 
 def fwd_kvcache(

@@ -21,6 +21,9 @@ END = "<!-- end of the feature matrix -->"
 YES, NO = "yes", "–"
 FAMILIES = {"sm80": "GPU, sm80 kernels (Ampere and newer)", "sm90": "GPU, sm90 kernels (Hopper)"}
 
+# Whose kernels a GPU runs where its own family has none.
+OLDER = {"sm90": "sm80"}
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -64,8 +67,12 @@ class Kernels:
             and v.direction == feature.direction
             and feature.scores in ("plain", v.scores)
         ]
-        if not rows or feature.op not in self.ops or feature.refused in self.refused:
+        if feature.op not in self.ops or feature.refused in self.refused:
             return NO
+        if not rows:
+            older = OLDER.get(family)
+            served = older is not None and self.cell(feature, older) != NO
+            return f"by {older}" if served else NO
         dtypes = ", ".join(dict.fromkeys(v.dtype for v in rows))
         return f"{dtypes}; d ≤ {max(v.head_dim for v in rows)}"
 
@@ -192,11 +199,15 @@ def matrix() -> str:
     return "\n".join(lines)
 
 
+def between(text: str, begin: str, end: str, table: str) -> str:
+    """``text`` with ``table`` between two markers."""
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
 def replaced(text: str, table: str) -> str:
-    """``text`` with ``table`` between the markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    return between(text, BEGIN, END, table)
 
 
 def main(argv: list[str]) -> int:

@@ -7,6 +7,8 @@ A request is admitted while pages are free; each step runs up to --budget tokens
 request that generates, then chunks of prompts; when no page is left for a token, the request that
 came last gives its pages back, and is computed again later. The texts are those that the model
 writes one by one. The weights are random: what counts is the loop.
+
+It needs tqdm: `pip install ".[demo]"`, which `make demo` does.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 Nothing is downloaded. Training stops after --seconds, whatever the machine. It runs on the GPU
 where every operation that it needs has a kernel there, and on the CPU otherwise.
+
+It needs tqdm and matplotlib: `pip install ".[demo]"`, which `make demo` does.
 """
 
 from __future__ import annotations

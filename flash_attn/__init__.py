@@ -6,7 +6,7 @@ __version__ = "2.8.3"
 #: This library's own release.
 __build__ = "abi3.1"
 
-from flash_attn.explain import explain
+from flash_attn.explain import explain, explain_call
 from flash_attn.flash_attn_interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -19,6 +19,7 @@ from flash_attn.flash_attn_interface import (
 
 __all__ = [
     "explain",
+    "explain_call",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

@@ -40,6 +40,12 @@ def report() -> dict[str, Any]:
     }
 
 
+def _is_complete_without_gpu(found: dict[str, Any]) -> bool:
+    """A laptop: no kernels, and nothing that they would run on. A library that does not load is
+    another matter."""
+    return not found["gpus"] and not backend.library_path().exists() and not found["variants"]
+
+
 def _print_report(found: dict[str, Any]) -> None:
     gpus = [f"{gpu['name']} (sm_{gpu['sm']})" for gpu in found["gpus"]]
     rows = {
@@ -50,10 +56,14 @@ def _print_report(found: dict[str, Any]) -> None:
         "library": found["library"] or "none",
         "backends": ", ".join(found["backends"]),
     }
-    if found["why_no_cuda"]:
+    if _is_complete_without_gpu(found):
+        rows["library"] = "none, and none is needed without a GPU: the CPU backend does everything"
+    elif found["why_no_cuda"]:
         rows["no CUDA:"] = found["why_no_cuda"]
     for name, value in rows.items():
         print(f"{name:<12}{value}")
+    if _is_complete_without_gpu(found):
+        return
     variants = found["variants"]
     print(f"\n{len(variants)} compiled CUDA kernels")
     if variants:

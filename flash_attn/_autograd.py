@@ -137,14 +137,14 @@ def rows_contiguous(x: Tensor) -> Tensor:
     return x
 
 
-def draw_rng_state(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+def draw_rng_state(device: torch.device) -> Tensor:
     """[seed, offset] (2,) int64 on ``device``, from its generator: as reproducible as torch.rand.
 
     Drawn outside the operation: an operation stays a function of its inputs, which is what
     recomputation in activation checkpointing, compilers that merge equal calls, and graph capture
     need.
     """
-    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
 def register(library: torch.library.Library, name: str, forward, backward) -> None:

@@ -72,7 +72,8 @@ def dense(
     if softmax_scale is None:
         softmax_scale = head_dim**-0.5
     if backend.LOG:
-        _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux)
+        _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
+             return_attn_probs=return_attn_probs)  # fmt: skip
     head_dim_v = v.shape[-1]
     padded = _has_to_pad(q, v)
     if padded:
@@ -106,7 +107,8 @@ def varlen(
     if backend.LOG:
         _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
              cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-             block_table=block_table, batch_invariant=batch_invariant)  # fmt: skip
+             block_table=block_table, batch_invariant=batch_invariant,
+             return_attn_probs=return_attn_probs)  # fmt: skip
     head_dim_v = v.shape[-1]
     padded = _has_to_pad(q, v)
     if padded:
@@ -150,10 +152,13 @@ def kvcache(
         softmax_scale = head_dim**-0.5
     if cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if rotary_cos is not None:
+        rotary_cos, rotary_sin = rotary_cos.to(q.dtype), rotary_sin.to(q.dtype)
     if backend.LOG:
         _log(q, k_cache, v_cache, causal, (left, right), softcap, 0.0, alibi_slopes, s_aux,
              block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
-             kvcache=True)  # fmt: skip
+             kvcache=True, new_keys=0 if k is None else k.shape[1],
+             rotary=rotary_cos is not None)  # fmt: skip
     head_dim_v = v_cache.shape[-1]
     padded = _has_to_pad(q, v_cache)
     caches = k_cache, v_cache

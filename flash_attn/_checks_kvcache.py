@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from flash_attn import checks
-from flash_attn.checks import _bad_shape, _like, _per_sequence, _rank, _table
+from flash_attn.checks import (
+    _bad_shape,
+    _like,
+    _on_device_of,
+    _per_sequence,
+    _rank,
+    _table,
+    _unit_stride,
+)
 
 
 def kvcache(
@@ -41,7 +49,7 @@ def kvcache(
     elif k_cache.shape[0] != batch:
         raise ValueError(
             f"k_cache: got batch {k_cache.shape[0]}; without cache_batch_idx it must be that of q, "
-            f"{batch}"
+            f"{batch}, and without block_table there are no pages"
         )
     if cache_leftpad is not None:
         _per_sequence(cache_leftpad, "cache_leftpad", batch, q)
@@ -134,7 +142,10 @@ def _rotary(q, k, rotary_cos, rotary_sin, capacity: int) -> None:
         )
     for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
         _rank(x, name, "(seqlen_rotary, rotary_dim / 2)")
-        _like(x, name, q)
+        if not x.is_floating_point():
+            raise ValueError(f"{name}: got dtype {x.dtype}; a floating dtype is needed")
+        _on_device_of(x, name, q)
+        _unit_stride(x, name)
     if rotary_sin.shape != rotary_cos.shape:
         expected = f"that of rotary_cos, {tuple(rotary_cos.shape)},"
         raise _bad_shape(rotary_sin, "rotary_sin", expected)

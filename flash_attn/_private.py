@@ -9,15 +9,14 @@ here: on CUDA head dims are multiples of 8.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from flash_attn import _autograd, _calls, _ops, checks
 from flash_attn._autograd import rows_contiguous
 
 
-def _rng_state(dropout_p: float, q: Tensor, generator=None) -> Tensor | None:
-    return _autograd.draw_rng_state(q.device, generator) if dropout_p > 0 else None
+def _rng_state(dropout_p: float, q: Tensor) -> Tensor | None:
+    return _autograd.draw_rng_state(q.device) if dropout_p > 0 else None
 
 
 def _needed_rng_state(dropout_p: float, rng_state: Tensor | None, q: Tensor) -> Tensor | None:
@@ -50,7 +49,6 @@ def _flash_attn_forward(
     return_softmax: bool,
     *,
     s_aux: Tensor | None = None,
-    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One forward with every option spelled out; shapes as in ``flash_attn_func``.
 
@@ -66,7 +64,7 @@ def _flash_attn_forward(
     return _autograd.call(
         _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
         alibi_slopes, return_softmax, s_aux=_calls.sinks(s_aux, q),
-        rng_state=_rng_state(dropout_p, q, generator),
+        rng_state=_rng_state(dropout_p, q),
     )  # fmt: skip
 
 
@@ -92,7 +90,6 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     *,
     s_aux: Tensor | None = None,
-    generator: torch.Generator | None = None,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One varlen forward with every option spelled out; shapes as in ``flash_attn_varlen_func``.
@@ -128,7 +125,7 @@ def _flash_attn_varlen_forward(
         _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax,
         block_table, leftpad_k, seqused_k, zero_tensors, s_aux=_calls.sinks(s_aux, q),
-        rng_state=_rng_state(dropout_p, q, generator), num_splits=num_splits,
+        rng_state=_rng_state(dropout_p, q), num_splits=num_splits,
     )  # fmt: skip
 
 

@@ -11,8 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_attn._functions import function_class
+
 __all__ = [
+    "IndexFirstAxis",
+    "IndexFirstAxisResidual",
+    "IndexPutFirstAxis",
     "index_first_axis",
+    "index_first_axis_residual",
     "index_put_first_axis",
     "pad_input",
     "rearrange",
@@ -47,6 +53,18 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
     """
     rows = values.new_zeros(first_axis_dim, *values.shape[1:])
     return rows.index_copy(0, indices.long(), values)
+
+
+def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """``index_first_axis``, and the input itself, as a residual; gradients of both reach it."""
+    return index_first_axis(input, indices), input
+
+
+IndexFirstAxis = function_class("IndexFirstAxis", __name__, index_first_axis)
+IndexPutFirstAxis = function_class("IndexPutFirstAxis", __name__, index_put_first_axis)
+IndexFirstAxisResidual = function_class(
+    "IndexFirstAxisResidual", __name__, index_first_axis_residual
+)
 
 
 def _cu_seqlens(seqlens: Tensor) -> Tensor:
@@ -143,6 +161,22 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The inverse of ``unpad_input``: (total, ...), (total,) -> (batch, seqlen, ...), else 0."""
+    """The inverse of ``unpad_input``: (total, ...), (total,) -> (batch, seqlen, ...), else 0.
+
+    Raises:
+        ValueError: not one index for each row, or (CPU tensors) one past batch * seqlen.
+    """
+    if indices.shape != hidden_states.shape[:1]:
+        raise ValueError(
+            f"indices has shape {tuple(indices.shape)}, but hidden_states "
+            f"{tuple(hidden_states.shape)} needs one for each row, ({hidden_states.shape[0]},)"
+        )
+    # Values are read where that costs no synchronisation and no graph break.
+    readable = type(indices) is Tensor and indices.is_cpu and not torch.compiler.is_compiling()
+    if readable and indices.numel() and int(indices.max()) >= batch * seqlen:
+        raise ValueError(
+            f"indices holds {int(indices.max())}; batch {batch} and seqlen {seqlen} have "
+            f"{batch * seqlen} places"
+        )
     rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return rows.unflatten(0, (batch, seqlen))

@@ -122,7 +122,7 @@ def _aligned(x: Tensor, name: str) -> None:
 DENSE_Q = "(batch, seqlen_q, heads, head_dim)"
 DENSE_KV = "(batch, seqlen_k, heads_k, head_dim)"
 VARLEN_Q = "(total_q, heads, head_dim)"
-VARLEN_KV = "(total_k, heads_k, head_dim)"
+VARLEN_KV = "(total_k, heads_k, head_dim) or pages with block_table"
 CACHE = "(batch_cache, seqlen_cache, heads_k, head_dim)"
 PAGES = "(num_blocks, page_size, heads_k, head_dim) with block_table"
 
@@ -213,7 +213,8 @@ def varlen(
 def _int32(x: Tensor, name: str, q: Tensor) -> None:
     _tensor(x, name)
     if x.dtype != torch.int32:
-        raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed")
+        hint = "" if x.is_floating_point() else " (call .int())"
+        raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed{hint}")
     _on_device_of(x, name, q)
     if x.dim() > 0:
         _unit_stride(x, name)
@@ -282,10 +283,20 @@ def number(x: Any, name: str) -> None:
     """A tensor would do as well on the CPU, but on a GPU it would have to be waited for."""
     if isinstance(x, (int, float, torch.SymFloat, torch.SymInt)):
         return
+    if isinstance(x, Tensor) and x.numel() != 1:
+        got = f"a Tensor of shape {tuple(x.shape)}"
+        raise TypeError(f"{name}: got {got}; a number is needed{_order(name)}")
     if isinstance(x, Tensor):
         raise TypeError(f"{name}: got a Tensor; a Python number is needed (call .item())")
     if not isinstance(x, Real):
-        raise TypeError(f"{name}: got {x!r}; a number is needed")
+        raise TypeError(f"{name}: got {x!r}; a number is needed{_order(name)}")
+
+
+def _order(name: str) -> str:
+    """For what was meant for another argument: a mask, or causal."""
+    if name != "dropout_p":
+        return ""
+    return "; dropout_p, softmax_scale and causal come in this order: pass them by keyword"
 
 
 def scores(
@@ -303,7 +314,10 @@ def scores(
     number(dropout_p, "dropout_p")
     number(softcap, "softcap")
     if not 0.0 <= dropout_p <= MAX_DROPOUT_P:
-        raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed")
+        hint = _order("dropout_p") if isinstance(dropout_p, bool) else ""
+        raise ValueError(
+            f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed{hint}"
+        )
     if not 0.0 <= softcap < float("inf"):
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
     heads = q.shape[-2]

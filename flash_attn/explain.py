@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import backend, checks
+from flash_attn import _checks_kvcache, backend, checks
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
@@ -27,7 +28,8 @@ class Explanation:
     splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
     follows from the lengths, on the GPU. rejected: (name, why not) of the others. few_queries: of a
     batch that two kernels share, each sequence by its own length, few_kernel serves those of up to
-    so many queries, and splits are its.
+    so many queries, and splits are its. slow: why the call takes longer than one that asks for a
+    little less.
     """
 
     operation: str
@@ -41,6 +43,7 @@ class Explanation:
     variant: dict[str, Any] = field(default_factory=dict)
     few_queries: int = 0
     few_kernel: str | None = None
+    slow: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [
@@ -57,6 +60,7 @@ class Explanation:
             up_to = "up to " if self.splits > 1 else ""
             rows.append(("splits", f"{up_to}{self.splits}"))
         rows.append(("why", self.why))
+        rows += [("slow", reason) for reason in self.slow]
         rows += [("not" if i == 0 else "", f"{n}: {w}") for i, (n, w) in enumerate(self.rejected)]
         return "\n".join(f"{name:<10} {value}" for name, value in rows)
 
@@ -78,10 +82,20 @@ class _Problem:
     cached: bool
     num_splits: int
     batch_invariant: bool
+    notes: tuple[str, ...] = ()  # of what the call does beside attention
 
     @property
     def packed(self) -> bool:
-        return self.operation == "_flash_attn_varlen_forward"
+        return "varlen" in self.operation
+
+    @property
+    def backward(self) -> bool:
+        return self.operation.endswith("backward")
+
+    @property
+    def needs_full_scores(self) -> bool:
+        # Sinks join a row when it is finished, at either score level.
+        return bool(set(self.extras) - {"paged", "attn_probs", "sinks"})
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v
@@ -94,7 +108,7 @@ class _Problem:
         left, right = self.window_size
         if left >= 0 or right >= 0:
             parts.append(f"window ({left}, {right})")
-        return ", ".join([*parts, *self.extras])
+        return ", ".join([*parts, *self.extras, *self.notes])
 
 
 def explain(
@@ -113,6 +127,7 @@ def explain(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | Tensor | None = None,
@@ -121,8 +136,11 @@ def explain(
     cache_seqlens: int | Tensor | None = None,
     num_splits: int = 0,
     kvcache: bool = False,
+    new_keys: int = 0,
+    rotary: bool = False,
+    backward: bool = False,
 ) -> Explanation:
-    """Says which backend, kernel, tile and splits the forward of a call would use, and why.
+    """Says which backend, kernel, tile and splits a call would use, and why.
 
     Nothing is computed; fake and meta tensors do as well as real ones, and neither a GPU nor the
     compiled library is needed. ``print`` the result.
@@ -131,7 +149,9 @@ def explain(
         q, k, v: as in ``flash_attn_func``. With cu_seqlens_q, those of
             ``flash_attn_varlen_func``; with kvcache=True or cache_seqlens, the q, k_cache and
             v_cache of ``flash_attn_with_kvcache``.
-        kvcache: the call is ``flash_attn_with_kvcache``.
+        kvcache: the call is ``flash_attn_with_kvcache``; new_keys is how many it appends to each
+            sequence, and rotary whether it rotates them. :func:`explain_call` takes the tensors.
+        backward: explain the backward of the call in place of its forward.
         The others are those of the call.
 
     Raises:
@@ -147,8 +167,10 @@ def explain(
         "scale <= 0": softmax_scale is not None and softmax_scale <= 0,
     }
     cached = kvcache or cache_seqlens is not None
+    new_keys = checks.integer(new_keys, "new_keys")
+    operation = _check(q, k, v, cu_seqlens_q, block_table, cached)
     problem = _Problem(
-        operation=_check(q, k, v, cu_seqlens_q, block_table, cached),
+        operation=operation.replace("forward", "backward") if backward else operation,
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
         extras=tuple(name for name, used in in_use.items() if used),
         batch=q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
@@ -157,8 +179,55 @@ def explain(
         cached=cached,
         num_splits=checks.num_splits(num_splits),
         batch_invariant=batch_invariant,
+        notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
     )  # fmt: skip
+    if backward and (cached or block_table is not None):
+        return _none(problem, "there is no backward of a cache or of pages")
     return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
+
+
+def explain_call(function: Callable, *args, backward: bool = False, **kwargs) -> Explanation:
+    """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions.
+
+    Packed tensors, appended keys and rotary tables are given as to the function itself.
+
+    Raises:
+        TypeError, ValueError: arguments that the function has not; of an append, whatever does not
+            fit; else as :func:`explain`.
+    """
+    call = inspect.signature(function).bind(*args, **kwargs).arguments
+    if "unknown" in call:
+        function(*args, **kwargs)  # says which was meant, and computes nothing
+    if "k_cache" in call:
+        call = _as_cache(**call)
+    for name, count in (("qkv", 3), ("kv", 2)):
+        if name in call:
+            packed = call.pop(name)
+            checks.packed(packed, name, count, rank=4 if "varlen" in function.__name__ else 5)
+            call.update(zip("qkv"[-count:], packed.unbind(-3)))
+    if "cu_seqlens" in call:
+        ends, longest = call.pop("cu_seqlens"), call.pop("max_seqlen")
+        call |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+        call |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    return explain(**call, backward=backward)
+
+
+def _as_cache(
+    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, block_table=None, rotary_interleaved=True,
+    num_splits=0, **others,
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of ``explain`` for those of ``flash_attn_with_kvcache``."""
+    cache_seqlens = _checks_kvcache.lengths(cache_seqlens)
+    _checks_kvcache.kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, checks.integer(num_splits, "num_splits"),
+    )  # fmt: skip
+    return {
+        "q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "num_splits": num_splits,
+        "kvcache": True, "new_keys": 0 if k is None else k.shape[1],
+        "rotary": rotary_cos is not None, **others,
+    }  # fmt: skip
 
 
 def _length(x: Tensor, cu_seqlens: Tensor | None, longest: int | Tensor | None) -> int:
@@ -188,12 +257,14 @@ def _check(q, k, v, cu_seqlens_q, block_table, kvcache: bool) -> str:
 
 
 def _on_cpu(problem: _Problem) -> Explanation:
+    slow: tuple[str, ...] = ()
     by_torch = "torch's own CPU flash attention"
     tiled = "tiled online softmax on torch operations"
     obstacles = _obstacles_to_torch(problem)
     if obstacles:
         kernel, why = tiled, f"the CPU backend serves every option; {by_torch} does not"
         rejected = [(by_torch, f"has no {obstacle}") for obstacle in obstacles]
+        slow = (f"torch's kernel, several times as fast, has no {' and no '.join(obstacles)}",)
     else:
         kernel, why = by_torch, "it expresses the call exactly, block of rows by block of rows"
         if "paged" in problem.extras:
@@ -201,8 +272,14 @@ def _on_cpu(problem: _Problem) -> Explanation:
         rejected = [(tiled, "is slower")]
     rejected.append(("CUDA kernels", f"q is on {problem.q.device}"))
     return Explanation(
-        problem.operation, str(problem), "cpu", why, kernel, rejected=tuple(rejected)
+        problem.operation, str(problem), "cpu", why, kernel, rejected=tuple(rejected),
+        slow=slow + _whole_matrix(problem),
     )  # fmt: skip
+
+
+def _whole_matrix(problem: _Problem) -> tuple[str, ...]:
+    asked = "attn_probs" in problem.extras and not problem.backward
+    return ("return_attn_probs forms the whole matrix",) * asked
 
 
 _PLAIN = Scores(softmax_scale=1.0, left=UNBOUNDED, right=UNBOUNDED)
@@ -228,40 +305,46 @@ def _obstacles_to_torch(problem: _Problem) -> list[str]:
     return obstacles
 
 
-def _on_gpu(problem: _Problem) -> Explanation:
-    def none(why: str, rejected=()) -> Explanation:
-        return Explanation(problem.operation, str(problem), "none", why, rejected=tuple(rejected))
+def _none(problem: _Problem, why: str, rejected=()) -> Explanation:
+    return Explanation(problem.operation, str(problem), "none", why, rejected=tuple(rejected))
 
+
+def _on_gpu(problem: _Problem) -> Explanation:
     reason = backend.cuda_problem()
     if not reason and not torch.cuda.is_available():
         reason = "no GPU was found"
     if reason:
-        return none(reason)
+        return _none(problem, reason)
     if not backend.has_kernel(problem.operation):
-        return none(f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}")
+        return _none(
+            problem, f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}"
+        )
     if {"paged", "attn_probs"} <= set(problem.extras):
-        return none(f"attn_probs of pages have no CUDA kernel; {backend.describe_variants()}")
-    return _ask_library(problem, none)
+        return _none(
+            problem, f"attn_probs of pages have no CUDA kernel; {backend.describe_variants()}"
+        )
+    return _ask_library(problem)
 
 
-def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explanation:
+def _ask_library(problem: _Problem) -> Explanation:
     """The selection that the compiled library would make, with the head dims it would see."""
     major, minor = torch.cuda.get_device_capability(problem.q.device)
-    # Sinks join a row when it is finished, at either score level.
-    full_scores = bool(set(problem.extras) - {"paged", "attn_probs", "sinks"})
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
-        major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v, full_scores
+        major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v,
+        problem.needs_full_scores,
     )  # fmt: skip
     few = _ask_about_decode(problem, request) if _may_decode(problem) else None
     answer = few
-    if few is None or few["few_queries"] > 0:
+    if problem.backward:
+        answer = json.loads(backend.library.explain_backward(*request))
+    elif few is None or few["few_queries"] > 0:
         page_size = problem.k.shape[1] if "paged" in problem.extras else 0
         answer = json.loads(backend.library.explain_forward(*request, page_size))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:
-        return none(f"no compiled kernel fits on sm_{major}{minor}", rejected)
+        return _none(problem, f"no compiled kernel fits on sm_{major}{minor}", rejected)
     padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
     why = f"first row of the table that fits sm_{major}{minor}"
     if padded:
@@ -269,6 +352,7 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], variant["block_n"]), answer["splits"], tuple(rejected), variant,
+        slow=_slow_on_gpu(problem, variant, major, padded),
     )  # fmt: skip
     if answer is few or few is None:
         return explanation
@@ -278,8 +362,27 @@ def _ask_library(problem: _Problem, none: Callable[..., Explanation]) -> Explana
     )  # fmt: skip
 
 
+def _slow_on_gpu(
+    problem: _Problem, variant: dict[str, Any], major: int, padded: bool
+) -> tuple[str, ...]:
+    slow = _whole_matrix(problem)
+    if padded:
+        what = "the whole cache" if problem.cached else "q, k and v"
+        slow += (f"each call copies {what}: a head_dim that is a multiple of 8 is taken as it is",)
+    newer = [
+        row
+        for row in backend.compiled_variants()
+        if row.get("arch") == 90 and row["direction"] == variant["direction"]
+    ]
+    if major == 9 and newer and variant.get("arch") != 90:
+        slow += (f"none of the {len(newer)} kernels for Hopper serves it",)
+    return slow
+
+
 def _may_decode(problem: _Problem) -> bool:
     """Whether a decode kernel may serve the call, or some of its sequences."""
+    if problem.backward:
+        return False
     if problem.cached:
         return True
     return "dropout" not in problem.extras and (problem.packed or not problem.batch_invariant)
@@ -303,4 +406,5 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
 def trace(q: Tensor, k: Tensor, v: Tensor, **options) -> None:
     """One line for FLASH_ATTN_LOG=1, once per distinct call."""
     choice = explain(q, k, v, **options)
-    backend.trace(f"{choice.operation}: {choice.call} -> {choice.backend}: {choice.kernel}")
+    line = f"{choice.operation}: {choice.call} -> {choice.backend}: {choice.kernel}"
+    backend.trace(line + "".join(f"; slow: {reason}" for reason in choice.slow))

@@ -5,10 +5,13 @@ Names with a leading underscore are those that existing clients import from here
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
-from flash_attn import _calls, _ops, checks
+from flash_attn import _calls, _keywords, _names, _ops, checks
+from flash_attn._functions import function_class
 from flash_attn._packed import unpack
 from flash_attn._private import (  # noqa: F401
     _flash_attn_backward,
@@ -27,10 +30,23 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
+#: What clients ask for on another maker's GPUs.
+USE_TRITON_ROCM = False
+
 _wrapped_flash_attn_forward = _ops.forward
 _wrapped_flash_attn_backward = _ops.backward
 _wrapped_flash_attn_varlen_forward = _ops.varlen_forward
 _wrapped_flash_attn_varlen_backward = _ops.varlen_backward
+
+
+def maybe_contiguous(x: Tensor | None) -> Tensor | None:
+    """x, or a copy with a last stride of 1; None stays None."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def round_multiple(x: int, m: int) -> int:
+    """The first multiple of m that is not below x."""
+    return -(-x // m) * m
 
 
 def flash_attn_func(
@@ -49,6 +65,8 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
 
@@ -99,7 +117,8 @@ def flash_attn_func(
         s_aux: (heads,), any floating dtype: a logit per head that joins the softmax denominator
             and has no value vector (attention sinks, Xiao et al. 2023, arXiv:2309.17453).
         batch_invariant: a row's result does not depend on what else is in the batch.
-        return_lse: also return the log-sum-exp, which is differentiable.
+        return_lse, return_softmax_lse: also return the log-sum-exp, which is differentiable; two
+            names for one thing.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q; contiguous, but for a head_dim that is
@@ -114,9 +133,11 @@ def flash_attn_func(
         RuntimeError: alibi_slopes that require a gradient; a second derivative.
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_func, unknown)
     return _calls.dense(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
 
 
@@ -135,6 +156,8 @@ def flash_attn_kvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_func` for keys and values in one tensor.
 
@@ -145,11 +168,13 @@ def flash_attn_kvpacked_func(
         kv: (batch, seqlen_k, 2, heads_k, head_dim): keys, then values.
         The others, what is returned and what is raised are those of :func:`flash_attn_func`.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_kvpacked_func, unknown)
     checks.packed(kv, "kv", 2, rank=5)
     k, v = unpack(kv)
     return _calls.dense(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
 
 
@@ -167,6 +192,8 @@ def flash_attn_qkvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_func` for queries, keys and values in one tensor.
 
@@ -177,11 +204,13 @@ def flash_attn_qkvpacked_func(
         qkv: (batch, seqlen, 3, heads, head_dim): queries, keys, values.
         The others, what is returned and what is raised are those of :func:`flash_attn_func`.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_qkvpacked_func, unknown)
     checks.packed(qkv, "qkv", 3, rank=5)
     q, k, v = unpack(qkv)
     return _calls.dense(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
 
 
@@ -206,6 +235,8 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
 
@@ -236,8 +267,8 @@ def flash_attn_varlen_func(
 
     Returns:
         out (total_q, heads, head_dim), dtype of q; contiguous, as in :func:`flash_attn_func`.
-        With return_lse, ``(out, lse)``: lse (heads, total_q), float32 (float64 for float64
-        inputs), differentiable.
+        With return_lse or return_softmax_lse, ``(out, lse)``: lse (heads, total_q), float32
+        (float64 for float64 inputs), differentiable.
         With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, max_seqlen_q,
         max_seqlen_k), for tests.
 
@@ -247,10 +278,12 @@ def flash_attn_varlen_func(
         NotImplementedError: CUDA tensors for which there is no compiled kernel; a backward
             through block_table.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_varlen_func, unknown)
     return _calls.varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
         causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
-        s_aux, batch_invariant, return_lse,
+        s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
 
 
@@ -273,6 +306,8 @@ def flash_attn_varlen_kvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_varlen_func` for keys and values in one tensor.
 
@@ -284,12 +319,14 @@ def flash_attn_varlen_kvpacked_func(
         The others, what is returned and what is raised are those of
         :func:`flash_attn_varlen_func`.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
     checks.packed(kv, "kv", 2, rank=4)
     k, v = unpack(kv)
     return _calls.varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
         causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
-        s_aux, batch_invariant, return_lse,
+        s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
 
 
@@ -309,6 +346,8 @@ def flash_attn_varlen_qkvpacked_func(
     s_aux: Tensor | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """:func:`flash_attn_varlen_func` for queries, keys and values in one tensor.
 
@@ -321,12 +360,14 @@ def flash_attn_varlen_qkvpacked_func(
         The others, what is returned and what is raised are those of
         :func:`flash_attn_varlen_func`.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
     checks.packed(qkv, "qkv", 3, rank=4)
     q, k, v = unpack(qkv)
     return _calls.varlen(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
         causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
-        s_aux, batch_invariant, return_lse,
+        s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
 
 
@@ -352,6 +393,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     s_aux: Tensor | None = None,
+    return_lse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, ...]:
     """One step of generation: append new keys and values to a cache, rotate, attend. No backward.
 
@@ -372,9 +415,9 @@ def flash_attn_with_kvcache(
         k: (batch, seqlen_new, heads_k, head_dim) to append, or None; comes with v and needs
             cache_seqlens.
         v: as k.
-        rotary_cos: (seqlen_rotary, rotary_dim / 2), dtype of q, or None: cosines per position, with
-            a row for each position of the cache. rotary_dim <= head_dim; the other columns stay
-            as they are. Needs k.
+        rotary_cos: (seqlen_rotary, rotary_dim / 2), or None: cosines per position, with a row for
+            each position of the cache. rotary_dim <= head_dim; the other columns stay as they are.
+            Any floating dtype; the call casts another one than q's. Needs k.
         rotary_sin: as rotary_cos.
         cache_seqlens: the number of keys in use before the append: an int, or (batch,) int32. None
             is the whole cache. -1 leaves a row out: nothing is read or written and out is 0.
@@ -391,7 +434,7 @@ def flash_attn_with_kvcache(
             (GPT-NeoX).
         num_splits: how many parts of the keys are worked on at once on the GPU; 0 chooses. The
             result is the same up to rounding.
-        return_softmax_lse: also return the log-sum-exp.
+        return_softmax_lse, return_lse: also return the log-sum-exp.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q. With return_softmax_lse,
@@ -403,8 +446,28 @@ def flash_attn_with_kvcache(
         RuntimeError: a tensor that requires a gradient while gradients are enabled.
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
+    if unknown:
+        raise _keywords.unexpected(flash_attn_with_kvcache, unknown)
     return _calls.kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
         cache_leftpad, block_table, softmax_scale, causal, window_size, softcap,
-        rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse, s_aux,
+        rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse or return_lse, s_aux,
     )  # fmt: skip
+
+
+def _function(name: str, function):
+    return function_class(name, __name__, function, takes_grad_mode=True)
+
+
+FlashAttnFunc = _function("FlashAttnFunc", flash_attn_func)
+FlashAttnKVPackedFunc = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
+FlashAttnQKVPackedFunc = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
+FlashAttnVarlenFunc = _function("FlashAttnVarlenFunc", flash_attn_varlen_func)
+FlashAttnVarlenKVPackedFunc = _function(
+    "FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func
+)
+FlashAttnVarlenQKVPackedFunc = _function(
+    "FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func
+)
+
+__getattr__ = _names.refusing(__name__)

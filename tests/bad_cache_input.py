@@ -172,9 +172,23 @@ CACHE_CASES = [
     Bad(
         "rotary dtype",
         "cache",
-        lambda c: {n: x.float() for n, x in rotary(device_of(c)).items()},
-        "rotary_cos: got dtype torch.float32",
-        "torch.bfloat16",
+        lambda c: {n: x.int() for n, x in rotary(device_of(c)).items()},
+        "rotary_cos: got dtype torch.int32",
+        "a floating dtype",
+    ),
+    Bad(
+        "rotary per token",
+        "cache",
+        lambda c: {n: x[None] for n, x in rotary(device_of(c)).items()},
+        "rotary_cos: got shape (1, 16, 16)",
+        "(seqlen_rotary, rotary_dim / 2)",
+    ),
+    Bad(
+        "pages without a table",
+        "cache",
+        lambda c: {n: c[n].repeat(3, 1, 1, 1) for n in ("k_cache", "v_cache")},
+        "k_cache: got batch 6",
+        "without block_table there are no pages",
     ),
     Bad(
         "rotary wide",

@@ -153,7 +153,7 @@ CASES = [
         "dense varlen",
         changed("k", lambda x: x[None]),
         "k: got shape (1,",
-        "heads_k, head_dim) is needed",
+        "heads_k, head_dim) ",
     ),
     Bad(
         "cache rank",
@@ -257,6 +257,21 @@ CASES = [
         "dropout_p: got None; a number",
         error=TypeError,
     ),
+    Bad(
+        "mask for dropout",
+        "dense varlen",
+        set_to(dropout_p=lambda d: torch.ones(6, 6, device=d, dtype=torch.bool)),
+        "dropout_p: got a Tensor of shape (6, 6)",
+        "pass them by keyword",
+        error=TypeError,
+    ),
+    Bad(
+        "causal for dropout",
+        "dense varlen",
+        set_to(dropout_p=True),
+        "dropout_p: got True",
+        "dropout_p, softmax_scale and causal come in this order: pass them by keyword",
+    ),
     Bad("softcap none", "all", set_to(softcap=None), "softcap: got None", error=TypeError),
     Bad("scale str", "all", set_to(softmax_scale="1"), "softmax_scale: got '1'", error=TypeError),
     Bad("softcap negative", "all", set_to(softcap=-1.0), "softcap: got -1.0", "positive"),
@@ -336,11 +351,19 @@ CASES = [
     Bad("sinks number", "all", set_to(s_aux=1.0), "s_aux: got float", "Tensor", error=TypeError),
     # varlen
     Bad(
+        "pages without a table",
+        "varlen",
+        lambda c: {n: c[n][:, None] for n in "kv"},
+        "k: got shape (12, 1, 2, 32)",
+        "or pages with block_table",
+    ),
+    Bad(
         "cu int64",
         "varlen",
         changed("cu_seqlens_q", lambda x: x.long()),
         "cu_seqlens_q: got dtype torch.int64",
         "torch.int32",
+        "call .int()",
     ),
     Bad(
         "cu_k int64",

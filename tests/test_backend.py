@@ -210,8 +210,26 @@ def test_report_without_test(capsys):
     text = capsys.readouterr().out
     assert f"{flash_attn.__version__} (build {flash_attn.__build__})" in text
     assert torch.__version__ in text
-    assert "compiled CUDA kernels" in text
     assert "self-test" not in text
+
+
+def test_a_laptop_is_complete(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(backend, "compiled_variants", list)
+    monkeypatch.setattr(backend, "library_path", lambda: tmp_path / "_C.abi3.so")
+    monkeypatch.setattr(backend, "library", None)
+    assert __main__.main(["--no-test"]) == 0
+    text = capsys.readouterr().out
+    assert "none, and none is needed without a GPU" in text
+    for alarming in ("does not exist", "no CUDA", "0 compiled"):
+        assert alarming not in text
+    # A library that is there and does not load is a failure that has to be told.
+    (tmp_path / "_C.abi3.so").touch()
+    monkeypatch.setattr(backend, "why_not_loaded", "it does not load")
+    assert __main__.main(["--no-test"]) == 0
+    text = capsys.readouterr().out
+    assert "no CUDA:    it does not load" in text
+    assert "0 compiled CUDA kernels" in text
 
 
 def test_table_of_variants(monkeypatch, capsys):

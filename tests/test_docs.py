@@ -61,6 +61,15 @@ def test_feature_matrix_is_up_to_date():
     )
 
 
+def test_feature_matrix_says_whose_kernels_serve_hopper():
+    kernels = feature_matrix.Kernels()
+    cache = feature_matrix.Feature("cache", probe=lambda: None, op="_flash_attn_with_kvcache")
+    kernels.variants = [v for v in kernels.variants if (v.arch, v.direction) != ("sm90", "decode")]
+    assert kernels.cell(cache, "sm90") == "by sm80"
+    kernels.variants = [v for v in kernels.variants if v.direction != "decode"]
+    assert kernels.cell(cache, "sm90") == feature_matrix.NO
+
+
 def test_feature_matrix_notices_a_change():
     kernels = feature_matrix.Kernels()
     forward = feature_matrix.Feature("forward", probe=lambda: None)

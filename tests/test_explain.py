@@ -57,11 +57,17 @@ class Library:
         return json.dumps(answer) if seqlen_q == 1 or is_mixed else None
 
     def explain_forward(self, *request) -> str:
+        return self._select(request, ROW)
+
+    def explain_backward(self, *request) -> str:
+        return self._select(request, ROW | {"name": "bwd_test", "direction": "bwd"})
+
+    def _select(self, request: tuple, row: dict) -> str:
         self.asked.append(request)
-        _sm, dtype, head_dim, _, full_scores, _page_size = request
+        dtype, head_dim, _, full_scores = request[1:5]
         fits = dtype == "bf16" and head_dim <= 64 and not full_scores
-        rejected = [] if fits else [{"name": ROW["name"], "why": "does not serve this"}]
-        return json.dumps({"variant": ROW if fits else None, "rejected": rejected, "splits": 1})
+        rejected = [] if fits else [{"name": row["name"], "why": "does not serve this"}]
+        return json.dumps({"variant": row if fits else None, "rejected": rejected, "splits": 1})
 
 
 @pytest.fixture

@@ -189,3 +189,21 @@ def test_a_missing_page_is_neither_read_nor_written(device, needs):
         touched[pages] = False
         check_cache("k_cache", x.k_cache, ref.k_cache, before.k_cache, touched)
         check_cache("v_cache", x.v_cache, ref.v_cache, before.v_cache, touched)
+
+
+@pytest.mark.parametrize("tables", [torch.float32, torch.float16])
+def test_rotary_tables_of_another_dtype(device, needs, tables):
+    """As if they had been given in q's."""
+    like = {"device": device, "dtype": torch.bfloat16}
+    q, k, v = (torch.randn(2, 1, 2, 32, **like) for _ in "qkv")
+    cos, sin = (torch.randn(16, 16, device=device, dtype=tables) for _ in "cs")
+    results = []
+    with needs("kvcache"):
+        for dtype in (tables, torch.bfloat16):
+            caches = [torch.zeros(2, 16, 2, 32, **like) for _ in "kv"]
+            out = flash_attn_with_kvcache(
+                q, *caches, k, v, cos.to(dtype), sin.to(dtype), cache_seqlens=3, causal=True
+            )
+            results.append((out, *caches))
+        for ours, theirs in zip(*results):
+            assert_bitwise("result", ours, theirs)

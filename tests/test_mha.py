@@ -311,3 +311,15 @@ def test_bad_input():
     small = InferenceParams(max_seqlen=4, max_batch_size=2)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens"):
         make(use_flash_attn=False)(x, inference_params=small)
+
+
+def test_x_of_the_wrong_shape_is_named():
+    mha = make()
+    for bad in (torch.randn(5, DIM), torch.randn(1, 5, DIM + 1), torch.randn(1, 1, 5, DIM)):
+        with pytest.raises(
+            ValueError, match=r"x has shape .*; \(batch, seqlen, 64\) is needed; pack"
+        ):
+            mha(bad)
+    ends = torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"x has shape \(1, 5, 64\); \(total, 64\) is needed"):
+        mha(torch.randn(1, 5, DIM), cu_seqlens=ends, max_seqlen=5)

@@ -118,3 +118,11 @@ def test_bad_masks():
         unpad_input(torch.randn(2, 4, 3), torch.ones(2, 4), torch.ones(4))
     with pytest.raises(ValueError, match="sums to 5"):
         unpad_input_for_concatenated_sequences(torch.randn(1, 4, 3), torch.tensor([[2, 3, 0, 0]]))
+
+
+def test_pad_input_says_what_does_not_fit():
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match=r"indices has shape \(2,\), .* one for each row, \(3,\)"):
+        pad_input(x, torch.tensor([0, 1]), 2, 3)
+    with pytest.raises(ValueError, match="indices holds 6; batch 2 and seqlen 3 have 6 places"):
+        pad_input(x, torch.tensor([0, 1, 6]), 2, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -351,27 +352,12 @@ def test_varlen_fwd_uses_a_part_of_the_keys(device, needs):
         torch.testing.assert_close(out, expected)
 
 
-def test_dropout_honours_the_generator(device, needs):
-    q, k, v = plain(*qkv(device, 2, 40))
-    fixed = (None, None, 0.5, 0.3, True, -1, -1, 0.0, False)
-
-    def generator(seed: int) -> torch.Generator:
-        return torch.Generator(device).manual_seed(seed)
-
-    with needs("dropout"):
-        before = torch.get_rng_state()
-        first, lse, _, rng_state = flash_attn_2_cuda.fwd(q, k, v, *fixed, generator(1))
-        assert torch.equal(torch.get_rng_state(), before)  # the default one is not drawn from
-        assert rng_state.shape == (2,)
-        assert torch.equal(flash_attn_2_cuda.fwd(q, k, v, *fixed, generator(1))[0], first)
-        assert not torch.equal(flash_attn_2_cuda.fwd(q, k, v, *fixed, generator(2))[0], first)
-        with needs("backward"):
-            fixed = (None, 0.5, 0.3, True, -1, -1, 0.0, False)
-            arguments = (torch.randn_like(q), q, k, v, first, lse, None, None, None, *fixed)
-            by_state = flash_attn_2_cuda.bwd(*arguments, None, rng_state)
-            by_generator = flash_attn_2_cuda.bwd(*arguments, generator(1), None)
-            for ours, theirs in zip(by_state, by_generator):
-                assert torch.equal(ours, theirs)
+@pytest.mark.parametrize("name", [n for n, names in CUDA_MODULE.items() if "gen=" in names])
+def test_a_generator_raises(name):
+    arguments = dict.fromkeys(re.findall(r"(\w+)", CUDA_MODULE[name]))
+    arguments["gen"] = torch.Generator()
+    with pytest.raises(ValueError, match=r"gen: got a Generator; None is needed"):
+        getattr(flash_attn_2_cuda, name)(**arguments)
 
 
 def test_fwd_kvcache(device, needs):

@@ -333,3 +333,24 @@ def test_a_program_has_no_tables_of_the_module():
     assert rotary._cos_cached is None
     qkv = torch.randn(2, 40, 3, 4, 24)
     torch.testing.assert_close(program.module()(qkv.clone()), rotary(qkv.clone()))
+
+
+def test_a_table_with_a_row_for_each_token():
+    cos, sin = angle_tables(rotary_dim=8)
+    x = torch.randn(2, 5, 3, 8, dtype=torch.float64)
+    starts = torch.tensor([4, 0])
+    rows = starts[:, None] + torch.arange(5)
+    expected = apply_rotary_emb(x, cos, sin, seqlen_offsets=starts)
+    torch.testing.assert_close(apply_rotary_emb(x, cos[rows], sin[rows]), expected)
+    first = apply_rotary_emb(x, cos[:5], sin[:5])
+    torch.testing.assert_close(apply_rotary_emb(x, cos[None, :5], sin[None, :5]), first)
+    for bad in (cos[None], cos[rows].expand(3, 2, 5, 4)[0, :1].expand(3, 5, 4)):
+        with pytest.raises(
+            ValueError, match=r"cos has shape .* needs a row for each token, \(2, 5"
+        ):
+            apply_rotary_emb(x, bad, bad)
+    with pytest.raises(ValueError, match=r"cos has shape .* is needed, or"):
+        apply_rotary_emb(x, cos[0], sin[0])
+    ends = torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"with cu_seqlens; .* a row for each position"):
+        apply_rotary_emb(x[0], cos[rows], sin[rows], cu_seqlens=ends)

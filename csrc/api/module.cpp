@@ -53,6 +53,16 @@ PyObject* selection_json(Selection const& selection, int splits, int few_queries
                        ", \"rejected\": [", rejected, "]}"));
 }
 
+PyObject* explain_backward(PyObject*, PyObject* args) {
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
+  char const* dtype = nullptr;
+  if (!PyArg_ParseTuple(args, "isiip", &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
+    return nullptr;
+  }
+  return selection_json(
+      explain({"bwd", dtype, head_dim, head_dim_v, full_scores != 0, sm, smem_per_block(sm)}), 1);
+}
+
 PyObject* explain_forward(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
   long long page_size = 0;
@@ -116,6 +126,8 @@ PyMethodDef methods[] = {
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, page_size) -> JSON: the variant and why not "
      "the others. page_size: of keys in pages, else 0."},
+    {"explain_backward", explain_backward, METH_VARARGS,
+     "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON as of explain_forward."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
      "heads_kv, num_splits, paged, cached, total_q, batch_invariant) -> JSON as of "

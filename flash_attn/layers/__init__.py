@@ -1,1 +1,1 @@
-"""Layers around attention: rotary position embedding."""
+"""Layers around attention: rotary position embedding, patches of images."""

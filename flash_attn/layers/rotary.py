@@ -14,9 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from flash_attn._functions import function_class
 from flash_attn.ops.rotary import check_rotary, rotary_angles, rotate_into
 
 __all__ = [
+    "ApplyRotaryEmb",
+    "ApplyRotaryEmbKV_",
+    "ApplyRotaryEmbQKV_",
     "RotaryEmbedding",
     "apply_rotary_emb",
     "apply_rotary_emb_func",
@@ -252,6 +256,11 @@ def apply_rotary_emb_kv_(
     check_rotary(kv, cos, sin)
     angles = rotary_angles(kv, cos, sin, seqlen_offsets, cu_seqlens)
     return _rotate(kv, _k, angles, interleaved)
+
+
+ApplyRotaryEmb = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
+ApplyRotaryEmbQKV_ = function_class("ApplyRotaryEmbQKV_", __name__, apply_rotary_emb_qkv_)
+ApplyRotaryEmbKV_ = function_class("ApplyRotaryEmbKV_", __name__, apply_rotary_emb_kv_)
 
 
 _Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]

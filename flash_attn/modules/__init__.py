@@ -1,1 +1,1 @@
-"""Ready-made attention modules."""
+"""Ready-made modules: attention, feed-forward layers, embeddings, and blocks of them."""

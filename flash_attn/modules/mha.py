@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,12 +22,16 @@ from flash_attn.modules.inner_attention import (
     FlashSelfAttention,
     SelfAttention,
 )
+from flash_attn.ops.fused_dense import ColumnParallelLinear, RowParallelLinear
+from flash_attn.utils.distributed import get_dim_for_local_rank
 
 __all__ = [
     "MHA",
     "CrossAttention",
     "FlashCrossAttention",
     "FlashSelfAttention",
+    "LinearResidual",
+    "ParallelMHA",
     "SelfAttention",
     "get_alibi_slopes",
 ]
@@ -41,6 +46,13 @@ def get_alibi_slopes(nheads: int) -> list[float]:
     below = 2 ** math.floor(math.log2(nheads))
     slopes = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
     return slopes + [2.0 ** (-4.0 * (2 * i + 1) / below) for i in range(nheads - below)]
+
+
+class LinearResidual(nn.Linear):
+    """``nn.Linear`` that also returns its input: (out, x)."""
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(input), input
 
 
 class MHA(nn.Module):
@@ -133,7 +145,7 @@ class MHA(nn.Module):
             self.Wq = nn.Linear(embed_dim, embed_dim, bias=qkv_proj_bias, **where)
             self.Wkv = nn.Linear(embed_dim, kv_dim, bias=qkv_proj_bias, **where)
         else:
-            self.Wqkv = nn.Linear(embed_dim, embed_dim + kv_dim, bias=qkv_proj_bias, **where)
+            self.Wqkv = self._make_wqkv(embed_dim + kv_dim, qkv_proj_bias, where)
         if dwconv and cross_attn:
             self.dwconv_q = self._depthwise(embed_dim, where)
             self.dwconv_kv = self._depthwise(kv_dim, where)
@@ -151,7 +163,13 @@ class MHA(nn.Module):
         self.inner_cross_attn = (FlashCrossAttention if use_flash_attn else CrossAttention)(
             **options
         )
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=out_proj_bias, **where)
+        self.out_proj = self._make_out_proj(out_proj_bias, where)
+
+    def _make_wqkv(self, features: int, bias: bool, where: dict) -> nn.Linear:
+        return nn.Linear(self.embed_dim, features, bias=bias, **where)
+
+    def _make_out_proj(self, bias: bool, where: dict) -> nn.Linear:
+        return nn.Linear(self.embed_dim, self.embed_dim, bias=bias, **where)
 
     @staticmethod
     def _depthwise(channels: int, where: dict) -> nn.Conv1d:
@@ -192,6 +210,7 @@ class MHA(nn.Module):
         Returns:
             the shape of x (of the subset), or (out, x) with ``return_residual``.
         """
+        self._check_shape(x, packed=cu_seqlens is not None)
         self._check_call(
             x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params
         )
@@ -218,6 +237,13 @@ class MHA(nn.Module):
             context = self._attend_self(qkv, **kwargs)
         out = self.out_proj(context.flatten(-2))
         return (out, x) if self.return_residual else out
+
+    def _check_shape(self, x: Tensor, packed: bool) -> None:
+        if x.dim() == (2 if packed else 3) and x.shape[-1] == self.embed_dim:
+            return
+        layout = f"(total, {self.embed_dim})" if packed else f"(batch, seqlen, {self.embed_dim})"
+        hint = "" if packed else "; packed sequences, in 2 dimensions, come with cu_seqlens"
+        raise ValueError(f"x has shape {tuple(x.shape)}; {layout} is needed{hint}")
 
     def _check_call(
         self, x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params
@@ -351,3 +377,123 @@ class MHA(nn.Module):
             raise ValueError(f"the cache holds {cache.shape[1]} tokens; this call needs {end}")
         cache[:, offset:end] = kv
         return self.inner_cross_attn(q, cache[:, :end])
+
+
+class ParallelMHA(MHA):
+    """Causal or full self-attention whose heads are shared out among ranks.
+
+    Args:
+        embed_dim, num_heads, num_heads_kv: of the whole layer; each rank gets whole groups of
+            heads that share one of k and v. Afterwards ``num_heads`` and ``num_heads_kv`` are those
+            of this rank, and ``Wqkv`` and ``out_proj`` hold its rows and columns.
+        process_group: the ranks.
+        sequence_parallel: as in ``ColumnParallelLinear``.
+        The others are those of ``MHA``.
+
+    Raises:
+        ValueError: as ``MHA``, and fewer heads of k and v than ranks.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        process_group: dist.ProcessGroup,
+        num_heads_kv: int | None = None,
+        qkv_proj_bias: bool = True,
+        out_proj_bias: bool = True,
+        dropout: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        layer_idx: int | None = None,
+        rotary_emb_dim: int = 0,
+        rotary_emb_base: float = 10000.0,
+        rotary_emb_scale_base: float | None = None,
+        rotary_emb_interleaved: bool = False,
+        use_alibi: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        use_flash_attn: bool = False,
+        checkpointing: bool = False,
+        sequence_parallel: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        # The projections are made by the constructor of MHA, and are this rank's.
+        self.process_group, self.sequence_parallel = process_group, sequence_parallel
+        super().__init__(
+            embed_dim, num_heads, num_heads_kv, qkv_proj_bias=qkv_proj_bias,
+            out_proj_bias=out_proj_bias, dropout=dropout, softmax_scale=softmax_scale,
+            causal=causal, layer_idx=layer_idx, rotary_emb_dim=rotary_emb_dim,
+            rotary_emb_base=rotary_emb_base, rotary_emb_scale_base=rotary_emb_scale_base,
+            rotary_emb_interleaved=rotary_emb_interleaved, use_alibi=use_alibi,
+            window_size=window_size, use_flash_attn=use_flash_attn, checkpointing=checkpointing,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._keep_own_heads()
+
+    def _group(self) -> int:
+        """Heads of q to one of k and v."""
+        return self.num_heads // self.num_heads_kv
+
+    def _make_wqkv(self, features: int, bias: bool, where: dict) -> nn.Linear:
+        together = (self._group() + 2) * self.head_dim
+        return ColumnParallelLinear(
+            self.embed_dim, features, self.process_group, bias=bias,
+            sequence_parallel=self.sequence_parallel, multiple_of=together, **where,
+        )  # fmt: skip
+
+    def _make_out_proj(self, bias: bool, where: dict) -> nn.Linear:
+        return RowParallelLinear(
+            self.embed_dim, self.embed_dim, self.process_group, bias=bias,
+            sequence_parallel=self.sequence_parallel,
+            multiple_of=self._group() * self.head_dim, **where,
+        )  # fmt: skip
+
+    def _keep_own_heads(self) -> None:
+        world, rank = dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
+        group, heads_kv = self._group(), self.num_heads_kv
+        if heads_kv < world:
+            raise ValueError(f"{heads_kv} heads of k and v; each of the {world} ranks needs one")
+        before = sum(get_dim_for_local_rank(heads_kv, world, i) for i in range(rank))
+        self.num_heads_kv = get_dim_for_local_rank(heads_kv, world, rank)
+        self.num_heads = group * self.num_heads_kv
+        for attention in (self.inner_attn, self.inner_cross_attn):
+            slopes = getattr(attention, "alibi_slopes", None)
+            if slopes is not None:
+                own = slopes.narrow(0, group * before, self.num_heads)
+                attention.alibi_slopes = own.clone()
+
+    def forward(
+        self,
+        x: Tensor,
+        seqlen: int | None = None,
+        inference_params=None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """Attend with this rank's heads and sum over the ranks.
+
+        Args:
+            x: (batch, seqlen, embed_dim), or with ``seqlen`` (batch · seqlen, embed_dim); with
+                ``cu_seqlens`` (total, embed_dim). With sequence_parallel, this rank's share of
+                dimension 0.
+            seqlen: length of the sequences that lie flat in dimension 0.
+            inference_params, cu_seqlens, max_seqlen: as in ``MHA``.
+
+        Returns:
+            the shape of x.
+        """
+        self._check_call(None, None, cu_seqlens, max_seqlen, None, inference_params)
+        if cu_seqlens is not None:
+            kwargs |= {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+        qkv = self.Wqkv(x).unflatten(-1, (-1, self.head_dim))
+        is_flat = seqlen is not None
+        if is_flat:
+            qkv = qkv.unflatten(0, (-1, seqlen))
+        if inference_params is not None:
+            context = self._attend_cache(*self._split(qkv), inference_params)
+        else:
+            context = self._attend_self(qkv, **kwargs)
+        context = context.flatten(-2)
+        return self.out_proj(context.flatten(0, 1) if is_flat else context)

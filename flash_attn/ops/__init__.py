@@ -1,1 +1,1 @@
-"""The operations around attention: norms, cross entropy, rotary embedding."""
+"""The operations around attention: norms, cross entropy, rotary embedding, activations, linears."""

@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flash_attn.ops.triton.layer_norm import layer_norm_fn
+from flash_attn import _names
+from flash_attn.ops.triton.layer_norm import _dropout, layer_norm_fn
 
 __all__ = [
     "DropoutAddLayerNorm",
     "dropout_add_layer_norm",
     "dropout_add_layer_norm_parallel_residual",
+    "dropout_add_layer_norm_subset",
     "layer_norm",
 ]
 
@@ -97,6 +99,68 @@ def dropout_add_layer_norm(
     )
 
 
+def dropout_add_layer_norm_subset(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    layerscale: Tensor | None = None,
+    x0_subset: Tensor | None = None,
+    out_subset: Tensor | None = None,
+    rowscale_const: float = 1.0,
+    out_numrows: int = 0,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+    *,
+    is_rms_norm: bool = False,
+):
+    """``dropout_add_layer_norm`` where some rows have no x0, or no place in the result.
+
+    With stochastic depth the rows that a branch leaves out need not be computed at all.
+
+    Args:
+        x0: (rows0, hidden), the rows that there are; residual (..., hidden) or None.
+        x0_subset: (...), int: for each row of the sum which row of x0 it gets, counted from 1, or 0
+            for none. None is every row in turn.
+        out_subset: (...), int: for each row of the sum where in the result its norm goes, counted
+            from 1, or 0 for nowhere. None is every row in turn.
+        rowscale_const: factor on x0.
+        out_numrows: rows of the result, with ``out_subset``.
+        The others are those of ``dropout_add_layer_norm``; the sum is (..., hidden), whole.
+
+    Returns:
+        y (out_numrows, hidden) or (..., hidden); or a tuple (y, [sum], [mask of x0]).
+    """
+    hidden = x0.shape[-1]
+    x0, mask = _scaled_dropout(x0.reshape(-1, hidden), dropout_p, rowscale_const, layerscale,
+                               return_dropout_mask)  # fmt: skip
+    if x0_subset is not None:
+        x0 = torch.cat((x0.new_zeros(1, hidden), x0))[x0_subset.flatten().long()]
+        shape = (*x0_subset.shape, hidden)
+    else:
+        shape = x0.shape if residual is None else residual.shape
+    y, z = dropout_add_norm(
+        x0.view(shape), residual, weight, bias, 0.0, epsilon, None, None, True,
+        residual_in_fp32, False, is_rms_norm,
+    )  # fmt: skip
+    if out_subset is not None:
+        places = out_subset.flatten().long()
+        rows = y.new_zeros(out_numrows + 1, hidden)
+        y = rows.index_copy(0, places, y.reshape(-1, hidden))[1:]
+    results = [y, *([z] if prenorm else []), *([mask] if return_dropout_mask else [])]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _scaled_dropout(x: Tensor, p: float, scale: float, layerscale: Tensor | None, want_mask: bool):
+    """Of the rows that there are, so that what is dropped does not depend on where they go."""
+    x = x if layerscale is None else x * layerscale.to(x.dtype)
+    x = x if scale == 1.0 else x * scale
+    return _dropout(x, p, want_mask)
+
+
 def dropout_add_layer_norm_parallel_residual(
     x0: Tensor,
     x1: Tensor | None,
@@ -169,3 +233,6 @@ class DropoutAddLayerNorm(nn.Module):
             prenorm=self.prenorm,
             residual_in_fp32=self.residual_in_fp32,
         )
+
+
+__getattr__ = _names.refusing(__name__)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flash_attn.ops.layer_norm import dropout_add_layer_norm_parallel_residual, dropout_add_norm
+from flash_attn.ops.layer_norm import (
+    dropout_add_layer_norm_parallel_residual,
+    dropout_add_layer_norm_subset,
+    dropout_add_norm,
+)
 from flash_attn.ops.triton.layer_norm import rms_norm_fn
 
 __all__ = [
@@ -13,6 +17,7 @@ __all__ = [
     "RMSNorm",
     "dropout_add_rms_norm",
     "dropout_add_rms_norm_parallel_residual",
+    "dropout_add_rms_norm_subset",
     "rms_norm",
 ]
 
@@ -45,6 +50,42 @@ def dropout_add_rms_norm(
         epsilon,
         rowscale,
         layerscale,
+        prenorm,
+        residual_in_fp32,
+        return_dropout_mask,
+        is_rms_norm=True,
+    )
+
+
+def dropout_add_rms_norm_subset(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    layerscale: Tensor | None = None,
+    x0_subset: Tensor | None = None,
+    out_subset: Tensor | None = None,
+    rowscale_const: float = 1.0,
+    out_numrows: int = 0,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+):
+    """``dropout_add_layer_norm_subset`` with RMSNorm."""
+    return dropout_add_layer_norm_subset(
+        x0,
+        residual,
+        weight,
+        bias,
+        dropout_p,
+        epsilon,
+        layerscale,
+        x0_subset,
+        out_subset,
+        rowscale_const,
+        out_numrows,
         prenorm,
         residual_in_fp32,
         return_dropout_mask,

@@ -19,10 +19,30 @@ def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
         raise ValueError(
             f"sin has shape {tuple(sin.shape)}, cos has {tuple(cos.shape)}: they differ"
         )
+    if cos.dim() not in (2, 3):
+        raise ValueError(
+            f"cos has shape {tuple(cos.shape)}; (seqlen_ro, rotary_dim / 2) is needed, or "
+            "(batch, seqlen, rotary_dim / 2) with a row for each token"
+        )
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"cos has {cos.shape[-1]} columns, which rotate {2 * cos.shape[-1]} channels, "
             f"but x has a head dimension of {x.shape[-1]}"
+        )
+
+
+def _check_rows(x: Tensor, cos: Tensor, cu_seqlens: Tensor | None) -> None:
+    """That a table with a row for each token fits x (batch, seqlen, ...)."""
+    if cu_seqlens is not None:
+        raise ValueError(
+            f"cos has shape {tuple(cos.shape)} with cu_seqlens; (seqlen_ro, rotary_dim / 2) is "
+            "needed: a row for each position"
+        )
+    if cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"cos has shape {tuple(cos.shape)}; x {tuple(x.shape)} needs a row for each token, "
+            f"({x.shape[0]}, {x.shape[1]}, rotary_dim / 2), or a table of positions, "
+            "(seqlen_ro, rotary_dim / 2)"
         )
 
 
@@ -54,6 +74,7 @@ def rotary_angles(
         cos, sin: (1 or batch, seqlen, 1, rotary_dim / 2), or (total, 1, rotary_dim / 2).
     """
     if cos.dim() == 3:
+        _check_rows(x, cos, cu_seqlens)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
     seqlen_ro = cos.shape[0]
     if cu_seqlens is not None:

@@ -1,12 +1,24 @@
-"""The state that a model's layers share while it generates."""
+"""Generation: the state that a model's layers share, sampling, and the loop around a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-__all__ = ["InferenceParams"]
+from flash_attn import _names
+
+__all__ = [
+    "Decoded",
+    "GenerationMixin",
+    "InferenceParams",
+    "decode",
+    "modify_logits_for_top_k_filtering",
+    "modify_logits_for_top_p_filtering",
+    "sample",
+]
 
 
 @dataclass
@@ -37,3 +49,138 @@ class InferenceParams:
         self.seqlen_offset = 0
         if self.lengths_per_sample is not None:
             self.lengths_per_sample.zero_()
+
+
+def modify_logits_for_top_k_filtering(logits: Tensor, top_k: int) -> None:
+    """All but the ``top_k`` highest of each row become -inf, in place: (..., vocab)."""
+    lowest = logits.topk(top_k, dim=-1).values[..., -1:]
+    logits.masked_fill_(logits < lowest, -torch.inf)
+
+
+def modify_logits_for_top_p_filtering(logits: Tensor, top_p: float) -> None:
+    """All but the fewest that together have probability ``top_p`` become -inf, in place.
+
+    (..., vocab). Nothing changes unless 0 < top_p < 1. Holtzman et al. 2019, arXiv:1904.09751.
+    """
+    if not 0.0 < top_p < 1.0:
+        return
+    ordered, indices = logits.sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(dim=-1)
+    # What comes before an entry in this order says whether it is still needed.
+    beyond = probabilities.cumsum(dim=-1) - probabilities >= top_p
+    logits.masked_fill_(torch.zeros_like(beyond).scatter(-1, indices, beyond), -torch.inf)
+
+
+def sample(logits: Tensor, top_k: int = 1, top_p: float = 0.0, temperature: float = 1.0) -> Tensor:
+    """A token for each row: (batch, vocab) → (batch,) int64.
+
+    ``top_k`` 1 is the likeliest one; 0 is no limit.
+    """
+    if top_k == 1:
+        return logits.argmax(dim=-1)
+    if not 0.0 <= top_p <= 1.0:
+        raise ValueError(f"top_p is {top_p}; expected 0 to 1")
+    logits = logits / temperature  # a copy, which the filters may write into
+    if top_k > 0:
+        modify_logits_for_top_k_filtering(logits, min(top_k, logits.shape[-1]))
+    modify_logits_for_top_p_filtering(logits, top_p)
+    return torch.multinomial(logits.softmax(dim=-1), num_samples=1)[:, 0]
+
+
+class Decoded(NamedTuple):
+    """What ``decode`` returns: the tokens (batch, length), and the logits of each new one."""
+
+    sequences: Tensor
+    scores: tuple[Tensor, ...]
+
+
+@torch.no_grad()
+def decode(
+    input_ids: Tensor,
+    model,
+    max_length: int,
+    top_k: int = 1,
+    top_p: float = 0.0,
+    temperature: float = 1.0,
+    eos_token_id: int | None = None,
+    teacher_outputs: Tensor | None = None,
+    vocab_size: int | None = None,
+    cg: bool = False,
+    enable_timing: bool = False,
+    streamer=None,
+) -> Decoded:
+    """Prompts of one length (batch, seqlen), continued up to ``max_length`` tokens.
+
+    Args:
+        model: called as ``model(ids, position_ids=…, inference_params=…, num_last_tokens=1)``;
+            its result has ``logits`` (batch, 1, vocab).
+        top_k, top_p, temperature: as in ``sample``.
+        eos_token_id: ends when all rows made it at once.
+        teacher_outputs: (batch, length): the tokens to go on with instead of the sampled ones.
+        vocab_size: logits past it are padding.
+        streamer: gets each column of tokens by ``put``, and ``end``.
+        cg: not offered: capture or compile the model instead.
+        enable_timing: accepted for the drop-in.
+    """
+    if cg:
+        raise NotImplementedError(
+            "cg=True: CUDA graphs of the loop are not offered; compile the model with "
+            'torch.compile(mode="reduce-overhead")'
+        )
+    batch, seqlen = input_ids.shape
+    state = InferenceParams(max_seqlen=max_length, max_batch_size=batch)
+    tokens, columns, scores = input_ids, [input_ids], []
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    while seqlen < max_length:
+        positions = torch.arange(state.seqlen_offset, seqlen, device=input_ids.device)
+        logits = model(
+            tokens,
+            position_ids=positions.expand(batch, -1),
+            inference_params=state,
+            num_last_tokens=1,
+        ).logits[:, -1, :vocab_size]
+        scores.append(logits)
+        if teacher_outputs is None or seqlen >= teacher_outputs.shape[1]:
+            tokens = sample(logits, top_k, top_p, temperature)[:, None]
+        else:
+            tokens = teacher_outputs[:, seqlen : seqlen + 1]
+        columns.append(tokens)
+        state.seqlen_offset, seqlen = seqlen, seqlen + 1
+        if streamer is not None:
+            streamer.put(tokens.cpu())
+        if eos_token_id is not None and bool((tokens == eos_token_id).all()):
+            break
+    if streamer is not None:
+        streamer.end()
+    return Decoded(torch.cat(columns, dim=1), tuple(scores))
+
+
+class GenerationMixin:
+    """Gives a model ``generate``, by ``decode``."""
+
+    def allocate_inference_cache(self, batch_size: int, max_seqlen: int, dtype=None, **kwargs):
+        """Of each layer; for the model to say."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_length: int,
+        top_k: int = 1,
+        top_p: float = 0.0,
+        temperature: float = 1.0,
+        return_dict_in_generate: bool = False,
+        output_scores: bool = False,
+        **kwargs,
+    ) -> Tensor | Decoded:
+        """The tokens (batch, length), or with return_dict_in_generate what ``decode`` returns."""
+        output = decode(
+            input_ids, self, max_length, top_k, top_p, temperature=temperature, **kwargs
+        )
+        if not return_dict_in_generate:
+            return output.sequences
+        return output if output_scores else output._replace(scores=())
+
+
+__getattr__ = _names.refusing(__name__)

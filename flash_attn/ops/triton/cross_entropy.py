@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["cross_entropy_loss"]
+from flash_attn import _names
+from flash_attn._functions import function_class
+
+__all__ = ["CrossEntropyLoss", "cross_entropy_loss"]
 
 # Elements of an fp32 chunk: 32 MiB, small next to the logits and large next to a kernel launch.
 _CHUNK_ELEMENTS = 2**23
@@ -206,3 +209,8 @@ def cross_entropy_loss(
         inplace_backward,
         process_group,
     )
+
+
+CrossEntropyLoss = function_class("CrossEntropyLoss", __name__, cross_entropy_loss)
+
+__getattr__ = _names.refusing(__name__)

@@ -11,7 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["RMSNorm", "layer_norm_fn", "layer_norm_linear_fn", "rms_norm_fn"]
+from flash_attn import _names
+from flash_attn._functions import function_class
+
+__all__ = [
+    "LayerNormFn",
+    "LayerNormLinearFn",
+    "RMSNorm",
+    "layer_norm_fn",
+    "layer_norm_linear_fn",
+    "layer_norm_ref",
+    "rms_norm_fn",
+    "rms_norm_ref",
+]
 
 
 def _norm(
@@ -257,3 +269,67 @@ class RMSNorm(nn.Module):
             residual_in_fp32=residual_in_fp32,
             zero_centered_weight=self.zero_centered_weight,
         )
+
+
+def layer_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: Tensor | None = None,
+    weight1: Tensor | None = None,
+    bias1: Tensor | None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
+    prenorm: bool = False,
+    zero_centered_weight: bool = False,
+    dropout_mask: Tensor | None = None,
+    dropout_mask1: Tensor | None = None,
+    upcast: bool = False,
+    *,
+    is_rms_norm: bool = False,
+):
+    """``layer_norm_fn`` step by step in the dtype of its inputs, or fp32 with ``upcast``.
+
+    To compare with. ``dropout_mask`` and ``dropout_mask1`` are True where x and x1 are kept.
+
+    Returns:
+        y, or a tuple (y, [y1 with weight1], [z if prenorm]); y in the dtype of x.
+    """
+    dtype = x.dtype
+    if upcast:
+        x, weight, bias, residual, x1, weight1, bias1, rowscale = (
+            None if t is None else t.float()
+            for t in (x, weight, bias, residual, x1, weight1, bias1, rowscale)
+        )
+    z = x if rowscale is None else x * rowscale[..., None]
+    z = _masked_dropout(z, dropout_p, dropout_mask)
+    if x1 is not None:
+        z = z + _masked_dropout(x1, dropout_p, dropout_mask1)
+    if residual is not None:
+        z = (z + residual).to(z.dtype)
+    rest = (eps, zero_centered_weight, is_rms_norm)
+    results = [_norm(z, weight, bias, *rest).to(dtype)]
+    if weight1 is not None:
+        results.append(_norm(z, weight1, bias1, *rest).to(dtype))
+    if prenorm:
+        results.append(z)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _masked_dropout(x: Tensor, p: float, mask: Tensor | None) -> Tensor:
+    if p == 0.0:
+        return x
+    return F.dropout(x, p) if mask is None else x.masked_fill(~mask, 0.0) / (1.0 - p)
+
+
+def rms_norm_ref(*args, **kwargs):
+    """``layer_norm_ref`` with RMSNorm."""
+    return layer_norm_ref(*args, is_rms_norm=True, **kwargs)
+
+
+LayerNormFn = function_class("LayerNormFn", __name__, layer_norm_fn)
+LayerNormLinearFn = function_class("LayerNormLinearFn", __name__, layer_norm_linear_fn)
+
+__getattr__ = _names.refusing(__name__)

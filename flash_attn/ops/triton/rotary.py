@@ -1,5 +1,8 @@
 """``apply_rotary`` under the name that clients import."""
 
+from flash_attn import _names
 from flash_attn.ops.rotary import apply_rotary
 
 __all__ = ["apply_rotary"]
+
+__getattr__ = _names.refusing(__name__)

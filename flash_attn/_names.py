@@ -1,0 +1,100 @@
+"""Names of the ``flash_attn`` 2.8 package that are not here, and what to use instead.
+
+The one table of them: a module's ``__getattr__`` comes from here, and so does the table of
+docs/guide.md. An ``ImportError`` is what ``try: from … import …`` of a client expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_BY_GRAPH = (
+    "capture a step of your own with torch.cuda.CUDAGraph, or compile the model with "
+    'torch.compile(mode="reduce-overhead")'
+)
+_BY_TORCH = "the function of the same module; it is made of torch operations, and no Triton is run"
+
+#: module → name → what to use instead.
+NAMES: dict[str, dict[str, str]] = {
+    "flash_attn.flash_attn_interface": {
+        "_get_block_size_n": (
+            "no block size shows in a result: S_dmask holds probabilities of the whole row. "
+            "flash_attn.explain(...).tile has the tile of a call"
+        ),
+    },
+    "flash_attn.ops.layer_norm": {
+        "DropoutAddLayerNormFn": "dropout_add_layer_norm",
+        "DropoutAddLayerNormSubsetFn": "dropout_add_layer_norm_subset",
+        "DropoutAddLayerNormParallelResidualFn": "dropout_add_layer_norm_parallel_residual",
+    },
+    "flash_attn.ops.fused_dense": {
+        "FusedDenseFunc": "fused_dense_func",
+        "FusedMLPFunc": "fused_mlp_func",
+    },
+    "flash_attn.ops.triton.cross_entropy": {
+        "cross_entropy_fwd_kernel": f"cross_entropy_loss, {_BY_TORCH}",
+        "cross_entropy_bwd_kernel": f"cross_entropy_loss, {_BY_TORCH}",
+    },
+    "flash_attn.ops.triton.layer_norm": {
+        "_layer_norm_fwd": f"layer_norm_fn, {_BY_TORCH}",
+        "_layer_norm_bwd": f"layer_norm_fn, {_BY_TORCH}",
+    },
+    "flash_attn.ops.triton.rotary": {
+        "rotary_kernel": f"apply_rotary, {_BY_TORCH}",
+    },
+    "flash_attn.utils.generation": {
+        "DecodingCGCache": _BY_GRAPH,
+        "capture_graph": _BY_GRAPH,
+        "update_graph_cache": _BY_GRAPH,
+        "decode_speculative": "decode; speculation is the caller's: sample, compare, take back",
+        "sample_speculative": "sample; speculation is the caller's",
+    },
+    "flash_attn.utils.testing": {
+        "generate_qkv": (
+            "flash_attn.bert_padding.unpad_input; what this returned differs between releases"
+        ),
+    },
+}
+
+#: Whole modules. Those of which a client asks with find_spec whether they exist do not: ABSENT.
+MODULES: dict[str, str] = {
+    "flash_attn.models": (
+        'the models of transformers, with attn_implementation="flash_attention_2", or build some '
+        "of flash_attn.modules"
+    ),
+    "flash_attn.flash_attn_triton": (
+        "flash_attn.flash_attn_func, with alibi_slopes for ALiBi; for any other bias "
+        "torch.nn.attention.flex_attention"
+    ),
+    "flash_attn.flash_attn_triton_og": "flash_attn.flash_attn_func",
+    "flash_attn.flash_blocksparse_attention": "torch.nn.attention.flex_attention",
+    "flash_attn.fused_softmax": "torch.softmax of the masked scores, under torch.compile",
+    "flash_attn.ops.triton.k_activations": "flash_attn.ops.activations: functions on tensors",
+    "flash_attn.ops.triton.linear": "flash_attn.ops.fused_dense, or torch.nn.functional.linear",
+}
+
+ABSENT: dict[str, str] = {
+    "flash_attn.cute": "another package (flash-attn-4); torch asks for it by find_spec",
+    "flash_attn.flash_attn_triton_amd": "kernels for another maker's GPUs",
+    "flash_attn_interface": "another package (flash-attn-3)",
+}
+
+
+def refusing(module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module that has some of its names in the table."""
+
+    def __getattr__(name: str) -> Any:
+        instead = NAMES[module].get(name)
+        if instead is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise ImportError(f"{module}.{name} is not part of this package; use {instead}")
+
+    return __getattr__
+
+
+def missing(module: str) -> ModuleNotFoundError:
+    """What the import of a module of the table raises."""
+    return ModuleNotFoundError(
+        f"{module} is not part of this package; use {MODULES[module]}", name=module
+    )

@@ -1,0 +1,12 @@
+"""``torch.amp``'s decorators for autograd functions, as they are for CUDA."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import amp
+
+__all__ = ["custom_bwd", "custom_fwd"]
+
+custom_fwd = partial(amp.custom_fwd, device_type="cuda")
+custom_bwd = partial(amp.custom_bwd, device_type="cuda")
