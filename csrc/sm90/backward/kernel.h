@@ -20,12 +20,16 @@ __device__ void load_key_blocks(BackwardArgs const& args, SharedStorage<Config>&
   Loader<Config> loader{args, smem, static_cast<bool>(elect_one_sync())};
   Seqlens const& s = args.params.seqlens;
   uint32_t const num_tiles = args.queue.num_tiles;  // an int counts them
-  uint32_t index = blockIdx.x, drawn = index;
+  auto const draw = [&](uint32_t index) {
+    return __shfl_sync(kAll, draw_tile(args.queue, args.counter, index), 0);
+  };
+  uint32_t index = blockIdx.x;
   do {
     loader.load([&] {
       WorkTile tile{0, 0, 0, false};
-      // The first tile from the one drawn that is valid, or none.
-      index = __shfl_sync(kAll, drawn, 0);
+      // The first tile from the next one that is valid, or none. Drawn now and not with the tile
+      // before: who is still at work then may not be the first who is done.
+      index = loader.described == 0 ? index : draw(index);
       while (index < num_tiles) {
         // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
         // deterministic call others wait for it. Nobody waits for the search.
@@ -33,10 +37,7 @@ __device__ void load_key_blocks(BackwardArgs const& args, SharedStorage<Config>&
         if (tile.valid) {
           break;
         }
-        index = __shfl_sync(kAll, draw_tile(args.queue, args.counter, index), 0);
-      }
-      if (index < num_tiles) {
-        drawn = draw_tile(args.queue, args.counter, index);
+        index = draw(index);
       }
       return tile;
     });
