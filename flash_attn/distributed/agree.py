@@ -9,17 +9,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 
 _agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set] = weakref.WeakKeyDictionary()
 _REMEMBERED = 4096  # kinds of calls; packed batches that all differ would be remembered for ever
 
 
-def check(groups: Sequence[dist.ProcessGroup], key: tuple, describe: Callable[[], str]) -> None:
+def check(
+    groups: Sequence[dist.ProcessGroup],
+    device: torch.device,
+    key: tuple,
+    describe: Callable[[], str],
+) -> None:
     """Raises ValueError on every rank if descriptions differ, or if one rank's ``describe`` raises.
 
     Arguments:
         groups: one after the other, so that word of an error in one gets to the others'.
+        device: of the call's tensors.
         key: equal on a later call only if the description would be; then nothing is sent.
         describe: what the call looks like; the same on every rank of the groups. May raise
             ValueError or TypeError for what is wrong on this rank alone.
@@ -38,6 +45,10 @@ def check(groups: Sequence[dist.ProcessGroup], key: tuple, describe: Callable[[]
             error, mine = ValueError(other), f"an error: {other}"
     if error is not None:
         raise error
+    if device.type == "cuda":
+        for group in groups:
+            # NCCL connects a group in its first transfer, which therefore must be everybody's.
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
     if len(seen) >= _REMEMBERED:
         seen.clear()
     seen.add(key)

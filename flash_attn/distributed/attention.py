@@ -240,6 +240,7 @@ def _check(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Option
     groups = [group for group in (ranks.split, ranks.ring) if group is not None]
     agree.check(
         groups,
+        getattr(tensors[0], "device", torch.device("cpu")),
         (method, layout.description, about),
         lambda: _description(method, ranks, tensors, layout, options),
     )

@@ -33,6 +33,7 @@ class Case:
     deterministic: bool = False
     gradient_dtype: torch.dtype | None = None
     dtype: torch.dtype = torch.float64
+    device: str = "cpu"
 
     @property
     def packed(self) -> bool:

@@ -28,9 +28,12 @@ _groups: dict[int, dist.ProcessGroup] = {}
 def _serve(rank: int, store: str, pipe) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD,
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        init_method=f"file://{store}", rank=rank, world_size=WORLD,
         timeout=datetime.timedelta(seconds=TIMEOUT),
     )  # fmt: skip
+    if rank < torch.cuda.device_count():
+        torch.cuda.set_device(rank)
     for ranks in range(1, WORLD):
         _groups[ranks] = dist.new_group(list(range(ranks)))
     _groups[WORLD] = dist.group.WORLD

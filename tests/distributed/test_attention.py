@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from reference import standard_attention
 from tests.distributed import work
 from tests.distributed.cases import Case, assembled, expected, inputs
 
+WORLD_GPUS = min(4, torch.cuda.device_count()) or 2
 UNEVEN = (5, 40, 0, 1, 23, 3)
 WAYS = [
     ("ring", "zigzag"),
@@ -104,6 +106,19 @@ def test_shapes(processes, case):
     check(processes, case)
 
 
+def check_accuracy(processes, case: Case) -> None:
+    given = inputs(case)
+    reference = expected(case, given)
+    standard = expected(case, given, standard_attention, case.dtype)
+    ours = run(processes, case)
+    assert_lse("lse", ours["lse"], reference[1])
+    for name, exact, plain in (
+        ("out", reference[0], standard[0]),
+        *((f"d{n}", x, standard[2][n]) for n, x in reference[2].items()),
+    ):
+        assert_accurate(name, ours[name].to(plain.dtype), exact, plain)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "case",
@@ -118,17 +133,29 @@ def test_shapes(processes, case):
     ids=str,
 )
 def test_dtypes_meet_the_accuracy_bar(processes, case, dtype):
-    case = Case(**{**vars(case), "dtype": dtype})
-    given = inputs(case)
-    reference = expected(case, given)
-    standard = expected(case, given, standard_attention, dtype)
-    ours = run(processes, case)
-    assert_lse("lse", ours["lse"], reference[1])
-    for name, exact, plain in (
-        ("out", reference[0], standard[0]),
-        *((f"d{n}", x, standard[2][n]) for n, x in reference[2].items()),
-    ):
-        assert_accurate(name, ours[name].to(plain.dtype), exact, plain)
+    check_accuracy(processes, replace(case, dtype=dtype))
+
+
+def gpu_cases() -> list[Case]:
+    """The features again, at sizes that fill tiles, over as many GPUs as there are."""
+    found = []
+    for case in cases():
+        ranks = case.ranks if case.method == "mesh" else min(case.ranks, WORLD_GPUS)
+        lengths = case.lengths and tuple(17 * n for n in case.lengths)
+        found.append(
+            replace(
+                case, ranks=ranks, lengths=lengths, seqlen=777, head_dim=64, head_dim_v=64,
+                dtype=torch.bfloat16, device="cuda", window=tuple(w * 8 for w in case.window),
+            )
+        )  # fmt: skip
+    return list(dict.fromkeys(case for case in found if case.ranks <= WORLD_GPUS))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+@pytest.mark.parametrize("case", gpu_cases(), ids=str)
+def test_features_on_gpus(processes, case):
+    check_accuracy(processes, case)
 
 
 @pytest.mark.parametrize("method", ["ring", "gather", "all_to_all"])

@@ -11,7 +11,7 @@ from flash_attn.distributed import shard_sequence
 from tests.distributed.cases import Case, inputs
 from tests.distributed.processes import group
 
-_meshes: dict[tuple[int, int], DeviceMesh] = {}
+_meshes: dict[tuple, DeviceMesh] = {}
 
 
 def place(case: Case):
@@ -19,21 +19,22 @@ def place(case: Case):
     if case.method != "mesh":
         return group(case.ranks)
     shape = (case.ranks // case.split, case.split)
-    if shape not in _meshes:
+    key = (shape, case.device)
+    if key not in _meshes:
         ranks = torch.arange(case.ranks).view(shape)
-        _meshes[shape] = DeviceMesh("cpu", ranks, mesh_dim_names=("ring", "heads"))
-    return _meshes[shape]
+        _meshes[key] = DeviceMesh(case.device, ranks, mesh_dim_names=("ring", "heads"))
+    return _meshes[key]
 
 
 def attend(case: Case, rank: int, leaves: dict[str, Tensor], layout) -> tuple[Tensor, Tensor]:
-    options = case.options()
+    options, slopes = case.options(), case.slopes()
     if case.method != "all_to_all":
         options["gradient_dtype"] = case.gradient_dtype
     function = getattr(distributed, f"{case.method}_attention")
     return function(
         leaves["q"], leaves["k"], leaves["v"], layout, place(case), **options,
-        alibi_slopes=case.slopes(), s_aux=leaves.get("s_aux"), return_lse=True,
-        deterministic=case.deterministic,
+        alibi_slopes=None if slopes is None else slopes.to(case.device),
+        s_aux=leaves.get("s_aux"), return_lse=True, deterministic=case.deterministic,
     )  # fmt: skip
 
 
@@ -42,6 +43,7 @@ def attention(rank: int, case: Case) -> dict:
     given, layout = inputs(case), case.layout()
 
     def mine(name: str, x: Tensor) -> Tensor:
+        x = x.to(case.device)
         if name == "s_aux":
             return x
         dim = (1 if name == "dlse" else 0) if case.packed else (2 if name == "dlse" else 1)
@@ -55,7 +57,7 @@ def attention(rank: int, case: Case) -> dict:
         loss = loss + (finite * mine("dlse", given.dlse)).sum()
     loss.backward()
     results = {"out": out, "lse": lse} | {f"d{n}": x.grad for n, x in leaves.items()}
-    return {n: x.detach().to(_wire(x)).numpy() for n, x in results.items()}
+    return {n: x.detach().to(_wire(x)).cpu().numpy() for n, x in results.items()}
 
 
 def _wire(x: Tensor) -> torch.dtype:
