@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m benchmarks.ring [--seqlens 32768,131072] [--out ring.json]
 
 Efficiency is T(1) / (n T(n)) of the same sequence, T(1) that of our own call on one GPU. A figure
-is the median of samples of a few calls each, the slowest rank's; peak memory, the largest rank's, is
-what a call holds on top of its inputs.
+is the median of samples of a few calls each, the slowest rank's. Memory is the peak on top of the
+inputs, of the rank with most.
 """
 
 from __future__ import annotations

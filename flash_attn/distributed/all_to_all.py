@@ -7,7 +7,6 @@ import math
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def rows_for_heads(x: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
@@ -40,9 +39,9 @@ class _Exchange(torch.autograd.Function):
         return (_to_heads if gather else _to_rows)(x, counts, group)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient: Tensor):
-        return (_to_rows if ctx.gather else _to_heads)(gradient, ctx.counts, ctx.group), *[None] * 3
+        back = _Exchange.apply(gradient, ctx.counts, ctx.group, not ctx.gather)
+        return back, None, None, None
 
 
 def _to_heads(x: Tensor, counts: tuple[int, ...], group) -> Tensor:

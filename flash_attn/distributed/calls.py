@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn import _private
+from flash_attn import _autograd, _private
 from flash_attn.distributed.layout import Layout, Segment, place
 from flash_attn.distributed.tiles import Mask, Tile, tiles
 
@@ -167,6 +167,12 @@ class Rows(NamedTuple):
     out: Tensor
     lse: Tensor
     dlse: Tensor | None
+
+    @classmethod
+    def of(cls, dout: Tensor | None, q, out, lse, dlse: Tensor | None) -> Rows:
+        """From what autograd hands to a backward."""
+        dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
+        return cls(dout, q, out, lse, dlse)
 
 
 def backward(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flash_attn import _autograd, _ops
 from flash_attn.distributed import calls, sums
@@ -35,9 +34,6 @@ class Gather:
 
     def plan(self, device: torch.device) -> Plan:
         return whole_plan(self.layout, self.rank, self.mask, device)
-
-    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return _ops.lse_dtype(dtype)
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,23 +86,27 @@ class GatherAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
         if dout is None and dlse is None:
             return (None,) * 5
-        q, k, v, out, lse, s_aux = ctx.saved_tensors
-        job: Gather = ctx.job
-        dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
-        rows = Rows(dout, q, out, lse, dlse)
-        # Gathered again: kept, they would be the memory that cutting the sequence saves.
-        keys, values = (_gather(x, job.layout, job.group) for x in (k, v))
-        sum_dtype = job.sum_dtype(q.dtype)
-        dq, dk, dv = (sums.Gradient(x, sum_dtype) for x in (q, keys, values))
-        for call in job.plan(q.device).calls:
-            parts = calls.backward(call, rows, keys, values, 0, job.scoring)
-            for total, at, part in zip((dq, dk, dv), (call.rows, call.keys, call.keys), parts):
-                total.add(at, part)
-        travels = job.gradient_dtype or k.dtype
-        dk, dv = (_scatter(total.result(travels), like, job) for total, like in ((dk, k), (dv, v)))
-        ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
-        return dq.result(q.dtype), dk, dv, ds_aux, None
+
+        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
+            rows = Rows.of(dout, q, out, lse, dlse)
+            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
+            return *_gradients(ctx.job, rows, k, v), ds_aux
+
+        return *_autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
+
+
+def _gradients(job: Gather, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # Gathered again: kept, they would be the memory that cutting the sequence saves.
+    keys, values = (_gather(x, job.layout, job.group) for x in (k, v))
+    sum_dtype = _ops.lse_dtype(k.dtype)
+    dq, dk, dv = (sums.Gradient(x, sum_dtype) for x in (rows.q, keys, values))
+    for call in job.plan(k.device).calls:
+        parts = calls.backward(call, rows, keys, values, 0, job.scoring)
+        for total, at, part in zip((dq, dk, dv), (call.rows, call.keys, call.keys), parts):
+            total.add(at, part)
+    travels = job.gradient_dtype or k.dtype
+    mine = (_scatter(total.result(travels), like, job) for total, like in ((dk, k), (dv, v)))
+    return dq.result(rows.q.dtype), *mine

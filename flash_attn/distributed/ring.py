@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flash_attn import _autograd, _ops
 from flash_attn.distributed import calls, sums
@@ -87,16 +86,16 @@ class RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
         if dout is None and dlse is None:
             return (None,) * 5
-        q, k, v, out, lse, s_aux = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
-        rows = Rows(dout, q, out, lse, dlse)
-        dq, dk, dv = _gradients(ctx.ring, rows, k, v)
-        ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
-        return dq, dk, dv, ds_aux, None
+
+        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
+            rows = Rows.of(dout, q, out, lse, dlse)
+            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
+            return *_gradients(ctx.ring, rows, k, v), ds_aux
+
+        return *_autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
 
 
 def _steps(ring: Ring, k: Tensor, v: Tensor):
