@@ -76,7 +76,10 @@ def ours(seqlen: int, ranks: int) -> dict[str, Contender]:
 
 def others(seqlen: int, ranks: int) -> dict[str, Contender]:
     """Those that are there."""
-    found = {"torch context_parallel": _torch_context_parallel(seqlen, ranks)}
+    found = {
+        "torch context_parallel": _torch_context_parallel(seqlen, ranks, 1),
+        "torch, KV heads repeated": _torch_context_parallel(seqlen, ranks, HEADS // HEADS_K),
+    }
     try:
         peer = _ring_flash_attn()
     except ImportError:
@@ -96,20 +99,30 @@ def _ring_flash_attn() -> types.ModuleType:
     return importlib.import_module("ring_flash_attn")
 
 
-def _torch_context_parallel(seqlen: int, ranks: int) -> Contender:
+def _torch_context_parallel(seqlen: int, ranks: int, repeats: int) -> Contender:
     """Its load balancing is the same zigzag; inside the context SDPA takes a rank's shards."""
     from torch.distributed.tensor.experimental import context_parallel
 
     mesh = init_device_mesh("cuda", (ranks,))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(repeats, dim=2) if repeats > 1 else x for x in (k, v))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=repeats == 1)
         return out.transpose(1, 2)
 
     @contextlib.contextmanager
     def around():
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), context_parallel(mesh):
+        something = torch.empty(seqlen, device="cuda")  # it insists on a tensor to cut
+        with (
+            sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+            context_parallel(
+                mesh,
+                buffers=[something],
+                buffer_seq_dims=[0],
+                no_restore_buffers={something},
+            ),
+        ):
             yield
 
     return Contender(dense_layout(seqlen, ranks), attend, around)

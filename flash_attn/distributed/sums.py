@@ -31,9 +31,10 @@ class Attention:
     def add_sinks(self, s_aux: Tensor) -> None:
         """One more key for all rows, with a score of its own and a value of 0: it counts once."""
         self._begin()
-        sinks = s_aux.to(self._lse_dtype).view(1, -1, 1).expand(self._lse.shape)
-        nothing = self._out.new_zeros(()).expand(self._out.shape)
-        merge_attention(self._out, self._lse, nothing, sinks)
+        lse = torch.logaddexp(self._lse, s_aux.to(self._lse_dtype).view(1, -1, 1))
+        share = (self._lse - lse).exp_().masked_fill_(self._lse == -math.inf, 0.0)
+        self._out.mul_(share.transpose(1, 2).unsqueeze(-1))
+        self._lse = lse
 
     def result(self) -> tuple[Tensor, Tensor]:
         self._begin()

@@ -97,7 +97,7 @@ def inputs(case: Case) -> Inputs:
         "v": normal(*rows, case.heads_k, case.head_dim_v),
     }
     if case.sinks:
-        tensors["s_aux"] = normal(case.heads)
+        tensors["s_aux"] = normal(case.heads).to(torch.promote_types(case.dtype, torch.float32))
     dout = normal(*rows, case.heads, case.head_dim_v)
     lse_rows = (case.heads, *rows) if case.packed else (rows[0], case.heads, rows[1])
     lse_dtype = torch.promote_types(case.dtype, torch.float32)
