@@ -2,9 +2,8 @@
 
     python -m benchmarks.ring_model [--seqlens 131072,1048576] [--heads 32 --heads-k 8]
 
-A model, not a measurement: docs/distributed.md says what it assumes and how far off it is where both
-are known. Causal, 16 bits, forward and backward, a zigzag ring or a ring of hosts with all-to-all
-inside each.
+A model, not a measurement: docs/distributed.md says how far off it is where both are known. Causal,
+16 bits, forward and backward; a zigzag ring, or a ring of hosts with all-to-all inside each.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ BYTES = 2  # of a number in 16 bits
 class Machine:
     forward: float = 655e12  # FLOP/s of the kernels, H200 at d 128, long sequences
     backward: float = 475e12
-    inside: float = (
-        150e9  # bytes/s each way between GPUs of one host, as measured while kernels run
-    )
+    inside: float = 270e9  # bytes/s each way between GPUs of one host, NVLink, as measured
     between: float = 45e9  # a 400 Gbit/s adapter for each GPU
     memory: float = 3.5e12
     step: float = 30e-6  # what a step of the ring costs beside its kernel
