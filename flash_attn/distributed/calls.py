@@ -26,7 +26,7 @@ class Scoring:
     deterministic: bool
     packed: bool
 
-    def slopes(self, sequences: list[int]) -> Tensor | None:
+    def slopes(self, sequences: Tensor) -> Tensor | None:
         """(b, h) for a call on these sequences, or (h,)."""
         if self.alibi_slopes is None or self.alibi_slopes.dim() == 1 or not self.packed:
             return self.alibi_slopes
@@ -50,7 +50,7 @@ class Call:
     rows: range  # of the queries, from the first tile to the last
     keys: range
     lengths: Lengths | None  # None: one tile
-    sequences: list[int]
+    sequences: Tensor  # (sequences,) int64: which of the layout's; of a gap, any
 
 
 class Plan(NamedTuple):
@@ -87,7 +87,8 @@ def _call(run: list[Tile], device: torch.device) -> Call:
     rows = range(run[0].rows.start, run[-1].rows.stop)
     keys = range(run[0].keys.start, run[-1].keys.stop)
     if len(run) == 1:
-        return Call(tuple(run), rows, keys, None, [run[0].sequence])
+        sequence = torch.tensor([run[0].sequence], device=device)
+        return Call(tuple(run), rows, keys, None, sequence)
     at_q, at_k, sequences = [0], [0], []
 
     def extend(to_row: int, to_key: int, sequence: int) -> None:
@@ -103,7 +104,8 @@ def _call(run: list[Tile], device: torch.device) -> Call:
         extend(tile.rows.stop, tile.keys.stop, tile.sequence)
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in (at_q, at_k))
     longest = [max(b - a for a, b in itertools.pairwise(at)) for at in (at_q, at_k)]
-    return Call(tuple(run), rows, keys, Lengths(cu_q, cu_k, *longest), sequences)
+    lengths = Lengths(cu_q, cu_k, *longest)
+    return Call(tuple(run), rows, keys, lengths, torch.tensor(sequences, device=device))
 
 
 @functools.lru_cache(maxsize=4096)
