@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 WORLD = 4
-TIMEOUT = 20.0  # seconds: of torch.distributed's waits, and what a case may take
+TIMEOUT = 60.0  # seconds: of torch.distributed's waits, and what a case may take
 
 
 def group(ranks: int) -> dist.ProcessGroup:
@@ -70,7 +70,9 @@ class Processes:
         return results
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        # Torch is imported once, and the processes start from there.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["tests.distributed.work"])
         store = os.path.join(tempfile.mkdtemp(), "store")
         for rank in range(WORLD):
             ours, theirs = context.Pipe()

@@ -25,7 +25,7 @@ from tests.distributed import work
 from tests.distributed.cases import Case
 from tests.distributed.processes import group
 
-TIMEOUT = 4.0
+TIMEOUT = 5.0  # of the one group whose waits are to end
 
 
 def tensors(tokens: int, heads: int = 4, dtype=torch.float32):
@@ -206,13 +206,13 @@ def _lives(rank: int, store: str, result) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2,
-        timeout=datetime.timedelta(seconds=TIMEOUT),
+        timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
     result.put(second_call(rank, dist.group.WORLD, how="dead"))
 
 
 def test_a_rank_that_dies_ends_in_an_error(tmp_path):
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
     result = context.SimpleQueue()
     args = (str(tmp_path / "store"), result)
     running = [context.Process(target=_lives, args=(r, *args), daemon=True) for r in range(2)]
@@ -223,7 +223,7 @@ def test_a_rank_that_dies_ends_in_an_error(tmp_path):
         assert not running[0].is_alive(), "hangs"
         said, seconds = result.get()
         assert said != "nothing raised"
-        assert seconds < 2 * TIMEOUT
+        assert seconds < 30  # the connection ends with the process, whatever the timeout
     finally:
         for process in running:
             process.kill()
