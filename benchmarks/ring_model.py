@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 BYTES = 2  # of a number in 16 bits
 
@@ -118,6 +119,51 @@ def both(model, *args) -> Time:
     return model(*args, False) + model(*args, True)
 
 
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def efficiencies(layer: Layer, machine: Machine) -> list[tuple[int, float, float]]:
+    """(GPUs, of a ring over adapters, of a ring of hosts)"""
+    one = both(ring, layer, 1, machine.inside, machine).total
+    found = []
+    for ranks in GPUS:
+        flat, nested = times(layer, ranks, machine)
+        found.append((ranks, one / ranks / flat, one / ranks / nested))
+    return found
+
+
+def times(layer: Layer, ranks: int, machine: Machine) -> tuple[float, float]:
+    """Seconds of a ring over adapters, or inside one host, and of a ring of hosts."""
+    link = machine.inside if ranks <= machine.host_gpus else machine.between
+    flat = both(ring, layer, ranks, link, machine).total
+    return flat, both(ring_of_hosts, layer, ranks, machine).total
+
+
+def plot(path: Path, layers: list[Layer], machine: Machine) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")  # a file, on machines without a display
+    import matplotlib.pyplot as plt
+
+    from examples.gpt.plot import STYLE
+
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
+        for layer, color in zip(layers, ("#1f6feb", "#d1603d", "#2da44e", "#9aa4b2")):
+            ranks, flat, nested = zip(*efficiencies(layer, machine))
+            label = f"{layer.seqlen // 1024}k tokens"
+            axis.plot(ranks, nested, "o-", color=color, markersize=4, label=label)
+            axis.plot(ranks, flat, "--", color=color, alpha=0.6)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ranks, map(str, ranks))
+        axis.set_xlabel("GPUs, 8 a host")
+        axis.set_ylim(0, 1.05)
+        axis.set_title("Modelled efficiency: a ring of hosts, and (dashed) over all adapters")
+        axis.legend()
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
 def table(layers: list[Layer], machine: Machine) -> list[str]:
     lines = [
         f"{'tokens':>9} {'GPUs':>5} {'tokens/GPU':>10}   "
@@ -125,11 +171,8 @@ def table(layers: list[Layer], machine: Machine) -> list[str]:
     ]
     for layer in layers:
         one = both(ring, layer, 1, machine.inside, machine).total
-        for ranks in (8, 16, 32, 64, 128, 256, 512, 1024):
-            flat = both(ring, layer, ranks, machine.between, machine).total
-            if ranks <= machine.host_gpus:
-                flat = both(ring, layer, ranks, machine.inside, machine).total
-            nested = both(ring_of_hosts, layer, ranks, machine).total
+        for ranks in GPUS:
+            flat, nested = times(layer, ranks, machine)
             cells = [f"{1e3 * t:13.2f}  {one / ranks / t:6.3f}" for t in (flat, nested)]
             per_gpu = layer.seqlen // ranks
             lines.append(
@@ -147,12 +190,15 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--inside", type=float, default=machine.inside / 1e9, help="GB/s")
     parser.add_argument("--between", type=float, default=machine.between / 1e9, help="GB/s")
+    parser.add_argument("--plot", type=Path, help="a picture of the efficiencies")
     args = parser.parse_args()
     machine = Machine(inside=1e9 * args.inside, between=1e9 * args.between)
     layers = [
         Layer(int(n), args.heads, args.heads_k, args.head_dim) for n in args.seqlens.split(",")
     ]
     print(*table(layers, machine), sep="\n")
+    if args.plot:
+        plot(args.plot, layers, machine)
     for name, link in (("in a host", machine.inside), ("between hosts", machine.between)):
         tokens = hidden_from(layers[0], link, machine)
         print(
