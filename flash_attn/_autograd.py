@@ -53,9 +53,7 @@ class _Attention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * 5
         inputs = (dout, dlse, *ctx.saved_tensors)
-        if torch.is_grad_enabled():  # create_graph=True
-            return *_Gradients.apply(ctx, *inputs), None
-        return *_Attention.gradients(ctx, *inputs), None
+        return *first_derivative(functools.partial(_Attention.gradients, ctx), *inputs), None
 
     @staticmethod
     def gradients(
@@ -74,6 +72,13 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, ds_aux
 
 
+def first_derivative(gradients: Callable[..., tuple], *inputs: Tensor | None) -> tuple:
+    """``gradients(*inputs)`` in a backward: tensors of which there is no further derivative."""
+    if torch.is_grad_enabled():  # create_graph=True
+        return _Gradients.apply(gradients, *inputs)
+    return gradients(*inputs)
+
+
 class _Gradients(torch.autograd.Function):
     """The gradients as functions of all they depend on: nobody can differentiate them unnoticed.
 
@@ -82,9 +87,9 @@ class _Gradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, first: Any, *inputs: Tensor | None):
+    def forward(ctx, gradients: Callable[..., tuple], *inputs: Tensor | None):
         ctx.set_materialize_grads(False)
-        return _Attention.gradients(first, *inputs)
+        return gradients(*inputs)
 
     @staticmethod
     def backward(ctx, *wanted: Tensor | None):

@@ -1,4 +1,4 @@
-"""The five operations: schemas, fake implementations, autograd, and which Python code serves them.
+"""The operations: schemas, fake implementations, autograd, and which Python code serves them.
 
 Everything the library computes goes through these operations, so that ``torch.compile``, export,
 activation checkpointing and dispatch modes see one stable name per forward:
@@ -14,7 +14,14 @@ from torch import Tensor
 
 from flash_attn import _autograd, _content_checks, _versions, backend, cpu
 
-__all__ = ["backward", "forward", "varlen_backward", "varlen_forward", "with_kvcache"]
+__all__ = [
+    "backward",
+    "forward",
+    "merge_attention",
+    "varlen_backward",
+    "varlen_forward",
+    "with_kvcache",
+]
 
 # What a score goes through, in the order every schema uses.
 _SCORES = (
@@ -65,6 +72,7 @@ SCHEMAS = {
         "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None"
         ") -> (Tensor out, Tensor softmax_lse)"
     ),
+    "_merge_attention": "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b) -> ()",
 }
 
 _library = torch.library.Library("flash_attn", "DEF")
@@ -76,6 +84,7 @@ varlen_forward = torch.ops.flash_attn._flash_attn_varlen_forward
 backward = torch.ops.flash_attn._flash_attn_backward
 varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
 with_kvcache = torch.ops.flash_attn._flash_attn_with_kvcache
+merge_attention = torch.ops.flash_attn._merge_attention
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -100,6 +109,7 @@ CPU = {
     "_flash_attn_backward": cpu.backward,
     "_flash_attn_varlen_backward": cpu.varlen_backward,
     "_flash_attn_with_kvcache": cpu.with_kvcache,
+    "_merge_attention": cpu.merge_attention,
 }
 for _name, _kernel in CPU.items():
     _library.impl(_name, _kernel, "CPU")
@@ -151,13 +161,18 @@ def _fake_with_kvcache(q, k_cache, v_cache, *args, **kwargs):
     return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype))
 
 
+@torch.library.register_fake("flash_attn::_merge_attention", lib=_library)
+def _fake_merge_attention(out_a, lse_a, out_b, lse_b) -> None:
+    return None
+
+
 # --- Autograd and CUDA ---------------------------------------------------------------------------
 
 _autograd.register(_library, "_flash_attn_forward", forward.default, backward.default)
 _autograd.register(
     _library, "_flash_attn_varlen_forward", varlen_forward.default, varlen_backward.default
 )
-for _operation in (backward, varlen_backward, with_kvcache):
+for _operation in (backward, varlen_backward, with_kvcache, merge_attention):
     _versions.register(_library, _operation.default)
 
 backend.load()

@@ -8,12 +8,14 @@ CONTENT_CHECKS makes these checks alone, for tensors of any device.
 from . import kvcache, varlen
 from .dense import backward, forward
 from .kvcache import with_kvcache
+from .merge import merge_attention
 from .varlen import varlen_backward, varlen_forward
 
 __all__ = [
     "CONTENT_CHECKS",
     "backward",
     "forward",
+    "merge_attention",
     "varlen_backward",
     "varlen_forward",
     "with_kvcache",

@@ -1,0 +1,51 @@
+// The op that merges two results of attention. Its schema is defined in flash_attn/_ops.py.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include "api/arguments.h"
+#include "host/device.h"
+#include "merge/launch.h"
+
+namespace flash::api {
+namespace {
+
+// LSE (b, h, rows), which may be a slice of a larger one.
+RowView rows_of(Tensor const& lse, char const* name, Tensor const& out) {
+  check_on_device_of(lse, name, out);
+  check(lse.scalar_type() == ScalarType::Float && lse.dim() == 3 && lse.size(0) == out.size(0) &&
+            lse.size(1) == out.size(2) && lse.size(2) == out.size(1) &&
+            (lse.stride(2) == 1 || lse.size(2) <= 1),
+        name, " must be fp32 (batch, heads, rows) with neighbouring rows");
+  return {static_cast<float*>(lse.data_ptr()), lse.stride(0), lse.stride(1)};
+}
+
+void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) {
+  check(out_a.dim() == 4 && out_b.dim() == 4, "out_a and out_b must be (batch, rows, heads, dv)");
+  for (int i = 0; i < 4; ++i) {
+    check(out_a.size(i) == out_b.size(i), "out_a has another shape than out_b");
+  }
+  MergeParams p{};
+  bool const wide = out_a.scalar_type() == ScalarType::Float;
+  p.out_b = operand(out_b, "out_b", out_b);
+  check_operand(out_a, "out_a", wide ? out_a : out_b);
+  check_on_device_of(out_a, "out_a", out_b);
+  p.out_a = view<void>(out_a, out_a.data_ptr());
+  p.lse_a = rows_of(lse_a, "lse_a", out_b);
+  p.lse_b = rows_of(lse_b, "lse_b", out_b);
+  p.batch = count(out_b.size(0), "batch");
+  p.rows = count(out_b.size(1), "rows");
+  p.heads = count(out_b.size(2), "heads");
+  p.head_dim_v = count(out_b.size(3), "head_dim");
+  check(p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8");
+  torch::stable::accelerator::DeviceGuard const guard(out_b.get_device_index());
+  launch_merge(p, dtype_name(out_b, "out_b"), wide,
+               {current_device(), current_stream(out_b), "merge"});
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
+  library.impl("_merge_attention", TORCH_BOX(&merge_attention));
+}
+
+}  // namespace flash::api

@@ -1,0 +1,91 @@
+// Merges two results of attention over disjoint keys, in place: each row of the first moves towards
+// that of the second by the second's share of both softmax denominators. It only moves memory, so
+// head dims are numbers, and nothing of a tile's shape matters.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "params/merge_params.h"
+
+namespace flash::merge {
+
+constexpr int kThreads = 256;
+constexpr int kLanesPerRow = 8;
+constexpr int kRowsPerBlock = kThreads / kLanesPerRow;
+constexpr int kChunk = 8;  // elements a lane moves at a time
+
+template <class Element>
+struct alignas(16) Chunk {
+  Element element[kChunk];
+};
+
+struct Row {
+  int batch;
+  int row;
+  int head;
+};
+
+FLASH_HD int64_t num_rows(MergeParams const& p) { return int64_t(p.batch) * p.rows * p.heads; }
+
+FLASH_HD int64_t num_blocks(MergeParams const& p) {
+  return (num_rows(p) + kRowsPerBlock - 1) / kRowsPerBlock;
+}
+
+// Heads first: their rows are neighbours in memory.
+FLASH_HD Row row_of(MergeParams const& p, int64_t index) {
+  int64_t const token = index / p.heads;
+  return {int(token / p.rows), int(token % p.rows), int(index % p.heads)};
+}
+
+struct Merged {
+  float lse;
+  float share_b;  // of the denominator
+};
+
+// A row that sees nothing has LSE -inf, and no share.
+FLASH_HD Merged merged(float lse_a, float lse_b) {
+  float const larger = fmaxf(lse_a, lse_b);
+  if (lse_b == -INFINITY || larger == INFINITY) {
+    return {larger, lse_b == INFINITY ? 1.f : 0.f};
+  }
+  float const a = expf(lse_a - larger), b = expf(lse_b - larger);
+  return {larger + logf(a + b), b / (a + b)};
+}
+
+template <class Wide, class Element>
+__device__ void merge_row(Wide* a, Element const* b, float share_b, int columns, int lane) {
+  for (int c = lane * kChunk; c < columns; c += kLanesPerRow * kChunk) {
+    auto const theirs = *reinterpret_cast<Chunk<Element> const*>(b + c);
+    auto mine = *reinterpret_cast<Chunk<Wide> const*>(a + c);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      float const x = float(mine.element[i]);
+      mine.element[i] = Wide(x + share_b * (float(theirs.element[i]) - x));
+    }
+    *reinterpret_cast<Chunk<Wide>*>(a + c) = mine;
+  }
+}
+
+// Wide: what is kept between merges, Element or float.
+template <class Wide, class Element>
+__global__ void __launch_bounds__(kThreads) merge_kernel(__grid_constant__ MergeParams const p) {
+  int const lane = threadIdx.x % kLanesPerRow;
+  int64_t const index = int64_t(blockIdx.x) * kRowsPerBlock + threadIdx.x / kLanesPerRow;
+  bool const exists = index < num_rows(p);
+  Row const r = row_of(p, exists ? index : 0);
+  float* const lse_a = p.lse_a.at(r.batch, r.row, r.head);
+  Merged const m = merged(*lse_a, *p.lse_b.at(r.batch, r.row, r.head));
+  __syncwarp();  // one lane writes what all of the row's have read
+  if (exists && lane == 0) {
+    *lse_a = m.lse;
+  }
+  // What b has where it counts for nothing may be NaN.
+  if (exists && m.share_b > 0.f) {
+    merge_row(static_cast<Wide*>(p.out_a.ptr) + p.out_a.offset(r.batch, r.row, r.head),
+              static_cast<Element const*>(p.out_b.ptr) + p.out_b.offset(r.batch, r.row, r.head),
+              m.share_b, p.head_dim_v, lane);
+  }
+}
+
+}  // namespace flash::merge

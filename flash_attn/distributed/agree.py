@@ -1,0 +1,66 @@
+"""All ranks make the same call, or all of them say why not.
+
+A rank that sends what another does not expect ends in a timeout at best. So before the first call
+of a kind the ranks tell each other what they are about to do; what they agreed on is remembered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set] = weakref.WeakKeyDictionary()
+_REMEMBERED = 4096  # kinds of calls; packed batches that all differ would be remembered for ever
+
+
+def check(
+    groups: Sequence[dist.ProcessGroup],
+    device: torch.device,
+    key: tuple,
+    describe: Callable[[], str],
+) -> None:
+    """Raises ValueError on every rank if descriptions differ, or if one rank's ``describe`` raises.
+
+    Arguments:
+        groups: one after the other, so that word of an error in one gets to the others'.
+        device: of the call's tensors.
+        key: equal on a later call only if the description would be; then nothing is sent.
+        describe: what the call looks like; the same on every rank of the groups. May raise
+            ValueError or TypeError for what is wrong on this rank alone.
+    """
+    seen = _agreed.setdefault(groups[0], set())
+    if key in seen:
+        return
+    error: Exception | None = None
+    try:
+        mine = describe()
+    except (TypeError, ValueError) as raised:
+        error, mine = raised, f"an error: {raised}"
+    for group in groups:
+        other = _different(group, mine)
+        if other and error is None:
+            error, mine = ValueError(other), f"an error: {other}"
+    if error is not None:
+        raise error
+    if device.type == "cuda":
+        for group in groups:
+            # NCCL connects a group in its first transfer, which therefore must be everybody's.
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+    if len(seen) >= _REMEMBERED:
+        seen.clear()
+    seen.add(key)
+
+
+def _different(group: dist.ProcessGroup, mine: str) -> str:
+    """Who of the group differs, and how; empty if nobody does."""
+    descriptions: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(descriptions, mine, group=group)
+    for other, theirs in enumerate(descriptions):
+        if theirs != mine:
+            here = dist.get_global_rank(group, dist.get_rank(group))
+            there = dist.get_global_rank(group, other)
+            return f"ranks differ: rank {here} has {mine}; rank {there} has {theirs}"
+    return ""

@@ -1,0 +1,337 @@
+"""The public functions: exact attention over a sequence that several ranks share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from flash_attn import checks
+from flash_attn.distributed import agree
+from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
+from flash_attn.distributed.calls import Scoring
+from flash_attn.distributed.gather import Gather, GatherAttention
+from flash_attn.distributed.layout import Layout
+from flash_attn.distributed.ring import Ring, RingAttention
+from flash_attn.distributed.tiles import Mask
+
+_DROPOUT = (
+    "dropout_p: got {}; 0 is needed: kernels take their random bits by positions within a call, "
+    "and on slices of a sequence would drop other weights than on the whole"
+)
+
+
+class _Options(NamedTuple):
+    """What a call says beside its tensors."""
+
+    dropout_p: float
+    softmax_scale: float | None
+    causal: bool
+    window_size: tuple[int, int]
+    softcap: float
+    alibi_slopes: Tensor | None
+    deterministic: bool
+    s_aux: Tensor | None
+    gradient_dtype: torch.dtype | None
+
+    def mask(self) -> Mask:
+        left, right = checks.window(self.window_size)
+        alibi = self.alibi_slopes is not None
+        return Mask(max(left, -1), 0 if self.causal else max(right, -1), alibi)
+
+
+class _Ranks(NamedTuple):
+    """Where this process is: in the ring, and among those that share a shard by heads."""
+
+    ring: dist.ProcessGroup | None  # None: of one rank
+    split: dist.ProcessGroup | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return tuple(1 if g is None else dist.get_world_size(g) for g in (self.ring, self.split))
+
+    @property
+    def shard(self) -> int:
+        return 0 if self.ring is None else dist.get_rank(self.ring)
+
+    @property
+    def part(self) -> int:
+        return 0 if self.split is None else dist.get_rank(self.split)
+
+    def rank(self, layout: Layout) -> int:
+        return self.shard * layout.split + self.part
+
+
+@torch.compiler.disable
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    group: dist.ProcessGroup | None = None,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    s_aux: Tensor | None = None,
+    return_lse: bool = False,
+    gradient_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Self-attention in which keys and values travel between ranks while kernels run.
+
+    Every rank of the group calls it with its tokens, in the order of :func:`shard_sequence`, and
+    gets the outputs of these: what one GPU would compute, up to rounding. For few long sequences;
+    with a zigzag layout all ranks have the same work under a causal mask, and nothing masked is
+    computed. Keys that no query of a rank sees do not travel to it.
+
+    Arguments:
+        q: (batch, tokens, heads, head_dim); for a packed layout (tokens, heads, head_dim).
+            ``tokens`` is ``layout.tokens(rank)``, and may be 0.
+        k, v: the same with heads_k, a divisor of heads; they travel with heads_k heads.
+        layout: with ``split`` 1 and as many ranks as the group; the same on every rank.
+        group: None is the default group.
+        dropout_p: 0 only; more is not implemented.
+        alibi_slopes: (heads,) or, for each sequence, (batch, heads); float32. Distances are those
+            of the whole sequence.
+        s_aux: (heads,): sinks, counted once. Its gradient is this rank's tokens' share, as that of
+            any weight is; sum it over ranks.
+        softmax_scale, causal, window_size, softcap: as in ``flash_attn_func``.
+        deterministic: the backward repeats bit for bit; sums over ranks always have one order.
+        return_lse: also return the log-sum-exp, (batch, heads, tokens), packed (heads, tokens).
+        gradient_dtype: in which gradients of keys and values travel; None is the inputs' dtype, of
+            which nothing is lost where a step is one call of a kernel. They are summed in float32
+            (two ranks: in the inputs' dtype).
+
+    Returns:
+        out, as q; with return_lse ``(out, lse)``, both differentiable.
+
+    Raises:
+        ValueError: an argument that is not as above or, when a kind of call is made for the first
+            time, differs between ranks; on every rank.
+        RuntimeError: of torch.distributed, when a rank died or did not come before the timeout.
+    """
+    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                       deterministic, s_aux, gradient_dtype)  # fmt: skip
+    ranks = _Ranks(group or dist.group.WORLD, None)
+    _check("ring", ranks, (q, k, v), layout, options)
+    return _whole_shards(RingAttention, Ring, ranks, (q, k, v), layout, options, return_lse)
+
+
+@torch.compiler.disable
+def gather_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    group: dist.ProcessGroup | None = None,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    s_aux: Tensor | None = None,
+    return_lse: bool = False,
+    gradient_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Self-attention with all keys and values on every rank, each computing its own tokens.
+
+    For many packed sequences: with a "balanced" or "contiguous" layout and a causal mask a rank's
+    tokens are one call of a kernel. All keys of all sequences have to fit; the backward gathers
+    them again instead of keeping them.
+
+    Arguments, what is returned and what is raised are those of :func:`ring_attention`.
+    """
+    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                       deterministic, s_aux, gradient_dtype)  # fmt: skip
+    ranks = _Ranks(group or dist.group.WORLD, None)
+    _check("gather", ranks, (q, k, v), layout, options)
+    return _whole_shards(GatherAttention, Gather, ranks, (q, k, v), layout, options, return_lse)
+
+
+@torch.compiler.disable
+def all_to_all_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    group: dist.ProcessGroup | None = None,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    s_aux: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Self-attention in which each rank has all tokens of some heads.
+
+    Jacobs et al. 2023, "DeepSpeed Ulysses", arXiv:2309.14509. Balanced under any mask, with a
+    kernel's call for the whole sequence; at most as many ranks as heads. Where there are fewer
+    heads of keys than ranks, these travel to each rank that needs them.
+
+    Arguments:
+        q: as in :func:`ring_attention`; the group's ranks must divide heads.
+        layout: with ``split`` as many as the group's ranks.
+        s_aux: its gradient is that of this rank's heads; sum it over ranks.
+        The others, what is returned and what is raised are those of :func:`ring_attention`.
+    """
+    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                       deterministic, s_aux, None)  # fmt: skip
+    ranks = _Ranks(None, group or dist.group.WORLD)
+    _check("all-to-all", ranks, (q, k, v), layout, options)
+    return _by_heads(ranks, (q, k, v), layout, options, return_lse)
+
+
+@torch.compiler.disable
+def mesh_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    s_aux: Tensor | None = None,
+    return_lse: bool = False,
+    gradient_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A ring in the mesh's first dimension, all-to-all in its second: across hosts, and inside one.
+
+    Arguments:
+        layout: with ``split`` the size of the mesh's second dimension, and a ring of its first.
+        mesh: of two dimensions. A submesh of a larger one will do: ``mesh["ring", "heads"]``.
+        The others, what is returned and what is raised are those of :func:`ring_attention` and
+        :func:`all_to_all_attention`.
+    """
+    if mesh.ndim != 2:
+        raise ValueError(f"mesh: got {mesh.ndim} dimensions; (ring, all-to-all) is needed")
+    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                       deterministic, s_aux, gradient_dtype)  # fmt: skip
+    ranks = _Ranks(*mesh.get_all_groups())
+    _check("mesh", ranks, (q, k, v), layout, options)
+    return _by_heads(ranks, (q, k, v), layout, options, return_lse)
+
+
+def _check(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> None:
+    """Everything that can be wrong, once for each kind of call, by all ranks of its groups."""
+    about = tuple(
+        (x.dtype, x.device.type, tuple(x.shape), x.stride()[-1:]) if isinstance(x, Tensor) else x
+        for x in (*tensors, *options)
+    )
+    groups = [group for group in (ranks.split, ranks.ring) if group is not None]
+    agree.check(
+        groups,
+        getattr(tensors[0], "device", torch.device("cpu")),
+        (method, layout.description, about),
+        lambda: _description(method, ranks, tensors, layout, options),
+    )
+
+
+def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> str:
+    """What must be the same on every rank; raises for what is wrong on this one."""
+    if (layout.ring, layout.split) != ranks.shape:
+        raise ValueError(
+            f"layout: got {layout.ring} x {layout.split} ranks (ring x split); this call has "
+            f"{ranks.shape[0]} x {ranks.shape[1]}"
+        )
+    form = "(tokens, heads, head_dim)" if layout.packed else "(batch, tokens, heads, head_dim)"
+    rank = ranks.rank(layout)
+    for name, x in zip("qkv", tensors, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: got {type(x).__name__}; a torch.Tensor is needed")
+        if x.dim() != form.count(",") + 1:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; {form} is needed")
+        if x.shape[-3] != layout.tokens(rank):
+            raise ValueError(
+                f"{name}: got {x.shape[-3]} tokens (shape {tuple(x.shape)}); rank {rank} has "
+                f"{layout.tokens(rank)} of a {layout.description}"
+            )
+    q, k, v = (x[None] if layout.packed else x for x in tensors)
+    checks.dense(q, k, v)
+    batch = len(layout.lengths) if layout.packed else q.shape[0]
+    checks.scores(
+        q, batch, options.dropout_p, options.softmax_scale, options.softcap, options.alibi_slopes,
+        options.s_aux,
+    )  # fmt: skip
+    if options.dropout_p > 0:
+        raise ValueError(_DROPOUT.format(options.dropout_p))
+    if q.shape[2] % layout.split:
+        raise ValueError(
+            f"q: got {q.shape[2]} heads; a multiple of the {layout.split} ranks is needed"
+        )
+    shapes = [(x.shape[0], *x.shape[2:]) for x in (q, k, v)]
+    said = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in options]
+    return f"{method}, {layout.description}, (batch, heads, head_dim) {shapes}, {q.dtype}, {said}"
+
+
+def _attend(
+    function, job, ranks: _Ranks, tensors, layout: Layout, options: _Options
+) -> tuple[Tensor, Tensor]:
+    """q, k, v (b, s, h, d) of this shard -> out (b, s, h, dv), lse (b, h, s)."""
+    scale = options.softmax_scale
+    scoring = Scoring(
+        softmax_scale=tensors[0].shape[-1] ** -0.5 if scale is None else scale,
+        softcap=options.softcap,
+        alibi_slopes=options.alibi_slopes,
+        deterministic=options.deterministic,
+        packed=layout.packed,
+    )
+    place = job(layout, ranks.ring, ranks.shard, options.mask(), scoring, options.gradient_dtype)
+    return function.apply(*tensors, options.s_aux, place)
+
+
+def _whole_shards(
+    function, job, ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool
+):
+    """Each rank has a shard."""
+    if layout.packed:
+        tensors = [x[None] for x in tensors]
+    out, lse = _attend(function, job, ranks, tensors, layout, options)
+    return _results(out, lse, layout.packed, return_lse)
+
+
+def _by_heads(ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool):
+    """Each rank has a part of a shard's rows, and gets all of its rows for a part of the heads."""
+    q, k, v = (x[None] if layout.packed else x for x in tensors)
+    counts = layout.part_tokens(ranks.shard)
+    heads = q.shape[2] // layout.split
+    mine = slice(ranks.part * heads, (ranks.part + 1) * heads)
+    slopes, s_aux = (
+        None if x is None else x[..., mine] for x in (options.alibi_slopes, options.s_aux)
+    )
+    options = options._replace(alibi_slopes=slopes, s_aux=s_aux)
+    whole = [
+        rows_for_heads(x, counts, ranks.split)
+        for x in (q, repeated_heads(k, layout.split), repeated_heads(v, layout.split))
+    ]
+    out, lse = _attend(RingAttention, Ring, ranks, whole, layout, options)
+    out = heads_for_rows(out, counts, ranks.split)
+    if return_lse:
+        lse = heads_for_rows(lse.transpose(1, 2).unsqueeze(-1), counts, ranks.split)
+        lse = lse.squeeze(-1).transpose(1, 2).contiguous()
+    return _results(out, lse, layout.packed, return_lse)
+
+
+def _results(out: Tensor, lse: Tensor, packed: bool, return_lse: bool):
+    if packed:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out

@@ -1,0 +1,203 @@
+"""Tiles as calls of the kernels: one dense call each, or one call for tiles of many sequences."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attn import _autograd, _private
+from flash_attn.distributed.layout import Layout, Segment, place
+from flash_attn.distributed.tiles import Mask, Tile, tiles
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What happens to scores, the same on every rank."""
+
+    softmax_scale: float
+    softcap: float
+    alibi_slopes: Tensor | None  # (h,) or (b, h); of packed batches (sequences, h)
+    deterministic: bool
+    packed: bool
+
+    def slopes(self, sequences: Tensor) -> Tensor | None:
+        """(b, h) for a call on these sequences, or (h,)."""
+        if self.alibi_slopes is None or self.alibi_slopes.dim() == 1 or not self.packed:
+            return self.alibi_slopes
+        return self.alibi_slopes[sequences]
+
+
+class Lengths(NamedTuple):
+    """Packed rows and keys of a call; gaps between tiles are sequences with one of the two only."""
+
+    cu_seqlens_q: Tensor  # (sequences + 1,) int32
+    cu_seqlens_k: Tensor
+    longest_q: int
+    longest_k: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """Tiles for one kernel call: what they have in common is in the first."""
+
+    tiles: tuple[Tile, ...]
+    rows: range  # of the queries, from the first tile to the last
+    keys: range
+    lengths: Lengths | None  # None: one tile
+    sequences: Tensor  # (sequences,) int64: which of the layout's; of a gap, any
+
+
+class Plan(NamedTuple):
+    """All calls of a rank on one source of keys."""
+
+    calls: tuple[Call, ...]
+    keys: range  # of the source: what is needed of it, from the first to the last
+
+
+def _plan(found: list[Tile], packed: bool, device: torch.device) -> Plan:
+    alike: dict[tuple, list[Tile]] = defaultdict(list)
+    for i, tile in enumerate(found):
+        # A dense batch has no packed call; a bias is that of one tile.
+        alone = i if not packed or tile.bias else -1
+        alike[tile.left, tile.right, tile.sign, alone].append(tile)
+    calls = [call for group in alike.values() for call in _calls(group, device)]
+    starts, stops = [t.keys.start for t in found], [t.keys.stop for t in found]
+    return Plan(tuple(calls), range(min(starts, default=0), max(stops, default=0)))
+
+
+def _calls(alike: list[Tile], device: torch.device) -> list[Call]:
+    """Runs of tiles whose rows and keys only go on."""
+    runs: list[list[Tile]] = []
+    for tile in alike:
+        last = runs[-1][-1] if runs else None
+        if last and last.rows.stop <= tile.rows.start and last.keys.stop <= tile.keys.start:
+            runs[-1].append(tile)
+        else:
+            runs.append([tile])
+    return [_call(run, device) for run in runs]
+
+
+def _call(run: list[Tile], device: torch.device) -> Call:
+    rows = range(run[0].rows.start, run[-1].rows.stop)
+    keys = range(run[0].keys.start, run[-1].keys.stop)
+    if len(run) == 1:
+        sequence = torch.tensor([run[0].sequence], device=device)
+        return Call(tuple(run), rows, keys, None, sequence)
+    at_q, at_k, sequences = [0], [0], []
+
+    def extend(to_row: int, to_key: int, sequence: int) -> None:
+        at_q.append(to_row - rows.start)
+        at_k.append(to_key - keys.start)
+        sequences.append(sequence)
+
+    for tile in run:
+        if tile.rows.start - rows.start > at_q[-1]:
+            extend(tile.rows.start, at_k[-1] + keys.start, 0)
+        if tile.keys.start - keys.start > at_k[-1]:
+            extend(at_q[-1] + rows.start, tile.keys.start, 0)
+        extend(tile.rows.stop, tile.keys.stop, tile.sequence)
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in (at_q, at_k))
+    longest = [max(b - a for a, b in itertools.pairwise(at)) for at in (at_q, at_k)]
+    lengths = Lengths(cu_q, cu_k, *longest)
+    return Call(tuple(run), rows, keys, lengths, torch.tensor(sequences, device=device))
+
+
+@functools.lru_cache(maxsize=4096)
+def ring_plan(layout: Layout, shard: int, source: int, mask: Mask, device: torch.device) -> Plan:
+    """Of one shard's queries on another shard's keys."""
+    found = tiles(layout.placed(shard), layout.placed(source), mask)
+    return _plan(found, layout.packed, device)
+
+
+@functools.lru_cache(maxsize=256)
+def whole_plan(layout: Layout, shard: int, mask: Mask, device: torch.device) -> Plan:
+    """Of one shard's queries on the keys of all, in the order of the whole."""
+    whole = place(Segment(i, 0, length) for i, length in enumerate(layout.lengths))
+    return _plan(tiles(layout.placed(shard), whole, mask), layout.packed, device)
+
+
+def _slice(x: Tensor, at: range, first: int = 0) -> Tensor:
+    """Rows of (b, s, h, d), the first of which is number ``first``."""
+    return x[:, at.start - first : at.stop - first]
+
+
+def _mask(tile: Tile) -> tuple[bool, int, int]:
+    return tile.right == 0, tile.left, tile.right
+
+
+def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float]:
+    """The slopes for the kernel, and what its LSE lacks, (b or 1, h, 1)."""
+    slopes, tile = scoring.slopes(call.sequences), call.tiles[0]
+    if slopes is None or not tile.bias:
+        return slopes, 0.0
+    lacks = slopes.expand(1, -1) if slopes.dim() == 1 else slopes
+    return slopes * tile.sign, (lacks * tile.bias).unsqueeze(-1)
+
+
+def forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, first_key: int, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """q (b, s, h, d); k, v (b, keys, hk, d), from row ``first_key`` of their source on.
+
+    Returns out (b, rows, h, dv) and lse (b, h, rows) of the call's rows.
+    """
+    slopes, lacks = _biases(call, scoring)
+    tensors = _slice(q, call.rows), *(_slice(x, call.keys, first_key) for x in (k, v))
+    options = (
+        0.0, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes, False,
+    )  # fmt: skip
+    if call.lengths is None:
+        out, lse, _, _ = _private._flash_attn_forward(*tensors, *options)
+        return out, lse + lacks if slopes is not None else lse
+    out, lse, _, _ = _private._flash_attn_varlen_forward(
+        *(x[0] for x in tensors), *call.lengths, *options
+    )
+    return out[None], lse[None]
+
+
+class Rows(NamedTuple):
+    """What a backward takes of the queries' side, all (b, s, …) or (b, h, s)."""
+
+    dout: Tensor
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    dlse: Tensor | None
+
+    @classmethod
+    def of(cls, dout: Tensor | None, q, out, lse, dlse: Tensor | None) -> Rows:
+        """From what autograd hands to a backward."""
+        dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
+        return cls(dout, q, out, lse, dlse)
+
+
+def backward(
+    call: Call, rows: Rows, k: Tensor, v: Tensor, first_key: int, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq of the call's rows, dk and dv of its keys; ``rows.lse`` is that of the whole."""
+    slopes, lacks = _biases(call, scoring)
+    dout, q, out = (_slice(x, call.rows) for x in (rows.dout, rows.q, rows.out))
+    at = slice(call.rows.start, call.rows.stop)
+    lse = rows.lse[:, :, at]
+    lse = lse - lacks if slopes is not None else lse
+    dlse = None if rows.dlse is None else rows.dlse[:, :, at]
+    k, v = (_slice(x, call.keys, first_key) for x in (k, v))
+    gradients = tuple(x.new_empty(x.shape) for x in (q, k, v))
+    options = (
+        0.0, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes,
+        scoring.deterministic,
+    )  # fmt: skip
+    tensors = (dout, q, k, v, out, lse, *gradients)
+    if call.lengths is None:
+        _private._flash_attn_backward(*tensors, *options, dlse=dlse)
+        return gradients
+    _private._flash_attn_varlen_backward(
+        *(x[0] for x in tensors), *call.lengths, *options, dlse=None if dlse is None else dlse[0]
+    )
+    return gradients

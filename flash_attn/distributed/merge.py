@@ -1,0 +1,32 @@
+"""Attention over disjoint keys, merged by the log-sum-exps of its parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attn import _ops, _versions
+
+
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
+    """Merges part b into part a, in place: no copy of an output is kept.
+
+    The whole is the parts' average with weights exp(lse_part - lse). A row that sees nothing, with
+    LSE -inf and output 0, counts for nothing; what the output of part b is there does not matter.
+
+    Arguments:
+        out_a: (batch, rows, heads, head_dim), overwritten. Its dtype, that of out_b or the LSE's,
+            is what each merge rounds to; the arithmetic is that of the LSE.
+        lse_a: (batch, heads, rows), float32 (float64 for float64 outputs), overwritten.
+        out_b, lse_b: of the same shapes. All may be slices of rows of larger tensors.
+
+    Not recorded for a backward. Raises ValueError for shapes that differ.
+    """
+    if out_a.shape != out_b.shape:
+        raise ValueError(f"out_b: got shape {tuple(out_b.shape)}; that of out_a is needed")
+    shape = (out_a.shape[0], out_a.shape[2], out_a.shape[1])
+    for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
+        if tuple(lse.shape) != shape:
+            raise ValueError(f"{name}: got shape {tuple(lse.shape)}; {shape} is needed")
+    with torch.no_grad():
+        _versions.call(_ops.merge_attention, out_a, lse_a, out_b, lse_b)

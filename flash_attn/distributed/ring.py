@@ -1,0 +1,164 @@
+"""Keys and values travel while attention runs.
+
+In step i rank r computes with the keys of rank r - i, which were sent during step i - 1, from their
+owner and not from hand to hand: only what a rank sees of them travels (under a causal zigzag half
+of the keys of the ranks before it; under a window what it reaches), nothing is forwarded, and what
+goes back in the backward is the gradient of one step as a kernel wrote it. The owner sums these, in
+the order of the steps: in half precision nothing is lost on the way, at half of what sums weigh.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flash_attn import _autograd, _ops
+from flash_attn.distributed import calls, sums
+from flash_attn.distributed.calls import Plan, Rows, Scoring, ring_plan
+from flash_attn.distributed.exchange import Transfer
+from flash_attn.distributed.layout import Layout
+from flash_attn.distributed.tiles import Mask
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A call's place in the ring."""
+
+    layout: Layout
+    group: dist.ProcessGroup | None
+    rank: int
+    mask: Mask
+    scoring: Scoring
+    gradient_dtype: torch.dtype | None  # of dk and dv on their way; None: the inputs'
+
+    def plan(self, rank: int, source: int, device: torch.device) -> Plan:
+        return ring_plan(self.layout, rank, source, self.mask, device)
+
+    def neighbours(self, step: int) -> tuple[int, int]:
+        """The ranks that a step's keys go to, and come from."""
+        n = self.layout.ring
+        return (self.rank + step) % n, (self.rank - step) % n
+
+    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Two parts are rounded once more than one; more are summed wider."""
+        return _ops.lse_dtype(dtype) if self.layout.ring > 2 else dtype
+
+    def send_keys(self, step: int, k: Tensor, v: Tensor) -> Transfer:
+        to, source = self.neighbours(step)
+        leaving = self.plan(to, self.rank, k.device).keys
+        coming = self.plan(self.rank, source, k.device).keys
+        sent = [x[:, leaving.start : leaving.stop] for x in (k, v)]
+        received = [_empty_rows(x, len(coming)) for x in (k, v)]
+        return Transfer(self.group, sent, to, received, source)
+
+    def return_gradients(self, step: int, dk: Tensor, dv: Tensor) -> tuple[range, Transfer]:
+        """The way back of a step's keys; which of this rank's the gradients that come are of."""
+        to, source = self.neighbours(step)
+        coming = self.plan(to, self.rank, dk.device).keys
+        received = [_empty_rows(x, len(coming)) for x in (dk, dv)]
+        return coming, Transfer(self.group, (dk, dv), source, received, to)
+
+
+def _empty_rows(x: Tensor, rows: int) -> Tensor:
+    return x.new_empty((x.shape[0], rows, *x.shape[2:]))
+
+
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
+    ) -> tuple[Tensor, Tensor]:
+        """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
+        total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), ring.sum_dtype(q.dtype))
+        for step, first, keys, values in _steps(ring, k, v):
+            for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
+                total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))
+        if s_aux is not None:
+            total.add_sinks(s_aux)
+        out, lse = total.result()
+        ctx.save_for_backward(q, k, v, out, lse, s_aux)
+        ctx.ring = ring
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
+        if dout is None and dlse is None:
+            return (None,) * 5
+
+        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
+            rows = Rows.of(dout, q, out, lse, dlse)
+            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
+            return *_gradients(ctx.ring, rows, k, v), ds_aux
+
+        return *_autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
+
+
+def _steps(ring: Ring, k: Tensor, v: Tensor):
+    """(step, first row of the keys that are there, keys, values), the next ones on their way."""
+    first, keys, values = 0, k, v
+    for step in range(ring.layout.ring):
+        coming = None
+        if step + 1 < ring.layout.ring:
+            coming = ring.send_keys(step + 1, k, v)
+        yield step, first, keys, values
+        if coming is not None:
+            keys, values = coming.wait()
+            source = ring.neighbours(step + 1)[1]
+            first = ring.plan(ring.rank, source, k.device).keys.start
+
+
+def _gradients(ring: Ring, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = ring.sum_dtype(k.dtype)
+    dq, dk, dv = (sums.Gradient(x, dtype) for x in (rows.q, k, v))
+    travels = ring.gradient_dtype or k.dtype
+    under_way: tuple[range, Transfer] | None = None
+
+    def settle() -> None:
+        if under_way is not None:
+            at, transfer = under_way
+            for total, part in zip((dk, dv), transfer.wait(), strict=True):
+                if len(at):
+                    total.add(at, part)
+
+    for step, first, keys, values in _steps(ring, k, v):
+        plan = ring.plan(ring.rank, ring.neighbours(step)[1], k.device)
+        # A step's own sums, where its calls share keys; with one call, what the kernel wrote.
+        here = [sums.Gradient(x, _ops.lse_dtype(k.dtype), plan.keys) for x in (keys, values)]
+        for call in plan.calls:
+            parts = calls.backward(call, rows, keys, values, first, ring.scoring)
+            dq.add(call.rows, parts[0])
+            for total, part in zip(here, parts[1:], strict=True):
+                total.add(call.keys, part)
+        settle()
+        if step == 0:
+            under_way = None
+            for total, part in zip((dk, dv), here, strict=True):
+                total.add(plan.keys, part.result(dtype))
+        else:
+            under_way = ring.return_gradients(step, *(x.result(travels) for x in here))
+    settle()
+    return dq.result(rows.q.dtype), dk.result(k.dtype), dv.result(v.dtype)
+
+
+def sink_gradient(s_aux: Tensor, rows: Rows) -> Tensor:
+    """(h,): this rank's rows' share of the sinks' gradient, -sum p_sink * (rowsum(dO · O) - dlse).
+
+    In the order of rows, a few thousand at a time: no copy in the LSE's type is made.
+    """
+    lse = rows.lse
+    total = torch.zeros(s_aux.shape, dtype=lse.dtype, device=lse.device)
+    for start in range(0, lse.shape[-1], 2048):
+        at = slice(start, start + 2048)
+        delta = (rows.dout[:, at].to(lse.dtype) * rows.out[:, at]).sum(-1).transpose(1, 2)
+        if rows.dlse is not None:
+            delta = delta - rows.dlse[:, :, at]
+        here = lse[:, :, at]
+        p_sink = (s_aux.to(lse.dtype).view(1, -1, 1) - here).exp()
+        p_sink = torch.where(here == -math.inf, 0.0, p_sink)
+        total -= torch.where(p_sink == 0, 0.0, p_sink * delta).sum((0, 2))
+    return total.to(s_aux.dtype)

@@ -1,0 +1,166 @@
+"""Every way to cut a sequence, with every feature, against one process in float64."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
+from reference import standard_attention
+
+from tests.distributed import work
+from tests.distributed.cases import Case, assembled, expected, inputs
+
+WORLD_GPUS = min(4, torch.cuda.device_count()) or 2
+UNEVEN = (5, 40, 0, 1, 23, 3)
+WAYS = [
+    ("ring", "zigzag"),
+    ("ring", "contiguous"),
+    ("gather", "zigzag"),
+    ("gather", "balanced"),
+    ("all_to_all", "contiguous"),
+    ("mesh", "zigzag"),
+]
+FEATURES = {
+    "causal": dict(),
+    "full": dict(causal=False),
+    "window": dict(window=(9, 0)),
+    "window-both": dict(causal=False, window=(13, 6)),
+    "softcap": dict(softcap=1.5),
+    "alibi": dict(alibi="heads"),
+    "alibi-full": dict(causal=False, alibi="batch"),
+    "alibi-window": dict(causal=False, alibi="heads", window=(21, 17)),
+    "sinks": dict(sinks=True),
+    "sinks-window": dict(sinks=True, window=(3, 0), dlse=True),
+    "dlse": dict(dlse=True),
+    "everything": dict(softcap=2.0, alibi="batch", sinks=True, window=(30, 0), dlse=True),
+}
+
+
+def cases() -> list[Case]:
+    return list(_cases())
+
+
+def _cases():
+    for (method, kind), feature in itertools.product(WAYS, FEATURES):
+        for lengths in (None, UNEVEN):
+            if (kind == "balanced") == (lengths is None) and method == "gather":
+                continue
+            ranks = 2 if feature in ("softcap", "dlse") and method != "mesh" else 4
+            yield Case(method, ranks, kind, lengths=lengths, **FEATURES[feature])
+
+
+def run(processes, case: Case) -> dict[str, torch.Tensor]:
+    """out, lse, dq, dk, dv and ds_aux of the whole."""
+    parts = processes.run(work.attention, case, ranks=case.ranks)
+    return {
+        name: assembled(
+            case, name.replace("ds_aux", "s_aux"), [torch.as_tensor(p[name]) for p in parts]
+        )
+        for name in parts[0]
+    }
+
+
+def check(processes, case: Case) -> None:
+    out, lse, grads = expected(case, inputs(case))
+    ours = run(processes, case)
+    wanted = {"out": out, "lse": lse} | {f"d{name}": x for name, x in grads.items()}
+    assert ours.keys() == wanted.keys()
+    for name, x in wanted.items():
+        assert_within(name, ours[name], x, 1e-10)
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_features(processes, case):
+    check(processes, case)
+
+
+SHAPES = [
+    Case("ring", 4, seqlen=5),  # fewer tokens than chunks
+    Case("ring", 4, seqlen=2, causal=False),
+    Case("ring", 4, "contiguous", seqlen=3),  # a rank with no tokens
+    Case("ring", 4, seqlen=0),
+    Case("ring", 2, heads=3, heads_k=1, head_dim=4, head_dim_v=6),
+    Case("ring", 3, seqlen=64),
+    Case("ring", 1, window=(5, 0)),
+    Case("ring", 4, lengths=(0, 0), dlse=True),
+    Case("ring", 4, lengths=(1, 1, 1, 90), sinks=True),
+    Case("ring", 4, "contiguous", lengths=(1, 1, 1, 90), window=(4, 0)),
+    Case("ring", 4, "balanced", lengths=(30, 30, 2)),
+    Case("gather", 4, "contiguous", lengths=(2, 1), sinks=True),
+    Case("gather", 4, "balanced", lengths=(100,)),
+    Case("gather", 4, "contiguous", lengths=(3, 50, 20), causal=False, alibi="batch"),
+    Case("all_to_all", 4, heads=8, heads_k=1),  # fewer heads of keys than ranks
+    Case("all_to_all", 4, heads=12, heads_k=6, seqlen=9),  # ranks that share one of their heads
+    Case("all_to_all", 4, "contiguous", lengths=(2, 1), heads_k=4),
+    Case("all_to_all", 3, heads=3, heads_k=3, sinks=True, alibi="batch"),
+    Case("mesh", 4, seqlen=3, heads_k=1),
+    Case("mesh", 4, "contiguous", lengths=UNEVEN, heads=6, heads_k=3, sinks=True, dlse=True),
+]
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_shapes(processes, case):
+    check(processes, case)
+
+
+def check_accuracy(processes, case: Case) -> None:
+    given = inputs(case)
+    reference = expected(case, given)
+    standard = expected(case, given, standard_attention, case.dtype)
+    ours = run(processes, case)
+    assert_lse("lse", ours["lse"], reference[1])
+    for name, exact, plain in (
+        ("out", reference[0], standard[0]),
+        *((f"d{n}", x, standard[2][n]) for n, x in reference[2].items()),
+    ):
+        assert_accurate(name, ours[name].to(plain.dtype), exact, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("ring", 4, seqlen=200),
+        Case("ring", 2, seqlen=200, sinks=True),
+        Case("ring", 4, seqlen=200, gradient_dtype=torch.float32),
+        Case("gather", 4, "balanced", lengths=UNEVEN),
+        Case("all_to_all", 4, seqlen=200, heads_k=1),
+        Case("mesh", 4, seqlen=200),
+    ],
+    ids=str,
+)
+def test_dtypes_meet_the_accuracy_bar(processes, case, dtype):
+    check_accuracy(processes, replace(case, dtype=dtype))
+
+
+def gpu_cases() -> list[Case]:
+    """The features again, at sizes that fill tiles, over as many GPUs as there are."""
+    found = []
+    for case in cases():
+        ranks = case.ranks if case.method == "mesh" else min(case.ranks, WORLD_GPUS)
+        lengths = case.lengths and tuple(17 * n for n in case.lengths)
+        found.append(
+            replace(
+                case, ranks=ranks, lengths=lengths, seqlen=777, head_dim=64, head_dim_v=64,
+                dtype=torch.bfloat16, device="cuda", window=tuple(w * 8 for w in case.window),
+            )
+        )  # fmt: skip
+    return list(dict.fromkeys(case for case in found if case.ranks <= WORLD_GPUS))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+@pytest.mark.parametrize("case", gpu_cases(), ids=str)
+def test_features_on_gpus(processes, case):
+    check_accuracy(processes, case)
+
+
+@pytest.mark.parametrize("method", ["ring", "gather", "all_to_all"])
+def test_backward_repeats_bit_for_bit(processes, method):
+    case = Case(method, 4, seqlen=300, dtype=torch.bfloat16, deterministic=True)
+    first, second = run(processes, case), run(processes, case)
+    for name, x in first.items():
+        assert_bitwise(name, x, second[name])
