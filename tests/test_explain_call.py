@@ -14,6 +14,7 @@ from test_explain import ROW, Library, fake, library, qkv  # noqa: F401 (a fixtu
 import flash_attn
 from flash_attn import backend, explain_call
 
+
 def cache_call() -> tuple[list, dict]:
     q, k_cache, new = fake("cpu", (2, 3, 4, 32), (2, 64, 2, 32), (2, 3, 2, 32))
     (cos,) = fake("cpu", (64, 16), dtype=torch.float32)
