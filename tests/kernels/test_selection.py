@@ -158,7 +158,7 @@ def test_who_decodes_at_larger_head_dims(kernels, batch, expected):
         ("sm90_bf16_d128", (2, 8192, 16, 1), False, 1),
         # As many as multiprocessors, but the longest takes twice the average.
         ("sm90_bf16_d128", (2, 8192, 16, 1), True, 4),
-        ("sm90_bf16_d128", (16, 1024, 16, 1), True, 2),
+        ("sm90_bf16_d128", (16, 1024, 16, 1), True, 4),
         ("sm80_bf16_d128", (2, 8192, 16, 1), True, 4),
         ("sm90_bf16_d128", (1, 2048, 32, 8), True, 2),
         # A quarter of them.
