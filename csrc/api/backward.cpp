@@ -112,7 +112,9 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   Tensor const turns = empty(q, {size.turns}, ScalarType::Int);
   p.workspace = {size.dq ? static_cast<float*>(sums.data_ptr()) : nullptr,
                  static_cast<float*>(stats.data_ptr()),
-                 size.turns ? static_cast<int*>(turns.data_ptr()) : nullptr};
+                 size.turns ? static_cast<int*>(turns.data_ptr()) : nullptr,
+                 {},
+                 {}};
   place_parts(p, variant, static_cast<float*>(parts.data_ptr()));
   trace_launch(p, variant);
   variant.launch.backward(p, {device, current_stream(q), variant.name});
