@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -187,7 +188,8 @@ def explain(
 
 
 def explain_call(function: Callable, *args, backward: bool = False, **kwargs) -> Explanation:
-    """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions.
+    """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions, also
+    with arguments bound to it by ``functools.partial``.
 
     Packed tensors, appended keys and rotary tables are given as to the function itself.
 
@@ -195,6 +197,9 @@ def explain_call(function: Callable, *args, backward: bool = False, **kwargs) ->
         TypeError, ValueError: arguments that the function has not; of an append, whatever does not
             fit; else as :func:`explain`.
     """
+    if isinstance(function, functools.partial):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
     call = inspect.signature(function).bind(*args, **kwargs).arguments
     if "unknown" in call:
         function(*args, **kwargs)  # says which was meant, and computes nothing

@@ -19,7 +19,12 @@ from cases import (
 from compare import assert_bitwise
 from reference import attention_ref, gradients, standard_attention
 
-from flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+)
 
 
 @pytest.mark.parametrize("case", PLAIN_CASES, ids=str)
@@ -140,6 +145,27 @@ def test_one_tensor_as_q_k_and_v(device, needs):
             {"x": x},
             torch.randn_like(x),
         )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_no_query_heads(packed, head_dim, device, needs):
+    """Nothing is attended to, so the keys' gradients are zeros."""
+    q, k, v = (
+        torch.randn(2, 80, heads, head_dim, device=device).to(BF16).requires_grad_()
+        for heads in (0, 1, 1)
+    )
+    with needs("backward"):
+        if packed:
+            ends = torch.tensor([0, 80, 160], dtype=torch.int32, device=device)
+            flat = (x.flatten(0, 1) for x in (q, k, v))
+            out = flash_attn_varlen_func(*flat, ends, ends, 80, 80)
+        else:
+            out = flash_attn_func(q, k, v)
+        out.sum().backward()
+        assert q.grad.shape == q.shape
+        assert not k.grad.any()
+        assert not v.grad.any()
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -48,6 +49,8 @@ def test_packed_forms():
     qkv_packed, q, kv = fake("cpu", (2, 5, 3, 4, 16), (2, 5, 4, 16), (2, 5, 2, 4, 16))
     dense = flash_attn.explain(q, q, q, causal=True)
     assert explain_call(flash_attn.flash_attn_func, q, q, q, causal=True) == dense
+    bound = functools.partial(flash_attn.flash_attn_func, causal=True)
+    assert explain_call(bound, q, q, q) == dense
     assert explain_call(flash_attn.flash_attn_qkvpacked_func, qkv_packed, causal=True) == dense
     assert explain_call(flash_attn.flash_attn_kvpacked_func, q, kv, causal=True) == dense
     flat = (qkv_packed[0], q[0], kv[0])

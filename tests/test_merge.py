@@ -72,6 +72,22 @@ def test_rows_that_see_nothing_count_for_nothing(device, kept):
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32], ids=str)
+def test_nan_stays(device, kept):
+    """Of either part, in out and LSE, unless that part sees nothing."""
+    _, ((out, lse), (other, other_lse), _) = parts(device, torch.bfloat16, kept)
+    wrong, seen = torch.full_like(lse, math.nan), lse.clone()
+    merged, merged_lse = out.clone(), lse.clone()
+    merge_attention(merged, merged_lse, other, wrong)
+    assert merged.isnan().all()
+    assert merged_lse.isnan().all()
+    for theirs in (other_lse, torch.full_like(lse, -math.inf)):
+        merged_lse = wrong.clone()
+        merge_attention(torch.full_like(out, math.nan), merged_lse, other, theirs)
+        assert merged_lse.isnan().all()
+    assert torch.equal(lse, seen)
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32], ids=str)
 def test_slices_of_larger_tensors(device, kept):
     (whole, whole_lse), ((out, lse), (other, other_lse)) = parts(
         device, torch.bfloat16, kept, ((0, 30), (30, 90))

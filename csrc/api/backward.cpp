@@ -66,6 +66,10 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   Tensor const& q = f.q;
   p.heads_q = count(q.size(q.dim() - 2), "heads");
   p.heads_kv = count(f.k.size(q.dim() - 2), "heads_k");
+  if (p.heads_q == 0) {  // there are no rows then, and dK and dV are zeros
+    p.seqlens.seqlen_q = 0;
+    p.seqlens.total_q = 0;
+  }
   p.head_dim = static_cast<int>(q.size(q.dim() - 1));
   p.head_dim_v = static_cast<int>(f.v.size(q.dim() - 1));
   check_shape(f.out, "out", q, p.head_dim_v);

@@ -43,12 +43,13 @@ struct Merged {
   float share_b;  // of the denominator
 };
 
-// A row that sees nothing has LSE -inf, and no share.
+// A row that sees nothing has LSE -inf, and no share; one that saw NaN has NaN, and so has what it
+// is merged with.
 FLASH_HD Merged merged(float lse_a, float lse_b) {
-  float const larger = fmaxf(lse_a, lse_b);
-  if (lse_b == -INFINITY || larger == INFINITY) {
-    return {larger, lse_b == INFINITY ? 1.f : 0.f};
+  if (lse_b == -INFINITY) {
+    return {lse_a, 0.f};
   }
+  float const larger = fmaxf(lse_a, lse_b);
   float const a = expf(lse_a - larger), b = expf(lse_b - larger);
   return {larger + logf(a + b), b / (a + b)};
 }
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(__grid_constant__ Merge
     *lse_a = m.lse;
   }
   // What b has where it counts for nothing may be NaN.
-  if (exists && m.share_b > 0.f) {
+  if (exists && m.share_b != 0.f) {
     merge_row(static_cast<Wide*>(p.out_a.ptr) + p.out_a.offset(r.batch, r.row, r.head),
               static_cast<Element const*>(p.out_b.ptr) + p.out_b.offset(r.batch, r.row, r.head),
               m.share_b, p.head_dim_v, lane);

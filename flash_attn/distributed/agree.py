@@ -7,7 +7,7 @@ of a kind the ranks tell each other what they are about to do; what they agreed 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ _REMEMBERED = 4096  # kinds of calls; packed batches that all differ would be re
 def check(
     groups: Sequence[dist.ProcessGroup],
     device: torch.device,
-    key: tuple,
+    key: Callable[[], Hashable],
     describe: Callable[[], str],
 ) -> None:
     """Raises ValueError on every rank if descriptions differ, or if one rank's ``describe`` raises.
@@ -28,16 +28,18 @@ def check(
         groups: one after the other, so that word of an error in one gets to the others'.
         device: of the call's tensors.
         key: equal on a later call only if the description would be; then nothing is sent.
-        describe: what the call looks like; the same on every rank of the groups. May raise
-            ValueError or TypeError for what is wrong on this rank alone.
+        describe: what the call looks like; the same on every rank of the groups.
+
+    Either may raise for what is wrong on this rank alone.
     """
     seen = _agreed.setdefault(groups[0], set())
-    if key in seen:
+    known = _known(key)
+    if known in seen:
         return
     error: Exception | None = None
     try:
         mine = describe()
-    except (TypeError, ValueError) as raised:
+    except Exception as raised:  # whatever it is, the other ranks wait for a word
         error, mine = raised, f"an error: {raised}"
     for group in groups:
         other = _different(group, mine)
@@ -51,7 +53,17 @@ def check(
             dist.all_reduce(torch.zeros(1, device=device), group=group)
     if len(seen) >= _REMEMBERED:
         seen.clear()
-    seen.add(key)
+    seen.add(known)
+
+
+def _known(key: Callable[[], Hashable]) -> Hashable:
+    """The key; of a call that has none, one that is like no other. Its description says why."""
+    try:
+        known = key()
+        hash(known)
+    except Exception:
+        return object()
+    return known
 
 
 def _different(group: dist.ProcessGroup, mine: str) -> str:

@@ -119,7 +119,7 @@ def ring_attention(
     """
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, gradient_dtype)  # fmt: skip
-    ranks = _Ranks(group or dist.group.WORLD, None)
+    ranks = _Ranks(_ranks_of(group), None)
     _check("ring", ranks, (q, k, v), layout, options)
     return _whole_shards(RingAttention, Ring, ranks, (q, k, v), layout, options, return_lse)
 
@@ -153,7 +153,7 @@ def gather_attention(
     """
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, gradient_dtype)  # fmt: skip
-    ranks = _Ranks(group or dist.group.WORLD, None)
+    ranks = _Ranks(_ranks_of(group), None)
     _check("gather", ranks, (q, k, v), layout, options)
     return _whole_shards(GatherAttention, Gather, ranks, (q, k, v), layout, options, return_lse)
 
@@ -190,7 +190,7 @@ def all_to_all_attention(
     """
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, None)  # fmt: skip
-    ranks = _Ranks(None, group or dist.group.WORLD)
+    ranks = _Ranks(None, _ranks_of(group))
     _check("all-to-all", ranks, (q, k, v), layout, options)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
 
@@ -231,23 +231,37 @@ def mesh_attention(
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
 
 
+def _ranks_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if group is None and not dist.is_initialized():
+        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+    return group or dist.group.WORLD
+
+
 def _check(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> None:
     """Everything that can be wrong, once for each kind of call, by all ranks of its groups."""
-    about = tuple(
-        (x.dtype, x.device.type, tuple(x.shape), x.stride()[-1:]) if isinstance(x, Tensor) else x
-        for x in (*tensors, *options)
-    )
-    groups = [group for group in (ranks.split, ranks.ring) if group is not None]
     agree.check(
-        groups,
+        [group for group in (ranks.split, ranks.ring) if group is not None],
         getattr(tensors[0], "device", torch.device("cpu")),
-        (method, layout.description, about),
+        lambda: _kind(method, tensors, layout, options),
         lambda: _description(method, ranks, tensors, layout, options),
     )
 
 
+def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
+    """Decides whether a call is one of those that were agreed on."""
+    about = tuple(
+        (x.dtype, x.device.type, tuple(x.shape)) if isinstance(x, Tensor) else x
+        for x in (*tensors, *options._replace(window_size=checks.window(options.window_size)))
+    )
+    slopes = options.alibi_slopes
+    wants = slopes is not None and slopes.requires_grad  # which they may not
+    return method, layout.description, about, tuple(x.stride(-1) for x in tensors), wants
+
+
 def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> str:
     """What must be the same on every rank; raises for what is wrong on this one."""
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout: got {type(layout).__name__}; a Layout is needed")
     if (layout.ring, layout.split) != ranks.shape:
         raise ValueError(
             f"layout: got {layout.ring} x {layout.split} ranks (ring x split); this call has "
@@ -279,7 +293,13 @@ def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _
             f"q: got {q.shape[2]} heads; a multiple of the {layout.split} ranks is needed"
         )
     shapes = [(x.shape[0], *x.shape[2:]) for x in (q, k, v)]
-    said = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in options]
+    if q.is_cuda and (q.shape[-1] % 8 or v.shape[-1] % 8):
+        raise ValueError(
+            f"head_dim: got {q.shape[-1]} and {v.shape[-1]} (q, v); on a GPU multiples of 8 are "
+            "needed here: pad with zeros"
+        )
+    plain = options._replace(window_size=checks.window(options.window_size))
+    said = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in plain]
     return f"{method}, {layout.description}, (batch, heads, head_dim) {shapes}, {q.dtype}, {said}"
 
 

@@ -166,7 +166,7 @@ def packed_layout(
             keys; 0 balances attention alone.
         ranks, split: as in :func:`dense_layout`.
     """
-    starts = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    starts = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else [int(x) for x in cu_seqlens]
     if not starts or starts[0] != 0 or any(a > b for a, b in itertools.pairwise(starts)):
         raise ValueError(f"cu_seqlens: got {starts[:9]}; 0, then ends that never decrease, needed")
     lengths = tuple(b - a for a, b in itertools.pairwise(starts))

@@ -51,9 +51,17 @@ def differ(rank: int, what: str) -> str:
                 q[0] = q[0][0]
             case "sinks":
                 options = {"s_aux": torch.zeros(4)}
+            case "window":
+                options = {"window_size": torch.tensor([3, 0])}
+            case "slopes":
+                options = {"alibi_slopes": torch.zeros(4, requires_grad=True)}
+            case "no layout":
+                layout = None
+    if what == "window":
+        options.setdefault("window_size", torch.tensor([16, 0]))
     try:
         ring_attention(*q, layout, group(2), **({"causal": True} | options))
-    except ValueError as error:
+    except Exception as error:
         return str(error)
     return "nothing raised"
 
@@ -71,6 +79,9 @@ def differ(rank: int, what: str) -> str:
         ("tokens", "q: got 7 tokens"),
         ("rank of q", r"q: got shape \(8, 4, 8\)"),
         ("sinks", "ranks differ"),
+        ("window", r"ranks differ.*\(3, 0\)"),
+        ("slopes", "alibi_slopes"),
+        ("no layout", "layout: got NoneType"),
     ],
 )
 def test_ranks_that_differ_all_say_so(processes, what, said):

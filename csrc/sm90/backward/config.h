@@ -17,7 +17,8 @@ struct BackwardConfig {
   static constexpr int kKeys = kBlockN;  // of a thread block
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for Q, and for dO
-  static constexpr int kScoreStages = 2;    // buffers for dS
+  static_assert(kStages >= 2);  // the next row block's scores need its Q beside this one's
+  static constexpr int kScoreStages = 2;  // buffers for dS
 
   // The first warpgroup loads, each of the others computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;

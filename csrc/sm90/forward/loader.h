@@ -65,6 +65,9 @@ struct Loader {
 
  private:
   __device__ void describe(WorkTile const& tile) {
+    if (in_pages()) {
+      smem.described.wait_empty(Description(described));
+    }
     if (elected) {
       if (tile.valid) {
         new (&smem.row_block(described)) Block(args, tile, described);

@@ -69,7 +69,8 @@ struct PageLoader {
     bool const elected = elect_one_sync();
     uint32_t blocks = 0;
     for (uint32_t number = 0;; ++number) {
-      smem.described.wait_full(typename SharedStorage<Config>::Description(number));
+      typename SharedStorage<Config>::Description const at(number);
+      smem.described.wait_full(at);
       RowBlock<Config> const& block = smem.row_block(number);
       if (!block.tile.valid) {
         break;
@@ -79,6 +80,7 @@ struct PageLoader {
         load(block, step, Position(blocks + step), elected);
       }
       blocks += steps;
+      smem.described.release(at);
     }
   }
 

@@ -24,9 +24,9 @@ struct SharedStorage {
   // that is late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
   using Description = RingPosition<kDescriptions>;
-  // Full: the description is there. Only who loads from pages asks; others wait for Q. Nobody
-  // empties it: the loader comes round when the others are through with the row block that was
-  // there.
+  // Full: the description is there; empty: those who load from pages are through with it. Others
+  // wait for Q, and the loader comes round when they are through with the row block that was there.
+  static constexpr int kPageWarps = 2;
   Ring<kDescriptions> described;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
 
@@ -38,7 +38,7 @@ struct SharedStorage {
     q_ring.init(Config::kConsumerWarps);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
-    described.init(1);
+    described.init(kPageWarps);
     cutlass::arch::fence_barrier_init();
     for (uint32_t& keys : exist) {
       keys = ~uint32_t{0};
