@@ -131,8 +131,8 @@ _SM90_PAIRED_BACKWARDS = [
            why="as plain"),
 ]  # fmt: skip
 
-# The first row that is large enough and fits the GPU's shared memory serves a call. docs/kernels.md
-# has the figures of the tiles that were not taken.
+# The first row that is large enough and fits the GPU's shared memory serves a call.
+# docs/kernels/sm80_forward.md has the figures of the tiles that were not taken.
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1)
 
 _SM80_FORWARDS = [
@@ -160,8 +160,8 @@ _SM80_FORWARDS = [
 # Of a backward, `why` gives what its tile costs: bytes of shared memory per multiply-add (0.1 is
 # what mma.sync keeps up with on an H200) and thread blocks on one of its multiprocessors. Where the
 # plain row needs more shared memory than the GPU has, plain calls run a full one; those of _SMALL
-# fit the 99 KiB of consumer GPUs. Figures: docs/kernels.md. Spilled are mostly addresses that stay
-# as they are.
+# fit the 99 KiB of consumer GPUs. Figures: docs/kernels/sm80_backward.md. Spilled are mostly
+# addresses that stay as they are.
 _SM80_BACKWARD = dict(direction="bwd", arch="sm80")
 _PLAIN = dict(**_SM80_BACKWARD, scores="plain")
 _FULL = dict(**_SM80_BACKWARD, scores="full")

@@ -11,10 +11,11 @@ import pytest
 from build_tools import feature_matrix
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 # A Python block, and the text block right behind it if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/guide.md"], ids=lambda p: p.name)
@@ -30,11 +31,19 @@ def test_code_runs_and_prints_what_it_says(path):
             assert printed.getvalue() == expected
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def anchors(path):
+    """What a heading's link ends with: lower case, words joined by hyphens, nothing else."""
+    titles = HEADING.findall(path.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
-    for target, _ in LINK.findall(path.read_text()):
+    for target, anchor in LINK.findall(path.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+            page = path.parent / target if target else path
+            assert page.exists(), f"{path.name} links to {target}"
+            assert not anchor or anchor in anchors(page), f"{path.name} links to {target}#{anchor}"
 
 
 @pytest.mark.parametrize("name", ["quickstart", "varlen", "kv_cache", "merge_lse"])

@@ -1,4 +1,4 @@
-// How thread blocks that stay on their SM get their tiles; see docs/kernels.md, "Tile counters".
+// How thread blocks that stay on their SM get their tiles; see docs/kernels/tile_counters.md.
 #pragma once
 
 #include "core/tile_queue.h"
