@@ -1,4 +1,4 @@
-"""The table of names in docs/guide.md: `--check` or `--write`.
+"""The table of names in docs/porting.md: `--check` or `--write`.
 
 What is here is asked of the package itself; what is not, and what to use instead, comes from
 ``flash_attn._names``. ``NAMES`` are those of the 2.8 package that its documentation has or that
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from build_tools.feature_matrix import between
 
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guide.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "porting.md"
 BEGIN = "<!-- python -m build_tools.name_table --write -->"
 END = "<!-- end of the names -->"
 
@@ -118,13 +118,13 @@ def main(argv: list[str]) -> int:
     if argv not in (["--check"], ["--write"]):
         print("usage: python -m build_tools.name_table --check | --write", file=sys.stderr)
         return 2
-    text = GUIDE.read_text()
+    text = PAGE.read_text()
     wanted = between(text, BEGIN, END, table())
     if argv == ["--write"]:
-        GUIDE.write_text(wanted)
+        PAGE.write_text(wanted)
         return 0
     if text != wanted:
-        print("docs/guide.md: the names are out of date: run with --write", file=sys.stderr)
+        print("docs/porting.md: the names are out of date: run with --write", file=sys.stderr)
         return 1
     return 0
 

@@ -1,7 +1,7 @@
 """Names of the ``flash_attn`` 2.8 package that are not here, and what to use instead.
 
 The one table of them: a module's ``__getattr__`` comes from here, and so does the table of
-docs/guide.md. An ``ImportError`` is what ``try: from … import …`` of a client expects.
+docs/porting.md. An ``ImportError`` is what ``try: from … import …`` of a client expects.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_every_public_module_is_in_the_table():
     assert found <= {*name_table.NAMES, *_names.MODULES}
 
 
-def test_the_table_of_the_guide_is_up_to_date():
+def test_the_table_of_the_page_is_up_to_date():
     assert name_table.main(["--check"]) == 0, "run python -m build_tools.name_table --write"
 
 
