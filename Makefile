@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit bench build spills sass sanitize lint format hooks wheel sdist clean
+.PHONY: help demo test unit bench build spills sass sanitize docs lint format hooks wheel sdist clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -46,6 +46,9 @@ sass: $(VENV)/.env-base  ## machine code to build/sass; FILTER=bf16_d128 for som
 sanitize: $(VENV)/.env-test build  ## small GPU calls under compute-sanitizer; TOOLS="memcheck racecheck"
 	@$(PY) -m build_tools.sanitize $(TOOLS)
 
+docs: $(VENV)/.env-docs  ## the documentation's site, to build/site, with links checked
+	$(PY) -m build_tools.make_site
+
 lint: $(VENV)/.env-dev  ## ruff, clang-format, file sizes
 	$(PY) -m build_tools.lint
 
@@ -71,6 +74,6 @@ clean:  ## remove what was built; the environment, headers and ccache stay
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # A stamp per set of extras, so that a second run starts at once.
-$(VENV)/.env-base $(VENV)/.env-demo $(VENV)/.env-test $(VENV)/.env-dev: $(VENV)/.env-%: pyproject.toml build_tools/make_env.py
+$(VENV)/.env-base $(VENV)/.env-demo $(VENV)/.env-test $(VENV)/.env-docs $(VENV)/.env-dev: $(VENV)/.env-%: pyproject.toml build_tools/make_env.py
 	$(PYTHON) build_tools/make_env.py $(VENV) $(filter-out base,$*) --torch '$(TORCH)'
 	@touch $@ $(VENV)/.env-base

@@ -153,7 +153,8 @@ def explain(
         kvcache: the call is ``flash_attn_with_kvcache``; new_keys is how many it appends to each
             sequence, and rotary whether it rotates them. :func:`explain_call` takes the tensors.
         backward: explain the backward of the call in place of its forward.
-        The others are those of the call.
+
+    The others are those of the call.
 
     Raises:
         TypeError, ValueError: what the call itself would raise for q, k and v.

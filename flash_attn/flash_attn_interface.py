@@ -166,7 +166,8 @@ def flash_attn_kvpacked_func(
     Arguments:
         q: (batch, seqlen_q, heads, head_dim), as in :func:`flash_attn_func`.
         kv: (batch, seqlen_k, 2, heads_k, head_dim): keys, then values.
-        The others, what is returned and what is raised are those of :func:`flash_attn_func`.
+
+    The others, what is returned and what is raised are those of :func:`flash_attn_func`.
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_kvpacked_func, unknown)
@@ -202,7 +203,8 @@ def flash_attn_qkvpacked_func(
 
     Arguments:
         qkv: (batch, seqlen, 3, heads, head_dim): queries, keys, values.
-        The others, what is returned and what is raised are those of :func:`flash_attn_func`.
+
+    The others, what is returned and what is raised are those of :func:`flash_attn_func`.
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_qkvpacked_func, unknown)
@@ -260,9 +262,9 @@ def flash_attn_varlen_func(
         max_seqlen_k: the longest sequence of k.
         block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
             arXiv:2309.06180), any page_size. There is no backward with it.
-        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, s_aux,
-        batch_invariant: as in :func:`flash_attn_func`; ``seqlen_q`` and ``seqlen_k`` in the masks
-            are those of the sequence.
+        dropout_p, softmax_scale, softcap, deterministic, s_aux, batch_invariant: as in
+            :func:`flash_attn_func`.
+        causal, window_size: as there; ``seqlen_q`` and ``seqlen_k`` are those of the sequence.
         alibi_slopes: (heads,) or (batch, heads), float32.
 
     Returns:
@@ -316,8 +318,9 @@ def flash_attn_varlen_kvpacked_func(
     Arguments:
         q: (total_q, heads, head_dim), as in :func:`flash_attn_varlen_func`.
         kv: (total_k, 2, heads_k, head_dim): keys, then values.
-        The others, what is returned and what is raised are those of
-        :func:`flash_attn_varlen_func`.
+
+    The others, what is returned and what is raised are those of
+    :func:`flash_attn_varlen_func`.
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
@@ -357,8 +360,9 @@ def flash_attn_varlen_qkvpacked_func(
         qkv: (total, 3, heads, head_dim): queries, keys, values.
         cu_seqlens: (batch + 1,), int32: where each sequence starts, and where the last one ends.
         max_seqlen: the longest sequence, an int or a 0-d tensor.
-        The others, what is returned and what is raised are those of
-        :func:`flash_attn_varlen_func`.
+
+    The others, what is returned and what is raised are those of
+    :func:`flash_attn_varlen_func`.
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)

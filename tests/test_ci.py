@@ -49,7 +49,7 @@ def test_it_starts_with_the_readmes_commands(checkout):
     readme = readme_commands()
     assert len(readme) == 2
     assert calls[: len(readme)] == [(str(checkout), command, "") for command in readme]
-    assert {archs for _, _, archs in calls[len(readme) + 1 :]} == {"80;90a"}  # after lint
+    assert {archs for _, _, archs in calls[len(readme) + 2 :]} == {"80;90a"}  # after lint, docs
 
 
 def test_it_ends_with_the_time_of_each_step_and_what_the_suite_said(checkout):

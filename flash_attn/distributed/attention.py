@@ -186,7 +186,8 @@ def all_to_all_attention(
         q: as in :func:`ring_attention`; the group's ranks must divide heads.
         layout: with ``split`` as many as the group's ranks.
         s_aux: its gradient is that of this rank's heads; sum it over ranks.
-        The others, what is returned and what is raised are those of :func:`ring_attention`.
+
+    The others, what is returned and what is raised are those of :func:`ring_attention`.
     """
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, None)  # fmt: skip
@@ -219,8 +220,9 @@ def mesh_attention(
     Arguments:
         layout: with ``split`` the size of the mesh's second dimension, and a ring of its first.
         mesh: of two dimensions. A submesh of a larger one will do: ``mesh["ring", "heads"]``.
-        The others, what is returned and what is raised are those of :func:`ring_attention` and
-        :func:`all_to_all_attention`.
+
+    The others, what is returned and what is raised are those of :func:`ring_attention` and
+    :func:`all_to_all_attention`.
     """
     if mesh.ndim != 2:
         raise ValueError(f"mesh: got {mesh.ndim} dimensions; (ring, all-to-all) is needed")

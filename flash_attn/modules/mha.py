@@ -388,7 +388,8 @@ class ParallelMHA(MHA):
             of this rank, and ``Wqkv`` and ``out_proj`` hold its rows and columns.
         process_group: the ranks.
         sequence_parallel: as in ``ColumnParallelLinear``.
-        The others are those of ``MHA``.
+
+    The others are those of ``MHA``.
 
     Raises:
         ValueError: as ``MHA``, and fewer heads of k and v than ranks.

@@ -129,7 +129,8 @@ def dropout_add_layer_norm_subset(
             from 1, or 0 for nowhere. None is every row in turn.
         rowscale_const: factor on x0.
         out_numrows: rows of the result, with ``out_subset``.
-        The others are those of ``dropout_add_layer_norm``; the sum is (..., hidden), whole.
+
+    The others are those of ``dropout_add_layer_norm``; the sum is (..., hidden), whole.
 
     Returns:
         y (out_numrows, hidden) or (..., hidden); or a tuple (y, [sum], [mask of x0]).
