@@ -1,11 +1,8 @@
-// The loading warp: finds tiles, describes them to the others, and keeps Q, K and V coming. Of keys
-// in pages two other warps have K and V (pages.h).
+// The loading warp: keeps Q, K and V coming. Of keys in pages two other warps have K and V
+// (pages.h).
 #pragma once
 
-#include <new>
-
 #include "sm90/forward/args.h"
-#include "sm90/forward/pages.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90 {
@@ -16,96 +13,54 @@ struct Loader {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
   using Block = RowBlock<Config>;
-  using Description = typename SharedStorage<Config>::Description;
+  // Key blocks before the end of a row block at which the next one is asked for: in time for its
+  // first keys.
+  static constexpr int kAhead = 4;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  bool elected;            // the lane that talks to TMA
-  uint32_t described = 0;  // row blocks so far
-  uint32_t blocks = 0;     // key blocks so far
+  bool elected;         // the lane that talks to TMA
+  uint32_t blocks = 0;  // key blocks so far
 
-  // Q, K and V of the row block that was described last, if there is one, and the description of
-  // the next, of `next_tile`, as soon as the first keys are on their way: found between two tiles,
-  // it was what the others waited for.
-  template <class NextTile>
-  __device__ void load(NextTile next_tile) {
-    Block const& block = smem.row_block(described - 1);
-    int const steps = described > 0 && !in_pages() ? block.range.count() : 0;
-    // Q has to wait for its only buffer, the first keys do not.
-    if (steps > 0) {
-      load_k(block, 0);
-    }
-    if (described > 0) {
-      load_q();
-    }
-    for (int step = 0; step < max(steps, 1); ++step) {
-      if (step + 1 < steps) {
-        load_k(block, step + 1);
+  __device__ void run() {
+    for (uint32_t number = 0;; ++number) {
+      smem.described.wait_full(typename SharedStorage<Config>::Description(number));
+      Block const& block = smem.row_block(number);
+      if (!block.tile.valid) {
+        load_q(block, number);
+        return;
       }
+      load(block, number);
+    }
+  }
+
+ private:
+  __device__ void load(Block const& block, uint32_t number) {
+    int const steps = args.params.pages.table ? 0 : block.range.count();
+    int const asks_at = max(steps - kAhead, 0);
+    // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not.
+    for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
-        load_v(block, step);
+        load_k(block, step);
       }
       if (step == 0) {
-        describe(next_tile());
+        load_q(block, number);
+      } else {
+        load_v(block, step - 1);
+      }
+      if (step == asks_at && elected) {
+        smem.asked.full(0).arrive();
       }
     }
     blocks += steps;
   }
 
-  // A tile that is not valid, described last, ends the others' loops.
-  __device__ void end() { load_q(); }
-
-  // The one below the tile that was described last, if tiles are drawn by first row blocks.
-  __device__ WorkTile tile_below() const {
-    if (!args.grid.first_only || described == 0) {
-      return {0, 0, 0, false};
-    }
-    return args.grid.below(args.params.seqlens, smem.row_block(described - 1).tile);
-  }
-
- private:
-  __device__ void describe(WorkTile const& tile) {
-    if (in_pages()) {
-      smem.described.wait_empty(Description(described));
-    }
-    if (elected) {
-      if (tile.valid) {
-        new (&smem.row_block(described)) Block(args, tile, described);
-      } else {
-        smem.row_block(described).tile.valid = false;
-      }
-      compiler_fence();
-    }
-    __syncwarp();
-    if (in_pages()) {
-      announce_keys(smem.row_block(described));
-    }
-    ++described;
-  }
-
-  __device__ bool in_pages() const { return args.params.pages.table; }
-
-  // To those who load its keys. If a page is missing, no block of keys goes without mask code: to
-  // ask in each would cost those that have all their pages.
-  __device__ void announce_keys(Block& block) {
-    bool const missing = block.tile.valid && misses_pages(args, block);
-    if (elected) {
-      if (missing) {
-        block.range.left = block.range.right = block.range.begin;
-      }
-      smem.described.full(Description(described).stage).arrive();
-    }
-    __syncwarp();
-  }
-
-  // Of the row block that was described last; its arrival also announces the description.
-  __device__ void load_q() {
-    uint32_t const number = described - 1;
+  // Its arrival also announces the description to those who compute.
+  __device__ void load_q(Block const& block, uint32_t number) {
     smem.q_ring.wait_empty(RingPosition<1>(number));
     if (!elected) {
       return;
     }
-    Block const& block = smem.row_block(number);
     Barrier& full = smem.q_ring.full(0);
     if (!block.tile.valid || block.range.count() == 0) {
       full.arrive();

@@ -20,15 +20,16 @@ struct SharedStorage {
   // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's
   // buffer is free before its scores are masked.
   uint32_t exist[2 * Config::kStages];
-  // Three: the loader describes a row block while the others compute the one before, and a warp
-  // that is late may still be storing the one before that.
+  // Three: a row block is described while the others compute the one before, and a warp that is
+  // late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
   using Description = RingPosition<kDescriptions>;
+  alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
   // Full: the description is there; empty: those who load from pages are through with it. Others
-  // wait for Q, and the loader comes round when they are through with the row block that was there.
+  // wait for Q, and the loader asks for the next when they are through with the one that was there.
   static constexpr int kPageWarps = 2;
   Ring<kDescriptions> described;
-  alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
+  Ring<1> asked;  // full: the next description is wanted
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
@@ -39,6 +40,7 @@ struct SharedStorage {
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
     described.init(kPageWarps);
+    asked.init(1);
     cutlass::arch::fence_barrier_init();
     for (uint32_t& keys : exist) {
       keys = ~uint32_t{0};

@@ -1,0 +1,102 @@
+// The describing warp: finds the row blocks of a thread block and puts into shared memory what the
+// others have to know of each.
+#pragma once
+
+#include <new>
+
+#include "sm90/forward/args.h"
+#include "sm90/forward/pages.h"
+#include "sm90/forward/shared_storage.h"
+#include "sm90/tile_draw.h"
+#include "sm90/warp_search.h"
+
+namespace flash::sm90 {
+
+// All lanes call its functions together.
+template <class Config>
+struct Describer {
+  using Block = RowBlock<Config>;
+  using Description = typename SharedStorage<Config>::Description;
+
+  ForwardArgs const& args;
+  SharedStorage<Config>& smem;
+  bool elected;                // the lane that writes
+  uint32_t index{blockIdx.x};  // of the tile that was drawn last
+  int sequence = 0;            // of the one before; they are drawn in order
+
+  // A tile that is not valid, described last, ends the others' loops.
+  __device__ void run() {
+    WorkTile tile = drawn_tile();
+    for (uint32_t number = 0;; ++number) {
+      describe(tile, number);
+      if (!tile.valid) {
+        return;
+      }
+      // Drawn when it is wanted and not before: who is still at work then may not be the first who
+      // is done.
+      smem.asked.wait_full(RingPosition<1>(number));
+      tile = tile_after(tile);
+    }
+  }
+
+ private:
+  __device__ WorkTile tile_after(WorkTile const& tile) {
+    if (args.grid.first_only) {
+      WorkTile const below = args.grid.below(args.params.seqlens, tile);
+      if (below.valid) {
+        return below;
+      }
+    }
+    draw();
+    return drawn_tile();
+  }
+
+  __device__ void draw() {
+    index = __shfl_sync(WarpLanes::kAll, draw_tile(args.queue, args.counter, index), 0);
+  }
+
+  // The first tile from the one drawn that is valid, or none.
+  __device__ WorkTile drawn_tile() {
+    WorkTile tile{0, 0, 0, false};
+    // The host has seen to it that an int counts them.
+    while (index < args.queue.num_tiles) {
+      tile = args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{sequence});
+      sequence = tile.batch;
+      if (tile.valid) {
+        break;
+      }
+      draw();
+    }
+    return tile;
+  }
+
+  __device__ void describe(WorkTile const& tile, uint32_t number) {
+    bool const in_pages = args.params.pages.table;
+    if (in_pages) {
+      smem.described.wait_empty(Description(number));
+    }
+    Block& block = smem.row_block(number);
+    if (elected) {
+      if (tile.valid) {
+        new (&block) Block(args, tile, number);
+      } else {
+        block.tile.valid = false;
+      }
+      compiler_fence();
+    }
+    __syncwarp();
+    // If a page is missing, no block of keys goes without mask code: to ask in each would cost
+    // those that have all their pages.
+    bool const missing = in_pages && tile.valid && misses_pages(args, block);
+    if (elected) {
+      if (missing) {
+        block.range.left = block.range.right = block.range.begin;
+      }
+      compiler_fence();
+      smem.described.full(Description(number).stage).arrive();
+    }
+    __syncwarp();
+  }
+};
+
+}  // namespace flash::sm90
