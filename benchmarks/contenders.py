@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,8 @@ import flash_attn
 NO_WINDOW = (-1, -1)
 
 
-def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
-    return flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=window)
+def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW, **options) -> Tensor:
+    return flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=window, **options)
 
 
 def standard(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
@@ -61,8 +62,8 @@ def peer(module: str) -> Callable | None:
     except (ImportError, AttributeError):
         return None
 
-    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
-        out = attend(q, k, v, causal=causal, window_size=window)
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW, **options) -> Tensor:
+        out = attend(q, k, v, causal=causal, window_size=window, **options)
         return out[0] if isinstance(out, tuple) else out
 
     return call
@@ -80,6 +81,31 @@ def dense(device: torch.device, with_standard: bool = False) -> dict[str, Callab
     if with_standard:
         chosen["standard"] = standard
     return {name: attend for name, attend in chosen.items() if attend is not None}
+
+
+def packed(device: torch.device) -> dict[str, Callable]:
+    """``f(q, k, v, ends, longest, causal)`` on packed sequences."""
+
+    def call(attend: Callable, q, k, v, ends, longest, causal):
+        out = attend(q, k, v, ends, ends, longest, longest, causal=causal)
+        return out[0] if isinstance(out, tuple) else out
+
+    chosen = {"ours": partial(call, flash_attn.flash_attn_varlen_func)}
+    try:
+        fa3 = importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return chosen
+    return chosen | {"fa3": partial(call, fa3.flash_attn_varlen_func)}
+
+
+def repeatable(device: torch.device) -> dict[str, Callable]:
+    """Dense contenders whose gradients are the same at every run, beside those that need not be."""
+    chosen = {}
+    for name, attend in dense(device).items():
+        if name in ("ours", "fa3"):
+            chosen[f"{name}, any order"] = attend
+            chosen[name] = partial(attend, deterministic=True)
+    return chosen
 
 
 def with_cache(device: torch.device) -> dict[str, Callable]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-import flash_attn
 from benchmarks import contenders, problems
 from benchmarks.clock import Clock, graphed
 
@@ -47,36 +47,42 @@ def _rate(amount: float, scale: float, times: dict[str, float | None]) -> dict:
 
 
 def _dense(
-    preset: str, what: str, points, options: Options, budget_ms: float = 60.0
+    preset: str, what: str, points, options: Options, budget_ms: float = 60.0, attends=None
 ) -> Iterator[Row]:
     clock = Clock(options.device)
-    attends = contenders.dense(options.device, options.with_standard)
+    attends = attends or contenders.dense(options.device, options.with_standard)
     for point in points:
         inputs = point.inputs(options.device, grad=what != "fwd")
-        steps = {name: _step(what, fn, point, inputs) for name, fn in attends.items()}
+        mask = (point.causal, point.window)
+        steps = {name: _step(what, fn, inputs, *mask) for name, fn in attends.items()}
         times = clock.measure(steps, budget_ms)
         on_gpu = options.device.type == "cuda"
         unit, scale = ("TFLOP/s", 1e12) if on_gpu else ("GFLOP/s", 1e9)
         yield Row(preset, f"{what} {point}", unit, times, _rate(point.flops(what), scale, times))
 
 
-def _step(what: str, attend: Callable, point: problems.Dense, inputs: tuple) -> Callable:
-    """The call that is timed. For "bwd" its forward runs once, before."""
-    mask = (point.causal, point.window)
-    dout = torch.randn_like(inputs[0])
+def _step(what: str, attend: Callable, inputs: tuple, *options) -> Callable:
+    """The call that is timed, of ``attend(*inputs, *options)``, whose first inputs are q, k and v.
+    For "bwd" its forward runs once, before."""
     if what == "fwd":
-        return lambda: attend(*inputs, *mask)
+        return lambda: attend(*inputs, *options)
+    leaves = inputs[:3]
+
+    def gradients(out: torch.Tensor, **keep) -> tuple:
+        return torch.autograd.grad(out, leaves, dout, **keep)
+
+    dout = torch.randn_like(inputs[0][..., : inputs[2].shape[-1]])
     if what == "fwd+bwd":
-        return lambda: torch.autograd.grad(attend(*inputs, *mask), inputs, dout)
+        return lambda: gradients(attend(*inputs, *options))
     try:
-        out = attend(*inputs, *mask)
+        out = attend(*inputs, *options)
     except Exception as error:  # raised again in the warm-up, which reports it
 
         def missing(error=error):
             raise error
 
         return missing
-    return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
+    return lambda: gradients(out, retain_graph=True)
 
 
 def forward(options: Options) -> Iterator[Row]:
@@ -94,38 +100,42 @@ def window(options: Options) -> Iterator[Row]:
     yield from _dense("window", "bwd", problems.windows(options.dims), options)
 
 
+def latent(options: Options) -> Iterator[Row]:
+    for what in ("fwd", "bwd"):
+        yield from _dense("latent", what, problems.latent_grid(options.dims), options)
+
+
+def deterministic(options: Options) -> Iterator[Row]:
+    """ "ours" and "fa3": gradients that are the same at every run."""
+    points = problems.score_grid(options.dims, seqlen=8192)
+    attends = contenders.repeatable(options.device)
+    return _dense("deterministic", "bwd", points, options, attends=attends)
+
+
 def varlen(options: Options) -> Iterator[Row]:
     """Rates are of the pairs that the mask lets through, so "ours" and "dense" compare."""
     clock = Clock(options.device)
-    for point in problems.varlen_grid(options.dims):
-        packed = point.inputs(options.device)
-        dense = point.dense.inputs(options.device, grad=False)
-        causal = point.dense.causal
-        steps = {
-            "ours": lambda: flash_attn.flash_attn_varlen_func(*packed, causal=causal),  # noqa: B023
-            "dense": lambda: flash_attn.flash_attn_func(*dense, causal=causal),  # noqa: B023
-        }
-        times = clock.measure(steps)
-        amounts = {"ours": point.flops(), "dense": point.dense.flops("fwd")}
-        rates = {
-            name: amounts[name] / (t * 1e-3) / 1e12 if t else None for name, t in times.items()
-        }
-        yield Row("varlen", f"fwd {point}", "TFLOP/s", times, rates)
+    for what in ("fwd", "bwd"):
+        for point in problems.varlen_grid(options.dims):
+            packed = point.inputs(options.device, grad=what == "bwd")
+            dense = point.dense.inputs(options.device, grad=what == "bwd")
+            causal = point.dense.causal
+            attends = contenders.packed(options.device)
+            steps = {name: _step(what, fn, packed, causal) for name, fn in attends.items()}
+            steps["dense"] = _step(what, contenders.ours, dense, causal)
+            times = clock.measure(steps)
+            rates = _rate(point.flops(what), 1e12, times)
+            rates |= _rate(point.dense.flops(what), 1e12, {"dense": times["dense"]})
+            yield Row("varlen", f"{what} {point}", "TFLOP/s", times, rates)
 
 
 def scores(options: Options) -> Iterator[Row]:
     """What each hook on the scores costs beside the plain call."""
-    clock = Clock(options.device)
-    for point in problems.score_grid(options.dims):
-        inputs = point.inputs(options.device, grad=False)
-        steps = {
-            name: (lambda hook=hook: flash_attn.flash_attn_func(*inputs, causal=True, **hook))  # noqa: B023
-            for name, hook in problems.score_hooks(point, options.device).items()
-        }
-        times = clock.measure(steps)
-        yield Row(
-            "scores", f"fwd {point}", "TFLOP/s", times, _rate(point.flops("fwd"), 1e12, times)
-        )
+    for what in ("fwd", "bwd"):
+        for point in problems.score_grid(options.dims):
+            hooks = problems.score_hooks(point, options.device)
+            attends = {name: partial(contenders.ours, **hook) for name, hook in hooks.items()}
+            yield from _dense("scores", what, [point], options, attends=attends)
 
 
 def cpu(options: Options) -> Iterator[Row]:
@@ -234,8 +244,10 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "fwd": forward,
     "bwd": backward,
     "window": window,
+    "latent": latent,
     "varlen": varlen,
     "scores": scores,
+    "deterministic": deterministic,
     "decode": decode,
     "serve": serve,
     "host": host,

@@ -23,29 +23,30 @@ class Dense:
     causal: bool
     dtype: torch.dtype = torch.bfloat16
     window: tuple[int, int] = NO_WINDOW
+    head_dim_v: int | None = None  # of V, where it is another
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
         if self.window != NO_WINDOW:
             mask += f" w{self.window[0] + 1}"
         dtype = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
-        return (
-            f"d{self.head_dim} b{self.batch} s{self.seqlen} h{self.heads}/{self.heads_kv} "
-            f"{dtype} {mask}"
-        )
+        dims = f"{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
+        return f"d{dims} b{self.batch} s{self.seqlen} h{self.heads}/{self.heads_kv} {dtype} {mask}"
 
     def inputs(self, device: torch.device, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator(device).manual_seed(1)
 
-        def normal(heads: int) -> Tensor:
-            shape = (self.batch, self.seqlen, heads, self.head_dim)
+        def normal(heads: int, head_dim: int) -> Tensor:
+            shape = (self.batch, self.seqlen, heads, head_dim)
             t = torch.randn(shape, device=device, dtype=self.dtype, generator=generator)
             return t.requires_grad_(grad)
 
-        return normal(self.heads), normal(self.heads_kv), normal(self.heads_kv)
+        d, dv = self.head_dim, self.head_dim_v or self.head_dim
+        return normal(self.heads, d), normal(self.heads_kv, d), normal(self.heads_kv, dv)
 
     def flops(self, what: str) -> float:
-        """Of the pairs that the mask lets through; a backward is 5 products to a forward's 2."""
+        """Of the pairs that the mask lets through: two products, one of them with V's columns; of a
+        backward's five two are."""
         s, left = self.seqlen, self.window[0]
         if not self.causal:
             pairs = s * s
@@ -53,8 +54,9 @@ class Dense:
             pairs = s * (s + 1) / 2
         else:
             pairs = sum(min(i, left) + 1 for i in range(s))
-        products = {"fwd": 2, "bwd": 5, "fwd+bwd": 7}[what]
-        return 2 * self.batch * self.heads * pairs * self.head_dim * products
+        d, dv = self.head_dim, self.head_dim_v or self.head_dim
+        columns = {"fwd": d + dv, "bwd": 3 * d + 2 * dv, "fwd+bwd": 4 * d + 3 * dv}[what]
+        return 2 * self.batch * self.heads * pairs * columns
 
 
 HEADS_OF_DIM = {64: 32, 96: 20, 128: 16, 192: 12, 256: 8}
@@ -74,6 +76,14 @@ def gpu_grid(dims: set[int] | None, seqlens: set[int] | None, gqa: bool) -> Iter
             yield Dense(2, 8192, heads, max(1, heads // 4), d, True)
 
 
+def latent_grid(dims: set[int] | None) -> Iterator[Dense]:
+    """What models with latent attention train with: V of fewer columns than Q and K."""
+    if not dims or 192 in dims:
+        for s in (1024, 4096, 8192):
+            for causal in (False, True):
+                yield Dense(16384 // s, s, 16, 16, 192, causal, head_dim_v=128)
+
+
 def windows(dims: set[int] | None) -> Iterator[Dense]:
     """A sliding window of 1,024 keys."""
     for batch, s, heads, d in ((1, 16384, 32, 64), (1, 16384, 16, 128), (2, 8192, 8, 256)):
@@ -81,10 +91,10 @@ def windows(dims: set[int] | None) -> Iterator[Dense]:
             yield Dense(batch, s, heads, heads, d, True, window=(1023, 0))
 
 
-def score_grid(dims: set[int] | None) -> Iterator[Dense]:
+def score_grid(dims: set[int] | None, seqlen: int = 4096) -> Iterator[Dense]:
     for d, heads in HEADS_OF_DIM.items():
         if not dims or d in dims:
-            yield Dense(4, 4096, heads, heads, d, True)
+            yield Dense(16384 // seqlen, seqlen, heads, heads, d, True)
 
 
 def score_hooks(point: Dense, device: torch.device) -> dict[str, dict]:
@@ -119,15 +129,20 @@ class Varlen:
     def __str__(self) -> str:
         return f"{self.name}: {self.dense}"
 
-    def flops(self) -> float:
-        """Of a forward of all sequences."""
+    def flops(self, what: str) -> float:
+        """Of all sequences."""
         pairs = sum(n * (n + 1) / 2 if self.dense.causal else n * n for n in self.lengths)
-        return 4 * self.dense.heads * self.dense.head_dim * pairs
+        products = {"fwd": 2, "bwd": 5}[what]
+        return 2 * self.dense.heads * self.dense.head_dim * pairs * products
 
-    def inputs(self, device: torch.device) -> tuple:
-        q, k, v = (x.flatten(0, 1) for x in self.dense.inputs(device, grad=False))
+    def inputs(self, device: torch.device, grad: bool) -> tuple:
+        """q, k and v, each [tokens, heads, head_dim], where sequences end, and the longest."""
+        q, k, v = (
+            x.flatten(0, 1).detach()[: sum(self.lengths)].requires_grad_(grad)
+            for x in self.dense.inputs(device, grad=False)
+        )
         ends = torch.tensor((0, *self.lengths), device=device).cumsum(0, dtype=torch.int32)
-        return q, k, v, ends, ends, max(self.lengths), max(self.lengths)
+        return q, k, v, ends, max(self.lengths)
 
 
 def random_lengths(total: int, longest: int) -> tuple[int, ...]:
@@ -139,17 +154,32 @@ def random_lengths(total: int, longest: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+def zipf_lengths(total: int, longest: int) -> tuple[int, ...]:
+    """The i-th longest has longest / i tokens, at least 16; in an order that says nothing."""
+    lengths: list[int] = []
+    while (left := total - sum(lengths)) > 0:
+        lengths.append(min(left, max(16, longest // (len(lengths) + 1))))
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(3))
+    return tuple(lengths[i] for i in order)
+
+
 def varlen_grid(dims: set[int] | None) -> Iterator[Varlen]:
-    """Random lengths of 2k tokens on average, and very many short sequences."""
+    """32k tokens in sequences of random, skewed and very short lengths."""
+    tokens = 32768
+    distributions = {
+        "256 on average": (random_lengths(tokens, 512), 256),
+        "2k on average": (random_lengths(tokens, 4096), 2048),
+        "zipf": (zipf_lengths(tokens, 8192), 2048),
+        "one of 16k, 256 of 64": ((16384, *(64,) * 256), 16384),
+        "34 each": ((34,) * 960, 34),
+    }
     for d, heads in HEADS_OF_DIM.items():
         if dims and d not in dims:
             continue
         for causal in (False, True):
-            dense = Dense(16, 2048, heads, heads, d, causal)
-            yield Varlen("random", random_lengths(16 * 2048, 4096), dense)
-            yield Varlen(
-                "34 each", (34,) * 8192, Dense(8192, 34, heads // 4, heads // 4, d, causal)
-            )
+            for name, (lengths, like) in distributions.items():
+                batch = -(-sum(lengths) // like)
+                yield Varlen(name, lengths, Dense(batch, like, heads, heads, d, causal))
 
 
 @dataclass(frozen=True)

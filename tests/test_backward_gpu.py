@@ -56,6 +56,23 @@ def test_deterministic_is_bitwise(cuda, d, dv, options, heads_k):
 
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
+def test_deterministic_a_thousand_times_beside_other_work(cuda, d, dv):
+    """Thread blocks come in ever another order while products take multiprocessors away."""
+    x, lse = inputs(cuda, d, dv, b=1, h=16, hk=4, sq=1100, sk=1100)
+    first = by_hand(x, lse, deterministic=True)
+    busy = torch.randn(1024, 1024, device=cuda, dtype=torch.bfloat16)
+    beside = torch.cuda.Stream()
+    differs = torch.zeros((), device=cuda, dtype=torch.int64)
+    for turn in range(1000):
+        with torch.cuda.stream(beside):
+            for _ in range(turn % 4):
+                busy @ busy
+        again = by_hand(x, lse, deterministic=True)
+        differs += sum((a != b).sum() for a, b in zip(again, first, strict=True))
+    assert differs.item() == 0
+
+
+@pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
 @pytest.mark.parametrize("heads_k", [8, 1])
 def test_scratch_memory_is_that_of_dq(cuda, d, dv, heads_k):
     x, lse = inputs(cuda, d, dv, b=2, h=8, hk=heads_k, sq=4096, sk=1500)
