@@ -10,6 +10,7 @@ device.
 from __future__ import annotations
 
 from flash_attn import _calls, _private
+from flash_attn.call import Cache, Options
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
@@ -133,10 +134,13 @@ def fwd_kvcache(
     Returns:
         [out (b, sq, h, d), softmax_lse (b, h, sq)].
     """
-    result, lse = _calls.kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, softmax_scale, is_causal,
-        (window_size_left, window_size_right), softcap, is_rotary_interleaved, alibi_slopes,
-        num_splits, True, None,
+    cache = Cache(
+        k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table,
     )  # fmt: skip
+    options = Options(
+        0.0, softmax_scale, is_causal, (window_size_left, window_size_right), softcap,
+        alibi_slopes, return_lse=True,
+    )  # fmt: skip
+    result, lse = _calls.kvcache(q, cache, options, is_rotary_interleaved, num_splits)
     return [_into(out, result), lse]

@@ -7,7 +7,7 @@ for the Autograd key are made here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flash_attn import _packed, _versions, backend
+from flash_attn.call import named
 
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
@@ -98,21 +99,20 @@ class _Gradients(torch.autograd.Function):
         raise RuntimeError("flash_attn has no second derivative")
 
 
-def call(operation: Callable[..., Any], q, k, v, *args, s_aux: Tensor | None, **kwargs):
-    """``backend.call`` of a forward operation."""
-    if torch.compiler.is_compiling() or _records(q, k, v, s_aux) or _in_forward_mode():
-        return backend.call(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
-    return unrecorded(operation, q, k, v, *args, s_aux=s_aux, **kwargs)
+def call(operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: tuple, kwargs: dict):
+    """``backend.call`` of a forward operation; ``inputs`` may be differentiated in.
 
-
-def unrecorded(operation: Callable[..., Any], *args, **kwargs):
-    """``backend.call`` of an operation of which there is nothing to record.
-
-    It goes past the autograd kernels below: a trip through Python that would only pass the
-    arguments on, and half the cost of the dispatch. Not under the transforms of torch.func: a
-    tensor does not show what lies below them, and may be recorded there.
+    Where there is nothing to record it goes past the autograd kernels below: a trip through Python
+    that would only pass the arguments on, and half the cost of the dispatch. Not under the
+    transforms of torch.func: a tensor does not show what lies below them, and may be recorded
+    there.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if (
+        torch.compiler.is_compiling()
+        or _records(*inputs)
+        or _in_forward_mode()
+        or torch._C._are_functorch_transforms_active()
+    ):
         return backend.call(operation, *args, **kwargs)
     with torch._C._AutoDispatchBelowAutograd():
         return backend.call(operation, *args, **kwargs)
@@ -156,7 +156,7 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
     """Makes the operation ``forward`` differentiable by ``backward``, which itself is not."""
     arguments = forward._schema.arguments
     names = [argument.name for argument in arguments]
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    by_name = named(forward._schema)
     own = {"q", "k", "v", "s_aux"}
     shared = [a.name for a in backward._schema.arguments if a.name in names and a.name not in own]
     at_dropout_p = names.index("dropout_p")
@@ -168,8 +168,7 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
             kwargs["rng_state"] = draw_rng_state(q.device)
         if not _records(q, k, v, s_aux) and not _in_forward_mode():
             return _below_autograd(forward, keyset, *args, **kwargs)
-        # The dispatcher leaves out arguments that equal their defaults.
-        bound = {**defaults, **dict(zip(names, args)), **kwargs}
+        bound = by_name(args, kwargs)
         call = _Call(
             run=lambda: _below_autograd(forward, keyset, *args, **kwargs),
             backward=backward,

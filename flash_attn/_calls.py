@@ -1,4 +1,4 @@
-"""From arguments to one operation: check, resolve defaults, draw the dropout state, call.
+"""From what is asked to one operation: check, resolve defaults, draw the dropout state, call.
 
 The public functions differ in how they take q, k and v; from here on they are the same.
 """
@@ -6,12 +6,16 @@ The public functions differ in how they take q, k and v; from here on they are t
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flash_attn import _autograd, _checks_kvcache, _ops, _versions, backend, checks
+from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
+
+NO_KEYS = Keys()
 
 
 def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
@@ -31,21 +35,22 @@ def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> in
     raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
 
 
-def max_seqlens(
-    q: Tensor, k: Tensor, max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor,
-    block_table: Tensor | None = None, exact: bool = False,
-) -> tuple[int, int]:  # fmt: skip
-    """max_seqlen_q and max_seqlen_k as ints; k is packed, or pages that block_table points to."""
-    if not isinstance(max_seqlen_q, int) or not isinstance(max_seqlen_k, int):
+def resolved(
+    lengths: Lengths, q: Tensor, k: Tensor, block_table: Tensor | None, exact: bool = False
+) -> Lengths:
+    """With max_seqlen_q and max_seqlen_k as ints; k is packed, or pages for block_table."""
+    longest_q, longest_k = lengths.max_seqlen_q, lengths.max_seqlen_k
+    if not isinstance(longest_q, int) or not isinstance(longest_k, int):
         keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
-        max_seqlen_q = max_seqlen(max_seqlen_q, "max_seqlen_q", q.shape[0], exact)
-        max_seqlen_k = max_seqlen(max_seqlen_k, "max_seqlen_k", keys, exact)
+        longest_q = max_seqlen(longest_q, "max_seqlen_q", q.shape[0], exact)
+        longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
+        lengths = Lengths(lengths.cu_seqlens_q, lengths.cu_seqlens_k, longest_q, longest_k)
     if torch.compiler.is_compiling():
         # Of a number that comes out of a tensor nothing is known while tracing: what the checks ask
         # is asked when the program runs.
-        torch._check(max_seqlen_q >= 0)
-        torch._check(max_seqlen_k >= 0)
-    return max_seqlen_q, max_seqlen_k
+        torch._check(longest_q >= 0)
+        torch._check(longest_k >= 0)
+    return lengths
 
 
 def _has_to_pad(q: Tensor, v: Tensor) -> bool:
@@ -57,132 +62,135 @@ def _padded(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else F.pad(x, (0, -x.shape[-1] % 8)) for x in tensors]
 
 
-def sinks(s_aux: Tensor | None, q: Tensor) -> Tensor | None:
-    return None if s_aux is None else s_aux.to(_ops.lse_dtype(q.dtype)).contiguous()
+def checked(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys
+) -> tuple[Scoring, Lengths | None]:
+    """Of a dense call or, with lengths, of a packed batch; with defaults resolved."""
+    if lengths is None:
+        checks.dense(q, k, v)
+        return checks.scoring(q, q.shape[0], options), None
+    lengths = resolved(lengths, q, k, keys.block_table, exact=options.return_attn_probs)
+    checks.varlen(q, k, v, lengths, keys)
+    return checks.scoring(q, lengths.batch, options), lengths
 
 
-def dense(
-    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-    return_attn_probs, s_aux, batch_invariant, return_lse,
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
+    block_table: Tensor | None = None,
 ):  # fmt: skip
-    checks.dense(q, k, v)
-    left, right = checks.window(window_size)
-    checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    head_dim = q.shape[-1]
-    if softmax_scale is None:
-        softmax_scale = head_dim**-0.5
+    """What the public functions return, but for those of a cache."""
+    keys = NO_KEYS if block_table is None else Keys(block_table)
+    scoring, lengths = checked(q, k, v, options, lengths, keys)
     if backend.LOG:
-        _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
-             return_attn_probs=return_attn_probs)  # fmt: skip
-    head_dim_v = v.shape[-1]
-    padded = _has_to_pad(q, v)
-    if padded:
+        packed = {} if lengths is None else lengths._asdict()
+        _log(q, k, v, options, block_table=block_table, **packed)
+    head_dim_v = None
+    if _has_to_pad(q, v):
+        head_dim_v = v.shape[-1]
         q, k, v = _padded(q, k, v)
-    out, lse, probs, _ = _autograd.call(
-        _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
-        alibi_slopes, return_attn_probs, s_aux=sinks(s_aux, q),
-        rng_state=_autograd.draw_rng_state(q.device) if dropout_p > 0 else None,
-        batch_invariant=batch_invariant, deterministic=deterministic,
+    call = Forward(
+        q, k, v, scoring, lengths, keys, options.return_attn_probs, None, options.batch_invariant,
+        options.deterministic,
     )  # fmt: skip
-    if padded:
+    out, lse, probs, _ = forward(call)
+    if head_dim_v is not None:
         out = out.narrow(-1, 0, head_dim_v)
-    return _results(out, lse, probs, return_attn_probs, return_lse)
-
-
-def varlen(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-    causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
-    s_aux, batch_invariant, return_lse,
-):  # fmt: skip
-    max_seqlen_q, max_seqlen_k = max_seqlens(
-        q, k, max_seqlen_q, max_seqlen_k, block_table, exact=return_attn_probs
-    )
-    checks.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table)
-    left, right = checks.window(window_size)
-    batch = cu_seqlens_q.shape[0] - 1
-    checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    head_dim = q.shape[-1]
-    if softmax_scale is None:
-        softmax_scale = head_dim**-0.5
-    if backend.LOG:
-        _log(q, k, v, causal, (left, right), softcap, dropout_p, alibi_slopes, s_aux,
-             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-             block_table=block_table, batch_invariant=batch_invariant,
-             return_attn_probs=return_attn_probs)  # fmt: skip
-    head_dim_v = v.shape[-1]
-    padded = _has_to_pad(q, v)
-    if padded:
-        q, k, v = _padded(q, k, v)
-    out, lse, probs, _ = _autograd.call(
-        _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_attn_probs,
-        block_table, s_aux=sinks(s_aux, q),
-        rng_state=_autograd.draw_rng_state(q.device) if dropout_p > 0 else None,
-        batch_invariant=batch_invariant, deterministic=deterministic,
-    )  # fmt: skip
-    if padded:
-        out = out.narrow(-1, 0, head_dim_v)
-    return _results(out, lse, probs, return_attn_probs, return_lse)
-
-
-def _results(out, lse, probs, return_attn_probs: bool, return_lse: bool):
-    if return_attn_probs:
+    if options.return_attn_probs:
         return out, lse, probs
-    return (out, lse) if return_lse else out
+    return (out, lse) if options.return_lse else out
 
 
-def kvcache(
-    q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-    cache_leftpad, block_table, softmax_scale, causal, window_size, softcap, rotary_interleaved,
-    alibi_slopes, num_splits, return_softmax_lse, s_aux,
-):  # fmt: skip
-    cache_seqlens = _checks_kvcache.lengths(cache_seqlens)
-    num_splits = checks.integer(num_splits, "num_splits")
-    _checks_kvcache.kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, num_splits,
-    )  # fmt: skip
-    _checks_kvcache.no_gradient(
-        ("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v), ("s_aux", s_aux)
-    )
-    left, right = checks.window(window_size)
-    checks.scores(q, q.shape[0], 0.0, softmax_scale, softcap, alibi_slopes, s_aux)
-    head_dim = q.shape[-1]
-    if softmax_scale is None:
-        softmax_scale = head_dim**-0.5
-    if cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-    if rotary_cos is not None:
-        rotary_cos, rotary_sin = rotary_cos.to(q.dtype), rotary_sin.to(q.dtype)
+def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operation, recorded by autograd; a call with dropout that has no state yet gets one."""
+    q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
+    *in_order, s_aux = scoring
+    if rng_state is None and scoring.dropout_p > 0:
+        rng_state = _autograd.draw_rng_state(q.device)
+    # What equals its default is left out: a name costs a third of a microsecond.
+    named: dict[str, Any] = {}
+    if s_aux is not None:
+        named["s_aux"] = s_aux
+    if rng_state is not None:
+        named["rng_state"] = rng_state
+    if call.batch_invariant:
+        named["batch_invariant"] = True
+    if call.deterministic:
+        named["deterministic"] = True
+    if call.num_splits:
+        named["num_splits"] = call.num_splits
+    inputs = q, k, v, s_aux
+    if lengths is None:
+        return _autograd.call(_ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
+    paged = () if keys is NO_KEYS else keys
+    args = (q, k, v, *lengths, *in_order, return_softmax, *paged)
+    return _autograd.call(_ops.varlen_forward, inputs, args, named)
+
+
+def backward(call: Backward) -> Tensor:
+    """The operation, of which nothing is recorded: softmax_d, and what call.tensors lists."""
+    tensors, scoring, lengths, keys, deterministic, rng_state = call
+    *in_order, dlse, ds_aux = tensors
+    *scores, s_aux = scoring
+    named: dict[str, Any] = {}
+    if dlse is not None:
+        named["dlse"] = dlse
+    if s_aux is not None:
+        named["s_aux"] = s_aux
+    if ds_aux is not None:
+        named["ds_aux"] = ds_aux
+    if keys.seqused_k is not None:
+        named["seqused_k"] = keys.seqused_k
+    if lengths is None:
+        args = (*in_order, *scores, deterministic, rng_state)
+        return _versions.call(_ops.backward, *args, **named)
+    args = (*in_order, *lengths, *scores, deterministic, rng_state)
+    return _versions.call(_ops.varlen_backward, *args, **named)
+
+
+def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
+    cache = _checks_kvcache.kvcache(q, cache)
+    num_splits = checks.num_splits(num_splits)
+    _checks_kvcache.no_gradient(q, cache, options.s_aux)
+    scoring = checks.scoring(q, q.shape[0], options)
     if backend.LOG:
-        _log(q, k_cache, v_cache, causal, (left, right), softcap, 0.0, alibi_slopes, s_aux,
-             block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
-             kvcache=True, new_keys=0 if k is None else k.shape[1],
-             rotary=rotary_cos is not None)  # fmt: skip
-    head_dim_v = v_cache.shape[-1]
-    padded = _has_to_pad(q, v_cache)
-    caches = k_cache, v_cache
+        _log(
+            q, cache.k_cache, cache.v_cache, options, block_table=cache.block_table,
+            num_splits=num_splits, kvcache=True, new_keys=cache.new,
+            rotary=cache.rotary_cos is not None,
+        )  # fmt: skip
+    given = cache = _as_kernels_read(cache, q)
+    padded = _has_to_pad(q, cache.v_cache)
     if padded:
-        q, k_cache, v_cache, k, v = _padded(q, k_cache, v_cache, k, v)
+        q, *tensors = _padded(q, *cache[:4])
+        cache = Cache(*tensors, *cache[4:])
+    _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
+    named = {} if s_aux is None else {"s_aux": s_aux}
     out, lse = _versions.call(
-        _ops.with_kvcache, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens,
-        cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, left, right, softcap,
-        rotary_interleaved, alibi_slopes, num_splits, s_aux=sinks(s_aux, q),
+        _ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
+        rotary_interleaved, slopes, num_splits, **named,
     )  # fmt: skip
     if padded:
-        out = out.narrow(-1, 0, head_dim_v)
-        if k is not None:  # the append went to the padded copies
-            caches[0].copy_(k_cache.narrow(-1, 0, head_dim))
-            caches[1].copy_(v_cache.narrow(-1, 0, head_dim_v))
-    return (out, lse) if return_softmax_lse else out
+        out = out.narrow(-1, 0, given.v_cache.shape[-1])
+        if cache.k is not None:  # the append went to the padded copies
+            for whole, copy in zip(given[:2], cache[:2]):
+                whole.copy_(copy.narrow(-1, 0, whole.shape[-1]))
+    return (out, lse) if options.return_lse else out
 
 
-def _log(q, k, v, causal, window_size, softcap, dropout_p, alibi_slopes, s_aux, **rest) -> None:
+def _as_kernels_read(cache: Cache, q: Tensor) -> Cache:
+    """With a length for each sequence, and rotary tables of q's dtype."""
+    lengths, cos, sin = cache.cache_seqlens, cache.rotary_cos, cache.rotary_sin
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
+        cache = cache._replace(cache_seqlens=lengths)
+    if cos is not None and (cos.dtype != q.dtype or sin.dtype != q.dtype):
+        cache = cache._replace(rotary_cos=cos.to(q.dtype), rotary_sin=sin.to(q.dtype))
+    return cache
+
+
+def _log(q: Tensor, k: Tensor, v: Tensor, options: Options, **rest) -> None:
     if torch.compiler.is_compiling():
         return  # a print would break the graph
     from flash_attn.explain import trace  # flash_attn.explain itself is the function
 
-    trace(
-        q, k, v, causal=causal, window_size=window_size, softcap=softcap, dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes, s_aux=s_aux, **rest,
-    )  # fmt: skip
+    trace(q, k, v, **options._asdict(), **rest)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attn import checks
+from flash_attn.call import Cache
 from flash_attn.checks import (
     _bad_shape,
     _like,
@@ -19,52 +20,43 @@ from flash_attn.checks import (
 )
 
 
-def kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    cache_seqlens: int | Tensor | None,
-    cache_batch_idx: Tensor | None,
-    cache_leftpad: Tensor | None,
-    block_table: Tensor | None,
-    num_splits: int,
-) -> None:
-    """q (b, sq, h, d); caches (bc, sc, hk, d) or pages (num_blocks, page_size, hk, d).
-
-    cache_seqlens is as :func:`lengths` makes it.
-    """
+def kvcache(q: Tensor, cache: Cache) -> Cache:
+    """q (b, sq, h, d). Returns the cache, its cache_seqlens an int if that is any other integer."""
+    lengths = _lengths(cache.cache_seqlens)
+    if lengths is not cache.cache_seqlens:
+        cache = cache._replace(cache_seqlens=lengths)
+    k_cache, block_table, batch_idx = cache.k_cache, cache.block_table, cache.cache_batch_idx
     layout = checks.CACHE if block_table is None else checks.PAGES
-    checks.operands(q, k_cache, v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
+    checks.operands(q, k_cache, cache.v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
     batch = q.shape[0]
     if block_table is not None:
         _table(block_table, k_cache, "k_cache", batch, q)
-        if cache_batch_idx is not None:
+        if batch_idx is not None:
             raise ValueError("cache_batch_idx: got one with block_table; pages need none")
-    elif cache_batch_idx is not None:
-        _per_sequence(cache_batch_idx, "cache_batch_idx", batch, q)
+    elif batch_idx is not None:
+        _per_sequence(batch_idx, "cache_batch_idx", batch, q)
     elif k_cache.shape[0] != batch:
         raise ValueError(
             f"k_cache: got batch {k_cache.shape[0]}; without cache_batch_idx it must be that of q, "
             f"{batch}, and without block_table there are no pages"
         )
-    if cache_leftpad is not None:
-        _per_sequence(cache_leftpad, "cache_leftpad", batch, q)
-    checks.num_splits(num_splits)
+    if cache.cache_leftpad is not None:
+        _per_sequence(cache.cache_leftpad, "cache_leftpad", batch, q)
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    new = _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity)
-    _within(cache_seqlens, batch, new, capacity, q)
-    _rotary(q, k, rotary_cos, rotary_sin, capacity)
+    if cache.k is not None or cache.v is not None:
+        _new_keys(q, cache, capacity)
+    _within(lengths, batch, cache.new, capacity, q)
+    if cache.rotary_cos is not None or cache.rotary_sin is not None:
+        _rotary(q, cache, capacity)
+    return cache
 
 
-def no_gradient(*named: tuple[str, Tensor | None]) -> None:
+def no_gradient(q: Tensor, cache: Cache, s_aux: Tensor | None) -> None:
     """There is no backward through a cache: it would have to undo the append."""
     if not torch.is_grad_enabled():
         return
-    for name, x in named:
+    names = ("q", "k_cache", "v_cache", "k", "v", "s_aux")
+    for name, x in zip(names, (q, *cache[:4], s_aux)):
         if isinstance(x, Tensor) and x.requires_grad:
             raise RuntimeError(
                 f"{name}: requires_grad is set; flash_attn_with_kvcache has no backward, call it "
@@ -72,19 +64,17 @@ def no_gradient(*named: tuple[str, Tensor | None]) -> None:
             )
 
 
-def _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity: int) -> int:
-    """The number of new keys per sequence."""
+def _new_keys(q: Tensor, cache: Cache, capacity: int) -> None:
+    k, v = cache.k, cache.v
     if k is None or v is None:
-        if k is not None or v is not None:
-            missing = "v" if v is None else "k"
-            raise ValueError(f"{missing}: got None; k and v are appended together or not at all")
-        return 0
-    if cache_seqlens is None:
+        missing = "v" if v is None else "k"
+        raise ValueError(f"{missing}: got None; k and v are appended together or not at all")
+    if cache.cache_seqlens is None:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
     layout = "(batch, seqlen_new, heads_k, head_dim)"
-    for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        heads_kv, head_dim = cache.shape[-2:]
-        _no_overlap(cache, f"{name}_cache")
+    for name, x, old in (("k", k, cache.k_cache), ("v", v, cache.v_cache)):
+        heads_kv, head_dim = old.shape[-2:]
+        _no_overlap(old, f"{name}_cache")
         _rank(x, name, layout)
         _like(x, name, q)
         if x.shape[0] != q.shape[0] or x.shape[2] != heads_kv or x.shape[3] != head_dim:
@@ -94,7 +84,6 @@ def _new_keys(q, k, v, k_cache, v_cache, cache_seqlens, capacity: int) -> int:
         raise _bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
     if k.shape[1] > capacity:
         raise ValueError(f"k: got {k.shape[1]} new keys; the cache holds {capacity} per sequence")
-    return k.shape[1]
 
 
 def _no_overlap(cache: Tensor, name: str) -> None:
@@ -106,7 +95,7 @@ def _no_overlap(cache: Tensor, name: str) -> None:
         )
 
 
-def lengths(cache_seqlens: Any) -> int | Tensor | None:
+def _lengths(cache_seqlens: Any) -> int | Tensor | None:
     """One length for all sequences as an int, whichever integer it is; or a tensor of lengths."""
     if cache_seqlens is None or (isinstance(cache_seqlens, Tensor) and cache_seqlens.dim() > 0):
         return cache_seqlens
@@ -130,29 +119,27 @@ def _within(cache_seqlens, batch: int, new: int, capacity: int, q: Tensor) -> No
         )
 
 
-def _rotary(q, k, rotary_cos, rotary_sin, capacity: int) -> None:
-    if rotary_cos is None or rotary_sin is None:
-        if rotary_cos is not None or rotary_sin is not None:
-            missing = "rotary_sin" if rotary_sin is None else "rotary_cos"
-            raise ValueError(f"{missing}: got None; rotary_cos and rotary_sin come together")
-        return
-    if k is None:
+def _rotary(q: Tensor, cache: Cache, capacity: int) -> None:
+    cos, sin = cache.rotary_cos, cache.rotary_sin
+    if cos is None or sin is None:
+        missing = "rotary_sin" if sin is None else "rotary_cos"
+        raise ValueError(f"{missing}: got None; rotary_cos and rotary_sin come together")
+    if cache.k is None:
         raise ValueError(
             "rotary_cos: got one without new keys k; the keys that are appended get rotated"
         )
-    for name, x in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         _rank(x, name, "(seqlen_rotary, rotary_dim / 2)")
         if not x.is_floating_point():
             raise ValueError(f"{name}: got dtype {x.dtype}; a floating dtype is needed")
         _on_device_of(x, name, q)
         _unit_stride(x, name)
-    if rotary_sin.shape != rotary_cos.shape:
-        expected = f"that of rotary_cos, {tuple(rotary_cos.shape)},"
-        raise _bad_shape(rotary_sin, "rotary_sin", expected)
-    if not 1 <= rotary_cos.shape[1] * 2 <= q.shape[-1]:
+    if sin.shape != cos.shape:
+        raise _bad_shape(sin, "rotary_sin", f"that of rotary_cos, {tuple(cos.shape)},")
+    if not 1 <= cos.shape[1] * 2 <= q.shape[-1]:
         expected = f"(seqlen_rotary, rotary_dim / 2) with rotary_dim <= {q.shape[-1]}"
-        raise _bad_shape(rotary_cos, "rotary_cos", expected)
-    if rotary_cos.shape[0] < capacity:
+        raise _bad_shape(cos, "rotary_cos", expected)
+    if cos.shape[0] < capacity:
         raise _bad_shape(
-            rotary_cos, "rotary_cos", f"a row for each of the {capacity} positions of the cache"
+            cos, "rotary_cos", f"a row for each of the {capacity} positions of the cache"
         )

@@ -8,13 +8,13 @@ functions, a backward, a compiled graph.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from flash_attn import cpu
+from flash_attn.call import named
 
 # The dispatch key between autograd and the backends.
 _KEY = torch._C.DispatchKey.BackendSelect
@@ -28,16 +28,13 @@ def register(library: torch.library.Library) -> None:
 
 
 def _checked(operation: torch._ops.OpOverload, check: Callable) -> Callable:
-    parameters = operation._schema.arguments
-    names = [parameter.name for parameter in parameters]
-    defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
-    wanted = [name for name in inspect.signature(check).parameters if name in names]
+    by_name = named(operation._schema)
     below = torch._C._dispatch_keyset_full_after(_KEY)
 
     def call(keyset, *args, **kwargs):
-        bound = {**defaults, **dict(zip(names, args)), **kwargs}
-        if _can_look(bound["q"]):
-            check(**{name: bound[name] for name in wanted})
+        arguments = by_name(args, kwargs)
+        if _can_look(arguments["q"]):
+            check(arguments)
         return operation.redispatch(keyset & below, *args, **kwargs)
 
     return call

@@ -9,10 +9,12 @@ operation without a CUDA kernel gets one that says what is missing.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import Any
 
-from flash_attn import _autograd, _content_checks, _versions, backend, cpu
+import torch
+
+from flash_attn import _autograd, _content_checks, _versions, backend, call, cpu
 
 __all__ = [
     "backward",
@@ -92,78 +94,66 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# --- CPU ---------------------------------------------------------------------------------------
-
-
-def _cpu_forward(*args, deterministic: bool = False, **kwargs):
-    return cpu.forward(*args, **kwargs)
-
-
-def _cpu_varlen_forward(*args, deterministic: bool = False, num_splits: int = 0, **kwargs):
-    return cpu.varlen_forward(*args, **kwargs)
-
-
-CPU = {
-    "_flash_attn_forward": _cpu_forward,
-    "_flash_attn_varlen_forward": _cpu_varlen_forward,
-    "_flash_attn_backward": cpu.backward,
-    "_flash_attn_varlen_backward": cpu.varlen_backward,
-    "_flash_attn_with_kvcache": cpu.with_kvcache,
-    "_merge_attention": cpu.merge_attention,
-}
-for _name, _kernel in CPU.items():
-    _library.impl(_name, _kernel, "CPU")
-
-
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------
 
 
-def _fake_outputs(q: Tensor, v: Tensor, lse_shape, probs_shape, dropout_p, return_softmax):
+def _fake_forward(asked: call.Forward):
+    q, k, lengths = asked.q, asked.k, asked.lengths
+    *batch, rows, heads, _ = q.shape
+    probs_shape = (
+        (*batch, heads, rows, k.shape[1])
+        if lengths is None
+        else (lengths.batch, heads, lengths.max_seqlen_q, lengths.max_seqlen_k)
+    )
     return (
-        q.new_empty((*q.shape[:-1], v.shape[-1])),
-        q.new_empty(lse_shape, dtype=lse_dtype(q.dtype)),
-        q.new_empty(probs_shape if return_softmax else (0,)),
-        q.new_empty((2,) if dropout_p > 0 else (0,), dtype=torch.int64),
+        q.new_empty((*q.shape[:-1], asked.v.shape[-1])),
+        q.new_empty((*batch, heads, rows), dtype=lse_dtype(q.dtype)),
+        q.new_empty(probs_shape if asked.return_softmax else (0,)),
+        q.new_empty((2,) if asked.scoring.dropout_p > 0 else (0,), dtype=torch.int64),
     )
 
 
-@torch.library.register_fake("flash_attn::_flash_attn_forward", lib=_library)
-def _fake_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
-                  softcap, alibi_slopes, return_softmax, *, s_aux=None, rng_state=None,
-                  batch_invariant=False, deterministic=False):  # fmt: skip
+def _fake_backward(asked: call.Backward):
+    lse = asked.tensors.softmax_lse
+    return lse.new_empty(lse.shape)
+
+
+def _fake_with_kvcache(asked: call.CacheStep):
+    q = asked.q
     batch, seqlen_q, heads, _ = q.shape
-    probs_shape = (batch, heads, seqlen_q, k.shape[1])
-    return _fake_outputs(q, v, (batch, heads, seqlen_q), probs_shape, dropout_p, return_softmax)
-
-
-@torch.library.register_fake("flash_attn::_flash_attn_varlen_forward", lib=_library)
-def _fake_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                         dropout_p, softmax_scale, causal, window_size_left=-1,
-                         window_size_right=-1, softcap=0.0, alibi_slopes=None,
-                         return_softmax=False, block_table=None, leftpad_k=None,
-                         seqused_k=None, zero_tensors=False, *, s_aux=None, rng_state=None,
-                         batch_invariant=False, deterministic=False, num_splits=0):  # fmt: skip
-    total_q, heads, _ = q.shape
-    probs_shape = (cu_seqlens_q.shape[0] - 1, heads, max_seqlen_q, max_seqlen_k)
-    return _fake_outputs(q, v, (heads, total_q), probs_shape, dropout_p, return_softmax)
-
-
-@torch.library.register_fake("flash_attn::_flash_attn_backward", lib=_library)
-@torch.library.register_fake("flash_attn::_flash_attn_varlen_backward", lib=_library)
-def _fake_backward(dout, q, k, v, out, softmax_lse, *args, **kwargs):
-    return softmax_lse.new_empty(softmax_lse.shape)
-
-
-@torch.library.register_fake("flash_attn::_flash_attn_with_kvcache", lib=_library)
-def _fake_with_kvcache(q, k_cache, v_cache, *args, **kwargs):
-    batch, seqlen_q, heads, _ = q.shape
-    out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
+    out = q.new_empty((batch, seqlen_q, heads, asked.cache.v_cache.shape[-1]))
     return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype))
 
 
 @torch.library.register_fake("flash_attn::_merge_attention", lib=_library)
 def _fake_merge_attention(out_a, lse_a, out_b, lse_b) -> None:
     return None
+
+
+# --- What serves them in Python ------------------------------------------------------------------
+
+# By operation: how its calls are described, and what takes these, on the CPU and without data.
+_DESCRIBED: dict[str, tuple[Any, Callable, Callable]] = {
+    "_flash_attn_forward": (call.Forward, cpu.forward, _fake_forward),
+    "_flash_attn_varlen_forward": (call.Forward, cpu.varlen_forward, _fake_forward),
+    "_flash_attn_backward": (call.Backward, cpu.backward, _fake_backward),
+    "_flash_attn_varlen_backward": (call.Backward, cpu.varlen_backward, _fake_backward),
+    "_flash_attn_with_kvcache": (call.CacheStep, cpu.with_kvcache, _fake_with_kvcache),
+}
+
+
+def _taking(arguments: Callable, description: Any, serve: Callable) -> Callable:
+    return lambda *args, **kwargs: serve(description.of(arguments(args, kwargs)))
+
+
+CPU: dict[str, Callable] = {"_merge_attention": cpu.merge_attention}
+for _name, (_description, _serve, _fake) in _DESCRIBED.items():
+    _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
+    CPU[_name] = _taking(_arguments, _description, _serve)
+    _fake = _taking(_arguments, _description, _fake)
+    torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
+for _name, _kernel in CPU.items():
+    _library.impl(_name, _kernel, "CPU")
 
 
 # --- Autograd and CUDA ---------------------------------------------------------------------------

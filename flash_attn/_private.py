@@ -11,19 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flash_attn import _autograd, _calls, _ops, checks
+from flash_attn import _calls, checks
 from flash_attn._autograd import rows_contiguous
-
-
-def _rng_state(dropout_p: float, q: Tensor) -> Tensor | None:
-    return _autograd.draw_rng_state(q.device) if dropout_p > 0 else None
-
-
-def _needed_rng_state(dropout_p: float, rng_state: Tensor | None, q: Tensor) -> Tensor | None:
-    if dropout_p == 0:
-        return None
-    checks.rng_state(rng_state, q)
-    return rng_state
+from flash_attn.call import Backward, Forward, Gradients, Keys, Lengths, Options
 
 
 def _unpadded(*tensors: Tensor) -> None:
@@ -33,6 +23,45 @@ def _unpadded(*tensors: Tensor) -> None:
                 f"got head_dim {x.shape[-1]} (shape {tuple(x.shape)}); on CUDA the private "
                 "functions take multiples of 8, the public ones pad"
             )
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
+    keys: Keys = _calls.NO_KEYS, num_splits: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """A dense call or, with lengths, one of a packed batch: as the operation returns it."""
+    scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
+    _unpadded(q, v)
+    return _calls.forward(
+        Forward(
+            q, k, v, scoring, lengths, keys, options.return_attn_probs, None, False, False,
+            num_splits,
+        )
+    )  # fmt: skip
+
+
+def backward(
+    tensors: Gradients, options: Options, rng_state: Tensor | None,
+    lengths: Lengths | None = None, seqused_k: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same of a backward; what is read of the rows may have any strides."""
+    dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
+    keys = Keys(seqused_k=seqused_k)
+    scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
+    _unpadded(q, v)
+    checks.backward(tensors, options.s_aux)
+    if scoring.dropout_p == 0:
+        rng_state = None
+    else:
+        checks.rng_state(rng_state, q)
+    dlse = None if dlse is None else dlse.contiguous()
+    tensors = Gradients(
+        rows_contiguous(dout), q, k, v, rows_contiguous(out), lse.contiguous(), dq, dk, dv, dlse,
+        ds_aux,
+    )  # fmt: skip
+    return _calls.backward(
+        Backward(tensors, scoring, lengths, keys, options.deterministic, rng_state)
+    )
 
 
 def _flash_attn_forward(
@@ -57,15 +86,11 @@ def _flash_attn_forward(
         S_dmask (batch, heads, seqlen_q, seqlen_k) if return_softmax, else (0,); rng_state (2,)
         int64 with dropout, else (0,).
     """
-    checks.dense(q, k, v)
-    _unpadded(q, v)
-    checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    left, right = checks.window((window_size_left, window_size_right))
-    return _autograd.call(
-        _ops.forward, q, k, v, dropout_p, softmax_scale, causal, left, right, softcap,
-        alibi_slopes, return_softmax, s_aux=_calls.sinks(s_aux, q),
-        rng_state=_rng_state(dropout_p, q),
+    options = Options(
+        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
+        alibi_slopes, False, return_softmax, s_aux,
     )  # fmt: skip
+    return forward(q, k, v, options)
 
 
 def _flash_attn_varlen_forward(
@@ -107,26 +132,15 @@ def _flash_attn_varlen_forward(
         heads, max_seqlen_q, max_seqlen_k) if return_softmax, else (0,); rng_state (2,) int64 with
         dropout, else (0,).
     """
-    max_seqlen_q, max_seqlen_k = _calls.max_seqlens(
-        q, k, max_seqlen_q, max_seqlen_k, block_table, exact=return_softmax
-    )
     if cu_seqlens_k is None and block_table is not None and seqused_k is not None:
         cu_seqlens_k = cu_seqlens_q
-    num_splits = checks.num_splits(num_splits)
-    checks.varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k,
-        leftpad_k,
+    options = Options(
+        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
+        alibi_slopes, False, return_softmax, s_aux,
     )  # fmt: skip
-    _unpadded(q, v)
-    batch = cu_seqlens_q.shape[0] - 1
-    checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    left, right = checks.window((window_size_left, window_size_right))
-    return _autograd.call(
-        _ops.varlen_forward, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax,
-        block_table, leftpad_k, seqused_k, zero_tensors, s_aux=_calls.sinks(s_aux, q),
-        rng_state=_rng_state(dropout_p, q), num_splits=num_splits,
-    )  # fmt: skip
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    keys = Keys(block_table, leftpad_k, seqused_k)
+    return forward(q, k, v, options, lengths, keys, checks.num_splits(num_splits))
 
 
 def _flash_attn_backward(
@@ -163,21 +177,12 @@ def _flash_attn_backward(
     Returns:
         softmax_d (batch, heads, seqlen_q): rowsum(dout · out) - dlse.
     """
-    checks.dense(q, k, v)
-    _unpadded(q, v)
-    checks.scores(q, q.shape[0], dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    left, right = checks.window((window_size_left, window_size_right))
-    lse_shape = (q.shape[0], q.shape[2], q.shape[1])
-    checks.backward(
-        q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
+    options = Options(
+        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
+        alibi_slopes, deterministic, False, s_aux,
     )  # fmt: skip
-    dlse = None if dlse is None else dlse.contiguous()
-    return _autograd.unrecorded(
-        _ops.backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
-        softmax_lse.contiguous(), dq, dk, dv, dropout_p, softmax_scale, causal, left, right,
-        softcap, alibi_slopes, deterministic, _needed_rng_state(dropout_p, rng_state, q), dlse=dlse,
-        s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux,
-    )  # fmt: skip
+    tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
+    return backward(tensors, options, rng_state)
 
 
 def _flash_attn_varlen_backward(
@@ -221,24 +226,13 @@ def _flash_attn_varlen_backward(
     Returns:
         softmax_d (heads, total_q): rowsum(dout · out) - dlse.
     """
-    max_seqlen_q, max_seqlen_k = _calls.max_seqlens(q, k, max_seqlen_q, max_seqlen_k)
-    checks.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, seqused_k)
-    _unpadded(q, v)
-    batch = cu_seqlens_q.shape[0] - 1
-    checks.scores(q, batch, dropout_p, softmax_scale, softcap, alibi_slopes, s_aux)
-    left, right = checks.window((window_size_left, window_size_right))
-    lse_shape = (q.shape[1], q.shape[0])
-    checks.backward(
-        q, k, v, dout, out, softmax_lse, lse_shape, dq, dk, dv, dlse, s_aux, ds_aux
+    options = Options(
+        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
+        alibi_slopes, deterministic, False, s_aux,
     )  # fmt: skip
-    dlse = None if dlse is None else dlse.contiguous()
-    return _autograd.unrecorded(
-        _ops.varlen_backward, rows_contiguous(dout), q, k, v, rows_contiguous(out),
-        softmax_lse.contiguous(), dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes,
-        deterministic, _needed_rng_state(dropout_p, rng_state, q), zero_tensors,
-        dlse=dlse, s_aux=_calls.sinks(s_aux, q), ds_aux=ds_aux, seqused_k=seqused_k,
-    )  # fmt: skip
+    tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return backward(tensors, options, rng_state, lengths, seqused_k)
 
 
 # Where these were custom operations, clients reached the Python function through _init_fn.

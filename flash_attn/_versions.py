@@ -40,7 +40,7 @@ def call(operation: Callable[..., Any], *args, **kwargs):
     """``backend.call`` of such an operation, of which nothing is recorded for a backward.
 
     It goes past the kernel above, a trip through Python that costs more than the counting; not
-    under the transforms of torch.func, as in ``_autograd.unrecorded``.
+    under the transforms of torch.func, as in ``_autograd.call``.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return backend.call(operation, *args, **kwargs)

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from flash_attn import backend
 from flash_attn._ops import lse_dtype
+from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring
 
 MAX_HEAD_DIM = 256
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
@@ -177,20 +178,10 @@ def packed(x: Tensor, name: str, n: int, rank: int) -> None:
         raise _bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
 
 
-def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    block_table: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-) -> None:
+def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> None:
     """q (total_q, h, d), k and v (total_k, hk, d) or pages (num_blocks, page_size, hk, d)."""
-    operands(q, k, v, VARLEN_Q, VARLEN_KV if block_table is None else PAGES)
+    operands(q, k, v, VARLEN_Q, VARLEN_KV if keys.block_table is None else PAGES)
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     _int32(cu_seqlens_q, "cu_seqlens_q", q)
     _int32(cu_seqlens_k, "cu_seqlens_k", q)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
@@ -201,13 +192,12 @@ def varlen(
     for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if integer(longest, name) < 0:
             raise ValueError(f"{name}: got {longest}; 0 or more is needed")
-    batch = cu_seqlens_q.shape[0] - 1
-    if block_table is not None:
-        _table(block_table, k, "k", batch, q)
-    if seqused_k is not None:
-        _per_sequence(seqused_k, "seqused_k", batch, q)
-    if leftpad_k is not None:
-        _per_sequence(leftpad_k, "leftpad_k", batch, q)
+    if keys.block_table is not None:
+        _table(keys.block_table, k, "k", lengths.batch, q)
+    if keys.seqused_k is not None:
+        _per_sequence(keys.seqused_k, "seqused_k", lengths.batch, q)
+    if keys.leftpad_k is not None:
+        _per_sequence(keys.leftpad_k, "leftpad_k", lengths.batch, q)
 
 
 def _int32(x: Tensor, name: str, q: Tensor) -> None:
@@ -299,17 +289,12 @@ def _order(name: str) -> str:
     return "; dropout_p, softmax_scale and causal come in this order: pass them by keyword"
 
 
-def scores(
-    q: Tensor,
-    batch: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    s_aux: Tensor | None,
-) -> None:
-    """What happens to the scores of q (…, h, d)."""
-    if softmax_scale is not None:
+def scoring(q: Tensor, batch: int, options: Options) -> Scoring:
+    """What happens to the scores of q (…, h, d), with defaults resolved."""
+    dropout_p, softmax_scale, softcap = options.dropout_p, options.softmax_scale, options.softcap
+    if softmax_scale is None:
+        softmax_scale = q.shape[-1] ** -0.5
+    else:
         number(softmax_scale, "softmax_scale")
     number(dropout_p, "dropout_p")
     number(softcap, "softcap")
@@ -320,16 +305,25 @@ def scores(
         )
     if not 0.0 <= softcap < float("inf"):
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
-    heads = q.shape[-2]
-    if alibi_slopes is not None:
-        _alibi(alibi_slopes, batch, heads, q)
+    left, right = window(options.window_size)
+    slopes, s_aux = options.alibi_slopes, options.s_aux
+    if slopes is not None:
+        _alibi(slopes, batch, q.shape[-2], q)
     if s_aux is not None:
-        _tensor(s_aux, "s_aux")
-        if s_aux.dim() != 1 or s_aux.shape[0] != heads:
-            raise _bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
-        if s_aux.dtype not in _DTYPES:
-            raise ValueError(f"s_aux: got dtype {s_aux.dtype}; a floating dtype is needed")
-        _on_device_of(s_aux, "s_aux", q)
+        s_aux = _sinks(s_aux, q)
+    return Scoring(dropout_p, softmax_scale, options.causal, left, right, softcap, slopes, s_aux)
+
+
+def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
+    """s_aux as kernels read it."""
+    _tensor(s_aux, "s_aux")
+    heads = q.shape[-2]
+    if s_aux.dim() != 1 or s_aux.shape[0] != heads:
+        raise _bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
+    if s_aux.dtype not in _DTYPES:
+        raise ValueError(f"s_aux: got dtype {s_aux.dtype}; a floating dtype is needed")
+    _on_device_of(s_aux, "s_aux", q)
+    return s_aux.to(lse_dtype(q.dtype)).contiguous()
 
 
 def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
@@ -345,22 +339,9 @@ def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
         raise RuntimeError("alibi_slopes: requires_grad is set; slopes get no gradient")
 
 
-def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    lse_shape: tuple[int, ...],
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    dlse: Tensor | None,
-    s_aux: Tensor | None,
-    ds_aux: Tensor | None,
-) -> None:
+def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
     """What a backward takes beside q, k and v."""
+    dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     out_shape = (*q.shape[:-1], v.shape[-1])
     for name, x in (("dout", dout), ("out", out)):
         _tensor(x, name)
@@ -369,13 +350,15 @@ def backward(
         if x.dtype != q.dtype:
             raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
         _on_device_of(x, name, q)
-    _accumulated(softmax_lse, "softmax_lse", lse_shape, q)
+    *batch, seqlen_q, heads, _ = q.shape
+    lse_shape = (*batch, heads, seqlen_q)
+    _accumulated(lse, "softmax_lse", lse_shape, q)
     if dlse is not None:
         _accumulated(dlse, "dlse", lse_shape, q)
     if ds_aux is not None:
         if s_aux is None:
             raise ValueError("ds_aux: got one without s_aux; it is the gradient of s_aux")
-        _accumulated(ds_aux, "ds_aux", (q.shape[-2],), q)
+        _accumulated(ds_aux, "ds_aux", (heads,), q)
     for name, x, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
         if x is None:
             continue

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attn import _checks_kvcache, backend, checks
+from flash_attn.call import Cache, pick
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
@@ -218,21 +219,14 @@ def explain_call(function: Callable, *args, backward: bool = False, **kwargs) ->
     return explain(**call, backward=backward)
 
 
-def _as_cache(
-    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
-    cache_batch_idx=None, cache_leftpad=None, block_table=None, rotary_interleaved=True,
-    num_splits=0, **others,
-) -> dict[str, Any]:  # fmt: skip
+def _as_cache(q: Tensor, num_splits: Any = 0, rotary_interleaved: bool = True, **others):
     """The arguments of ``explain`` for those of ``flash_attn_with_kvcache``."""
-    cache_seqlens = _checks_kvcache.lengths(cache_seqlens)
-    _checks_kvcache.kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, checks.integer(num_splits, "num_splits"),
-    )  # fmt: skip
+    cache = _checks_kvcache.kvcache(q, pick(Cache, others))
     return {
-        "q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "num_splits": num_splits,
-        "kvcache": True, "new_keys": 0 if k is None else k.shape[1],
-        "rotary": rotary_cos is not None, **others,
+        "q": q, "k": cache.k_cache, "v": cache.v_cache, "block_table": cache.block_table,
+        "num_splits": checks.num_splits(num_splits), "kvcache": True, "new_keys": cache.new,
+        "rotary": cache.rotary_cos is not None,
+        **{name: value for name, value in others.items() if name not in Cache._fields},
     }  # fmt: skip
 
 

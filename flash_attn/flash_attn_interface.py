@@ -19,6 +19,7 @@ from flash_attn._private import (  # noqa: F401
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
 )
+from flash_attn.call import Cache, Lengths, Options
 
 __all__ = [
     "flash_attn_func",
@@ -135,10 +136,11 @@ def flash_attn_func(
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_func, unknown)
-    return _calls.dense(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
+    return _calls.attend(q, k, v, options)
 
 
 def flash_attn_kvpacked_func(
@@ -173,10 +175,11 @@ def flash_attn_kvpacked_func(
         raise _keywords.unexpected(flash_attn_kvpacked_func, unknown)
     checks.packed(kv, "kv", 2, rank=5)
     k, v = unpack(kv)
-    return _calls.dense(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
+    return _calls.attend(q, k, v, options)
 
 
 def flash_attn_qkvpacked_func(
@@ -210,10 +213,11 @@ def flash_attn_qkvpacked_func(
         raise _keywords.unexpected(flash_attn_qkvpacked_func, unknown)
     checks.packed(qkv, "qkv", 3, rank=5)
     q, k, v = unpack(qkv)
-    return _calls.dense(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
+    return _calls.attend(q, k, v, options)
 
 
 def flash_attn_varlen_func(
@@ -282,11 +286,12 @@ def flash_attn_varlen_func(
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_varlen_func, unknown)
-    return _calls.varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
-        s_aux, batch_invariant, return_lse or return_softmax_lse,
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _calls.attend(q, k, v, options, lengths, block_table)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -326,11 +331,12 @@ def flash_attn_varlen_kvpacked_func(
         raise _keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
     checks.packed(kv, "kv", 2, rank=4)
     k, v = unpack(kv)
-    return _calls.varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
-        s_aux, batch_invariant, return_lse or return_softmax_lse,
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _calls.attend(q, k, v, options, lengths)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -368,11 +374,12 @@ def flash_attn_varlen_qkvpacked_func(
         raise _keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
     checks.packed(qkv, "qkv", 3, rank=4)
     q, k, v = unpack(qkv)
-    return _calls.varlen(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
-        s_aux, batch_invariant, return_lse or return_softmax_lse,
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
     )  # fmt: skip
+    lengths = Lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return _calls.attend(q, k, v, options, lengths)
 
 
 def flash_attn_with_kvcache(
@@ -452,11 +459,15 @@ def flash_attn_with_kvcache(
     """
     if unknown:
         raise _keywords.unexpected(flash_attn_with_kvcache, unknown)
-    return _calls.kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, softmax_scale, causal, window_size, softcap,
-        rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse or return_lse, s_aux,
+    cache = Cache(
+        k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table,
     )  # fmt: skip
+    options = Options(
+        0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, False, s_aux, False,
+        return_softmax_lse or return_lse,
+    )  # fmt: skip
+    return _calls.kvcache(q, cache, options, rotary_interleaved, num_splits)
 
 
 def _function(name: str, function):

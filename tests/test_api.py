@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_attn
 from flash_attn import _calls, flash_attn_interface
+from flash_attn.call import Lengths
 
 REQUIRED = inspect.Parameter.empty
 TAIL = {
@@ -183,8 +184,8 @@ def test_max_seqlen_on_a_gpu_is_not_waited_for():
         pages = torch.empty(7, 16, 2, 8, device="cuda")
         table = torch.empty(3, 5, dtype=torch.int32, device="cuda")
         longest = torch.empty((), dtype=torch.int32, device="cuda")
-        assert _calls.max_seqlens(q, q, longest, 11) == (30, 11)
-        assert _calls.max_seqlens(q, pages, 9, longest, table) == (9, 80)
+        assert _calls.resolved(Lengths(None, None, longest, 11), q, q, None)[2:] == (30, 11)
+        assert _calls.resolved(Lengths(None, None, 9, longest), q, pages, table)[2:] == (9, 80)
 
 
 def test_cache_seqlens_as_int(device, needs):

@@ -16,6 +16,7 @@ from compare import assert_bitwise
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attn import cpu
+from flash_attn.call import Backward, Cache, CacheStep, Forward, Gradients, Lengths, Scoring
 from flash_attn.cpu import bf16_causal, native, tiled_backward, tiled_forward, tiling
 
 WAYS = ["native", "tiled", "bf16_causal"]
@@ -119,12 +120,12 @@ class Operations(TorchDispatchMode):
 def test_few_operations_wait_for_every_thread():
     """On busy cores each of them can cost a time slice: no copies per block of rows."""
     q, k, v = (torch.randn(2, 512, h, 64, dtype=BF16) for h in (4, 2, 2))
-    scores = (0.0, 0.125, True, -1, -1, 0.0, None)
+    scoring = Scoring(0.0, 0.125, True, -1, -1, 0.0, None, None)
     with Operations() as forward:
-        out, lse, *_ = cpu.forward(q, k, v, *scores, False)
+        out, lse, *_ = cpu.forward(Forward(q, k, v, scoring))
     grads = [torch.empty_like(x) for x in (q, k, v)]
     with Operations() as backward:
-        cpu.backward(out, q, k, v, out, lse, *grads, *scores, False)
+        cpu.backward(Backward(Gradients(out, q, k, v, out, lse, *grads), scoring))
     blocks = 4
     kernel = "_scaled_dot_product_flash_attention_for_cpu"
     assert forward.count[kernel] == backward.count[f"{kernel}_backward"] == blocks
@@ -166,14 +167,12 @@ def test_batch_invariance_to_the_bit(dtype, d, softcap):
     total = sum(lengths)
     q, k, v = (torch.randn(total, h, d, generator=gen).to(dtype) for h in (4, 2, 2))
     s_aux = torch.randn(4, generator=gen)
-    args = (0.0, d**-0.5, False, 20, 50, softcap, None)
-    keywords = {"s_aux": s_aux, "batch_invariant": True}
-    out, lse, *_ = cpu.varlen_forward(
-        q, k, v, offsets, offsets, max(lengths), max(lengths), *args, **keywords
-    )
+    scoring = Scoring(0.0, d**-0.5, False, 20, 50, softcap, None, s_aux)
+    packed = Lengths(offsets, offsets, max(lengths), max(lengths))
+    out, lse, *_ = cpu.varlen_forward(Forward(q, k, v, scoring, packed, batch_invariant=True))
     for start, stop in itertools.pairwise(offsets.tolist()):
         one = (x[None, start:stop].repeat(3, 1, 1, 1) for x in (q, k, v))
-        batch_out, batch_lse, *_ = cpu.forward(*one, *args, False, **keywords)
+        batch_out, batch_lse, *_ = cpu.forward(Forward(*one, scoring, batch_invariant=True))
         for i in range(3):
             assert_bitwise("out", batch_out[i], out[start:stop])
             assert_bitwise("lse", batch_lse[i], lse[:, start:stop])
@@ -183,15 +182,15 @@ def test_table_entries_past_the_length_may_be_anything():
     k = torch.randn(3, 16, 1, 8)
     q = torch.randn(1, 2, 1, 8)
     used = torch.tensor([20], dtype=torch.int32)
-    results = []
-    for rest in (0, -7, 99):
-        table = torch.tensor([[2, 0, rest]], dtype=torch.int32)
-        tail = (0.3, True, -1, -1, 0.0, True, None, 0)
-        results.append(
-            cpu.with_kvcache(q, k, k, None, None, None, None, used, None, None, table, *tail)[0]
-        )
+    scoring = Scoring(0.0, 0.3, True, -1, -1, 0.0, None, None)
+
+    def out_of(*pages: int):
+        table = torch.tensor([pages], dtype=torch.int32)
+        cache = Cache(k, k, cache_seqlens=used, block_table=table)
+        return cpu.with_kvcache(CacheStep(q, cache, scoring, True, 0))[0]
+
+    results = [out_of(2, 0, rest) for rest in (0, -7, 99)]
     for result in results[1:]:
         assert_bitwise("out", result, results[0])
-    bad = torch.tensor([[2, 3, 0]], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"block_table\[0\] holds page 3; expected -1 .* to 2"):
-        cpu.with_kvcache(q, k, k, None, None, None, None, used, None, None, bad, *tail)
+        out_of(2, 3, 0)

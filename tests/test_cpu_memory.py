@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flash_attn import cpu
+from flash_attn.call import Backward, Forward, Gradients, Scoring
 
 SEQLEN, HEADS = 2048, 2
 SCORES = HEADS * SEQLEN * SEQLEN
@@ -41,17 +42,13 @@ FEATURES = {
 @torch.no_grad()
 def test_nothing_is_as_large_as_the_scores(feature, dtype):
     q, k, v = torch.randn(3, 1, SEQLEN, HEADS, 16, dtype=dtype)
-    scores = {
-        "dropout_p": 0.0, "softmax_scale": 0.1, "causal": True, "window_size_left": -1,
-        "window_size_right": 0, "softcap": 0.0, "alibi_slopes": None,
-    } | FEATURES[feature]  # fmt: skip
-    state = torch.tensor([1, 2]) if scores["dropout_p"] else None
+    scoring = Scoring(0.0, 0.1, True, -1, 0, 0.0, None, None)._replace(**FEATURES[feature])
+    state = torch.tensor([1, 2]) if scoring.dropout_p else None
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     with Largest() as largest:
-        out, lse, *_ = cpu.forward(q, k, v, **scores, return_softmax=False, rng_state=state)
-        cpu.backward(
-            out, q, k, v, out, lse, *gradients, **scores, deterministic=False, rng_state=state
-        )
+        out, lse, *_ = cpu.forward(Forward(q, k, v, scoring, rng_state=state))
+        tensors = Gradients(out, q, k, v, out, lse, *gradients)
+        cpu.backward(Backward(tensors, scoring, rng_state=state))
     assert q.numel() <= largest.elements < SCORES / 8
 
 

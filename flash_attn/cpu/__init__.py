@@ -1,7 +1,7 @@
 """The CPU backend: every operation of the package on torch operations, tiled, in O(seqlen) memory.
 
-The functions have exactly the parameters of the ops of the same name in `flash_attn._ops`, which
-registers them; they run below autograd and check only what the static checks cannot: values.
+The functions take a call as `flash_attn.call` describes it; `flash_attn._ops` registers them as the
+ops of the same names. They run below autograd and check only what the static checks cannot: values.
 CONTENT_CHECKS makes these checks alone, for tensors of any device.
 """
 
@@ -21,9 +21,9 @@ __all__ = [
     "with_kvcache",
 ]
 
-#: By operation: takes some of its arguments, by name; raises for what their tensors contain.
+#: By operation: takes its arguments, by name; raises for what their tensors contain.
 CONTENT_CHECKS = {
-    "_flash_attn_varlen_forward": varlen.locate,
-    "_flash_attn_varlen_backward": varlen.locate,
-    "_flash_attn_with_kvcache": kvcache.locate,
+    "_flash_attn_varlen_forward": varlen.check_contents,
+    "_flash_attn_varlen_backward": varlen.check_contents,
+    "_flash_attn_with_kvcache": kvcache.check_contents,
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from flash_attn.call import Cache, CacheStep, Scoring
 
 from .attend import attend
 from .paging import Pages
@@ -11,75 +15,49 @@ from .rotary import rotate, turns
 from .scores import Scores, accumulation_dtype, make_scores
 
 
-def with_kvcache(
-    q: Tensor,  # (b, sq, h, d)
-    k_cache: Tensor,  # (b_cache, s_cache, hk, d), or pages (num_pages, page_size, hk, d)
-    v_cache: Tensor,
-    k: Tensor | None,  # (b, s_new, hk, d), appended
-    v: Tensor | None,
-    rotary_cos: Tensor | None,  # (max_positions, rotary_dim / 2)
-    rotary_sin: Tensor | None,
-    cache_seqlens: Tensor | None,  # (b,) int32; None: the cache is full; -1: skip the sequence
-    cache_batch_idx: Tensor | None,  # (b,) int32
-    cache_leftpad: Tensor | None,  # (b,) int32
-    block_table: Tensor | None,  # (b, pages_per_sequence) int32
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    rotary_interleaved: bool,
-    alibi_slopes: Tensor | None,
-    num_splits: int,
-    *,
-    s_aux: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def with_kvcache(call: CacheStep) -> tuple[Tensor, Tensor]:
     """Returns out (b, sq, h, dv) and softmax_lse (b, h, sq); writes k and v into the cache."""
+    q, k, v, scoring = call.q, call.cache.k, call.cache.v, call.scoring
     batch, seqlen_q, heads, _ = q.shape
-    cache, old = locate(
-        q, k_cache, v_cache, k, rotary_cos, cache_seqlens, cache_batch_idx, cache_leftpad,
-        block_table, causal, window_size_left, window_size_right,
-    )  # fmt: skip
-    if rotary_cos is not None:
-        local = _is_local(causal, window_size_left, window_size_right)
-        q, k = _rotate(q, k, rotary_cos, rotary_sin, old, local, rotary_interleaved)
+    storage, old = locate(call)
+    if call.cache.rotary_cos is not None:
+        q, k = _rotate(call, old)
     if k is not None:
         for i in range(batch):
             if old[i] >= 0:
-                cache.write(i, old[i], k[i], v[i])
-    scores = make_scores(
-        q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
-        alibi_slopes, s_aux,
-    )  # fmt: skip
-    out = q.new_empty(batch, seqlen_q, heads, v_cache.shape[-1])
+                storage.write(i, old[i], k[i], v[i])
+    scores = make_scores(q, batch, scoring)
+    out = q.new_empty(batch, seqlen_q, heads, call.cache.v_cache.shape[-1])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
-    new = 0 if k is None else k.shape[1]
-    _attend_cache(q, cache, [n + new if n >= 0 else 0 for n in old], out, lse, scores)
+    new = call.cache.new
+    _attend_storage(q, storage, [n + new if n >= 0 else 0 for n in old], out, lse, scores)
     return out, lse
 
 
-def locate(
-    q, k_cache, v_cache, k, rotary_cos, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-    causal, window_size_left, window_size_right,
-) -> tuple[Cache, list[int]]:  # fmt: skip
+def check_contents(arguments: dict[str, Any]) -> None:
+    """Of the op's arguments, by name."""
+    locate(CacheStep.of(arguments))
+
+
+def locate(call: CacheStep) -> tuple[Storage, list[int]]:
     """The cache, and how many keys each sequence has in it, -1 for one to skip.
 
     Raises for contents of the call's tensors that lie outside, before anything is written.
     """
-    new = 0 if k is None else k.shape[1]
-    cache = Cache(k_cache, v_cache, block_table, cache_batch_idx, cache_leftpad, q.shape[0])
-    old = cache.lengths(cache_seqlens, new)
-    if rotary_cos is not None and old:
-        local = _is_local(causal, window_size_left, window_size_right)
-        _check_positions(rotary_cos, old, max(new, q.shape[1] if local else 1))
+    cache, new = call.cache, call.cache.new
+    storage = Storage(cache, call.q.shape[0])
+    old = storage.lengths(cache.cache_seqlens, new)
+    if cache.rotary_cos is not None and old:
+        rows = call.q.shape[1] if _is_local(call.scoring) else 1
+        _check_positions(cache.rotary_cos, old, max(new, rows))
     if new:
-        cache.check_append(old, new)
-    return cache, old
+        storage.check_append(old, new)
+    return storage, old
 
 
-def _is_local(causal: bool, window_size_left: int, window_size_right: int) -> bool:
+def _is_local(scoring: Scoring) -> bool:
     """Whether masks depend on where a query is."""
-    return causal or window_size_left >= 0 or window_size_right >= 0
+    return scoring.causal or scoring.window_size_left >= 0 or scoring.window_size_right >= 0
 
 
 def _check_positions(rotary_cos: Tensor, old: list[int], rows: int) -> None:
@@ -91,20 +69,22 @@ def _check_positions(rotary_cos: Tensor, old: list[int], rows: int) -> None:
         )
 
 
-def _attend_cache(q, cache: Cache, lengths: list[int], out, lse, scores: Scores) -> None:
-    whole = cache.whole_batch(lengths)
+def _attend_storage(q, storage: Storage, lengths: list[int], out, lse, scores: Scores) -> None:
+    whole = storage.whole_batch(lengths)
     if whole is not None:
         attend(q, *whole, out, lse, scores)
         return
     for i, length in enumerate(lengths):
         one = slice(i, i + 1)
         part = scores.part(one, slice(None))
-        k, v, hidden = cache.read(i, length)
+        k, v, hidden = storage.read(i, length)
         attend(q[one], k, v, out[one], lse[one], part, hidden)
 
 
-def _rotate(q, k, cos, sin, old: list[int], local: bool, interleaved: bool):
+def _rotate(call: CacheStep, old: list[int]) -> tuple[Tensor, Tensor]:
     """New keys turn by cache_seqlens + i; queries too if masks are local, else by cache_seqlens."""
+    q, k, local = call.q, call.cache.k, _is_local(call.scoring)
+    cos, sin, interleaved = call.cache.rotary_cos, call.cache.rotary_sin, call.rotary_interleaved
     starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, read by nobody
     if not starts:
         return q, k
@@ -118,12 +98,13 @@ def _rotate(q, k, cos, sin, old: list[int], local: bool, interleaved: bool):
     return rotate(q, turns(cos, sin, starts, q.shape[1] if local else 1), interleaved), k
 
 
-class Cache:
+class Storage:
     """Keys and values of each sequence of the batch, wherever they are stored."""
 
-    def __init__(self, k, v, block_table, batch_idx, leftpad, batch: int):
-        self.k, self.v = k, v
-        self.pages = None if block_table is None else Pages(k, v, block_table)
+    def __init__(self, cache: Cache, batch: int):
+        self.k, self.v = k, v = cache.k_cache, cache.v_cache
+        table, batch_idx, leftpad = cache.block_table, cache.cache_batch_idx, cache.cache_leftpad
+        self.pages = None if table is None else Pages(k, v, table)
         self.capacity = k.shape[1] if self.pages is None else self.pages.capacity
         self.batch_idx = None if batch_idx is None else batch_idx.tolist()
         self.leftpad = [0] * batch if leftpad is None else leftpad.tolist()

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flash_attn.call import Scoring
+
 from . import philox
 
 UNBOUNDED = 1 << 60  # a window side of -1
@@ -61,39 +63,29 @@ class Scores:
         return replace(self, **changes) if changes else self
 
 
-def make_scores(
-    q: Tensor,
-    batch: int,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    dropout_p: float = 0.0,
-    rng_state: Tensor | None = None,
-) -> Scores:
+def make_scores(q: Tensor, batch: int, asked: Scoring, rng_state: Tensor | None = None) -> Scores:
     """Scores of an op call.  q (..., h, d) gives the heads and the accumulation type."""
     heads, dtype = q.shape[-2], accumulation_dtype(q.dtype)
+    left, right = asked.window_size_left, asked.window_size_right
     slopes = dropout = None
-    if alibi_slopes is not None:
-        slopes = alibi_slopes.to(dtype).expand(batch, heads)
-    if dropout_p > 0.0:
+    if asked.alibi_slopes is not None:
+        slopes = asked.alibi_slopes.to(dtype).expand(batch, heads)
+    if asked.dropout_p > 0.0:
         if rng_state is None:
             raise ValueError(
-                f"rng_state is None with dropout_p {dropout_p}; expected the forward's rng_state"
+                f"rng_state is None with dropout_p {asked.dropout_p}; expected the forward's "
+                "rng_state"
             )
         seed, offset = rng_state.tolist()
         head_ids = torch.arange(batch * heads).view(batch, heads)
-        dropout = Dropout(dropout_p, seed, offset, head_ids)
+        dropout = Dropout(asked.dropout_p, seed, offset, head_ids)
     return Scores(
-        softmax_scale=softmax_scale,
-        left=window_size_left if window_size_left >= 0 else UNBOUNDED,
-        right=0 if causal else window_size_right if window_size_right >= 0 else UNBOUNDED,
-        softcap=softcap,
+        softmax_scale=asked.softmax_scale,
+        left=left if left >= 0 else UNBOUNDED,
+        right=0 if asked.causal else right if right >= 0 else UNBOUNDED,
+        softcap=asked.softcap,
         slopes=slopes,
-        sinks=None if s_aux is None else s_aux.to(dtype),
+        sinks=None if asked.s_aux is None else asked.s_aux.to(dtype),
         dropout=dropout,
     )
 

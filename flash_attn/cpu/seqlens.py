@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flash_attn.call import Keys, Lengths
+
 
 @dataclass(frozen=True)
 class Sequence:
@@ -25,12 +27,8 @@ class Sequence:
 def sequences(
     total_q: int,
     total_k: int | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    leftpad_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
+    lengths: Lengths,
+    keys: Keys,
     page_capacity: int | None = None,
 ) -> list[Sequence]:
     """Sequences of a varlen call, in order.
@@ -38,6 +36,8 @@ def sequences(
     total_k is None for paged keys, of which a sequence can hold page_capacity; cu_seqlens_k then
     gives lengths only, and not even these with seqused_k.
     """
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
+    leftpad_k, seqused_k = keys.leftpad_k, keys.seqused_k
     cu_q = checked_offsets("cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q, "max_seqlen_q")
     batch = len(cu_q) - 1
     leftpad = [0] * batch if leftpad_k is None else leftpad_k.tolist()

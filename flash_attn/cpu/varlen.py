@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from flash_attn.call import Backward, Forward, Keys, Lengths
 
 from .attend import attend, attend_backward
 from .common import draw_rng_state, sink_gradient, softmax_delta
@@ -15,54 +18,25 @@ from .scores import accumulation_dtype, make_scores
 from .seqlens import Sequence, rows_in_use, sequences
 
 
-def varlen_forward(
-    q: Tensor,  # (total_q, h, d)
-    k: Tensor,  # (total_k, hk, d), or pages (num_pages, page_size, hk, d)
-    v: Tensor,
-    cu_seqlens_q: Tensor,  # (b + 1,) int32
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: Tensor | None = None,  # (b, pages_per_sequence) int32
-    leftpad_k: Tensor | None = None,  # (b,) int32
-    seqused_k: Tensor | None = None,  # (b,) int32
-    zero_tensors: bool = False,
-    *,
-    s_aux: Tensor | None = None,
-    rng_state: Tensor | None = None,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns out (total_q, h, dv), softmax_lse (h, total_q), S_dmask, rng_state."""
+    q, k, v, lengths = call.q, call.k, call.v, call.lengths
     total_q, heads, _ = q.shape
-    batch = cu_seqlens_q.numel() - 1
-    seqs, pages = locate(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, leftpad_k,
-        seqused_k,
-    )  # fmt: skip
-    rng_state = draw_rng_state(dropout_p, rng_state)
-    scores = make_scores(
-        q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
-        alibi_slopes, s_aux, dropout_p, rng_state,
-    )  # fmt: skip
+    seqs, pages = locate(q, k, v, lengths, call.keys)
+    rng_state = draw_rng_state(call.scoring.dropout_p, call.rng_state)
+    scores = make_scores(q, lengths.batch, call.scoring, rng_state)
     out = q.new_empty(total_q, heads, v.shape[-1])
     lse = q.new_empty(heads, total_q, dtype=accumulation_dtype(q.dtype))
     s_dmask = q.new_empty(0)
-    if return_softmax:
-        s_dmask = q.new_zeros(batch, heads, int(max_seqlen_q), int(max_seqlen_k))
+    if call.return_softmax:
+        longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
+        s_dmask = q.new_zeros(lengths.batch, heads, *longest)
     for seq in seqs:
         part = scores.part(slice(seq.index, seq.index + 1), slice(None))
         ks, vs, hidden = _keys_of(seq, k, v, pages)
         qs, lse_s = q[None, seq.rows], lse[None, :, seq.rows]
-        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, hidden, batch_invariant)
-        if return_softmax:
+        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, hidden, call.batch_invariant)
+        if call.return_softmax:
             target = s_dmask[seq.index : seq.index + 1, :, : seq.seqlen_q, : seq.seqlen_k]
             probabilities(qs, ks, lse_s, target, part)
             if hidden is not None:
@@ -74,36 +48,24 @@ def varlen_forward(
     return out, lse, s_dmask, rng_state
 
 
+def check_contents(arguments: dict[str, Any]) -> None:
+    """Of a forward or a backward, by name."""
+    call = Forward.of(arguments)
+    locate(call.q, call.k, call.v, call.lengths, call.keys)
+
+
 def locate(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    block_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys
 ) -> tuple[list[Sequence], Pages | None]:
     """Where the sequences lie, and the pages of their keys.
 
     Raises for contents of the call's tensors that lie outside.
     """
-    pages = None if block_table is None else Pages(k, v, block_table)
-    seqs = sequences(
-        q.shape[0],
-        k.shape[0] if pages is None else None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        leftpad_k,
-        seqused_k,
-        None if pages is None else pages.capacity,
-    )
-    if pages is not None:
-        pages.check([seq.keys.stop for seq in seqs])
+    pages = None if keys.block_table is None else Pages(k, v, keys.block_table)
+    if pages is None:
+        return sequences(q.shape[0], k.shape[0], lengths, keys), None
+    seqs = sequences(q.shape[0], None, lengths, keys, pages.capacity)
+    pages.check([seq.keys.stop for seq in seqs])
     return seqs, pages
 
 
@@ -114,47 +76,13 @@ def _keys_of(seq: Sequence, k: Tensor, v: Tensor, pages: Pages | None):
     return k[None, seq.keys], v[None, seq.keys], None
 
 
-def varlen_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,  # (h, total_q)
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    rng_state: Tensor | None = None,
-    zero_tensors: bool = False,
-    *,
-    dlse: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    ds_aux: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-) -> Tensor:
+def varlen_backward(call: Backward) -> Tensor:
     """Writes the gradients; returns softmax_d (h, total_q) = rowsum(dO * O) - dlse."""
-    batch = cu_seqlens_q.numel() - 1
-    seqs, _ = locate(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k
-    )
-    scores = make_scores(
-        q, batch, softmax_scale, causal, window_size_left, window_size_right, softcap,
-        alibi_slopes, s_aux, dropout_p, rng_state,
-    )  # fmt: skip
+    dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = call.tensors
+    seqs, _ = locate(q, k, v, call.lengths, call.keys)
+    scores = make_scores(q, call.lengths.batch, call.scoring, call.rng_state)
     used = rows_in_use(seqs)
-    softmax_d = torch.zeros_like(softmax_lse, memory_format=torch.contiguous_format)
+    softmax_d = torch.zeros_like(lse, memory_format=torch.contiguous_format)
     softmax_delta(
         dout[used],
         out[used],
@@ -172,7 +100,7 @@ def varlen_backward(
             k[None, keys],
             v[None, keys],
             out[None, rows],
-            softmax_lse[None, :, rows],
+            lse[None, :, rows],
             softmax_d[None, :, rows],
             None if dq is None else dq[None, rows],
             None if dk is None else dk[None, keys],
@@ -181,7 +109,7 @@ def varlen_backward(
             lse_has_gradient,
         )
     if ds_aux is not None:
-        ds_aux.copy_(sink_gradient(s_aux, softmax_lse[:, used], softmax_d[:, used], head_dim=0))
+        ds_aux.copy_(sink_gradient(call.scoring.s_aux, lse[:, used], softmax_d[:, used], 0))
     return softmax_d
 
 

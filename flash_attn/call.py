@@ -1,0 +1,179 @@
+"""What is asked in one call, under names that every layer shares.
+
+A public function says what it was asked (``Options``, beside the tensors of tokens); the checks
+make of that what an operation takes (``Scoring``); ``_calls`` spells the call out, once, as the
+operation's arguments; and whatever serves the operation in Python gets it back by ``of``. Fields
+have the names that the schemas in ``_ops.py`` have.
+
+Named tuples, because a frozen dataclass takes four times as long to make, and a call on a GPU has
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+_Part = TypeVar("_Part")
+
+
+class Options(NamedTuple):
+    """What is asked beside tensors of tokens, unchecked, in the order of the public functions."""
+
+    dropout_p: float = 0.0
+    softmax_scale: float | None = None
+    causal: bool = False
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    deterministic: bool = False
+    return_attn_probs: bool = False
+    s_aux: Tensor | None = None
+    batch_invariant: bool = False
+    return_lse: bool = False
+
+
+class Scoring(NamedTuple):
+    """What a score goes through, checked: in the order of the schemas, but for s_aux."""
+
+    dropout_p: float
+    softmax_scale: float
+    causal: bool
+    window_size_left: int
+    window_size_right: int
+    softcap: float
+    alibi_slopes: Tensor | None  # (h,) or (b, h)
+    s_aux: Tensor | None  # (h,), in the accumulation type
+
+
+class Lengths(NamedTuple):
+    """Where the sequences of a packed batch lie."""
+
+    cu_seqlens_q: Tensor  # (b + 1,) int32
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+    @property
+    def batch(self) -> int:
+        return self.cu_seqlens_q.shape[0] - 1
+
+
+class Keys(NamedTuple):
+    """Which of a packed batch's keys there are, beyond its lengths."""
+
+    block_table: Tensor | None = None  # (b, pages_per_sequence) int32: k and v are pages
+    leftpad_k: Tensor | None = None  # (b,) int32
+    seqused_k: Tensor | None = None  # (b,) int32
+
+
+class Cache(NamedTuple):
+    """Keys and values of earlier steps, and those to append."""
+
+    k_cache: Tensor  # (b_cache, s_cache, hk, d), or pages (num_pages, page_size, hk, d)
+    v_cache: Tensor
+    k: Tensor | None = None  # (b, s_new, hk, d), appended
+    v: Tensor | None = None
+    rotary_cos: Tensor | None = None  # (max_positions, rotary_dim / 2)
+    rotary_sin: Tensor | None = None
+    cache_seqlens: Tensor | None = None  # (b,) int32; None: the cache is full; -1: skip
+    cache_batch_idx: Tensor | None = None  # (b,) int32
+    cache_leftpad: Tensor | None = None  # (b,) int32
+    block_table: Tensor | None = None  # (b, pages_per_sequence) int32
+
+    @property
+    def new(self) -> int:
+        """How many keys each sequence gets."""
+        return 0 if self.k is None else self.k.shape[1]
+
+
+class Forward(NamedTuple):
+    """``_flash_attn_forward`` and, with lengths, ``_flash_attn_varlen_forward``."""
+
+    q: Tensor  # (b, sq, h, d), or (total_q, h, d)
+    k: Tensor  # (b, sk, hk, d), or (total_k, hk, d), or pages
+    v: Tensor
+    scoring: Scoring
+    lengths: Lengths | None = None
+    keys: Keys = Keys()
+    return_softmax: bool = False
+    rng_state: Tensor | None = None
+    batch_invariant: bool = False
+    deterministic: bool = False
+    num_splits: int = 0
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> Forward:
+        return pick(cls, {**arguments, **_parts(arguments)})
+
+
+class Gradients(NamedTuple):
+    """The tensors of a backward; dq, dk, dv and ds_aux are written."""
+
+    dout: Tensor  # as out
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor  # (b, sq, h, dv), or (total_q, h, dv)
+    softmax_lse: Tensor  # (b, h, sq), or (h, total_q)
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+    dlse: Tensor | None = None  # as softmax_lse
+    ds_aux: Tensor | None = None  # (h,)
+
+
+class Backward(NamedTuple):
+    """``_flash_attn_backward`` and, with lengths, ``_flash_attn_varlen_backward``."""
+
+    tensors: Gradients
+    scoring: Scoring
+    lengths: Lengths | None = None
+    keys: Keys = Keys()  # there is no backward of pages and left padding
+    deterministic: bool = False
+    rng_state: Tensor | None = None
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> Backward:
+        parts = _parts(arguments)
+        return pick(cls, {**arguments, **parts, "tensors": pick(Gradients, arguments)})
+
+
+class CacheStep(NamedTuple):
+    """``_flash_attn_with_kvcache``."""
+
+    q: Tensor  # (b, sq, h, d)
+    cache: Cache
+    scoring: Scoring
+    rotary_interleaved: bool
+    num_splits: int
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> CacheStep:
+        scoring = pick(Scoring, {"dropout_p": 0.0, **arguments})
+        return pick(cls, {**arguments, "cache": pick(Cache, arguments), "scoring": scoring})
+
+
+def pick(part: Callable[..., _Part], arguments: dict[str, Any]) -> _Part:
+    """A description out of arguments by name, of which it takes those that it has a field for."""
+    return part(**{name: arguments[name] for name in part._fields if name in arguments})  # type: ignore[attr-defined]
+
+
+def _parts(arguments: dict[str, Any]) -> dict[str, Any]:
+    packed = "cu_seqlens_q" in arguments
+    return {
+        "scoring": pick(Scoring, arguments),
+        "lengths": pick(Lengths, arguments) if packed else None,
+        "keys": pick(Keys, arguments),
+    }
+
+
+def named(schema: torch.FunctionSchema) -> Callable[[tuple, dict], dict[str, Any]]:
+    """Of an operation's arguments, as they are given, makes all of them by name."""
+    names = [argument.name for argument in schema.arguments]
+    # The dispatcher leaves out arguments that equal their defaults.
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return lambda args, kwargs: {**defaults, **dict(zip(names, args)), **kwargs}

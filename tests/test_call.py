@@ -1,0 +1,81 @@
+"""The description of a call: what ``_calls`` spells out for an operation comes back the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flash_attn import _autograd, _calls, _ops, _versions, checks
+from flash_attn.call import (
+    Backward,
+    Cache,
+    CacheStep,
+    Forward,
+    Gradients,
+    Keys,
+    Lengths,
+    Options,
+    Scoring,
+    named,
+)
+
+# Every field has a value of its own, so that no two can be confused.
+SCORING = Scoring(0.0, 0.5, True, 3, 4, 5.0, "alibi_slopes", "s_aux")
+LENGTHS = Lengths("cu_seqlens_q", "cu_seqlens_k", 6, 7)
+TENSORS = Gradients(*Gradients._fields)
+
+
+def described(monkeypatch, run, description, operation):
+    """``description`` of the arguments that ``run`` gives to the operation."""
+    found = []
+
+    def call(given, *args, **kwargs):
+        assert given is operation
+        found.append((args, kwargs))
+        return "out", "lse"
+
+    monkeypatch.setattr(_versions, "call", call)
+    monkeypatch.setattr(_autograd, "call", lambda given, _, args, kw: call(given, *args, **kw))
+    run()
+    return description.of(named(operation.default._schema)(*found[0]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Forward("q", "k", "v", SCORING),
+        Forward("q", "k", "v", SCORING, None, Keys(), True, "rng_state", True, True),
+        Forward("q", "k", "v", SCORING, LENGTHS),
+        Forward("q", "k", "v", SCORING, LENGTHS, Keys(*Keys._fields), True, "r", True, True, 8),
+    ],
+)
+def test_a_forward_comes_back(call, monkeypatch):
+    operation = _ops.forward if call.lengths is None else _ops.varlen_forward
+    run = lambda: _calls.forward(call)  # noqa: E731
+    assert described(monkeypatch, run, Forward, operation) == call
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Backward(TENSORS, SCORING, None, Keys(), True, "rng_state"),
+        Backward(TENSORS, SCORING, LENGTHS, Keys(seqused_k="seqused_k"), True, "rng_state"),
+        Backward(TENSORS._replace(dlse=None, ds_aux=None), SCORING, LENGTHS),
+    ],
+)
+def test_a_backward_comes_back(call, monkeypatch):
+    operation = _ops.backward if call.lengths is None else _ops.varlen_backward
+    run = lambda: _calls.backward(call)  # noqa: E731
+    assert described(monkeypatch, run, Backward, operation) == call
+
+
+def test_a_step_with_a_cache_comes_back(monkeypatch):
+    step = CacheStep("q", Cache(*Cache._fields), SCORING, True, 9)
+    monkeypatch.setattr(_calls._checks_kvcache, "kvcache", lambda q, cache: cache)
+    monkeypatch.setattr(_calls, "_as_kernels_read", lambda cache, q: cache)
+    monkeypatch.setattr(_calls, "_has_to_pad", lambda q, v: False)
+    monkeypatch.setattr(checks, "scoring", lambda q, batch, options: SCORING)
+    q = torch.empty(0)
+    run = lambda: _calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
+    back = described(monkeypatch, run, CacheStep, _ops.with_kvcache)
+    assert back._replace(q="q") == step
