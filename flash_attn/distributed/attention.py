@@ -284,10 +284,7 @@ def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _
     q, k, v = (x[None] if layout.packed else x for x in tensors)
     checks.dense(q, k, v)
     batch = len(layout.lengths) if layout.packed else q.shape[0]
-    checks.scores(
-        q, batch, options.dropout_p, options.softmax_scale, options.softcap, options.alibi_slopes,
-        options.s_aux,
-    )  # fmt: skip
+    checks.scoring(q, batch, options)
     if options.dropout_p > 0:
         raise ValueError(_DROPOUT.format(options.dropout_p))
     if q.shape[2] % layout.split:
