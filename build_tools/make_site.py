@@ -36,7 +36,7 @@ CONTENTS: dict[str, dict[str, str]] = {
         "How it is made": "build kernels/index",
     },
     "kernels/README.md": {
-        "Pages": """sm80_forward sm80_paged sm80_decode sm80_packed sm80_append sm80_backward
+        "Pages": """sm80_forward sm80_paged sm80_decode sm80_packed sm80_append rotary sm80_backward
             sm90_forward sm90_forward_pages sm90_forward_scores sm90_forward_measured
             sm90_backward sm90_paired_backward tile_counters probabilities emulation""",
     },

@@ -41,7 +41,10 @@ NAMES: dict[str, dict[str, str]] = {
         "_layer_norm_bwd": f"layer_norm_fn, {_BY_TORCH}",
     },
     "flash_attn.ops.triton.rotary": {
-        "rotary_kernel": f"apply_rotary, {_BY_TORCH}",
+        "rotary_kernel": (
+            "apply_rotary, the function of the same module; its kernel is compiled, and no Triton "
+            "is run"
+        ),
     },
     "flash_attn.utils.generation": {
         "DecodingCGCache": _BY_GRAPH,

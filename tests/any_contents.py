@@ -11,6 +11,7 @@ from torch import Tensor
 
 import flash_attn
 from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward
+from flash_attn.layers.rotary import apply_rotary_emb
 
 INT_MAX, INT_MIN = 2**31 - 1, -(2**31)
 
@@ -197,4 +198,15 @@ class Calls:
         check_surroundings(q, k, v, k_cache, v_cache, cos, sin)
         return [out, lse]
 
-    ALL = (forward, pages, backward, cache)
+    def rotary(self) -> list[Tensor]:
+        rng = self.rng
+        q, cu, _, batch, _, _ = self.packed()
+        positions, turning = rng.choice([1, 40, 600]), rng.choice([2, 4])
+        cos, sin = (self.randn(positions, self.head_dim // turning) for _ in range(2))
+        first = rng.choice([self.numbers(positions, batch), rng.choice([0, positions, INT_MAX])])
+        self.expect((q.shape, self.dtype))
+        out = apply_rotary_emb(q, cos, sin, rng.random() < 0.5, False, first, cu)
+        check_surroundings(q, cos, sin)
+        return [out]
+
+    ALL = (forward, pages, backward, cache, rotary)

@@ -15,6 +15,7 @@ import torch
 
 import flash_attn
 from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qk, apply_rotary_emb_qkv_
 from tests.any_contents import Calls
 
 LENGTHS = [(1, 1), (65, 129), (129, 65), (33, 0)]  # seqlen_q, seqlen_k
@@ -122,6 +123,26 @@ def probabilities(dtype: torch.dtype) -> None:
         assert torch.isfinite(s_dmask).all(), (dtype, mask, hook)
 
 
+def rotary(dtype: torch.dtype) -> None:
+    """Heads that are whole runs of 16 bytes, and others; rows behind the last sequence."""
+    starts = torch.tensor([0, 33], dtype=torch.int32)
+    ends = torch.tensor([0, 3, 3, 12], dtype=torch.int32)
+    cases = itertools.product(
+        [(64, 64), (48, 32), (40, 24), (17, 16)], (False, True), (False, True)
+    )
+    for (head_dim, rotary_dim), interleaved, inplace in cases:
+        cos, sin = torch.rand(2, 40, rotary_dim // 2)
+        q, k = (torch.randn(2, 7, h, head_dim, dtype=dtype) for h in (5, 1))
+        outs = apply_rotary_emb_qk(q, k, cos, sin, None, None, interleaved, inplace, starts)
+        packed = apply_rotary_emb(q.flatten(0, 1), cos, sin, interleaved, inplace, 30, ends)
+        (qkv,) = leaves((2, 7, 3, 5, head_dim), dtype=dtype)
+        rotated = apply_rotary_emb_qkv_(
+            qkv * 1, cos.to(dtype), sin.to(dtype), None, None, interleaved
+        )
+        check_gradients(rotated, [qkv], (dtype, head_dim, interleaved))
+        assert all(torch.isfinite(x).all() for x in (*outs, packed)), (dtype, head_dim, interleaved)
+
+
 def any_contents(dtype: torch.dtype, head_dim: int, head_dim_v: int, device: str) -> None:
     """A CPU, where one can look, refuses nearly all of them."""
     for seed in range(12):
@@ -144,6 +165,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
             if tool != "initcheck":
                 any_contents(dtype, *head_dims, device)
         probabilities(dtype)
+        rotary(dtype)
     print("all calls returned finite values")
 
 

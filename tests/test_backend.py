@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import flash_attn
-from flash_attn import __main__, _ops, _selftest, backend
+from flash_attn import __main__, _ops, _rotary, _selftest, backend
 from flash_attn.cpu import dense
 
 
@@ -116,7 +116,7 @@ def test_a_library_of_another_cuda_is_refused(monkeypatch):
 
 
 def test_every_operation_answers_for_cuda():
-    for name in _ops.SCHEMAS:
+    for name in _ops.SCHEMAS | _rotary.SCHEMAS:
         qualified = f"flash_attn::{name}"
         assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA")
         assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")

@@ -69,11 +69,12 @@ def test_inplace_writes_into_x():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_input_is_rounded_once(dtype):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_sixteen_bit_input_is_rounded_once(device, dtype, interleaved):
     cos, sin = angle_tables(dtype=torch.float32)
     x = torch.randn(2, 8, 2, 16, dtype=dtype)
-    out = apply_rotary_emb(x, cos, sin)
-    exact = rotate_by_complex_numbers(x, cos, sin, False, torch.arange(8).expand(2, 8))
+    out = apply_rotary_emb(*(t.to(device) for t in (x, cos, sin)), interleaved).cpu()
+    exact = rotate_by_complex_numbers(x, cos, sin, interleaved, torch.arange(8).expand(2, 8))
     torch.testing.assert_close(out, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
@@ -304,6 +305,14 @@ def test_bad_input_says_what_and_why():
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=2)
     with pytest.raises(ValueError, match="cos has 4 positions; this call needs 5"):
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.tensor([2]))
+    with pytest.raises(ValueError, match="seqlen_offsets is -1"):
+        apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=-1)
+    with pytest.raises(ValueError, match="a token at position -1"):
+        apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.tensor([-1]))
+    with pytest.raises(ValueError, match=r"seqlen_offsets has shape \(2,\), expected \(1,\)"):
+        apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"cu_seqlens has shape \(1, 2\)"):
+        apply_rotary_emb(torch.randn(3, 1, 16), cos, sin, cu_seqlens=torch.zeros(1, 2))
     with pytest.raises(ValueError, match="num_heads_q is 3"):
         apply_rotary_emb_qkv_(torch.randn(1, 3, 6, 16), cos, sin, num_heads_q=3)
     with pytest.raises(ValueError, match="kv has shape"):

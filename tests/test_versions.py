@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flash_attn_2_cuda
-from flash_attn import _ops, flash_attn_with_kvcache
+from flash_attn import _ops, _rotary, flash_attn_with_kvcache
 
 BF16 = torch.bfloat16
 
@@ -30,9 +30,12 @@ def versions(*tensors: torch.Tensor) -> list[int]:
     return [x._version for x in tensors]
 
 
-@pytest.mark.parametrize("name", _ops.SCHEMAS)
+SCHEMAS = _ops.SCHEMAS | _rotary.SCHEMAS
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_operations_that_write_count(name):
-    writes = "!" in _ops.SCHEMAS[name]
+    writes = "!" in SCHEMAS[name]
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     assert has_kernel(f"flash_attn::{name}", "ADInplaceOrView") == writes
 

@@ -30,6 +30,20 @@ struct PackedRows {
     return {begin, end > begin ? end - begin : 0};
   }
 
+  // Whose run the row is in; `batch` if it is behind the last one's.
+  FLASH_HD int sequence_of(int row) const {
+    int ended = 0;  // sequences that end before the row, of which there are at most:
+    for (int most = batch; ended < most;) {
+      int const middle = ended + (most - ended) / 2;
+      if (entry(middle + 1) <= row) {
+        ended = middle + 1;
+      } else {
+        most = middle;
+      }
+    }
+    return ended;
+  }
+
   // cu[i]
   FLASH_HD int entry(int i) const {
     int const row = cu[i] > 0 ? cu[i] : 0;

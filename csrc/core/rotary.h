@@ -33,4 +33,25 @@ FLASH_HD float rotate(RotaryTerm term, float x, float partner, float cos, float 
   return x * cos + term.sign * partner * sin;
 }
 
+struct Pair {
+  float first;
+  float second;
+};
+
+// A product that is rounded before it is summed, as torch's operations round it: compilers make it
+// part of a fused instruction otherwise.
+FLASH_HD float rounded_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// The pair after the turn, to the bit what the layer computes on torch's operations.
+FLASH_HD Pair turn_pair(Pair x, float cos, float sin) {
+  return {rounded_product(x.first, cos) - rounded_product(x.second, sin),
+          rounded_product(x.first, sin) + rounded_product(x.second, cos)};
+}
+
 }  // namespace flash

@@ -13,9 +13,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from flash_attn._functions import function_class
-from flash_attn.ops.rotary import check_rotary, rotary_angles, rotate_into
+from flash_attn._rotary import Parts, Turn, rotate, traced
+from flash_attn.ops.rotary import check_rotary, make_turn
 
 __all__ = [
     "ApplyRotaryEmb",
@@ -25,6 +27,7 @@ __all__ = [
     "apply_rotary_emb",
     "apply_rotary_emb_func",
     "apply_rotary_emb_kv_",
+    "apply_rotary_emb_qk",
     "apply_rotary_emb_qkv_",
     "apply_rotary_emb_torch",
     "rotate_half",
@@ -58,43 +61,30 @@ def apply_rotary_emb_torch(
     return torch.cat((turned, x[..., rotary_dim:]), dim=-1)
 
 
-# Which parts of a tensor turn, as views of it. Each is a view of its own: autograd lets nobody
-# write into one of several that come from a single unbind or split.
-_Parts = Callable[[Tensor], list[Tensor]]
+# What of a call's tensors turns, as views. Each is a view of its own: autograd lets nobody write
+# into one of several that come from a single unbind or split.
+_Layout = Callable[..., Parts]
 
 
-def _whole(x: Tensor) -> list[Tensor]:
-    return [x]
-
-
-def _q_and_k(qkv: Tensor) -> list[Tensor]:
+def _qkv(qkv: Tensor) -> Parts:
     """(..., 3, heads, d)"""
-    return [qkv.select(-3, 0), qkv.select(-3, 1)]
+    return Parts(qkv.select(-3, 0), qkv.select(-3, 1), qkv.select(-3, 2))
 
 
-def _q_and_k_heads(num_heads_q: int, qkv: Tensor) -> list[Tensor]:
+def _qkv_heads(num_heads_q: int, qkv: Tensor) -> Parts:
     """(..., num_heads_q + 2 * heads_k, d)"""
-    num_heads_k = (qkv.shape[-2] - num_heads_q) // 2
-    return [qkv.narrow(-2, 0, num_heads_q), qkv.narrow(-2, num_heads_q, num_heads_k)]
+    heads_k = (qkv.shape[-2] - num_heads_q) // 2
+    starts = (0, num_heads_q), (num_heads_q, heads_k), (num_heads_q + heads_k, heads_k)
+    return Parts(*(qkv.narrow(-2, start, heads) for start, heads in starts))
 
 
-def _k(kv: Tensor) -> list[Tensor]:
+def _kv(kv: Tensor) -> Parts:
     """(..., 2, heads_k, d)"""
-    return [kv.select(-3, 0)]
+    return Parts(kv.select(-3, 0), None, kv.select(-3, 1))
 
 
-def _rotate_parts(
-    out: Tensor,
-    x: Tensor,
-    parts: _Parts,
-    angles: tuple[Tensor, ...],
-    interleaved: bool,
-    conjugate: bool = False,
-) -> None:
-    """``angles`` are cos and sin of every part, or of all of them."""
-    for i, (out_part, part) in enumerate(zip(parts(out), parts(x), strict=True)):
-        cos, sin = angles[2 * i : 2 * i + 2] or angles[:2]
-        rotate_into(out_part, part, cos, sin, interleaved, conjugate)
+def _q_and_kv(q: Tensor, kv: Tensor) -> Parts:
+    return Parts(q, kv.select(-3, 0), kv.select(-3, 1))
 
 
 def _belongs_to_leaf(x: Tensor) -> bool:
@@ -104,47 +94,91 @@ def _belongs_to_leaf(x: Tensor) -> bool:
     return x.is_leaf or (x._base is not None and x._base.is_leaf)
 
 
+def _turned(
+    layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool, conjugate: bool = False
+) -> tuple[Tensor, ...]:
+    parts = layout(*xs)
+    if inplace:
+        parts = parts._replace(rest=None)
+        rotate(parts, parts, turn, conjugate)
+        return xs
+    outs = tuple(torch.empty_like(x) for x in xs)
+    rotate(layout(*outs), parts, turn, conjugate)
+    return outs
+
+
+def _one_or_all(outs: tuple[Tensor, ...]):
+    return outs if len(outs) > 1 else outs[0]
+
+
 class _Rotate(torch.autograd.Function):
-    """Keeps the angles and not x: the gradient is the opposite rotation."""
+    """Keeps the tables and no x: the gradient is the opposite rotation."""
 
     @staticmethod
-    def forward(ctx, x, parts, interleaved, inplace, is_leaf, *angles):
-        ctx.save_for_backward(*angles)
-        ctx.parts, ctx.interleaved = parts, interleaved
-        if inplace and not is_leaf:
-            ctx.mark_dirty(x)
-        out = x if inplace else x.clone()
-        _rotate_parts(out, x, parts, angles, interleaved)
-        return out
+    def forward(ctx, layout: _Layout, turn: Turn, inplace, conjugate, leaves, *xs):
+        *tensors, ctx.offset, ctx.interleaved = turn
+        ctx.save_for_backward(*tensors)
+        ctx.layout, ctx.conjugate = layout, conjugate
+        if inplace:
+            ctx.mark_dirty(*(x for x, is_leaf in zip(xs, leaves) if not is_leaf))
+        return _one_or_all(_turned(layout, xs, turn, inplace, conjugate))
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx, *douts):
         # Not in place even for an in-place forward: `dout` may be a tensor of the caller's.
-        dx = dout.clone()
-        _rotate_parts(dx, dout, ctx.parts, ctx.saved_tensors, ctx.interleaved, conjugate=True)
-        return dx, *(None for _ in ctx.needs_input_grad[1:])
+        douts = (d if d.stride(-1) == 1 else d.contiguous() for d in douts)
+        turn = Turn(*ctx.saved_tensors, ctx.offset, ctx.interleaved)
+        dxs = _Rotate.apply(ctx.layout, turn, False, not ctx.conjugate, (), *douts)
+        return *(None,) * 5, *(dxs if isinstance(dxs, tuple) else (dxs,))
 
 
-def _rotate(
-    x: Tensor,
-    parts: _Parts,
-    angles: tuple[Tensor, ...],
-    interleaved: bool,
-    inplace: bool = True,
-) -> Tensor:
-    """A leaf that requires a gradient can be rotated in place as well: its gradient is that of the
+def _recorded(xs: tuple[Tensor, ...]) -> bool:
+    """Forward-mode derivatives do not exist, which autograd.Function says."""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*xs)
+
+
+def _rotate(layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool = True):
+    """One tensor for one x, else a tuple.
+
+    A leaf that requires a gradient can be rotated in place as well: its gradient is that of the
     values it had, and what is returned, not the leaf, is the rotated tensor that autograd knows.
     """
-    is_leaf = inplace and _belongs_to_leaf(x)
-    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
-        return _Rotate.apply(x, parts, interleaved, inplace, is_leaf, *angles)
-    # What traces the operations derives them, too.
-    out = x if inplace and not is_leaf else x.clone()
-    _rotate_parts(out, x, parts, angles, interleaved)
-    if is_leaf:
-        with torch.no_grad():
-            x.copy_(out)
-    return out
+    leaves = [inplace and _belongs_to_leaf(x) for x in xs]
+    if traced():
+        return _one_or_all(_rotate_traced(layout, xs, turn, inplace, leaves))
+    if _recorded(xs):
+        return _Rotate.apply(layout, turn, inplace, False, leaves, *xs)
+    with torch.no_grad():
+        return _one_or_all(_turned(layout, xs, turn, inplace))
+
+
+def _rotate_traced(
+    layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool, leaves: list[bool]
+) -> tuple[Tensor, ...]:
+    outs = tuple(x if inplace and not leaf else x.clone() for x, leaf in zip(xs, leaves))
+    _turned(layout, outs, turn, inplace=True)
+    for x, out, is_leaf in zip(xs, outs, leaves):
+        if is_leaf:
+            with torch.no_grad():
+                x.copy_(out)
+    return outs
+
+
+def _differ_in_heads_alone(q: Tensor, k: Tensor) -> bool:
+    return q.shape[:-2] == k.shape[:-2] and q.shape[-1] == k.shape[-1]
+
+
+def _rotate_pair(
+    layout: _Layout, layout_k: _Layout, q: Tensor, k: Tensor, turn: Turn, inplace: bool
+) -> tuple[Tensor, Tensor]:
+    """q and k, or kv, in one launch where they can be."""
+    # Autograd does not let a function of several results write into a view.
+    if inplace and not traced() and _recorded((q, k)) and (q._is_view() or k._is_view()):
+        own = turn._replace(cos=turn.cos_k, sin=turn.sin_k) if turn.cos_k is not None else turn
+        return _rotate(Parts, (q,), turn), _rotate(layout_k, (k,), own)
+    return _rotate(layout, (q, k), turn, inplace)
 
 
 def apply_rotary_emb(
@@ -177,12 +211,42 @@ def apply_rotary_emb(
     Raises:
         ValueError: tables that do not fit, or (int offset, CPU tensors) have too few positions.
     """
-    check_rotary(x, cos, sin)
-    angles = rotary_angles(x, cos, sin, seqlen_offsets, cu_seqlens)
-    return _rotate(x, _whole, angles, interleaved, inplace)
+    turn = make_turn(x, cos, sin, None, None, interleaved, seqlen_offsets, cu_seqlens)
+    return _rotate(Parts, (x,), turn, inplace)
 
 
 apply_rotary_emb_func = apply_rotary_emb
+
+
+def apply_rotary_emb_qk(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cos_k: Tensor | None = None,
+    sin_k: Tensor | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb`` of q and of k, on a GPU as one kernel.
+
+    Args:
+        q, k: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with ``cu_seqlens``;
+            they differ in heads alone.
+        cos_k, sin_k: tables of their own for k (xPos); default ``cos``, ``sin``.
+        the others: as in ``apply_rotary_emb``.
+
+    Raises:
+        ValueError: q and k of different shapes, or tables that do not fit.
+    """
+    if not _differ_in_heads_alone(q, k):
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: they may differ in heads alone"
+        )
+    turn = make_turn(q, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, cu_seqlens)
+    return _rotate_pair(Parts, Parts, q, k, turn, inplace)
 
 
 def apply_rotary_emb_qkv_(
@@ -225,15 +289,15 @@ def apply_rotary_emb_qkv_(
                 f"qkv has shape {tuple(qkv.shape)} and num_heads_q is {num_heads_q}; "
                 "expected (..., num_heads_q + 2 * heads_k, head_dim)"
             )
-    check_rotary(qkv, cos, sin)
-    angles = rotary_angles(qkv, cos, sin, seqlen_offsets, cu_seqlens)
-    angles_k = ()
-    if cos_k is not None or sin_k is not None:
-        cos_k, sin_k = (cos if cos_k is None else cos_k), (sin if sin_k is None else sin_k)
-        check_rotary(qkv, cos_k, sin_k)
-        angles_k = rotary_angles(qkv, cos_k, sin_k, seqlen_offsets, cu_seqlens)
-    parts = _q_and_k if num_heads_q is None else partial(_q_and_k_heads, num_heads_q)
-    return _rotate(qkv, parts, (*angles, *angles_k), interleaved)
+    turn = make_turn(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, cu_seqlens)
+    layout = _qkv if num_heads_q is None else partial(_qkv_heads, num_heads_q)
+    return _rotate(layout, (qkv,), turn)
+
+
+def _check_kv(kv: Tensor, cu_seqlens: Tensor | None) -> None:
+    batch_dims = 2 if cu_seqlens is None else 1
+    if kv.dim() != batch_dims + 3 or kv.shape[batch_dims] != 2:
+        raise ValueError(f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)")
 
 
 def apply_rotary_emb_kv_(
@@ -250,12 +314,9 @@ def apply_rotary_emb_kv_(
     With ``cu_seqlens``, ``kv`` is (total, 2, heads_k, head_dim). Otherwise as
     ``apply_rotary_emb_qkv_``.
     """
-    batch_dims = 2 if cu_seqlens is None else 1
-    if kv.dim() != batch_dims + 3 or kv.shape[batch_dims] != 2:
-        raise ValueError(f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)")
-    check_rotary(kv, cos, sin)
-    angles = rotary_angles(kv, cos, sin, seqlen_offsets, cu_seqlens)
-    return _rotate(kv, _k, angles, interleaved)
+    _check_kv(kv, cu_seqlens)
+    turn = make_turn(kv, cos, sin, None, None, interleaved, seqlen_offsets, cu_seqlens)
+    return _rotate(_kv, (kv,), turn)
 
 
 ApplyRotaryEmb = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
@@ -417,6 +478,10 @@ class RotaryEmbedding(nn.Module):
             return apply_rotary_emb_qkv_(
                 qkv, cos, sin, cos_k, sin_k, num_heads_q=num_heads_q, **place
             )
+        _check_kv(kv, cu_seqlens)
+        if _differ_in_heads_alone(qkv, kv.select(-3, 0)):
+            turn = make_turn(qkv, cos, sin, cos_k, sin_k, **place)
+            return _rotate_pair(_q_and_kv, _kv, qkv, kv, turn, inplace=True)
         q = apply_rotary_emb(qkv, cos, sin, inplace=True, **place)
         if cos_k is not None:
             cos, sin = cos_k, sin_k

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rotary", "check_rotary", "rotary_angles", "rotate_into"]
+from flash_attn._rotary import Parts, Turn, rotate
+
+__all__ = ["apply_rotary", "check_rotary", "make_turn"]
 
 
 def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -46,82 +48,50 @@ def _check_rows(x: Tensor, cos: Tensor, cu_seqlens: Tensor | None) -> None:
         )
 
 
-def _varlen_positions(total: int, cu_seqlens: Tensor, offsets: int | Tensor) -> Tensor:
-    """Position of each of ``total`` packed tokens in its own sequence: (total,) int64."""
-    token = torch.arange(total, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens[1:].long(), token, right=True)
-    inside = sequence < cu_seqlens.shape[0] - 1
-    # Tokens past cu_seqlens[-1] belong to nobody; position 0 keeps them inside the table.
-    sequence = torch.where(inside, sequence, 0)
-    position = token - cu_seqlens[sequence]
-    position = position + (offsets[sequence] if isinstance(offsets, Tensor) else offsets)
-    return torch.where(inside, position, 0)
-
-
-def rotary_angles(
-    x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The rows of the tables that the tokens of ``x`` need, broadcastable over heads.
-
-    Args:
-        x: (batch, seqlen, ..., head_dim), or (total, ..., head_dim) with ``cu_seqlens``.
-        cos, sin: (seqlen_ro, rotary_dim / 2), or one row per token already:
-            (batch, seqlen, rotary_dim / 2).
-        seqlen_offsets: first position, an int or (batch,).
-        cu_seqlens: (batch + 1,) int32, or None.
-
-    Returns:
-        cos, sin: (1 or batch, seqlen, 1, rotary_dim / 2), or (total, 1, rotary_dim / 2).
-    """
-    if cos.dim() == 3:
-        _check_rows(x, cos, cu_seqlens)
-        return cos.unsqueeze(-2), sin.unsqueeze(-2)
-    seqlen_ro = cos.shape[0]
-    if cu_seqlens is not None:
-        positions = _varlen_positions(x.shape[0], cu_seqlens, seqlen_offsets)
-    elif isinstance(seqlen_offsets, Tensor):
-        step = torch.arange(x.shape[1], device=seqlen_offsets.device)
-        positions = seqlen_offsets.unsqueeze(1) + step  # (batch, seqlen)
-    else:
-        end = seqlen_offsets + x.shape[1]
-        if end > seqlen_ro:
-            raise ValueError(f"cos has {seqlen_ro} positions; this call needs {end}")
-        rows = slice(seqlen_offsets, end)
-        return cos[None, rows, None], sin[None, rows, None]
-    # Values are read where that costs no synchronisation and no graph break.
-    readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and positions.numel() and int(positions.max()) >= seqlen_ro:
-        raise ValueError(
-            f"cos has {seqlen_ro} positions; this call needs {int(positions.max()) + 1}"
-        )
-    return cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2)
-
-
-def _pair(x: Tensor, half: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """The two channels of every rotated pair, as views (..., rotary_dim / 2)."""
-    if interleaved:
-        return x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-    return x[..., :half], x[..., half : 2 * half]
-
-
-def rotate_into(
-    out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool = False
+def _check_places(
+    x: Tensor, cos: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None
 ) -> None:
-    """Write the rotated channels of ``x`` (..., head_dim) to ``out``, which may be ``x`` itself.
+    """That what does not depend on values on the device is right; cos (seqlen_ro, ...)."""
+    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0):
+        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (batch + 1,)")
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if isinstance(seqlen_offsets, Tensor):
+        if seqlen_offsets.dim() != 1 or seqlen_offsets.shape[0] not in (1, batch):
+            raise ValueError(
+                f"seqlen_offsets has shape {tuple(seqlen_offsets.shape)}, expected ({batch},)"
+            )
+    elif seqlen_offsets < 0:
+        raise ValueError(f"seqlen_offsets is {seqlen_offsets}; positions begin at 0")
+    elif cu_seqlens is None and seqlen_offsets + x.shape[1] > cos.shape[0]:
+        raise ValueError(
+            f"cos has {cos.shape[0]} positions; this call needs {seqlen_offsets + x.shape[1]}"
+        )
 
-    ``cos`` and ``sin`` are rows from ``rotary_angles``. Channels past rotary_dim are not touched.
-    """
-    half = cos.shape[-1]
-    compute = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(compute), sin.to(compute)
-    if conjugate:
-        sin = -sin
-    first, second = (t.to(compute) for t in _pair(x, half, interleaved))
-    out_first, out_second = _pair(out, half, interleaved)
-    # Both are computed before either is written: `out` and `x` may be one tensor.
-    rotated_first, rotated_second = first * cos - second * sin, first * sin + second * cos
-    out_first.copy_(rotated_first)
-    out_second.copy_(rotated_second)
+
+def make_turn(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cos_k: Tensor | None = None,
+    sin_k: Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+) -> Turn:
+    """What turns ``x`` (batch, seqlen, ..., head_dim), or packed, after a look at the shapes."""
+    if cos_k is not None or sin_k is not None:
+        cos_k, sin_k = (cos if cos_k is None else cos_k), (sin if sin_k is None else sin_k)
+    for tables in ((cos, sin), (cos_k, sin_k)):
+        if tables[0] is None:
+            continue
+        check_rotary(x, *tables)
+        if tables[0].dim() == 3:
+            _check_rows(x, tables[0], cu_seqlens)
+        else:
+            _check_places(x, tables[0], seqlen_offsets, cu_seqlens)
+    on_device = isinstance(seqlen_offsets, Tensor)
+    offsets, offset = (seqlen_offsets, 0) if on_device else (None, seqlen_offsets)
+    return Turn(cos, sin, cos_k, sin_k, offsets, cu_seqlens, offset, interleaved)
 
 
 def apply_rotary(
@@ -150,9 +120,10 @@ def apply_rotary(
     Returns:
         the shape and dtype of ``x``; the arithmetic is fp32 (fp64 for fp64).
     """
-    check_rotary(x, cos, sin)
+    turn = make_turn(
+        x, cos, sin, interleaved=interleaved, seqlen_offsets=seqlen_offsets, cu_seqlens=cu_seqlens
+    )
     with torch.no_grad():
-        cos, sin = rotary_angles(x, cos, sin, seqlen_offsets, cu_seqlens)
-        out = x if inplace else x.clone()
-        rotate_into(out, x, cos, sin, interleaved, conjugate)
+        out = x if inplace else torch.empty_like(x)
+        rotate(Parts(out), Parts(x), turn, conjugate)
     return out

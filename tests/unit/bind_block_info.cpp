@@ -49,6 +49,14 @@ void bind_block_info(py::module_& m) {
       py::arg("leftpad_k") = py::none(), py::arg("new_k") = 0, py::arg("batch_k") = py::none(),
       py::arg("batches_k") = 0, py::arg("total_k") = 0, py::arg("in_pages") = false);
 
+  m.def(
+      "sequence_of",
+      [](int row, int total, std::vector<int> const& cu) {
+        return flash::PackedRows{cu.data(), static_cast<int>(cu.size()) - 1, total}.sequence_of(
+            row);
+      },
+      py::kw_only(), py::arg("row"), py::arg("total"), py::arg("cu"));
+
   // Number of each sequence's first row block, the one behind the last one, and how many there are.
   m.def(
       "row_blocks",

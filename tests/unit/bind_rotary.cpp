@@ -20,4 +20,12 @@ void bind_rotary(py::module_& m) {
       },
       py::kw_only(), py::arg("sign"), py::arg("x"), py::arg("partner"), py::arg("cos"),
       py::arg("sin"));
+
+  m.def(
+      "turn_pair",
+      [](float first, float second, float cos, float sin) {
+        flash::Pair const turned = flash::turn_pair({first, second}, cos, sin);
+        return std::make_pair(turned.first, turned.second);
+      },
+      py::kw_only(), py::arg("first"), py::arg("second"), py::arg("cos"), py::arg("sin"));
 }

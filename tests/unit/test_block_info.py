@@ -119,3 +119,17 @@ def test_row_blocks_have_room(core, q, behind, block_m, dense):
     needed = [-(-rows // block_m) for rows in q]
     ends = [start + n for start, n in zip(first, needed, strict=True)]
     assert all(end <= start for end, start in zip(ends, [*first[1:], count], strict=False))
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.integers(0, 5))
+def test_the_sequence_of_a_row(core, lengths, behind):
+    cu = starts(lengths)
+    total = cu[-1] + behind
+    owners = [i for i, length in enumerate(lengths) for _ in range(length)]
+    for row, owner in enumerate(owners + [len(lengths)] * behind):
+        assert core.sequence_of(row=row, total=total, cu=cu) == owner
+
+
+@given(st.lists(st.integers(-9, 30), min_size=1, max_size=6), st.integers(0, 9))
+def test_the_sequence_of_a_row_is_one_of_the_batch(core, cu, row):
+    assert 0 <= core.sequence_of(row=row, total=10, cu=cu) < len(cu)

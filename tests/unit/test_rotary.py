@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 ROTARY_DIMS = [2, 4, 6, 8, 16, 32, 64, 96, 128, 256]
 
@@ -43,3 +44,13 @@ def test_rotation_of_complex_numbers(core, interleaved, rotary_dim, position):
         )
         assert turned[first] == pytest.approx(expected.real, abs=1e-6)
         assert turned[second] == pytest.approx(expected.imag, abs=1e-6)
+
+
+def test_pairs_turn_as_on_torch(core):
+    """Each product is rounded before the sum."""
+    first, second, cos, sin = torch.randn(4, 500)
+    expected = first * cos - second * sin, first * sin + second * cos
+    for i in range(500):
+        pair = {"first": first[i], "second": second[i], "cos": cos[i], "sin": sin[i]}
+        turned = core.turn_pair(**{name: float(x) for name, x in pair.items()})
+        assert turned == tuple(float(x[i]) for x in expected)

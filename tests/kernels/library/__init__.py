@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, _ops
+from flash_attn import _calls, _ops, _rotary
 from tests import host_build
 from tests.kernels import build
 
@@ -54,27 +54,41 @@ def _load() -> str:
     # First, because what is defined stays defined: after a skip the next test would do it again.
     path = host_build.load_or_skip(build.load).__file__
     library = torch.library.Library(NAMESPACE, "DEF")
-    for name, schema in _ops.SCHEMAS.items():
+    for name, schema in (_ops.SCHEMAS | _rotary.SCHEMAS).items():
         library.define(name + schema)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name, serve in _ops.CPU.items():
-            _ops._library.impl(name, _chosen(name, serve), "CPU", allow_override=True)
+            _ops._library.impl(name, _chosen(name, serve, _refused), "CPU", allow_override=True)
+        for name, serve in _rotary.CPU.items():
+            chosen = _chosen(name, serve, _refused_rotary)
+            _rotary._library.impl(name, chosen, "CPU", allow_override=True)
     _library, _path = library, path
     return _path
 
 
-def _chosen(name: str, otherwise: Callable) -> Callable:
+def _chosen(name: str, otherwise: Callable, refused: Callable) -> Callable:
     kernel = getattr(getattr(torch.ops, NAMESPACE), name)
 
     def call(*args, **kwargs):
         if not _active:
             return otherwise(*args, **kwargs)
-        operands = args[2:3] if name == "_merge_attention" else args[:3]
-        if operands[0].dtype not in HALF:
-            pytest.skip(f"kernels do not take {operands[0].dtype}")
-        if any(isinstance(x, Tensor) and x.dim() > 2 and x.shape[-1] % 8 for x in operands):
-            pytest.skip("kernels take head dims that are multiples of 8")
+        if reason := refused(name, args):
+            pytest.skip(f"kernels {reason}")
         return kernel(*args, **kwargs)
 
     return call
+
+
+def _refused(name: str, args: tuple) -> str:
+    operands = args[2:3] if name == "_merge_attention" else args[:3]
+    if operands[0].dtype not in HALF:
+        return f"do not take {operands[0].dtype}"
+    if any(isinstance(x, Tensor) and x.dim() > 2 and x.shape[-1] % 8 for x in operands):
+        return "take head dims that are multiples of 8"
+    return ""
+
+
+def _refused_rotary(name: str, args: tuple) -> str:
+    dtype = args[0].dtype
+    return "" if dtype in _rotary.KERNEL_DTYPES else f"do not take {dtype}"

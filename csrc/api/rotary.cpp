@@ -1,0 +1,114 @@
+// The rotary op: parts of one tensor or two, turned or copied. Its schema is defined in
+// flash_attn/_rotary.py.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include "api/arguments.h"
+#include "host/device.h"
+#include "rotary/launch.h"
+
+namespace flash::api {
+namespace {
+
+char const* element_name(Tensor const& x) {
+  return x.scalar_type() == ScalarType::Float ? "fp32" : dtype_name(x, "x");
+}
+
+// x (b, s, h, d) or (total, h, d), or another part: it differs in heads alone.
+void check_part(Tensor const& part, char const* name, Tensor const& x) {
+  check_on_device_of(part, name, x);
+  int64_t const dims = x.dim();
+  check(part.scalar_type() == x.scalar_type() && part.dim() == dims && part.size(0) == x.size(0) &&
+            part.size(dims - 3) == x.size(dims - 3) && part.size(dims - 1) == x.size(dims - 1),
+        name, " has another dtype or shape than x");
+  check(part.stride(dims - 1) == 1 || part.size(dims - 1) <= 1, name, " has stride ",
+        part.stride(dims - 1), " in its last dimension, expected 1");
+}
+
+// No two elements in one place.
+void check_written(Tensor const& out) {
+  for (int i = 0; i < out.dim(); ++i) {
+    check(out.stride(i) != 0 || out.size(i) <= 1, "the rotated tensor has stride 0 in dimension ",
+          i, ": it cannot be written");
+  }
+}
+
+// (positions, rotary_dim / 2), or (b or 1, s, rotary_dim / 2) with a row for each token
+TensorView<const void> table(Tensor const& t, Tensor const& like, Tensor const& x) {
+  check_on_device_of(t, "cos or sin", x);
+  int64_t const dims = like.dim();
+  check(t.scalar_type() == like.scalar_type() && t.dim() == dims, "cos and sin differ");
+  for (int i = 0; i < dims; ++i) {
+    check(t.size(i) == like.size(i), "cos and sin differ in shape");
+  }
+  check(t.stride(dims - 1) == 1 || t.size(dims - 1) <= 1, "cos and sin need rows without gaps");
+  bool const per_token = dims == 3;
+  return {t.data_ptr(), per_token && t.size(0) > 1 ? t.stride(0) : 0, t.stride(dims - 2), 0};
+}
+
+RotaryHeads heads(Tensor const& out, Tensor const& x, Tensor const& like) {
+  check_part(x, "x", like);
+  check_part(out, "out", like);
+  check_written(out);
+  int64_t const n = x.size(x.dim() - 2);
+  check(out.size(x.dim() - 2) == n, "out has another number of heads than x");
+  return {view<const void>(x, x.data_ptr()),
+          view<void>(out, out.data_ptr()),
+          {},
+          {},
+          count(n, "heads")};
+}
+
+RotaryPlaces places(Tensor const& x, Tensor const& cos, int64_t offset,
+                    OptionalTensor const& offsets, OptionalTensor const& cu_seqlens) {
+  int64_t const batch = cu_seqlens ? cu_seqlens->numel() - 1 : x.size(0);
+  return {int32_vector(cu_seqlens, "cu_seqlens", batch + 1, x),
+          int32_vector(offsets, "seqlen_offsets", batch, x),
+          offset,
+          count(batch, "batch"),
+          count(x.size(x.dim() - 3), "seqlen"),
+          count(cos.size(cos.dim() - 2), "rows of cos")};
+}
+
+void rotary(Tensor out, Tensor x, OptionalTensor out_k, OptionalTensor k, OptionalTensor out_rest,
+            OptionalTensor rest, Tensor cos, Tensor sin, OptionalTensor cos_k, OptionalTensor sin_k,
+            int64_t offset, OptionalTensor offsets, OptionalTensor cu_seqlens, bool interleaved,
+            bool conjugate) {
+  check(x.dim() == (cu_seqlens ? 3 : 4),
+        "x must be (batch, seqlen, heads, d), or (total, heads, d) with cu_seqlens");
+  RotaryParams p{};
+  p.parts[0] = heads(out, x, x);
+  p.parts[0].cos = table(cos, cos, x);
+  p.parts[0].sin = table(sin, cos, x);
+  if (k) {
+    p.parts[1] = heads(*out_k, *k, x);
+    p.parts[1].cos = cos_k ? table(*cos_k, cos, x) : p.parts[0].cos;
+    p.parts[1].sin = sin_k ? table(*sin_k, cos, x) : p.parts[0].sin;
+  }
+  if (rest) {
+    p.parts[2] = heads(*out_rest, *rest, x);
+  }
+  p.places = places(x, cos, offset, offsets, cu_seqlens);
+  p.tokens = cu_seqlens ? x.size(0) : x.size(0) * x.size(1);
+  count(p.tokens, "tokens");
+  p.head_dim = count(x.size(x.dim() - 1), "head_dim");
+  p.half = count(cos.size(cos.dim() - 1), "columns of cos");
+  check(2 * p.half <= p.head_dim, "cos rotates ", 2 * p.half, " channels of ", p.head_dim);
+  check(p.places.positions > 0 || p.tokens == 0, "cos has no positions");
+  p.interleaved = interleaved;
+  p.conjugate = conjugate;
+  p.in_place =
+      x.data_ptr() == out.data_ptr() && (!k || k->data_ptr() == out_k->data_ptr()) && !rest;
+  p.wide_tables = cos.scalar_type() == ScalarType::Float;
+  check(p.wide_tables || cos.scalar_type() == x.scalar_type(), "cos must be fp32 or of x's dtype");
+  torch::stable::accelerator::DeviceGuard const guard(x.get_device_index());
+  launch_rotary(p, element_name(x), {current_device(), current_stream(x), "rotary"});
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
+  library.impl("_rotary", TORCH_BOX(&rotary));
+}
+
+}  // namespace flash::api
