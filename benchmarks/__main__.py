@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 import time
 from pathlib import Path
 
 import torch
 
 import flash_attn
-from benchmarks import report
-from benchmarks.presets import NEEDS_GPU, PRESETS, Options
+from benchmarks import linear, report
+from benchmarks.compare import regressions
+from benchmarks.presets import NEEDS_GPU, PRESETS
+from benchmarks.rows import Options, Row
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,8 +30,8 @@ def parse_arguments() -> argparse.Namespace:
         prog="python -m benchmarks",
         description=(
             "Contenders take turns; each figure is a median. On a GPU the L2 cache is flushed "
-            'before every sample. A contender that cannot do a problem is shown as "-"; VERBOSE=1 '
-            "says why."
+            'before every sample. A contender that cannot do a problem is shown as "-", and at the '
+            "end stands why."
         ),
     )
     parser.add_argument(
@@ -40,6 +43,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dims", type=_numbers, help="only these head dimensions: 64,128")
     parser.add_argument("--seqlens", type=_numbers, help="only these lengths: 1024,2048")
     parser.add_argument("--standard", action="store_true", help="also time softmax(QK^T)V")
+    parser.add_argument("--expand-k", type=float, default=0.5, help="linear: width of k over v's")
+    parser.add_argument("--compare", type=Path, help="JSON of an earlier run: exit 1 if slower")
+    parser.add_argument("--threshold", type=float, default=0.05, help="of --compare (%(default)s)")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--out", type=Path, help=f"JSON file (default: in {RESULTS.name}/)")
     parser.add_argument("--no-plot", action="store_true")
@@ -48,7 +54,8 @@ def parse_arguments() -> argparse.Namespace:
     if unknown := set(args.presets) - set(PRESETS):
         parser.error(f"no preset {', '.join(sorted(unknown))}; there are {', '.join(PRESETS)}")
     if args.device == "cpu" and (gpu := NEEDS_GPU.intersection(args.presets)):
-        parser.error(f"{', '.join(sorted(gpu))} needs a GPU; on a CPU there are: cpu, host")
+        rest = ", ".join(name for name in PRESETS if name not in NEEDS_GPU)
+        parser.error(f"{', '.join(sorted(gpu))} needs a GPU; on a CPU there are: {rest}")
     return args
 
 
@@ -66,31 +73,56 @@ def describe_machine(device: torch.device) -> dict:
     return machine
 
 
-def main() -> None:
-    args = parse_arguments()
-    device = torch.device(args.device)
-    machine = describe_machine(device)
-    title = ", ".join(f"{name} {value}" for name, value in machine.items())
-    print(title)
-    options = Options(device, args.dims, args.seqlens, args.standard)
-    rows, start = [], time.perf_counter()
-    for preset in args.presets:
-        for row in PRESETS[preset](options):
-            rows.append(row)
-            print(report.table_line(row), flush=True)
-    print(report.summary(rows))
-    if not rows:
-        print("nothing fits --dims and --seqlens")
-        return
+def measure(args: argparse.Namespace) -> list[Row]:
+    """Rows of all presets, each printed as it is there; those that there are when interrupted."""
+    options = Options(
+        torch.device(args.device), args.dims, args.seqlens, args.standard, args.expand_k
+    )
+    rows = []
+    try:
+        for preset in args.presets:
+            for row in PRESETS[preset](options):
+                rows.append(row)
+                print(report.table_line(row), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    return rows
+
+
+def write(args: argparse.Namespace, rows: list[Row], machine: dict, title: str) -> list[Path]:
     path = args.out or RESULTS / f"{'-'.join(args.presets)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    report.write_json(path, rows, machine)
-    written = [str(path)]
-    if not args.no_plot:
-        report.plot(path.with_suffix(".png"), rows, title)
-        written.append(str(path.with_suffix(".png")))
-    print(f"{time.perf_counter() - start:.0f} s; wrote {' and '.join(written)}")
+    notes = linear.crossings(rows)
+    print(*filter(None, [*notes, report.missing(rows), report.summary(rows)]), sep="\n")
+    report.write_json(path, rows, machine, notes)
+    if args.no_plot:
+        return [path]
+    report.plot(path.with_suffix(".png"), rows, title)
+    return [path, path.with_suffix(".png")]
+
+
+def compare(args: argparse.Namespace, rows: list[Row]) -> int:
+    """The exit code: 1 where something became slower, or nothing could be compared."""
+    worse, compared = regressions(rows, args.compare, args.threshold)
+    print(*worse, sep="\n")
+    print(f"{compared} figures compared with {args.compare}, {len(worse)} are worse")
+    return 1 if worse or not compared else 0
+
+
+def main() -> int:
+    args = parse_arguments()
+    machine = describe_machine(torch.device(args.device))
+    title = ", ".join(f"{name} {value}" for name, value in machine.items())
+    print(title)
+    start = time.perf_counter()
+    rows = measure(args)
+    if not rows:
+        print("nothing fits --dims and --seqlens")
+        return 0
+    written = write(args, rows, machine, title)
+    print(f"{time.perf_counter() - start:.0f} s; wrote {' and '.join(map(str, written))}")
+    return compare(args, rows) if args.compare else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
 # Twice the 50 MiB L2 of an H100, and then some.
 _FLUSH_BYTES = 256 * 2**20
+# A contender that tunes itself has done so in its first calls: what takes longer may stop there.
+_WARM_UP_SECONDS = 1.0
 
 
 def _settle_allocator() -> None:
@@ -35,6 +36,7 @@ class Clock:
         self.device = device
         self.on_gpu = device.type == "cuda"
         self.clean = clean
+        self.missing: dict[str, str] = {}
         self._scratch = None
         if not self.on_gpu:
             _settle_allocator()
@@ -45,9 +47,16 @@ class Clock:
         budget_ms: float = 60.0,
         min_samples: int = 7,
         max_samples: int = 60,
+        warm_ups: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[str, float | None]:
-        """Time ``contenders`` round-robin; None for one that raises in its warm-up."""
-        live = {name: fn for name, fn in contenders.items() if self._warm_up(name, fn)}
+        """Time ``contenders`` round-robin; None for one that raises in its warm-up, which
+        ``missing`` has the reason of. warm_ups: calls before the first sample, 2 by default."""
+        self.missing = {}
+        live = {
+            name: fn
+            for name, fn in contenders.items()
+            if self._warm_up(name, fn, warm_ups.get(name, 2))
+        }
         medians: dict[str, float | None] = dict.fromkeys(contenders)
         if not live:
             return medians
@@ -64,14 +73,16 @@ class Clock:
         undisturbed = [sample for sample in samples if not sample[2]]
         return statistics.median(map(self._milliseconds, undisturbed or samples))
 
-    def _warm_up(self, name: str, fn: Callable) -> bool:
+    def _warm_up(self, name: str, fn: Callable, calls: int) -> bool:
+        end = time.perf_counter() + _WARM_UP_SECONDS
         try:
-            for _ in range(2):
+            for call in range(calls):
                 fn()
-            self.synchronize()
+                self.synchronize()
+                if call > 0 and time.perf_counter() > end:
+                    break
         except Exception as error:  # a contender that does not do this point is shown as "-"
-            if os.environ.get("VERBOSE"):
-                print(f"  {name}: {type(error).__name__}: {str(error)[:160]}", file=sys.stderr)
+            self.missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             self.synchronize()
             return False
         return True

@@ -4,46 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from benchmarks import contenders, problems
+from benchmarks import contenders, linear, problems, rotary
 from benchmarks.clock import Clock, graphed
-
-# Contenders that our time is divided by.
-PEERS = ("fa3", "fa2", "cudnn", "sdpa")
-
-
-@dataclass
-class Row:
-    """One problem, every contender. ``rates`` is in ``unit``; both are None where one raised."""
-
-    preset: str
-    problem: str
-    unit: str
-    milliseconds: dict[str, float | None]
-    rates: dict[str, float | None] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float | None:
-        """Our time over the fastest peer's."""
-        others = [t for name, t in self.milliseconds.items() if t and name in PEERS]
-        mine = self.milliseconds.get("ours")
-        return mine / min(others) if mine and others else None
-
-
-@dataclass(frozen=True)
-class Options:
-    device: torch.device
-    dims: set[int] | None = None
-    seqlens: set[int] | None = None
-    with_standard: bool = False
-
-
-def _rate(amount: float, scale: float, times: dict[str, float | None]) -> dict:
-    return {name: amount / (t * 1e-3) / scale if t else None for name, t in times.items()}
+from benchmarks.rows import Options, Row, rate
+from examples.gpt.measure import peak_megabytes
 
 
 def _dense(
@@ -51,14 +19,16 @@ def _dense(
 ) -> Iterator[Row]:
     clock = Clock(options.device)
     attends = attends or contenders.dense(options.device, options.with_standard)
+    on_gpu = options.device.type == "cuda"
+    unit, scale = ("TFLOP/s", 1e12) if on_gpu else ("GFLOP/s", 1e9)
     for point in points:
         inputs = point.inputs(options.device, grad=what != "fwd")
         mask = (point.causal, point.window)
         steps = {name: _step(what, fn, inputs, *mask) for name, fn in attends.items()}
         times = clock.measure(steps, budget_ms)
-        on_gpu = options.device.type == "cuda"
-        unit, scale = ("TFLOP/s", 1e12) if on_gpu else ("GFLOP/s", 1e9)
-        yield Row(preset, f"{what} {point}", unit, times, _rate(point.flops(what), scale, times))
+        rates = rate(point.flops(what), scale, times)
+        place = {"axis": "head_dim", "x": point.head_dim} if preset == "sweep" else {}
+        yield Row(preset, f"{what} {point}", unit, times, rates, clock.missing, **place)
 
 
 def _step(what: str, attend: Callable, inputs: tuple, *options) -> Callable:
@@ -95,6 +65,34 @@ def backward(options: Options) -> Iterator[Row]:
     return _dense("bwd", "bwd", grid, options)
 
 
+def sweep(options: Options) -> Iterator[Row]:
+    """Every head dimension that fits the tiles' granularity, and the steps between tiles."""
+    for what in ("fwd", "bwd"):
+        yield from _dense("sweep", what, problems.head_dims(options.dims), options)
+
+
+def memory(options: Options) -> Iterator[Row]:
+    """What forward and backward hold at their peak on top of their inputs; times are of one run."""
+    attends = contenders.dense(options.device, options.with_standard)
+    for point in problems.lengths(options.device, options.seqlens):
+        inputs = point.inputs(options.device, grad=True)
+        times: dict[str, float | None] = {}
+        held: dict[str, float | None] = {}
+        missing: dict[str, str] = {}
+        for name, fn in attends.items():
+            step = _step("fwd+bwd", fn, inputs, point.causal)
+            try:
+                step()  # what a first call allocates for good is not this length's
+                start = time.perf_counter()
+                held[name] = peak_megabytes(step, options.device)
+                times[name] = 1e3 * (time.perf_counter() - start)
+            except Exception as error:
+                held[name] = times[name] = None
+                missing[name] = f"{type(error).__name__}: {str(error)[:200]}"
+        place = {"axis": "seqlen", "x": point.seqlen}
+        yield Row("memory", f"peak {point}", "MB", times, held, missing, **place)
+
+
 def window(options: Options) -> Iterator[Row]:
     yield from _dense("window", "fwd", problems.windows(options.dims), options)
     yield from _dense("window", "bwd", problems.windows(options.dims), options)
@@ -124,8 +122,8 @@ def varlen(options: Options) -> Iterator[Row]:
             steps = {name: _step(what, fn, packed, causal) for name, fn in attends.items()}
             steps["dense"] = _step(what, contenders.ours, dense, causal)
             times = clock.measure(steps)
-            rates = _rate(point.flops(what), 1e12, times)
-            rates |= _rate(point.dense.flops(what), 1e12, {"dense": times["dense"]})
+            rates = rate(point.flops(what), 1e12, times)
+            rates |= rate(point.dense.flops(what), 1e12, {"dense": times["dense"]})
             yield Row("varlen", f"{what} {point}", "TFLOP/s", times, rates)
 
 
@@ -167,7 +165,7 @@ def decode(options: Options) -> Iterator[Row]:
         for mode, clock in clocks.items():
             steps = calls if mode == "eager" else replays
             times = clock.measure(steps, min_samples=20)
-            rates = _rate(point.cache_bytes, 1e9, times)
+            rates = rate(point.cache_bytes, 1e9, times)
             yield Row("decode", f"{mode} {point}", "GB/s", times, rates)
 
 
@@ -185,7 +183,7 @@ def serve(options: Options) -> Iterator[Row]:
         calls["read"] = as_many.sum
         replays = {name: _maybe_graphed(fn) for name, fn in calls.items()}
         times = clock.measure(replays, min_samples=20)
-        yield Row("serve", f"graph {point}", "GB/s", times, _rate(point.cache_bytes, 1e9, times))
+        yield Row("serve", f"graph {point}", "GB/s", times, rate(point.cache_bytes, 1e9, times))
 
 
 def _maybe_graphed(fn: Callable) -> Callable:
@@ -234,9 +232,9 @@ def ceiling(options: Options) -> Iterator[Row]:
     y = torch.empty_like(x)
     clock = Clock(options.device)
     times = clock.measure({"torch": lambda: a @ a}, budget_ms=200)
-    yield Row("ceiling", "8192^3 matmul bf16", "TFLOP/s", times, _rate(2 * 8192**3, 1e12, times))
+    yield Row("ceiling", "8192^3 matmul bf16", "TFLOP/s", times, rate(2 * 8192**3, 1e12, times))
     times = clock.measure({"torch": lambda: y.copy_(x)}, budget_ms=200)
-    yield Row("ceiling", "copy of 4 GiB", "GB/s", times, _rate(2 * 4 * x.numel(), 1e9, times))
+    yield Row("ceiling", "copy of 4 GiB", "GB/s", times, rate(2 * 4 * x.numel(), 1e9, times))
 
 
 PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
@@ -250,7 +248,11 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "deterministic": deterministic,
     "decode": decode,
     "serve": serve,
+    "sweep": sweep,
+    "memory": memory,
+    "linear": linear.linear,
+    "rotary": rotary.rotary,
     "host": host,
     "ceiling": ceiling,
 }
-NEEDS_GPU = set(PRESETS) - {"cpu", "host"}
+NEEDS_GPU = set(PRESETS) - {"cpu", "host", "sweep", "memory", "linear"}

@@ -84,6 +84,21 @@ def latent_grid(dims: set[int] | None) -> Iterator[Dense]:
                 yield Dense(16384 // s, s, 16, 16, 192, causal, head_dim_v=128)
 
 
+def head_dims(dims: set[int] | None) -> Iterator[Dense]:
+    for d in range(32, 257, 16):
+        if not dims or d in dims:
+            yield Dense(4, 4096, 2048 // d, 2048 // d, d, True)
+
+
+def lengths(device: torch.device, seqlens: set[int] | None) -> Iterator[Dense]:
+    """One sequence. A CPU does the shorter ones."""
+    on_gpu = device.type == "cuda"
+    dtype, heads = (torch.bfloat16, 16) if on_gpu else (torch.float32, 2)
+    for s in (512 << i for i in range(9 if on_gpu else 4)):
+        if not seqlens or s in seqlens:
+            yield Dense(1, s, heads, heads, 128, True, dtype)
+
+
 def windows(dims: set[int] | None) -> Iterator[Dense]:
     """A sliding window of 1,024 keys."""
     for batch, s, heads, d in ((1, 16384, 32, 64), (1, 16384, 16, 128), (2, 8192, 8, 256)):

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.presets import Row
+from benchmarks.rows import Row
 
 COLORS = {
     "ours": "#1f6feb",
@@ -17,6 +17,12 @@ COLORS = {
     "fa3": "#6e40c9",
     "cudnn": "#2da44e",
     "standard": "#9aa4b2",
+    "copy": "#9aa4b2",
+    "gla chunk": "#d1603d",
+    "gla fused_chunk": "#bf8700",
+    "gla fused_recurrent": "#cf222e",
+    "mamba2": "#2da44e",
+    "simple gla": "#2da44e",
     "torch": "#57606a",
 }
 
@@ -25,12 +31,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _kind(row: Row) -> str:
-    """The preset, and the kind of call where that says more."""
-    call = row.problem.split()[0]
-    return row.preset if call == row.preset else f"{row.preset}: {call}"
 
 
 def table_line(row: Row) -> str:
@@ -50,7 +50,7 @@ def summary(rows: list[Row]) -> str:
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.ratio:
-            groups.setdefault(_kind(row), []).append(row.ratio)
+            groups.setdefault(row.kind, []).append(row.ratio)
     return "\n".join(
         f"{name:<16} our time / fastest other: geometric mean "
         f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}, worst {max(ratios):.2f}"
@@ -58,13 +58,27 @@ def summary(rows: list[Row]) -> str:
     )
 
 
-def write_json(path: Path, rows: list[Row], machine: dict) -> None:
+def missing(rows: list[Row]) -> str:
+    """A sentence for every reason that a contender had."""
+    problems: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, reason in row.missing.items():
+            problems.setdefault((name, reason), []).append(row.problem)
+    return "\n".join(
+        f"{name} cannot do {of[0]}" + (f" and {len(of) - 1} more" if of[1:] else "") + f": {reason}"
+        for (name, reason), of in problems.items()
+    )
+
+
+def write_json(path: Path, rows: list[Row], machine: dict, notes: list[str]) -> None:
+    """notes: what else was found, in sentences."""
     records = [asdict(row) | {"ratio": row.ratio} for row in rows]
-    path.write_text(json.dumps({"machine": machine, "rows": records}, indent=1) + "\n")
+    found = {"machine": machine, "notes": notes, "rows": records}
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def plot(path: Path, rows: list[Row], title: str) -> None:
-    """Horizontal bars, one group per problem, one panel per preset and kind of call."""
+    """One panel per preset and kind of call: curves of a sweep, else horizontal bars."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -72,8 +86,8 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
 
     panels: dict[str, list[Row]] = {}
     for row in rows:
-        panels.setdefault(_kind(row), []).append(row)
-    tallest = max(map(len, panels.values()))
+        panels.setdefault(row.kind, []).append(row)
+    tallest = max(8 if group[0].axis else len(group) for group in panels.values())
     figure, axes = plt.subplots(
         1,
         len(panels),
@@ -82,10 +96,28 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
         constrained_layout=True,
     )
     for axis, (name, group) in zip(axes[0], panels.items()):
-        _bars(axis, name, group)
+        (_curves if group[0].axis else _bars)(axis, name, group)
     figure.suptitle(title, x=0.008, ha="left", fontsize=9.5, color="#57606a")
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _curves(axis, name: str, rows: list[Row]) -> None:
+    for contender in dict.fromkeys(key for row in rows for key in row.rates):
+        points = [(row.x, rate) for row in rows if (rate := row.rates.get(contender))]
+        if points:
+            style = {"marker": "o", "markersize": 3, "color": COLORS.get(contender)}
+            axis.plot(*zip(*points), label=contender, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    places = sorted({row.x for row in rows})
+    labels = [f"{x / 1024:g}k" if x >= 1024 else f"{x:g}" for x in places]
+    axis.set_xticks(places, labels, fontsize=8)
+    axis.set_xticks([], minor=True)
+    axis.set_title(f"{name}, {rows[0].unit}", loc="left", fontweight="bold", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#e8ebef")
+    axis.legend(frameon=False, fontsize=8)
 
 
 def _bars(axis, name: str, rows: list[Row]) -> None:

@@ -53,7 +53,7 @@ def sweep(
         def step(inputs=(q, k, v), dout=dout) -> None:
             torch.autograd.grad(attention(*inputs), inputs, dout)
 
-        points.append(Point(seqlen, _milliseconds(step, device), _peak_megabytes(step, device)))
+        points.append(Point(seqlen, _milliseconds(step, device), peak_megabytes(step, device)))
     return points
 
 
@@ -75,7 +75,7 @@ def _milliseconds(step: Callable, device: torch.device, budget: float = 0.5) -> 
     return statistics.median(samples)
 
 
-def _peak_megabytes(step: Callable, device: torch.device) -> float:
+def peak_megabytes(step: Callable, device: torch.device) -> float:
     """Most memory that one run holds on top of its inputs."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,0 +1,250 @@
+"""The benchmarks, small enough for a test: what they claim holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import compare, linear, presets, problems, report, rotary
+from benchmarks.clock import Clock
+from benchmarks.presets import cpu
+from benchmarks.rows import Options, Row
+
+CPU = torch.device("cpu")
+
+
+def test_clock_takes_turns_and_shows_failures_as_missing():
+    order = []
+
+    def missing():
+        raise NotImplementedError
+
+    contenders = {"a": lambda: order.append("a"), "b": lambda: order.append("b"), "c": missing}
+    clock = Clock(CPU)
+    medians = clock.measure(contenders, min_samples=7, max_samples=7)
+    assert medians["c"] is None
+    assert clock.missing == {"c": "NotImplementedError: "}
+    assert medians["a"] is not None
+    assert order[-14:] == ["a", "b"] * 7
+    order.clear()
+    clock.measure(contenders, min_samples=1, max_samples=1, warm_ups={"b": 30})
+    assert order[:32] == ["a"] * 2 + ["b"] * 30
+
+
+def test_operation_counts():
+    point = problems.Dense(2, 4, 3, 3, 8, causal=True)
+    assert point.flops("fwd") == 2 * 2 * 2 * 3 * 10 * 8
+    assert point.flops("fwd+bwd") == 3.5 * point.flops("fwd")
+    full = problems.Dense(2, 4, 3, 3, 8, causal=False)
+    assert full.flops("fwd") == 1.6 * point.flops("fwd")
+    window = problems.Dense(2, 4, 3, 3, 8, causal=True, window=(1, 0))
+    assert window.flops("fwd") == 0.7 * point.flops("fwd")
+
+
+def test_benchmark_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(problems, "cpu_grid", lambda *_: [problems.Dense(1, 64, 2, 1, 16, True)])
+    rows = list(cpu(Options(CPU, with_standard=True)))
+    assert [row.problem.split()[0] for row in rows] == ["fwd", "fwd+bwd"]
+    for row in rows:
+        assert set(row.milliseconds) == {"ours", "sdpa", "standard"}
+        assert row.ratio == row.milliseconds["ours"] / row.milliseconds["sdpa"]
+        assert f"{row.ratio:.2f}" in report.table_line(row)
+    report.write_json(tmp_path / "rows.json", rows, {"gpu": "none"}, [])
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["ratio"] == rows[0].ratio
+
+
+def test_contenders_agree():
+    from benchmarks.contenders import dense
+
+    q, k, v = problems.Dense(2, 33, 4, 2, 16, True, torch.float32).inputs(CPU, grad=False)
+    attends = dense(CPU, with_standard=True)
+    outputs = [attend(q, k, v, True) for attend in attends.values()]
+    for out in outputs[1:]:
+        torch.testing.assert_close(out, outputs[0], rtol=1e-4, atol=1e-5)
+
+
+# --- Sweeps ---------------------------------------------------------------------------------------
+
+
+def test_the_sweep_has_every_head_dim(monkeypatch):
+    assert [p.head_dim for p in problems.head_dims(None)] == list(range(32, 257, 16))
+    small = problems.Dense(1, 32, 1, 1, 48, True, torch.float32)
+    monkeypatch.setattr(problems, "head_dims", lambda dims: [small])
+    rows = list(presets.sweep(Options(CPU)))
+    assert [row.kind for row in rows] == ["sweep: fwd by head_dim", "sweep: bwd by head_dim"]
+    assert all(row.x == 48 and row.milliseconds["ours"] for row in rows)
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    rows = list(presets.memory(Options(CPU, seqlens={512, 2048}, with_standard=True)))
+    held = {name: [row.rates[name] for row in rows] for name in ("ours", "standard")}
+    assert held["ours"][1] < 8 * held["ours"][0]
+    assert held["standard"][1] > 12 * held["standard"][0]
+    assert rows[0].unit == "MB"
+
+
+def test_rotary_counts_what_it_moves(monkeypatch):
+    point = rotary.Rotary("q and k", 2, 8, 3, 1, 16, 8, torch.float32)
+    assert point.moved == 2 * 4 * 2 * 8 * 4 * 16
+    in_place = rotary.Rotary("q and k", 2, 8, 3, 1, 16, 8, torch.float32, inplace=True)
+    assert in_place.moved == point.moved / 2
+    packed = rotary.Rotary("q and k", 2, 8, 3, 1, 16, 8, torch.float32, sequences=2)
+    qkv = rotary.Rotary("qkv", 2, 8, 3, 3, 16, 8, torch.float32, inplace=True)
+    monkeypatch.setattr(rotary, "grid", lambda: [point, in_place, packed, qkv])
+    rows = list(rotary.rotary(Options(CPU)))
+    assert all(row.milliseconds["ours"] and row.milliseconds["copy"] for row in rows)
+
+
+# --- The linear families --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Stand-ins for flash-linear-attention; its fused_chunk does no more than a size."""
+    calls = []
+
+    def gla(name, smallest=0):
+        def mix(q, k, v, gate):
+            calls.append((name, tuple(q.shape), tuple(gate.shape)))
+            if q.shape[-1] < smallest:
+                raise ValueError(f"K is {q.shape[-1]}: the product of tiles needs 16 x 16")
+            return (q * k * gate.view(*gate.shape, *(1,) * (4 - gate.dim()))).sum(
+                -1, True
+            ) * v, None
+
+        return mix
+
+    package = types.ModuleType("fla")
+    ops, simple = types.ModuleType("fla.ops.gla"), types.ModuleType("fla.ops.simple_gla")
+    ops.chunk_gla, ops.fused_chunk_gla = gla("chunk"), gla("fused_chunk", 16)
+    ops.fused_recurrent_gla = gla("fused_recurrent")
+    simple.chunk_simple_gla = gla("simple")
+    for name, module in (
+        ("fla", package),
+        ("fla.ops", types.ModuleType("fla.ops")),
+        ("fla.ops.gla", ops),
+        ("fla.ops.simple_gla", simple),
+        ("mamba_ssm", None),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(linear, "HIDDEN", 32)
+    monkeypatch.setattr(linear, "TUNING", 3)
+    return calls
+
+
+def run_linear(*arguments: str, monkeypatch, tmp_path) -> dict:
+    path = tmp_path / "linear.json"
+    line = ["benchmarks", "linear", "--device", "cpu", "--out", str(path), *arguments]
+    monkeypatch.setattr(sys, "argv", line)
+    assert command.main() == 0
+    return json.loads(path.read_text())
+
+
+def test_linear(installed, monkeypatch, tmp_path, capsys):
+    small = [linear.Linear("head_dim", 1, 64, 16, 0.5), linear.Linear("seqlen", 1, 128, 32, 0.5)]
+    monkeypatch.setattr(linear, "grid", lambda options: small)
+    found = run_linear(monkeypatch=monkeypatch, tmp_path=tmp_path)
+    assert [row["axis"] for row in found["rows"]] == ["head_dim"] * 2 + ["seqlen"] * 2
+    times = found["rows"][0]["milliseconds"]
+    assert list(times) == ["ours", "gla chunk", "gla fused_chunk", "gla fused_recurrent",
+                           "simple gla"]  # fmt: skip
+    assert [name for name, time in times.items() if time is None] == ["gla fused_chunk"]
+    assert found["rows"][2]["milliseconds"]["gla fused_chunk"]
+    told = capsys.readouterr().out
+    assert "gla fused_chunk cannot do fwd d16" in told
+    assert "K is 8: the product of tiles needs 16 x 16" in told
+    assert any("by head_dim" in note for note in found["notes"])
+    assert (tmp_path / "linear.png").stat().st_size > 10_000
+    chunk = [shapes for name, *shapes in installed if name == "chunk"]
+    assert len(chunk) >= 4 * (3 + 5), "three calls before the samples"
+    assert chunk[0] == [(1, 64, 2, 8), (1, 64, 2, 8)]
+    assert next(s for name, *s in installed if name == "simple") == [(1, 64, 2, 8), (1, 64, 2)]
+
+
+def test_linear_without_the_packages(monkeypatch, tmp_path, capsys):
+    for name in ("fla", "fla.ops.gla", "fla.ops.simple_gla", "mamba_ssm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(linear, "grid", lambda options: [linear.Linear("seqlen", 1, 64, 16, 1.0)])
+    found = run_linear("--no-plot", monkeypatch=monkeypatch, tmp_path=tmp_path)
+    assert set(found["rows"][0]["missing"]) == set(found["rows"][0]["milliseconds"]) - {"ours"}
+    assert "gla chunk cannot do fwd d16 b1 s64 h128 k16 and 1 more: " in capsys.readouterr().out
+
+
+def test_attention_ends_at_256(installed, monkeypatch):
+    wide = linear.Linear("head_dim", 1, 64, 512, 0.5)
+    monkeypatch.setattr(linear, "grid", lambda options: [wide])
+    row = next(linear.linear(Options(CPU)))
+    assert row.milliseconds["ours"] is None
+    assert "256" in row.missing["ours"]
+
+
+def test_where_curves_cross():
+    def row(x, ours, other):
+        return Row("linear", "fwd x", "Mtok/s", {"ours": ours, "a": other, "b": 9.0}, {},
+                   axis="seqlen", x=x)  # fmt: skip
+
+    rows = [row(1024, 1.0, 2.0), row(4096, 4.0, 2.0), row(16384, None, 8.0)]
+    first, second = linear.crossings(rows)
+    assert first == (
+        "linear: fwd by seqlen: a and ours cross at 2,048; time of a / ours is 2.00 at 1024 and "
+        "0.50 at 4096"
+    )
+    assert "ours is faster at every size both do" in second
+    assert not linear.crossings([Row("fwd", "fwd x", "", {"ours": 1.0, "fa2": 2.0})])
+
+
+# --- Against an earlier run -----------------------------------------------------------------------
+
+
+def test_what_became_slower(tmp_path):
+    def rows(ours, peak):
+        return [
+            Row("fwd", "fwd a", "TFLOP/s", {"ours": ours, "fa2": ours}, {"ours": 1, "fa2": 1}),
+            Row("scores", "fwd b", "TFLOP/s", {"plain": 1.0, "alibi": None}, {"plain": 1}),
+            Row("memory", "peak c", "MB", {"ours": ours}, {"ours": peak}, axis="seqlen", x=1.0),
+        ]
+
+    old = tmp_path / "old.json"
+    report.write_json(old, rows(1.0, 100.0), {}, [])
+    assert compare.regressions(rows(1.04, 104.0), old, 0.05) == ([], 3)
+    lines, compared = compare.regressions(rows(1.5, 110.0), old, 0.05)
+    assert compared == 3
+    assert lines == [
+        "fwd fwd a ours: 1 → 1.5 (+50.0%)",
+        "memory peak c ours: 100 → 110 (+10.0%)",
+    ]
+
+
+@pytest.mark.parametrize(("before", "code"), [(1.0, 0), (0.9, 1)])
+def test_the_exit_code_tells(monkeypatch, tmp_path, before, code, capsys):
+    def rows(milliseconds):
+        return [Row("cpu", "fwd a", "GFLOP/s", {"ours": milliseconds}, {"ours": 1.0})]
+
+    old = tmp_path / "old.json"
+    report.write_json(old, rows(before), {}, [])
+    monkeypatch.setitem(command.PRESETS, "cpu", lambda options: rows(1.0))
+    line = f"benchmarks cpu --device cpu --no-plot --out {tmp_path}/new.json --compare {old}"
+    monkeypatch.setattr(sys, "argv", line.split())
+    assert command.main() == code
+    assert f"1 figures compared with {old}, {code} are worse" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*line.split(), "--threshold", "0.2"])
+    assert command.main() == 0
+    report.write_json(old, [], {}, [])
+    assert command.main() == 1, "nothing to compare with"
+
+
+def test_what_was_measured_is_written_when_interrupted(monkeypatch, tmp_path):
+    def rows(options):
+        yield Row("cpu", "fwd a", "GFLOP/s", {"ours": 1.0}, {"ours": 1.0})
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command.PRESETS, "cpu", rows)
+    line = f"benchmarks cpu --device cpu --no-plot --out {tmp_path}/new.json"
+    monkeypatch.setattr(sys, "argv", line.split())
+    assert command.main() == 0
+    assert len(json.loads((tmp_path / "new.json").read_text())["rows"]) == 1
