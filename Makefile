@@ -62,8 +62,10 @@ wheel: export FLASH_ATTN_CUDA_ARCHS := $(or $(FLASH_ATTN_CUDA_ARCHS),80;90a)
 wheel: $(VENV)/.env-dev  ## one wheel for every Python >= 3.10 and torch >= 2.10, to dist/
 	rm -rf build/lib* build/bdist* dist/*.whl
 	$(PY) -m build --wheel --no-isolation
+	$(PY) -m build_tools.manylinux dist/*.whl
 	$(PY) -m build_tools.check_wheel dist/*.whl
-	$(VENV)/bin/abi3audit --strict --assume-minimum-abi3 3.10 dist/*abi3*.whl
+	$(if $(filter none,$(FLASH_ATTN_CUDA_ARCHS)),,$(VENV)/bin/abi3audit --strict --assume-minimum-abi3 3.10 dist/*.whl)
+	$(PY) -m build_tools.try_wheel dist/*.whl
 
 sdist: $(VENV)/.env-dev  ## a source distribution that builds offline, to dist/
 	rm -f dist/*.tar.gz

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXTENSION = "flash_attn/_C.abi3.so"
-TAG = "cp310-abi3-linux_x86_64"
+TAG = re.compile(r"-cp310-abi3-manylinux_2_\d+_x86_64\.whl$")
 INIT = "PyInit__C"
 
 ALLOWED = {
@@ -87,10 +87,10 @@ def system_needs(library: Path) -> str:
 
 def check(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        libraries = [name for name in archive.namelist() if re.search(r"\.so[.\d]*$", name)]
         if wheel.name.endswith("-py3-none-any.whl"):
             return [f"is pure Python, but contains {name}" for name in libraries]
-        found = [] if wheel.name.endswith(f"-{TAG}.whl") else [f"is not tagged {TAG}"]
+        found = [] if TAG.search(wheel.name) else ["is not tagged cp310-abi3-manylinux_2_…_x86_64"]
         if libraries != [EXTENSION]:
             return [*found, f"contains {libraries}, not just {EXTENSION}"]
         with tempfile.TemporaryDirectory() as folder:

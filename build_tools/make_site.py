@@ -29,8 +29,8 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 #: The contents, beside each page that has some: caption → pages, in order.
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
-        "Use": """install arguments packing caches determinism accuracy torch modules errors
-            distributed porting""",
+        "Use": """install arguments packing caches determinism cpu accuracy torch modules
+            errors distributed porting""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",
         "How it is made": "build benchmarks kernels/index",

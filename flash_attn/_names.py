@@ -1,12 +1,16 @@
 """Names of the ``flash_attn`` 2.8 package that are not here, and what to use instead.
 
 The one table of them: a module's ``__getattr__`` comes from here, and so does the table of
-docs/porting.md. An ``ImportError`` is what ``try: from … import …`` of a client expects.
+docs/porting.md. ``from … import …`` of a name raises an ``ImportError``, as clients expect that try
+it; for ``hasattr`` the name is not there.
 """
 
 from __future__ import annotations
 
+import opcode
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 _BY_GRAPH = (
@@ -91,9 +95,16 @@ def refusing(module: str) -> Callable[[str], Any]:
         instead = NAMES[module].get(name)
         if instead is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        raise ImportError(f"{module}.{name} is not part of this package; use {instead}")
+        # No class can be both, and of an AttributeError an import keeps nothing.
+        error = ImportError if _imports(sys._getframe(1)) else AttributeError
+        raise error(f"{module}.{name} is not part of this package; use {instead}")
 
     return __getattr__
+
+
+def _imports(frame: FrameType) -> bool:
+    """Whether a frame is at a ``from … import …``, and not at a ``getattr`` or ``hasattr``."""
+    return frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
 
 
 def missing(module: str) -> ModuleNotFoundError:

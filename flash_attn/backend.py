@@ -6,13 +6,14 @@ import functools
 import importlib
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+
+from flash_attn import _load_errors
 
 _MODULE = "flash_attn._C"
 _MISS = "flash_attn: not implemented: "
@@ -44,22 +45,7 @@ def load() -> None:
         library = importlib.import_module(_MODULE)
         why_not_loaded = ""
     except ImportError as error:
-        why_not_loaded = _explain_import_error(path, str(error))
-
-
-def _explain_import_error(path: Path, message: str) -> str:
-    if torch.version.cuda is None:
-        return (
-            f"this torch ({torch.__version__}) has no CUDA, so {path.name} does not load: {message}"
-        )
-    reason = f"{path} does not load: {message}"
-    runtime = re.search(r"libcudart\.so\.(\d+)", message)
-    if runtime is None:
-        return reason
-    return (
-        f"{reason} (it was built for CUDA {runtime.group(1)}; torch {torch.__version__} uses CUDA "
-        f"{torch.version.cuda}: install a build for the same CUDA major version)"
-    )
+        why_not_loaded = _load_errors.explain(path, str(error))
 
 
 def cuda_problem() -> str:

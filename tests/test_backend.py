@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,21 +49,57 @@ def present(unloaded, tmp_path):
     return unloaded
 
 
-def test_import_error_keeps_its_text(present):
-    present.setattr(torch.version, "cuda", "13.0")
-    present.setattr(backend.importlib, "import_module", fail_with("undefined symbol: abc"))
-    backend.load()
-    assert backend.library is None
-    assert "does not load: undefined symbol: abc" in backend.cuda_problem()
+SYSTEM = "/lib/x86_64-linux-gnu"
 
 
-def test_import_error_about_another_cuda(present):
+@pytest.mark.parametrize(
+    ("message", "expected", "do"),
+    [
+        ("undefined symbol: abc", "torch >= 2.10 of the CUDA it was built for", "build it for"),
+        ("undefined symbol: torch_call_dispatcher", "torch >= 2.10, whose C", "update torch"),
+        ("undefined symbol: aoti_torch_get_stream", "has aoti_torch_get_stream", "update torch"),
+        ("libcudart.so.13: cannot open shared object file", "built for CUDA 13", "CUDA major"),
+        (f"{SYSTEM}/libc.so.6: version `GLIBC_2.34' not found", "GLIBC_2.34", "build it on"),
+        (f"{SYSTEM}/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", "GLIBCXX_3.4.29", "conda"),
+        ("libtorch.so: cannot open shared object file", "torch's libraries", "install it again"),
+        ("_C.abi3.so: file too short", "the file whole", "install it again"),
+    ],
+)
+def test_import_error_says_what_was_found_what_is_expected_what_to_do(
+    present, message, expected, do
+):
     present.setattr(torch.version, "cuda", "12.6")
-    message = "libcudart.so.13: cannot open shared object file"
     present.setattr(backend.importlib, "import_module", fail_with(message))
     backend.load()
-    for words in ("built for CUDA 13", "uses CUDA 12.6", "same CUDA major"):
-        assert words in backend.cuda_problem()
+    assert backend.library is None
+    problem = backend.cuda_problem()
+    assert f"_C.abi3.so does not load: {message}. Found: Python " in problem
+    assert f"torch {torch.__version__}, which uses CUDA 12.6" in problem
+    after = problem.split(" Expected: ")[1]
+    assert expected in after.split(" Do: ")[0]
+    assert do in after.split(" Do: ")[1]
+
+
+def test_a_library_that_does_not_load_leaves_the_cpu_backend(tmp_path):
+    """A copy of the package with a broken library, in a process of its own."""
+    package = Path(flash_attn.__file__).parent
+    shutil.copytree(package, tmp_path / "flash_attn", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copy(package.parent / "flash_attn_2_cuda.py", tmp_path)
+    (tmp_path / "flash_attn" / "_C.abi3.so").write_bytes(b"\x7fELF")
+    program = (
+        "import torch; torch.version.cuda = '13.0'\n"
+        "import flash_attn; from flash_attn import backend\n"
+        f"assert flash_attn.__file__.startswith({str(tmp_path)!r})\n"
+        "print(flash_attn.flash_attn_func(*torch.randn(3, 1, 4, 2, 8)).shape)\n"
+        "print(backend.cuda_problem())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([1, 4, 2, 8])" in done.stdout
+    assert "does not load" in done.stdout
+    assert "Do: install it again" in done.stdout
 
 
 def test_import_error_without_cuda_in_torch(present):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+import yaml
 
 from tests.commands import ROOT, script
 
@@ -79,3 +80,23 @@ def test_where_things_were_built_it_runs_in_a_copy_without_them(checkout):
     assert folder != str(checkout)
     assert not os.path.exists(folder)
     assert (checkout.parent / "listing").read_text().split() == [".ci", ".gitignore"]
+
+
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "build.yml").read_text())
+
+
+def test_the_workflow_runs_targets_that_there_are():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for job in WORKFLOW["jobs"].values():
+        commands = [step["run"] for step in job["steps"] if "run" in step]
+        called = {name for command in commands for name in re.findall(r"\bmake ([a-z]+)", command)}
+        assert called
+        assert called <= {*targets, "ccache"}  # "make ccache" are two packages
+
+
+def test_the_workflow_tries_the_oldest_python_and_torch_that_are_promised():
+    project = (ROOT / "pyproject.toml").read_text()
+    matrix = WORKFLOW["jobs"]["cpu"]["strategy"]["matrix"]
+    assert f'requires-python = ">={matrix["python"][0]}"' in project
+    assert f'dependencies = ["torch>={matrix["torch"][0].split("==")[1][:-2]}"]' in project
+    assert f"TORCH ?= {matrix['torch'][-1]}" in (ROOT / "Makefile").read_text()

@@ -41,7 +41,12 @@ def test_a_refused_name_says_what_to_use(module, name):
         exec(f"from {module} import {name}")
     assert f"{module}.{name} is not part" in str(raised.value)
     assert _names.NAMES[module][name] in str(raised.value)
-    assert not hasattr(importlib.import_module(module), "no_such_name")
+    found = importlib.import_module(module)
+    assert not hasattr(found, "no_such_name")
+    assert not hasattr(found, name)
+    assert getattr(found, name, None) is None
+    with pytest.raises(AttributeError, match="is not part of this package; use "):
+        getattr(found, name)
 
 
 @pytest.mark.parametrize("module", _names.MODULES)

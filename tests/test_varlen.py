@@ -32,6 +32,8 @@ from flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from flash_attn.cpu import batches, varlen
+from flash_attn.cpu.seqlens import Sequence
 from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
 
@@ -333,3 +335,57 @@ def test_equal_lengths_agree_with_the_dense_call(device):
     ref, _, _ = attention_ref(q, k, v, **dense.mask_kwargs())
     std, _, _ = standard_attention(q, k, v, **dense.mask_kwargs())
     assert_accurate("out", out.reshape(ref.shape), ref, std)
+
+
+# --- The CPU's batches of neighbours --------------------------------------------------------------
+
+
+def sequences_of(lengths: list[int], gap_before: int | None = None) -> list[Sequence]:
+    """Packed sequences of these lengths; keys have a gap before one of them."""
+    seqs, row, key = [], 0, 0
+    for index, length in enumerate(lengths):
+        key += 3 if index == gap_before else 0
+        seqs.append(Sequence(index, slice(row, row + length), slice(key, key + length)))
+        row, key = row + length, key + length
+    return seqs
+
+
+@pytest.mark.parametrize(
+    ("lengths", "gap_before", "members"),
+    [
+        ([4, 4, 4], None, [(0, 3)]),
+        ([4, 4, 5, 5, 4], None, [(0, 2), (2, 4), (4, 5)]),
+        ([0, 0, 4, 0], None, [(0, 2), (2, 3), (3, 4)]),
+        ([4, 4, 4], 2, [(0, 2), (2, 3)]),
+        ([], None, []),
+    ],
+)
+def test_neighbours_of_one_length_are_a_batch(lengths, gap_before, members):
+    seqs = sequences_of(lengths, gap_before)
+    found = [(batch.members.start, batch.members.stop) for batch in batches.batches(seqs)]
+    assert found == members
+    apart = [batch.members for batch in batches.batches(seqs, together=False)]
+    assert apart == [slice(i, i + 1) for i in range(len(lengths))]
+
+
+@pytest.mark.parametrize("features", [{}, {"causal": True, "alibi": True}, {"dropout_p": 0.3}])
+def test_a_batch_of_neighbours_is_its_sequences(features):
+    """Forward and gradients of packed sequences, some of one length, against each by itself."""
+    options = dict(features)
+    slopes = torch.rand(7, 4) if options.pop("alibi", False) else None
+    ends = torch.tensor([0, 8, 16, 24, 30, 30, 30, 38], dtype=torch.int32)
+    inputs = [torch.randn(38, 4, 16, requires_grad=True) for _ in range(3)]
+
+    def run(together: bool):
+        torch.manual_seed(0)
+        with pytest.MonkeyPatch.context() as patch:
+            if not together:
+                one_by_one = partial(batches.batches, together=False)
+                patch.setattr(varlen, "batches", lambda seqs, together=True: one_by_one(seqs))
+            out, lse = flash_attn_varlen_func(
+                *inputs, ends, ends, 8, 8, alibi_slopes=slopes, return_lse=True, **options
+            )
+            return out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), inputs)
+
+    for ours, expected in zip(run(True), run(False)):
+        torch.testing.assert_close(ours, expected)

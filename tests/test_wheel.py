@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from build_tools import check_wheel, probe
+from build_tools import check_wheel, manylinux, try_wheel
 from tests.commands import ROOT, run, script
 
 
@@ -73,6 +75,50 @@ def test_symbols_that_would_tie_the_library_to_one_torch(symbol, allowed):
     assert (check_wheel.foreign([symbol]) == []) == allowed
 
 
+def wheel_with(folder: Path, name: str, *files: str) -> Path:
+    wheel = folder / f"flash_attn-2.8.3-{name}.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in files:
+            archive.writestr(file, "")
+    return wheel
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "problem"),
+    [
+        ("cp310-abi3-linux_x86_64", ["flash_attn/other.so"], "is not tagged cp310-abi3-manylinux"),
+        ("cp310-abi3-manylinux_2_34_x86_64", ["flash_attn/other.so"], "contains"),
+        (
+            "cp310-abi3-manylinux_2_34_x86_64",
+            ["flash_attn/_C.abi3.so", "flash_attn.libs/libcudart.so.13.0"],
+            "contains .*libcudart",
+        ),
+        ("py3-none-any", ["flash_attn/_C.abi3.so"], "is pure Python, but contains"),
+    ],
+)
+def test_what_a_wheel_is_refused_for(tmp_path, name, files, problem):
+    assert re.search(problem, " ".join(check_wheel.check(wheel_with(tmp_path, name, *files))))
+
+
+def test_a_pure_wheel_keeps_its_tag(tmp_path):
+    wheel = wheel_with(tmp_path, "py3-none-any")
+    assert manylinux.tag(wheel) == wheel
+
+
+def test_a_wheel_is_tried_where_nothing_else_is(tmp_path):
+    wheel = wheel_of(tmp_path, FLASH_ATTN_CUDA_ARCHS="none")
+    (tmp_path / "try").mkdir()
+    line = try_wheel.attempt(wheel, sys.executable, None, tmp_path / "try")
+    assert f"torch {torch.__version__}: " in line
+    assert "tests passed" in line
+
+
+def test_a_wheel_that_does_not_work_is_noticed(tmp_path):
+    wheel = wheel_with(tmp_path, "py3-none-any", "flash_attn/__init__.py")
+    with pytest.raises(try_wheel.Failed, match="install"):
+        try_wheel.attempt(wheel, sys.executable, None, tmp_path)
+
+
 LIBRARY = ROOT / "flash_attn" / "_C.abi3.so"
 
 
@@ -117,13 +163,10 @@ class TestLibrary:
         python = interpreter(minor)
         if python is None:
             pytest.skip(f"no Python 3.{minor}")
-        import torch
-
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import _C; print(_C.cuda_version())"
-        env = {"LD_LIBRARY_PATH": f"{Path(torch.__file__).parent / 'lib'}:{cudart_folder()}"}
-        if torch.version.cuda is None:
-            env["LD_PRELOAD"] = str(cuda_stream_stub(tmp_path))
-        done = run(python, "-S", "-c", code, str(LIBRARY.parent), **env)
+        env = try_wheel.loading(Path(torch.__file__).parent / "lib", tmp_path)
+        if torch.version.cuda is not None:
+            del env["LD_PRELOAD"]
+        done = run(python, "-S", "-c", try_wheel.LOAD, str(LIBRARY.parent), **env)
         assert int(done.stdout) >= 12000
 
 
@@ -133,18 +176,3 @@ def interpreter(minor: int) -> Path | None:
             return python
     system = Path(f"/usr/bin/python3.{minor}")
     return system if system.exists() else None
-
-
-def cudart_folder() -> Path | str:
-    nvcc = probe.find_nvcc()
-    return nvcc.root / "lib64" if nvcc else ""
-
-
-def cuda_stream_stub(folder: Path) -> Path:
-    """Stands in for the one symbol of torch's CUDA half that the library asks for."""
-    source = folder / "stub.cpp"
-    source.write_text(
-        'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }'
-    )
-    run("g++", "-shared", "-fPIC", str(source), "-o", str(folder / "stub.so"))
-    return folder / "stub.so"

@@ -11,6 +11,7 @@ from torch import Tensor
 from flash_attn.call import Backward, Forward, Keys, Lengths
 
 from .attend import attend, attend_backward
+from .batches import Batch, batches
 from .common import draw_rng_state, sink_gradient, softmax_delta
 from .paging import Pages
 from .probabilities import probabilities
@@ -31,14 +32,14 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if call.return_softmax:
         longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
         s_dmask = q.new_zeros(lengths.batch, heads, *longest)
-    for seq in seqs:
-        part = scores.part(slice(seq.index, seq.index + 1), slice(None))
-        ks, vs, hidden = _keys_of(seq, k, v, pages)
-        qs, lse_s = q[None, seq.rows], lse[None, :, seq.rows]
-        attend(qs, ks, vs, out[None, seq.rows], lse_s, part, hidden, call.batch_invariant)
+    for batch in batches(seqs, together=pages is None):
+        part = scores.part(batch.members, slice(None))
+        ks, vs, hidden = _keys_of(batch, k, v, pages)
+        qs, lses = batch.of_rows(q), batch.of_heads(lse)
+        attend(qs, ks, vs, batch.of_rows(out), lses, part, hidden, call.batch_invariant)
         if call.return_softmax:
-            target = s_dmask[seq.index : seq.index + 1, :, : seq.seqlen_q, : seq.seqlen_k]
-            probabilities(qs, ks, lse_s, target, part)
+            target = s_dmask[batch.members, :, : qs.shape[1], : ks.shape[1]]
+            probabilities(qs, ks, lses, target, part)
             if hidden is not None:
                 target.masked_fill_(hidden, 0.0)
     used = rows_in_use(seqs)
@@ -69,11 +70,11 @@ def locate(
     return seqs, pages
 
 
-def _keys_of(seq: Sequence, k: Tensor, v: Tensor, pages: Pages | None):
-    """One sequence's k, v (1, seqlen_k, hk, d), and the keys that do not exist (or None)."""
+def _keys_of(batch: Batch, k: Tensor, v: Tensor, pages: Pages | None):
+    """A batch's k, v (b, seqlen_k, hk, d), and the keys that do not exist (or None)."""
     if pages is not None:
-        return pages.read(seq.index, seq.keys)
-    return k[None, seq.keys], v[None, seq.keys], None
+        return pages.read(batch.first.index, batch.keys)
+    return batch.of_keys(k), batch.of_keys(v), None
 
 
 def varlen_backward(call: Backward) -> Tensor:
@@ -91,21 +92,19 @@ def varlen_backward(call: Backward) -> Tensor:
     )
     lse_has_gradient = dlse is not None and bool(dlse[:, used].any())
     _zero_unused(seqs, used, dq, dk, dv)
-    for seq in seqs:
-        part = scores.part(slice(seq.index, seq.index + 1), slice(None))
-        rows, keys = seq.rows, seq.keys
+    for batch in batches(seqs):
         attend_backward(
-            dout[None, rows],
-            q[None, rows],
-            k[None, keys],
-            v[None, keys],
-            out[None, rows],
-            lse[None, :, rows],
-            softmax_d[None, :, rows],
-            None if dq is None else dq[None, rows],
-            None if dk is None else dk[None, keys],
-            None if dv is None else dv[None, keys],
-            part,
+            batch.of_rows(dout),
+            batch.of_rows(q),
+            batch.of_keys(k),
+            batch.of_keys(v),
+            batch.of_rows(out),
+            batch.of_heads(lse),
+            batch.of_heads(softmax_d),
+            None if dq is None else batch.of_rows(dq),
+            None if dk is None else batch.of_keys(dk),
+            None if dv is None else batch.of_keys(dv),
+            scores.part(batch.members, slice(None)),
             lse_has_gradient,
         )
     if ds_aux is not None:
