@@ -72,17 +72,14 @@ class Parts(NamedTuple):
 
 
 def kernel_takes(tensors: list[Tensor], turn: Turn) -> bool:
-    """Whether the CUDA kernel serves these inputs and outputs; torch's operations serve the rest.
-
-    It writes what it turns, so no tensor may have two elements in one place.
-    """
-    like = tensors[0]
-    return (
-        like.dtype in KERNEL_DTYPES
-        and all(t.dtype == like.dtype and t.device == like.device for t in tensors)
-        and all(t.stride(-1) == 1 and t.shape[-1] == like.shape[-1] for t in tensors)
-        and all(t.shape == turn.cos.shape for t in turn.tables())
-    )
+    """Whether the CUDA kernel serves these inputs and outputs; torch serves the rest."""
+    dtype, columns = tensors[0].dtype, tensors[0].shape[-1]
+    if dtype not in KERNEL_DTYPES:
+        return False
+    for t in tensors:
+        if t.dtype != dtype or t.shape[-1] != columns or t.stride(-1) != 1:
+            return False
+    return turn.cos_k is None or turn.cos_k.shape == turn.cos.shape
 
 
 def traced() -> bool:
@@ -96,7 +93,8 @@ def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
     if traced() or type(x.x) not in (Tensor, torch.nn.Parameter):
         return False
     if x.x.is_cuda:
-        return backend.has_kernel("_rotary") and kernel_takes(x.present() + out.present(), turn)
+        tensors = x.present() if out is x else x.present() + out.present()
+        return backend.has_kernel("_rotary") and kernel_takes(tensors, turn)
     return x.x.is_cpu
 
 
