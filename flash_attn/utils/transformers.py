@@ -1,7 +1,7 @@
 """Models of ``transformers`` on a machine without a GPU.
 
-``attn_implementation="flash_attention_2"`` takes this package where there is a GPU, by itself. Without
-one ``transformers`` refuses, for the package whose name this is has kernels alone.
+Where there is a GPU ``attn_implementation="flash_attention_2"`` takes this package by itself.
+Without one ``transformers`` refuses, for the package whose name this is has kernels alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients run on the CPU backend and on a GPU: kernels on the host would take minutes for a model."""
+"""Clients run on the CPU backend and on a GPU; kernels on the host take minutes for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How wrong a model is in half precision: no more than twice as much as with attention written out."""
+"""A model in half precision is at most twice as wrong as with attention written out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def step(model: torch.nn.Module, outputs: Tensor, used: Tensor | None = None) ->
 def assert_no_worse(
     reference: dict[str, Tensor], written_out: dict[str, Tensor], ours: dict[str, Tensor]
 ) -> None:
-    """Of what ``step`` returned: in float32, and in half precision written out and by this package."""
+    """What ``step`` returned in float32, and in half precision: written out, by this package."""
     assert reference.keys() == written_out.keys() == ours.keys()
     for name, exact in reference.items():
         sibling = reference.get(name.replace("k_proj.bias", "k_proj.weight"))

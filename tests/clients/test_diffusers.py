@@ -1,4 +1,4 @@
-"""A client as it is: a transformer of `diffusers`, and the back ends that it has for this package."""
+"""A client as it is: a transformer of `diffusers`, and its back ends for this package."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ assert ours.config._attn_implementation == "flash_attention_2"
 ids = torch.arange(2, 22).view(2, 10)
 mask = (ids % 10 < 7).long()  # three of padding
 with torch.no_grad():
-    outs = [model(input_ids=ids, attention_mask=mask).logits[mask.bool()] for model in (ours, eager)]
-torch.testing.assert_close(*outs, rtol=2**-6, atol=2**-6)
+    outs = [model(input_ids=ids, attention_mask=mask).logits for model in (ours, eager)]
+torch.testing.assert_close(*[out[mask.bool()] for out in outs], rtol=2**-6, atol=2**-6)
 print("served")
 """
 
