@@ -62,6 +62,10 @@ class _Attention(torch.autograd.Function):
         return *first_derivative(functools.partial(_Attention.gradients, ctx), *inputs), None
 
     @staticmethod
+    def jvp(ctx, *tangents: Tensor | None):
+        raise NotImplementedError(_ONLY_BACKWARD)
+
+    @staticmethod
     def gradients(
         ctx, dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
         out: Tensor, lse: Tensor, s_aux: Tensor | None, *tensors: Tensor,
