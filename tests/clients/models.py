@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ SIZES = dict(
     eos_token_id=None,
 )
 WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
+QWEN2_5_VL = "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"]
 
 
@@ -42,8 +44,9 @@ class Family:
     ) -> torch.nn.Module:
         """A model with these weights, or with random ones."""
         torch.manual_seed(0)
-        cls = getattr(transformers, self.model)
-        make = cls.from_config if self.model.startswith("Auto") else cls._from_config
+        module, _, name = self.model.rpartition(".")
+        cls = getattr(importlib.import_module(module or "transformers"), name)
+        make = cls.from_config if name.startswith("Auto") else cls._from_config
         first = implementation if self.listed else "eager"
         model = make(self.config(), dtype=dtype, attn_implementation=first)
         model.config._attn_implementation = implementation
@@ -127,7 +130,7 @@ ENCODERS = {
             patch_size=2, spatial_merge_size=2, temporal_patch_size=1, window_size=8,
             fullatt_block_indexes=[1],
         ),
-        "Qwen2_5_VisionTransformerPretrainedModel",
+        f"{QWEN2_5_VL}.Qwen2_5_VisionTransformerPretrainedModel",
     ),
 }  # fmt: skip
 

@@ -165,10 +165,11 @@ def test_continuous_batching(device):
     for prompt, answer in itertools.zip_longest(prompts, answers.values()):
         assert answer.error is None
         assert len(answer.generated_tokens) == 5
+        expected = written_out.generate(torch.tensor([prompt], device=device), **GREEDY)
         if device == "cpu":
-            ids = torch.tensor([prompt])
-            expected = written_out.generate(ids, max_new_tokens=5, do_sample=False)
-            assert answer.generated_tokens == expected[0, len(prompt) :].tolist()
+            assert answer.generated_tokens == expected.sequences[0, len(prompt) :].tolist()
+        else:  # a tie, and what follows it, may fall otherwise in half precision
+            assert answer.generated_tokens[0] in expected.logits[0].topk(2).indices
 
 
 # --- What the client asks of the package ----------------------------------------------------------
