@@ -85,6 +85,9 @@ def _rule(operation: torch._ops.OpOverload, dims: dict[str, _Dims]) -> Callable[
         if _is_tensor(given.get("ds_aux")):
             # DTensor takes a keyword that is written for the one result, and places them alike.
             raise NotImplementedError("flash_attn: s_aux has no gradient with DTensor; detach it")
+        if given.get("dropout_p", 0.0) > 0:
+            # The bits are those of a head and an entry by number, and a rank counts from its first.
+            raise NotImplementedError("flash_attn: there is no dropout with DTensor")
         of = {name: _dims_of(name, spec, dims) for name, spec in given.items() if _is_tensor(spec)}
         kinds = _kinds(given, of)
         inputs = [name for name in names if name in given]

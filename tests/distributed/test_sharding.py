@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 import flash_attn
 from flash_attn.distributed import sharding
@@ -97,18 +99,22 @@ def test_scores(processes):
     processes.run(with_scores, ranks=RANKS)
 
 
-def packed(rank: int) -> None:
+def packed(rank: int, implicit: bool) -> None:
     mesh, ends = mesh_of(), torch.tensor([0, 4, 9], dtype=torch.int32)
 
     def attend(q, k, v):
-        lengths = distribute_tensor(ends, mesh, [Replicate()]) if isinstance(q, DTensor) else ends
+        lengths = ends
+        if isinstance(q, DTensor) and not implicit:
+            lengths = distribute_tensor(ends, mesh, [Replicate()])
         return flash_attn.flash_attn_varlen_func(q, k, v, lengths, lengths, 5, 5, causal=True)
 
-    compare(mesh, [[Shard(1)]] * 3, qkv(9), attend)
+    with implicit_replication() if implicit else nullcontext():
+        compare(mesh, [[Shard(1)]] * 3, qkv(9), attend)
 
 
-def test_packed(processes):
-    processes.run(packed, ranks=RANKS)
+@pytest.mark.parametrize("implicit", [False, True])
+def test_packed(processes, implicit):
+    processes.run(packed, implicit, ranks=RANKS)
 
 
 def appended(rank: int, kind: str) -> None:
@@ -147,6 +153,29 @@ def test_sinks_have_no_gradient(processes):
         assert "s_aux has no gradient with DTensor" in said
 
 
+def paged(rank: int) -> None:
+    """Pages of four rows, for a chunk of one prompt and a token of another."""
+    torch.manual_seed(0)  # on every rank
+    mesh, (q, k, v) = mesh_of(), (x.detach() for x in qkv(5))
+    k, v = (torch.randn(4, 4, *x.shape[1:], dtype=x.dtype) for x in (k, v))
+    whole = (torch.tensor([0, 4, 5]), torch.tensor([0, 6, 9]), torch.tensor([[2, 0], [1, 3]]))
+    ends_q, ends_k, pages = (x.int() for x in whole)
+
+    def attend(q, k, v):
+        return flash_attn.flash_attn_varlen_func(
+            q, k, v, ends_q, ends_k, 4, 6, causal=True, block_table=pages
+        )
+
+    shards = [distribute_tensor(x, mesh, [Shard(x.ndim - 2)]) for x in (q, k, v)]
+    with implicit_replication():
+        ours = attend(*shards).full_tensor()
+    torch.testing.assert_close(ours, attend(q, k, v))
+
+
+def test_pages(processes):
+    processes.run(paged, ranks=RANKS)
+
+
 REFUSED = {
     "sequence": ([Shard(1)] * 3, 2, r"sequences that ranks share"),
     "partial": ([Partial()] * 3, 2, r"sequences that ranks share"),
@@ -169,6 +198,20 @@ def refused(rank: int, why: str) -> str:
     except (ValueError, NotImplementedError, RuntimeError) as error:
         return str(error)
     return "nothing raised"
+
+
+def with_dropout(rank: int) -> str:
+    inputs = [distribute_tensor(x.detach(), mesh_of(), [Shard(2)]) for x in qkv(2, 6)]
+    try:
+        flash_attn.flash_attn_func(*inputs, dropout_p=0.1)
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        return str(error)
+    return "nothing raised"
+
+
+def test_dropout_raises(processes):
+    for said in processes.run(with_dropout, ranks=RANKS):
+        assert "there is no dropout with DTensor" in said
 
 
 @pytest.mark.parametrize("why", REFUSED)
