@@ -7,11 +7,12 @@ Sequences are another matter: ``flash_attn.distributed`` has attention for those
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 __all__ = ["register"]
@@ -73,6 +74,15 @@ def register() -> None:
     for name, dims in _RULES.items():
         operation = getattr(torch.ops.flash_attn, name).default
         register_sharding(operation)(_rule(operation, dims))
+        _tell_calls_apart(operation)
+
+
+def _tell_calls_apart(operation: torch._ops.OpOverload) -> None:
+    """A rule is asked once for calls that are alike, which register_sharding takes to be those of
+    the same tensors and integers. By these rules dropout and keywords count too."""
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    keywords = [a.name for a in operation._schema.arguments if a.kwarg_only]
+    known[operation] = replace(known[operation], static_argnum=0, static_kwargkey=keywords)
 
 
 def _rule(operation: torch._ops.OpOverload, dims: dict[str, _Dims]) -> Callable[..., list]:
