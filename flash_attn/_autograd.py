@@ -17,6 +17,11 @@ from torch.autograd import forward_ad
 from flash_attn import _packed, _versions, backend
 from flash_attn.call import named
 
+_ONLY_BACKWARD = (
+    "flash_attn has the gradient that torch.autograd takes in a backward, and no other: no "
+    "torch.func.grad, vjp, jvp, jacrev, jacfwd or hessian, no forward-mode derivative. Call "
+    "torch.autograd.grad; under torch.vmap it works too"
+)
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
 
@@ -55,6 +60,10 @@ class _Attention(torch.autograd.Function):
             return (None,) * 5
         inputs = (dout, dlse, *ctx.saved_tensors)
         return *first_derivative(functools.partial(_Attention.gradients, ctx), *inputs), None
+
+    @staticmethod
+    def jvp(ctx, *tangents: Tensor | None):
+        raise NotImplementedError(_ONLY_BACKWARD)
 
     @staticmethod
     def gradients(
@@ -168,6 +177,8 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
             kwargs["rng_state"] = draw_rng_state(q.device)
         if not _records(q, k, v, s_aux) and not _in_forward_mode():
             return _below_autograd(forward, keyset, *args, **kwargs)
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(_ONLY_BACKWARD)
         bound = by_name(args, kwargs)
         call = _Call(
             run=lambda: _below_autograd(forward, keyset, *args, **kwargs),

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import functional
+from torch.autograd import forward_ad, functional
 from torch.utils.checkpoint import checkpoint
 
 import flash_attn
@@ -138,8 +138,38 @@ def test_gradients_inside_transforms_raise(device, transform):
         (torch.vmap(transform(loss)), x),
         (transform(lambda y: torch.vmap(loss)(y).sum()), x),
     ):
-        with pytest.raises(RuntimeError, match="setup_context"):
+        with pytest.raises(RuntimeError, match=r"no torch\.func\.grad.* torch\.autograd\.grad"):
             function(argument)
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacfwd, torch.func.hessian])
+def test_forward_mode_inside_transforms_raises(device, transform):
+    x = example(device, 2, 6, 32)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        transform(lambda y: CALLS["dense"](y).square().sum())(x)
+
+
+def test_jvp_raises(device):
+    """Rather than being lost: an operation without a rule returns a tensor without tangent."""
+    x = example(device, 2, 6, 32)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(CALLS["dense"], (x,), (x,))
+    with forward_ad.dual_level():
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            CALLS["dense"](forward_ad.make_dual(x, x))
+        torch.testing.assert_close(CALLS["dense"](x), CALLS["dense"](x.clone()))
+
+
+def test_functional_call_is_a_call(device, needs):
+    class Attention(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return CALLS["dense"](super().forward(x))
+
+    module, x = Attention(32, 32, device=device), example(device, 2, 6, 32)
+    weights = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    with needs("backward"):
+        assert module(x).any()
+        assert not torch.func.functional_call(module, weights, (x,)).any()
 
 
 # --- Operations that write gradients are not recorded -------------------------------------------

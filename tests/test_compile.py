@@ -121,6 +121,12 @@ def test_opcheck_kvcache(device, needs):
         )
 
 
+def test_opcheck_merge(device):
+    out_a, out_b = (leaf(device, 2, 5, HEADS, HEAD_DIM, grad=False) for _ in "ab")
+    lse_a, lse_b = (torch.randn(2, HEADS, 5, device=device) for _ in "ab")
+    opcheck(OPS._merge_attention.default, (out_a, lse_a, out_b, lse_b))
+
+
 # --- torch.compile ------------------------------------------------------------------------------
 
 
@@ -152,6 +158,32 @@ def test_compile_dynamic_shapes(device, needs):
             lambda q, k, v: flash_attn.flash_attn_func(q * 2, k, v, window_size=(3, 0)),
             qkv(device, 2, 5), "aot_eager", dynamic=True,
         )  # fmt: skip
+
+
+def dynamic_call(form: str, device: str, n: int) -> tuple:
+    """A function, and its inputs for a length of n."""
+    if form == "dense":
+        return flash_attn.flash_attn_func, qkv(device, 2, n, grad=False)
+    if form == "varlen":
+        lengths = (cu(device, n - 3, 2 * n), cu(device, n - 3, 2 * n), 2 * n, 2 * n)
+        return flash_attn.flash_attn_varlen_func, [*qkv(device, 2 * n, grad=False), *lengths]
+    caches = [leaf(device, 2, 4 * n, 2, HEAD_DIM, grad=False) for _ in "kv"]
+    used = torch.tensor([n, 3], dtype=torch.int32, device=device)
+    q, k, v = qkv(device, 2, n, grad=False)
+    return flash_attn.flash_attn_with_kvcache, [q, *caches, k, v, None, None, used]
+
+
+@pytest.mark.parametrize("form", ["dense", "varlen", "kvcache"])
+def test_one_graph_serves_other_lengths(device, needs, form):
+    function, _ = dynamic_call(form, device, 5)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+    with needs(*["kvcache"] * (form == "kvcache")):
+        for n, stance in ((5, "default"), (9, "fail_on_recompile"), (16, "fail_on_recompile")):
+            _, inputs = dynamic_call(form, device, n)
+            copies = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
+            with torch.compiler.set_stance(stance):
+                ours = compiled(*copies, causal=True)
+            torch.testing.assert_close(ours, function(*inputs, causal=True))
 
 
 def test_compile_packed(device, needs, compiler):
@@ -358,6 +390,33 @@ def test_export(device, strict):
     torch.testing.assert_close(lowered.module()(longer), module(longer))
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A path for AOTInductor, and settings by which its C++ compiles fast rather than runs fast."""
+    if shutil.which("c++") is None:
+        pytest.skip("AOTInductor needs a C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    fast = {
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+        "aot_inductor.precompile_headers": False,
+    }
+    return {"package_path": str(tmp_path / "model.pt2"), "inductor_configs": fast}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_aot_inductor(device, package, request):
+    """The program calls the operations by their schemas, in C++."""
+    if "host" in request.node.callspec.params["device"]:
+        pytest.skip("to compile it once more would say nothing new")
+    module, x = attention(device)
+    lengths = ({1: torch.export.Dim("seqlen", min=2, max=64)},)
+    with torch.no_grad():
+        program = torch.export.export(module, (x.detach(),), dynamic_shapes=lengths)
+        path = torch._inductor.aoti_compile_and_package(program, **package)
+        longer = leaf(device, 2, 9, 64, grad=False)
+        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(longer), module(longer))
+
+
 # --- Activation checkpointing --------------------------------------------------------------------
 
 
@@ -393,3 +452,39 @@ def test_selective_checkpoint_keeps_the_operation(device, needs, dropout_p):
         wrap = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
         assert torch.equal(gradient(module, x, wrap), gradient(module, x))
         assert seen.count(False) == 1
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd:UserWarning")
+def test_selective_checkpoint_when_compiled(device, needs, saved):
+    """The backward's graph has the forward once more, unless the policy names it."""
+    module, x = attention(device)
+    forward = torch.ops.flash_attn._flash_attn_forward.default
+    contexts = functools.partial(
+        create_selective_checkpoint_contexts, [forward] if saved else [torch.ops.aten.mul.Tensor]
+    )
+    recorder = AotEagerAndRecordGraphs()
+
+    @torch.compile(backend=recorder, fullgraph=True)
+    def run(x: Tensor) -> Tensor:
+        return checkpoint(module, x, use_reentrant=False, context_fn=contexts)
+
+    with needs("backward"):
+        torch.testing.assert_close(gradient(run, x, lambda f, x: f(x)), gradient(module, x))
+        (graph,) = recorder.bw_graphs
+        calls = [n for n in graph.graph.nodes if n.target is forward]
+        assert len(calls) == (0 if saved else 1)
+
+
+# --- CUDA graphs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_of_a_compiled_step(cuda):
+    """mode="reduce-overhead": a step is captured, replayed, and right with other values."""
+    module, _ = attention(cuda)
+    compiled = torch.compile(module, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        x = leaf(cuda, 2, 5, 64)
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.testing.assert_close(gradient(compiled, x), gradient(module, x), rtol=2e-2, atol=2e-2)

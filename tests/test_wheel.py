@@ -12,20 +12,7 @@ import pytest
 import torch
 
 from build_tools import check_wheel, manylinux, try_wheel
-from tests.commands import ROOT, run, script
-
-
-def wheel_of(tmp_path, **env) -> Path:
-    """A wheel built by setup.py in this environment."""
-    build = tmp_path / "build"
-    done = run(
-        sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path),
-        "build", "--build-base", str(build), "bdist_wheel", "--dist-dir", str(tmp_path),
-        "--bdist-dir", str(tmp_path / "bdist"), **env,
-    )  # fmt: skip
-    assert done.returncode == 0
-    (wheel,) = tmp_path.glob("*.whl")
-    return wheel
+from tests.commands import ROOT, run, script, wheel_of
 
 
 def test_the_pure_wheel(tmp_path):

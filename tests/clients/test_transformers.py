@@ -2,128 +2,187 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import pytest
 import torch
+from torch import Tensor
 
 import flash_attn
+from flash_attn.utils.transformers import allow_cpu
+from tests.clients.models import ENCODERS, FAMILIES, LENGTHS, SIZES, VOCABULARY, Family, batch
+from tests.clients.no_worse import assert_no_worse, step
 
 transformers = pytest.importorskip("transformers")
 
 import transformers.modeling_flash_attention_utils as client  # noqa: E402
 
-SIZES = dict(
-    hidden_size=64,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    vocab_size=99,
-    max_position_embeddings=128,
-    pad_token_id=0,
-)
-CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**SIZES),
-    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=7),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **SIZES, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=16
-    ),
-    "gpt_oss": lambda: transformers.GptOssConfig(
-        **SIZES, sliding_window=6, num_local_experts=2, num_experts_per_tok=1
-    ),
-}
-LENGTHS = [23, 9, 16]
+allow_cpu()
+OURS = "flash_attention_2"
+GENERATING = ("llama", "gemma2", "gemma3", "falcon", "deepseek_v3")
 
 
-@pytest.fixture
-def models(request, device, monkeypatch):
-    """(written out, by this package): the same weights, float32 on the CPU, bfloat16 on a GPU."""
-    # Its own check asks for a GPU and for an installed distribution.
-    monkeypatch.setattr(client, "is_flash_attn_2_available", lambda *args: True)
-    monkeypatch.setattr(client, "_loaded_implementation", None)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    torch.manual_seed(0)
-    config = CONFIGS[request.param]()
-    config.dtype = dtype
-    config._attn_implementation = "eager"
-    eager = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
-    for name, parameter in eager.named_parameters():
-        if "sinks" in name:
-            torch.nn.init.normal_(parameter)
-    ours = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
-    ours.load_state_dict(eager.state_dict())
-    ours.config._attn_implementation = "flash_attention_2"
-    yield eager, ours
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """A gain, for models as small as these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@functools.cache
+def weights(family: Family) -> dict[str, Tensor]:
+    return family.build("eager", torch.bfloat16, "cpu").state_dict()
+
+
+def three(family: Family, device: str) -> list[torch.nn.Module]:
+    """[float32 and bfloat16 written out, bfloat16 by this package], of the same weights."""
+    kinds = (("eager", torch.float32), ("eager", torch.bfloat16), (OURS, torch.bfloat16))
+    models = [family.build(*kind, device, weights(family)) for kind in kinds]
     assert client._flash_fn is flash_attn.flash_attn_func, "the client took something else"
+    return models
 
 
-def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:
-    tolerance = 2e-5 if ours.dtype == torch.float32 else 5e-2
-    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+# --- Training -----------------------------------------------------------------------------------
 
 
-def batch(device, left: bool = False) -> dict[str, torch.Tensor]:
-    """Token ids and mask (b, s) of sequences of LENGTHS, padded on the right or the left."""
-    longest = max(LENGTHS)
-    mask = torch.zeros(len(LENGTHS), longest, dtype=torch.long)
-    for row, length in zip(mask, LENGTHS, strict=True):
-        row[longest - length if left else 0 : None if left else length] = 1
-    ids = torch.randint(1, SIZES["vocab_size"], mask.shape) * mask
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-
-
-every_model = pytest.mark.parametrize("models", CONFIGS, indirect=True)
-
-
-@every_model
-def test_training_with_padding(models, device, needs):
-    """Through unpad_input, flash_attn_varlen_func and pad_input; gradients of every parameter."""
-    x = batch(device)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", [*FAMILIES, "modernbert"])
+def test_training_with_padding(name, side, device):
+    """Through unpad_input, flash_attn_varlen_func and pad_input."""
+    x = batch(device, side)
     used = x["attention_mask"].bool()
-    logits = []
-    with needs("backward"):
-        for model in models:
-            out = model(**x).logits
-            out[used].float().square().mean().backward()
-            logits.append(out)
-        assert_same(logits[1][used], logits[0][used])
-        for (name, ours), expected in zip(
-            models[1].named_parameters(), models[0].parameters(), strict=True
-        ):
-            assert (ours.grad is None) == (expected.grad is None), name
-            if ours.grad is not None:
-                assert_same(ours.grad, expected.grad)
+    models = three((FAMILIES | ENCODERS)[name], device)
+    assert_no_worse(*[step(model, model(**x).logits, used) for model in models])
 
 
-@every_model
-def test_without_padding(models, device, needs):
-    ids = batch(device)["input_ids"][:1]
-    with torch.no_grad():
-        assert_same(models[1](input_ids=ids).logits, models[0](input_ids=ids).logits)
-
-
-@pytest.mark.parametrize("models", ["llama", "mistral"], indirect=True)
-def test_packed_sequences(models, device):
-    """Sequences in one row, told apart by their positions alone."""
-    ids = batch(device)["input_ids"]
-    parts = [row[:length] for row, length in zip(ids, LENGTHS, strict=True)]
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None].to(device)
-    with torch.no_grad():
-        packed = models[1](input_ids=torch.cat(parts)[None], position_ids=positions).logits[0]
-        apart = [models[0](input_ids=part[None]).logits[0] for part in parts]
-    assert_same(packed, torch.cat(apart))
-
-
-@every_model
-def test_generation(models, device):
-    """Greedy tokens after prompts padded on the left; logits, for ties differ in half precision."""
-    x = batch(device, left=True)
-    texts = [
-        model.generate(
-            **x, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
-        for model in models
+@pytest.mark.parametrize("name", [n for n, family in FAMILIES.items() if family.packs])
+def test_training_on_packed_sequences(name, device):
+    """Sequences in one row, told apart by their positions alone; written out, each by itself."""
+    x = batch(device)
+    parts = [row[:n] for row, n in zip(x["input_ids"], LENGTHS, strict=True)]
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device)
+    *written_out, ours = three(FAMILIES[name], device)
+    results = [
+        step(model, torch.cat([model(input_ids=part[None]).logits[0] for part in parts]))
+        for model in written_out
     ]
-    if device == "cpu":
-        assert torch.equal(texts[0].sequences, texts[1].sequences)
-    assert_same(texts[1].logits[0], texts[0].logits[0])
+    packed = ours(input_ids=torch.cat(parts)[None], position_ids=positions).logits[0]
+    assert_no_worse(*results, step(ours, packed))
+
+
+def test_training_of_whisper(device):
+    """The decoder attends to the encoder: other lengths of q and k, and no mask."""
+    ids = batch(device)["input_ids"][:2]
+    features = torch.randn(2, 8, 48, generator=torch.Generator().manual_seed(4)).to(device)
+    results = []
+    for model in three(ENCODERS["whisper"], device):
+        out = model(input_features=features.to(model.dtype), decoder_input_ids=ids)
+        results.append(step(model, out.logits))
+    assert_no_worse(*results)
+
+
+def test_training_of_qwen2_5_vl_vision(device):
+    """Patches of two images in windows and in full, by cu_seqlens."""
+    sizes = torch.tensor([[1, 16, 8], [1, 8, 8]], device=device)
+    patches = torch.randn(192, 12, generator=torch.Generator().manual_seed(4)).to(device)
+    results = []
+    for model in three(ENCODERS["qwen2_5_vl"], device):
+        out = model(patches.to(model.dtype), grid_thw=sizes)
+        results.append(step(model, getattr(out, "pooler_output", out)))
+    assert_no_worse(*results)
+
+
+# --- Generation ---------------------------------------------------------------------------------
+
+GREEDY = dict(do_sample=False, output_logits=True, return_dict_in_generate=True, max_new_tokens=5)
+# To compile the second layer takes as long as the first.
+SHALLOW = Family(lambda: transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 1}))
+
+
+def pair(family: Family, device: str, implementation: str = OURS) -> list[torch.nn.Module]:
+    """[written out, by this package]; float32 on the CPU, where the tokens have to be the same."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    kinds = ("eager", implementation)
+    return [family.build(kind, dtype, device, weights(family)) for kind in kinds]
+
+
+def assert_same_text(ours, expected) -> None:
+    """Of half precision the logits of the first token: greedy tokens may differ after a tie."""
+    if expected.logits[0].dtype == torch.float32:
+        assert torch.equal(ours.sequences, expected.sequences)
+    close = functools.partial(torch.testing.assert_close, rtol=0)
+    scale = expected.logits[0].abs().max().item()
+    relative = 1e-4 if expected.logits[0].dtype == torch.float32 else 5e-2
+    close(ours.logits[0], expected.logits[0], atol=relative * scale)
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_generation(name, device):
+    """After prompts padded on the left, with the cache that grows."""
+    x = batch(device, "left")
+    expected, ours = (model.generate(**x, **GREEDY) for model in pair(FAMILIES[name], device))
+    assert_same_text(ours, expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_generation_compiled_with_a_static_cache(device):
+    from transformers import CompileConfig
+
+    x = batch(device)
+    x = {key: value[:1] for key, value in x.items()}
+    written_out, model = pair(SHALLOW, device)
+    compilation = CompileConfig(fullgraph=False, backend="aot_eager", mode=None)
+    compilation._compile_all_devices = True  # else a GPU alone
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    options = GREEDY | {"max_new_tokens": 3}
+    ours = model.generate(**x, **options, cache_implementation="static", compile_config=compilation)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > graphs
+    assert_same_text(ours, written_out.generate(**x, **options))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_continuous_batching(device):
+    """Requests of different lengths in one paged cache."""
+    names = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.valid_keys()
+    paged = f"paged|{OURS}" if f"paged|{OURS}" in names else OURS
+    written_out, model = pair(FAMILIES["llama"], device, paged)
+    x = batch(device)
+    prompts = [row[:n].tolist() for row, n in zip(x["input_ids"], LENGTHS, strict=True)]
+    answers = model.generate_batch(
+        inputs=prompts,
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=5, do_sample=False, eos_token_id=VOCABULARY + 1, pad_token_id=0
+        ),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(
+            num_blocks=32, max_batch_tokens=64
+        ),
+    )
+    assert len(answers) == len(prompts)
+    for prompt, answer in itertools.zip_longest(prompts, answers.values()):
+        assert answer.error is None
+        assert len(answer.generated_tokens) == 5
+        expected = written_out.generate(torch.tensor([prompt], device=device), **GREEDY)
+        if device == "cpu":
+            assert answer.generated_tokens == expected.sequences[0, len(prompt) :].tolist()
+        else:  # a tie, and what follows it, may fall otherwise in half precision
+            assert answer.generated_tokens[0] in expected.logits[0].topk(2).indices
+
+
+# --- What the client asks of the package ----------------------------------------------------------
+
+
+def test_allow_cpu_says_so_where_the_client_asks_otherwise(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(client, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})
+    with pytest.raises(ImportError, match=r"transformers \d.* asks for a GPU in a way"):
+        allow_cpu()
+
+
+def test_allow_cpu_changes_nothing_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(client, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})
+    allow_cpu()
