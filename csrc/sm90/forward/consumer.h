@@ -322,8 +322,8 @@ struct Consumer {
 
   // Scores become probabilities, one row after the other, and O takes in the block before. O is
   // waited for between the two rows, when it is likely to be there: its rescaling and the
-  // conversions then run among the second row's exponentials, as the second row's question for its
-  // maximum does among the first row's, and no wait comes last.
+  // conversions then run among the second row's exponentials, and no wait comes last. The second
+  // row's question for its maximum runs under the wait.
   template <class Scores>
   __device__ __forceinline__ void rows_in_turn(Position before, int step, int steps, Scores& s,
                                                Acc& acc) {
@@ -364,7 +364,7 @@ struct Consumer {
   // does not know that sums are never negative.
   __device__ __forceinline__ void wait_for_keys(int step, int steps, float sum) {
     Position here(blocks + step), next(blocks + step + 1);
-    here.phase ^= ordered_bits(sum) < 0;
+    here.phase ^= sum < 0.f;  // NaN is no reason to wait for another
     bool const v = smem.v_ring.is_full(here);
     bool const k = step + 1 >= steps || smem.k_ring.is_full(next);
     if (!(v && k)) {
