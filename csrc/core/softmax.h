@@ -131,24 +131,33 @@ struct OnlineSoftmax {
   // Rows whose maximum is negative, or that saw no key yet, always say yes.
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {}) const {
-    static_assert(kCols % 4 == 0);
-    float const slack = kSlack * reciprocal_fast(scale_log2);
     bool moves = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
-      int tops[2] = {limit, limit};
-#pragma unroll
-      for (int c = 0; c < kCols; c += 4) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          tops[i] = max_of_three(tops[i], ordered_bits(scores(r, c + 2 * i)),
-                                 ordered_bits(scores(r, c + 2 * i + 1)));
-        }
-      }
-      moves |= limit < 0 || std::max(tops[0], tops[1]) > limit;
+      moves = may_move_row<kCols>(r, scores, slack(), offsets) || moves;
     }
     return moves;
+  }
+
+  // kSlack, of raw scores.
+  FLASH_HD float slack() const { return kSlack * reciprocal_fast(scale_log2); }
+
+  // The same of one row. slack: slack(), which takes a reciprocal.
+  template <int kCols, class Scores, class Offsets = NoOffsets>
+  FLASH_HD bool may_move_row(int r, Scores&& scores, float slack,
+                             Offsets const& offsets = {}) const {
+    static_assert(kCols % 4 == 0);
+    int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
+    int tops[2] = {0, limit};  // above a limit that is negative
+#pragma unroll
+    for (int c = 0; c < kCols; c += 4) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        tops[i] = max_of_three(tops[i], ordered_bits(scores(r, c + 2 * i)),
+                               ordered_bits(scores(r, c + 2 * i + 1)));
+      }
+    }
+    return std::max(tops[0], tops[1]) > limit;
   }
 
   // Takes scores (kRows, kCols) into the maxima; returns whether one of them moved, and in `factor`
@@ -159,23 +168,30 @@ struct OnlineSoftmax {
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float tops[kChains];
-#pragma unroll
-      for (float& top : tops) {
-        top = offsets.take_away(r, max[r]);
-      }
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        tops[c % kChains] = fmaxf(tops[c % kChains], scores(r, c));
-      }
-      float const top = reduce(offsets.add(r, fmaxf(tops[0], tops[kChains - 1])), Max{});
-      float const growth = (top - max[r]) * scale_log2;
-      bool const moves = growth > kSlack;
-      factor[r] = moves ? exp2_fast(-growth) : 1.f;
-      max[r] = moves ? top : max[r];
-      moved |= moves;
+      moved |= raise_row<kCols>(r, scores, factor[r], reduce, offsets);
     }
     return moved;
+  }
+
+  // The same of one row.
+  template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets>
+  FLASH_HD bool raise_row(int r, Scores&& scores, float& factor, Reduce reduce,
+                          Offsets const& offsets = {}) {
+    float tops[kChains];
+#pragma unroll
+    for (float& top : tops) {
+      top = offsets.take_away(r, max[r]);
+    }
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) {
+      tops[c % kChains] = fmaxf(tops[c % kChains], scores(r, c));
+    }
+    float const top = reduce(offsets.add(r, fmaxf(tops[0], tops[kChains - 1])), Max{});
+    float const growth = (top - max[r]) * scale_log2;
+    bool const moves = growth > kSlack;
+    factor = moves ? exp2_fast(-growth) : 1.f;
+    max[r] = moves ? top : max[r];
+    return moves;
   }
 
   FLASH_HD void rescale(float const (&factor)[kRows]) {

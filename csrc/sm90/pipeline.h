@@ -48,6 +48,8 @@ struct Ring {
     full(at.stage).wait(at.phase);
     compiler_fence();
   }
+  // Asks first: who has several to wait for need not wait for one after the other.
+  __device__ bool is_full(RingPosition<kStages> at) { return full(at.stage).try_wait(at.phase); }
   // By all lanes of the loading warp, which go on together: a lane that is late would find the
   // phase after the one it waits for, if another had the buffer filled meanwhile.
   __device__ void wait_empty(RingPosition<kStages> at) {

@@ -13,8 +13,11 @@ struct Accumulators {
   decltype(partition_fragment_C(typename Config::MmaValues{},
                                 Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>{})) out;
   OnlineSoftmax<kRows> softmax;
+  float slack;         // softmax.slack()
+  float scale[kRows];  // what finished rows of `out` are multiplied by
 
-  __device__ explicit Accumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
+  __device__ explicit Accumulators(float softmax_scale)
+      : softmax(softmax_scale * kLog2e), slack(softmax.slack()) {
     clear(out);
   }
 

@@ -43,6 +43,12 @@ struct Consumer {
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
   static constexpr int kColumns = Config::kBlockN / 4;  // of scores, a thread
+  // Whether a step's rows take turns, so that waits are over between them.
+  template <class Hooks>
+  static constexpr bool kRowsInTurn = Config::kWaitsBetweenRows && !Hooks::kAny;
+  // Whether what finishes rows runs under the last product. With hooks it comes behind it, or it
+  // would be there once for each kind of them; for packed heads it takes more registers.
+  static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPacked;
   // P in registers, the A operand of P·V
   using Probabilities =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
@@ -67,6 +73,10 @@ struct Consumer {
                                                    : block.score_mod.exponent_scale());
       attend_hooked(block, Turns<Config>{warpgroup}, acc);
       number = block.number + 1;  // not kept in a register until here
+      if constexpr (!kFinishesEarly) {
+        finish_rows<Config>(args, block, warpgroup, thread, acc);
+      }
+      acc.rescale(acc.scale);
       store<Config>(args, block, warpgroup, thread, acc);
     }
     Turns<Config>{warpgroup}.end();
@@ -136,9 +146,10 @@ struct Consumer {
       for (; step < steps; ++step) {
         next_step<false>(block, hooks, interior - step, step, steps, turns, acc, p);
       }
-      last_values(steps - 1, acc, p);
+      last_values(block, steps - 1, acc, p);
     } else {
       smem.q_ring.release(0);
+      finish_early(block, acc);
     }
     blocks += steps;
   }
@@ -185,6 +196,18 @@ struct Consumer {
     start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
   }
 
+  // Keys that a row does not see get -inf.
+  template <class Scores>
+  __device__ __forceinline__ void hide(RowBlock<Config> const& block, Position here, int key_block,
+                                       Scores& s) {
+    int const first = block.row_begin + first_row();
+    auto const query_of = [&](int row) {
+      return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
+    };
+    apply_mask(s, block.mask, query_of, key_block * Config::kBlockN, Coord(thread),
+               smem.exist[here.in_two_rounds()]);
+  }
+
   // The block's scores by (row, column), with their mask, are taken into the rows' maxima. Returns
   // whether O has to be multiplied by `rescale` before it takes more, the same in a warp.
   template <bool kMasked, bool kFirst, class Hooks, class Scores>
@@ -196,11 +219,11 @@ struct Consumer {
     int const key_begin = key_block * Config::kBlockN;
     hooks.on_scores(s, key_begin, coord, offsets);
     if constexpr (kMasked) {
-      int const first = block.row_begin + first_row();
-      auto const query_of = [&](int row) {
-        return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
-      };
-      apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
+      hide(block, here, key_block, s);
+    }
+    if constexpr (kFirst && !Hooks::kAny) {
+      acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets);
+      return false;  // nothing was there before
     }
     bool moved = false;
     if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
@@ -250,6 +273,9 @@ struct Consumer {
     probabilities(hooks, key_block, scores, acc, offsets);
     to_operand(s, p);
     smem.v_ring.wait_full(here);
+    if (kRowsInTurn<Hooks> && step + 1 < steps) {
+      smem.k_ring.wait_full(Position(blocks + step + 1));
+    }
   }
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
@@ -260,7 +286,9 @@ struct Consumer {
                                             Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
-    smem.k_ring.wait_full(here);
+    if constexpr (!kRowsInTurn<Hooks>) {
+      smem.k_ring.wait_full(here);
+    }
     turns.wait();
     start_scores(here, s);
     start_values(before, p, acc);
@@ -269,48 +297,97 @@ struct Consumer {
     turns.pass();
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
-    typename Hooks::Offsets offsets{};
-    float rescale[Acc::kRows];
-    bool const moved =
-        maxima<kMasked, false>(block, hooks, here, key_block, scores, acc, offsets, rescale);
-    if constexpr (Hooks::kAny || !Config::kWaitsBetweenRows) {
+    if constexpr (!kRowsInTurn<Hooks>) {
+      typename Hooks::Offsets offsets{};
+      float rescale[Acc::kRows];
+      bool const moved =
+          maxima<kMasked, false>(block, hooks, here, key_block, scores, acc, offsets, rescale);
       probabilities(hooks, key_block, scores, acc, offsets);
-      float const all = acc.softmax.sum[0] + acc.softmax.sum[1];
-      finish_values(before, here, all, moved, rescale, acc);
+      // As in wait_for_keys.
+      bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
+      smem.v_ring.wait_full(never ? before : here);
+      finish_values(before, acc);
+      // Rarely: see OnlineSoftmax. It is a tenth of all instructions here.
+      if (moved) {
+        acc.rescale(rescale);
+      }
     } else {
-      // O is waited for between the two rows, when it is likely to be there: its rescaling and the
-      // conversions then run among the second row's exponentials, and no wait comes last.
-      acc.softmax.template exponentials_of_row<kColumns>(0, scores);
-      finish_values(before, here, acc.softmax.sum[0], moved, rescale, acc);
-      acc.softmax.hold_row(1);
-      acc.softmax.template exponentials_of_row<kColumns>(1, scores);
+      if constexpr (kMasked) {
+        hide(block, here, key_block, scores);
+      }
+      rows_in_turn(before, step, steps, scores, acc);
     }
     to_operand(s, p);
   }
 
-  // Waits for P·V of the block before, once `sum` is known, and for V of this one.
-  __device__ __forceinline__ void finish_values(Position before, Position here, float sum,
-                                                bool moved, float const (&rescale)[Acc::kRows],
-                                                Acc& acc) {
-    // Left alone, the compiler takes the wait for P·V before the exponentials that are to run under
-    // it. It keeps the two waits in order, and does not know that sums are never negative.
-    bool const never = sum < 0.f;
-    smem.v_ring.wait_full(never ? before : here);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(acc.out);
-    smem.v_ring.release(before);
-    // Rarely: see OnlineSoftmax. It is a tenth of all instructions here.
-    if (moved) {
-      acc.rescale(rescale);
+  // Scores become probabilities, one row after the other, and O takes in the block before. O is
+  // waited for between the two rows, when it is likely to be there: its rescaling and the
+  // conversions then run among the second row's exponentials, and no wait comes last. The second
+  // row's question for its maximum runs under the wait.
+  template <class Scores>
+  __device__ __forceinline__ void rows_in_turn(Position before, int step, int steps, Scores& s,
+                                               Acc& acc) {
+    auto& softmax = acc.softmax;
+    float rescale[Acc::kRows] = {1.f, 1.f};
+    int moved = 0;  // the same in a warp
+    if (__any_sync(kAll, softmax.template may_move_row<kColumns>(0, s, acc.slack))) {
+      moved =
+          __any_sync(kAll, softmax.template raise_row<kColumns>(0, s, rescale[0], QuadReduce{}));
+      softmax.sum[0] *= rescale[0];
     }
+    softmax.template exponentials_of_row<kColumns>(0, s);
+    int const asks =
+        __any_sync(kAll, softmax.template may_move_row<kColumns>(1, s, acc.slack) || moved);
+    wait_for_keys(step, steps, softmax.sum[0]);
+    finish_values(before, acc);
+    if (asks) {
+      moved |=
+          __any_sync(kAll, softmax.template raise_row<kColumns>(1, s, rescale[1], QuadReduce{}));
+      softmax.sum[1] *= rescale[1];
+      if (moved) {
+        acc.rescale(rescale);
+      }
+    }
+    softmax.hold_row(1);
+    softmax.template exponentials_of_row<kColumns>(1, s);
   }
 
-  __device__ __forceinline__ void last_values(int step, Acc& acc, Probabilities const& p) {
-    Position const at(blocks + step);
-    start_values(at, p, acc);
+  // Waits for P·V of a block.
+  __device__ __forceinline__ void finish_values(Position at, Acc& acc) {
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
     smem.v_ring.release(at);
+  }
+
+  // V of a step and K of the next, together, once `sum` is known. Left alone, the compiler takes
+  // the wait for P·V before the exponentials that are to run under it. It keeps waits in order, and
+  // does not know that sums are never negative.
+  __device__ __forceinline__ void wait_for_keys(int step, int steps, float sum) {
+    Position here(blocks + step), next(blocks + step + 1);
+    here.phase ^= sum < 0.f;  // NaN is no reason to wait for another
+    bool const v = smem.v_ring.is_full(here);
+    bool const k = step + 1 >= steps || smem.k_ring.is_full(next);
+    if (!(v && k)) {
+      smem.v_ring.wait_full(here);
+      if (step + 1 < steps) {
+        smem.k_ring.wait_full(next);
+      }
+    }
+    compiler_fence();
+  }
+
+  __device__ __forceinline__ void last_values(RowBlock<Config> const& block, int step, Acc& acc,
+                                              Probabilities const& p) {
+    Position const at(blocks + step);
+    start_values(at, p, acc);
+    finish_early(block, acc);
+    finish_values(at, acc);
+  }
+
+  __device__ __forceinline__ void finish_early(RowBlock<Config> const& block, Acc& acc) {
+    if constexpr (kFinishesEarly) {
+      finish_rows<Config>(args, block, warpgroup, thread, acc);
+    }
   }
 };
 

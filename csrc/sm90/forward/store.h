@@ -1,4 +1,4 @@
-// O and LSE from registers to global memory.
+// LSE, and O, from registers to global memory.
 #pragma once
 
 #include "sm90/forward/accumulators.h"
@@ -24,10 +24,33 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
   }
 }
 
-// Divides by the softmax denominator and writes O [rows, head_dim] and LSE [rows] of a warpgroup.
-// Straight from registers: a way through shared memory and TMA would need a buffer that the larger
-// tiles have no room for but in Q's or V's, whose next load would then wait for it; and the rows
-// behind the end of a sequence belong to the next one. A quad writes 32 bytes of a row at a time.
+// Writes LSE [rows] of a warpgroup, and finds what O is to be multiplied by.
+template <class Config>
+__device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Config> const& block,
+                                            int warpgroup, int thread, Accumulators<Config>& acc) {
+  constexpr int kRows = Accumulators<Config>::kRows;
+  constexpr bool kPacked = Config::kPacked;
+  FwdParams const& p = args.params;
+  FragmentCoord<4> const coord(thread);
+  int const quad_lane = thread % 4;
+  float const keep_scale =
+      Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    OutputRow const at = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+    QueryRow const& row = at.row;
+    float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
+    auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
+    acc.scale[r] = finished.out_scale * keep_scale;
+    float* const lse = block.lse + row.query + (kPacked ? row.head * p.lse.head_stride : 0);
+    store_if(quad_lane == 0 && at.exists, lse, finished.lse);
+  }
+}
+
+// Writes O [rows, head_dim] of a warpgroup, straight from registers: a way through shared memory
+// and TMA would need a buffer that the larger tiles have no room for but in Q's or V's, whose next
+// load would then wait for it; and the rows behind the end of a sequence belong to the next one. A
+// quad writes 32 bytes of a row at a time.
 template <class Config>
 __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
                       int thread, Accumulators<Config>& acc) {
@@ -37,22 +60,6 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
-  float const keep_scale =
-      Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
-  float scale[kRows];
-  OutputRow rows[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    rows[r] = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
-    QueryRow const& row = rows[r].row;
-    float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
-    auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
-    scale[r] = finished.out_scale * keep_scale;
-    float* const lse = block.lse + row.query + (kPacked ? row.head * p.lse.head_stride : 0);
-    store_if(quad_lane == 0 && rows[r].exists, lse, finished.lse);
-  }
-  acc.rescale(scale);
-
   constexpr int kGroups = Config::kHeadDimV / 8;
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
   pack<Element>(acc.out, pairs);
@@ -60,8 +67,9 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   int const column = (odd ? 8 : 0) + quad_lane / 2 * 4;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    int const columns = rows[r].exists ? p.head_dim_v : 0;
-    QueryRow const& row = rows[r].row;
+    OutputRow const at = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+    int const columns = at.exists ? p.head_dim_v : 0;
+    QueryRow const& row = at.row;
     Element* const target = block.out + row.query * p.out.row_stride +
                             (kPacked ? row.head * p.out.head_stride : 0) + column;
 #pragma unroll
