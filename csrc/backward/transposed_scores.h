@@ -84,7 +84,7 @@ struct KeepBits {
         // Blocks start at multiples of 16, at this thread's place in them less its place.
         int const query = (row_begin + coord.col(c)) / 16 * 16 + lane.query();
         int const key = (key_begin + coord.row(r)) / 16 * 16 + lane.key();
-        uint32_t const own = mask.keep_bits(dropout_group(query, key));
+        uint32_t const own = mask.keep_bits(mask.group(query, key));
         uint32_t const partners = __shfl_sync(0xffffffffu, own, lane.partner());
         int const block = c / 4 * (kRows / 2) + r / 2;
         word[block / 4] |= lane.keep_bits(own, partners) << (block % 4 * 8);

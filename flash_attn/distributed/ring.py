@@ -75,6 +75,8 @@ class RingAttention(torch.autograd.Function):
         """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
         total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), ring.sum_dtype(q.dtype))
         for step, first, keys, values in _steps(ring, k, v):
+            # Behind the next transfers, which start before this and run beside it.
+            total.merge_last(ring.sum_dtype(q.dtype))
             for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
                 total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))
         if s_aux is not None:
@@ -129,7 +131,7 @@ def _gradients(ring: Ring, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Te
         plan = ring.plan(ring.rank, ring.neighbours(step)[1], k.device)
         # A step's own sums, where its calls share keys; with one call, what the kernel wrote.
         here = [sums.Gradient(x, _ops.lse_dtype(k.dtype), plan.keys) for x in (keys, values)]
-        for call in plan.calls:
+        for call in calls.all_in_parts(plan, ring.scoring):
             parts = calls.backward(call, rows, keys, values, first, ring.scoring)
             dq.add(call.rows, parts[0])
             for total, part in zip(here, parts[1:], strict=True):
