@@ -10,6 +10,7 @@ import torch
 from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
 from reference import standard_attention
 
+from flash_attn import _calls
 from flash_attn.distributed import calls
 from tests.distributed import work
 from tests.distributed.cases import Case, assembled, expected, inputs
@@ -92,6 +93,17 @@ SHAPES = [
     Case("ring", 4, seqlen=2, causal=False),
     Case("ring", 4, "contiguous", seqlen=3),  # a rank with no tokens
     Case("ring", 4, seqlen=0),
+    Case("ring", 2, seqlen=1),
+    Case("ring", 2, "contiguous", seqlen=3, window=(1, 0), sinks=True),
+    Case("ring", 2, lengths=UNEVEN, dlse=True),
+    Case("ring", 2, "contiguous", lengths=UNEVEN, causal=False, alibi="batch"),
+    Case("ring", 2, "balanced", lengths=(0, 1)),  # a rank with no tokens, of two
+    Case("gather", 2, "balanced", lengths=(0, 1), sinks=True),
+    Case("gather", 2, "contiguous", lengths=UNEVEN, window=(2, 0)),
+    Case("all_to_all", 2, lengths=UNEVEN, heads_k=1),
+    Case("all_to_all", 2, seqlen=1),
+    Case("ring", 2, seqlen=20, dropout_p=0.5),  # fewer blocks of 16 than chunks
+    Case("ring", 4, lengths=(3, 16, 0, 33), dropout_p=0.5),
     Case("ring", 2, heads=3, heads_k=1, head_dim=4, head_dim_v=6),
     Case("ring", 3, seqlen=64),
     Case("ring", 1, window=(5, 0)),
@@ -114,6 +126,26 @@ SHAPES = [
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_shapes(processes, case):
     check(processes, case)
+
+
+def padded(rank: int, case: Case) -> dict:
+    """As a GPU does it, whose kernels have head dims that are multiples of 8."""
+    before = _calls._has_to_pad
+    _calls._has_to_pad = lambda q, v: True
+    try:
+        return work.attention(rank, case)
+    finally:
+        _calls._has_to_pad = before
+
+
+@pytest.mark.parametrize("case", [
+    Case("ring", 4, head_dim=5, head_dim_v=11, sinks=True, dlse=True),
+    Case("gather", 2, lengths=UNEVEN, head_dim=12, head_dim_v=8),
+    Case("all_to_all", 4, head_dim=3, head_dim_v=3),
+    Case("mesh", 4, head_dim=3, head_dim_v=5),
+], ids=str)  # fmt: skip
+def test_padded_head_dims(processes, case):
+    check(processes, case, padded)
 
 
 def in_parts(rank: int, case: Case) -> dict:
