@@ -344,7 +344,9 @@ def _attend(function, job, ranks: _Ranks, call: _Call, layout: Layout) -> tuple[
     )
     place = job(layout, ranks.ring, ranks.shard, options.mask(), scoring, options.gradient_dtype)
     out, lse = function.apply(*call.tensors, options.s_aux, place)
-    return out.narrow(-1, 0, call.head_dim_v), lse
+    if call.head_dim_v != out.shape[-1]:  # whose backward is a copy
+        out = out.narrow(-1, 0, call.head_dim_v)
+    return out, lse
 
 
 def _whole_shards(

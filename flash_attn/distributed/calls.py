@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -42,6 +41,14 @@ class Scoring:
     deterministic: bool
     packed: bool
     dropout: Dropout | None
+
+    def of_heads(self, heads: slice) -> Scoring:
+        slopes, dropout = self.alibi_slopes, self.dropout
+        if dropout is not None:
+            dropout = replace(dropout, first_head=dropout.first_head + heads.start)
+        return replace(
+            self, alibi_slopes=None if slopes is None else slopes[..., heads], dropout=dropout
+        )
 
     @property
     def dropout_p(self) -> float:
@@ -213,30 +220,10 @@ class Rows(NamedTuple):
         dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
         return cls(dout, q, out, lse, dlse)
 
-
-# A backward's kernels keep float32 sums of dQ, and dQ, for all rows of a call. Calls of fewer rows
-# have this many at least, and so many pairs of rows and keys that they take milliseconds.
-ROWS, PAIRS = 4096, 2**26
-
-
-def all_in_parts(plan: Plan, scoring: Scoring) -> Iterator[Call]:
-    """A plan's calls, for a backward."""
-    for call in plan.calls:
-        yield from _in_parts(call, scoring)
-
-
-def _in_parts(call: Call, scoring: Scoring) -> Iterator[Call]:
-    """The same as calls of fewer rows, where that moves no diagonal."""
-    step = max(ROWS, PAIRS // max(len(call.keys), 1) // 128 * 128)
-    tile = call.tiles[0]
-    diagonal = not tile.unmasked or scoring.alibi_slopes is not None
-    if call.lengths is not None or diagonal or len(call.rows) <= step:
-        yield call
-        return
-    for first in range(0, len(call.rows), step):
-        starts = call.starts.clone()
-        starts[:, 1] += first
-        yield replace(call, rows=call.rows[first : first + step], starts=starts)
+    def of_heads(self, heads: slice) -> Rows:
+        dlse = None if self.dlse is None else self.dlse[:, heads]
+        dout, q, out = (x[:, :, heads] for x in (self.dout, self.q, self.out))
+        return Rows(dout, q, out, self.lse[:, heads], dlse)
 
 
 def backward(

@@ -103,7 +103,7 @@ def _gradients(job: Gather, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, T
     keys, values = (_gather(x, job.layout, job.group) for x in (k, v))
     sum_dtype = _ops.lse_dtype(k.dtype)
     dq, dk, dv = (sums.Gradient(x, sum_dtype) for x in (rows.q, keys, values))
-    for call in calls.all_in_parts(job.plan(k.device), job.scoring):
+    for call in job.plan(k.device).calls:
         parts = calls.backward(call, rows, keys, values, 0, job.scoring)
         for total, at, part in zip((dq, dk, dv), (call.rows, call.keys, call.keys), parts):
             total.add(at, part)

@@ -11,7 +11,7 @@ from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
 from reference import standard_attention
 
 from flash_attn import _calls
-from flash_attn.distributed import calls
+from flash_attn.distributed import ring
 from tests.distributed import work
 from tests.distributed.cases import Case, assembled, expected, inputs
 
@@ -148,13 +148,12 @@ def test_padded_head_dims(processes, case):
     check(processes, case, padded)
 
 
-def in_parts(rank: int, case: Case) -> dict:
-    before = calls.ROWS, calls.PAIRS
-    calls.ROWS, calls.PAIRS = 16, 0
+def by_head_groups(rank: int, case: Case) -> dict:
+    before, ring.AT_ONCE = ring.AT_ONCE, 2000
     try:
         return work.attention(rank, case)
     finally:
-        calls.ROWS, calls.PAIRS = before
+        ring.AT_ONCE = before
 
 
 @pytest.mark.parametrize("case", [
@@ -162,11 +161,12 @@ def in_parts(rank: int, case: Case) -> dict:
     Case("ring", 4, seqlen=299, causal=False, sinks=True, dlse=True),
     Case("ring", 4, seqlen=299, causal=False, alibi="heads"),
     Case("ring", 4, seqlen=299, dropout_p=0.3),
-    Case("gather", 2, "balanced", lengths=(100, 0, 70)),
+    Case("ring", 2, lengths=(100, 0, 70), alibi="batch", dlse=True),
+    Case("mesh", 4, seqlen=150, heads=8, heads_k=4, alibi="heads", dropout_p=0.2),
 ], ids=str)  # fmt: skip
-def test_backwards_in_parts(processes, case):
-    """Of few rows; a backward has these for long calls."""
-    check(processes, case, in_parts)
+def test_backwards_by_groups_of_heads(processes, case):
+    """Which those of large calls are."""
+    check(processes, case, by_head_groups)
 
 
 def check_accuracy(processes, case: Case) -> None:
