@@ -19,7 +19,7 @@ BYTES = 2  # of a number in 16 bits
 @dataclass(frozen=True)
 class Machine:
     forward: float = 655e12  # FLOP/s of the kernels, H200 at d 128, long sequences
-    backward: float = 475e12
+    backward: float = 545e12
     inside: float = 270e9  # bytes/s each way between GPUs of one host, NVLink, as measured
     between: float = 45e9  # a 400 Gbit/s adapter for each GPU
     memory: float = 3.5e12
