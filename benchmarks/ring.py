@@ -57,7 +57,7 @@ class Row:
 class Contender:
     layout: Layout
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]  # of a rank's (1, tokens, heads, head_dim)
-    around: Callable = contextlib.nullcontext  # forward and backward
+    around: Callable = contextlib.nullcontext  # all of its calls
 
 
 def ours(seqlen: int, ranks: int) -> dict[str, Contender]:
@@ -76,19 +76,18 @@ def ours(seqlen: int, ranks: int) -> dict[str, Contender]:
 
 def others(seqlen: int, ranks: int) -> dict[str, Contender]:
     """Those that are there."""
-    found = {
+    found = {}
+    with contextlib.suppress(ImportError):
+        peer = _ring_flash_attn()
+
+        def zigzag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return peer.zigzag_ring_flash_attn_func(q, k, v, causal=True)
+
+        found["ring-flash-attn, zigzag"] = Contender(dense_layout(seqlen, ranks), zigzag)
+    return found | {
         "torch context_parallel": _torch_context_parallel(seqlen, ranks, 1),
         "torch, KV heads repeated": _torch_context_parallel(seqlen, ranks, HEADS // HEADS_K),
     }
-    try:
-        peer = _ring_flash_attn()
-    except ImportError:
-        return found
-
-    def zigzag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return peer.zigzag_ring_flash_attn_func(q, k, v, causal=True)
-
-    return found | {"ring-flash-attn, zigzag": Contender(dense_layout(seqlen, ranks), zigzag)}
 
 
 def _ring_flash_attn() -> types.ModuleType:
@@ -113,14 +112,14 @@ def _torch_context_parallel(seqlen: int, ranks: int, repeats: int) -> Contender:
 
     @contextlib.contextmanager
     def around():
-        something = torch.empty(seqlen, device="cuda")  # it insists on a tensor to cut
+        positions = torch.arange(seqlen, device="cuda")[None]  # it insists on a tensor to cut
         with (
             sdpa_kernel(SDPBackend.FLASH_ATTENTION),
             context_parallel(
                 mesh,
-                buffers=[something],
-                buffer_seq_dims=[0],
-                no_restore_buffers={something},
+                buffers=[positions],
+                buffer_seq_dims=[1],
+                no_restore_buffers={positions},
             ),
         ):
             yield
@@ -130,11 +129,10 @@ def _torch_context_parallel(seqlen: int, ranks: int, repeats: int) -> Contender:
 
 def step(contender: Contender, tensors: list[Tensor], dout: Tensor, what: str) -> Callable:
     def run() -> None:
-        with contender.around():
-            if what == "fwd":
-                contender.attend(*(x.detach() for x in tensors))
-            else:
-                torch.autograd.grad(contender.attend(*tensors), tensors, dout)
+        if what == "fwd":
+            contender.attend(*(x.detach() for x in tensors))
+        else:
+            torch.autograd.grad(contender.attend(*tensors), tensors, dout)
 
     return run
 
@@ -186,9 +184,14 @@ def whole(seqlen: int) -> list[Tensor]:
     ]
 
 
+def _calls(seqlen: int, what: str) -> int:
+    """A sample's: some tenths of a second, so that the first one's launches do not count."""
+    return max(2, (2**34 if what == "fwd" else 2**33) // seqlen**2)
+
+
 def measure(seqlen: int, what: str, samples: int, wanted: str) -> list[Row]:
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    calls = max(1, (262144 if what == "fwd" else 131072) // seqlen)
+    calls = _calls(seqlen, what)
     *tensors, dout = whole(seqlen)
     tensors = [x.requires_grad_() for x in tensors]
     single = Contender(dense_layout(seqlen, 1), lambda *x: flash_attn_func(*x, causal=True))
@@ -210,7 +213,8 @@ def measure(seqlen: int, what: str, samples: int, wanted: str) -> list[Row]:
         mine = [shard_sequence(x.detach(), contender.layout, rank) for x in (*tensors, dout)]
         fn = step(contender, [x.requires_grad_() for x in mine[:3]], mine[3], what)
         try:
-            many, memory = watch.milliseconds(fn, calls), watch.megabytes(fn)
+            with contender.around():
+                many, memory = watch.milliseconds(fn, calls), watch.megabytes(fn)
         except Exception as error:  # a contender that does not do this point, on any rank
             if rank == 0:
                 print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)

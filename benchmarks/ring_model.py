@@ -9,6 +9,7 @@ A model, not a measurement: docs/distributed.md says how far off it is where bot
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ BYTES = 2  # of a number in 16 bits
 @dataclass(frozen=True)
 class Machine:
     forward: float = 655e12  # FLOP/s of the kernels, H200 at d 128, long sequences
-    backward: float = 475e12
+    backward: float = 545e12
     inside: float = 270e9  # bytes/s each way between GPUs of one host, NVLink, as measured
     between: float = 45e9  # a 400 Gbit/s adapter for each GPU
     memory: float = 3.5e12
@@ -119,6 +120,8 @@ def both(model, *args) -> Time:
     return model(*args, False) + model(*args, True)
 
 
+MEASURED = Path(__file__).parent / "results" / "h200_ring.json"
+MEASURED_GPUS = (2, 4)
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -126,7 +129,7 @@ def efficiencies(layer: Layer, machine: Machine) -> list[tuple[int, float, float
     """(GPUs, of a ring over adapters, of a ring of hosts)"""
     one = both(ring, layer, 1, machine.inside, machine).total
     found = []
-    for ranks in GPUS:
+    for ranks in (*MEASURED_GPUS, *GPUS):
         flat, nested = times(layer, ranks, machine)
         found.append((ranks, one / ranks / flat, one / ranks / nested))
     return found
@@ -137,6 +140,12 @@ def times(layer: Layer, ranks: int, machine: Machine) -> tuple[float, float]:
     link = machine.inside if ranks <= machine.host_gpus else machine.between
     flat = both(ring, layer, ranks, link, machine).total
     return flat, both(ring_of_hosts, layer, ranks, machine).total
+
+
+def measured(seqlen: int, contender: str = "ring, zigzag") -> list[dict]:
+    """Rows of benchmarks/ring.py."""
+    rows = json.loads(MEASURED.read_text())["rows"]
+    return [r for r in rows if (r["seqlen"], r["contender"]) == (seqlen, contender)]
 
 
 def plot(path: Path, layers: list[Layer], machine: Machine) -> None:
@@ -154,11 +163,14 @@ def plot(path: Path, layers: list[Layer], machine: Machine) -> None:
             label = f"{layer.seqlen // 1024}k tokens"
             axis.plot(ranks, nested, "o-", color=color, markersize=4, label=label)
             axis.plot(ranks, flat, "--", color=color, alpha=0.6)
+            points = [r for r in measured(layer.seqlen) if r["what"] == "fwd+bwd"]
+            x, y = [r["ranks"] for r in points], [r["efficiency"] for r in points]
+            axis.plot(x, y, "x", color=color, markersize=8)
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks, map(str, ranks))
         axis.set_xlabel("GPUs, 8 a host")
         axis.set_ylim(0, 1.05)
-        axis.set_title("Modelled efficiency: a ring of hosts, and (dashed) over all adapters")
+        axis.set_title("Modelled: a ring of hosts, and (dashed) over all adapters; x: measured")
         axis.legend()
         figure.savefig(path, dpi=150)
         plt.close(figure)

@@ -74,7 +74,10 @@ SCHEMAS = {
         "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None"
         ") -> (Tensor out, Tensor softmax_lse)"
     ),
-    "_merge_attention": "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b) -> ()",
+    "_merge_attention": (
+        "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "
+        "Tensor(c!)? out=None) -> ()"
+    ),
 }
 
 _library = torch.library.Library("flash_attn", "DEF")
@@ -109,8 +112,14 @@ def _fake_forward(asked: call.Forward):
         q.new_empty((*q.shape[:-1], asked.v.shape[-1])),
         q.new_empty((*batch, heads, rows), dtype=lse_dtype(q.dtype)),
         q.new_empty(probs_shape if asked.return_softmax else (0,)),
-        q.new_empty((2,) if asked.scoring.dropout_p > 0 else (0,), dtype=torch.int64),
+        q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
     )
+
+
+def _rng_state_shape(asked: call.Forward):
+    if asked.scoring.dropout_p == 0:
+        return (0,)
+    return (2,) if asked.rng_state is None else asked.rng_state.shape
 
 
 def _fake_backward(asked: call.Backward):
@@ -126,7 +135,7 @@ def _fake_with_kvcache(asked: call.CacheStep):
 
 
 @torch.library.register_fake("flash_attn::_merge_attention", lib=_library)
-def _fake_merge_attention(out_a, lse_a, out_b, lse_b) -> None:
+def _fake_merge_attention(out_a, lse_a, out_b, lse_b, *, out=None) -> None:
     return None
 
 

@@ -25,16 +25,28 @@ def _unpadded(*tensors: Tensor) -> None:
             )
 
 
+def _checked_rng_state(
+    rng_state: Tensor | None, q: Tensor, options: Options, lengths: Lengths | None
+) -> Tensor | None:
+    """None for a call without dropout."""
+    if options.dropout_p == 0:
+        return None
+    checks.rng_state(rng_state, q, q.shape[0] if lengths is None else lengths.batch)
+    return rng_state
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
-    keys: Keys = _calls.NO_KEYS, num_splits: int = 0,
+    keys: Keys = _calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """A dense call or, with lengths, one of a packed batch: as the operation returns it."""
     scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
+    if rng_state is not None:
+        rng_state = _checked_rng_state(rng_state, q, options, lengths)
     return _calls.forward(
         Forward(
-            q, k, v, scoring, lengths, keys, options.return_attn_probs, None, False, False,
+            q, k, v, scoring, lengths, keys, options.return_attn_probs, rng_state, False, False,
             num_splits,
         )
     )  # fmt: skip
@@ -50,10 +62,7 @@ def backward(
     scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     checks.backward(tensors, options.s_aux)
-    if scoring.dropout_p == 0:
-        rng_state = None
-    else:
-        checks.rng_state(rng_state, q)
+    rng_state = _checked_rng_state(rng_state, q, options, lengths)
     dlse = None if dlse is None else dlse.contiguous()
     tensors = Gradients(
         rows_contiguous(dout), q, k, v, rows_contiguous(out), lse.contiguous(), dq, dk, dv, dlse,
@@ -78,19 +87,23 @@ def _flash_attn_forward(
     return_softmax: bool,
     *,
     s_aux: Tensor | None = None,
+    rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One forward with every option spelled out; shapes as in ``flash_attn_func``.
 
+    Arguments:
+        rng_state: of dropout, int64, as ``checks.rng_state`` has it; drawn if not given.
+
     Returns:
         out (batch, seqlen_q, heads, head_dim); softmax_lse (batch, heads, seqlen_q), float32;
-        S_dmask (batch, heads, seqlen_q, seqlen_k) if return_softmax, else (0,); rng_state (2,)
-        int64 with dropout, else (0,).
+        S_dmask (batch, heads, seqlen_q, seqlen_k) if return_softmax, else (0,); rng_state (2,), or
+        as it was given, int64 with dropout, else (0,).
     """
     options = Options(
         dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
         alibi_slopes, False, return_softmax, s_aux,
     )  # fmt: skip
-    return forward(q, k, v, options)
+    return forward(q, k, v, options, rng_state=rng_state)
 
 
 def _flash_attn_varlen_forward(
@@ -115,6 +128,7 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     *,
     s_aux: Tensor | None = None,
+    rng_state: Tensor | None = None,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One varlen forward with every option spelled out; shapes as in ``flash_attn_varlen_func``.
@@ -125,12 +139,13 @@ def _flash_attn_varlen_forward(
         leftpad_k: (batch,), int32: the position of the first key of each sequence.
         seqused_k: (batch,), int32: how many keys of each sequence are in use; None is all.
         zero_tensors: accepted and ignored: rows that no sequence owns are always 0.
+        rng_state: as in :func:`_flash_attn_forward`.
         num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries.
 
     Returns:
         out (total_q, heads, head_dim); softmax_lse (heads, total_q), float32; S_dmask (batch,
-        heads, max_seqlen_q, max_seqlen_k) if return_softmax, else (0,); rng_state (2,) int64 with
-        dropout, else (0,).
+        heads, max_seqlen_q, max_seqlen_k) if return_softmax, else (0,); rng_state (2,), or as it
+        was given, int64 with dropout, else (0,).
     """
     if cu_seqlens_k is None and block_table is not None and seqused_k is not None:
         cu_seqlens_k = cu_seqlens_q
@@ -140,7 +155,8 @@ def _flash_attn_varlen_forward(
     )  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
-    return forward(q, k, v, options, lengths, keys, checks.num_splits(num_splits))
+    num_splits = checks.num_splits(num_splits)
+    return forward(q, k, v, options, lengths, keys, num_splits, rng_state)
 
 
 def _flash_attn_backward(

@@ -379,14 +379,19 @@ def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> Non
     _on_device_of(x, name, q)
 
 
-def rng_state(x: Tensor | None, q: Tensor) -> None:
-    """The state of a forward with dropout, as its backward needs it."""
+def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
+    """The state of a forward with dropout, as its backward needs it.
+
+    It is [seed, offset]. That of a call that is a part of a larger one goes on with, for each
+    sequence, where that begins in the whole: batch * heads + head of its first head, and its first
+    query and key, which are multiples of 16.
+    """
     if x is None:
         raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")
     _tensor(x, "rng_state")
-    if x.dtype != torch.int64 or tuple(x.shape) != (2,):
+    if x.dtype != torch.int64 or tuple(x.shape) not in ((2,), (2 + 3 * batch,)):
         raise ValueError(
             f"rng_state: got {x.dtype} of shape {tuple(x.shape)}; torch.int64 of shape (2,) is "
-            "needed, as the forward returns it"
+            f"needed, as the forward returns it, or ({2 + 3 * batch},) of a part of a larger call"
         )
     _on_device_of(x, "rng_state", q)

@@ -286,7 +286,7 @@ _PLAIN = Scores(softmax_scale=1.0, left=UNBOUNDED, right=UNBOUNDED)
 _ANY = torch.empty(0)  # that an option is in use counts, not what it holds
 _WITH_OPTION = {
     "softcap": replace(_PLAIN, softcap=1.0),
-    "dropout": replace(_PLAIN, dropout=Dropout(p=0.5, seed=0, offset=0, head_ids=_ANY)),
+    "dropout": replace(_PLAIN, dropout=Dropout(0.5, 0, 0, head_ids=_ANY, first_blocks=_ANY)),
     "alibi": replace(_PLAIN, slopes=_ANY),
     "sinks": replace(_PLAIN, sinks=_ANY),
 }

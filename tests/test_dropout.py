@@ -10,7 +10,7 @@ from packed_cases import LENGTHS, pack
 from reference import attention_ref, gradients, standard_attention
 from reference_dropout import keep_mask, philox4x32
 
-from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+from flash_attn import _private, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
 
 # Random123's published answers for Philox4x32-7 (and -10, which fixes the rounds' order too).
 KNOWN_ANSWERS = [
@@ -202,6 +202,68 @@ def test_varlen_mask_equals_dense_mask(lengths, device, needs):
         for b in range(batch):
             sq, sk = x.cu_q[b + 1] - x.cu_q[b], x.cu_k[b + 1] - x.cu_k[b]
             assert torch.equal(kept(probs[b, :, :sq, :sk]).cpu(), mask[b, :, :sq, :sk])
+
+
+ORIGINS = [(19, 48, 32), (7, 16, 4096)]  # batch * heads + head, query, key of each sequence
+
+
+def mask_of_parts(case: Case) -> torch.Tensor:
+    """(b, h, sq, sk) bool: what is kept of sequences that begin at ORIGINS in the whole."""
+    masks = []
+    for head, query, key in ORIGINS:
+        whole = keep_mask(
+            SEED, OFFSET, 1, head + case.h, query + case.sq, key + case.sk, case.dropout_p
+        )
+        masks.append(whole[0, head:, query:, key:])
+    return torch.stack(masks)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_part_drops_what_the_whole_drops(packed, device, needs):
+    """Forward and backward of a call that is a part of a larger one, as over several GPUs."""
+    case = Case(b=2, sq=70, sk=131, h=3, hk=1, d=32, dropout_p=0.3, dtype=FP16)
+    x, mask = make_inputs(case, device), mask_of_parts(case)
+    state = torch.cat([rng_state(device), torch.tensor(ORIGINS, device=device).flatten()])
+    options = (0.3, case.d**-0.5, False, -1, -1, 0.0, None)
+    tensors, dout, lengths = (x.q, x.k, x.v), x.dout, ()
+    if packed:
+        tensors, dout = tuple(t.flatten(0, 1) for t in tensors), dout.flatten(0, 1)
+        cu = (torch.arange(3, dtype=torch.int32, device=device) * n for n in (case.sq, case.sk))
+        lengths = (*cu, case.sq, case.sk)
+    operations = (
+        (_private._flash_attn_varlen_forward, _private._flash_attn_varlen_backward)
+        if packed
+        else (_private._flash_attn_forward, _private._flash_attn_backward)
+    )
+    with needs("dropout", "attn_probs", "backward"):
+        out, lse, probs, again = operations[0](*tensors, *lengths, *options, True, rng_state=state)
+        assert_bitwise("rng_state", again, state)
+        assert torch.equal(kept(probs).cpu(), mask)
+        grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
+        operations[1](dout, *tensors, out, lse, *grads, *lengths, *options, False, state)
+
+        def written_out(attention):
+            return lambda q, k, v: attention(
+                q, k, v, dropout_p=0.3, keep_mask=mask.to(q.device)
+            )[:2]  # fmt: skip
+
+        inputs = {"q": x.q, "k": x.k, "v": x.v}
+        ref_out, _, ref = gradients(written_out(attention_ref), inputs, x.dout, None, torch.float64)
+        std_out, _, std = gradients(written_out(standard_attention), inputs, x.dout)
+        assert_accurate("out", out.view_as(ref_out), ref_out, std_out)
+        for (name, exact), got in zip(ref.items(), grads, strict=True):
+            factor = 2.0 if name == "q" else 3.0
+            assert_accurate(f"d{name}", got.view_as(exact), exact, std[name], factor)
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3, 5, 11])
+def test_a_state_of_another_length_is_named(entries, device):
+    x = make_inputs(Case(dropout_p=0.3), device)
+    state = torch.zeros(entries, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match=rf"rng_state: got torch.int64 of shape \({entries},\)"):
+        _private._flash_attn_forward(
+            x.q, x.k, x.v, 0.3, 1.0, False, -1, -1, 0.0, None, False, rng_state=state
+        )
 
 
 def test_public_varlen_and_packed_calls_drop(device, needs):

@@ -44,7 +44,7 @@ def test_parts_are_the_whole(device, dtype, kept, bar):
     at = out.data_ptr(), lse.data_ptr()
 
     if device == "cuda" and dtype in (torch.float32, torch.float64):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ValueError, match="out_b has dtype"):
             merge_attention(out, lse, *others[0])
         return
     for part in others:
@@ -69,6 +69,22 @@ def test_rows_that_see_nothing_count_for_nothing(device, kept):
     merge_attention(empty.zero_(), nothing.fill_(-math.inf), part[0], nothing.clone())
     assert not empty.any()
     assert (nothing == -math.inf).all()
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("into", [torch.bfloat16, torch.float32], ids=str)
+def test_merged_into_another_tensor(device, kept, into):
+    """With rows that part b does not see, whatever it has there; out_a is left alone."""
+    _, ((out, lse), (other, other_lse), _) = parts(device, torch.bfloat16, kept)
+    other_lse[:, :, ::3] = -math.inf
+    other[:, ::3] = math.nan
+    before, in_place, in_place_lse = out.clone(), out.clone().float(), lse.clone()
+    merge_attention(in_place, in_place_lse, other, other_lse)
+    merged = torch.full_like(out, math.nan, dtype=into)
+    merge_attention(out, lse, other, other_lse, merged)
+    assert torch.equal(merged, in_place.to(into))
+    assert torch.equal(lse, in_place_lse)
+    assert torch.equal(out, before)
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32], ids=str)
@@ -119,12 +135,16 @@ def test_writes_are_counted_and_the_operation_is_well_formed():
     versions = out._version, lse._version
     merge_attention(out, lse, *part)
     assert (out._version, lse._version) == (versions[0] + 1, versions[1] + 1)
-    torch.library.opcheck(torch.ops.flash_attn._merge_attention, (out, lse, *part))
+    operation = torch.ops.flash_attn._merge_attention
+    torch.library.opcheck(operation, (out, lse, *part))
+    torch.library.opcheck(operation, (out, lse, *part), {"out": torch.empty_like(out)})
 
 
 def test_wrong_shapes_are_named():
     _, ((out, lse), part, _) = parts("cpu", torch.float32)
     with pytest.raises(ValueError, match="out_b"):
         merge_attention(out, lse, part[0][:1], part[1])
+    with pytest.raises(ValueError, match="out: got"):
+        merge_attention(out, lse, *part, out[:, :1])
     with pytest.raises(ValueError, match="lse_b"):
         merge_attention(out, lse, part[0], part[1][:, :, :1])

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "api/rng.h"
 #include "core/dropout.h"
 #include "core/mask.h"
 
@@ -119,6 +120,7 @@ Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tens
     s.dropout_threshold = dropout_threshold(a.dropout_p);
     s.dropout_p = dropout_rate(s.dropout_threshold);
     s.rng_state = static_cast<int64_t const*>(rng_state->data_ptr());
+    s.dropout_origins = dropout_origins(*rng_state);
   }
   return s;
 }

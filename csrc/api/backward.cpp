@@ -93,7 +93,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   OptionalTensor rng_state;
   if (a.dropout_p > 0) {
     check(f.rng_state.has_value(), "rng_state of the forward is needed for its dropout");
-    rng_state = checked_rng_state(*f.rng_state, q);
+    rng_state = checked_rng_state(*f.rng_state, p.seqlens.batch, q);
   }
   p.mask = mask(a, p.seqlens);
   p.scores = scores(a, p.seqlens, p.heads_q, q, rng_state);

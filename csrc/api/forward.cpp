@@ -73,7 +73,8 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   check_numbers(a.score);
   OptionalTensor rng_state;
   if (a.score.dropout_p > 0) {
-    rng_state = a.rng_state ? clone(checked_rng_state(*a.rng_state, q)) : draw_rng_state(q);
+    rng_state = a.rng_state ? clone(checked_rng_state(*a.rng_state, p.seqlens.batch, q))
+                            : draw_rng_state(q);
   }
   p.scores = scores(a.score, p.seqlens, p.heads_q, q, rng_state);
 

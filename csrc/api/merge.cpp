@@ -19,17 +19,26 @@ RowView rows_of(Tensor const& lse, char const* name, Tensor const& out) {
   return {static_cast<float*>(lse.data_ptr()), lse.stride(0), lse.stride(1)};
 }
 
-void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) {
-  check(out_a.dim() == 4 && out_b.dim() == 4, "out_a and out_b must be (batch, rows, heads, dv)");
+bool is_wide(Tensor const& out) { return out.scalar_type() == ScalarType::Float; }
+
+// An output like out_b, but that it may be fp32.
+void check_output(Tensor const& out, char const* name, Tensor const& out_b) {
+  check(out.dim() == 4 && out_b.dim() == 4, name, " and out_b must be (batch, rows, heads, dv)");
   for (int i = 0; i < 4; ++i) {
-    check(out_a.size(i) == out_b.size(i), "out_a has another shape than out_b");
+    check(out.size(i) == out_b.size(i), name, " has another shape than out_b");
   }
+  check_operand(out, name, is_wide(out) ? out : out_b);
+  check_on_device_of(out, name, out_b);
+}
+
+void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, OptionalTensor out) {
+  Tensor const& merged = out ? *out : out_a;
+  check_output(out_a, "out_a", out_b);
+  check_output(merged, "out", out_b);
   MergeParams p{};
-  bool const wide = out_a.scalar_type() == ScalarType::Float;
+  p.out_a = view<const void>(out_a, out_a.data_ptr());
   p.out_b = operand(out_b, "out_b", out_b);
-  check_operand(out_a, "out_a", wide ? out_a : out_b);
-  check_on_device_of(out_a, "out_a", out_b);
-  p.out_a = view<void>(out_a, out_a.data_ptr());
+  p.out = view<void>(merged, merged.data_ptr());
   p.lse_a = rows_of(lse_a, "lse_a", out_b);
   p.lse_b = rows_of(lse_b, "lse_b", out_b);
   p.batch = count(out_b.size(0), "batch");
@@ -38,7 +47,7 @@ void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) {
   p.head_dim_v = count(out_b.size(3), "head_dim");
   check(p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8");
   torch::stable::accelerator::DeviceGuard const guard(out_b.get_device_index());
-  launch_merge(p, dtype_name(out_b, "out_b"), wide,
+  launch_merge(p, dtype_name(out_b, "out_b"), {is_wide(merged), is_wide(out_a)},
                {current_device(), current_stream(out_b), "merge"});
 }
 

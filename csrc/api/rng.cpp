@@ -15,12 +15,27 @@ Tensor draw_rng_state(Tensor const& q) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor checked_rng_state(Tensor const& rng_state, Tensor const& q) {
+namespace {
+
+constexpr int64_t kGenerator = 2;  // seed, offset
+constexpr int64_t kOrigin = sizeof(DropoutOrigin) / sizeof(int64_t);
+
+}  // namespace
+
+Tensor checked_rng_state(Tensor const& rng_state, int batch, Tensor const& q) {
   check_on_device_of(rng_state, "rng_state", q);
-  check(
-      rng_state.scalar_type() == ScalarType::Long && rng_state.dim() == 1 && rng_state.size(0) == 2,
-      "rng_state must be an int64 tensor of 2 entries");
+  int64_t const size = rng_state.numel();
+  check(rng_state.scalar_type() == ScalarType::Long && rng_state.dim() == 1 &&
+            (size == kGenerator || size == kGenerator + kOrigin * batch),
+        "rng_state must be an int64 tensor of 2, or 2 + 3 * batch, entries");
   return rng_state.is_contiguous() ? rng_state : torch::stable::clone(rng_state);
+}
+
+DropoutOrigin const* dropout_origins(Tensor const& rng_state) {
+  auto const* numbers = static_cast<int64_t const*>(rng_state.data_ptr());
+  return rng_state.numel() == kGenerator
+             ? nullptr
+             : reinterpret_cast<DropoutOrigin const*>(numbers + kGenerator);
 }
 
 }  // namespace flash::api

@@ -73,6 +73,9 @@ struct KeepBits {
   template <class Coord>
   __device__ void draw(DropoutMask const& mask, int row_begin, int key_begin, Coord coord) {
     TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
+    // Blocks start at multiples of 16, at this thread's place in them less its place.
+    DropoutGroup const first = mask.group((row_begin + coord.col(0)) / 16 * 16 + lane.query(),
+                                          (key_begin + coord.row(0)) / 16 * 16 + lane.key());
 #pragma unroll
     for (uint32_t& w : word) {
       w = 0;
@@ -81,10 +84,9 @@ struct KeepBits {
     for (int c = 0; c < kColumns; c += 4) {
 #pragma unroll
       for (int r = 0; r < kRows; r += 2) {
-        // Blocks start at multiples of 16, at this thread's place in them less its place.
-        int const query = (row_begin + coord.col(c)) / 16 * 16 + lane.query();
-        int const key = (key_begin + coord.row(r)) / 16 * 16 + lane.key();
-        uint32_t const own = mask.keep_bits(dropout_group(query, key));
+        int const blocks_down = (coord.col(c) - coord.col(0)) / 16;
+        int const blocks_right = (coord.row(r) - coord.row(0)) / 16;
+        uint32_t const own = mask.keep_bits(first.later(blocks_down, blocks_right));
         uint32_t const partners = __shfl_sync(0xffffffffu, own, lane.partner());
         int const block = c / 4 * (kRows / 2) + r / 2;
         word[block / 4] |= lane.keep_bits(own, partners) << (block % 4 * 8);

@@ -68,6 +68,7 @@ struct DropoutMask {
   uint32_t batch_head;
   uint32_t offset_low;
   uint32_t threshold;
+  DropoutGroup first;  // of the call, in the whole
 
   DropoutMask() = default;
 
@@ -77,11 +78,24 @@ struct DropoutMask {
       : key{{uint32_t(seed), uint32_t(uint64_t(seed) >> 32) ^ uint32_t(uint64_t(offset) >> 32)}},
         batch_head(uint32_t(batch) * uint32_t(heads_q) + uint32_t(head)),
         offset_low(uint32_t(offset)),
-        threshold(threshold_) {}
+        threshold(threshold_),
+        first{} {}
 
   // Reads the generator's state, which the host never sees: a graph replays with a new one.
   FLASH_HD DropoutMask(Scores const& s, int batch, int heads_q, int head)
-      : DropoutMask(s.rng_state[0], s.rng_state[1], batch, heads_q, head, s.dropout_threshold) {}
+      : DropoutMask(s.rng_state[0], s.rng_state[1], batch, heads_q, head, s.dropout_threshold) {
+    if (s.dropout_origins) {
+      DropoutOrigin const& origin = s.dropout_origins[batch];
+      batch_head = uint32_t(origin.batch_head) + uint32_t(head);
+      first = dropout_group(int(origin.query), int(origin.key));
+    }
+  }
+
+  // That of an entry of the call.
+  FLASH_HD DropoutGroup group(int query, int key_index) const {
+    DropoutGroup const own = dropout_group(query, key_index);
+    return {first.row + own.row, first.col + own.col};
+  }
 
   // Sixteen bits for each entry of a group, in dropout_bit's order, two to a word.
   FLASH_HD PhiloxWords draw(DropoutGroup group) const {
@@ -108,7 +122,7 @@ struct DropoutMask {
   }
 
   FLASH_HD bool keep(int query, int key_index) const {
-    uint32_t const bits = keep_bits(dropout_group(query, key_index));
+    uint32_t const bits = keep_bits(group(query, key_index));
     return (bits >> dropout_bit(query, key_index)) & 1;
   }
 };

@@ -83,7 +83,7 @@ __device__ void apply_left_bias(Scores& s, ScoreMod const& mod, int row_begin, i
 template <int kWarps, class Probabilities>
 __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row_begin,
                               int key_begin, FragmentCoord<kWarps> coord) {
-  DropoutGroup const first = dropout_group(row_begin + coord.row(0), key_begin + coord.col(0));
+  DropoutGroup const first = mask.group(row_begin + coord.row(0), key_begin + coord.col(0));
 #pragma unroll
   for (int r = 0; r < cute::size<0>(p); r += 2) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// Merges two results of attention over disjoint keys, in place: each row of the first moves towards
-// that of the second by the second's share of both softmax denominators. It only moves memory, so
-// head dims are numbers, and nothing of a tile's shape matters.
+// Merges two results of attention over disjoint keys: each row of the first moves towards that of
+// the second by the second's share of both softmax denominators. It only moves memory, so head dims
+// are numbers, and nothing of a tile's shape matters.
 #pragma once
 
 #include <algorithm>
@@ -54,22 +54,24 @@ FLASH_HD Merged merged(float lse_a, float lse_b) {
   return {larger + logf(a + b), b / (a + b)};
 }
 
-template <class Wide, class Element>
-__device__ void merge_row(Wide* a, Element const* b, float share_b, int columns, int lane) {
+template <class Out, class A, class B>
+__device__ void merge_row(Out* out, A const* a, B const* b, float share_b, int columns, int lane) {
   for (int c = lane * kChunk; c < columns; c += kLanesPerRow * kChunk) {
-    auto const theirs = *reinterpret_cast<Chunk<Element> const*>(b + c);
-    auto mine = *reinterpret_cast<Chunk<Wide> const*>(a + c);
+    auto const mine = *reinterpret_cast<Chunk<A> const*>(a + c);
+    auto const theirs = *reinterpret_cast<Chunk<B> const*>(b + c);
+    Chunk<Out> merged;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       float const x = float(mine.element[i]);
-      mine.element[i] = Wide(x + share_b * (float(theirs.element[i]) - x));
+      // What b has where it counts for nothing may be NaN.
+      merged.element[i] = Out(share_b == 0.f ? x : x + share_b * (float(theirs.element[i]) - x));
     }
-    *reinterpret_cast<Chunk<Wide>*>(a + c) = mine;
+    *reinterpret_cast<Chunk<Out>*>(out + c) = merged;
   }
 }
 
-// Wide: what is kept between merges, Element or float.
-template <class Wide, class Element>
+// Out and A: what is kept between merges, B or float.
+template <class Out, class A, class B>
 __global__ void __launch_bounds__(kThreads) merge_kernel(__grid_constant__ MergeParams const p) {
   int const lane = threadIdx.x % kLanesPerRow;
   int64_t const index = int64_t(blockIdx.x) * kRowsPerBlock + threadIdx.x / kLanesPerRow;
@@ -81,10 +83,11 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(__grid_constant__ Merge
   if (exists && lane == 0) {
     *lse_a = m.lse;
   }
-  // What b has where it counts for nothing may be NaN.
-  if (exists && m.share_b != 0.f) {
-    merge_row(static_cast<Wide*>(p.out_a.ptr) + p.out_a.offset(r.batch, r.row, r.head),
-              static_cast<Element const*>(p.out_b.ptr) + p.out_b.offset(r.batch, r.row, r.head),
+  bool const stays = m.share_b == 0.f && p.out.ptr == p.out_a.ptr;
+  if (exists && !stays) {
+    merge_row(static_cast<Out*>(p.out.ptr) + p.out.offset(r.batch, r.row, r.head),
+              static_cast<A const*>(p.out_a.ptr) + p.out_a.offset(r.batch, r.row, r.head),
+              static_cast<B const*>(p.out_b.ptr) + p.out_b.offset(r.batch, r.row, r.head),
               m.share_b, p.head_dim_v, lane);
   }
 }

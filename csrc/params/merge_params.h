@@ -7,8 +7,9 @@ namespace flash {
 // Two results of attention over disjoint keys; the second is merged into the first. Element types
 // are erased here.
 struct MergeParams {
-  TensorView<void> out_a;        // [b, rows, h, dv], read and written
+  TensorView<const void> out_a;  // [b, rows, h, dv]
   TensorView<const void> out_b;  // [b, rows, h, dv]
+  TensorView<void> out;          // [b, rows, h, dv]; may be out_a
   RowView lse_a;                 // [b, h, rows], natural log, read and written
   RowView lse_b;
   int batch;

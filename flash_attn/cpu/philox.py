@@ -61,20 +61,21 @@ def keep_blocks(
 ) -> Tensor:
     """Keep mask of whole 16 x 16 blocks.
 
-    head_ids: int64 of any shape (*lead), batch * heads_q + head.  row_blocks (nr,), col_blocks
-    (nc,): int64 block indices, row >> 4 and column >> 4.  Returns bool (*lead, nr * 16, nc * 16).
+    head_ids: int64 of any shape (*lead), batch * heads_q + head.  row_blocks (..., nr), col_blocks
+    (..., nc): int64 block indices, row >> 4 and column >> 4, whose leading dimensions broadcast to
+    lead.  Returns bool (*lead, nr * 16, nc * 16).
     """
-    row_group = (row_blocks[:, None] * 8 + torch.arange(8)).reshape(-1, 1)  # (nr * 8, 1)
-    col_group = (col_blocks[:, None] * 4 + torch.arange(4)).reshape(1, -1)  # (1, nc * 4)
+    row_group = (row_blocks.unsqueeze(-1) * 8 + torch.arange(8)).flatten(-2)  # (..., nr * 8)
+    col_group = (col_blocks.unsqueeze(-1) * 4 + torch.arange(4)).flatten(-2)  # (..., nc * 4)
     lead = head_ids.shape
     counter = (
-        row_group & _MASK32,
-        col_group & _MASK32,
+        row_group.unsqueeze(-1) & _MASK32,
+        col_group.unsqueeze(-2) & _MASK32,
         head_ids.reshape(*lead, 1, 1) & _MASK32,
         torch.tensor(offset & _MASK32),
     )
     words = _rounds(counter, (seed, (seed >> 32) ^ (offset >> 32)), ROUNDS)
-    nr, nc = row_blocks.numel(), col_blocks.numel()
+    nr, nc = row_blocks.shape[-1], col_blocks.shape[-1]
     # Halves of a word are neighbours in memory, as their columns are.  They are compared as signed
     # 16-bit numbers, with the top bit flipped on both sides.
     threshold = keep_threshold(p) - 32768

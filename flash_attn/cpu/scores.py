@@ -27,6 +27,25 @@ class Dropout:
     seed: int
     offset: int
     head_ids: Tensor  # (b, h) int64: batch * heads_q + head
+    # (b, 2) int64: the first query and key in a whole that the call is a part of, in blocks of 16
+    first_blocks: Tensor
+
+    @classmethod
+    def of_call(cls, p: float, rng_state: Tensor, batch: int, heads: int) -> Dropout:
+        """rng_state: seed and offset, and of a part (batch_head, query, key) for each sequence."""
+        seed, offset = rng_state[:2].tolist()
+        if rng_state.numel() == 2:
+            origins = torch.zeros(batch, 3, dtype=torch.int64)
+            origins[:, 0] = heads * torch.arange(batch)
+        else:
+            origins = rng_state[2:].view(batch, 3)
+        head_ids = origins[:, :1] + torch.arange(heads)
+        return cls(p, seed, offset, head_ids, origins[:, 1:] // philox.BLOCK)
+
+    def part(self, batch: slice, heads: slice) -> Dropout:
+        return replace(
+            self, head_ids=self.head_ids[batch, heads], first_blocks=self.first_blocks[batch]
+        )
 
     @property
     def scale(self) -> float:
@@ -58,8 +77,7 @@ class Scores:
         if self.sinks is not None:
             changes["sinks"] = self.sinks[heads]
         if self.dropout is not None:
-            head_ids = self.dropout.head_ids[batch, heads]
-            changes["dropout"] = replace(self.dropout, head_ids=head_ids)
+            changes["dropout"] = self.dropout.part(batch, heads)
         return replace(self, **changes) if changes else self
 
 
@@ -76,9 +94,7 @@ def make_scores(q: Tensor, batch: int, asked: Scoring, rng_state: Tensor | None 
                 f"rng_state is None with dropout_p {asked.dropout_p}; expected the forward's "
                 "rng_state"
             )
-        seed, offset = rng_state.tolist()
-        head_ids = torch.arange(batch * heads).view(batch, heads)
-        dropout = Dropout(asked.dropout_p, seed, offset, head_ids)
+        dropout = Dropout.of_call(asked.dropout_p, rng_state, batch, heads)
     return Scores(
         softmax_scale=asked.softmax_scale,
         left=left if left >= 0 else UNBOUNDED,
@@ -147,6 +163,8 @@ def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor
     row_blocks = torch.arange(rows.start >> 4, (rows.stop + 15) >> 4)
     key_blocks = torch.arange(keys.start >> 4, (keys.stop + 15) >> 4)
     head_ids = dropout.head_ids.unflatten(1, (-1, groups))
+    first_row, first_key = dropout.first_blocks[:, None, None].unbind(-1)  # (b, 1, 1)
+    row_blocks, key_blocks = (first_row[..., None] + row_blocks, first_key[..., None] + key_blocks)
     keep = philox.keep_blocks(
         dropout.seed, dropout.offset, head_ids, row_blocks, key_blocks, dropout.p
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,19 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flash_attn import checks
+from flash_attn import _autograd, _calls, checks
 from flash_attn.distributed import agree
 from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
-from flash_attn.distributed.calls import Scoring
+from flash_attn.distributed.calls import Dropout, Scoring
 from flash_attn.distributed.gather import Gather, GatherAttention
 from flash_attn.distributed.layout import Layout
 from flash_attn.distributed.ring import Ring, RingAttention
 from flash_attn.distributed.tiles import Mask
 
-_DROPOUT = (
-    "dropout_p: got {}; 0 is needed: kernels take their random bits by positions within a call, "
-    "and on slices of a sequence would drop other weights than on the whole"
-)
+_DROPOUT_BLOCK = 16  # rows and keys that kernels draw bits for together
 
 
 class _Options(NamedTuple):
@@ -40,7 +39,8 @@ class _Options(NamedTuple):
     def mask(self) -> Mask:
         left, right = checks.window(self.window_size)
         alibi = self.alibi_slopes is not None
-        return Mask(max(left, -1), 0 if self.causal else max(right, -1), alibi)
+        block = _DROPOUT_BLOCK if self.dropout_p > 0 else 1
+        return Mask(max(left, -1), 0 if self.causal else max(right, -1), alibi, block)
 
 
 class _Ranks(NamedTuple):
@@ -97,7 +97,8 @@ def ring_attention(
         k, v: the same with heads_k, a divisor of heads; they travel with heads_k heads.
         layout: with ``split`` 1 and as many ranks as the group; the same on every rank.
         group: None is the default group.
-        dropout_p: 0 only; more is not implemented.
+        dropout_p: drops what one GPU would drop that draws what rank 0 draws, from the default
+            generator of its device. It needs a layout with ``multiple=16``.
         alibi_slopes: (heads,) or, for each sequence, (batch, heads); float32. Distances are those
             of the whole sequence.
         s_aux: (heads,): sinks, counted once. Its gradient is this rank's tokens' share, as that of
@@ -285,64 +286,98 @@ def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _
     checks.dense(q, k, v)
     batch = len(layout.lengths) if layout.packed else q.shape[0]
     checks.scoring(q, batch, options)
-    if options.dropout_p > 0:
-        raise ValueError(_DROPOUT.format(options.dropout_p))
+    if options.dropout_p > 0 and not layout.cut_at_multiples_of(_DROPOUT_BLOCK):
+        raise ValueError(
+            f"dropout_p: got {options.dropout_p}; a layout that cuts sequences at multiples of "
+            f"{_DROPOUT_BLOCK} is needed: make it with multiple={_DROPOUT_BLOCK}"
+        )
     if q.shape[2] % layout.split:
         raise ValueError(
             f"q: got {q.shape[2]} heads; a multiple of the {layout.split} ranks is needed"
         )
     shapes = [(x.shape[0], *x.shape[2:]) for x in (q, k, v)]
-    if q.is_cuda and (q.shape[-1] % 8 or v.shape[-1] % 8):
-        raise ValueError(
-            f"head_dim: got {q.shape[-1]} and {v.shape[-1]} (q, v); on a GPU multiples of 8 are "
-            "needed here: pad with zeros"
-        )
     plain = options._replace(window_size=checks.window(options.window_size))
     said = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in plain]
     return f"{method}, {layout.description}, (batch, heads, head_dim) {shapes}, {q.dtype}, {said}"
 
 
-def _attend(
-    function, job, ranks: _Ranks, tensors, layout: Layout, options: _Options
-) -> tuple[Tensor, Tensor]:
+class _Call(NamedTuple):
+    """A call's tensors, all (b, s, h, d), and what is to be done with them."""
+
+    tensors: Sequence[Tensor]  # q, k, v
+    head_dim_v: int  # of the caller's v; the tensors' may be padded
+    options: _Options  # with a scale
+    dropout: Dropout | None
+
+    @classmethod
+    def of(cls, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> _Call:
+        q, k, v = (x[None] if layout.packed else x for x in tensors)
+        if options.softmax_scale is None:
+            options = options._replace(softmax_scale=q.shape[-1] ** -0.5)
+        dropout = None
+        if options.dropout_p > 0:
+            state = _same_state(ranks, q.device)
+            dropout = Dropout(options.dropout_p, state, q.shape[2], 0)
+        padded = _calls._padded(q, k, v) if _calls._has_to_pad(q, v) else (q, k, v)
+        return cls(padded, v.shape[-1], options, dropout)
+
+
+def _same_state(ranks: _Ranks, device: torch.device) -> Tensor:
+    """What the first rank of all draws; every rank draws, so that generators stay in step."""
+    state = _autograd.draw_rng_state(device)
+    for group in (ranks.ring, ranks.split):
+        if group is not None:
+            dist.broadcast(state, dist.get_global_rank(group, 0), group=group)
+    return state
+
+
+def _attend(function, job, ranks: _Ranks, call: _Call, layout: Layout) -> tuple[Tensor, Tensor]:
     """q, k, v (b, s, h, d) of this shard -> out (b, s, h, dv), lse (b, h, s)."""
-    scale = options.softmax_scale
+    options = call.options
     scoring = Scoring(
-        softmax_scale=tensors[0].shape[-1] ** -0.5 if scale is None else scale,
+        softmax_scale=options.softmax_scale,
         softcap=options.softcap,
         alibi_slopes=options.alibi_slopes,
         deterministic=options.deterministic,
         packed=layout.packed,
+        dropout=call.dropout,
     )
     place = job(layout, ranks.ring, ranks.shard, options.mask(), scoring, options.gradient_dtype)
-    return function.apply(*tensors, options.s_aux, place)
+    out, lse = function.apply(*call.tensors, options.s_aux, place)
+    if call.head_dim_v != out.shape[-1]:  # whose backward is a copy
+        out = out.narrow(-1, 0, call.head_dim_v)
+    return out, lse
 
 
 def _whole_shards(
     function, job, ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool
 ):
     """Each rank has a shard."""
-    if layout.packed:
-        tensors = [x[None] for x in tensors]
-    out, lse = _attend(function, job, ranks, tensors, layout, options)
+    call = _Call.of(ranks, tensors, layout, options)
+    out, lse = _attend(function, job, ranks, call, layout)
     return _results(out, lse, layout.packed, return_lse)
 
 
 def _by_heads(ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool):
     """Each rank has a part of a shard's rows, and gets all of its rows for a part of the heads."""
-    q, k, v = (x[None] if layout.packed else x for x in tensors)
+    call = _Call.of(ranks, tensors, layout, options)
+    q, k, v = call.tensors
     counts = layout.part_tokens(ranks.shard)
     heads = q.shape[2] // layout.split
     mine = slice(ranks.part * heads, (ranks.part + 1) * heads)
     slopes, s_aux = (
         None if x is None else x[..., mine] for x in (options.alibi_slopes, options.s_aux)
     )
-    options = options._replace(alibi_slopes=slopes, s_aux=s_aux)
     whole = [
         rows_for_heads(x, counts, ranks.split)
         for x in (q, repeated_heads(k, layout.split), repeated_heads(v, layout.split))
     ]
-    out, lse = _attend(RingAttention, Ring, ranks, whole, layout, options)
+    call = call._replace(
+        tensors=whole,
+        options=call.options._replace(alibi_slopes=slopes, s_aux=s_aux),
+        dropout=call.dropout and replace(call.dropout, first_head=mine.start),
+    )
+    out, lse = _attend(RingAttention, Ring, ranks, call, layout)
     out = heads_for_rows(out, counts, ranks.split)
     if return_lse:
         lse = heads_for_rows(lse.transpose(1, 2).unsqueeze(-1), counts, ranks.split)

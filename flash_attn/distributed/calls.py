@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,21 @@ from flash_attn.distributed.tiles import Mask, Tile, tiles
 
 
 @dataclass(frozen=True)
+class Dropout:
+    """The whole's dropout, and which of its heads are here."""
+
+    p: float
+    state: Tensor  # (2,) int64, seed and offset, the same on every rank
+    heads: int  # of the whole
+    first_head: int
+
+    def rng_state(self, starts: Tensor) -> Tensor:
+        """(2 + 3 * b,) int64 for a call whose sequences start there; see ``checks.rng_state``."""
+        batch_head = starts[:, :1] * self.heads + self.first_head
+        return torch.cat([self.state, torch.cat([batch_head, starts[:, 1:]], 1).flatten()])
+
+
+@dataclass(frozen=True)
 class Scoring:
     """What happens to scores, the same on every rank."""
 
@@ -25,12 +40,35 @@ class Scoring:
     alibi_slopes: Tensor | None  # (h,) or (b, h); of packed batches (sequences, h)
     deterministic: bool
     packed: bool
+    dropout: Dropout | None
 
-    def slopes(self, sequences: Tensor) -> Tensor | None:
-        """(b, h) for a call on these sequences, or (h,)."""
+    def of_heads(self, heads: slice) -> Scoring:
+        slopes, dropout = self.alibi_slopes, self.dropout
+        if dropout is not None:
+            dropout = replace(dropout, first_head=dropout.first_head + heads.start)
+        return replace(
+            self, alibi_slopes=None if slopes is None else slopes[..., heads], dropout=dropout
+        )
+
+    @property
+    def dropout_p(self) -> float:
+        return 0.0 if self.dropout is None else self.dropout.p
+
+    def slopes(self, call: Call) -> Tensor | None:
+        """(b, h) for a call, or (h,)."""
         if self.alibi_slopes is None or self.alibi_slopes.dim() == 1 or not self.packed:
             return self.alibi_slopes
-        return self.alibi_slopes[sequences]
+        return self.alibi_slopes[call.starts[:, 0]]
+
+    def rng_state(self, call: Call, batch: int) -> Tensor | None:
+        """``batch``: of q."""
+        if self.dropout is None:
+            return None
+        starts = call.starts
+        if not self.packed:  # a slice of every sequence of the batch
+            starts = starts.repeat(batch, 1)
+            starts[:, 0] = torch.arange(batch, device=starts.device)
+        return self.dropout.rng_state(starts)
 
 
 class Lengths(NamedTuple):
@@ -50,7 +88,8 @@ class Call:
     rows: range  # of the queries, from the first tile to the last
     keys: range
     lengths: Lengths | None  # None: one tile
-    sequences: Tensor  # (sequences,) int64: which of the layout's; of a gap, any
+    # (sequences, 3) int64: which of the layout's, and its first query and key; of a gap, any
+    starts: Tensor
 
 
 class Plan(NamedTuple):
@@ -87,25 +126,28 @@ def _call(run: list[Tile], device: torch.device) -> Call:
     rows = range(run[0].rows.start, run[-1].rows.stop)
     keys = range(run[0].keys.start, run[-1].keys.stop)
     if len(run) == 1:
-        sequence = torch.tensor([run[0].sequence], device=device)
-        return Call(tuple(run), rows, keys, None, sequence)
-    at_q, at_k, sequences = [0], [0], []
+        return Call(tuple(run), rows, keys, None, torch.tensor([_start(run[0])], device=device))
+    at_q, at_k, starts = [0], [0], []
 
-    def extend(to_row: int, to_key: int, sequence: int) -> None:
+    def extend(to_row: int, to_key: int, start: tuple[int, int, int]) -> None:
         at_q.append(to_row - rows.start)
         at_k.append(to_key - keys.start)
-        sequences.append(sequence)
+        starts.append(start)
 
     for tile in run:
         if tile.rows.start - rows.start > at_q[-1]:
-            extend(tile.rows.start, at_k[-1] + keys.start, 0)
+            extend(tile.rows.start, at_k[-1] + keys.start, (0, 0, 0))
         if tile.keys.start - keys.start > at_k[-1]:
-            extend(at_q[-1] + rows.start, tile.keys.start, 0)
-        extend(tile.rows.stop, tile.keys.stop, tile.sequence)
+            extend(at_q[-1] + rows.start, tile.keys.start, (0, 0, 0))
+        extend(tile.rows.stop, tile.keys.stop, _start(tile))
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in (at_q, at_k))
     longest = [max(b - a for a, b in itertools.pairwise(at)) for at in (at_q, at_k)]
     lengths = Lengths(cu_q, cu_k, *longest)
-    return Call(tuple(run), rows, keys, lengths, torch.tensor(sequences, device=device))
+    return Call(tuple(run), rows, keys, lengths, torch.tensor(starts, device=device))
+
+
+def _start(tile: Tile) -> tuple[int, int, int]:
+    return tile.sequence, tile.first_query, tile.first_key
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,7 +175,7 @@ def _mask(tile: Tile) -> tuple[bool, int, int]:
 
 def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float]:
     """The slopes for the kernel, and what its LSE lacks, (b or 1, h, 1)."""
-    slopes, tile = scoring.slopes(call.sequences), call.tiles[0]
+    slopes, tile = scoring.slopes(call), call.tiles[0]
     if slopes is None or not tile.bias:
         return slopes, 0.0
     lacks = slopes.expand(1, -1) if slopes.dim() == 1 else slopes
@@ -150,13 +192,15 @@ def forward(
     slopes, lacks = _biases(call, scoring)
     tensors = _slice(q, call.rows), *(_slice(x, call.keys, first_key) for x in (k, v))
     options = (
-        0.0, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes, False,
+        scoring.dropout_p, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes,
+        False,
     )  # fmt: skip
+    rng_state = scoring.rng_state(call, q.shape[0])
     if call.lengths is None:
-        out, lse, _, _ = _private._flash_attn_forward(*tensors, *options)
+        out, lse, _, _ = _private._flash_attn_forward(*tensors, *options, rng_state=rng_state)
         return out, lse + lacks if slopes is not None else lse
     out, lse, _, _ = _private._flash_attn_varlen_forward(
-        *(x[0] for x in tensors), *call.lengths, *options
+        *(x[0] for x in tensors), *call.lengths, *options, rng_state=rng_state
     )
     return out[None], lse[None]
 
@@ -176,6 +220,11 @@ class Rows(NamedTuple):
         dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
         return cls(dout, q, out, lse, dlse)
 
+    def of_heads(self, heads: slice) -> Rows:
+        dlse = None if self.dlse is None else self.dlse[:, heads]
+        dout, q, out = (x[:, :, heads] for x in (self.dout, self.q, self.out))
+        return Rows(dout, q, out, self.lse[:, heads], dlse)
+
 
 def backward(
     call: Call, rows: Rows, k: Tensor, v: Tensor, first_key: int, scoring: Scoring
@@ -190,8 +239,8 @@ def backward(
     k, v = (_slice(x, call.keys, first_key) for x in (k, v))
     gradients = tuple(x.new_empty(x.shape) for x in (q, k, v))
     options = (
-        0.0, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes,
-        scoring.deterministic,
+        scoring.dropout_p, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes,
+        scoring.deterministic, scoring.rng_state(call, q.shape[0]),
     )  # fmt: skip
     tensors = (dout, q, k, v, out, lse, *gradients)
     if call.lengths is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import itertools
@@ -115,6 +116,10 @@ class Layout:
                 held.append(Segment(s.sequence, s.start + first - row, s.start + last - row))
         return held
 
+    def cut_at_multiples_of(self, multiple: int) -> bool:
+        """Whether no segment starts within a block of so many tokens of its sequence."""
+        return all(s.start % multiple == 0 for shard in self.shards for s in shard)
+
     @functools.cached_property
     def description(self) -> str:
         """The same on two ranks only if they mean the same layout."""
@@ -126,7 +131,9 @@ class Layout:
         )
 
 
-def dense_layout(seqlen: int, ranks: int, kind: str = "zigzag", *, split: int = 1) -> Layout:
+def dense_layout(
+    seqlen: int, ranks: int, kind: str = "zigzag", *, split: int = 1, multiple: int = 1
+) -> Layout:
     """One sequence, or a batch of sequences of one length, cut along the sequence.
 
     Arguments:
@@ -137,9 +144,12 @@ def dense_layout(seqlen: int, ranks: int, kind: str = "zigzag", *, split: int = 
             cuts into one chunk for each. "balanced" cuts so that causal work is equal, and tokens
             are not.
         split: ranks that share a shard by heads (all-to-all); ``ranks`` for all-to-all alone.
+        multiple: sequences are cut at multiples of it alone; 16 for dropout.
     """
     seqlen = _count(seqlen, "seqlen", 0)
-    return _layout((seqlen,), ranks, kind, split, packed=False, work=_causal_work)
+    return _layout(
+        (seqlen,), ranks, kind, split, packed=False, multiple=multiple, work=_causal_work
+    )
 
 
 def packed_layout(
@@ -151,6 +161,7 @@ def packed_layout(
     causal: bool = True,
     window: int = -1,
     token_work: int = 0,
+    multiple: int = 1,
 ) -> Layout:
     """Sequences of different lengths, one after the other.
 
@@ -164,7 +175,7 @@ def packed_layout(
             its own with causal, at most ``window`` before it (-1: all).
         token_work: for "balanced", what a token costs beside its attention (projections, MLP), in
             keys; 0 balances attention alone.
-        ranks, split: as in :func:`dense_layout`.
+        ranks, split, multiple: as in :func:`dense_layout`.
     """
     starts = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else [int(x) for x in cu_seqlens]
     if not starts or starts[0] != 0 or any(a > b for a, b in itertools.pairwise(starts)):
@@ -177,7 +188,7 @@ def packed_layout(
             keys = keys.clamp(max=window + 1 if causal else 2 * window + 1)
         return keys + token_work
 
-    return _layout(lengths, ranks, kind, split, packed=True, work=work)
+    return _layout(lengths, ranks, kind, split, packed=True, multiple=multiple, work=work)
 
 
 def _count(x, name: str, least: int) -> int:
@@ -193,28 +204,47 @@ def _causal_work(length: int) -> Tensor:
 
 def _layout(
     lengths: tuple[int, ...], ranks: int, kind: str, split: int, packed: bool,
-    work: Callable[[int], Tensor],
+    multiple: int, work: Callable[[int], Tensor],
 ) -> Layout:  # fmt: skip
     ranks, split = _count(ranks, "ranks", 1), _count(split, "split", 1)
+    multiple = _count(multiple, "multiple", 1)
     if ranks % split:
         raise ValueError(f"split: got {split}; a divisor of the {ranks} ranks is needed")
     ring, total = ranks // split, sum(lengths)
     if kind == "zigzag":
-        shards = _zigzag(lengths, ring)
+        shards = _zigzag(lengths, ring, multiple)
     elif kind == "contiguous":
-        shards = _stretches(lengths, [total * i // ring for i in range(ring + 1)])
+        cuts = [total * i // ring for i in range(ring + 1)]
+        shards = _stretches(lengths, _inside(lengths, cuts, multiple))
     elif kind == "balanced":
-        shards = _stretches(lengths, _equal_work(lengths, ring, work))
+        cuts = _equal_work(lengths, ring, work)
+        shards = _stretches(lengths, _inside(lengths, cuts, multiple))
     else:
         raise ValueError(f"kind: got {kind!r}; one of {', '.join(KINDS)} is needed")
     return Layout(kind, lengths, shards, split, packed)
 
 
-def _zigzag(lengths: tuple[int, ...], ring: int) -> tuple[tuple[Segment, ...], ...]:
+def _nearest(at: int, multiple: int, length: int) -> int:
+    """Of the multiples in a sequence and its end."""
+    return min((at + multiple // 2) // multiple * multiple, length) if at < length else length
+
+
+def _inside(lengths: tuple[int, ...], cuts: list[int], multiple: int) -> list[int]:
+    """Cuts of the row of all tokens, moved to multiples of positions in their sequences."""
+    starts = list(itertools.accumulate(lengths, initial=0))
+    moved = []
+    for cut in cuts:
+        sequence = max(bisect.bisect_right(starts, cut) - 1, 0)
+        length = lengths[sequence] if sequence < len(lengths) else 0
+        moved.append(starts[sequence] + _nearest(cut - starts[sequence], multiple, length))
+    return moved
+
+
+def _zigzag(lengths: tuple[int, ...], ring: int, multiple: int) -> tuple[tuple[Segment, ...], ...]:
     shards: list[list[Segment]] = [[] for _ in range(ring)]
     chunks = 2 * ring
     for sequence, length in enumerate(lengths):
-        cuts = [length * i // chunks for i in range(chunks + 1)]
+        cuts = [_nearest(length * i // chunks, multiple, length) for i in range(chunks + 1)]
         for rank, shard in enumerate(shards):
             for chunk in (rank, chunks - 1 - rank):
                 if cuts[chunk] < cuts[chunk + 1]:

@@ -8,25 +8,30 @@ from torch import Tensor
 from flash_attn import _ops, _versions
 
 
-def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
+def merge_attention(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, out: Tensor | None = None
+) -> None:
     """Merges part b into part a, in place: no copy of an output is kept.
 
     The whole is the parts' average with weights exp(lse_part - lse). A row that sees nothing, with
     LSE -inf and output 0, counts for nothing; what the output of part b is there does not matter.
 
     Arguments:
-        out_a: (batch, rows, heads, head_dim), overwritten. Its dtype, that of out_b or the LSE's,
-            is what each merge rounds to; the arithmetic is that of the LSE.
+        out_a: (batch, rows, heads, head_dim), overwritten unless there is ``out``; in out_b's dtype
+            or the LSE's.
         lse_a: (batch, heads, rows), float32 (float64 for float64 outputs), overwritten.
         out_b, lse_b: of the same shapes. All may be slices of rows of larger tensors.
+        out: where the merged output goes instead, in out_b's dtype or the LSE's. The arithmetic is
+            that of the LSE; a merge rounds to the dtype of what it writes.
 
     Not recorded for a backward. Raises ValueError for shapes that differ.
     """
-    if out_a.shape != out_b.shape:
-        raise ValueError(f"out_b: got shape {tuple(out_b.shape)}; that of out_a is needed")
+    for name, x in (("out_b", out_b), ("out", out_a if out is None else out)):
+        if out_a.shape != x.shape:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; that of out_a is needed")
     shape = (out_a.shape[0], out_a.shape[2], out_a.shape[1])
     for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
         if tuple(lse.shape) != shape:
             raise ValueError(f"{name}: got shape {tuple(lse.shape)}; {shape} is needed")
     with torch.no_grad():
-        _versions.call(_ops.merge_attention, out_a, lse_a, out_b, lse_b)
+        _versions.call(_ops.merge_attention, out_a, lse_a, out_b, lse_b, out=out)

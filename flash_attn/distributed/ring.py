@@ -10,7 +10,7 @@ the order of the steps: in half precision nothing is lost on the way, at half of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,8 @@ class RingAttention(torch.autograd.Function):
         """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
         total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), ring.sum_dtype(q.dtype))
         for step, first, keys, values in _steps(ring, k, v):
+            # Behind the next transfers, which start before this and run beside it.
+            total.merge_last(ring.sum_dtype(q.dtype))
             for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
                 total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))
         if s_aux is not None:
@@ -112,7 +114,40 @@ def _steps(ring: Ring, k: Tensor, v: Tensor):
             first = ring.plan(ring.rank, source, k.device).keys.start
 
 
+# Numbers in q. Beside what it returns a backward keeps keys and gradients of two steps, sums in
+# float32, and a kernel's own float32 sums of dQ: of all heads at once, up to this size.
+AT_ONCE = 2**26
+
+
+def _head_groups(ring: Ring, q: Tensor, k: Tensor) -> int:
+    """A divisor of the heads of keys; the same on every rank."""
+    batch, _, heads, head_dim = q.shape
+    numbers = batch * max(ring.layout.shard_tokens) * heads * head_dim
+    heads_k = k.shape[2]
+    enough = (n for n in range(1, heads_k) if heads_k % n == 0 and n * AT_ONCE >= numbers)
+    return next(enough, max(heads_k, 1))
+
+
 def _gradients(ring: Ring, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv. A large call goes through the ring once for each of some groups of heads."""
+    groups = _head_groups(ring, rows.q, k)
+    if groups == 1:
+        return _gradients_at_once(ring, rows, k, v)
+    gradients = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (rows.q, k, v)]
+    step, step_k = rows.q.shape[2] // groups, k.shape[2] // groups
+    for group in range(groups):
+        heads, heads_k = (slice(group * n, (group + 1) * n) for n in (step, step_k))
+        here = replace(ring, scoring=ring.scoring.of_heads(heads))
+        keys, values = (x[:, :, heads_k] for x in (k, v))
+        parts = _gradients_at_once(here, rows.of_heads(heads), keys, values)
+        for whole, at, part in zip(gradients, (heads, heads_k, heads_k), parts, strict=True):
+            whole[:, :, at] = part
+    return tuple(gradients)
+
+
+def _gradients_at_once(
+    ring: Ring, rows: Rows, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = ring.sum_dtype(k.dtype)
     dq, dk, dv = (sums.Gradient(x, dtype) for x in (rows.q, k, v))
     travels = ring.gradient_dtype or k.dtype

@@ -11,25 +11,47 @@ from flash_attn.distributed.merge import merge_attention
 
 
 class Attention:
-    """Outputs of the calls so far. The first that has all rows is taken as it is."""
+    """Outputs of the calls so far. The first that has all rows is taken as it is.
+
+    What was added last is merged when something follows: the first merge then widens in passing,
+    and the last one rounds to the result's dtype.
+    """
 
     def __init__(self, q: Tensor, v: Tensor, lse_dtype: torch.dtype, dtype: torch.dtype):
         """``dtype``: what is kept between calls, at least as wide as q's."""
         self._out: Tensor | None = None  # (b, s, h, dv)
         self._lse: Tensor | None = None  # (b, h, s)
+        self._last: tuple[range, Tensor, Tensor] | None = None
         self._q, self._dtype, self._lse_dtype = q, dtype, lse_dtype
         self._shape = (*q.shape[:3], v.shape[-1])
 
     def add(self, rows: range, out: Tensor, lse: Tensor) -> None:
-        if self._out is None and len(rows) == self._shape[1]:
-            self._out, self._lse = out.to(self._dtype), lse
+        self.merge_last(self._dtype)
+        self._last = rows, out, lse
+
+    def merge_last(self, dtype: torch.dtype) -> None:
+        """``dtype``: what the sum is kept in from here on, if all of it is written."""
+        if self._last is None:
+            return
+        (rows, out, lse), self._last = self._last, None
+        everything = len(rows) == self._shape[1]
+        if self._out is None and everything:
+            self._out, self._lse = out, lse
             return
         self._begin()
+        if everything:
+            other = dtype != self._out.dtype
+            into = self._out.new_empty(self._shape, dtype=dtype) if other else None
+            merge_attention(self._out, self._lse, out, lse, into)
+            self._out = into if other else self._out
+            return
+        self._out = self._out.to(self._dtype)
         at = slice(rows.start, rows.stop)
         merge_attention(self._out[:, at], self._lse[:, :, at], out, lse)
 
     def add_sinks(self, s_aux: Tensor) -> None:
         """One more key for all rows, with a score of its own and a value of 0: it counts once."""
+        self.merge_last(self._dtype)
         self._begin()
         lse = torch.logaddexp(self._lse, s_aux.to(self._lse_dtype).view(1, -1, 1))
         share = (self._lse - lse).exp_().masked_fill_(self._lse == -math.inf, 0.0)
@@ -37,6 +59,7 @@ class Attention:
         self._lse = lse
 
     def result(self) -> tuple[Tensor, Tensor]:
+        self.merge_last(self._q.dtype)
         self._begin()
         return self._out.to(self._q.dtype), self._lse
 

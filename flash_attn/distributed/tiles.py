@@ -21,6 +21,8 @@ class Mask(NamedTuple):
     left: int
     right: int
     alibi: bool = False  # ALiBi's distances count too
+    # Tiles start at multiples of it, and hold neighbours only: dropout draws bits for blocks of 16.
+    block: int = 1
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Tile:
     keys: range
     left: int  # the kernel's window; -1 is unbounded
     right: int
+    first_query: int  # the positions in the sequence that its first row and key have
+    first_key: int
     # ALiBi's bias of the whole is this times the slope, plus the kernel's with slope * sign.
     bias: int = 0
     sign: int = 1
@@ -57,15 +61,17 @@ def tiles(queries: Iterable[Placed], keys: Iterable[Placed], mask: Mask) -> list
             found[sequence] += _pair(query, key, mask)
     if mask.alibi:
         return [tile for group in found.values() for tile in group]
-    return [tile for group in found.values() for tile in _joined(group)]
+    neighbours = mask.block > 1
+    return [tile for group in found.values() for tile in _joined(group, neighbours)]
 
 
 def _pair(query: Placed, key: Placed, mask: Mask) -> Iterator[Tile]:
     """The tiles of two segments of one sequence."""
     query, key = _visible(query, key, mask)
-    q, k = query.segment, key.segment
-    if len(q) <= 0 or len(k) <= 0:
+    if len(query.segment) <= 0 or len(key.segment) <= 0:
         return
+    query, key = (_whole_blocks(x, mask.block) for x in (query, key))
+    q, k = query.segment, key.segment
     ahead = q.stop - k.stop  # of the key on the kernel's diagonal, in positions
     if mask.alibi and ahead and k.start < q.stop and q.start < k.stop:
         # Distances grow to both sides of the diagonal: what lies before, on and behind it apart.
@@ -83,6 +89,8 @@ def _pair(query: Placed, key: Placed, mask: Mask) -> Iterator[Tile]:
         range(key.row, key.row + len(k)),
         left,
         right,
+        q.start,
+        k.start,
     )
     yield from _one_sided(tile, ahead) if mask.alibi and ahead else (tile,)
 
@@ -109,6 +117,12 @@ def _cut(placed: Placed, start: int, stop: int) -> Placed:
     )
 
 
+def _whole_blocks(placed: Placed, block: int) -> Placed:
+    """From the start of a block on, which a segment's own start is: what this adds is masked."""
+    segment = placed.segment
+    return _cut(placed, segment.start - segment.start % block, segment.stop)
+
+
 def _one_sided(tile: Tile, ahead: int) -> Iterator[Tile]:
     """ALiBi where all keys lie on one side of all queries.
 
@@ -131,24 +145,29 @@ def _one_sided(tile: Tile, ahead: int) -> Iterator[Tile]:
         )
 
 
-def _joined(tiles: list[Tile]) -> list[Tile]:
-    """The same as fewer, larger tiles."""
+def _joined(tiles: list[Tile], neighbours: bool) -> list[Tile]:
+    """The same as fewer, larger tiles. neighbours: in which positions go on from row to row."""
     joined: list[Tile] = []
     for tile in tiles:
         joined.append(tile)
-        while len(joined) > 1 and (one := _join(joined[-2], joined[-1])) is not None:
+        while len(joined) > 1 and (one := _join(*joined[-2:], neighbours)) is not None:
             joined[-2:] = [one]
     if len(joined) < len(tiles):
-        return _joined(joined)
+        return _joined(joined, neighbours)
     return joined
 
 
-def _join(a: Tile, b: Tile) -> Tile | None:
+def _join(a: Tile, b: Tile, neighbours: bool) -> Tile | None:
     """One tile for two, the second to the right of the first or below it."""
+    apart = b.first_query - a.first_query - (b.rows.start - a.rows.start) or (
+        b.first_key - a.first_key - (b.keys.start - a.keys.start)
+    )
+    if neighbours and apart:
+        return None
     if a.rows == b.rows and a.keys.stop == b.keys.start:
         # Of more rows than keys, a causal tile has rows that see nothing: not so the joined one.
         if a.unmasked and (b.unmasked or (b.causal and len(b.keys) >= len(b.rows))):
-            return replace(b, keys=range(a.keys.start, b.keys.stop))
+            return replace(b, keys=range(a.keys.start, b.keys.stop), first_key=a.first_key)
         return None
     if a.rows.stop != b.rows.start or a.keys.start != b.keys.start:
         return None
@@ -156,5 +175,5 @@ def _join(a: Tile, b: Tile) -> Tile | None:
     if (a.unmasked and b.unmasked and grown == 0) or (
         a.causal and b.causal and grown == len(b.rows)
     ):
-        return replace(b, rows=range(a.rows.start, b.rows.stop))
+        return replace(b, rows=range(a.rows.start, b.rows.stop), first_query=a.first_query)
     return None

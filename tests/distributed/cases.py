@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import reference_dropout
 import torch
 from reference import attention_ref, gradients, varlen_ref
 from torch import Tensor
 
+from flash_attn import _autograd
 from flash_attn.distributed import Layout, dense_layout, packed_layout
 from flash_attn.distributed.shard import token_ids
 
@@ -29,6 +31,7 @@ class Case:
     softcap: float = 0.0
     alibi: str = ""  # "heads", or "batch" for slopes of each sequence
     sinks: bool = False
+    dropout_p: float = 0.0
     dlse: bool = False
     deterministic: bool = False
     gradient_dtype: torch.dtype | None = None
@@ -44,20 +47,29 @@ class Case:
         return {"all_to_all": self.ranks, "mesh": 2}.get(self.method, 1)
 
     @property
+    def multiple(self) -> int:
+        return 16 if self.dropout_p else 1
+
+    @property
     def sequences(self) -> int:
         return len(self.lengths) if self.packed else self.batch
 
     def layout(self) -> Layout:
         if not self.packed:
-            return dense_layout(self.seqlen, self.ranks, self.kind, split=self.split)
+            return dense_layout(
+                self.seqlen, self.ranks, self.kind, split=self.split, multiple=self.multiple
+            )
         cu_seqlens = [sum(self.lengths[:i]) for i in range(len(self.lengths) + 1)]
         return packed_layout(
             cu_seqlens, self.ranks, self.kind, split=self.split, causal=self.causal,
-            window=self.window[0],
+            window=self.window[0], multiple=self.multiple,
         )  # fmt: skip
 
     def options(self) -> dict:
-        return dict(causal=self.causal, window_size=self.window, softcap=self.softcap)
+        return dict(
+            causal=self.causal, window_size=self.window, softcap=self.softcap,
+            dropout_p=self.dropout_p,
+        )  # fmt: skip
 
     def slopes(self) -> Tensor | None:
         if not self.alibi:
@@ -104,9 +116,27 @@ def inputs(case: Case) -> Inputs:
     return Inputs(tensors, dout, normal(*lse_rows).to(lse_dtype) if case.dlse else None)
 
 
+def seed(rank: int) -> None:
+    """Before a call with dropout, which drops what rank 0 draws."""
+    torch.manual_seed(5 + rank)
+
+
+def keep_mask(case: Case) -> Tensor | None:
+    """(sequences, h, longest, longest) bool: what one process keeps of the whole."""
+    if not case.dropout_p:
+        return None
+    with torch.random.fork_rng():
+        seed(0)
+        state = _autograd.draw_rng_state(torch.device(case.device)).tolist()
+    longest = max(case.lengths) if case.packed else case.seqlen
+    return reference_dropout.keep_mask(
+        *state, case.sequences, case.heads, longest, longest, case.dropout_p
+    )
+
+
 def expected(case: Case, given: Inputs, attention=attention_ref, dtype=torch.float64):
     """out, lse and gradients by name, of the whole."""
-    options = dict(**case.options(), alibi_slopes=case.slopes())
+    options = dict(**case.options(), alibi_slopes=case.slopes(), keep_mask=keep_mask(case))
 
     def whole(**tensors: Tensor) -> tuple[Tensor, Tensor]:
         if case.packed:

@@ -127,7 +127,7 @@ def wrong_alike(rank: int, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("dropout", "dropout_p: got 0.1; 0 is needed"),
+        ("dropout", "dropout_p: got 0.1; a layout that cuts sequences at multiples of 16"),
         ("layout of 4", "layout: got 4 x 1 ranks"),
         ("split", "layout: got 1 x 2 ranks"),
         ("packed", "q: got shape (1, 8, 4, 8); (tokens, heads, head_dim) is needed"),

@@ -18,18 +18,20 @@ BATCHES = [(64,), (67,), (3,), (0,), (5, 40, 0, 1, 23, 3), (1,) * 9, (0, 0)]
 CPU = torch.device("cpu")
 
 
-def layouts(lengths, ranks: int, split: int = 1):
+def layouts(lengths, ranks: int, split: int = 1, multiple: int = 1):
     cu_seqlens = list(itertools.accumulate(lengths, initial=0))
     for kind in KINDS:
-        yield packed_layout(cu_seqlens, ranks, kind, split=split)
+        yield packed_layout(cu_seqlens, ranks, kind, split=split, multiple=multiple)
         if len(lengths) == 1:
-            yield dense_layout(lengths[0], ranks, kind, split=split)
+            yield dense_layout(lengths[0], ranks, kind, split=split, multiple=multiple)
 
 
+@pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("split", [1, 2, 4])
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_each_token_has_one_place(lengths, split):
-    for layout in layouts(lengths, 4, split):
+def test_each_token_has_one_place(lengths, split, multiple):
+    for layout in layouts(lengths, 4, split, multiple):
+        assert layout.cut_at_multiples_of(multiple)
         held = [token_ids(layout, rank) for rank in range(4)]
         assert [len(ids) for ids in held] == [layout.tokens(rank) for rank in range(4)]
         assert torch.equal(torch.cat(held).sort().values, torch.arange(sum(lengths)))
@@ -77,8 +79,8 @@ def seen(tile: Tile) -> torch.Tensor:
 
 
 MASKS = [
-    Mask(left, right, alibi)
-    for left, right, alibi in itertools.product((-1, 0, 3, 14), (-1, 0, 2, 12), (False, True))
+    Mask(*limits)
+    for limits in itertools.product((-1, 0, 3, 14), (-1, 0, 2, 12), (False, True), (1, 4))
 ]
 
 
@@ -86,7 +88,7 @@ MASKS = [
 def test_tiles_cover_what_is_visible_once(mask):
     """And ALiBi's distances, from the kernels' with the sign and the constant of the tile."""
     for lengths in ((29,), (3,), (10, 1, 15)):
-        for layout in layouts(lengths, 3):
+        for layout in layouts(lengths, 3, multiple=mask.block):
             wholes = place(Segment(i, 0, n) for i, n in enumerate(lengths))
             where = {(s, r): i for s, r, i in _positions(lengths)}
             for shard, keys in itertools.product(range(3), [*map(layout.placed, range(3)), wholes]):
@@ -113,6 +115,12 @@ def _check_cover(queries, keys, mask, where) -> None:
         assert shown.any(), "a tile of nothing"
         rows = slice(tile.rows.start, tile.rows.stop)
         count[rows, tile.keys.start : tile.keys.stop] += shown.int()
+        first = q[tile.rows[0]], k[tile.keys[0]]
+        assert first == ((tile.sequence, tile.first_query), (tile.sequence, tile.first_key))
+        if mask.block > 1:
+            assert tile.first_query % mask.block == tile.first_key % mask.block == 0
+            for held, at in ((q, tile.rows), (k, tile.keys)):
+                assert held[at[-1]][1] - held[at[0]][1] == len(at) - 1
         if mask.alibi:
             shift = len(tile.keys) - len(tile.rows)
             for i, j in shown.nonzero().tolist():

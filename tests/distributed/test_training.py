@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from flash_attn import distributed, flash_attn_func
 from flash_attn.distributed import (
@@ -87,6 +93,60 @@ def train(rank: int, how: str) -> None:
 )
 def test_training(processes, how):
     processes.run(train, how, ranks=RANKS)
+
+
+def graphs(rank: int, attend) -> int:
+    """How many a compiled layer is cut into."""
+    compiled = []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    layout, ranks = dense_layout(SEQLEN, RANKS), group(RANKS)
+    x, positions = torch.randn(1, SEQLEN // RANKS, DIM), position_ids(layout, rank)
+    with torch.no_grad():
+        torch.compile(Layer(), backend=backend)(x, positions, layout, ranks, attend)
+    return len(compiled)
+
+
+@pytest.mark.parametrize("attend", [ring_attention, gather_attention])
+def test_the_graph_breaks_at_communication_alone(processes, attend):
+    assert processes.run(graphs, attend, ranks=RANKS) == [2, 2]
+
+
+def selective(rank: int, kept: str) -> str:
+    """A checkpoint that keeps the results of one operation; what it raises."""
+    operation = {
+        "mm": torch.ops.aten.mm.default,
+        "attention": torch.ops.flash_attn._flash_attn_forward.default,
+    }[kept]
+
+    def policy(ctx, op, *args, **kwargs):
+        save = op == operation
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+    model, x, expected, gradients = whole()
+    layout, ranks = dense_layout(SEQLEN, RANKS), group(RANKS)
+    mine, positions = shard_sequence(x, layout, rank), position_ids(layout, rank)
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    out = checkpoint(
+        model, mine, positions, layout, ranks, use_reentrant=False, context_fn=contexts
+    )
+    loss = out.square().sum() / x.numel()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    compare(model, loss, expected, gradients, ranks)
+    return ""
+
+
+def test_a_selective_checkpoint_keeps_what_is_not_merged(processes):
+    assert processes.run(selective, "mm", ranks=RANKS) == ["", ""]
+    for said in processes.run(selective, "attention", ranks=RANKS):
+        assert "mutated" in said
 
 
 def fsdp(rank: int) -> None:

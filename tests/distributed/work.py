@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flash_attn import distributed
 from flash_attn.distributed import shard_sequence
-from tests.distributed.cases import Case, inputs
+from tests.distributed.cases import Case, inputs, seed
 from tests.distributed.processes import group
 
 _meshes: dict[tuple, DeviceMesh] = {}
@@ -50,6 +50,7 @@ def attention(rank: int, case: Case) -> dict:
         return shard_sequence(x, layout, rank, dim)
 
     leaves = {n: mine(n, x).clone().requires_grad_() for n, x in given.tensors.items()}
+    seed(rank)
     out, lse = attend(case, rank, leaves, layout)
     loss = (out * mine("dout", given.dout)).sum()
     if case.dlse:

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "bindings.h"
 #include "core/dropout.h"
 
@@ -15,6 +17,21 @@ void bind_dropout(py::module_& m) {
         return std::make_tuple(group.row, group.col);
       },
       py::arg("query"), py::arg("key"));
+
+  // Of a sequence that begins at (batch_head, query, key) in the whole that it is a part of.
+  m.def(
+      "part_keeps",
+      [](std::array<int64_t, 2> rng_state, std::array<int64_t, 3> origin, int heads_q, int head,
+         uint32_t threshold, int query, int key) {
+        flash::DropoutOrigin const origins[2] = {{}, {origin[0], origin[1], origin[2]}};
+        flash::Scores scores{};
+        scores.rng_state = rng_state.data();
+        scores.dropout_origins = origins;
+        scores.dropout_threshold = threshold;
+        return DropoutMask(scores, 1, heads_q, head).keep(query, key);
+      },
+      py::arg("rng_state"), py::arg("origin"), py::arg("heads_q"), py::arg("head"),
+      py::arg("threshold"), py::arg("query"), py::arg("key"));
 
   py::class_<DropoutMask>(m, "DropoutMask")
       .def(py::init<int64_t, int64_t, int, int, int, uint32_t>(), py::kw_only(), py::arg("seed"),

@@ -49,6 +49,20 @@ def test_keep_is_a_function_of_the_position(core, seed, offset, batch, heads_q, 
         assert kept == (bits >= threshold)
 
 
+blocks = st.integers(0, 2**20)
+
+
+@given(int64, int64, st.integers(0, 2**20), blocks, blocks, st.data())
+def test_a_part_keeps_what_the_whole_keeps(core, seed, offset, first_head, row, column, data):
+    head, query, key = (data.draw(st.integers(0, n)) for n in (63, 300, 300))
+    bits = random_bits(seed, offset, first_head + head, 16 * row + query, 16 * column + key)
+    for threshold in {0, bits, bits + 1, 65535}:
+        kept = core.part_keeps(
+            (seed, offset), (first_head, 16 * row, 16 * column), 64, head, threshold, query, key
+        )
+        assert kept == (bits >= threshold)
+
+
 @given(
     int64, int64, st.integers(0, 100), st.integers(1, 64), st.data(), st.sampled_from([0.1, 0.5])
 )

@@ -58,7 +58,7 @@ struct RowBlock {
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     score_mod = {p.scores.softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
     drops = p.scores.dropout_p > 0.f;
-    if (drops) {
+    if (drops && is_sequence) {
       dropout = DropoutMask(p.scores, tile.batch, p.heads_q, head);
     }
     sinks = p.scores.s_aux && is_sequence ? p.scores.s_aux + head : nullptr;
