@@ -227,9 +227,9 @@ struct Consumer {
                                                         QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
-    QueryGradient<Config> const gradient{args, block, warpgroup, thread};
+    QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
     if (wanted && args.params.workspace.dq) {
-      gradient.add(dq, rows.row_block);
+      gradient.add(dq, rows.row_block, visits - 1);
     } else if (wanted && args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);
     }

@@ -45,11 +45,11 @@ struct Loader {
     }
     for (int head = 0; head < heads; ++head) {
       for (int step = 0; step < count; ++step) {
-        int const m_block = block.range.block_at(step);
+        int const m_block = block.range.from_last(step);
         bool const first = head == 0 && step == 0;
         // Rows have buffers that are free before K's and V's are.
         load_q(block, {block.row_block(head, m_block), head, m_block,
-                       step < block.range.masked_count(), head + 1 < heads || step + 1 < count});
+                       block.range.masked(m_block), head + 1 < heads || step + 1 < count});
         if (first) {
           load_keys(number, true);
         }

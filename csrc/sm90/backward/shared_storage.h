@@ -1,7 +1,7 @@
 #pragma once
 
 #include "sm90/backward/key_block.h"
-#include "sm90/pipeline.h"
+#include "sm90/backward/turns.h"
 
 namespace flash::sm90 {
 
@@ -24,6 +24,7 @@ struct SharedStorage {
   Ring<Config::kStages> q_ring;
   Ring<Config::kStages> dout_ring;
   Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
+  TurnStorage turns;
   // Three: the loader describes a key block while the others compute the one before, and a warp
   // that is late may still be storing the one before that.
   static constexpr int kDescriptions = 3;
@@ -34,12 +35,14 @@ struct SharedStorage {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init_barriers() {
-    k_ring.init(Config::kConsumerWarps);
+  // in_turns: the turn keepers read descriptions, too.
+  __device__ void init_barriers(bool in_turns) {
+    k_ring.init(Config::kConsumerWarps + (in_turns ? kTurnKeepers : 0));
     v_ring.init(Config::kConsumerWarps);
     q_ring.init(Config::kConsumerWarps);
     dout_ring.init(Config::kConsumerWarps);
     ds_ring.init(Config::kConsumerWarps, /*writing_warps=*/Config::kConsumerWarps);
+    turns.init(Config::kConsumerWarps);
     cutlass::arch::fence_barrier_init();
   }
 };
