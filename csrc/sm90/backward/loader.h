@@ -48,8 +48,8 @@ struct Loader {
         int const m_block = block.range.from_last(step);
         bool const first = head == 0 && step == 0;
         // Rows have buffers that are free before K's and V's are.
-        load_q(block, {block.row_block(head, m_block), head, m_block,
-                       block.range.masked(m_block), head + 1 < heads || step + 1 < count});
+        load_q(block, {block.row_block(head, m_block), head, m_block, block.range.masked(m_block),
+                       head + 1 < heads || step + 1 < count});
         if (first) {
           load_keys(number, true);
         }

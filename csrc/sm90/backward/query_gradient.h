@@ -41,8 +41,9 @@ struct QueryGradient {
     return Config::kShareRows ? 0 : warpgroup * (Config::kHeadDim - Config::kQueryColumns);
   }
 
-  // Adds it, of the visit-th visit, to the sum, which lies in the order of the accumulators: (kBlockM / 64, kHeadDim / 8
-  // groups of columns, 128 threads, 4). A warp's addition is one run of 512 bytes.
+  // Adds it, of the visit-th visit, to the sum, which lies in the order of the accumulators:
+  // (kBlockM / 64, kHeadDim / 8 groups of columns, 128 threads, 4). A warp's addition is one run of
+  // 512 bytes.
   __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block, uint32_t visit) const {
     BwdParams const& p = args.params;
     if (p.workspace.turns) {

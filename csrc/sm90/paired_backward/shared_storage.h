@@ -25,7 +25,7 @@ struct PairedStorage {
   Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
   Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
   TurnStorage turns;
-  alignas(16) char block[sizeof(Block)];     // what the pair works on
+  alignas(16) char block[sizeof(Block)];  // what the pair works on
 
   __device__ Block& key_block() { return *reinterpret_cast<Block*>(block); }
 
