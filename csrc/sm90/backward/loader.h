@@ -52,8 +52,9 @@ struct Loader {
           describe(next_tile());
         }
         // Rows have buffers that are free before K's and V's are.
-        load_q(block, {block.row_block(head, m_block), number, head, m_block,
-                       block.range.masked(m_block), last, !last || next_has_rows()});
+        load_q(block,
+               {block.row_block(head, m_block), number, head, m_block, block.range.masked(m_block),
+                last, !last || next_follows(heads > 1 || count > 1)});
         if (first) {
           load_keys(number, true);
         }
@@ -72,9 +73,12 @@ struct Loader {
  private:
   using KeyPosition = RingPosition<Config::kKeyStages>;
 
-  __device__ bool next_has_rows() const {
+  // Whether the tile described last has its first scores under the last products of the one before.
+  // Not behind a single visit: that one's K is in one buffer, and in the other is the K of the dQ
+  // that it leaves for later.
+  __device__ bool next_follows(bool behind_several) const {
     Block const& next = smem.key_block(described - 1);
-    return next.tile.valid && next.range.count() > 0;
+    return behind_several && next.tile.valid && next.range.count() > 0;
   }
 
   __device__ void describe(WorkTile const& tile) {
