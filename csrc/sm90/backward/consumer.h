@@ -124,7 +124,8 @@ struct Consumer {
     }
     QueryFragment dq;
     RowVisit const& before = smem.row_visit(visits - 1);
-    start_query_gradient(shared - 2, before, dq);
+    // The zeros before a stream's first visit are multiplied by keys that are there.
+    start_query_gradient(shared - 2, smem.row_visit(visits - before.followed), dq);
     start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{}, here.stage,
                                         sums.dk);
     warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
