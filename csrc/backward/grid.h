@@ -22,8 +22,10 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
       !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
   int group = columns_side_by_side(device, columns);
   if (params.workspace.turns) {
-    // Neighbours add to different sums, or they would queue for their turns.
-    group = std::max<int>(group, std::min<int64_t>(columns.count, device.sm_count));
+    // Neighbours add to different sums, or they would queue for their turns; but only as many that
+    // a few still share what they read.
+    int64_t const wide = std::min<int64_t>(columns.count, device.sm_count / kSharers);
+    group = std::max(group, even_group(std::max(static_cast<int>(wide), 1), columns.count));
   }
   return make_key_tile_grid(params.seqlens, heads, Config::kBlockN,
                             {group, /*longest_first=*/false});
