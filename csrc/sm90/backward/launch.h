@@ -16,7 +16,7 @@ namespace flash::sm90 {
 
 template <class Config>
 void launch_main(BwdParams const& params, LaunchContext const& launch) {
-  TileGrid const grid = backward_grid<Config>(params, launch.device);
+  TileGrid const grid = backward_grid<Config>(params, launch.device, turn_columns(launch.device));
   int64_t const num_tiles = grid.num_tiles();
   if (num_tiles == 0) {
     return;
