@@ -7,9 +7,10 @@ namespace flash {
 
 // A tile per block of keys and part of a KV head's group. The first key blocks come first: they are
 // those that most rows see under a causal mask, and in a deterministic call the later ones wait for
-// them.
+// them. turn_columns: so many at least run side by side in a deterministic call, where neighbours
+// that add to the same sums queue for their turns.
 template <class Config>
-TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
+TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, int turn_columns) {
   int const heads = params.heads_kv * params.group.parts;
   // What all key blocks of a part share: Q, dO and the sums of dQ.
   int64_t const row_bytes =
@@ -22,8 +23,8 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device) {
       !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
   int group = columns_side_by_side(device, columns);
   if (params.workspace.turns) {
-    // Neighbours add to different sums, or they would queue for their turns.
-    group = std::max<int>(group, std::min<int64_t>(columns.count, device.sm_count));
+    int const wide = static_cast<int>(std::min<int64_t>(columns.count, turn_columns));
+    group = std::max(group, even_group(std::max(wide, 1), columns.count));
   }
   return make_key_tile_grid(params.seqlens, heads, Config::kBlockN,
                             {group, /*longest_first=*/false});

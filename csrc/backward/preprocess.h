@@ -14,29 +14,63 @@
 namespace flash {
 
 constexpr int kPassThreads = 256;
-constexpr int kLanesPerRow = 8;  // 128 bytes of a row at a time
-constexpr int kChunk = 8;        // elements in 16 bytes
+constexpr int kChunk = 8;  // elements in 16 bytes
 
 template <class Element>
 struct alignas(16) Chunk {
   Element element[kChunk];
 };
 
-// This lane's part of the product of two rows; columns are a multiple of kChunk.
+// Rows that a thread has at a time, so far apart that the block has all between them. Their loads
+// are all on their way before the first is used.
+constexpr int kRowsTogether = 4;
+
+// How a block's threads share rows: 16 bytes of a row each.
+struct RowLanes {
+  int per_row;
+  int lane;
+  int first;  // the thread's first row
+  int step;   // from one of its rows to the next
+
+  __device__ explicit RowLanes(int columns)
+      : per_row(columns <= 8 * kChunk    ? 8
+                : columns <= 16 * kChunk ? 16
+                                         : 32),
+        lane(threadIdx.x % per_row),
+        first(threadIdx.x / per_row),
+        step(kPassThreads / per_row) {}
+
+  __device__ float sum(float x) const {
+    for (int other = per_row / 2; other > 0; other /= 2) {
+      x += __shfl_xor_sync(0xffffffffu, x, other);
+    }
+    return x;
+  }
+};
+
+// This lane's part of the products of a thread's rows.
 template <class Element>
-__device__ float partial_dot(Element const* a, Element const* b, int columns, int lane) {
-  float sum = 0.f;
-#pragma unroll 4
-  for (int c = lane * kChunk; c < columns; c += kLanesPerRow * kChunk) {
-    auto const x = *reinterpret_cast<Chunk<Element> const*>(a + c);
-    auto const y = *reinterpret_cast<Chunk<Element> const*>(b + c);
+struct PartialDots {
+  float sum[kRowsTogether] = {};
+
+  // a, b: the lane's chunk of the first row; exist: rows from that one on.
+  __device__ PartialDots(Element const* a, int64_t a_stride, Element const* b, int64_t b_stride,
+                         int exist, int step) {
+    Chunk<Element> x[kRowsTogether] = {}, y[kRowsTogether] = {};
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      sum += float(x.element[i]) * float(y.element[i]);
+    for (int i = 0; i < kRowsTogether; ++i) {
+      if (i * step < exist) {
+        x[i] = *reinterpret_cast<Chunk<Element> const*>(a + i * step * a_stride);
+        y[i] = *reinterpret_cast<Chunk<Element> const*>(b + i * step * b_stride);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsTogether * kChunk; ++i) {
+      sum[i / kChunk] +=
+          float(x[i / kChunk].element[i % kChunk]) * float(y[i / kChunk].element[i % kChunk]);
     }
   }
-  return sum;
-}
+};
 
 // Where the main kernel adds, or the rows of dq where it stores those that see a key, or never
 // comes.
@@ -64,6 +98,36 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
   }
 }
 
+struct RowPlace {
+  WorkTile tile;
+  int64_t row;
+  int64_t row_block;  // in the workspace
+  int in_block;
+};
+
+// What the main kernel reads of a row, and softmax_d. dot: dO * O
+__device__ inline void write_row(BwdParams const& p, QueryTile const& shape, RowPlace const& at,
+                                 bool exists, bool is_sequence, float dot) {
+  int const batch = at.tile.batch, head = at.tile.head;
+  float lse = -INFINITY, d = dot;
+  if (exists) {
+    if (is_sequence) {
+      lse = *p.lse.at(batch, at.row, head);
+      d -= p.dlse.ptr ? *p.dlse.at(batch, at.row, head) : 0.f;
+    }
+    *p.softmax_d.at(batch, at.row, head) = d;
+  }
+  if (!is_sequence) {
+    return;
+  }
+  // exp2(x - inf) = 0: rows without keys, and those that do not exist, need no predicate. Under
+  // dropout the kept part of dP is not divided by 1 - p; D is multiplied by it instead.
+  bool const empty = lse == -INFINITY;
+  float* const stats = p.workspace.stats + at.row_block * (2 * shape.block_m);
+  stats[at.in_block] = empty ? INFINITY : lse * kLog2e;
+  stats[shape.block_m + at.in_block] = empty ? 0.f : d * (1.f - p.scores.dropout_p);
+}
+
 // One row block of one head.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
@@ -87,45 +151,32 @@ __global__ void __launch_bounds__(kPassThreads)
   int const rows = info.seqlen_q - row_begin;  // at least; the rest of the block does not exist
   // Of the others nobody may count on the contents, and they have no place in the workspace.
   bool const is_sequence = tile.batch < p.seqlens.batch;
-  // First, because nobody waits for a store.
+  RowLanes const lanes(p.head_dim_v);
+  int const column = lanes.lane * kChunk;
+  for (int first = lanes.first; first < shape.block_m; first += kRowsTogether * lanes.step) {
+    int64_t const row = info.row_q + row_begin + first;
+    PartialDots<Element> const dots(
+        static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head) +
+            column,
+        p.dout.row_stride,
+        static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head) + column,
+        p.out.row_stride, is_sequence && column < p.head_dim_v ? rows - first : 0, lanes.step);
+    // Each of the first lanes has one of the rows, so that their LSEs come together.
+    float dot = 0.f;
+#pragma unroll
+    for (int i = 0; i < kRowsTogether; ++i) {
+      float const sum = lanes.sum(dots.sum[i]);
+      dot = lanes.lane == i ? sum : dot;
+    }
+    int const r = first + lanes.lane * lanes.step;
+    if (lanes.lane < kRowsTogether && r < shape.block_m) {
+      write_row(p, shape, {tile, info.row_q + row_begin + r, row_block, r}, r < rows, is_sequence,
+                dot);
+    }
+  }
+  // Last: loads would wait behind the stores.
   if (p.dq.ptr) {
     zero_query_gradient<Element>(p, shape, tile, info, row_block, is_sequence);
-  }
-  int const lane = threadIdx.x % kLanesPerRow;
-  float* const stats = p.workspace.stats + row_block * (2 * shape.block_m);
-#pragma unroll 2
-  for (int r = threadIdx.x / kLanesPerRow; r < shape.block_m; r += kPassThreads / kLanesPerRow) {
-    int64_t const row = info.row_q + row_begin + r;
-    float d = 0.f;
-    if (r < rows && is_sequence) {
-      d = partial_dot(
-          static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head),
-          static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head),
-          p.head_dim_v, lane);
-    }
-#pragma unroll
-    for (int other = kLanesPerRow / 2; other > 0; other /= 2) {
-      d += __shfl_xor_sync(0xffffffffu, d, other);
-    }
-    if (lane != 0) {
-      continue;
-    }
-    float lse = -INFINITY;
-    if (r < rows) {
-      if (is_sequence) {
-        lse = *p.lse.at(tile.batch, row, tile.head);
-        d -= p.dlse.ptr ? *p.dlse.at(tile.batch, row, tile.head) : 0.f;
-      }
-      *p.softmax_d.at(tile.batch, row, tile.head) = d;
-    }
-    if (!is_sequence) {
-      continue;
-    }
-    // exp2(x - inf) = 0: rows without keys, and those that do not exist, need no predicate. Under
-    // dropout the kept part of dP is not divided by 1 - p; D is multiplied by it instead.
-    bool const empty = lse == -INFINITY;
-    stats[r] = empty ? INFINITY : lse * kLog2e;
-    stats[shape.block_m + r] = empty ? 0.f : d * (1.f - p.scores.dropout_p);
   }
 }
 

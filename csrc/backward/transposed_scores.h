@@ -74,30 +74,24 @@ struct KeepBits {
   __device__ void draw(DropoutMask const& mask, int row_begin, int key_begin, Coord coord) {
     TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
     // Blocks start at multiples of 16, at this thread's place in them less its place.
-    DropoutGroup const first = mask.group((row_begin + coord.col(0)) / 16 * 16 + lane.query(),
+    DropoutGroup const group = mask.group((row_begin + coord.col(0)) / 16 * 16 + lane.query(),
                                           (key_begin + coord.row(0)) / 16 * 16 + lane.key());
 #pragma unroll
-    for (uint32_t& w : word) {
-      w = 0;
-    }
+    for (int first = 0; first < kBlocks; first += 4) {
+      uint32_t kept[2] = {0, 0};
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 4) {
-#pragma unroll
-      for (int r = 0; r < kRows; r += 2) {
+      for (int block = first; block < first + 4 && block < kBlocks; ++block) {
+        int const c = block / (kRows / 2) * 4, r = block % (kRows / 2) * 2;
         int const blocks_down = (coord.col(c) - coord.col(0)) / 16;
         int const blocks_right = (coord.row(r) - coord.row(0)) / 16;
-        uint32_t const own = mask.keep_bits(first.later(blocks_down, blocks_right));
-        uint32_t const partners = __shfl_sync(0xffffffffu, own, lane.partner());
-        int const block = c / 4 * (kRows / 2) + r / 2;
-        word[block / 4] |= lane.keep_bits(own, partners) << (block % 4 * 8);
+        mask.keep_by_parity(group.later(blocks_down, blocks_right), 8 * (block - first), kept);
       }
+      uint32_t const partners = __shfl_sync(0xffffffffu, lane.for_partner(kept), lane.partner());
+      word[first / 4] = lane.keep_bits(kept, partners);
     }
   }
 
-  __device__ bool keeps(int r, int c) const {
-    int const block = c / 4 * (kRows / 2) + r / 2;
-    return word[block / 4] >> (block % 4 * 8 + (c & 1) + 2 * (r & 1) + 4 * (c >> 1 & 1)) & 1;
-  }
+  __device__ bool keeps(int r, int c) const { return word_of(r, c) >> bit(r, c) & 1; }
 
   // Zeroes what was dropped.
   template <class Fragment>
@@ -112,6 +106,18 @@ struct KeepBits {
       }
     }
   }
+
+  // The same of (r, c) and (r, c + 1), in the halves of a word.
+  __device__ void apply_to_pair(uint32_t& pair, int r, int c) const {
+    pair &= halves_of_bits(word_of(r, c), bit(r, c));
+  }
+
+ private:
+  __device__ static constexpr int block(int r, int c) { return c / 4 * (kRows / 2) + r / 2; }
+  __device__ static constexpr int bit(int r, int c) {
+    return block(r, c) % 4 * 8 + (c & 1) + 2 * (r & 1) + 4 * (c >> 1 & 1);
+  }
+  __device__ uint32_t word_of(int r, int c) const { return word[block(r, c) / 4]; }
 };
 
 }  // namespace flash

@@ -114,6 +114,18 @@ struct DropoutMask {
     return bits;
   }
 
+  // The same by the key's parity, for who holds every second key: entry (query, key) is bit
+  // first + 2 * (key >> 3 & 1) + 4 * (query >> 3 & 1) of kept[key & 1], which is 0 before.
+  FLASH_HD void keep_by_parity(DropoutGroup group, int first, uint32_t (&kept)[2]) const {
+    PhiloxWords const random = draw(group);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint32_t const bit = 1u << (first + w / 2 * 2 + w % 2 * 4);
+      kept[0] |= random.word[w] << 16 >= threshold << 16 ? bit : 0;
+      kept[1] |= random.word[w] >= threshold << 16 ? bit : 0;
+    }
+  }
+
   // The two entries, of a group's eight in dropout_bit's order, that a word's halves stand for.
   // Both halves are compared as upper ones.
   FLASH_HD void drop(uint32_t word, float& lower, float& upper) const {
@@ -130,7 +142,7 @@ struct DropoutMask {
 // Kernels that compute the transposed scores (keys x queries) hold, in two neighbouring
 // accumulators of a 16 x 16 block, keys r, r + 8 and queries c, c + 1, c + 8, c + 9: half of the
 // group of query c and half of the one of query c + 1. The lane four away holds the other halves,
-// so each of the two draws one group and they swap their eight keep bits with one shuffle.
+// so each of the two draws one group, and they swap what the other holds with one shuffle.
 struct TransposedDropout {
   int lane;
 
@@ -140,27 +152,32 @@ struct TransposedDropout {
   FLASH_HD int query() const { return 2 * (lane & 3) + odd_key(); }
   FLASH_HD int key() const { return lane >> 2; }
 
-  // The lane's eight keep bits, in the order of its accumulators: bit
+  // Of bits by the key's parity, those that the partner holds.
+  FLASH_HD uint32_t for_partner(uint32_t const (&kept)[2]) const { return kept[1 - odd_key()]; }
+
+  // The lane's keep bits, in the order of its accumulators: bit
   // (query & 1) + 2 * (key >> 3) + 4 * (query >> 3), relative to the block.
-  FLASH_HD uint32_t keep_bits(uint32_t own, uint32_t partners) const {
-    uint32_t const even_query = (odd_key() ? partners : own) >> odd_key();
-    uint32_t const odd_query = (odd_key() ? own : partners) >> odd_key();
-    uint32_t bits = 0;
-#pragma unroll
-    for (int high_query = 0; high_query < 2; ++high_query) {
-#pragma unroll
-      for (int high_key = 0; high_key < 2; ++high_key) {
-        int const from = 2 * high_query + 4 * high_key;
-        int const to = 2 * high_key + 4 * high_query;
-        bits |= ((even_query >> from) & 1) << to;
-        bits |= ((odd_query >> from) & 1) << (to + 1);
-      }
-    }
-    return bits;
+  FLASH_HD uint32_t keep_bits(uint32_t const (&kept)[2], uint32_t from_partner) const {
+    return kept[odd_key()] << odd_key() | from_partner << (1 - odd_key());
   }
 
  private:
   FLASH_HD int odd_key() const { return (lane >> 2) & 1; }
 };
+
+// Two neighbouring bits as masks of a word's halves.
+FLASH_HD uint32_t halves_of_bits(uint32_t bits, int first) {
+#if defined(__CUDA_ARCH__)
+  // Each bit as its byte's sign, which a permutation of bytes repeats.
+  int const byte = first / 8, place = first % 8;
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, %2, %3;"
+      : "=r"(mask)
+      : "r"(bits << (7 - place)), "r"(bits << (6 - place)), "r"(0xcc88 + byte * 0x1111));
+  return mask;
+#else
+  return (bits >> first & 1 ? 0xffffu : 0) | (bits >> first & 2 ? 0xffff0000u : 0);
+#endif
+}
 
 }  // namespace flash

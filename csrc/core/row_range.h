@@ -11,9 +11,12 @@ namespace flash {
 //   [begin, left)   some row's right limit, or the end of the keys, cuts through: masked
 //   [left, right)   every row sees every key: no mask code
 //   [right, end)    some row's left limit cuts through: masked
-// The masked blocks come first, so that the interior is one run without a branch: step 0, 1, …
-// count() - 1 visits block_at(step). Each run ascends: a deterministic kernel adds to a row block
-// after the key blocks before it have, and these come past it in the same direction.
+// Two orders for steps 0, 1, … count() - 1, in both of which a deterministic kernel adds to a row
+// block after the key blocks before it have, and these come past it in the same direction:
+//   block_at(step)     the masked blocks first, so that the interior is one run; each run ascends
+//   from_last(step)    all descend. Key blocks that start together then want their first common row
+//                      block one after the other under any mask; ascending, a causal one would have
+//                      to wait until the one before it reaches its diagonal.
 struct RowRange {
   int begin;
   int left;
@@ -22,6 +25,9 @@ struct RowRange {
 
   FLASH_HD int count() const { return end - begin; }
   FLASH_HD int masked_count() const { return (left - begin) + (end - right); }
+
+  FLASH_HD int from_last(int step) const { return end - 1 - step; }
+  FLASH_HD bool masked(int block) const { return block < left || block >= right; }
 
   FLASH_HD int block_at(int step) const {
     int const head = left - begin, masked = masked_count();

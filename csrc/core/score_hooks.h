@@ -43,6 +43,18 @@ __device__ __forceinline__ void for_each_score(Scores& s, Change change) {
   }
 }
 
+// The largest, absolute, in chains that do not wait for each other.
+template <class Scores>
+__device__ __forceinline__ float largest_score(Scores const& s) {
+  constexpr int kChains = 4;
+  float tops[kChains] = {};
+#pragma unroll
+  for (int i = 0; i < cute::size(s); ++i) {
+    tops[i % kChains] = fmaxf(tops[i % kChains], fabsf(s(i)));
+  }
+  return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+}
+
 // Scale, softcap and ALiBi, but for the scale that is left to the softmax. The conditions are the
 // same for a whole row block, so they stand outside the loops over a thread's scores.
 template <int kWarps, class Scores>

@@ -19,14 +19,17 @@ struct Columns {
   bool equal_tiles;  // all of them take the same time
 };
 
+// Tiles of a column that run at a time, at least: those that start together read together, and a
+// quarter of what L2 hands out is no limit to memory.
+constexpr int kSharers = 4;
+
 // Columns to run side by side. Tiles of equal length: as many as fill the GPU once, so that a
 // column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
 // of unequal length even out inside a group only, so there a group is four times as wide. It ends
-// where the columns neither fit half of L2 (the rest is for what is on its way) nor run four tiles
-// at a time: tiles that start together read together, and a quarter of what L2 hands out is no
-// limit to memory.
+// where the columns neither fit half of L2 (the rest is for what is on its way) nor run kSharers
+// tiles at a time.
 inline int columns_side_by_side(DeviceInfo const& device, Columns const& columns) {
-  constexpr int kSharers = 4, kRounds = 4;
+  constexpr int kRounds = 4;
   int64_t const tiles = int64_t(device.sm_count) * (columns.equal_tiles ? 1 : kRounds);
   int64_t const filling = tiles / std::max(columns.tiles, 1) + 1;
   int const fitting = l2_group(device.l2_bytes / 2, columns.bytes, columns.sharing, columns.count);

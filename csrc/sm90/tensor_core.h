@@ -99,16 +99,21 @@ CUTE_HOST_DEVICE auto as_operand_a(Layout const& accumulator) {
   return make_layout(Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>{});
 }
 
+// Two fp32 numbers as 16-bit ones.
+template <class Element>
+__device__ uint32_t pack_pair(float lower, float upper) {
+  cutlass::NumericArrayConverter<Element, float, 2> const converter;
+  auto const packed = converter(cutlass::Array<float, 2>{lower, upper});
+  return reinterpret_cast<uint32_t const&>(packed);
+}
+
 // fp32 registers as 16-bit numbers, two in a word, in the same order. Words, because the compiler
 // moves single halves of registers about with four instructions a pair.
 template <class Element, class Accumulator, class Words>
 __device__ void pack(Accumulator const& from, Words& to) {
 #pragma unroll
   for (int i = 0; i < size(to); ++i) {
-    cutlass::NumericArrayConverter<Element, float, 2> const converter;
-    cutlass::Array<float, 2> const pair{from.data()[2 * i], from.data()[2 * i + 1]};
-    auto const packed = converter(pair);
-    to.data()[i] = reinterpret_cast<uint32_t const&>(packed);
+    to.data()[i] = pack_pair<Element>(from.data()[2 * i], from.data()[2 * i + 1]);
   }
 }
 

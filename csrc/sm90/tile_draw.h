@@ -9,11 +9,16 @@ namespace flash::sm90 {
 constexpr int kTileCounters = 1 << 14;
 __device__ static uint32_t tile_counters[kTileCounters];
 
-// The tile after `index`, in the warp's first lane.
+__device__ inline uint32_t draw(int counter, uint32_t last) {
+  return threadIdx.x == 0 ? atomicInc(&tile_counters[counter], last) : 0;
+}
+
+// The block's first tile, and the one after `index`, in the warp's first lane.
+__device__ inline uint32_t draw_first_tile(TileQueue const& queue, int counter) {
+  return queue.first(blockIdx.x, gridDim.x, [&](uint32_t last) { return draw(counter, last); });
+}
 __device__ inline uint32_t draw_tile(TileQueue const& queue, int counter, uint32_t index) {
-  return queue.next(index, gridDim.x, [&](uint32_t last) {
-    return threadIdx.x == 0 ? atomicInc(&tile_counters[counter], last) : 0;
-  });
+  return queue.next(index, gridDim.x, [&](uint32_t last) { return draw(counter, last); });
 }
 
 }  // namespace flash::sm90

@@ -30,6 +30,8 @@ void bind_block_range(py::module_& m) {
       .def_readonly("end", &RowRange::end)
       .def("count", &RowRange::count)
       .def("masked_count", &RowRange::masked_count)
+      .def("masked", &RowRange::masked, py::arg("block"))
+      .def("from_last", &RowRange::from_last, py::arg("step"))
       .def("block_at", &RowRange::block_at, py::arg("step"));
 
   py::class_<SequenceMask>(m, "SequenceMask")

@@ -45,6 +45,14 @@ void bind_dropout(py::module_& m) {
           },
           py::arg("row"), py::arg("col"))
       .def(
+          "keep_by_parity",
+          [](DropoutMask const& mask, uint32_t row, uint32_t col, int first) {
+            uint32_t kept[2] = {0, 0};
+            mask.keep_by_parity({row, col}, first, kept);
+            return std::array<uint32_t, 2>{kept[0], kept[1]};
+          },
+          py::arg("row"), py::arg("col"), py::arg("first"))
+      .def(
           "drop",
           [](DropoutMask const& mask, uint32_t word, float lower, float upper) {
             mask.drop(word, lower, upper);
@@ -57,5 +65,17 @@ void bind_dropout(py::module_& m) {
       .def("partner", &TransposedDropout::partner)
       .def("query", &TransposedDropout::query)
       .def("key", &TransposedDropout::key)
-      .def("keep_bits", &TransposedDropout::keep_bits, py::arg("own"), py::arg("partners"));
+      .def(
+          "for_partner",
+          [](TransposedDropout const& lane, std::array<uint32_t, 2> kept) {
+            return lane.for_partner({kept[0], kept[1]});
+          },
+          py::arg("kept"))
+      .def(
+          "keep_bits",
+          [](TransposedDropout const& lane, std::array<uint32_t, 2> kept, uint32_t from_partner) {
+            return lane.keep_bits({kept[0], kept[1]}, from_partner);
+          },
+          py::arg("kept"), py::arg("from_partner"));
+  m.def("halves_of_bits", &flash::halves_of_bits, py::arg("bits"), py::arg("first"));
 }

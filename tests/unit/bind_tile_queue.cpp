@@ -4,8 +4,18 @@
 void bind_tile_queue(py::module_& m) {
   using flash::TileQueue;
   py::class_<TileQueue>(m, "TileQueue")
-      .def(py::init([](uint32_t num_tiles, bool shared) { return TileQueue{num_tiles, shared}; }),
-           py::kw_only(), py::arg("num_tiles"), py::arg("shared"))
+      .def(py::init([](uint32_t num_tiles, bool shared, bool first_shared) {
+             return TileQueue{num_tiles, shared, first_shared};
+           }),
+           py::kw_only(), py::arg("num_tiles"), py::arg("shared"), py::arg("first_shared") = false)
+      .def(
+          "first",
+          [](TileQueue const& queue, uint32_t block, uint32_t num_blocks,
+             py::function const& take) {
+            return queue.first(block, num_blocks,
+                               [&](uint32_t last) { return take(last).cast<uint32_t>(); });
+          },
+          py::kw_only(), py::arg("block"), py::arg("num_blocks"), py::arg("take"))
       .def(
           "next",
           [](TileQueue const& queue, uint32_t index, uint32_t num_blocks,

@@ -14,6 +14,7 @@ int64 = st.integers(-(2**63), 2**63 - 1)
 position = st.integers(0, 2**31 - 1)
 BLOCK = list(itertools.product(range(16), range(16)))  # query, key
 LANES = range(32)
+FIRST = 8  # of a word's bits, those of the second block
 PROBABILITIES = [0.0, 1e-6, 0.1, 0.17, 0.25, 0.5, 0.9, 0.99999, 1 - 1e-9]
 
 
@@ -144,19 +145,29 @@ def test_forward_fragment(core, block_row, block_col):
         assert [bits >> i & 1 for i in range(8)] == [keeps.keep(*entry) for entry in held]
 
 
+def test_bits_as_masks_of_halves(core):
+    for bits, mask in [(0, 0), (1, 0xFFFF), (2, 0xFFFF0000), (3, 0xFFFFFFFF)]:
+        for first in range(0, 32, 2):
+            others = 0xFFFFFFFF & ~(3 << first)
+            assert core.halves_of_bits(bits << first, first) == mask
+            assert core.halves_of_bits(bits << first | others, first) == mask
+
+
 @pytest.mark.parametrize(("block_row", "block_col"), [(0, 0), (3, 5)])
 def test_transposed_fragment(core, block_row, block_col):
     """Two lanes that draw one group each, and swap them, know all their sixteen entries."""
     keeps = mask(core)
     lanes = [core.TransposedDropout(lane) for lane in LANES]
     drawn = [
-        keeps.keep_bits(
-            *core.dropout_group(16 * block_row + lane.query(), 16 * block_col + lane.key())
+        keeps.keep_by_parity(
+            *core.dropout_group(16 * block_row + lane.query(), 16 * block_col + lane.key()),
+            first=FIRST,
         )
         for lane in lanes
     ]
     for number, lane in enumerate(lanes):
         assert lanes[lane.partner()].partner() == number
-        bits = lane.keep_bits(drawn[number], drawn[lane.partner()])
+        received = lanes[lane.partner()].for_partner(drawn[lane.partner()])
+        bits = lane.keep_bits(drawn[number], received) >> FIRST
         held = [(16 * block_row + col, 16 * block_col + row) for row, col in accumulator(number)]
         assert [bits >> i & 1 for i in range(8)] == [keeps.keep(*entry) for entry in held]

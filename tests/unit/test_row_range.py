@@ -27,6 +27,8 @@ def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
         visited = [found.block_at(step) for step in range(found.count())]
         assert sorted(visited) == needed
         assert visited[found.masked_count() :] == whole
+        assert [found.from_last(step) for step in range(found.count())] == needed[::-1]
+        assert [m_block for m_block in needed if not found.masked(m_block)] == whole
         assert found.begin <= found.left <= found.right <= found.end
 
 

@@ -19,22 +19,31 @@ class Counter:
 
 def run(queue, num_tiles: int, num_blocks: int, counter: Counter, order) -> list[list[int]]:
     """Tiles by block; `order` picks the block that is next to finish a tile."""
-    at = {block: block for block in range(num_blocks)}
+    how = dict(num_blocks=num_blocks, take=counter.take)
+    at = dict.fromkeys(range(num_blocks))  # None: not begun
     done = [[] for _ in range(num_blocks)]
     while at:
         block = order(sorted(at))
-        done[block].append(at[block])
-        at[block] = queue.next(index=at[block], num_blocks=num_blocks, take=counter.take)
+        if at[block] is None:
+            at[block] = queue.first(block=block, **how)
+        else:
+            done[block].append(at[block])
+            at[block] = queue.next(index=at[block], **how)
         if at[block] >= num_tiles:
             del at[block]
     return done
 
 
 @settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 20), st.booleans(), st.randoms(use_true_random=False))
-def test_each_tile_once(core, num_tiles, num_blocks, shared, random):
+@given(
+    st.integers(1, 200),
+    st.integers(1, 20),
+    st.sampled_from([{"shared": False}, {"shared": True}, {"shared": True, "first_shared": True}]),
+    st.randoms(use_true_random=False),
+)
+def test_each_tile_once(core, num_tiles, num_blocks, how, random):
     num_blocks = min(num_blocks, num_tiles)
-    queue = core.TileQueue(num_tiles=num_tiles, shared=shared)
+    queue = core.TileQueue(num_tiles=num_tiles, **how)
     counter = Counter()
     for _launch in range(2):
         done = run(queue, num_tiles, num_blocks, counter, random.choice)
@@ -48,6 +57,13 @@ def test_a_shared_queue_gives_more_to_who_is_faster(core):
     turns = iter([0, *[1, 2, 3] * 10] * 100)
     done = run(queue, 100, 4, Counter(), lambda left: next(t for t in turns if t in left))
     assert len(done[0]) < len(done[1]) // 5
+
+
+def test_who_has_not_begun_has_no_tile(core):
+    """So that nobody waits in vain for a tile before its own."""
+    queue = core.TileQueue(num_tiles=20, shared=True, first_shared=True)
+    done = run(queue, 20, 4, Counter(), max)  # one after the other, the last first
+    assert done == [[], [], [], list(range(20))]
 
 
 @pytest.mark.parametrize("num_blocks", [1, 7])

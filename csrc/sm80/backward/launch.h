@@ -26,7 +26,7 @@ constexpr QueryTile query_tile() {
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, [&] {
-    TileGrid const grid = backward_grid<Config>(params, launch.device);
+    TileGrid const grid = backward_grid<Config>(params, launch.device, launch.device.sm_count);
     launch_kernel<backward_kernel<Config>>(
         launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
   });

@@ -19,10 +19,13 @@ struct BackwardConfig {
   static constexpr int kStages = kStages_;  // buffers for Q, and for dO
   static_assert(kStages >= 2);  // the next row block's scores need its Q beside this one's
   static constexpr int kScoreStages = 2;  // buffers for dS
+  // Buffers for K: a tile's first scores, of its K, come before the last dQ of the tile before.
+  static constexpr int kKeyStages = 2;
 
   // The first warpgroup loads, each of the others computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+  static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);
@@ -53,8 +56,8 @@ struct BackwardConfig {
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
   using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
-  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, 1>;
-  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, 1>;
+  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kKeyStages>;
+  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, kKeyStages>;
   using SmemLayoutV = SmemTiles<Element, kBlockN, kHeadDimV, 1>;
   // dSᵀ: (keys, rows)
   using SmemLayoutDS = SmemTiles<Element, kBlockN, kBlockM, kScoreStages>;

@@ -1,4 +1,4 @@
-// Attention backward for Hopper: a grid of thread blocks, persistent unless they take turns, each
+// Attention backward for Hopper: a persistent grid of thread blocks, each
 // with one warpgroup that loads and two that compute dK and dV of 64 keys each, over the query
 // heads that share them, or a part of those, and all rows that see them, and add their part of dQ
 // (FlashAttention-3, 2407.08608, with transposed scores).
@@ -13,6 +13,21 @@
 
 namespace flash::sm90 {
 
+// A warp that keeps turns.
+template <class Config>
+__device__ void keep_turns(SharedStorage<Config>& smem, TurnKeeper<Config> keeper) {
+  for (uint32_t number = 0;; ++number) {
+    RingPosition<Config::kKeyStages> const at(number);
+    smem.k_ring.wait_full(at);
+    KeyBlock<Config> const& block = smem.key_block(number);
+    if (!block.tile.valid) {
+      return;
+    }
+    keeper.keep(block);
+    smem.k_ring.release(at);
+  }
+}
+
 // All lanes of the loading warp.
 template <class Config>
 __device__ void load_key_blocks(BackwardArgs const& args, SharedStorage<Config>& smem) {
@@ -23,7 +38,7 @@ __device__ void load_key_blocks(BackwardArgs const& args, SharedStorage<Config>&
   auto const draw = [&](uint32_t index) {
     return __shfl_sync(kAll, draw_tile(args.queue, args.counter, index), 0);
   };
-  uint32_t index = blockIdx.x;
+  uint32_t index = __shfl_sync(kAll, draw_first_tile(args.queue, args.counter), 0);
   do {
     loader.load([&] {
       WorkTile tile{0, 0, 0, false};
@@ -49,8 +64,9 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(__grid_constant__ BackwardArgs const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
+  bool const in_turns = args.params.workspace.turns != nullptr;
   if (threadIdx.x == 0) {
-    smem.init_barriers();
+    smem.init_barriers(in_turns);
   }
   __syncthreads();
   // The same in all lanes, and the compiler knows it.
@@ -60,6 +76,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
       load_key_blocks<Config>(args, smem);
+    } else if (in_turns && warp <= kTurnKeepers) {
+      keep_turns<Config>(smem, {args.params.workspace.turns, smem.turns, warp});
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -49,6 +49,18 @@ struct KeyBlock {
     return static_cast<int>(row_block / blocks);
   }
 
+  // visit(head, m_block): the rows of all query heads of the part, head by head.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_visit(Visit visit) const {
+    int const count = range.count();
+    for (int head = 0; head < heads; ++head) {
+#pragma unroll 1
+      for (int step = 0; step < count; ++step) {
+        visit(head, range.from_last(step));
+      }
+    }
+  }
+
   __device__ TileCoord rows_at(int head, int m_block) const {
     int const row = m_block * Config::kBlockM;
     return {q_at.row + row, min(seqlen_q - row, Config::kBlockM), q_at.head + head, q_at.batch};
@@ -87,10 +99,12 @@ struct KeyBlock {
 // A row block of one of a tile's heads.
 struct RowVisit {
   int64_t row_block;  // its number in the workspaces
+  uint32_t number;    // the tile's
   int head;           // of the tile's
   int m_block;
-  bool masked;  // a limit cuts through
-  bool more;    // the tile has another behind it
+  bool masked;    // a limit cuts through
+  bool last;      // of the tile
+  bool followed;  // another comes right behind it, of this tile or the next
 };
 
 // Of the rows of one row block, which are columns here; as in the workspace.

@@ -16,21 +16,22 @@ namespace flash::sm90 {
 
 template <class Config>
 void launch_main(BwdParams const& params, LaunchContext const& launch) {
-  TileGrid const grid = backward_grid<Config>(params, launch.device);
+  TileGrid const grid = backward_grid<Config>(params, launch.device, turn_columns(launch.device));
   int64_t const num_tiles = grid.num_tiles();
   if (num_tiles == 0) {
     return;
   }
   check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
         max_grid_blocks, " are served");
-  // Who waits for turns waits for tiles before its own, which are running if blocks are launched in
-  // the tiles' order. A block that stays would have skipped those that others start with.
+  // Who waits for turns waits for tiles before its own. Those are running if all tiles are drawn;
+  // without a counter, if blocks of one tile each are launched in the tiles' order.
   bool const in_turns = params.workspace.turns != nullptr;
-  int64_t const blocks =
-      in_turns ? num_tiles : std::min<int64_t>(num_tiles, launch.device.sm_count);
-  int const counter = num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
+  int64_t const resident = std::min<int64_t>(num_tiles, launch.device.sm_count);
+  int const counter =
+      in_turns || num_tiles > resident ? tile_counter(launch.stream, kTileCounters) : -1;
+  int64_t const blocks = in_turns && counter < 0 ? num_tiles : resident;
   BackwardArgs args = backward_args<Config>(params, grid);
-  args.queue = {static_cast<uint32_t>(num_tiles), counter >= 0};
+  args.queue = {static_cast<uint32_t>(num_tiles), counter >= 0, in_turns && counter >= 0};
   args.counter = counter;
   launch_kernel<backward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
                                          args);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward/passes.h"
+#include "host/tile_order.h"
 #include "sm90/backward/args.h"
 #include "sm90/tensor_core.h"
 
@@ -43,6 +44,10 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           {},
           -1};
 }
+
+// In a deterministic call, columns whose tiles run side by side: as many as leave each enough tiles
+// at a time that share what they read. These queue for their turns, but nobody who computes waits.
+inline int turn_columns(DeviceInfo const& device) { return device.sm_count / kSharers; }
 
 // 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
 // once.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm90/backward/store.h"
-#include "sm90/pipeline.h"
+#include "sm90/backward/turns.h"
 
 namespace flash::sm90 {
 
@@ -28,6 +28,7 @@ struct QueryGradient {
       Mma{}, Shape<Int<kWarpgroupRows>, Int<Config::kQueryColumns>>{}));
 
   BackwardArgs const& args;
+  TurnStorage& turns;
   KeyBlock<Config> const& block;
   int warpgroup;
   int thread;
@@ -40,11 +41,14 @@ struct QueryGradient {
     return Config::kShareRows ? 0 : warpgroup * (Config::kHeadDim - Config::kQueryColumns);
   }
 
-  // Adds it to the sum, which lies in the order of the accumulators: (kBlockM / 64, kHeadDim / 8
-  // groups of columns, 128 threads, 4). A warp's addition is one run of 512 bytes.
-  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block) const {
+  // Adds it, of the visit-th visit, to the sum, which lies in the order of the accumulators:
+  // (kBlockM / 64, kHeadDim / 8 groups of columns, 128 threads, 4). A warp's addition is one run of
+  // 512 bytes.
+  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block, uint32_t visit) const {
     BwdParams const& p = args.params;
-    wait_for_turn(row_block);
+    if (p.workspace.turns) {
+      turns.begin(visit);
+    }
     float* const sum =
         p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) +
         (row_begin(warpgroup) * Config::kHeadDim + column_begin(warpgroup) * kWarpgroupRows) +
@@ -55,7 +59,9 @@ struct QueryGradient {
         add_to(sum + i * kWarpgroup, dq(i), dq(i + 1), dq(i + 2), dq(i + 3));
       }
     }
-    pass_turn(row_block);
+    if (p.workspace.turns) {
+      turns.end(visit);
+    }
   }
 
   // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
@@ -81,39 +87,6 @@ struct QueryGradient {
     }
     return warpgroup == 0 ? group < kOwn : group >= Config::kQueryColumns / 8 - kOwn;
   }
-
-  // In a deterministic call key blocks take turns, in their order, and a turn is over when all
-  // warpgroups have added to the row block. Those before this one belong to thread blocks that were
-  // launched before, so waiting for them always ends.
-  __device__ void wait_for_turn(int64_t row_block) const {
-    int const* const turns = args.params.workspace.turns;
-    if (!turns) {
-      return;
-    }
-    if (thread == 0) {
-      int const first_key = block.mask.begin(block.m_block_of(row_block) * Config::kBlockM);
-      int const turn = block.tile.m_block - first_key / Config::kBlockN;
-      while (*static_cast<int const volatile*>(turns + row_block) < Config::kConsumers * turn) {
-        __nanosleep(32);
-      }
-      __threadfence();
-    }
-    sync();
-  }
-
-  __device__ void pass_turn(int64_t row_block) const {
-    int* const turns = args.params.workspace.turns;
-    if (!turns) {
-      return;
-    }
-    __threadfence();
-    sync();
-    if (thread == 0) {
-      atomicAdd(turns + row_block, 1);
-    }
-  }
-
-  __device__ void sync() const { cutlass::arch::NamedBarrier::sync(kWarpgroup, warpgroup); }
 };
 
 }  // namespace flash::sm90

@@ -4,8 +4,10 @@
 
 #include "backward/transposed_scores.h"
 #include "core/fragment_coord.h"
+#include "core/score_hooks.h"
 #include "core/softmax.h"
 #include "sm90/backward/key_block.h"
+#include "sm90/backward/score_hooks.h"
 
 namespace flash::sm90 {
 
@@ -67,19 +69,13 @@ struct ScoreTile {
       exponentiate(s, p.scores.softmax_scale * kLog2e, lse);
       pack<Element>(s_mma, operand);
     } else {
-      Tensor slope = make_fragment_like(s_mma);
-      apply_score_mod_transposed(s_mma, s, slope, score_mod(), row_begin, key_begin, coord);
-      exponentiate(s, kLog2e, lse);
-#pragma unroll
-      for (int i = 0; i < size(s_mma); ++i) {
-        slope(i) *= s_mma(i);
-      }
+      apply_hooks(s_mma, operand, lse);
       if (drops()) {
         keep.draw({p.scores, block.tile.batch, p.heads_q, head}, row_begin, key_begin, coord);
-        keep.apply(s);
+        for_each_pair(s, [&](int r, int c) {
+          keep.apply_to_pair(operand.data()[s.layout()(r, c) / 2], r, c);
+        });
       }
-      pack<Element>(s_mma, operand);
-      copy(slope, s_mma);
     }
   }
 
@@ -114,6 +110,67 @@ struct ScoreTile {
   __device__ ScoreMod score_mod() const {
     return {p.scores.softmax_scale, p.scores.softcap, p.scores.alibi_slope(block.tile.batch, head),
             block.shift};
+  }
+
+  // Two neighbouring queries of a key are a word of the operand.
+  template <class Scores, class Visit>
+  __device__ __forceinline__ static void for_each_pair(Scores const&, Visit visit) {
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        visit(r, c);
+      }
+    }
+  }
+
+  // The conditions are the same for a whole tile, so they stand outside the loops over its scores.
+  template <class Scores, class Words, class Lse>
+  __device__ __forceinline__ void apply_hooks(Scores& s, Words& operand, Lse const& lse) const {
+    ScoreMod const mod = score_mod();
+    float const scale_log2 = mod.softmax_scale * kLog2e;
+    TransposedBias const bias(mod, row_begin + coord.col(0), key_begin + coord.row(0));
+    if (mod.softcap > 0.f) {
+      SmallCap const small(mod);
+      float const inverse_cap = reciprocal_fast(mod.softcap);
+      if (__any_sync(0xffffffffu, largest_score(s) > small.limit)) {
+        CapHook const hook{2.f * scale_log2 * inverse_cap, mod.softcap * kLog2e, bias};
+        exponentiate_hooked(s, operand, lse, hook);
+      } else {
+        exponentiate_hooked(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
+      }
+    } else if (mod.alibi_slope != 0.f) {
+      exponentiate_hooked(s, operand, lse, BiasHook{scale_log2, bias});
+    } else {
+      exponentiate_hooked(s, operand, lse, ScaleHook{scale_log2});
+    }
+  }
+
+  // A pair at a time, so that derivatives need no registers beside the scores'.
+  template <class Scores, class Words, class Lse, class Hook>
+  __device__ __forceinline__ void exponentiate_hooked(Scores& s_mma, Words& operand,
+                                                      Lse const& lse_log2, Hook const& hook) const {
+    using Element = typename Config::Element;
+    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+    for_each_pair(s, [&](int r, int c) {
+      float2 const lse = lse_log2(c);
+      HookedScore const a = hook(s(r, c), r, c), b = hook(s(r, c + 1), r, c + 1);
+      float const pa = exp2_fast(a.log2 - where_visible(lse.x, r, c));
+      float const pb = exp2_fast(b.log2 - where_visible(lse.y, r, c + 1));
+      operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
+      s(r, c) = pa * a.slope;
+      s(r, c + 1) = pb * b.slope;
+    });
+  }
+
+  // A query's LSE, or infinity for a key that it does not see: its probability is then 0.
+  __device__ __forceinline__ float where_visible(float lse, int r, int c) const {
+    if constexpr (!kMasked) {
+      return lse;
+    }
+    KeyLimits const keys = block.mask.limits(row_begin + coord.col(c));
+    int const key = key_begin + coord.row(r);
+    return key < keys.begin || key >= keys.end ? INFINITY : lse;
   }
 
   // exp2(score * scale_log2 - LSE); rows that do not exist or saw no key have LSE +inf.

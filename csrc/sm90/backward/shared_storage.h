@@ -1,7 +1,7 @@
 #pragma once
 
 #include "sm90/backward/key_block.h"
-#include "sm90/pipeline.h"
+#include "sm90/backward/turns.h"
 
 namespace flash::sm90 {
 
@@ -9,7 +9,7 @@ template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
 
-  alignas(1024) Element k[Config::kTileK];
+  alignas(1024) Element k[Config::kKeyStages][Config::kTileK];
   alignas(1024) Element v[Config::kTileV];
   alignas(1024) Element q[Config::kStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
@@ -19,14 +19,15 @@ struct SharedStorage {
   static constexpr int kRowVisits = 8;
   static_assert(kRowVisits > Config::kStages + 1);
   RowVisit row_visits[kRowVisits];  // come with Q
-  Ring<1> k_ring;                   // full also means: the key block is described in `block`
+  Ring<Config::kKeyStages> k_ring;  // full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kStages> dout_ring;
   Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
-  // Three: the loader describes a key block while the others compute the one before, and a warp
-  // that is late may still be storing the one before that.
-  static constexpr int kDescriptions = 3;
+  TurnStorage turns;
+  // Who has released the K of a key block is done with what describes it, and the loader describes
+  // the block two after the one whose K it has asked for.
+  static constexpr int kDescriptions = Config::kKeyStages + 2;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
   __device__ RowVisit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }
@@ -34,12 +35,15 @@ struct SharedStorage {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init_barriers() {
-    k_ring.init(Config::kConsumerWarps);
+  // in_turns: the turn keepers read descriptions, too.
+  __device__ void init_barriers(bool in_turns) {
+    k_ring.init(Config::kConsumerWarps + (in_turns ? kTurnKeepers : 0));
     v_ring.init(Config::kConsumerWarps);
     q_ring.init(Config::kConsumerWarps);
     dout_ring.init(Config::kConsumerWarps);
     ds_ring.init(Config::kConsumerWarps, /*writing_warps=*/Config::kConsumerWarps);
+    turns.init(Config::kConsumerWarps);
+    row_visit(0u - 1).followed = false;  // the first visit has none before it
     cutlass::arch::fence_barrier_init();
   }
 };

@@ -36,26 +36,21 @@ struct SoftcapHook : NoHooks {
 
   template <class Scores>
   __device__ __forceinline__ void on_scores(Scores& s, int /*key_begin*/, Coord, Offsets&) const {
-    if (__any_sync(0xffffffffu, largest(s) > small.limit)) {
+    if (__any_sync(0xffffffffu, largest_score(s) > small.limit)) {
       for_each_score(s, [&](float product, int, int) { return mod.cap(product); });
     } else {
       for_each_score(s, [&](float product, int, int) { return small(product); });
     }
   }
-
- private:
-  // Absolute, in chains that do not wait for each other.
-  template <class Scores>
-  __device__ __forceinline__ static float largest(Scores const& s) {
-    constexpr int kChains = 4;
-    float tops[kChains] = {};
-#pragma unroll
-    for (int i = 0; i < size(s); ++i) {
-      tops[i % kChains] = fmaxf(tops[i % kChains], fabsf(s(i)));
-    }
-    return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-  }
 };
+#pragma unroll
+for (int i = 0; i < size(s); ++i) {
+  tops[i % kChains] = fmaxf(tops[i % kChains], fabsf(s(i)));
+}
+return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+}
+}
+;
 
 // ALiBi where no key is right of the diagonal.
 struct LeftBiasHook : NoHooks {

@@ -39,7 +39,7 @@ struct GradientWarps {
 #pragma unroll 1
       for (int step = 0; step < count; ++step) {
         visit(last, dk, dq);
-        last = block.row_block(head, block.range.block_at(step));
+        last = block.row_block(head, block.range.from_last(step));
       }
     }
     add(last, dq);
@@ -72,12 +72,12 @@ struct GradientWarps {
   }
 
   __device__ __forceinline__ void add(int64_t row_block, QueryFragment& dq) {
-    QueryGradient<Config> const gradient{args, block, static_cast<int>(rank), thread};
+    QueryGradient<Config> const gradient{args, smem.turns, block, static_cast<int>(rank), thread};
     if (row_block == kNone) {
       return;
     }
     if (args.params.workspace.dq) {
-      gradient.add(dq, row_block);
+      gradient.add(dq, row_block, visits - 1);
     } else if (args.params.dq.ptr) {
       gradient.store(dq, row_block);
     }

@@ -24,8 +24,11 @@ __device__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem,
   int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
-    if (__shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0) == 0) {
+    int const warp = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) {
       PairedLoader<Config>{args, smem, block, rank, static_cast<bool>(elect_one_sync())}.load();
+    } else if (args.params.workspace.turns) {
+      TurnKeeper<Config>{args.params.workspace.turns, smem.turns, warp}.keep(block);
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();

@@ -14,7 +14,7 @@ namespace flash::sm90 {
 template <class Config>
 void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
   auto const main = [&] {
-    TileGrid const grid = backward_grid<Config>(params, launch.device);
+    TileGrid const grid = backward_grid<Config>(params, launch.device, turn_columns(launch.device));
     int64_t const num_tiles = grid.num_tiles();
     if (num_tiles == 0) {
       return;

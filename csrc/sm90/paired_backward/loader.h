@@ -26,7 +26,7 @@ struct PairedLoader {
     uint32_t visits = 0;
     for (int head = 0; head < heads; ++head) {
       for (int step = 0; step < count; ++step, ++visits) {
-        int const m_block = block.range.block_at(step);
+        int const m_block = block.range.from_last(step);
         load_q(Position(visits), head, m_block);
         if (visits == 0) {
           load_keys();

@@ -37,20 +37,19 @@ struct ScoreWarps {
     ValueFragment dv;
     clear(dv);
     int const heads = block.heads, count = block.range.count();
-    int const masked = block.range.masked_count(), interior = block.range.left - masked;
     if (count > 0) {
       smem.k_ring.wait_full(RingPosition<1>(0));
       smem.v_ring.wait_full(RingPosition<1>(0));
     }
     for (int head = 0; head < heads; ++head) {
-      int step = 0;
 #pragma unroll 1
-      for (; step < masked; ++step) {
-        visit<true>(head, block.range.block_at(step), dv);
-      }
-#pragma unroll 1
-      for (; step < count; ++step) {
-        visit<false>(head, interior + step, dv);
+      for (int step = 0; step < count; ++step) {
+        int const m_block = block.range.from_last(step);
+        if (block.range.masked(m_block)) {
+          visit<true>(head, m_block, dv);
+        } else {
+          visit<false>(head, m_block, dv);
+        }
       }
     }
     store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,

@@ -1,8 +1,7 @@
 #pragma once
 
-#include "sm90/backward/key_block.h"
+#include "sm90/backward/turns.h"
 #include "sm90/paired_backward/config.h"
-#include "sm90/pipeline.h"
 
 namespace flash::sm90 {
 
@@ -25,7 +24,8 @@ struct PairedStorage {
   Ring<Config::kStages> dout_ring;           // empty: in both blocks
   Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
   Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
-  alignas(16) char block[sizeof(Block)];     // what the pair works on
+  TurnStorage turns;
+  alignas(16) char block[sizeof(Block)];  // what the pair works on
 
   __device__ Block& key_block() { return *reinterpret_cast<Block*>(block); }
 
@@ -37,6 +37,7 @@ struct PairedStorage {
     dout_ring.init(kWarps * kPair);
     ds_ring.init(kWarps * kPair, /*writing_warps=*/kWarps);
     other_ds_ring.init(1);
+    turns.init(/*adding_warps=*/kWarps);
     cutlass::arch::fence_barrier_init();
   }
 };

@@ -1,0 +1,73 @@
+// What the full level does to a product q·k of the transposed scores on its way to a probability.
+#pragma once
+
+#include "core/fragment_coord.h"
+#include "core/score_mod.h"
+
+namespace flash::sm90 {
+
+struct HookedScore {
+  float log2;   // what the softmax takes the power of, less LSE
+  float slope;  // the softcap's derivative
+};
+
+// What ALiBi takes off a thread's scores, in units of log2: every distance is the first one and a
+// constant.
+struct TransposedBias {
+  float slope_log2;
+  float first;
+
+  // first_row, first_key: of the thread's first score
+  __device__ TransposedBias(ScoreMod const& mod, int first_row, int first_key)
+      : slope_log2(mod.alibi_slope * kLog2e),
+        first(slope_log2 * static_cast<float>(first_row + mod.shift - first_key)) {}
+
+  // Of the (r, c)-th: (keys, queries).
+  __device__ float operator()(int r, int c) const {
+    return fabsf(first + slope_log2 * static_cast<float>(FragmentCoord<4>::col_offset(c) - 8 * r));
+  }
+};
+
+// Each: (product, r, c) -> HookedScore
+
+struct ScaleHook {
+  float scale_log2;
+
+  __device__ HookedScore operator()(float product, int, int) const {
+    return {product * scale_log2, 1.f};
+  }
+};
+
+struct BiasHook {
+  float scale_log2;
+  TransposedBias bias;
+
+  __device__ HookedScore operator()(float product, int r, int c) const {
+    return {product * scale_log2 - bias(r, c), 1.f};
+  }
+};
+
+// Scores that are well below the cap.
+struct SmallCapHook {
+  SmallCap small;
+  float inverse_cap;
+  TransposedBias bias;
+
+  __device__ HookedScore operator()(float product, int r, int c) const {
+    float const capped = small(product), tanh = capped * inverse_cap;
+    return {capped * kLog2e - bias(r, c), 1.f - tanh * tanh};
+  }
+};
+
+struct CapHook {
+  float double_scale_log2;  // over the cap
+  float cap_log2;
+  TransposedBias bias;
+
+  __device__ HookedScore operator()(float product, int r, int c) const {
+    float const fall = falling_logistic(double_scale_log2 * product);
+    return {cap_log2 - 2.f * cap_log2 * fall - bias(r, c), 4.f * (fall - fall * fall)};
+  }
+};
+
+}  // namespace flash::sm90

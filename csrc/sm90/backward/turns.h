@@ -1,0 +1,103 @@
+// In a deterministic call key blocks take turns at adding to a row block's dQ, in their order. Two
+// warps that do not compute see to it, so that nobody who does waits for L2: one looks whether a
+// turn has come, visits ahead of its use; one waits until what was added is there, and passes the
+// turn on.
+#pragma once
+
+#include "sm90/backward/key_block.h"
+#include "sm90/pipeline.h"
+
+namespace flash::sm90 {
+
+// Between those two warps of a thread block and those that add. Filled: the turn has come; emptied:
+// it was passed on.
+struct TurnStorage {
+  static constexpr int kStages = 4;
+  using Position = RingPosition<kStages>;
+
+  Ring<kStages> ring;
+  Ring<kStages> adding;  // empty: this visit's additions were issued; never filled
+
+  __device__ void init(int adding_warps) {
+    ring.init(/*reading_warps=*/1);
+    adding.init(adding_warps);
+  }
+
+  // By all lanes of a warp that adds, before and after.
+  __device__ void begin(uint32_t visit) { ring.wait_full(Position(visit)); }
+  __device__ void end(uint32_t visit) { adding.release(Position(visit)); }
+
+  __device__ void wait_for_end(uint32_t visit) {
+    Position const at(visit);
+    adding.empty(at.stage).wait(at.phase);
+    compiler_fence();
+  }
+};
+
+// What others added before a number that is read here, is added before what the thread, and who
+// waits for it, adds from now on.
+__device__ inline int read_turn(int const* turn) {
+#if defined(__CUDA_ARCH__)
+  int number;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(number) : "l"(turn) : "memory");
+  return number;
+#else
+  return *turn;
+#endif
+}
+
+// The warps of the loading warpgroup that keep turns: after the first, which loads.
+constexpr int kTurnWaiter = 1, kTurnPasser = 2, kTurnKeepers = 2;
+
+// All lanes of a warp call its functions together.
+template <class Config>
+struct TurnKeeper {
+  using Block = KeyBlock<Config>;
+  using Position = TurnStorage::Position;
+
+  int* turns;  // [h, blocks]
+  TurnStorage& storage;
+  int warp;             // of the warpgroup
+  uint32_t visits = 0;  // row blocks so far
+
+  // Of all visits of a key block, if this warp keeps turns.
+  __device__ void keep(Block const& block) {
+    if (warp == kTurnWaiter) {
+      wait(block);
+    } else if (warp == kTurnPasser) {
+      pass_on(block);
+    }
+  }
+
+ private:
+  // The key blocks before this one belong to thread blocks that run, so waiting for them always
+  // ends.
+  __device__ void wait(Block const& block) {
+    block.for_each_visit([&](int head, int m_block) {
+      storage.ring.wait_empty(Position(visits));
+      if (threadIdx.x % 32 == 0) {
+        int const first_key = block.mask.begin(m_block * Config::kBlockM);
+        int const turn = Config::kAdders * (block.tile.m_block - first_key / Config::kBlockN);
+        while (read_turn(turns + block.row_block(head, m_block)) < turn) {
+          __nanosleep(20);
+        }
+        storage.ring.full(Position(visits).stage).arrive();
+      }
+      ++visits;
+    });
+  }
+
+  // The fence speaks for all who added: their arrivals come before it.
+  __device__ void pass_on(Block const& block) {
+    block.for_each_visit([&](int head, int m_block) {
+      storage.wait_for_end(visits);
+      if (threadIdx.x % 32 == 0) {
+        __threadfence();
+        atomicAdd(turns + block.row_block(head, m_block), 1);
+      }
+      storage.ring.release(Position(visits++));
+    });
+  }
+};
+
+}  // namespace flash::sm90
