@@ -52,7 +52,7 @@ void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
     launch_forward(q, p);
   }
   if (decodes) {
-    launch_decode(q, p, num_splits);
+    launch_decode(q, p, num_splits, leaves ? Before::Runs : Before::Ends);
   }
 }
 
@@ -172,7 +172,7 @@ void launch_forward(Tensor const& q, FwdParams const& p) {
       p, {device, current_stream(q), variant.name});
 }
 
-void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits) {
+void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, Before before) {
   DeviceInfo const& device = current_device();
   Variant const& variant = select(decode_request(q, p));
   constexpr int64_t most = std::numeric_limits<int>::max();
@@ -181,8 +181,9 @@ void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits) {
   int64_t const floats = decode_workspace(variant, p, split);
   Tensor const workspace = empty(q, {floats}, ScalarType::Float);
   trace_launch(p, variant);
-  variant.launch.decode(decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr())),
-                        {device, current_stream(q), variant.name});
+  variant.launch.decode(
+      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), before),
+      {device, current_stream(q), variant.name});
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "api/tensors.h"
-#include "params/fwd_params.h"
+#include "params/decode_params.h"
 
 namespace flash::api {
 
@@ -9,6 +9,7 @@ namespace flash::api {
 void launch_forward(Tensor const& q, FwdParams const& p);
 
 // The decode kernel. num_splits: see host/decode_plan.h.
-void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits);
+void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits,
+                   Before before = Before::Ends);
 
 }  // namespace flash::api

@@ -9,9 +9,10 @@ namespace flash::sm90 {
 constexpr int kTileCounters = 1 << 14;
 __device__ static uint32_t tile_counters[kTileCounters];
 
-// The tile after `index`, in the warp's first lane.
-__device__ inline uint32_t draw_tile(TileQueue const& queue, int counter, uint32_t index) {
-  return queue.next(index, gridDim.x, [&](uint32_t last) {
+// The tile after `index`, in the warp's first lane. blocks: that draw, all of them the same number.
+__device__ inline uint32_t draw_tile(TileQueue const& queue, int counter, uint32_t index,
+                                     uint32_t blocks) {
+  return queue.next(index, blocks, [&](uint32_t last) {
     return threadIdx.x == 0 ? atomicInc(&tile_counters[counter], last) : 0;
   });
 }

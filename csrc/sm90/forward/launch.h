@@ -99,7 +99,9 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
   check(num_tiles <= max_grid_blocks, num_tiles, " row blocks in one call, at most ",
         max_grid_blocks, " are served");
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
-  int const counter = num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
+  // Beside decode fewer blocks may have all tiles.
+  bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
+  int const counter = draws ? tile_counter(launch.stream, kTileCounters) : -1;
   ForwardArgs const args{
       make_tensor_map(q_request<Config>(params, rows)),
       make_tensor_map(key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim)),
