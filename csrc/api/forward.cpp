@@ -12,6 +12,7 @@
 #include "api/rng.h"
 #include "host/decode_plan.h"
 #include "host/device.h"
+#include "host/key_splits.h"
 #include "host/select.h"
 #include "host/trace.h"
 #include "probabilities/launch.h"
@@ -154,7 +155,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
 
 }  // namespace
 
-void launch_forward(Tensor const& q, FwdParams const& p) {
+void launch_forward(Tensor const& q, FwdParams p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
   // Hopper's loads can end with any key only where batch entries are whole rows apart. Strides for
@@ -168,6 +169,11 @@ void launch_forward(Tensor const& q, FwdParams const& p) {
       select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
               needs_full_scores(p.scores), sm, device.smem_per_block, page_layout(p)});
   trace_launch(p, variant);
+  int const splits = key_splits(p, variant, device);
+  Tensor const workspace = empty(q, {key_splits_workspace(p, splits)}, ScalarType::Float);
+  if (splits > 1) {
+    p.splits = place_key_splits(p, splits, static_cast<float*>(workspace.data_ptr()));
+  }
   (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});
 }

@@ -35,6 +35,18 @@ struct BlockRange {
   // block_at(step) + step, which is the same for all steps after the masked ones
   FLASH_HD int interior() const { return right - 1 + masked_count(); }
 
+  // Of `count` even parts the one with this number; they follow each other along the keys.
+  FLASH_HD BlockRange part(int number, int count) const {
+    int const blocks = end - begin;
+    auto const clamp = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
+    BlockRange r;
+    r.begin = begin + int(int64_t(blocks) * number / count);
+    r.end = begin + int(int64_t(blocks) * (number + 1) / count);
+    r.right = clamp(right, r.begin, r.end);
+    r.left = clamp(left, r.begin, r.right);
+    return r;
+  }
+
   // How many of the first steps visit blocks that no row before `row_end` sees, all of them right
   // of its limit. Rows are those of the block, at least one; part of it need not compute these.
   FLASH_HD int steps_right_of(const SequenceMask& mask, int row_end, int block_n) const {

@@ -13,15 +13,15 @@ namespace flash {
 
 // What there is to do, by the lengths on the device.
 struct MixedWork {
-  float tile_keys = 0.f;    // keys of all tiles of the forward's
+  float tile_keys = 0.f;  // keys of all tiles of the forward's
   float tiles = 0.f;
   float decode_keys = 0.f;  // keys, of all KV heads, that decode reads
 };
 
 // How many of `most` thread blocks, one a multiprocessor, the forward gets. rows: of its tiles.
 FLASH_HD int forward_blocks(MixedWork const& work, int rows, int most) {
-  // A tile goes through a key in the time in which all of the GPU reads as many keys as the tile has
-  // rows: 4.6 TFLOP/s a multiprocessor and 4.2 TB/s, whatever the head dim.
+  // A tile goes through a key in the time in which all of the GPU reads as many keys as the tile
+  // has rows: 4.6 TFLOP/s a multiprocessor and 4.2 TB/s, whatever the head dim.
   float const time = work.tile_keys * float(rows);  // of one multiprocessor
   float const other = work.decode_keys;
   if (time >= other * float(most)) {

@@ -59,9 +59,8 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   if (grid.varlen) {
     int const batch = PackedRows::count(s.batch);
     grid.by_length =
-        s.few_q > 0
-            ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
-            : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
+        s.few_q > 0 ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
+                    : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
   } else {
     grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }

@@ -17,7 +17,7 @@ struct LaunchShape {
   int64_t blocks;
   int threads;
   int smem_bytes;
-  int cluster = 1;  // neighbouring blocks that run together and reach each other's shared memory
+  int cluster = 1;     // neighbouring blocks that run together and reach each other's shared memory
   bool early = false;  // may start before the stream's last launch ends (core/launch_order.h)
 };
 

@@ -17,6 +17,7 @@
 #include "host/decode_plan.h"
 #include "host/group_parts.h"
 #include "host/head_packing.h"
+#include "host/key_splits.h"
 #include "host/launch_kernel.h"
 #include "host/select.h"
 #include "host/workspace.h"
@@ -187,7 +188,15 @@ void run(std::string const& name, py::dict const& call) {
     run_backward(variant, call, launch);
   } else {
     auto* const forward = variant.launch.paged ? variant.launch.paged : variant.launch.forward;
-    forward(forward_params(call), launch);
+    flash::FwdParams p = forward_params(call);
+    int const splits = number<int>(call, "key_splits", 1);
+    Scratch<float> workspace(flash::key_splits_workspace(p, splits),
+                             std::numeric_limits<float>::quiet_NaN());
+    if (splits > 1) {
+      p.splits = flash::place_key_splits(p, splits, workspace.data());
+    }
+    forward(p, launch);
+    workspace.check();
   }
 }
 

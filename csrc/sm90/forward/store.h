@@ -24,6 +24,52 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
   }
 }
 
+// Rows of a part of the keys, as they are, to the workspace. A quad writes 32 bytes at a time.
+template <class Config>
+__device__ void store_part(FwdParams const& p, RowBlock<Config> const& block, int quad_lane,
+                           OutputRow const (&rows)[Accumulators<Config>::kRows],
+                           Accumulators<Config>& acc) {
+  Tensor o = acc.rows();
+#pragma unroll
+  for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
+    int const columns = rows[r].exists ? p.head_dim_v : 0;
+    QueryRow const& row = rows[r].row;
+    float* const target = block.out + row.query * p.splits.out.row_stride +
+                          row.head * p.splits.out.head_stride + quad_lane * 2;
+#pragma unroll
+    for (int group = 0; group < Config::kHeadDimV / 8; ++group) {
+      store_if(group * 8 < columns, target + group * 8,
+               float2{o(r, 2 * group), o(r, 2 * group + 1)});
+    }
+  }
+}
+
+// The same to O, in its type.
+template <class Config>
+__device__ __forceinline__ void store_whole(FwdParams const& p, RowBlock<Config> const& block,
+                                            int quad_lane,
+                                            OutputRow const (&rows)[Accumulators<Config>::kRows],
+                                            Accumulators<Config>& acc) {
+  using Element = typename Config::Element;
+  constexpr int kGroups = Config::kHeadDimV / 8;
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  pack<Element>(acc.out, pairs);
+  bool const odd = quad_lane % 2;
+  int const column = (odd ? 8 : 0) + quad_lane / 2 * 4;
+#pragma unroll
+  for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
+    int const columns = rows[r].exists ? p.head_dim_v : 0;
+    QueryRow const& row = rows[r].row;
+    Element* const target = block.out + row.query * p.out.row_stride +
+                            (Config::kPacked ? row.head * p.out.head_stride : 0) + column;
+#pragma unroll
+    for (int group = 0; group < kGroups; group += 2) {
+      store_if(column + group * 8 < columns, target + group * 8,
+               halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
+    }
+  }
+}
+
 // Divides by the softmax denominator and writes O [rows, head_dim] and LSE [rows] of a warpgroup.
 // Straight from registers: a way through shared memory and TMA would need a buffer that the larger
 // tiles have no room for but in Q's or V's, whose next load would then wait for it; and the rows
@@ -31,7 +77,6 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
 template <class Config>
 __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
                       int thread, Accumulators<Config>& acc) {
-  using Element = typename Config::Element;
   constexpr int kRows = Accumulators<Config>::kRows;
   constexpr bool kPacked = Config::kPacked;
   FwdParams const& p = args.params;
@@ -48,27 +93,15 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
     float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
     auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     scale[r] = finished.out_scale * keep_scale;
-    float* const lse = block.lse + row.query + (kPacked ? row.head * p.lse.head_stride : 0);
+    int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
+    float* const lse = block.lse + row.query + (kPacked ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && rows[r].exists, lse, finished.lse);
   }
   acc.rescale(scale);
-
-  constexpr int kGroups = Config::kHeadDimV / 8;
-  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
-  pack<Element>(acc.out, pairs);
-  bool const odd = quad_lane % 2;
-  int const column = (odd ? 8 : 0) + quad_lane / 2 * 4;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    int const columns = rows[r].exists ? p.head_dim_v : 0;
-    QueryRow const& row = rows[r].row;
-    Element* const target = block.out + row.query * p.out.row_stride +
-                            (kPacked ? row.head * p.out.head_stride : 0) + column;
-#pragma unroll
-    for (int group = 0; group < kGroups; group += 2) {
-      store_if(column + group * 8 < columns, target + group * 8,
-               halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
-    }
+  if constexpr (Config::kSplit) {
+    store_part(p, block, quad_lane, rows, acc);
+  } else {
+    store_whole(p, block, quad_lane, rows, acc);
   }
 }
 
