@@ -3,6 +3,7 @@
 
 #include "core/mask.h"
 #include "params/common.h"
+#include "params/fast_div.h"
 
 namespace flash {
 
@@ -35,13 +36,14 @@ struct BlockRange {
   // block_at(step) + step, which is the same for all steps after the masked ones
   FLASH_HD int interior() const { return right - 1 + masked_count(); }
 
-  // Of `count` even parts the one with this number; they follow each other along the keys.
-  FLASH_HD BlockRange part(int number, int count) const {
+  // Of even parts the one with this number; they follow each other along the keys. A sequence has
+  // fewer than 2^26 blocks, and 32 parts at most.
+  FLASH_HD BlockRange part(int number, FastDiv const& parts) const {
     int const blocks = end - begin;
     auto const clamp = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
     BlockRange r;
-    r.begin = begin + int(int64_t(blocks) * number / count);
-    r.end = begin + int(int64_t(blocks) * (number + 1) / count);
+    r.begin = begin + parts.quotient(blocks * number);
+    r.end = begin + parts.quotient(blocks * (number + 1));
     r.right = clamp(right, r.begin, r.end);
     r.left = clamp(left, r.begin, r.right);
     return r;

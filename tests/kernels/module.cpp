@@ -230,6 +230,13 @@ bool packs_heads(py::dict const& call, int block_m, int packed) {
   return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
 }
 
+// Into how many parts Hopper's forward cuts the keys of its row blocks.
+int key_splits(std::string const& name, py::dict const& call, int sm_count) {
+  flash::DeviceInfo device = sm90;
+  device.sm_count = sm_count;
+  return flash::key_splits(forward_params(call), find(name), device);
+}
+
 // Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
 int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
   flash::DeviceInfo device{};
@@ -325,6 +332,7 @@ PYBIND11_MODULE(flash_kernels, m) {
       py::arg("call"));
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
+  m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));
   m.def("few_queries", &few_queries, py::arg("call"), py::arg("num_splits"), py::arg("sm"),

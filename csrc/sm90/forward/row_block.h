@@ -55,7 +55,7 @@ struct RowBlock {
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int64_t const row = info.row_q + row_begin;
     if constexpr (Config::kSplit) {
-      range = range.part(part, static_cast<int>(parts.divisor));
+      range = range.part(part, parts);
       out =
           p.splits.out.ptr + part * p.splits.out_apart + p.splits.out.offset(tile.batch, row, head);
       lse = p.splits.lse.at(tile.batch, row, head) + part * p.splits.lse_apart;
