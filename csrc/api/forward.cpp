@@ -33,7 +33,7 @@ struct Attributes {
 
 Request decode_request(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
-  return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, needs_full_scores(p.scores),
+  return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, p.scores.has_hooks(),
           device.sm, device.smem_per_block};
 }
 
@@ -167,7 +167,7 @@ void launch_forward(Tensor const& q, FwdParams p) {
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   Variant const& variant =
       select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-              needs_full_scores(p.scores), sm, device.smem_per_block, page_layout(p)});
+              p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
   trace_launch(p, variant);
   int const splits = key_splits(p, variant, device);
   Tensor const workspace = empty(q, {key_splits_workspace(p, splits)}, ScalarType::Float);
