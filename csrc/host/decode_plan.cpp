@@ -131,8 +131,11 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   // What is cut alike. Beside long sequences those of one query are the most likely.
   int const alike = std::max(s.batch * (is_packed && !is_mixed ? blocks : 1), 1);
   int64_t const few = s.equal || is_single ? fewest_columns(alike, tiles, gpu) : 0;
+  s.whole = choose && !s.equal ? static_cast<int>(whole_sequences(alike, resident)) : 0;
   s.columns = !choose ? std::numeric_limits<int>::max()
-                      : static_cast<int>(few > 0 ? few : wanted_columns(alike, resident));
+                      : static_cast<int>(few > 0       ? few
+                                         : s.whole > 0 ? columns_for_rest(alike, resident)
+                                                       : wanted_columns(alike, resident));
   if (num_splits == 1 || (choose && alike >= kTilesPerBlock * resident)) {
     s.max_splits = 1;
   } else {
