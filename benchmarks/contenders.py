@@ -109,12 +109,13 @@ def repeatable(device: torch.device) -> dict[str, Callable]:
 
 
 def with_cache(device: torch.device) -> dict[str, Callable]:
-    """``f(q, k_cache, v_cache, cache_seqlens, block_table)`` for decoding."""
+    """``f(q, k_cache, v_cache, cache_seqlens, block_table, **new_keys)`` for decoding."""
 
-    def our_decode(q, k_cache, v_cache, cache_seqlens, block_table):
+    def our_decode(q, k_cache, v_cache, cache_seqlens, block_table, **new_keys):
         return flash_attn.flash_attn_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, causal=True
-        )
+            q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, causal=True,
+            **new_keys,
+        )  # fmt: skip
 
     chosen = {"ours": our_decode}
     try:
@@ -122,20 +123,21 @@ def with_cache(device: torch.device) -> dict[str, Callable]:
     except ImportError:
         return chosen
 
-    def fa3_decode(q, k_cache, v_cache, cache_seqlens, block_table):
+    def fa3_decode(q, k_cache, v_cache, cache_seqlens, block_table, **new_keys):
         return fa3.flash_attn_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=block_table, causal=True
-        )
+            q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=block_table, causal=True,
+            **new_keys,
+        )  # fmt: skip
 
     return chosen | {"fa3": fa3_decode}
 
 
-def serving(device: torch.device) -> dict[str, Callable]:
+def serving(device: torch.device, window: tuple[int, int]) -> dict[str, Callable]:
     """``f(*inputs)`` for what problems.Serve.inputs returns."""
 
     def our_step(q, k, v, cu_q, cu_k, max_q, max_k, used, table):
         return flash_attn.flash_attn_varlen_func(
-            q, k, v, cu_q, cu_k, max_q, max_k, causal=True, block_table=table
+            q, k, v, cu_q, cu_k, max_q, max_k, causal=True, block_table=table, window_size=window
         )
 
     chosen = {"ours": our_step}
@@ -147,7 +149,7 @@ def serving(device: torch.device) -> dict[str, Callable]:
     def fa3_step(q, k, v, cu_q, cu_k, max_q, max_k, used, table):
         return fa3.flash_attn_with_kvcache(
             q, k, v, cache_seqlens=used, page_table=table, cu_seqlens_q=cu_q, max_seqlen_q=max_q,
-            causal=True,
+            causal=True, window_size=window,
         )  # fmt: skip
 
     return chosen | {"fa3": fa3_step}

@@ -177,12 +177,29 @@ def serve(options: Options) -> Iterator[Row]:
         inputs = point.inputs(options.device)
         calls = {
             name: (lambda fn=fn: fn(*inputs))  # noqa: B023  measured within this turn of the loop
-            for name, fn in contenders.serving(options.device).items()
+            for name, fn in contenders.serving(options.device, point.window).items()
         }
+        if max(point.queries) >= 128:
+            calls["packed keys"] = point.without_pages(inputs)
         as_many = torch.zeros(point.cache_bytes // 4, device=options.device)
         calls["read"] = as_many.sum
         replays = {name: _maybe_graphed(fn) for name, fn in calls.items()}
         times = clock.measure(replays, min_samples=20)
+        yield Row("serve", f"graph {point}", "GB/s", times, rate(point.cache_bytes, 1e9, times))
+    yield from _steps(clock, options)
+
+
+def _steps(clock: Clock, options: Options) -> Iterator[Row]:
+    """What it costs to append and turn: steps, and the same attention without."""
+    for point in problems.step_grid():
+        q, k, v, used, table = point.inputs(options.device)
+        new_keys = point.new_keys(options.device)
+        calls: dict[str, Callable] = {}
+        for name, fn in contenders.with_cache(options.device).items():
+            before = used - point.new
+            calls[name] = lambda fn=fn, before=before: fn(q, k, v, before, table, **new_keys)  # noqa: B023
+            calls[f"{name}, attention alone"] = lambda fn=fn: fn(q, k, v, used, table)  # noqa: B023
+        times = clock.measure({n: _maybe_graphed(fn) for n, fn in calls.items()}, min_samples=20)
         yield Row("serve", f"graph {point}", "GB/s", times, rate(point.cache_bytes, 1e9, times))
 
 

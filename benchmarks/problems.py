@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from benchmarks.contenders import NO_WINDOW
+from flash_attn import flash_attn_varlen_func
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,7 @@ class Serve:
     heads: int = 32
     heads_kv: int = 8
     head_dim: int = 128
+    window: tuple[int, int] = NO_WINDOW
 
     def __str__(self) -> str:
         return f"{self.name}, page {self.page}"
@@ -293,6 +295,14 @@ class Serve:
         ]
         return q, k, v, *ends, max(self.queries), max(self.keys), used, table
 
+    def without_pages(self, inputs: tuple) -> Callable:
+        """Our call with as many keys, packed."""
+        q, k, v, cu_q, cu_k, max_q, max_k, _, _ = inputs
+        k, v = (x.flatten(0, 1)[: sum(self.keys)] for x in (k, v))
+        return lambda: flash_attn_varlen_func(
+            q, k, v, cu_q, cu_k, max_q, max_k, causal=True, window_size=self.window
+        )
+
 
 def serve_grid() -> Iterator[Serve]:
     """Decoding, verification of drafts, chunks of prompts, and both in a batch."""
@@ -313,5 +323,36 @@ def serve_grid() -> Iterator[Serve]:
         yield each("63 x 1 query, 4k keys", 1, (4096,) * 63, page)
         yield each("1 x 512 queries, 4k keys", 512, (4096,), page)
         yield Serve("1 x 512 queries and 63 x 1, 4k keys", (512, *(1,) * 63), (4096,) * 64, page)
+        yield each("1 x 128 queries, 4k keys", 128, (4096,), page)
         yield each("1 x 512 queries, 8k keys", 512, (8192,), page)
+        yield each("1 x 1,024 queries, 16k keys", 1024, (16384,), page)
         yield each("1 x 2,048 queries, 32k keys", 2048, (32768,), page)
+    # Drafts that are verified at long context, and one that looks back by a window.
+    for keys in (31 * 1024, 144 * 1024):
+        for queries in (1, 2, 4, 8):
+            yield each(f"1 x {queries} queries, {keys // 1024}k keys", queries, (keys,), 16)
+    yield Serve(
+        "1 x 8 queries, 8k keys, 8/2 heads, window of 2,048",
+        (8,), (8192,), 16, heads=8, heads_kv=2, window=(2047, 0),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step(Decode):
+    """A step of generation: a new key for each sequence, which turns, as its query does."""
+
+    def __str__(self) -> str:
+        return f"step {super().__str__()}"
+
+    def new_keys(self, device: torch.device) -> dict:
+        """Keywords of flash_attn_with_kvcache, ours and FA3's, that append and turn."""
+        like = {"device": device, "dtype": torch.bfloat16}
+        new = torch.randn(2, self.batch, self.new, self.heads_kv, self.head_dim, **like)
+        tables = torch.randn(2, self.seqlen, self.head_dim // 2, **like)
+        return {"k": new[0], "v": new[1], "rotary_cos": tables[0], "rotary_sin": tables[1]}
+
+
+def step_grid() -> Iterator[Step]:
+    for batch, seqlen in ((8, 2048), (64, 4096), (1, 32768)):
+        for paged in (False, True):
+            yield Step(batch, seqlen, 32, 8, 1, paged)

@@ -11,6 +11,9 @@ from build_tools.plan import arch_number
 FAMILIES = {"sm80": "80", "sm90": "90a"}
 # Architecture-specific code ("a") runs on its own GPU only, so it has no PTX for later ones.
 PORTABLE = frozenset({"sm80"})
+# Kernels that start beside the launch before them, or let the next one start, where they can: what
+# csrc/core/launch_order.h says needs sm_90's instructions, so Hopper's code is not from sm_80's.
+OVERLAPPING = frozenset({"decode", "append"})
 
 
 def targets(row, archs: Sequence[str]) -> list[str]:
@@ -19,7 +22,10 @@ def targets(row, archs: Sequence[str]) -> list[str]:
         arch = FAMILIES[row.arch]
         return [_gencode(arch, f"sm_{arch}")] if arch in archs else []
     # Also for a GPU with a family of its own, where FLASH_ATTN_ARCH forces these to compare them.
-    return common_targets(archs)
+    flags = common_targets(archs)
+    if row.direction in OVERLAPPING:
+        flags = [_gencode("90", "sm_90") if "sm_90" in flag else flag for flag in flags]
+    return flags
 
 
 def common_targets(archs: Sequence[str]) -> list[str]:

@@ -95,6 +95,11 @@ class _Problem:
         return self.operation.endswith("backward")
 
     @property
+    def page_size(self) -> int:
+        """0: keys are not in pages."""
+        return self.k.shape[1] if "paged" in self.extras else 0
+
+    @property
     def needs_full_scores(self) -> bool:
         # Sinks join a row when it is finished, at either score level.
         return bool(set(self.extras) - {"paged", "attn_probs", "sinks"})
@@ -339,8 +344,7 @@ def _ask_library(problem: _Problem) -> Explanation:
     if problem.backward:
         answer = json.loads(backend.library.explain_backward(*request))
     elif few is None or few["few_queries"] > 0:
-        page_size = problem.k.shape[1] if "paged" in problem.extras else 0
-        answer = json.loads(backend.library.explain_forward(*request, page_size))
+        answer = json.loads(backend.library.explain_forward(*request, problem.page_size))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:
@@ -394,7 +398,7 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     answer = backend.library.explain_decode(
         *request, device.multi_processor_count, problem.batch, problem.longest_q,
         problem.capacity, problem.q.shape[-2], problem.k.shape[-2], problem.num_splits,
-        "paged" in problem.extras, problem.cached, problem.q.shape[0] if problem.packed else -1,
+        problem.page_size, problem.cached, problem.q.shape[0] if problem.packed else -1,
         problem.batch_invariant,
     )  # fmt: skip
     if answer is None:

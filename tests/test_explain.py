@@ -47,12 +47,12 @@ class Library:
 
     def explain_decode(self, *request) -> str | None:
         batch, seqlen_q, seqlen_k, heads, heads_kv = request[6:11]
-        num_splits, paged, cached, total_q, batch_invariant = request[11:]
-        self.asked_about_decode.append((num_splits, paged, cached))
+        num_splits, page_size, cached, total_q, batch_invariant = request[11:]
+        self.asked_about_decode.append((num_splits, page_size, cached))
         self.packed_batches.append((batch, seqlen_q, seqlen_k, heads, heads_kv, total_q,
                                     batch_invariant))  # fmt: skip
         row = ROW | {"name": "decode_test"}
-        is_mixed = total_q >= 0 and paged and min(seqlen_q, total_q) > 1
+        is_mixed = total_q >= 0 and page_size > 0 and min(seqlen_q, total_q) > 1
         answer = {"variant": row, "rejected": [], "splits": 12, "few_queries": 1 * is_mixed}
         return json.dumps(answer) if seqlen_q == 1 or is_mixed else None
 
@@ -242,7 +242,7 @@ def test_cuda_packed_batch_of_few_queries(library):
     tensors, options = packed(1)
     choice = flash_attn.explain(*tensors, **options, num_splits=3)
     assert (choice.kernel, choice.splits, choice.few_kernel) == ("decode_test", 12, None)
-    assert library.asked_about_decode == [(3, True, False)]
+    assert library.asked_about_decode == [(3, 16, False)]
     assert library.packed_batches == [(5, 1, 48, 4, 2, 7, False)]
     assert not library.asked
     flash_attn.explain(*tensors, **options, dropout_p=0.1)

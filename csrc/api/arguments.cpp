@@ -125,10 +125,4 @@ Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tens
   return s;
 }
 
-// Compares what the kernel is given: a positive double may be 0 as a float. Sinks join a row when
-// it is finished, at either level.
-bool needs_full_scores(Scores const& s) {
-  return s.softcap != 0 || s.alibi_slopes || s.dropout_p > 0 || !(s.softmax_scale > 0);
-}
-
 }  // namespace flash::api

@@ -46,6 +46,4 @@ Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tens
 // Throws what is out of range of the numbers among the arguments.
 void check_numbers(ScoreArguments const& a);
 
-bool needs_full_scores(Scores const& s);
-
 }  // namespace flash::api

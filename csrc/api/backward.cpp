@@ -101,7 +101,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
   Variant const& variant = select({"bwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-                                   needs_full_scores(p.scores), device.sm, device.smem_per_block});
+                                   p.scores.has_hooks(), device.sm, device.smem_per_block});
   Tensor softmax_d =
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);

@@ -12,6 +12,7 @@
 #include "api/rng.h"
 #include "host/decode_plan.h"
 #include "host/device.h"
+#include "host/key_splits.h"
 #include "host/select.h"
 #include "host/trace.h"
 #include "probabilities/launch.h"
@@ -32,7 +33,7 @@ struct Attributes {
 
 Request decode_request(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
-  return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, needs_full_scores(p.scores),
+  return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, p.scores.has_hooks(),
           device.sm, device.smem_per_block};
 }
 
@@ -52,7 +53,7 @@ void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
     launch_forward(q, p);
   }
   if (decodes) {
-    launch_decode(q, p, num_splits);
+    launch_decode(q, p, num_splits, leaves ? Before::Runs : Before::Ends);
   }
 }
 
@@ -155,7 +156,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
 
 }  // namespace
 
-void launch_forward(Tensor const& q, FwdParams const& p) {
+void launch_forward(Tensor const& q, FwdParams p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
   // Hopper's loads can end with any key only where batch entries are whole rows apart. Strides for
@@ -167,13 +168,18 @@ void launch_forward(Tensor const& q, FwdParams const& p) {
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   Variant const& variant =
       select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-              needs_full_scores(p.scores), sm, device.smem_per_block, page_layout(p)});
+              p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
   trace_launch(p, variant);
+  int const splits = key_splits(p, variant, device);
+  Tensor const workspace = empty(q, {key_splits_workspace(p, splits)}, ScalarType::Float);
+  if (splits > 1) {
+    p.splits = place_key_splits(p, splits, static_cast<float*>(workspace.data_ptr()));
+  }
   (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});
 }
 
-void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits) {
+void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, Before before) {
   DeviceInfo const& device = current_device();
   Variant const& variant = select(decode_request(q, p));
   constexpr int64_t most = std::numeric_limits<int>::max();
@@ -182,8 +188,9 @@ void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits) {
   int64_t const floats = decode_workspace(variant, p, split);
   Tensor const workspace = empty(q, {floats}, ScalarType::Float);
   trace_launch(p, variant);
-  variant.launch.decode(decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr())),
-                        {device, current_stream(q), variant.name});
+  variant.launch.decode(
+      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), before),
+      {device, current_stream(q), variant.name});
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {

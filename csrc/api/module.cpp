@@ -86,20 +86,23 @@ bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device
 }
 
 PyObject* explain_decode(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, paged = 0, cached = 0,
-      batch_invariant = 0;
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, page_size = 0,
+      cached = 0, batch_invariant = 0;
   long long total_q = 0;
   DeviceInfo device{};
   FwdParams p{};
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipiiiiiiippLp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
+  if (!PyArg_ParseTuple(args, "isiipiiiiiiiipLp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
                         &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
-                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &paged, &cached,
-                        &total_q, &batch_invariant)) {
+                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &page_size,
+                        &cached, &total_q, &batch_invariant)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
-  p.pages.table = paged ? &something : nullptr;
+  p.pages.table = page_size ? &something : nullptr;
+  p.pages.page_size = FastDiv(std::max(page_size, 1));
+  p.scores.softmax_scale = 1.f;
+  p.scores.softcap = full_scores ? 1.f : 0.f;
   p.seqlens.cu_q = total_q >= 0 ? &something : nullptr;
   p.seqlens.total_q = std::max(total_q, 0LL);
   p.batch_invariant = batch_invariant;
@@ -130,7 +133,7 @@ PyMethodDef methods[] = {
      "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON as of explain_forward."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits, paged, cached, total_q, batch_invariant) -> JSON as of "
+     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant) -> JSON as of "
      "explain_forward, with the most splits of a sequence; None for a call that the forward kernel "
      "serves. total_q: of a packed batch, else -1. few_queries: if not 0, this is about sequences "
      "of no more queries, and the forward kernel serves the others."},

@@ -3,6 +3,7 @@
 
 #include "core/mask.h"
 #include "params/common.h"
+#include "params/fast_div.h"
 
 namespace flash {
 
@@ -34,6 +35,19 @@ struct BlockRange {
 
   // block_at(step) + step, which is the same for all steps after the masked ones
   FLASH_HD int interior() const { return right - 1 + masked_count(); }
+
+  // Of even parts the one with this number; they follow each other along the keys. A sequence has
+  // fewer than 2^26 blocks, and 32 parts at most.
+  FLASH_HD BlockRange part(int number, FastDiv const& parts) const {
+    int const blocks = end - begin;
+    auto const clamp = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
+    BlockRange r;
+    r.begin = begin + parts.quotient(blocks * number);
+    r.end = begin + parts.quotient(blocks * (number + 1));
+    r.right = clamp(right, r.begin, r.end);
+    r.left = clamp(left, r.begin, r.right);
+    return r;
+  }
 
   // How many of the first steps visit blocks that no row before `row_end` sees, all of them right
   // of its limit. Rows are those of the block, at least one; part of it need not compute these.

@@ -96,37 +96,51 @@ struct BatchSizes {
     return sequence < Lanes::kCount ? first : sizes(sequence);
   }
 
-  // Of count(size) over the batch; for all lanes.
+  // Of count(size, sequence) over the batch; for all lanes.
   template <class Count>
   FLASH_HD int64_t sum(Count count) const {
     if (s.equal) {
-      return int64_t(s.batch) * count(first);
+      return int64_t(s.batch) * count(first, 0);
     }
     int64_t mine = 0;
     for (int b = lanes.index(); b < s.batch; b += Lanes::kCount) {
-      mine += count(of(b));
+      mine += count(of(b), b);
     }
     return lanes.sum(mine);
   }
 };
 
-// Units of a piece. At first the shortest that make no more pieces than are wanted, which is right
+// Units of a piece.
+struct Chunk {
+  int usual;
+  int whole;      // sequences that have longer ones
+  int long_ones;  // theirs
+
+  FLASH_HD int of(int sequence) const {
+    return sequence < whole && long_ones > usual ? long_ones : usual;
+  }
+};
+
+// At first the shortest that make no more pieces than are wanted, which is right
 // for a batch of one length, since as many are wanted for each sequence. Others round their pieces
 // up to whole ones, so that these are nearly always more than wanted, and a few too many take as
 // long as as many again: they are lengthened in proportion, at most three times.
 template <class Lanes, class Sizes>
-FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
+FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
-  int const even =
-      divide_up(batch.sum([](SequenceSize size) { return size.all_units(); }), s.columns);
-  int chunk = even > s.min_units ? even : s.min_units;
+  int64_t const total = batch.sum([](SequenceSize size, int) { return size.all_units(); });
+  int const even = divide_up(total, s.columns);
+  // A quarter longer than the mean: less than all have to do who work on whole sequences.
+  int const mean = s.whole > 0 ? divide_up(total, s.batch) : 0;
+  Chunk chunk{even > s.min_units ? even : s.min_units, s.whole, mean + mean / 4};
   int const columns = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    int64_t const found = batch.sum([&](SequenceSize size) { return columns_of(s, chunk, size); });
+    int64_t const found = batch.sum(
+        [&](SequenceSize size, int sequence) { return columns_of(s, chunk.of(sequence), size); });
     if (found <= columns) {
       break;
     }
-    chunk = divide_up(chunk * found, columns);
+    chunk.usual = divide_up(chunk.usual * found, columns);
   }
   return chunk;
 }
@@ -141,9 +155,9 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     return {column, tile, 0, 1, index, tiles, true};
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
-  int const chunk = s.max_splits == 1 ? INT32_MAX : fitting_chunk(batch);
+  Chunk const chunk = s.max_splits == 1 ? Chunk{INT32_MAX, 0, 0} : fitting_chunk(batch);
   if (s.equal) {
-    int const splits = num_splits(s, chunk, batch.first.units);
+    int const splits = num_splits(s, chunk.usual, batch.first.units);
     int const sequence = column / splits, first = sequence * splits;
     return {sequence,          tile, column - first, splits, first * tiles + tile, tiles,
             sequence < s.batch};
@@ -152,7 +166,8 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   for (int group = 0; group < s.batch; group += Lanes::kCount) {
     int const b = group + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
-    int const splits = num_splits(s, chunk, size.units), mine = columns_of(s, chunk, size);
+    int const splits = num_splits(s, chunk.of(b), size.units);
+    int const mine = columns_of(s, chunk.of(b), size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(column < end);
     if (hit < Lanes::kCount) {

@@ -57,8 +57,10 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   TileGrid grid{};
   grid.varlen = s.cu_q != nullptr;
   if (grid.varlen) {
+    int const batch = PackedRows::count(s.batch);
     grid.by_length =
-        VarlenSchedule::of(s.total_q, block_m, heads, PackedRows::count(s.batch), order);
+        s.few_q > 0 ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
+                    : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
   } else {
     grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }

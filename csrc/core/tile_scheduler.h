@@ -90,25 +90,43 @@ class DenseScheduler {
 // first_block(b) = (r + length) / block_m + 1 >= ceil(length / block_m). So no prefix sum over
 // lengths is needed, and a tile finds its sequence by bisection. The blocks that are too many, at
 // most one or two a sequence, are invalid tiles.
+//
+// Where sequences of up to `few` rows are somebody else's, a block for each of them would be too
+// many, if they are most of a batch. Without one, first_block(b) = start(b) / w: a sequence of
+// k * block_m + 1 rows or more has k + 1 blocks if w <= (block_m + 1) / 2, and one of few + 1 rows
+// has one if w <= few + 1.
 struct VarlenSchedule {
   int64_t total_q;  // rows of all sequences together
   int block_m;
   int heads;  // query heads
   int batch;  // sequences
   TileOrder order;
-  int64_t tiles;  // kept: a GPU divides 64 bits in the time of a load from L2
+  int rows_apart;   // rows from the number of one block to the next
+  int shared_till;  // sequences before this one have no block for themselves
+  int64_t tiles;    // kept: a GPU divides 64 bits in the time of a load from L2
 
   static VarlenSchedule of(int64_t total_q, int block_m, int heads, int batch, TileOrder order) {
-    VarlenSchedule schedule{total_q, block_m, heads, batch, order, 0};
-    schedule.tiles = schedule.first_block(batch, total_q) * heads;
-    return schedule;
+    return counted({total_q, block_m, heads, batch, order, block_m, 0, 0});
+  }
+
+  // Without those of the first `sequences` that have up to `few` rows.
+  static VarlenSchedule of(int64_t total_q, int block_m, int heads, int batch, TileOrder order,
+                           int few, int sequences) {
+    int const half = (block_m + 1) / 2, rows_apart = few < half ? few + 1 : half;
+    return counted({total_q, block_m, heads, batch, order, rows_apart, sequences, 0});
   }
 
   template <class Index>
   FLASH_HD Index first_block(int sequence, Index start) const {
-    return start / block_m + sequence;
+    return start / rows_apart + (sequence > shared_till ? sequence - shared_till : 0);
   }
   FLASH_HD int64_t num_tiles() const { return tiles; }
+
+ private:
+  static VarlenSchedule counted(VarlenSchedule schedule) {
+    schedule.tiles = schedule.first_block(schedule.batch, schedule.total_q) * schedule.heads;
+    return schedule;
+  }
 };
 
 // What a search finds: a sequence, and where it and the next one start.

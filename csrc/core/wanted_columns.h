@@ -1,6 +1,7 @@
 // How many pieces to cut a batch into, for each of a sequence's tiles.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace flash {
@@ -42,6 +43,18 @@ inline int64_t wanted_columns(int batch, int64_t resident) {
     }
   }
   return best;
+}
+
+// Sequences that fill the GPU once or several times without being cut, of a batch with more.
+inline int64_t whole_sequences(int batch, int64_t resident) {
+  return batch > resident ? batch / resident * resident : 0;
+}
+
+// As many for each sequence at which those that are left fill it once more, give or take a tenth.
+inline int64_t columns_for_rest(int batch, int64_t resident) {
+  constexpr int64_t kMost = 4;  // the grid has room for as many of all sequences
+  int64_t const rest = batch % resident;
+  return batch * (rest > 0 ? std::clamp<int64_t>((resident + resident / 10) / rest, 1, kMost) : 1);
 }
 
 }  // namespace flash

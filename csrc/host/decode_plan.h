@@ -29,6 +29,7 @@ int64_t decode_workspace(Variant const& variant, FwdParams const& params,
 
 // The call with its workspace put in place.
 DecodeParams decode_params(Variant const& variant, FwdParams const& params,
-                           SplitSchedule const& split, float* workspace);
+                           SplitSchedule const& split, float* workspace,
+                           Before before = Before::Ends);
 
 }  // namespace flash

@@ -17,7 +17,8 @@ struct LaunchShape {
   int64_t blocks;
   int threads;
   int smem_bytes;
-  int cluster = 1;  // neighbouring blocks that run together and reach each other's shared memory
+  int cluster = 1;     // neighbouring blocks that run together and reach each other's shared memory
+  bool early = false;  // may start before the stream's last launch ends (core/launch_order.h)
 };
 
 // More shared memory than 48 KiB has to be asked for, per kernel and device: when a launch needs
@@ -39,6 +40,22 @@ void allow_shared_memory(LaunchContext const& launch, int bytes) {
   }
 }
 
+// Whether a kernel's code has what core/launch_order.h says: of what is made from older virtual
+// architectures' it has not, on whatever GPU.
+template <auto kKernel>
+bool can_start_early(LaunchContext const& launch) {
+  constexpr int kHopper = 90;
+  static std::array<std::atomic<int>, kMaxDevices> versions{};
+  std::atomic<int>& version = versions[launch.device.index];
+  if (version.load(std::memory_order_relaxed) == 0) {
+    cudaFuncAttributes attributes{};
+    FLASH_CHECK_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<void const*>(kKernel)),
+                     launch.name);
+    version.store(attributes.ptxVersion, std::memory_order_relaxed);
+  }
+  return launch.device.sm >= kHopper && version.load(std::memory_order_relaxed) >= kHopper;
+}
+
 template <auto kKernel, class... Args>
 void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&... args) {
   if (shape.blocks == 0) {
@@ -55,11 +72,18 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   config.blockDim.x = shape.threads;
   config.dynamicSmemBytes = shape.smem_bytes;
   config.stream = launch.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  config.attrs = &attribute;
-  config.numAttrs = shape.cluster > 1;
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  config.attrs = attributes.data();
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.early && can_start_early<kKernel>(launch)) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kKernel, args...), launch.name);
 }
 

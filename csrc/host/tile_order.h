@@ -57,6 +57,10 @@ TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, Forward
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * int64_t(sizeof(typename Config::Element));
   bool const causal = limits(params.mask.right, params.seqlens);
+  // Beside decode, memory is what all wait for: those that read the same keys read them together.
+  if (params.seqlens.few_q > 0) {
+    return make_tile_grid(params.seqlens, tile.heads, tile.block_m, {/*group=*/1, causal});
+  }
   Columns const columns{int64_t(tile.heads) * params.seqlens.batch,
                         params.seqlens.seqlen_k * row_bytes,
                         tile.heads / std::max(params.heads_kv, 1),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "params/key_splits.h"
 #include "params/mask.h"
 #include "params/pages.h"
 #include "params/scores.h"
@@ -24,6 +25,7 @@ struct FwdParams {
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
+  KeySplits splits;
 };
 
 }  // namespace flash

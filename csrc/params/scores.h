@@ -27,6 +27,12 @@ struct Scores {
   const int64_t* rng_state;              // [2] seed, offset; read on the device only
   const DropoutOrigin* dropout_origins;  // [b]; null: the call is the whole
 
+  // Compares what the kernel is given: a positive double may be 0 as a float. Sinks join a row when
+  // it is finished, at either level.
+  FLASH_HD bool has_hooks() const {
+    return softcap != 0.f || alibi_slopes || dropout_p > 0.f || !(softmax_scale > 0.f);
+  }
+
   FLASH_HD float alibi_slope(int batch, int head) const {
     return alibi_slopes ? alibi_slopes[batch * alibi_batch_stride + head * alibi_head_stride] : 0.f;
   }

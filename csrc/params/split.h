@@ -17,6 +17,9 @@ struct SplitSchedule {
   // those of the rows that belong to no sequence.
   bool packed;
   int all_row_blocks;  // with columns of their own, at most: `batch` where they are in `tiles`
+  // The first sequences, as many as fill the GPU, are not cut, unless they are longer than others:
+  // only what is left then has to be shared out, and merged.
+  int whole = 0;
 };
 
 }  // namespace flash

@@ -17,6 +17,7 @@
 #include "host/decode_plan.h"
 #include "host/group_parts.h"
 #include "host/head_packing.h"
+#include "host/key_splits.h"
 #include "host/launch_kernel.h"
 #include "host/select.h"
 #include "host/workspace.h"
@@ -187,7 +188,15 @@ void run(std::string const& name, py::dict const& call) {
     run_backward(variant, call, launch);
   } else {
     auto* const forward = variant.launch.paged ? variant.launch.paged : variant.launch.forward;
-    forward(forward_params(call), launch);
+    flash::FwdParams p = forward_params(call);
+    int const splits = number<int>(call, "key_splits", 1);
+    Scratch<float> workspace(flash::key_splits_workspace(p, splits),
+                             std::numeric_limits<float>::quiet_NaN());
+    if (splits > 1) {
+      p.splits = flash::place_key_splits(p, splits, workspace.data());
+    }
+    forward(p, launch);
+    workspace.check();
   }
 }
 
@@ -219,6 +228,13 @@ int group_parts(std::string const& name, py::dict const& call, int sm_count) {
 
 bool packs_heads(py::dict const& call, int block_m, int packed) {
   return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
+}
+
+// Into how many parts Hopper's forward cuts the keys of its row blocks.
+int key_splits(std::string const& name, py::dict const& call, int sm_count) {
+  flash::DeviceInfo device = sm90;
+  device.sm_count = sm_count;
+  return flash::key_splits(forward_params(call), find(name), device);
 }
 
 // Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
@@ -316,6 +332,7 @@ PYBIND11_MODULE(flash_kernels, m) {
       py::arg("call"));
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
+  m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));
   m.def("few_queries", &few_queries, py::arg("call"), py::arg("num_splits"), py::arg("sm"),

@@ -196,6 +196,7 @@ def packed(batch: int, longest: int, total_q: int, heads: tuple[int, int], **mor
 
 
 PAGED = {"block_table": ANY}
+BOXES = PAGED | {"page_size": 16, "pages": 1}
 ALL = -1
 
 
@@ -213,6 +214,14 @@ ALL = -1
         ((2, 1, 2, (65, 1)), PAGED, 0),
         ((2, 9, 12, (7, 1)), PAGED, ALL),
         ((2, 10, 12, (7, 1)), PAGED, 9),
+        # More than a tile's rows, on average, of pages that Hopper's forward reads.
+        ((64, 4, 256, (32, 8)), BOXES, ALL),
+        ((64, 5, 320, (32, 8)), BOXES, 0),
+        ((64, 16, 256, (32, 8)), BOXES, ALL),
+        ((1, 16, 16, (32, 8)), BOXES, 0),
+        ((64, 5, 320, (32, 8)), BOXES | {"seqlen_k": 1023}, ALL),
+        ((64, 5, 320, (32, 8)), BOXES | {"batch_invariant": True}, ALL),
+        ((64, 5, 320, (32, 8)), BOXES | {"softcap": 1.0}, ALL),
         # No sequence has more than all have together.
         ((64, 4096, 64, (32, 32)), PAGED, ALL),
         ((64, 4096, 65, (32, 32)), PAGED, 64),
@@ -242,6 +251,7 @@ def test_who_decodes_of_a_packed_batch(kernels, shape, more, expected):
 
 
 def test_splits_that_were_asked_for_decode_packed_keys(kernels):
-    call = packed(64, 5, 320, (32, 8))
-    assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL
+    for pages in ({}, BOXES):
+        call = packed(64, 5, 320, (32, 8), **pages)
+        assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL
     assert kernels.few_queries(call, 0, 80, sm_count=132) == ALL

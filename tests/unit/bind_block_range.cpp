@@ -16,6 +16,12 @@ void bind_block_range(py::module_& m) {
       .def("count", &BlockRange::count)
       .def("masked_count", &BlockRange::masked_count)
       .def("block_at", &BlockRange::block_at, py::arg("step"))
+      .def(
+          "part",
+          [](BlockRange const& r, int number, int parts) {
+            return r.part(number, flash::FastDiv(parts));
+          },
+          py::arg("number"), py::arg("parts"))
       .def("steps_right_of", &BlockRange::steps_right_of, py::kw_only(), py::arg("mask"),
            py::arg("row_end"), py::arg("block_n"))
       .def("masked", &BlockRange::masked, py::arg("block"))

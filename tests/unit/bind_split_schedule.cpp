@@ -7,15 +7,15 @@ void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
-                       std::optional<int> all_row_blocks) {
+                       std::optional<int> all_row_blocks, int whole) {
              bool const packed = all_row_blocks.has_value();
              return SplitSchedule{
-                 batch,  flash::FastDiv(tiles),         equal, min_units, max_splits, columns,
-                 packed, all_row_blocks.value_or(batch)};
+                 batch,  flash::FastDiv(tiles),          equal, min_units, max_splits, columns,
+                 packed, all_row_blocks.value_or(batch), whole};
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
-           py::arg("all_row_blocks") = py::none())  // of a packed batch
+           py::arg("all_row_blocks") = py::none(), py::arg("whole") = 0)
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
@@ -36,6 +36,8 @@ void bind_split_schedule(py::module_& m) {
                                    range.begin, range.end);
           },
           py::arg("units"), py::arg("index"), py::arg("row_blocks") = py::none());
+  m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("resident"));
+  m.def("columns_for_rest", &flash::columns_for_rest, py::arg("batch"), py::arg("resident"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(
       "fewest_columns",

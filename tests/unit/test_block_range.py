@@ -32,6 +32,22 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
         assert found.begin <= found.left <= found.right <= found.end
         assert (found.begin, found.end) == (needed[0], needed[-1] + 1)
         check_steps_right_of(mask, found, visited, seen, rows, block_n)
+    for parts in (1, 2, 3, 32):
+        check_parts(found, visited, parts)
+
+
+def check_parts(found, visited, parts):
+    """Together they visit all blocks, and those with mask code first."""
+    together = []
+    for number in range(parts):
+        part = found.part(number, parts)
+        assert part.count() in (len(visited) // parts, -(-len(visited) // parts))
+        blocks = [part.block_at(step) for step in range(part.count())]
+        assert [found.masked(n) for n in blocks] == [
+            step < part.masked_count() for step in range(part.count())
+        ]
+        together += blocks
+    assert sorted(together) == sorted(visited)
 
 
 def check_steps_right_of(mask, found, visited, seen, rows, block_n):

@@ -49,12 +49,38 @@ def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
 
 
 @settings(deadline=None)
-@given(units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60))
-def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, columns):
+@given(
+    units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60),
+    st.integers(0, 70),
+)  # fmt: skip
+def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, columns, whole):
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, columns=columns
-    )
+        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits,
+        columns=columns, whole=whole,
+    )  # fmt: skip
     check_cover(schedule, lengths, tiles, max_splits)
+
+
+def test_the_first_sequences_stay_whole(core):
+    """But for those that are longer than others: no piece is longer than a quarter more than the
+    mean."""
+    lengths = [64] * 40 + [640] + [10] * 8 + [64] * 15
+    schedule = core.SplitSchedule(
+        batch=64, tiles=8, min_units=2, columns=core.columns_for_rest(64, 49), whole=49
+    )
+    splits = splits_of(schedule, lengths)
+    assert splits[:40] == [1] * 40
+    assert splits[40] == -(-640 // (67 + 67 // 4))
+    assert set(splits[49:]) == {3}
+
+
+@pytest.mark.parametrize(
+    ("batch", "whole", "each"),
+    [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 1)],
+)
+def test_what_is_left_fills_the_gpu_once_more(core, batch, whole, each):
+    assert core.whole_sequences(batch, 49) == whole
+    assert core.columns_for_rest(batch, 49) == each * batch
 
 
 @settings(deadline=None)

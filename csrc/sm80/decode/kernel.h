@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
+#include "core/launch_order.h"
 #include "core/split_schedule.h"
 #include "core/warp_lanes.h"
 #include "params/decode_params.h"
@@ -61,13 +62,15 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
-    decode_kernel(__grid_constant__ DecodeParams const p, int counter_range) {
+__device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_range) {
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
     find_work(p, work);
+  }
+  if (p.before == Before::Reads) {
+    wait_for_launch_before();
   }
   __syncthreads();
   if (!work.piece.valid) {
@@ -83,6 +86,15 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
   merge_and_store(output, smem.merge, warp, lane, acc);
   if (cut) {
     merge_pieces(p, work, counter_range, smem.pieces);
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
+    decode_kernel(__grid_constant__ DecodeParams const p, int counter_range) {
+  decode_piece<Config>(p, counter_range);
+  if (blockIdx.x == gridDim.x - 1) {
+    wait_for_launch_before();  // for all that come later
   }
 }
 

@@ -36,9 +36,9 @@ __device__ void load_key_blocks(BackwardArgs const& args, SharedStorage<Config>&
   Seqlens const& s = args.params.seqlens;
   uint32_t const num_tiles = args.queue.num_tiles;  // an int counts them
   auto const draw = [&](uint32_t index) {
-    return __shfl_sync(kAll, draw_tile(args.queue, args.counter, index), 0);
+    return __shfl_sync(kAll, draw_tile(args.queue, args.counter, index, gridDim.x), 0);
   };
-  uint32_t index = __shfl_sync(kAll, draw_first_tile(args.queue, args.counter), 0);
+  uint32_t index = __shfl_sync(kAll, draw_first_tile(args.queue, args.counter, gridDim.x), 0);
   do {
     loader.load([&] {
       WorkTile tile{0, 0, 0, false};

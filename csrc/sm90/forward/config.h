@@ -1,15 +1,17 @@
 // Types of one sm90 forward kernel: everything that follows from its row in the variant table.
 #pragma once
 
+#include <type_traits>
+
 #include "core/score_level.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
 
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
-// what it takes would slow the others down.
+// what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, ScoreLevel kScores_, bool kPacked_ = false>
+          int kStages_, ScoreLevel kScores_, bool kPacked_ = false, bool kSplit_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -21,6 +23,10 @@ struct ForwardConfig {
   static constexpr bool kPacked = kPacked_;
   using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                                kStages_, kScores_, true>;
+  static constexpr bool kSplit = kSplit_;
+  using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
+                              kStages_, kScores_, true, true>;
+  using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;

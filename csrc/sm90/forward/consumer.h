@@ -77,7 +77,11 @@ struct Consumer {
         finish_rows<Config>(args, block, warpgroup, thread, acc);
       }
       acc.rescale(acc.scale);
-      store<Config>(args, block, warpgroup, thread, acc);
+      if constexpr (Config::kSplit) {
+        store_part<Config>(args, block, warpgroup, thread, acc);
+      } else {
+        store<Config>(args, block, warpgroup, thread, acc);
+      }
     }
     Turns<Config>{warpgroup}.end();
   }

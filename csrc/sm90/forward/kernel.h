@@ -5,10 +5,12 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
+#include "core/launch_order.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/describer.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/pages.h"
+#include "sm90/forward/share.h"
 
 namespace flash::sm90 {
 
@@ -16,10 +18,17 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(__grid_constant__ ForwardArgs const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
-  if (threadIdx.x == 0) {
-    smem.init();
+  let_next_launch_start();
+  if (threadIdx.x < 32) {
+    int const blocks = sharing_blocks<Config>(args);
+    if (threadIdx.x == 0) {
+      smem.init(blocks);
+    }
   }
   __syncthreads();
+  if (static_cast<int>(blockIdx.x) >= smem.blocks) {
+    return;
+  }
   // The same in all lanes, and the compiler knows it.
   int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {

@@ -11,6 +11,7 @@
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
+#include "sm90/forward/merge_splits.h"
 
 namespace flash::sm90 {
 
@@ -82,7 +83,9 @@ RowPacking row_packing(FwdParams const& params) {
 template <class Config>
 TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking const& rows) {
   ForwardTile const tile{Config::kConsumers * rows.queries,
-                         Config::kPacked ? params.heads_kv : params.heads_q};
+                         Config::kSplit    ? params.heads_kv * int(params.splits.count.divisor)
+                         : Config::kPacked ? params.heads_kv
+                                           : params.heads_q};
   Seqlens const& s = params.seqlens;
   // No sequence is longer than a row block: one thread block after another takes one of them.
   return s.cu_q && s.seqlen_q <= tile.block_m ? make_first_blocks_grid(s, tile.heads, tile.block_m)
@@ -99,7 +102,9 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
   check(num_tiles <= max_grid_blocks, num_tiles, " row blocks in one call, at most ",
         max_grid_blocks, " are served");
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
-  int const counter = num_tiles > blocks ? tile_counter(launch.stream, kTileCounters) : -1;
+  // Beside decode fewer blocks may have all tiles.
+  bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
+  int const counter = draws ? tile_counter(launch.stream, kTileCounters) : -1;
   ForwardArgs const args{
       make_tensor_map(q_request<Config>(params, rows)),
       make_tensor_map(key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim)),
@@ -114,8 +119,26 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
                                         args);
 }
 
+// Row blocks with a part of their keys each, and what becomes of these.
+template <class Config>
+void launch_split(FwdParams const& params, LaunchContext const& context) {
+  int const group = params.heads_q / std::max(params.heads_kv, 1);
+  launch<Config>(params, context, {FastDiv(group), kWarpgroupRows / group});
+  Seqlens const& s = params.seqlens;
+  int64_t const rows = params.heads_q * (s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q);
+  launch_kernel<merge_splits_kernel<Config>>(
+      context,
+      {(rows + kMergeRows - 1) / kMergeRows, kMergeRows * 32, 0, /*cluster=*/1, /*early=*/true},
+      params);
+}
+
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
+  if constexpr (Config::kScores == ScoreLevel::Plain) {
+    if (params.splits.count.divisor > 1) {
+      return launch_split<typename Config::Split>(params, context);
+    }
+  }
   RowPacking const rows = row_packing<Config>(params);
   if constexpr (Config::kScores == ScoreLevel::Plain) {
     if (rows.heads.divisor > 1) {

@@ -27,8 +27,8 @@ struct RowBlock {
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
-  float const* sinks;  // logits, of the first head on; null: none
-  Element* out;        // first row of this block
+  float const* sinks;         // logits, of the first head on; null: none
+  typename Config::Out* out;  // first row of this block
   float* lse;
   // For the loader
   TileCoord q_at;     // all queries; of packed heads, `head` is their KV head
@@ -48,11 +48,21 @@ struct RowBlock {
                  Config::kConsumers * args.rows.template queries_of<Config>())) {
     FwdParams const& p = args.params;
     int const group = p.heads_q / p.heads_kv;
-    int const head = Config::kPacked ? tile.head * group : tile.head;
+    FastDiv const& parts = p.splits.count;
+    int const tile_head = Config::kSplit ? parts.quotient(tile.head) : tile.head;
+    int const part = Config::kSplit ? parts.remainder(tile.head, tile_head) : 0;
+    int const head = Config::kPacked ? tile_head * group : tile_head;
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int64_t const row = info.row_q + row_begin;
-    out = static_cast<Element*>(p.out.ptr) + p.out.offset(tile.batch, row, head);
-    lse = p.lse.at(tile.batch, row, head);
+    if constexpr (Config::kSplit) {
+      range = range.part(part, parts);
+      out =
+          p.splits.out.ptr + part * p.splits.out_apart + p.splits.out.offset(tile.batch, row, head);
+      lse = p.splits.lse.at(tile.batch, row, head) + part * p.splits.lse_apart;
+    } else {
+      out = static_cast<Element*>(p.out.ptr) + p.out.offset(tile.batch, row, head);
+      lse = p.lse.at(tile.batch, row, head);
+    }
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
@@ -61,10 +71,11 @@ struct RowBlock {
     if (drops && is_sequence) {
       dropout = DropoutMask(p.scores, tile.batch, p.heads_q, head);
     }
-    sinks = p.scores.s_aux && is_sequence ? p.scores.s_aux + head : nullptr;
+    // A row's logit belongs to one of its parts.
+    sinks = p.scores.s_aux && is_sequence && part == 0 ? p.scores.s_aux + head : nullptr;
 
     // A packed tensor is one batch entry.
-    q_at = {static_cast<int>(row), rows, tile.head, p.seqlens.cu_q ? 0 : tile.batch};
+    q_at = {static_cast<int>(row), rows, tile_head, p.seqlens.cu_q ? 0 : tile.batch};
     keys_at = {static_cast<int>(info.row_k), info.seqlen_k, head / group,
                p.seqlens.cu_k ? 0 : info.batch_k};
   }

@@ -30,12 +30,14 @@ struct SharedStorage {
   static constexpr int kPageWarps = 2;
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
+  int blocks;     // of the launch, that share its tiles
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init() {
+  __device__ void init(int sharing_blocks) {
+    blocks = sharing_blocks;
     q_ring.init(Config::kConsumerWarps);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);

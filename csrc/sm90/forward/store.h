@@ -42,8 +42,32 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
     auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     acc.scale[r] = finished.out_scale * keep_scale;
-    float* const lse = block.lse + row.query + (kPacked ? row.head * p.lse.head_stride : 0);
+    int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
+    float* const lse = block.lse + row.query + (kPacked ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
+  }
+}
+
+// O [rows, head_dim_v] of a part of the keys, in fp32 to the workspace. A quad writes 32 bytes of a
+// row at a time.
+template <class Config>
+__device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
+                           int thread, Accumulators<Config>& acc) {
+  FwdParams const& p = args.params;
+  FragmentCoord<4> const coord(thread);
+  Tensor o = acc.rows();
+#pragma unroll
+  for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
+    OutputRow const at =
+        output_row<Config::kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+    int const columns = at.exists ? p.head_dim_v : 0;
+    float* const target = block.out + at.row.query * p.splits.out.row_stride +
+                          at.row.head * p.splits.out.head_stride + thread % 4 * 2;
+#pragma unroll
+    for (int group = 0; group < Config::kHeadDimV / 8; ++group) {
+      store_if(group * 8 < columns, target + group * 8,
+               float2{o(r, 2 * group), o(r, 2 * group + 1)});
+    }
   }
 }
 

@@ -48,6 +48,7 @@ struct LaunchShape {
   int threads;
   int smem_bytes;
   int cluster = 1;
+  bool early = false;
 };
 
 // The launch's `number`-th cluster, whose first block is `first`.

@@ -1,0 +1,65 @@
+#include "host/key_splits.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "core/work_tile.h"
+
+namespace flash {
+namespace {
+
+// Of a warpgroup, which has that many rows of Hopper's forward.
+constexpr int kWarpgroupRows = 64;
+
+// A part of fewer key blocks takes less time than its merging.
+constexpr int kMinBlocks = 4;
+
+// One lane each when they are merged.
+constexpr int kMostSplits = 32;
+
+// Heads of a KV head share row blocks where keys are cut: fewer row blocks, more parts of each.
+int64_t row_blocks(FwdParams const& p, Variant const& variant) {
+  Seqlens const& s = p.seqlens;
+  int const group = p.heads_q / p.heads_kv;
+  int const queries = variant.block_m / kWarpgroupRows * (kWarpgroupRows / group);
+  int64_t const blocks = s.cu_q ? (s.total_q + int64_t(s.batch) * (queries - 1)) / queries
+                                : int64_t(s.batch) * num_m_blocks(s.seqlen_q, queries);
+  return blocks * p.heads_kv;
+}
+
+int64_t rows(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  return p.heads_q * (s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q);
+}
+
+}  // namespace
+
+int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+  bool const can = variant.arch == 90 && std::string_view(variant.scores) == "plain" &&
+                   p.heads_kv > 0 && p.heads_q / p.heads_kv <= kWarpgroupRows &&
+                   p.q.head_stride != 0;
+  // Beside decode the GPU is full; and nobody else's presence may change a sequence's bits.
+  if (!can || p.batch_invariant || p.seqlens.few_q > 0 || rows(p) == 0) {
+    return 1;
+  }
+  int64_t const by_places = device.sm_count / row_blocks(p, variant);
+  int64_t const by_keys = p.seqlens.seqlen_k / (int64_t(kMinBlocks) * variant.block_n);
+  return static_cast<int>(std::clamp<int64_t>(std::min(by_places, by_keys), 1, kMostSplits));
+}
+
+int64_t key_splits_workspace(FwdParams const& p, int splits) {
+  return splits == 1 ? 0 : splits * rows(p) * (p.head_dim_v + 1);
+}
+
+KeySplits place_key_splits(FwdParams const& p, int splits, float* workspace) {
+  Seqlens const& s = p.seqlens;
+  int64_t const length = s.cu_q ? s.total_q : s.seqlen_q, row = int64_t(p.heads_q) * p.head_dim_v;
+  int64_t const numbers = rows(p) * p.head_dim_v;
+  return {FastDiv(splits),
+          {workspace, s.cu_q ? 0 : length * row, row, p.head_dim_v},
+          {workspace + splits * numbers, s.cu_q ? 0 : length * p.heads_q, length},
+          numbers,
+          rows(p)};
+}
+
+}  // namespace flash

@@ -1,0 +1,107 @@
+// The parts of each row, whose keys several thread blocks had, become one: a softmax over the
+// parts, whose scores are their LSE and whose values are their rows.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+#include "core/launch_order.h"
+#include "core/softmax.h"
+#include "core/warp_lanes.h"
+#include "params/fwd_params.h"
+
+namespace flash::sm90 {
+
+constexpr int kMergeRows = 4;  // of a thread block, a warp each
+
+struct MergeRow {
+  int batch;
+  int row;
+  int head;
+  bool exists;
+};
+
+// Heads first: their rows are neighbours in memory.
+__device__ inline MergeRow merge_row(FwdParams const& p, int64_t index) {
+  int64_t const token = index / p.heads_q;
+  int const head = static_cast<int>(index - token * p.heads_q);
+  Seqlens const& s = p.seqlens;
+  if (s.cu_q) {
+    return {0, static_cast<int>(token), head, token < s.total_q};
+  }
+  int const batch = static_cast<int>(token / s.seqlen_q);
+  return {batch, static_cast<int>(token - int64_t(batch) * s.seqlen_q), head, batch < s.batch};
+}
+
+// By all lanes: the weight of the part that is this lane's, and the row's LSE.
+struct PartWeight {
+  float weight;
+  float lse;
+
+  __device__ PartWeight(KeySplits const& splits, float const* first) {
+    int const lane = WarpLanes{}.index();
+    bool const mine = lane < static_cast<int>(splits.count.divisor);
+    float const own = mine ? first[lane * splits.lse_apart] : -INFINITY;
+    OnlineSoftmax<1> softmax(kLog2e);
+    softmax.max[0] = own;
+#pragma unroll
+    for (int distance = WarpLanes::kCount / 2; distance > 0; distance /= 2) {
+      softmax.max[0] =
+          fmaxf(softmax.max[0], __shfl_xor_sync(WarpLanes::kAll, softmax.max[0], distance));
+    }
+    // Where nothing was seen there is no part with a weight. NaN, which no maximum sees, goes on.
+    weight = own == -INFINITY ? 0.f : exp2_fast((own - softmax.max[0]) * softmax.scale_log2);
+    softmax.sum[0] = weight;
+#pragma unroll
+    for (int distance = WarpLanes::kCount / 2; distance > 0; distance /= 2) {
+      softmax.sum[0] += __shfl_xor_sync(WarpLanes::kAll, softmax.sum[0], distance);
+    }
+    auto const row = softmax.finish(0, -INFINITY, NoReduce{});
+    weight *= row.out_scale;
+    lse = row.lse;
+  }
+};
+
+template <class Config>
+__global__ void __launch_bounds__(kMergeRows * 32)
+    merge_splits_kernel(__grid_constant__ FwdParams const p) {
+  using Element = typename Config::Element;
+  constexpr int kColumns = 4, kParts = 4;  // of a lane; on their way at a time
+  wait_for_launch_before();
+  MergeRow const at = merge_row(p, int64_t(blockIdx.x) * kMergeRows + threadIdx.x / 32);
+  if (!at.exists) {
+    return;
+  }
+  KeySplits const& splits = p.splits;
+  int const parts = static_cast<int>(splits.count.divisor), lane = WarpLanes{}.index();
+  PartWeight const mine(splits, splits.lse.at(at.batch, at.row, at.head));
+  if (lane == 0) {
+    *p.lse.at(at.batch, at.row, at.head) = mine.lse;
+  }
+  float const* const first = splits.out.ptr + splits.out.offset(at.batch, at.row, at.head);
+  Element* const out = static_cast<Element*>(p.out.ptr) + p.out.offset(at.batch, at.row, at.head);
+#pragma unroll
+  for (int begin = 0; begin < Config::kHeadDimV; begin += 32 * kColumns) {
+    int const col = begin + lane * kColumns;
+    bool const exists = col < p.head_dim_v;
+    cutlass::Array<float, kColumns> sum;
+    sum.clear();
+#pragma unroll kParts
+    for (int part = 0; part < parts; ++part) {
+      float const weight = __shfl_sync(WarpLanes::kAll, mine.weight, part);
+      float4 const x = exists
+                           ? *reinterpret_cast<float4 const*>(first + part * splits.out_apart + col)
+                           : float4{};
+      sum[0] += weight * x.x;
+      sum[1] += weight * x.y;
+      sum[2] += weight * x.z;
+      sum[3] += weight * x.w;
+    }
+    if (exists) {
+      using Rounded = cutlass::AlignedArray<Element, kColumns>;
+      static_cast<cutlass::Array<Element, kColumns>&>(*reinterpret_cast<Rounded*>(out + col)) =
+          cutlass::NumericArrayConverter<Element, float, kColumns>{}(sum);
+    }
+  }
+}
+
+}  // namespace flash::sm90

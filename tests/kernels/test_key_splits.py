@@ -1,0 +1,96 @@
+"""Row blocks of Hopper's forward that are cut along the keys, and what becomes of their parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+import torch
+from cache_cases import CacheCase
+from cases import BF16, FP16
+from compare import assert_accurate, assert_lse
+from reference import attention_ref, standard_attention
+
+from build_tools.instantiate import load_table
+
+from . import calls
+from .test_hopper_forward import check_dense
+from .test_packed_decode import Batch, expected, make
+from .test_paged_kernels import check
+
+ROWS = [
+    v for v in load_table().VARIANTS if (v.direction, v.arch, v.scores) == ("fwd", "sm90", "plain")
+]
+DTYPES = {"bf16": BF16, "fp16": FP16}
+SAMPLES = [v for v in ROWS if v.head_dim in (64, 128)]
+
+
+def id_of(x) -> str:
+    return x.name
+
+
+@dataclass
+class Cut:
+    """The kernels, with the keys of each row block in so many parts."""
+
+    kernels: ModuleType
+    parts: int
+
+    def run(self, variant: str, call: dict) -> None:
+        self.kernels.run(variant, call | {"key_splits": self.parts})
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("parts", [2, 5, 32])
+def test_parts_of_a_cache(kernels, row, parts):
+    """More parts than blocks of keys, too, and sequences without any."""
+    case = CacheCase(
+        "parts", page_size=16, hk=2, h=8, sq=21, cache_seqlens=(500, 170, 0), window=(400, 0)
+    )
+    check(Cut(kernels, parts), row, case)
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize("group", [1, 3, 64])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (300, 5)}, {"s_aux": True}])
+def test_parts_of_dense_keys(kernels, row, group, options):
+    """Of any group; a sink is in one part of its row; columns that a row's head dim lacks."""
+    gen = torch.Generator().manual_seed(group)
+    q = torch.randn(2, 70, 2 * group, row.head_dim - 8, generator=gen)
+    k, v = torch.randn(2, 2, 600, 2, row.head_dim - 8, generator=gen)
+    if "s_aux" in options:
+        options = {"s_aux": torch.randn(2 * group, generator=gen)}
+    q, k, v = (x.to(DTYPES[row.dtype]) for x in (q, k, v))
+    check_dense(Cut(kernels, 3), row, q, k, v, **options)
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+def test_parts_of_a_packed_batch(kernels, row):
+    batch = Batch("parts", q=(90, 0, 40, 7), k=(310, 37, 150, 900), before=3, behind=2, sinks=True)
+    x = make(batch, DTYPES[row.dtype], row.head_dim)
+    ref, standard = (expected(batch, x, f) for f in (attention_ref, standard_attention))
+    out, lse = calls.varlen(
+        Cut(kernels, 4), row.name, x.q, *x.held, x.cu_q, None, causal=True, s_aux=x.s_aux,
+        **x.options,
+    )  # fmt: skip
+    assert_accurate("out", out, ref[0], standard[0])
+    assert_lse("lse", lse, ref[1])
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "expected"),
+    [
+        (128, 4096, 4),  # four row blocks of each KV head; 132 multiprocessors
+        (8, 32768, 16),
+        (8, 1024, 2),  # a part of fewer blocks is not worth its merging
+        (512, 4096, 1),
+    ],
+)
+def test_as_many_parts_as_fill_the_gpu(kernels, seqlen_q, seqlen_k, expected):
+    call = calls.problem(batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=32, heads_kv=8)
+    call["q"] = (0, 0, 0, 128)
+    name = "fwd_sm90_bf16_d128_plain"
+    assert kernels.key_splits(name, call, sm_count=132) == expected
+    assert kernels.key_splits(name, call | {"batch_invariant": True}, sm_count=132) == 1
+    assert kernels.key_splits(name.replace("90", "80"), call, sm_count=132) == 1
