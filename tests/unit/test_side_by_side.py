@@ -1,5 +1,7 @@
 """How many multiprocessors a forward gets beside decode."""
 
+import itertools
+
 import pytest
 
 SMS = 132
@@ -32,5 +34,5 @@ def test_more_to_do_takes_more(core):
     taken = [blocks(core, tiles, 4096, 63 * 8 * 4096) for tiles in range(0, 4000, 50)]
     assert all(1 <= n <= SMS for n in taken)
     # Rounds are whole, so that a few tiles more may want fewer multiprocessors.
-    assert all(after >= 0.5 * before for before, after in zip(taken, taken[1:], strict=False))
+    assert all(after >= 0.5 * before for before, after in itertools.pairwise(taken))
     assert taken[-1] > 100
