@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit bench build spills sass sanitize docs lint format hooks wheel sdist clean
+.PHONY: help demo test unit coverage bench build spills sass sanitize docs lint format hooks wheel sdist clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -30,6 +30,10 @@ test: $(VENV)/.env-test build  ## the whole suite; ARGS="-k rotary" for some of 
 
 unit: $(VENV)/.env-test  ## the tests of csrc/core, compiled for the host
 	$(PYTEST) tests/unit $(ARGS)
+
+# Without the kernels that are compiled for the host: they run the same Python.
+coverage: $(VENV)/.env-test  ## which lines of the Python code the tests run, and whether they are enough
+	$(PYTEST) --cov --ignore=tests/kernels --ignore=tests/unit -k "not host" $(ARGS)
 
 bench: $(VENV)/.env-demo build  ## benchmarks; ARGS="--help" for what there is
 	$(PY) -m benchmarks $(ARGS)

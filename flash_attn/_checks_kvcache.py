@@ -43,9 +43,11 @@ def kvcache(q: Tensor, cache: Cache) -> Cache:
     if cache.cache_leftpad is not None:
         _per_sequence(cache.cache_leftpad, "cache_leftpad", batch, q)
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    new = 0
     if cache.k is not None or cache.v is not None:
-        _new_keys(q, cache, capacity)
-    _within(lengths, batch, cache.new, capacity, q)
+        new = _new_keys(q, cache, capacity)
+    if lengths is not None:
+        _within(lengths, batch, new, capacity, q)
     if cache.rotary_cos is not None or cache.rotary_sin is not None:
         _rotary(q, cache, capacity)
     return cache
@@ -64,7 +66,8 @@ def no_gradient(q: Tensor, cache: Cache, s_aux: Tensor | None) -> None:
             )
 
 
-def _new_keys(q: Tensor, cache: Cache, capacity: int) -> None:
+def _new_keys(q: Tensor, cache: Cache, capacity: int) -> int:
+    """The number of new keys per sequence."""
     k, v = cache.k, cache.v
     if k is None or v is None:
         missing = "v" if v is None else "k"
@@ -84,6 +87,7 @@ def _new_keys(q: Tensor, cache: Cache, capacity: int) -> None:
         raise _bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
     if k.shape[1] > capacity:
         raise ValueError(f"k: got {k.shape[1]} new keys; the cache holds {capacity} per sequence")
+    return k.shape[1]
 
 
 def _no_overlap(cache: Tensor, name: str) -> None:
@@ -108,8 +112,6 @@ def _lengths(cache_seqlens: Any) -> int | Tensor | None:
 
 
 def _within(cache_seqlens, batch: int, new: int, capacity: int, q: Tensor) -> None:
-    if cache_seqlens is None:
-        return
     if isinstance(cache_seqlens, Tensor):
         _per_sequence(cache_seqlens, "cache_seqlens", batch, q)
     elif not -1 <= cache_seqlens <= capacity - new:

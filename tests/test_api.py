@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -121,6 +122,21 @@ def test_import_is_light():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_import_is_quick():
+    """At most 50 ms of a processor on top of torch, with bytecode as an installation has it."""
+    program = (
+        "import time, torch; start = time.process_time(); import flash_attn;"
+        "print(time.process_time() - start)"
+    )
+    environment = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", program]
+    seconds = [
+        float(subprocess.check_output(command, env=environment, text=True))
+        for _ in range(3)  # the first may write the bytecode
+    ]
+    assert min(seconds) <= 0.05
 
 
 # --- Results ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flash_attn import _autograd, _private
+from flash_attn.call import Gradients, Lengths, Options
 from flash_attn.distributed.layout import Layout, Segment, place
 from flash_attn.distributed.tiles import Mask, Tile, tiles
 
@@ -71,15 +72,6 @@ class Scoring:
         return self.dropout.rng_state(starts)
 
 
-class Lengths(NamedTuple):
-    """Packed rows and keys of a call; gaps between tiles are sequences with one of the two only."""
-
-    cu_seqlens_q: Tensor  # (sequences + 1,) int32
-    cu_seqlens_k: Tensor
-    longest_q: int
-    longest_k: int
-
-
 @dataclass(frozen=True)
 class Call:
     """Tiles for one kernel call: what they have in common is in the first."""
@@ -87,7 +79,7 @@ class Call:
     tiles: tuple[Tile, ...]
     rows: range  # of the queries, from the first tile to the last
     keys: range
-    lengths: Lengths | None  # None: one tile
+    lengths: Lengths | None  # gaps between tiles are sequences with one of the two; None: one tile
     # (sequences, 3) int64: which of the layout's, and its first query and key; of a gap, any
     starts: Tensor
 
@@ -169,8 +161,11 @@ def _slice(x: Tensor, at: range, first: int = 0) -> Tensor:
     return x[:, at.start - first : at.stop - first]
 
 
-def _mask(tile: Tile) -> tuple[bool, int, int]:
-    return tile.right == 0, tile.left, tile.right
+def _options(tile: Tile, slopes: Tensor | None, scoring: Scoring) -> Options:
+    return Options(
+        scoring.dropout_p, scoring.softmax_scale, tile.right == 0, (tile.left, tile.right),
+        scoring.softcap, slopes, scoring.deterministic,
+    )  # fmt: skip
 
 
 def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float]:
@@ -191,17 +186,13 @@ def forward(
     """
     slopes, lacks = _biases(call, scoring)
     tensors = _slice(q, call.rows), *(_slice(x, call.keys, first_key) for x in (k, v))
-    options = (
-        scoring.dropout_p, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes,
-        False,
-    )  # fmt: skip
+    options = _options(call.tiles[0], slopes, scoring)
     rng_state = scoring.rng_state(call, q.shape[0])
     if call.lengths is None:
-        out, lse, _, _ = _private._flash_attn_forward(*tensors, *options, rng_state=rng_state)
+        out, lse, _, _ = _private.forward(*tensors, options, rng_state=rng_state)
         return out, lse + lacks if slopes is not None else lse
-    out, lse, _, _ = _private._flash_attn_varlen_forward(
-        *(x[0] for x in tensors), *call.lengths, *options, rng_state=rng_state
-    )
+    q, k, v = (x[0] for x in tensors)
+    out, lse, _, _ = _private.forward(q, k, v, options, call.lengths, rng_state=rng_state)
     return out[None], lse[None]
 
 
@@ -238,15 +229,9 @@ def backward(
     dlse = None if rows.dlse is None else rows.dlse[:, :, at]
     k, v = (_slice(x, call.keys, first_key) for x in (k, v))
     gradients = tuple(x.new_empty(x.shape) for x in (q, k, v))
-    options = (
-        scoring.dropout_p, scoring.softmax_scale, *_mask(call.tiles[0]), scoring.softcap, slopes,
-        scoring.deterministic, scoring.rng_state(call, q.shape[0]),
-    )  # fmt: skip
-    tensors = (dout, q, k, v, out, lse, *gradients)
-    if call.lengths is None:
-        _private._flash_attn_backward(*tensors, *options, dlse=dlse)
-        return gradients
-    _private._flash_attn_varlen_backward(
-        *(x[0] for x in tensors), *call.lengths, *options, dlse=None if dlse is None else dlse[0]
-    )
+    options = _options(call.tiles[0], slopes, scoring)
+    tensors = Gradients(dout, q, k, v, out, lse, *gradients, dlse)
+    if call.lengths is not None:
+        tensors = Gradients(*(None if x is None else x[0] for x in tensors))
+    _private.backward(tensors, options, scoring.rng_state(call, q.shape[0]), call.lengths)
     return gradients
