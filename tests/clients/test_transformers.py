@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 import flash_attn
@@ -147,6 +148,8 @@ def test_generation_compiled_with_a_static_cache(device):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_continuous_batching(device):
     """Requests of different lengths in one paged cache."""
+    if device == "cpu" and Version(transformers.__version__) < Version("5.23"):
+        pytest.importorskip("psutil")  # else it takes the machine to have no memory
     names = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.valid_keys()
     paged = f"paged|{OURS}" if f"paged|{OURS}" in names else OURS
     written_out, model = pair(FAMILIES["llama"], device, paged)
