@@ -116,15 +116,11 @@ def test_the_graph_breaks_at_communication_alone(processes, attend):
     assert processes.run(graphs, attend, ranks=RANKS) == [2, 2]
 
 
-def selective(rank: int, kept: str) -> str:
-    """A checkpoint that keeps the results of one operation; what it raises."""
-    operation = {
-        "mm": torch.ops.aten.mm.default,
-        "attention": torch.ops.flash_attn._flash_attn_forward.default,
-    }[kept]
+def selective(rank: int) -> None:
+    """A checkpoint that keeps the results of matrix products alone."""
 
     def policy(ctx, op, *args, **kwargs):
-        save = op == operation
+        save = op == torch.ops.aten.mm.default
         return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
     model, x, expected, gradients = whole()
@@ -135,18 +131,12 @@ def selective(rank: int, kept: str) -> str:
         model, mine, positions, layout, ranks, use_reentrant=False, context_fn=contexts
     )
     loss = out.square().sum() / x.numel()
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        return str(error)
+    loss.backward()
     compare(model, loss, expected, gradients, ranks)
-    return ""
 
 
-def test_a_selective_checkpoint_keeps_what_is_not_merged(processes):
-    assert processes.run(selective, "mm", ranks=RANKS) == ["", ""]
-    for said in processes.run(selective, "attention", ranks=RANKS):
-        assert "mutated" in said
+def test_a_selective_checkpoint(processes):
+    processes.run(selective, ranks=RANKS)
 
 
 def fsdp(rank: int) -> None:
