@@ -43,14 +43,6 @@ struct SoftcapHook : NoHooks {
     }
   }
 };
-#pragma unroll
-for (int i = 0; i < size(s); ++i) {
-  tops[i % kChains] = fmaxf(tops[i % kChains], fabsf(s(i)));
-}
-return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-}
-}
-;
 
 // ALiBi where no key is right of the diagonal.
 struct LeftBiasHook : NoHooks {
