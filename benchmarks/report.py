@@ -1,10 +1,14 @@
-"""Rows as a table, as JSON and as a picture."""
+"""Rows as a table, as JSON and as a picture, and the picture of a JSON file:
+
+python -m benchmarks.report benchmarks/results/h200_linear.json docs/linear.png
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -77,6 +81,14 @@ def write_json(path: Path, rows: list[Row], machine: dict, notes: list[str]) -> 
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+def read_json(path: Path) -> tuple[list[Row], dict]:
+    """The rows, and the machine."""
+    found = json.loads(path.read_text())
+    fields = Row.__dataclass_fields__
+    rows = [Row(**{k: v for k, v in row.items() if k in fields}) for row in found["rows"]]
+    return rows, found["machine"]
+
+
 def plot(path: Path, rows: list[Row], title: str) -> None:
     """One panel per preset and kind of call: curves of a sweep, else horizontal bars."""
     import matplotlib
@@ -138,3 +150,9 @@ def _bars(axis, name: str, rows: list[Row]) -> None:
     axis.margins(y=0.01)
     above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(contenders)}
     axis.legend(frameon=False, fontsize=8, **above)
+
+
+if __name__ == "__main__":
+    results, picture = map(Path, sys.argv[1:])
+    found, machine = read_json(results)
+    plot(picture, found, machine.get("gpu", ""))

@@ -56,6 +56,7 @@ def test_benchmark_rows(monkeypatch, tmp_path):
         assert f"{row.ratio:.2f}" in report.table_line(row)
     report.write_json(tmp_path / "rows.json", rows, {"gpu": "none"}, [])
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["ratio"] == rows[0].ratio
+    assert report.read_json(tmp_path / "rows.json") == (rows, {"gpu": "none"})
 
 
 def test_contenders_agree():
