@@ -184,8 +184,8 @@ def test_gpus_are_read_from_nvidia_smi(tmp_path, monkeypatch):
 # Targets
 
 
-def row(arch):
-    return SimpleNamespace(arch=arch)
+def row(arch, direction="fwd"):
+    return SimpleNamespace(arch=arch, direction=direction)
 
 
 def gencodes(*pairs):
@@ -196,6 +196,12 @@ def test_a_portable_row_has_code_for_every_gpu():
     both = ["80", "90a"]
     everywhere = gencodes(("80", "sm_80"), ("80", "sm_90"), ("80", "compute_80"))
     assert targets.targets(row("sm80"), both) == everywhere
+
+
+def test_a_row_that_runs_beside_others_has_code_from_hopper_s():
+    assert targets.targets(row("sm80", "decode"), ["80", "90a"]) == gencodes(
+        ("80", "sm_80"), ("90", "sm_90"), ("80", "compute_80")
+    )
 
 
 def test_a_row_of_another_family_has_code_for_its_gpu():

@@ -53,7 +53,7 @@ void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
     launch_forward(q, p);
   }
   if (decodes) {
-    launch_decode(q, p, num_splits, leaves ? Before::Runs : Before::Ends);
+    launch_decode(q, p, num_splits, /*beside=*/leaves);
   }
 }
 
@@ -179,7 +179,7 @@ void launch_forward(Tensor const& q, FwdParams p) {
       p, {device, current_stream(q), variant.name});
 }
 
-void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, Before before) {
+void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside) {
   DeviceInfo const& device = current_device();
   Variant const& variant = select(decode_request(q, p));
   constexpr int64_t most = std::numeric_limits<int>::max();
@@ -189,7 +189,7 @@ void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, Befo
   Tensor const workspace = empty(q, {floats}, ScalarType::Float);
   trace_launch(p, variant);
   variant.launch.decode(
-      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), before),
+      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), beside),
       {device, current_stream(q), variant.name});
 }
 

@@ -170,7 +170,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
     return {out, lse};
   }
   if (decodes_cache(p, num_splits, current_device())) {
-    launch_decode(query, p, num_splits, k ? Before::Reads : Before::Ends);
+    launch_decode(query, p, num_splits);
   } else {
     launch_forward(query, p);
   }

@@ -154,9 +154,9 @@ int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedu
 }
 
 DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
-                           float* workspace, Before before) {
+                           float* workspace, bool beside) {
   FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
-  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, before};
+  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside};
   if (s.max_splits > 1) {
     int64_t const rows = num_pieces(s) * variant.block_m;
     params.partial_out = workspace;

@@ -29,7 +29,6 @@ int64_t decode_workspace(Variant const& variant, FwdParams const& params,
 
 // The call with its workspace put in place.
 DecodeParams decode_params(Variant const& variant, FwdParams const& params,
-                           SplitSchedule const& split, float* workspace,
-                           Before before = Before::Ends);
+                           SplitSchedule const& split, float* workspace, bool beside = false);
 
 }  // namespace flash

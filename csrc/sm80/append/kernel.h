@@ -2,7 +2,6 @@
 // into it, and queries turn on their way to a workspace. One warp a row, 16 bytes a lane.
 #pragma once
 
-#include "core/launch_order.h"
 #include "core/paging.h"
 #include "params/append_params.h"
 #include "sm80/append/turn.h"
@@ -78,7 +77,6 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     append_kernel(__grid_constant__ AppendParams const p) {
   using Element = typename Config::Element;
-  let_next_launch_start();
   int64_t const row = int64_t(blockIdx.x) * Config::kRows + threadIdx.x / 32;
   int const col = threadIdx.x % 32 * Config::kChunk;
   if (row < p.queries) {

@@ -69,9 +69,6 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
   if (warp == 0) {
     find_work(p, work);
   }
-  if (p.before == Before::Reads) {
-    wait_for_launch_before();
-  }
   __syncthreads();
   if (!work.piece.valid) {
     return;

@@ -27,7 +27,7 @@ template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   int const counters = counter_range(params, launch);
   // A memset between them is a launch before that nobody lets start early.
-  bool const early = params.before != Before::Ends && (counters >= 0 || !params.counters);
+  bool const early = params.beside && (counters >= 0 || !params.counters);
   launch_kernel<decode_kernel<Config>>(
       launch,
       {num_pieces(params.split), Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},
