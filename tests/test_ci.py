@@ -82,21 +82,23 @@ def test_where_things_were_built_it_runs_in_a_copy_without_them(checkout):
     assert (checkout.parent / "listing").read_text().split() == [".ci", ".gitignore"]
 
 
-WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "build.yml").read_text())
+@pytest.fixture
+def workflow_jobs() -> dict:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / "build.yml").read_text())["jobs"]
 
 
-def test_the_workflow_runs_targets_that_there_are():
+def test_the_workflow_runs_targets_that_there_are(workflow_jobs):
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for job in WORKFLOW["jobs"].values():
+    for job in workflow_jobs.values():
         commands = [step["run"] for step in job["steps"] if "run" in step]
         called = {name for command in commands for name in re.findall(r"\bmake ([a-z]+)", command)}
         assert called
         assert called <= {*targets, "ccache"}  # "make ccache" are two packages
 
 
-def test_the_workflow_tries_the_oldest_python_and_torch_that_are_promised():
+def test_the_workflow_tries_the_oldest_python_and_torch_that_are_promised(workflow_jobs):
     project = (ROOT / "pyproject.toml").read_text()
-    matrix = WORKFLOW["jobs"]["cpu"]["strategy"]["matrix"]
+    matrix = workflow_jobs["cpu"]["strategy"]["matrix"]
     assert f'requires-python = ">={matrix["python"][0]}"' in project
     assert f'dependencies = ["torch>={matrix["torch"][0].split("==")[1][:-2]}"]' in project
     assert f"TORCH ?= {matrix['torch'][-1]}" in (ROOT / "Makefile").read_text()
