@@ -19,8 +19,6 @@ struct BackwardConfig {
   static constexpr int kStages = kStages_;  // buffers for Q, and for dO
   static_assert(kStages >= 2);  // the next row block's scores need its Q beside this one's
   static constexpr int kScoreStages = 2;  // buffers for dS
-  // Buffers for K: a tile's first scores, of its K, come before the last dQ of the tile before.
-  static constexpr int kKeyStages = 2;
 
   // The first warpgroup loads, each of the others computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
@@ -56,8 +54,8 @@ struct BackwardConfig {
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
   using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
-  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kKeyStages>;
-  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, kKeyStages>;
+  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, 1>;
+  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, 1>;
   using SmemLayoutV = SmemTiles<Element, kBlockN, kHeadDimV, 1>;
   // dSᵀ: (keys, rows)
   using SmemLayoutDS = SmemTiles<Element, kBlockN, kBlockM, kScoreStages>;

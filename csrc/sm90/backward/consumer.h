@@ -12,7 +12,6 @@ template <class Config>
 struct Consumer {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
-  using KeyPosition = RingPosition<Config::kKeyStages>;
   using ScorePosition = RingPosition<Config::kScoreStages>;
   using MmaScores = typename Config::MmaScores;
   using MmaQuery = typename Config::MmaQuery;
@@ -34,10 +33,9 @@ struct Consumer {
   uint32_t shared = 0;  // dS so far
 
   __device__ __forceinline__ void run() {
-    ScoreFragment s;
     for (uint32_t number = 0;;) {
       find_place();
-      smem.k_ring.wait_full(KeyPosition(number));
+      smem.k_ring.wait_full(RingPosition<1>(number));
       Block const& block = smem.key_block(number);
       if (!block.tile.valid) {
         break;
@@ -45,11 +43,10 @@ struct Consumer {
       Sums sums;
       smem.v_ring.wait_full(RingPosition<1>(number));
       if (block.range.count() > 0) {
-        visit_rows(block, sums, s);
-      } else {
-        smem.k_ring.release(KeyPosition(number));
-        smem.v_ring.release(0);
+        visit_rows(block, sums);
       }
+      smem.k_ring.release(0);
+      smem.v_ring.release(0);
       number = block.number + 1;  // not kept in a register until here
       int const first = warpgroup * kWarpgroupRows;
       store_key_rows(rows_of_dk(args.params), block, first, thread, sums.dk);
@@ -68,35 +65,31 @@ struct Consumer {
     warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
   }
 
-  // The rows of all query heads of the part, head by head. Tiles that follow each other are one
-  // stream of visits: `s` has the scores of the first one already, and the last one's dQ is left to
-  // the next tile.
-  __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums, ScoreFragment& s) {
-    if (!smem.row_visit(visits - 1).followed) {
-      share_zeros();
-      start_scores_of_keys(visits, s);
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(s);
-    }
+  // The rows of all query heads of the part, head by head.
+  __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
+    ScoreFragment s;
+    share_zeros();
+    start_scores_of_keys(visits, s);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(s);
+    bool first = true;
 #pragma unroll 1
-    for (bool more = true; more;) {
-      more = smem.row_visit(visits).masked ? visit<true>(block, sums, s)
-                                           : visit<false>(block, sums, s);
+    for (bool more = true; more; first = false) {
+      more = smem.row_visit(visits).masked ? visit<true>(block, first, sums, s)
+                                           : visit<false>(block, first, sums, s);
     }
-    RowVisit const& last = smem.row_visit(visits - 1);
-    if (!last.followed) {
-      QueryFragment dq;
-      start_query_gradient(shared - 1, last, dq);
-      warpgroup_wait<0>();
-      finish_query_gradient(shared - 1, true, last, dq);
-    }
+    QueryFragment dq;
+    start_query_gradient(shared - 1, dq);
+    warpgroup_wait<0>();
+    finish_query_gradient(block, shared - 1, true, smem.row_visit(visits - 1), dq);
   }
 
   // One row block: P and dS from its scores, then dV and dK; dQ of the row block before, for which
   // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
-  // next, which become `s`. Returns whether the tile has a next.
+  // next, which become `s`. Returns whether there is a next.
   template <bool kMasked>
-  __device__ __forceinline__ bool visit(Block const& block, Sums& sums, ScoreFragment& s) {
+  __device__ __forceinline__ bool visit(Block const& block, bool first, Sums& sums,
+                                        ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
       find_place();  // with twice the rows it takes more registers than it frees
     }
@@ -104,7 +97,7 @@ struct Consumer {
     RowVisit const& rows = smem.row_visit(visits);
     ScoreFragment dp;
     smem.dout_ring.wait_full(here);
-    start_scores(smem.v, typename Config::SmemLayoutV{}, 0, smem.dout[0],
+    start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
     auto const& stats = smem.stats[here.stage];
     ScoreTile<kMasked, Config> tile(args.params, block, rows.head, rows.m_block, warpgroup, thread);
@@ -119,13 +112,8 @@ struct Consumer {
     Tensor ds_words = recast<uint32_t>(ds);
     pack<Element>(dp, ds_words);
     share(ds);
-    if (rows.last) {
-      smem.v_ring.release(0);
-    }
     QueryFragment dq;
-    RowVisit const& before = smem.row_visit(visits - 1);
-    // The zeros before a stream's first visit are multiplied by keys that are there.
-    start_query_gradient(shared - 2, smem.row_visit(visits - before.followed), dq);
+    start_query_gradient(shared - 2, dq);
     start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{}, here.stage,
                                         sums.dk);
     warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
@@ -133,17 +121,17 @@ struct Consumer {
     warpgroup_fence_operand(sums.dv);
     smem.dout_ring.release(here);
     auto const add_query_gradient = [&] {
-      finish_query_gradient(shared - 2, before.followed, before, dq);
+      finish_query_gradient(block, shared - 2, !first, smem.row_visit(visits - 1), dq);
     };
     if constexpr (!Config::kScoresFirst) {
       add_query_gradient();
     }
-    // Behind the last row block of all as well, of rows that are there: a product that is not asked
-    // for in every visit alike is one that ptxas waits for at once. Not into `s`, whose factors
-    // would keep its registers until here.
-    bool const more = !rows.last;
+    // Behind the last row block as well, of rows that are there: a product that is not asked for in
+    // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
+    // its registers until here.
+    bool const more = rows.more;
     ScoreFragment s_next;
-    start_scores_of_keys(visits + rows.followed, s_next);
+    start_scores_of_keys(visits + more, s_next);
     if constexpr (Config::kScoresFirst) {
       warpgroup_wait<2>();
       add_query_gradient();
@@ -162,10 +150,8 @@ struct Consumer {
   __device__ __forceinline__ void start_scores_of_keys(uint32_t visit, ScoreFragment& s) {
     Position const at(visit);
     smem.q_ring.wait_full(at);
-    KeyPosition const keys(smem.row_visit(visit).number);
-    smem.k_ring.wait_full(keys);
-    start_scores(smem.k[0], typename Config::SmemLayoutK{}, keys.stage, smem.q[0],
-                 typename Config::SmemLayoutQ{}, at.stage, s);
+    start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
+                 at.stage, s);
   }
 
   __device__ RowNumbers numbers(float const* of_rows) const {
@@ -182,11 +168,10 @@ struct Consumer {
 
   // Sᵀ or dPᵀ (64 keys, rows), not waited for
   template <class KeyLayout, class RowLayout>
-  __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, int key_stage,
-                                               Element* rows, RowLayout, int stage,
-                                               ScoreFragment& to) {
+  __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, Element* rows, RowLayout,
+                                               int stage, ScoreFragment& to) {
     auto const slice = MmaScores{}.get_slice(0);
-    Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{})(_, _, key_stage);
+    Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{})(_, _, 0);
     Tensor own_keys = local_tile(all_keys, make_shape(Int<kWarpgroupRows>{}, size<1>(all_keys)),
                                  make_coord(warpgroup, 0));
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
@@ -217,9 +202,8 @@ struct Consumer {
     ++shared;
   }
 
-  // dQ = dS·K of the number-th dS, that of `rows`, not waited for
-  __device__ __forceinline__ void start_query_gradient(uint32_t number, RowVisit const& rows,
-                                                       QueryFragment& dq) {
+  // dQ = dS·K of the number-th dS, not waited for
+  __device__ __forceinline__ void start_query_gradient(uint32_t number, QueryFragment& dq) {
     using Gradient = QueryGradient<Config>;
     ScorePosition const at(number);
     smem.ds_ring.wait_full(at);
@@ -228,32 +212,26 @@ struct Consumer {
     Tensor ds =
         local_tile(all_ds(_, _, at.stage), Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>{},
                    make_coord(Gradient::row_begin(warpgroup) / kWarpgroupRows, 0));
-    Tensor all_k = make_tensor(make_smem_ptr(smem.k[0]), typename Config::SmemLayoutKt{});
-    Tensor from_column = domain_offset(make_coord(Gradient::column_begin(warpgroup), 0, 0), all_k)(
-        _, _, KeyPosition(rows.number).stage);
+    Tensor all_k = make_tensor(make_smem_ptr(smem.k), typename Config::SmemLayoutKt{});
+    Tensor from_column =
+        domain_offset(make_coord(Gradient::column_begin(warpgroup), 0, 0), all_k)(_, _, 0);
     Tensor k = local_tile(from_column, Shape<Int<Config::kQueryColumns>, Int<Config::kBlockN>>{},
                           make_coord(0, 0));
     start_product<false>(MmaQuery{}, slice.partition_fragment_A(ds), slice.partition_fragment_B(k),
                          dq);
   }
 
-  // dQ of the number-th dS is there. real: it is of a row block, that of `rows`.
-  __device__ __forceinline__ void finish_query_gradient(uint32_t number, bool real,
-                                                        RowVisit const& rows, QueryFragment& dq) {
+  // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
+  __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
+                                                        bool wanted, RowVisit const& rows,
+                                                        QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
-    if (!real) {
-      return;
-    }
-    QueryGradient<Config> const gradient{args, smem.turns, smem.key_block(rows.number), warpgroup,
-                                         thread};
-    if (args.params.workspace.dq) {
+    QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
+    if (wanted && args.params.workspace.dq) {
       gradient.add(dq, rows.row_block, visits - 1);
-    } else if (args.params.dq.ptr) {
+    } else if (wanted && args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);
-    }
-    if (rows.last) {
-      smem.k_ring.release(KeyPosition(rows.number));
     }
   }
 };

@@ -17,14 +17,15 @@ namespace flash::sm90 {
 template <class Config>
 __device__ void keep_turns(SharedStorage<Config>& smem, TurnKeeper<Config> keeper) {
   for (uint32_t number = 0;; ++number) {
-    RingPosition<Config::kKeyStages> const at(number);
-    smem.k_ring.wait_full(at);
+    smem.k_ring.wait_full(RingPosition<1>(number));
     KeyBlock<Config> const& block = smem.key_block(number);
     if (!block.tile.valid) {
       return;
     }
+    // At once, or the next keys would wait for turns to be passed on. What describes the block
+    // stays for two more.
+    smem.k_ring.release(0);
     keeper.keep(block);
-    smem.k_ring.release(at);
   }
 }
 

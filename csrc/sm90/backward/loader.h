@@ -47,20 +47,18 @@ struct Loader {
       for (int step = 0; step < count; ++step) {
         int const m_block = block.range.from_last(step);
         bool const first = head == 0 && step == 0;
-        bool const last = head == heads - 1 && step == count - 1;
-        if (head == heads - 1 && step == max(count - kAhead, 0)) {
-          describe(next_tile());
-        }
         // Rows have buffers that are free before K's and V's are.
-        load_q(block,
-               {block.row_block(head, m_block), number, head, m_block, block.range.masked(m_block),
-                last, !last || next_follows(heads > 1 || count > 1)});
+        load_q(block, {block.row_block(head, m_block), head, m_block, block.range.masked(m_block),
+                       head + 1 < heads || step + 1 < count});
         if (first) {
           load_keys(number, true);
         }
         load_dout(block, head, m_block);
         if (first) {
           load_values(number, true);
+        }
+        if (head == heads - 1 && step == max(count - kAhead, 0)) {
+          describe(next_tile());
         }
         ++visits;
       }
@@ -71,16 +69,6 @@ struct Loader {
   __device__ void end() { load_keys(described - 1, false); }
 
  private:
-  using KeyPosition = RingPosition<Config::kKeyStages>;
-
-  // Whether the tile described last has its first scores under the last products of the one before.
-  // Not behind a single visit: that one's K is in one buffer, and in the other is the K of the dQ
-  // that it leaves for later.
-  __device__ bool next_follows(bool behind_several) const {
-    Block const& next = smem.key_block(described - 1);
-    return behind_several && next.tile.valid && next.range.count() > 0;
-  }
-
   __device__ void describe(WorkTile const& tile) {
     if (elected) {
       if (tile.valid) {
@@ -96,13 +84,12 @@ struct Loader {
 
   // Its arrival also announces the description.
   __device__ void load_keys(uint32_t number, bool wanted) {
-    KeyPosition const at(number);
-    smem.k_ring.wait_empty(at);
-    Barrier& full = smem.k_ring.full(at.stage);
+    smem.k_ring.wait_empty(RingPosition<1>(number));
+    Barrier& full = smem.k_ring.full(0);
     if (elected && wanted) {
       full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, smem.key_block(number).keys_at,
-                                                   smem.k[at.stage], full, kOnce);
+      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, smem.key_block(number).keys_at, smem.k,
+                                                   full, kOnce);
     } else if (elected) {
       full.arrive();
     }

@@ -9,7 +9,7 @@ template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
 
-  alignas(1024) Element k[Config::kKeyStages][Config::kTileK];
+  alignas(1024) Element k[Config::kTileK];
   alignas(1024) Element v[Config::kTileV];
   alignas(1024) Element q[Config::kStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
@@ -19,15 +19,15 @@ struct SharedStorage {
   static constexpr int kRowVisits = 8;
   static_assert(kRowVisits > Config::kStages + 1);
   RowVisit row_visits[kRowVisits];  // come with Q
-  Ring<Config::kKeyStages> k_ring;  // full also means: the key block is described in `block`
+  Ring<1> k_ring;                   // full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kStages> dout_ring;
   Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
   TurnStorage turns;
-  // Who has released the K of a key block is done with what describes it, and the loader describes
-  // the block two after the one whose K it has asked for.
-  static constexpr int kDescriptions = Config::kKeyStages + 2;
+  // Three: the loader describes a key block while the others compute the one before, and a warp
+  // that is late may still be storing the one before that.
+  static constexpr int kDescriptions = 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
   __device__ RowVisit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }
@@ -43,7 +43,6 @@ struct SharedStorage {
     dout_ring.init(Config::kConsumerWarps);
     ds_ring.init(Config::kConsumerWarps, /*writing_warps=*/Config::kConsumerWarps);
     turns.init(Config::kConsumerWarps);
-    row_visit(0u - 1).followed = false;  // the first visit has none before it
     cutlass::arch::fence_barrier_init();
   }
 };
