@@ -211,7 +211,7 @@ def test_equal_lengths(kernels, row):
 def test_counters(kernels, row):
     """A range for each stream, as long as there are any; what is larger brings its own."""
     few = CacheCase("few", b=2, h=2, hk=1, cache_seqlens=(300, 150), cache_size=300)
-    many = replace(few, b=130, h=16, hk=16, cache_seqlens=(300,) + 129 * (1,))
+    many = replace(few, b=130, h=32, hk=32, cache_seqlens=(300,) + 129 * (1,))
     check(kernels, row, few, num_splits=3, own_counters=False)
     check(kernels, row, many, num_splits=2, own_counters=True)
     x = make_cache(replace(few, dtype=DTYPES[row.dtype], d=row.head_dim), "cpu")
