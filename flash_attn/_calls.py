@@ -87,7 +87,10 @@ def attend(
     head_dim_v = None
     if _has_to_pad(q, v):
         head_dim_v = v.shape[-1]
-        q, k, v = _padded(q, k, v)
+        if block_table is None:
+            q, k, v = _padded(q, k, v)
+        else:  # the pages stay as they are
+            (q,) = _padded(q)
     call = Forward(
         q, k, v, scoring, lengths, keys, options.return_attn_probs, None, options.batch_invariant,
         options.deterministic,
@@ -158,11 +161,11 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
             num_splits=num_splits, kvcache=True, new_keys=cache.new,
             rotary=cache.rotary_cos is not None,
         )  # fmt: skip
-    given = cache = _as_kernels_read(cache, q)
+    cache = _as_kernels_read(cache, q)
     padded = _has_to_pad(q, cache.v_cache)
-    if padded:
-        q, *tensors = _padded(q, *cache[:4])
-        cache = Cache(*tensors, *cache[4:])
+    if padded:  # what comes with the call; the cache stays as it is
+        q, k, v = _padded(q, cache.k, cache.v)
+        cache = cache._replace(k=k, v=v)
     _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
     named = {} if s_aux is None else {"s_aux": s_aux}
     out, lse = _versions.call(
@@ -170,10 +173,7 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
         rotary_interleaved, slopes, num_splits, **named,
     )  # fmt: skip
     if padded:
-        out = out.narrow(-1, 0, given.v_cache.shape[-1])
-        if cache.k is not None:  # the append went to the padded copies
-            for whole, copy in zip(given[:2], cache[:2]):
-                whole.copy_(copy.narrow(-1, 0, whole.shape[-1]))
+        out = out.narrow(-1, 0, cache.v_cache.shape[-1])
     return (out, lse) if options.return_lse else out
 
 

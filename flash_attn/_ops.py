@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flash_attn import _autograd, _content_checks, _versions, backend, call, cpu
 
@@ -100,6 +101,12 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------
 
 
+def _columns_of_out(q: Tensor, v: Tensor) -> int:
+    """Kernels write whole chunks of 8, whatever the rows of a cache are."""
+    columns = v.shape[-1]
+    return columns + -columns % 8 if q.is_cuda else columns
+
+
 def _fake_forward(asked: call.Forward):
     q, k, lengths = asked.q, asked.k, asked.lengths
     *batch, rows, heads, _ = q.shape
@@ -109,7 +116,7 @@ def _fake_forward(asked: call.Forward):
         else (lengths.batch, heads, lengths.max_seqlen_q, lengths.max_seqlen_k)
     )
     return (
-        q.new_empty((*q.shape[:-1], asked.v.shape[-1])),
+        q.new_empty((*q.shape[:-1], _columns_of_out(q, asked.v))),
         q.new_empty((*batch, heads, rows), dtype=lse_dtype(q.dtype)),
         q.new_empty(probs_shape if asked.return_softmax else (0,)),
         q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
@@ -130,7 +137,7 @@ def _fake_backward(asked: call.Backward):
 def _fake_with_kvcache(asked: call.CacheStep):
     q = asked.q
     batch, seqlen_q, heads, _ = q.shape
-    out = q.new_empty((batch, seqlen_q, heads, asked.cache.v_cache.shape[-1]))
+    out = q.new_empty((batch, seqlen_q, heads, _columns_of_out(q, asked.cache.v_cache)))
     return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype))
 
 

@@ -100,6 +100,12 @@ class _Problem:
         return self.k.shape[1] if "paged" in self.extras else 0
 
     @property
+    def odd_rows(self) -> bool:
+        """Of a cache, which is read as it is where few queries ask for it."""
+        in_cache = self.cached or "paged" in self.extras
+        return in_cache and bool(self.k.shape[-1] % 8 or self.v.shape[-1] % 8)
+
+    @property
     def needs_full_scores(self) -> bool:
         # Sinks join a row when it is finished, at either score level.
         return bool(set(self.extras) - {"paged", "attn_probs", "sinks"})
@@ -351,7 +357,9 @@ def _ask_library(problem: _Problem) -> Explanation:
         return _none(problem, f"no compiled kernel fits on sm_{major}{minor}", rejected)
     padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
     why = f"first row of the table that fits sm_{major}{minor}"
-    if padded:
+    if padded and problem.odd_rows and variant["direction"] == "decode":
+        why += "; rows of the cache are read element by element"
+    elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
@@ -370,8 +378,10 @@ def _slow_on_gpu(
     problem: _Problem, variant: dict[str, Any], major: int, padded: bool
 ) -> tuple[str, ...]:
     slow = _whole_matrix(problem)
-    if padded:
-        what = "the whole cache" if problem.cached else "q, k and v"
+    if padded and problem.odd_rows and variant["direction"] == "decode":
+        slow += ("a head_dim that is no multiple of 8 is read element by element",)
+    elif padded:
+        what = "the whole cache" if problem.odd_rows else "q, k and v"
         slow += (f"each call copies {what}: a head_dim that is a multiple of 8 is taken as it is",)
     newer = [
         row
@@ -399,7 +409,7 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
         *request, device.multi_processor_count, problem.batch, problem.longest_q,
         problem.capacity, problem.q.shape[-2], problem.k.shape[-2], problem.num_splits,
         problem.page_size, problem.cached, problem.q.shape[0] if problem.packed else -1,
-        problem.batch_invariant,
+        problem.batch_invariant, problem.odd_rows,
     )  # fmt: skip
     if answer is None:
         return None

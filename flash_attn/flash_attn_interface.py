@@ -421,7 +421,8 @@ def flash_attn_with_kvcache(
     Arguments:
         q: (batch, seqlen_q, heads, head_dim), as in :func:`flash_attn_func`.
         k_cache: (batch_cache, seqlen_cache, heads_k, head_dim), dtype and device of q; with
-            block_table, pages (num_blocks, page_size, heads_k, head_dim).
+            block_table, pages (num_blocks, page_size, heads_k, head_dim). A head_dim that is no
+            multiple of 8 is read slowly, and copied for chunks of many queries.
         v_cache: as k_cache.
         k: (batch, seqlen_new, heads_k, head_dim) to append, or None; comes with v and needs
             cache_seqlens.

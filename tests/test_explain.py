@@ -47,11 +47,11 @@ class Library:
 
     def explain_decode(self, *request) -> str | None:
         batch, seqlen_q, seqlen_k, heads, heads_kv = request[6:11]
-        num_splits, page_size, cached, total_q, batch_invariant = request[11:]
+        num_splits, page_size, cached, total_q, batch_invariant, _odd_rows = request[11:]
         self.asked_about_decode.append((num_splits, page_size, cached))
         self.packed_batches.append((batch, seqlen_q, seqlen_k, heads, heads_kv, total_q,
                                     batch_invariant))  # fmt: skip
-        row = ROW | {"name": "decode_test"}
+        row = ROW | {"name": "decode_test", "direction": "decode"}
         is_mixed = total_q >= 0 and page_size > 0 and min(seqlen_q, total_q) > 1
         answer = {"variant": row, "rejected": [], "splits": 12, "few_queries": 1 * is_mixed}
         return json.dumps(answer) if seqlen_q == 1 or is_mixed else None

@@ -121,6 +121,9 @@ def test_slow_on_a_gpu(library, monkeypatch):  # noqa: F811
     monkeypatch.setattr(backend, "_missing", set())
     q, cache = fake("cuda", (2, 1, 4, 60), (2, 64, 4, 60))
     (reason,) = flash_attn.explain(q, cache, cache, kvcache=True).slow
+    assert "element by element" in reason
+    (many,) = fake("cuda", (2, 100, 4, 60))
+    (reason,) = flash_attn.explain(many, cache, cache, kvcache=True).slow
     assert "each call copies the whole cache" in reason
     newer = {**ROW, "name": "fwd_90", "arch": 90}
     monkeypatch.setattr(Library, "compiled_variants", lambda self: json.dumps([newer, ROW]))

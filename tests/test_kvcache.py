@@ -86,6 +86,13 @@ CASES = [
     ),
     CacheCase("pages_append_across", page_size=16, new=20, sq=20, cache_seqlens=(15, 0, 31)),
     CacheCase("pages_absent", page_size=16, new=2, sq=2, cache_seqlens=(-1, 20, -1)),
+    # Rows that are no multiples of 16 bytes: read where they lie by few queries, copied for many.
+    CacheCase("odd_rows", d=60, dv=44, sq=2),
+    CacheCase("odd_rows_append", d=60, dv=60, new=3, sq=3, rotary_dim=32, interleaved=False),
+    CacheCase("odd_rows_of_v", d=64, dv=99, new=2, batch_idx=True, leftpad=(30, 5, 0)),
+    CacheCase("odd_rows_chunk", d=100, dv=36, new=40, sq=40, cache_seqlens=(37, 100, 3)),
+    CacheCase("odd_rows_options", d=33, sq=4, softcap=2.0, alibi="h", sinks=True, window=(20, 0)),
+    CacheCase("odd_rows_in_pages", d=250, page_size=16, new=2, sq=2, h=8, rotary_dim=64),
     CacheCase("pages_window_fp16", page_size=16, window=(9, -1), dtype=FP16, sq=3),
     CacheCase("pages_leftpad", page_size=16, leftpad=(30, 5, 0), new=2, sq=2),
 ]

@@ -266,6 +266,25 @@ def test_paged(page_size, lengths, device, needs):
         assert_lse("lse", lse[:, :total].contiguous(), ref_lse[:, :total])
 
 
+@pytest.mark.parametrize("lengths", ["one_each", "few", "beside_chunks"])
+@pytest.mark.parametrize(("d", "dv"), [(60, 60), (36, 99), (250, 250)])
+def test_pages_of_odd_rows(d, dv, lengths, device, needs):
+    """No multiples of 16 bytes: read where they lie, or copied where many queries ask for them."""
+    case = Case(d=d, dv=dv, causal=True)
+    x = pack(case, FEW[lengths], device)
+    k, v, table = into_pages(x, 16)
+    with needs("paged", *case.features):
+        out, lse = flash_attn_varlen_func(
+            x.q, k, v, **x.lengths, causal=True, block_table=table, return_lse=True
+        )
+        ref, std = (
+            written_out(case, x, f)(x.q, x.k, x.v) for f in (attention_ref, standard_attention)
+        )
+        assert_accurate("out", out, ref[0], std[0])
+        total = x.cu_q[-1]
+        assert_lse("lse", lse[:, :total].contiguous(), ref[1][:, :total])
+
+
 # Sequences of few queries, alone and beside longer ones.
 FEW = {
     "one_each": ([1] * 5, [100, 33, 0, 260, 7]),

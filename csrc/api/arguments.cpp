@@ -60,7 +60,8 @@ Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
   check(cu_seqlens_q.dim() == 1, "cu_seqlens_q has ", cu_seqlens_q.dim(),
         " dimensions, expected 1");
   int64_t const dims = in_pages ? 4 : 3;
-  check(k.dim() == dims && divides(k.size(-2), q.size(1)) && k.size(-1) == q.size(2),
+  int64_t const columns = in_pages ? in_chunks(k.size(-1)) : k.size(-1);
+  check(k.dim() == dims && divides(k.size(-2), q.size(1)) && columns == q.size(2),
         "k must be (total_k, hk, d), or with block_table (pages, page_size, hk, d), with "
         "h % hk == 0 and h, d of q");
   check(v.dim() == dims && v.size(0) == k.size(0) && v.size(1) == k.size(1) &&
@@ -93,6 +94,24 @@ void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor 
   p.pages.count = count(k.size(0), "number of pages");
   p.seqlens.in_pages = true;
   p.seqlens.seqlen_k = count(block_table.size(1) * k.size(1), "block_table.size(1) * page size");
+}
+
+void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q) {
+  auto const& [k, v, of_cache, k_name, v_name] = keys;
+  int64_t const columns_k = k.size(-1), columns_v = v.size(-1);
+  p.head_dim = static_cast<int>(q.size(-1));
+  p.head_dim_v = static_cast<int>(in_chunks(columns_v));
+  p.odd = {};
+  if (of_cache && (columns_k != p.head_dim || columns_v != p.head_dim_v)) {
+    check_rows(k, k_name, q);
+    check_rows(v, v_name, q);
+    p.k = view<const void>(k, k.data_ptr());
+    p.v = view<const void>(v, v.data_ptr());
+    p.odd = {static_cast<int>(columns_k), static_cast<int>(columns_v)};
+  } else {
+    p.k = operand(k, k_name, q);
+    p.v = operand(v, v_name, q);
+  }
 }
 
 Mask mask(ScoreArguments const& a, Seqlens const& lengths) {

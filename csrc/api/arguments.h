@@ -37,6 +37,16 @@ Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
 // in p.seqlens.seqlen_k how many keys a sequence can have.
 void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor const& q);
 
+// K and V where they lie, and head dims; of a cache, rows of any length.
+struct KeyTensors {
+  Tensor const& k;
+  Tensor const& v;
+  bool of_cache;
+  char const* k_name = "k";
+  char const* v_name = "v";
+};
+void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q);
+
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 
 // rng_state: of a call with dropout.

@@ -33,12 +33,14 @@ struct Attributes {
 
 Request decode_request(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
-  return {"decode",  dtype_name(q, "q"),   p.head_dim, p.head_dim_v, p.scores.has_hooks(),
-          device.sm, device.smem_per_block};
+  bool const full = p.scores.has_hooks() || p.odd.any();
+  return {"decode", dtype_name(q, "q"), p.head_dim,           p.head_dim_v,
+          full,     device.sm,          device.smem_per_block};
 }
 
 // By the forward kernel, the decode kernel, or each of them what is its of a packed batch.
-void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
+void launch_attention(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
+                      int64_t num_splits) {
   DeviceInfo const& device = current_device();
   bool decodes = false, leaves = true;
   if (p.seqlens.cu_q) {
@@ -49,7 +51,9 @@ void launch_attention(Tensor const& q, FwdParams p, int64_t num_splits) {
     decodes = find(decode_request(q, p));
     leaves = !decodes;
   }
+  KeyCopies copies;
   if (leaves) {
+    copies = copy_odd_rows(p, k, v, q);
     launch_forward(q, p);
   }
   if (decodes) {
@@ -65,11 +69,8 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
         concat(kNotImplemented, "probabilities (return_attn_probs) of keys in pages"));
   }
   p.q = operand(q, "q", q);
-  p.k = operand(k, "k", q);
-  p.v = operand(v, "v", q);
+  set_keys(p, {k, v, /*of_cache=*/p.pages.table != nullptr}, q);
   p.out = view<void>(out, out.data_ptr());
-  p.head_dim = static_cast<int>(q.size(-1));
-  p.head_dim_v = static_cast<int>(v.size(-1));
   p.mask = mask(a.score, p.seqlens);
   check_numbers(a.score);
   OptionalTensor rng_state;
@@ -81,8 +82,9 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   if (a.may_decode) {
-    launch_attention(q, p, a.num_splits);
+    launch_attention(q, k, v, p, a.num_splits);
   } else {
+    KeyCopies const copies = copy_odd_rows(p, k, v, q);
     launch_forward(q, p);
   }
   Tensor s_dmask = empty(q, {0}, q.scalar_type());
@@ -141,7 +143,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
       p.seqlens.cu_k = nullptr;
     }
   }
-  Tensor out = empty(q, {total_q, heads, v.size(-1)}, q.scalar_type());
+  Tensor out = empty(q, {total_q, heads, in_chunks(v.size(-1))}, q.scalar_type());
   Tensor lse = empty(q, {heads, total_q}, ScalarType::Float);
   p.lse = {static_cast<float*>(lse.data_ptr()), 0, total_q};
   return launch(
@@ -155,6 +157,18 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
 }
 
 }  // namespace
+
+KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q) {
+  if (!p.odd.any()) {
+    return std::nullopt;
+  }
+  auto const widened = [](Tensor const& t) {
+    return torch::stable::pad(t, {0, in_chunks(t.size(-1)) - t.size(-1)});
+  };
+  KeyCopies copies{{widened(k), widened(v)}};
+  set_keys(p, {copies->first, copies->second, /*of_cache=*/true}, q);
+  return copies;
+}
 
 void launch_forward(Tensor const& q, FwdParams p) {
   DeviceInfo const& device = current_device();
@@ -179,7 +193,8 @@ void launch_forward(Tensor const& q, FwdParams p) {
       p, {device, current_stream(q), variant.name});
 }
 
-void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside) {
+void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside,
+                   NewRows const& rows) {
   DeviceInfo const& device = current_device();
   Variant const& variant = select(decode_request(q, p));
   constexpr int64_t most = std::numeric_limits<int>::max();
@@ -189,7 +204,7 @@ void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool
   Tensor const workspace = empty(q, {floats}, ScalarType::Float);
   trace_launch(p, variant);
   variant.launch.decode(
-      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), beside),
+      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), beside, rows),
       {device, current_stream(q), variant.name});
 }
 

@@ -16,7 +16,7 @@
 namespace flash::api {
 namespace {
 
-struct NewKeys {
+struct Brought {
   OptionalTensor const& k;  // (b, s_new, hk, d)
   OptionalTensor const& v;
   OptionalTensor const& rotary_cos;  // (positions, rotary_dim / 2)
@@ -35,7 +35,7 @@ void const* rotary_table(Tensor const& t, char const* name, Tensor const& like, 
   return t.data_ptr();
 }
 
-Rotary rotary(NewKeys const& a, FwdParams const& p, Tensor const& q) {
+Rotary rotary(Brought const& a, FwdParams const& p, Tensor const& q) {
   Rotary r{};
   check(a.rotary_cos.has_value() == a.rotary_sin.has_value(),
         "rotary_cos and rotary_sin come together");
@@ -66,23 +66,31 @@ Variant const& variant_for(char const* direction, Tensor const& q, FwdParams con
 // A dimension that divides, also where there is nothing to divide.
 FastDiv divisor(int64_t n) { return FastDiv(static_cast<int>(std::max<int64_t>(n, 1))); }
 
-// Writes the new keys, and returns q as the attention needs it.
-Tensor append(Tensor const& q, FwdParams const& p, NewKeys const& a) {
-  AppendParams n{};
-  n.rotary = rotary(a, p, q);
-  Tensor turned = q;
-  if (n.rotary.cos) {
-    turned = empty(q, {q.size(0), q.size(1), q.size(2), q.size(3)}, q.scalar_type());
-    n.q_turned = view<void>(turned, turned.data_ptr());
-  }
-  n.q = p.q;
-  n.k = operand(*a.k, "k", q);
-  n.v = operand(*a.v, "v", q);
+// The call's new rows. q_turned: where to turn its queries to, if they turn.
+NewRows new_rows(Tensor const& q, FwdParams const& p, Brought const& a, Tensor const& q_turned) {
   auto const writable = [](TensorView<const void> const& x) -> TensorView<void> {
     return {const_cast<void*>(x.ptr), x.batch_stride, x.row_stride, x.head_stride};
   };
-  n.k_cache = writable(p.k);
-  n.v_cache = writable(p.v);
+  NewRows rows{};
+  rows.rotary = rotary(a, p, q);
+  rows.q = p.q;
+  if (rows.rotary.cos) {
+    rows.q_turned = view<void>(q_turned, q_turned.data_ptr());
+  }
+  rows.k = operand(*a.k, "k", q);
+  rows.v = operand(*a.v, "v", q);
+  rows.k_cache = writable(p.k);
+  rows.v_cache = writable(p.v);
+  rows.odd = p.odd.any();
+  rows.columns_k = rows.odd ? p.odd.columns_k : p.head_dim;
+  rows.columns_v = rows.odd ? p.odd.columns_v : p.head_dim_v;
+  return rows;
+}
+
+// Writes them, before attention reads them.
+void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
+  AppendParams n{};
+  n.rows = rows;
   n.pages = p.pages;
   n.seqlens = p.seqlens;
   n.seqlen_q = divisor(p.seqlens.seqlen_q);
@@ -90,13 +98,12 @@ Tensor append(Tensor const& q, FwdParams const& p, NewKeys const& a) {
   n.heads_q = divisor(p.heads_q);
   n.heads_kv = divisor(p.heads_kv);
   n.head_dim = p.head_dim;
-  n.head_dim_v = p.head_dim_v;
-  n.queries = n.rotary.cos ? q.size(0) * q.size(1) * q.size(2) : 0;
-  n.keys = a.k->size(0) * a.k->size(1) * a.k->size(2);
+  int64_t const batch = p.seqlens.batch;
+  n.queries = rows.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
+  n.keys = batch * p.seqlens.new_k * p.heads_kv;
   Variant const& variant = variant_for("append", q, p, false);
   trace_launch(p, variant);
   variant.launch.append(n, {current_device(), current_stream(q), variant.name});
-  return turned;
 }
 
 std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, OptionalTensor k,
@@ -110,8 +117,10 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
                                         int64_t num_splits, OptionalTensor s_aux) {
   check(q.dim() == 4, "q has ", q.dim(), " dimensions, expected (b, sq, h, d)");
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
-  check(k_cache.dim() == 4 && divides(k_cache.size(2), heads) && k_cache.size(3) == q.size(3),
-        "k_cache must be (b, sk, hk, d), or pages, with h % hk == 0 and h, d of q");
+  check(k_cache.dim() == 4 && divides(k_cache.size(2), heads) &&
+            in_chunks(k_cache.size(3)) == q.size(3),
+        "k_cache must be (b, sk, hk, d), or pages, with h % hk == 0 and h, d of q, whose d is "
+        "rounded up to a multiple of 8");
   check(v_cache.dim() == 4 && v_cache.size(0) == k_cache.size(0) &&
             v_cache.size(1) == k_cache.size(1) && v_cache.size(2) == k_cache.size(2),
         "v_cache must be like k_cache but for d");
@@ -122,19 +131,16 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   check(k.has_value() == v.has_value(), "k and v are appended together or not at all");
   check(k || !rotary_cos, "rotary_cos comes with new keys k");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  Tensor out = empty(q, {batch, seqlen_q, heads, v_cache.size(3)}, q.scalar_type());
+  Tensor out = empty(q, {batch, seqlen_q, heads, in_chunks(v_cache.size(3))}, q.scalar_type());
   Tensor lse = empty(q, {batch, heads, seqlen_q}, ScalarType::Float);
 
   FwdParams p{};
   p.q = operand(q, "q", q);
-  p.k = operand(k_cache, "k_cache", q);
-  p.v = operand(v_cache, "v_cache", q);
+  set_keys(p, {k_cache, v_cache, /*of_cache=*/true, "k_cache", "v_cache"}, q);
   p.out = view<void>(out, out.data_ptr());
   p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
   p.heads_q = count(heads, "heads");
   p.heads_kv = count(k_cache.size(2), "heads_k");
-  p.head_dim = static_cast<int>(q.size(3));
-  p.head_dim_v = static_cast<int>(v_cache.size(3));
   p.seqlens.batch = count(batch, "batch");
   p.seqlens.seqlen_q = count(seqlen_q, "seqlen_q");
   p.seqlens.seqlen_k = count(k_cache.size(1), "rows of k_cache");
@@ -151,27 +157,35 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   p.mask = mask(arguments, p.seqlens);
   p.scores = scores(arguments, p.seqlens, p.heads_q, q, std::nullopt);
 
+  NewRows rows{};
   Tensor query = q;
   if (k) {
     check(cache_seqlens.has_value(), "cache_seqlens says where new keys go");
     check(k->dim() == 4 && k->size(0) == batch && k->size(2) == k_cache.size(2) &&
-              k->size(3) == k_cache.size(3),
-          "k must be (b, s_new, hk, d) with b of q and hk, d of k_cache");
+              k->size(3) == q.size(3),
+          "k must be (b, s_new, hk, d) with b, d of q and hk of k_cache");
     check(v->dim() == 4 && v->size(0) == batch && v->size(1) == k->size(1) &&
-              v->size(2) == v_cache.size(2) && v->size(3) == v_cache.size(3),
-          "v must be (b, s_new, hk, dv) with b, s_new of k and hk, dv of v_cache");
+              v->size(2) == v_cache.size(2) && v->size(3) == out.size(3),
+          "v must be (b, s_new, hk, dv) with b, s_new of k and hk, dv of v_cache, rounded up");
     p.seqlens.new_k = count(k->size(1), "s_new");
+    if (rotary_cos) {
+      query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
+    }
     // By what the caller asked for: a window too wide to matter is gone from p.mask.
     bool const local = causal || window_left >= 0 || window_right >= 0;
-    query = append(q, p, {k, v, rotary_cos, rotary_sin, rotary_interleaved, local});
+    rows = new_rows(q, p, {k, v, rotary_cos, rotary_sin, rotary_interleaved, local}, query);
     p.q = operand(query, "q", q);
   }
-  if (lse.numel() == 0) {
-    return {out, lse};
+  bool const attends = lse.numel() > 0;
+  bool const decodes = attends && decodes_cache(p, num_splits, current_device());
+  if (k && !(decodes && decode_appends(p))) {
+    launch_append(q, p, rows);
+    rows = {};
   }
-  if (decodes_cache(p, num_splits, current_device())) {
-    launch_decode(query, p, num_splits);
-  } else {
+  if (decodes) {
+    launch_decode(query, p, num_splits, /*beside=*/false, rows);
+  } else if (attends) {
+    KeyCopies const copies = copy_odd_rows(p, k_cache, v_cache, q);
     launch_forward(query, p);
   }
   return {out, lse};

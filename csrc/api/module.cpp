@@ -87,15 +87,15 @@ bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device
 
 PyObject* explain_decode(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, page_size = 0,
-      cached = 0, batch_invariant = 0;
+      cached = 0, batch_invariant = 0, odd_rows = 0;
   long long total_q = 0;
   DeviceInfo device{};
   FwdParams p{};
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipiiiiiiiipLp", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
-                        &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
+  if (!PyArg_ParseTuple(args, "isiipiiiiiiiipLpp", &sm, &dtype, &head_dim, &head_dim_v,
+                        &full_scores, &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
                         &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &page_size,
-                        &cached, &total_q, &batch_invariant)) {
+                        &cached, &total_q, &batch_invariant, &odd_rows)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
@@ -108,13 +108,14 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   p.batch_invariant = batch_invariant;
   p.head_dim = head_dim;
   p.head_dim_v = head_dim_v;
+  p.odd = odd_rows ? OddRows{head_dim, head_dim_v} : OddRows{};
   device.sm = sm;
   if (!decodes(p, cached, num_splits, device)) {
     Py_RETURN_NONE;
   }
   device.smem_per_block = smem_per_block(sm);
-  Selection const selection =
-      explain({"decode", dtype, head_dim, head_dim_v, full_scores != 0, sm, device.smem_per_block});
+  Selection const selection = explain(
+      {"decode", dtype, head_dim, head_dim_v, full_scores || odd_rows, sm, device.smem_per_block});
   bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0;
   int const splits = selection.variant && any
                          ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
@@ -133,10 +134,11 @@ PyMethodDef methods[] = {
      "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON as of explain_forward."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant) -> JSON as of "
+     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows) -> JSON as of "
      "explain_forward, with the most splits of a sequence; None for a call that the forward kernel "
-     "serves. total_q: of a packed batch, else -1. few_queries: if not 0, this is about sequences "
-     "of no more queries, and the forward kernel serves the others."},
+     "serves. total_q: of a packed batch, else -1. odd_rows: of a cache, no multiples of 16 bytes. "
+     "few_queries: if not 0, this is about sequences of no more queries, and the forward kernel "
+     "serves the others."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

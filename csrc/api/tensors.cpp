@@ -71,21 +71,25 @@ void check_on_device_of(Tensor const& t, char const* name, Tensor const& q) {
         " is not on q's CUDA device");
 }
 
-void check_operand(Tensor const& t, char const* name, Tensor const& q) {
+void check_rows(Tensor const& t, char const* name, Tensor const& q) {
   check_on_device_of(t, name, q);
   check(t.scalar_type() == q.scalar_type(), name, " has dtype ",
         torch::headeronly::toString(t.scalar_type()), ", q has ",
         torch::headeronly::toString(q.scalar_type()));
   int64_t const dims = t.dim();
   check(dims == 3 || dims == 4, name, " has ", dims, " dimensions, expected 3 or 4");
+  check(t.numel() == 0 || t.stride(dims - 1) == 1, name, " has stride ", t.stride(dims - 1),
+        " in its last dimension, expected 1");
+}
+
+void check_operand(Tensor const& t, char const* name, Tensor const& q) {
+  check_rows(t, name, q);
   if (t.numel() == 0) {
     return;
   }
-  int64_t const chunk = 16 / static_cast<int64_t>(t.element_size());
+  int64_t const dims = t.dim(), chunk = 16 / static_cast<int64_t>(t.element_size());
   check(t.size(dims - 1) % chunk == 0, name, " has head_dim ", t.size(dims - 1),
         ", expected a multiple of ", chunk);
-  check(t.stride(dims - 1) == 1, name, " has stride ", t.stride(dims - 1),
-        " in its last dimension, expected 1");
   check(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, name,
         " does not start at a multiple of 16 bytes");
   for (int64_t i = 0; i < dims - 1; ++i) {

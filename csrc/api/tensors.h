@@ -47,6 +47,12 @@ TensorView<T> view(Tensor const& t, void* ptr) {
   return {ptr, packed ? 0 : stride(0), stride(packed ? 0 : 1), stride(packed ? 1 : 2)};
 }
 
+// Columns in whole chunks of 16 bytes, as kernels have them in q and write them to out.
+inline int64_t in_chunks(int64_t columns) { return (columns + 7) / 8 * 8; }
+
+// Any rows without gaps, of q's device and dtype: the kernels that read them move elements.
+void check_rows(Tensor const& t, char const* name, Tensor const& q);
+
 inline TensorView<const void> operand(Tensor const& t, char const* name, Tensor const& q) {
   check_operand(t, name, q);
   return view<const void>(t, t.data_ptr());

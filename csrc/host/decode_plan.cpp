@@ -66,11 +66,21 @@ bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& dev
   if (packed_rows(p) > kMaxRows) {
     return false;
   }
+  if (p.odd.any()) {
+    return true;  // others need a copy of the cache
+  }
   if (p.pages.table) {
     return num_splits > 1 || !forward_reads_pages_faster(p, device);
   }
   // Measured against Hopper's forward: up to 3 times faster with 64 rows.
   return device.sm != 90 || packed_rows(p) <= kTileRows || num_splits > 1 || leaves_room(p, device);
+}
+
+bool decode_appends(FwdParams const& p) {
+  // A thread block writes them one after the other; a launch that does nothing else has one for
+  // each eight of them.
+  constexpr int kFew = 8;
+  return p.seqlens.new_k <= kFew;
 }
 
 bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {
@@ -154,9 +164,9 @@ int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedu
 }
 
 DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
-                           float* workspace, bool beside) {
+                           float* workspace, bool beside, NewRows const& rows) {
   FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
-  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside};
+  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
   if (s.max_splits > 1) {
     int64_t const rows = num_pieces(s) * variant.block_m;
     params.partial_out = workspace;

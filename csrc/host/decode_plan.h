@@ -13,7 +13,10 @@ namespace flash {
 // reads them once per 64 to 192 rows, of one thread block. num_splits as below.
 bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
-// The same of a dense call without one.
+// Whether it writes that call's new rows as well, or they are better written before.
+bool decode_appends(FwdParams const& params);
+
+// Whether the decode kernel serves a dense call without a cache.
 bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
 
 // Of a packed batch: what to put into params.seqlens.few_q. 0: the decode kernel serves none of it.
@@ -29,6 +32,7 @@ int64_t decode_workspace(Variant const& variant, FwdParams const& params,
 
 // The call with its workspace put in place.
 DecodeParams decode_params(Variant const& variant, FwdParams const& params,
-                           SplitSchedule const& split, float* workspace, bool beside = false);
+                           SplitSchedule const& split, float* workspace, bool beside = false,
+                           NewRows const& rows = {});
 
 }  // namespace flash

@@ -19,25 +19,32 @@ struct Rotary {
   bool advance_q;  // query i is at position used_k + i; else all are at used_k
 };
 
-// Turns new keys, and queries, and writes keys and values into a cache.
-struct AppendParams {
+// What a call brings to a cache: keys and values that go into it, keys and queries that turn.
+struct NewRows {
   TensorView<const void> q;   // [b, sq, h, d]; read where q turns
   TensorView<void> q_turned;  // [b, sq, h, d]; null: q stays as it is
   TensorView<const void> k;   // [b, new_k, hk, d]
-  TensorView<const void> v;   // [b, new_k, hk, dv]
-  TensorView<void> k_cache;   // [b, sk, hk, d], or pages
+  TensorView<const void> v;
+  TensorView<void> k_cache;  // [b, sk, hk, d], or pages; null: the call brings nothing
   TensorView<void> v_cache;
+  int columns_k;  // of a row of the cache
+  int columns_v;
+  bool odd;  // see OddRows
+  Rotary rotary;
+};
+
+// NewRows, as a kernel of its own writes them.
+struct AppendParams {
+  NewRows rows;
   Pages pages;
   Seqlens seqlens;  // used_k: keys there before
-  Rotary rotary;
   FastDiv seqlen_q;
   FastDiv new_k;
   FastDiv heads_q;
   FastDiv heads_kv;
   int64_t queries;  // rows of q that turn: 0, or b * sq * h
   int64_t keys;     // rows of k, and of v: b * new_k * hk
-  int head_dim;
-  int head_dim_v;
+  int head_dim;     // of q
 };
 
 }  // namespace flash

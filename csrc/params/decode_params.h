@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "params/append_params.h"
 #include "params/fast_div.h"
 #include "params/fwd_params.h"
 #include "params/split.h"
@@ -14,10 +15,11 @@ struct DecodeParams {
   FastDiv group;     // query heads of a KV head
   FastDiv heads_kv;  // fwd.heads_kv
   SplitSchedule split;
-  float* partial_out;   // [pieces, block_m, dv], each piece's rows normalised
-  float* partial_lse;   // [pieces, block_m]
-  uint32_t* counters;   // [pieces] if this call has to bring its own
-  bool beside = false;  // runs beside the launch before it, with which it has nothing to do
+  float* partial_out;  // [pieces, block_m, dv], each piece's rows normalised
+  float* partial_lse;  // [pieces, block_m]
+  uint32_t* counters;  // [pieces] if this call has to bring its own
+  bool beside;         // runs beside the launch before it, with which it has nothing to do
+  NewRows rows;        // that it writes first
 };
 
 }  // namespace flash

@@ -9,6 +9,15 @@
 
 namespace flash {
 
+// Rows of a cache that are no whole chunks of 16 bytes, or lie between such. Only the decode
+// kernels of the full level read them.
+struct OddRows {
+  int columns_k;  // 0: all rows are chunks, of head_dim and head_dim_v columns
+  int columns_v;
+
+  FLASH_HD bool any() const { return columns_k > 0; }
+};
+
 // One forward call. Element types are erased here; the variant that is picked knows them.
 struct FwdParams {
   TensorView<const void> q;  // [b, sq, h, d]
@@ -26,6 +35,7 @@ struct FwdParams {
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
   KeySplits splits;
+  OddRows odd;
 };
 
 }  // namespace flash

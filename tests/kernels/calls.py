@@ -186,13 +186,14 @@ def cached(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
+    brings: dict | None = None,
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (b, sq, h, dv) and lse (b, h, sq) against a cache to which `new` keys were appended.
 
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
     until a kernel writes there. own_counters: whether its launch has to bring its counters; None:
-    whatever.
+    whatever. brings: the `new_rows` that the decode kernel writes itself, first.
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q)
@@ -206,6 +207,7 @@ def cached(
         kernels.run(variant, call)
     else:
         call |= {"num_splits": num_splits, "last_block_first": last_block_first, "stream": stream}
+        call |= brings or {}
         brought = kernels.run_decode(variant, call)
         assert own_counters in (None, brought)
     return output.results()
@@ -233,10 +235,25 @@ def append(
     no_lse = torch.empty(0, 0)
     call = _common(q, k_cache, v_cache, turned, no_lse, False, (-1, -1), None)
     call |= cache(k_cache, q.shape[0], cache_seqlens, cache_batch_idx, None, block_table)
-    call |= {"q_turned": view(turned), "k_new": view(k), "v_new": view(v)}
+    call |= new_rows(turned, k, v, rotary_cos, rotary_sin, interleaved, local)
     call |= {"new_k": k.shape[1], "seqlen_q": q.shape[1]}
+    kernels.run_append(variant, call)
+    if rotary_cos is None:
+        assert turned._base.isnan().all()
+        return q
+    result = turned.clone()
+    assert turned.fill_(NAN)._base.isnan().all()
+    return result
+
+
+def new_rows(
+    turned: Tensor, k: Tensor, v: Tensor, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
+    interleaved: bool, local: bool,
+) -> dict:  # fmt: skip
+    """What a call brings to a cache; turned: where its queries go that turn."""
+    rows = {"q_turned": view(turned), "k_new": view(k), "v_new": view(v)}
     if rotary_cos is not None:
-        call |= {
+        rows |= {
             "cos": rotary_cos.data_ptr(),
             "sin": rotary_sin.data_ptr(),
             "cos_stride": rotary_cos.stride(0),
@@ -246,13 +263,7 @@ def append(
             "interleaved": interleaved,
             "advance_q": local,
         }
-    kernels.run_append(variant, call)
-    if rotary_cos is None:
-        assert turned._base.isnan().all()
-        return q
-    result = turned.clone()
-    assert turned.fill_(NAN)._base.isnan().all()
-    return result
+    return rows
 
 
 def cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table) -> dict:

@@ -110,6 +110,7 @@ flash::FwdParams forward_params(py::dict const& call) {
   p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
              number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
              number<int>(call, "pages")};
+  p.odd = {number<int>(call, "odd_columns_k"), number<int>(call, "odd_columns_v")};
   return p;
 }
 
@@ -256,31 +257,40 @@ bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm
                     : flash::decodes_dense(p, device);
 }
 
+// What a call brings to a cache.
+flash::NewRows new_rows(py::dict const& call) {
+  flash::NewRows rows{};
+  rows.q = view<void const>(call, "q");
+  rows.q_turned = view<void>(call, "q_turned");
+  rows.k = view<void const>(call, "k_new");
+  rows.v = view<void const>(call, "v_new");
+  rows.k_cache = view<void>(call, "k");
+  rows.v_cache = view<void>(call, "v");
+  rows.odd = call.contains("odd_columns_k");
+  rows.columns_k = number<int>(call, rows.odd ? "odd_columns_k" : "head_dim");
+  rows.columns_v = number<int>(call, rows.odd ? "odd_columns_v" : "head_dim_v");
+  rows.rotary = {pointer<void>(call, "cos"),          pointer<void>(call, "sin"),
+                 number<int64_t>(call, "cos_stride"), number<int64_t>(call, "sin_stride"),
+                 number<int>(call, "positions"),      number<int>(call, "rotary_dim"),
+                 number<bool>(call, "interleaved"),   number<bool>(call, "advance_q")};
+  return rows;
+}
+
 // New keys to a cache, and q turned, as csrc/api/kvcache.cpp does it.
 void run_append(std::string const& name, py::dict const& call) {
   flash::FwdParams const p = forward_params(call);
   flash::AppendParams n{};
-  n.q = p.q;
-  n.q_turned = view<void>(call, "q_turned");
-  n.k = view<void const>(call, "k_new");
-  n.v = view<void const>(call, "v_new");
-  n.k_cache = view<void>(call, "k");
-  n.v_cache = view<void>(call, "v");
+  n.rows = new_rows(call);
   n.pages = p.pages;
   n.seqlens = p.seqlens;
-  n.rotary = {pointer<void>(call, "cos"),          pointer<void>(call, "sin"),
-              number<int64_t>(call, "cos_stride"), number<int64_t>(call, "sin_stride"),
-              number<int>(call, "positions"),      number<int>(call, "rotary_dim"),
-              number<bool>(call, "interleaved"),   number<bool>(call, "advance_q")};
   n.seqlen_q = flash::FastDiv(p.seqlens.seqlen_q);
   n.new_k = flash::FastDiv(p.seqlens.new_k);
   n.heads_q = flash::FastDiv(p.heads_q);
   n.heads_kv = flash::FastDiv(p.heads_kv);
   int64_t const batch = p.seqlens.batch;
-  n.queries = n.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
+  n.queries = n.rows.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
   n.keys = batch * p.seqlens.new_k * p.heads_kv;
   n.head_dim = p.head_dim;
-  n.head_dim_v = p.head_dim_v;
   flash::Variant const& variant = find(name);
   variant.launch.append(n, {sm80, nullptr, variant.name});
 }
@@ -290,11 +300,16 @@ void run_append(std::string const& name, py::dict const& call) {
 bool run_decode(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
   flash::Variant const& variant = find(name);
-  flash::FwdParams const p = forward_params(call);
+  flash::FwdParams p = forward_params(call);
+  flash::NewRows rows{};
+  if (call.contains("k_new")) {
+    rows = new_rows(call);
+    p.q = rows.rotary.cos ? view<void const>(call, "q_turned") : p.q;
+  }
   auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), sm80);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> workspace(flash::decode_workspace(variant, p, split), nan);
-  auto const params = flash::decode_params(variant, p, split, workspace.data());
+  auto const params = flash::decode_params(variant, p, split, workspace.data(), false, rows);
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
   variant.launch.decode(params, {sm80, stream, variant.name});
   workspace.check();

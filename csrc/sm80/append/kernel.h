@@ -2,89 +2,47 @@
 // into it, and queries turn on their way to a workspace. One warp a row, 16 bytes a lane.
 #pragma once
 
-#include "core/paging.h"
-#include "params/append_params.h"
-#include "sm80/append/turn.h"
+#include "sm80/append/config.h"
+#include "sm80/append/row_copy.h"
 
 namespace flash::sm80 {
 
-struct AppendRow {
-  int sequence;
-  int row;  // new key, or query
-  int head;
-};
-
 // Rows are numbered (sequence, row, head), heads first.
-__device__ inline AppendRow append_row(int index, FastDiv const& rows, FastDiv const& heads) {
-  int const sequence_and_row = heads.quotient(index);
+__device__ inline NewRow new_row(int64_t index, FastDiv const& rows, FastDiv const& heads) {
+  int const i = static_cast<int>(index);
+  int const sequence_and_row = heads.quotient(i);
   int const sequence = rows.quotient(sequence_and_row);
   return {sequence, rows.remainder(sequence_and_row, sequence),
-          heads.remainder(index, sequence_and_row)};
+          heads.remainder(i, sequence_and_row)};
 }
 
-// One row: this lane's chunk of it, turned if there are angles.
+// The index-th row of the three kinds: queries, keys, values.
 template <class Element>
-__device__ void copy_row(Rotary const& rotary, uint32_t position, Element const* source,
-                         Element* target, int columns, int col) {
-  if (col >= columns) {
-    return;
+__device__ RowCopy<Element> copy_of(AppendParams const& p, int64_t index) {
+  Seqlens const& s = p.seqlens;
+  if (index < p.queries) {
+    NewRow const at = new_row(index, p.seqlen_q, p.heads_q);
+    return query_copy<Element>(p.rows, at, s.used_k[at.sequence], p.head_dim);
   }
-  auto const chunk = *reinterpret_cast<uint128_t const*>(source + col);
-  if (!rotary.cos || col >= rotary.rotary_dim) {
-    *reinterpret_cast<uint128_t*>(target + col) = chunk;
-    return;
+  int64_t const key = index - p.queries;
+  bool const is_key = key < p.keys;
+  if (!is_key && key >= 2 * p.keys) {
+    return {};
   }
-  float x[8];
-  read(source + col, x);
-  turn(rotary, Angles<Element>(rotary, position), source, col, x);
-  cutlass::NumericArrayConverter<Element, float, 8> convert;
-  auto const rounded = convert(*reinterpret_cast<cutlass::Array<float, 8> const*>(x));
-  *reinterpret_cast<uint128_t*>(target + col) = *reinterpret_cast<uint128_t const*>(&rounded);
+  NewRow const at = new_row(is_key ? key : key - p.keys, p.new_k, p.heads_kv);
+  KeyPages const pages(p.pages, BlockInfo(s, at.sequence), at.sequence);
+  return cache_copy<Element>(p.rows, is_key, pages, at, s.used_k[at.sequence], s.seqlen_k);
 }
 
-// A new key's, or value's, row into the cache, if it has a place there.
-template <class Element>
-__device__ void append(AppendParams const& p, TensorView<const void> const& from,
-                       TensorView<void> const& cache, Rotary const& rotary, int index, int columns,
-                       int col) {
-  AppendRow const at = append_row(index, p.new_k, p.heads_kv);
-  int const before = p.seqlens.used_k[at.sequence];
-  if (before < 0 || before >= p.seqlens.seqlen_k - at.row) {
-    return;
-  }
-  KeyPages const pages(p.pages, BlockInfo(p.seqlens, at.sequence), at.sequence);
-  PageSlot const slot = pages.slot(before + at.row);
-  if (pages.exists(slot)) {
-    copy_row(rotary, before + at.row,
-             static_cast<Element const*>(from.ptr) + from.offset(at.sequence, at.row, at.head),
-             static_cast<Element*>(cache.ptr) + cache.offset(slot.page, slot.row, at.head), columns,
-             col);
-  }
-}
-
-template <class Element>
-__device__ void turn_query(AppendParams const& p, int index, int col) {
-  AppendRow const at = append_row(index, p.seqlen_q, p.heads_q);
-  uint32_t const before = max(p.seqlens.used_k[at.sequence], 0);  // anything
-  copy_row(p.rotary, before + (p.rotary.advance_q ? at.row : 0),
-           static_cast<Element const*>(p.q.ptr) + p.q.offset(at.sequence, at.row, at.head),
-           static_cast<Element*>(p.q_turned.ptr) + p.q_turned.offset(at.sequence, at.row, at.head),
-           p.head_dim, col);
-}
-
-// Rows of the three kinds: queries, keys, values.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     append_kernel(__grid_constant__ AppendParams const p) {
   using Element = typename Config::Element;
   int64_t const row = int64_t(blockIdx.x) * Config::kRows + threadIdx.x / 32;
   int const col = threadIdx.x % 32 * Config::kChunk;
-  if (row < p.queries) {
-    turn_query<Element>(p, static_cast<int>(row), col);
-  } else if (int64_t const key = row - p.queries; key < p.keys) {
-    append<Element>(p, p.k, p.k_cache, p.rotary, static_cast<int>(key), p.head_dim, col);
-  } else if (int64_t const value = key - p.keys; value < p.keys) {
-    append<Element>(p, p.v, p.v_cache, Rotary{}, static_cast<int>(value), p.head_dim_v, col);
+  RowCopy<Element> const copy = copy_of<Element>(p, row);
+  if (copy.has(col)) {
+    copy.store(col, copy.chunk(p.rows.rotary, col));
   }
 }
 

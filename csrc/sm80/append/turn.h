@@ -7,7 +7,6 @@
 
 #include "core/rotary.h"
 #include "params/append_params.h"
-#include "sm80/append/config.h"
 
 namespace flash::sm80 {
 

@@ -46,11 +46,11 @@ struct KeyRing {
     }
     exist[Config::kStages - 1] = __ballot_sync(0xffffffffu, mine);
     look_up();
-    load<Config::kHeadDim>(work.k, p.k, ring.k[stage].data(), p.head_dim);
+    load<Config::kHeadDim>(work.k, p.k, ring.k[stage].data(), p.head_dim, p.odd.columns_k);
   }
 
   __device__ void load_v(int stage) {
-    load<Config::kHeadDimV>(work.v, p.v, ring.v[stage].data(), p.head_dim_v);
+    load<Config::kHeadDimV>(work.v, p.v, ring.v[stage].data(), p.head_dim_v, p.odd.columns_v);
   }
 
   // The oldest group has arrived, for all lanes.
@@ -70,7 +70,43 @@ struct KeyRing {
 
   template <int kColumns>
   __device__ void load(Element const* head, TensorView<const void> const& view, Element* target,
-                       int columns) {
+                       int columns, int odd_columns) {
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      if (odd_columns > 0) [[unlikely]] {
+        load_odd<kColumns>(head, view, target, odd_columns);
+        cp_async_fence();  // an empty group: the ring counts them
+        return;
+      }
+    }
+    load_chunks<kColumns>(head, view, target, columns);
+    cp_async_fence();
+  }
+
+  // Rows at any address, which is too much to ask of cp.async: by elements, at once.
+  template <int kColumns>
+  __device__ void load_odd(Element const* head, TensorView<const void> const& view, Element* target,
+                           int columns) {
+    constexpr SmemTile<kN, kColumns> layout;
+    int64_t const mine = view.offset(current.page, current.row, 0);
+#pragma unroll 1
+    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
+      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
+      bool const exists = exist[Config::kStages - 1] >> row & 1;
+#pragma unroll
+      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
+        cutlass::AlignedArray<Element, 8> chunk;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          chunk[i] = exists && col + i < columns ? source[col + i] : Element(0);
+        }
+        *reinterpret_cast<cutlass::AlignedArray<Element, 8>*>(target + layout(row, col)) = chunk;
+      }
+    }
+  }
+
+  template <int kColumns>
+  __device__ void load_chunks(Element const* head, TensorView<const void> const& view,
+                              Element* target, int columns) {
     constexpr SmemTile<kN, kColumns> layout;
     int const col = lane % 8 * 8;
     // A lane multiplies for its own key, and shows the others where that is.
@@ -92,7 +128,6 @@ struct KeyRing {
                      (exists >> row & 1) && col + run < columns);
       }
     }
-    cp_async_fence();
   }
 };
 

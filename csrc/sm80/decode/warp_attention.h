@@ -5,6 +5,7 @@
 #include "core/score_mod.h"
 #include "core/softmax.h"
 #include "sm80/decode/key_ring.h"
+#include "sm80/decode/new_rows.h"
 #include "sm80/decode/packed_rows.h"
 #include "sm80/decode/products.h"
 #include "sm80/fragments.h"
@@ -98,18 +99,45 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
   }
 }
 
+// Fills the ring; of a call that brings new rows, writes this thread block's, by all of its warps:
+// before the loads if one of those reads them, else while they are on their way.
+template <class Config>
+__device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& work,
+                            KeyRing<Config>& ring) {
+  constexpr int kStages = Config::kStages;
+  auto const write = [&](bool before_loads) {
+    BlockRows<Config> const rows(p, work);
+    if (rows.are_among(kStages * Config::kUnit) == before_loads) {
+      rows.write();
+      __syncthreads();
+    }
+  };
+  bool const brings = p.rows.k_cache.ptr;
+#pragma unroll 1  // one copy of the code
+  for (int turn = 0; turn < 2; ++turn) {
+    if (brings) {
+      write(turn == 0);
+    }
+    if (turn == 0) {
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        ring.load_k(stage);
+        ring.load_v(stage);
+      }
+    }
+  }
+}
+
 // The piece's keys that are this warp's, into acc.
 template <class Config>
-__device__ void attend(FwdParams const& p, FastDiv const& group, DecodeWork<Config> const& work,
+__device__ void attend(DecodeParams const& params, DecodeWork<Config> const& work,
                        RingStorage<Config>& storage, int warp, int lane,
                        WarpAccumulators<Config>& acc) {
   constexpr int kN = Config::kBlockN, kStages = Config::kStages;
+  FwdParams const& p = params.fwd;
+  FastDiv const& group = params.group;
   KeyRing<Config> ring(p, work, storage, warp, lane);
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    ring.load_k(stage);
-    ring.load_v(stage);
-  }
+  begin_loads(params, work, ring);
   FragmentCoord<1> const coord(lane);
   LaneRows<Config> const rows(p, work.tile, group, coord);
   Tensor const q = load_queries(p, work.tile, group, lane);

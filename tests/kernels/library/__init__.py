@@ -84,9 +84,16 @@ def _refused(name: str, args: tuple) -> str:
     operands = args[2:3] if name == "_merge_attention" else args[:3]
     if operands[0].dtype not in HALF:
         return f"do not take {operands[0].dtype}"
-    if any(isinstance(x, Tensor) and x.dim() > 2 and x.shape[-1] % 8 for x in operands):
+    if any(_has_chunks(name, x) and x.shape[-1] % 8 for x in operands):
         return "take head dims that are multiples of 8"
     return ""
+
+
+def _has_chunks(name: str, x: Tensor | None) -> bool:
+    """Whether this operand's rows have to be; those of a cache need not."""
+    if not isinstance(x, Tensor) or x.dim() <= 2:
+        return False
+    return name != "_flash_attn_with_kvcache" and not ("varlen" in name and x.dim() == 4)
 
 
 def _refused_rotary(name: str, args: tuple) -> str:

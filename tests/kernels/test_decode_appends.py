@@ -1,0 +1,120 @@
+"""The decode kernel itself writes what a call brings to the cache: every thread block what it
+reads, and one of them the rest. Blocks run one after the other here, in either order: whoever
+relies on another's rows reads NaN."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cache_cases import NAN, CacheCase, expected, make_cache
+from cases import BF16, FP16, poisoned
+from compare import assert_accurate, assert_bitwise, assert_lse
+from reference import attention_ref, standard_attention
+from test_kvcache import check_cache
+
+from build_tools.instantiate import load_table
+
+from . import calls
+from .test_append_kernels import append
+
+TABLE = load_table().VARIANTS
+ROWS = [v for v in TABLE if v.direction == "decode"]
+SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
+APPEND = {v.dtype: v for v in TABLE if v.direction == "append"}
+DTYPES = {"bf16": BF16, "fp16": FP16}
+
+
+def id_of(x) -> str:
+    return x.name
+
+
+def run(kernels, row, case: CacheCase, x, num_splits: int, last_block_first: bool):
+    extra = {"rotary_cos": None, "rotary_sin": None} | x.extra
+    tables = extra.pop("rotary_cos"), extra.pop("rotary_sin")
+    local = case.causal or case.window != (-1, -1)
+    turned = poisoned(torch.full(x.q.shape, NAN, dtype=x.q.dtype))
+    result = calls.cached(
+        kernels, row.name, x.q, x.k_cache, x.v_cache, new=case.new, causal=case.causal,
+        window_size=case.window, cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32),
+        num_splits=num_splits, last_block_first=last_block_first,
+        brings=calls.new_rows(turned, x.k, x.v, *tables, case.interleaved, local), **extra,
+    )  # fmt: skip
+    return *result, turned
+
+
+def check(kernels, row, case: CacheCase, num_splits: int, last_block_first: bool = False) -> None:
+    case = replace(case, dtype=DTYPES[row.dtype], d=min(case.d, row.head_dim))
+    x = make_cache(case, "cpu")
+    before = x.clone()
+    ref, standard = (expected(case, before, f) for f in (attention_ref, standard_attention))
+    out, lse, turned = run(kernels, row, case, x, num_splits, last_block_first)
+    assert_accurate("out", out, ref.out, standard.out)
+    assert_lse("lse", lse, ref.lse)
+    check_cache("k_cache", x.k_cache, ref.k_cache, before.k_cache, ref.touched)
+    check_cache("v_cache", x.v_cache, ref.v_cache, before.v_cache, ref.touched)
+    if case.rotary_dim:
+        assert_bitwise("q", turned, append(kernels, APPEND[row.dtype], case, before))
+    else:
+        assert turned._base.isnan().all()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("one", new=1, cache_seqlens=(37, 309, 0), cache_size=310, d=256, rotary_dim=64),
+        CacheCase("halves", new=3, sq=3, h=8, hk=2, cache_seqlens=(126, 299, 63), cache_size=310,
+                  d=256, rotary_dim=64, interleaved=False),
+    ],
+    ids=id_of,
+)  # fmt: skip
+@pytest.mark.parametrize("num_splits", [1, 100])
+def test_every_row_of_the_table(kernels, row, case, num_splits):
+    check(kernels, row, case, num_splits)
+
+
+LONG = dict(cache_seqlens=(700, -1, 63), cache_size=710)
+CASES = [
+    CacheCase("no_rotary", new=2, sq=2, **LONG),
+    # Into two units, which are two pieces.
+    CacheCase("across_pieces", new=5, sq=5, cache_seqlens=(125, 62, 318), cache_size=330),
+    CacheCase("several_row_blocks", new=4, sq=4, h=16, hk=2, rotary_dim=64, **LONG),
+    CacheCase("more_than_queries", new=7, sq=2, rotary_dim=64, **LONG),
+    CacheCase("fewer_than_queries", new=2, sq=6, rotary_dim=64, **LONG),
+    # Nobody reads all of them.
+    CacheCase("behind_a_window", new=7, window=(2, 0), causal=False, rotary_dim=64, **LONG),
+    CacheCase("to_empty", new=2, sq=6, cache_seqlens=(0, 1, 0), rotary_dim=64),
+    CacheCase("not_causal", new=3, sq=3, causal=False, rotary_dim=64, **LONG),
+    CacheCase("to_the_last_row", new=2, sq=2, cache_seqlens=(148, 0, 1), rotary_dim=32),
+    CacheCase("odd", new=3, rotary_dim=20, **LONG),
+    CacheCase("odd_halves", new=3, rotary_dim=20, interleaved=False, **LONG),
+    CacheCase("small", new=2, d=8, rotary_dim=8, interleaved=False, **LONG),
+    CacheCase("d_v", new=2, d=64, dv=40, rotary_dim=64, **LONG),
+    CacheCase("batch_idx", new=2, batch_idx=True, rotary_dim=64, **LONG),
+    CacheCase("leftpad", new=2, sq=2, leftpad=(30, 0, 64), rotary_dim=64, **LONG),
+    *(CacheCase(f"pages_of_{n}", page_size=n, new=8, sq=2, cache_seqlens=(700, -1, 60),
+                cache_size=710, rotary_dim=64) for n in (1, 3, 16)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize("case", CASES, ids=id_of)
+@pytest.mark.parametrize("num_splits", [0, 1, 100])
+@pytest.mark.parametrize("last_block_first", [False, True])
+def test_calls(kernels, row, case, num_splits, last_block_first):
+    check(kernels, row, case, num_splits, last_block_first)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize("lengths", [(149, 150, 2**31 - 1), (-(2**31), 150, 149)])
+def test_what_has_no_place_is_not_written(kernels, row, lengths):
+    case = CacheCase("full", new=2, rotary_dim=64)
+    x = make_cache(case, "cpu")
+    before = x.clone()
+    run(kernels, row, replace(case, cache_seqlens=lengths), x, 100, False)
+    touched = torch.tensor([[n == 149 and i == 149 for i in range(150)] for n in lengths])
+    assert torch.equal(x.v_cache[touched], x.v[torch.tensor(lengths) == 149, 0])
+    check_cache("k_cache", x.k_cache, x.k_cache, before.k_cache, touched)
+    check_cache("v_cache", x.v_cache, x.v_cache, before.v_cache, touched)
