@@ -108,16 +108,21 @@ struct SM75_U16x8_LDSM_T {
 template <class TS, class TD = TS>
 struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
   static void copy(TS const& source, TD& target, bool exists) {
+    static_assert(sizeof(TS) == sizeof(TD) && sizeof(TD) <= simt::PendingCopy::kMostBytes);
     std::memset(&target, 0xff, sizeof(TD));
     simt::Thread& t = simt::thread();
-    t.copies.push_back({&target, exists ? &source : nullptr, sizeof(TD), t.groups});
+    t.copies.push_back({&target, exists ? &source : nullptr, sizeof(TD), t.groups, {}});
+    if (exists) {
+      std::memcpy(t.copies.back().issued.data(), &source, sizeof(TD));
+    }
     t.copy_targets.push_back(reinterpret_cast<uintptr_t>(&target));
   }
 };
 
 inline void cp_async_fence() { ++simt::thread().groups; }
 
-// All groups but the newest kOutstanding arrive, and not one byte of those.
+// All groups but the newest kOutstanding arrive, and not one byte of those. Nobody knows when they
+// were read.
 template <int kOutstanding>
 void cp_async_wait() {
   simt::Thread& t = simt::thread();
@@ -129,6 +134,9 @@ void cp_async_wait() {
       continue;
     }
     if (c.source) {
+      if (std::memcmp(c.issued.data(), c.source, c.bytes) != 0) {
+        throw std::logic_error("what an asynchronous copy reads changes before it arrives");
+      }
       std::memcpy(c.target, c.source, c.bytes);
     } else {
       std::memset(c.target, 0, c.bytes);

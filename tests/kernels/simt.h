@@ -7,6 +7,8 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -70,10 +72,12 @@ struct ClusterBarrier {
 
 // A memory read that a thread has asked for and that has not arrived.
 struct PendingCopy {
+  static constexpr int kMostBytes = 16;
   void* target;
   void const* source;  // null: zeros
   int bytes;
   int group;
+  std::array<std::byte, kMostBytes> issued;  // what the source was then
 };
 
 struct Thread {
