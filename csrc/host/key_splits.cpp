@@ -38,8 +38,10 @@ int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& dev
   bool const can = variant.arch == 90 && std::string_view(variant.scores) == "plain" &&
                    p.heads_kv > 0 && p.heads_q / p.heads_kv <= kWarpgroupRows &&
                    p.q.head_stride != 0;
+  // Without sequences there are no keys, whatever rows there are.
+  bool const has_rows = p.seqlens.batch > 0 && rows(p) > 0;
   // Beside decode the GPU is full; and nobody else's presence may change a sequence's bits.
-  if (!can || p.batch_invariant || p.seqlens.few_q > 0 || rows(p) == 0) {
+  if (!can || !has_rows || p.batch_invariant || p.seqlens.few_q > 0) {
     return 1;
   }
   int64_t const by_places = device.sm_count / row_blocks(p, variant);
