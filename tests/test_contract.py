@@ -259,8 +259,10 @@ def test_deterministic_varlen_backward(lengths, device, needs):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("seqlen_q", [1, 70])
-def test_batch_invariance(seqlen_q, causal, device, needs):
-    case = Case(b=5, sq=seqlen_q, sk=700, h=6, hk=2, causal=causal)
+@pytest.mark.parametrize(("seqlen_k", "heads_k"), [(700, 2), (1100, 1)])
+def test_batch_invariance(seqlen_q, seqlen_k, heads_k, causal, device, needs):
+    """Also where the keys of a sequence alone would be cut."""
+    case = Case(b=5, sq=seqlen_q, sk=seqlen_k, h=6, hk=heads_k, causal=causal)
     x = make_inputs(case, device)
     run = {"causal": causal, "batch_invariant": True, "return_lse": True}
     with needs("batch_invariant"):

@@ -337,12 +337,18 @@ def test_few_queries_and_long_keys(lengths, device, needs):
     check_forward(case, pack(case, lengths, device))
 
 
-def test_batch_of_no_sequence(device):
-    q = torch.zeros(0, 4, 64, dtype=BF16, device=device)
+@pytest.mark.parametrize("rows", [0, 3])
+def test_batch_of_no_sequence(rows, device, needs):
+    """Rows that belong to none see nothing."""
+    q = torch.randn(rows, 4, 64, device=device).to(BF16).requires_grad_()
     cu = torch.zeros(1, dtype=torch.int32, device=device)
     out, lse = flash_attn_varlen_func(q, q, q, cu, cu, 0, 0, return_lse=True)
-    assert out.shape == (0, 4, 64)
-    assert lse.shape == (4, 0)
+    assert out.shape == (rows, 4, 64)
+    assert lse.shape == (4, rows)
+    assert not out.any()
+    with needs("backward"):
+        out.sum().backward()
+        assert not q.grad.any()
 
 
 def test_equal_lengths_agree_with_the_dense_call(device):

@@ -103,6 +103,7 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
                 OptionalTensor rng_state, bool batch_invariant,
                 bool /*deterministic: of the backward it leads to*/) {
   FwdParams p{};
+  p.batch_invariant = batch_invariant;
   p.seqlens = dense_lengths(q, k, v);
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   p.heads_q = count(heads, "heads");

@@ -131,7 +131,7 @@ FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   int64_t const total = batch.sum([](SequenceSize size, int) { return size.all_units(); });
   int const even = divide_up(total, s.columns);
   // A quarter longer than the mean: less than all have to do who work on whole sequences.
-  int const mean = s.whole > 0 ? divide_up(total, s.batch) : 0;
+  int const mean = s.whole > 0 ? divide_up(total, s.alike) : 0;
   Chunk chunk{even > s.min_units ? even : s.min_units, s.whole, mean + mean / 4};
   int const columns = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
   for (int attempt = 0; attempt < 3; ++attempt) {

@@ -45,9 +45,11 @@ inline int64_t wanted_columns(int batch, int64_t resident) {
   return best;
 }
 
-// Sequences that fill the GPU once or several times without being cut, of a batch with more.
-inline int64_t whole_sequences(int batch, int64_t resident) {
-  return batch > resident ? batch / resident * resident : 0;
+// Sequences that fill the GPU once or several times without being cut, of a batch with more; of so
+// many row blocks each.
+inline int64_t whole_sequences(int batch, int row_blocks, int64_t resident) {
+  int64_t const columns = int64_t(batch) * row_blocks;
+  return columns > resident ? columns / resident * resident / row_blocks : 0;
 }
 
 // As many for each sequence at which those that are left fill it once more, give or take a tenth.

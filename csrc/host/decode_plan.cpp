@@ -139,9 +139,12 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   Places const gpu = places(variant, device);
   int64_t const resident = std::max<int64_t>(gpu.sm_count * gpu.blocks_per_sm / tiles, 1);
   // What is cut alike. Beside long sequences those of one query are the most likely.
-  int const alike = std::max(s.batch * (is_packed && !is_mixed ? blocks : 1), 1);
+  int const own_blocks = is_packed && !is_mixed ? blocks : 1;
+  int const alike = std::max(s.batch * own_blocks, 1);
   int64_t const few = s.equal || is_single ? fewest_columns(alike, tiles, gpu) : 0;
-  s.whole = choose && !s.equal ? static_cast<int>(whole_sequences(alike, resident)) : 0;
+  s.alike = alike;
+  s.whole =
+      choose && !s.equal ? static_cast<int>(whole_sequences(s.batch, own_blocks, resident)) : 0;
   s.columns = !choose ? std::numeric_limits<int>::max()
                       : static_cast<int>(few > 0       ? few
                                          : s.whole > 0 ? columns_for_rest(alike, resident)

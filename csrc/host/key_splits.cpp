@@ -18,13 +18,23 @@ constexpr int kMinBlocks = 4;
 constexpr int kMostSplits = 32;
 
 // Heads of a KV head share row blocks where keys are cut: fewer row blocks, more parts of each.
-int64_t row_blocks(FwdParams const& p, Variant const& variant) {
+int queries_of_block(FwdParams const& p, Variant const& variant) {
+  return variant.block_m / kWarpgroupRows * (kWarpgroupRows / (p.heads_q / p.heads_kv));
+}
+
+int64_t row_blocks(FwdParams const& p, int queries) {
   Seqlens const& s = p.seqlens;
-  int const group = p.heads_q / p.heads_kv;
-  int const queries = variant.block_m / kWarpgroupRows * (kWarpgroupRows / group);
   int64_t const blocks = s.cu_q ? (s.total_q + int64_t(s.batch) * (queries - 1)) / queries
                                 : int64_t(s.batch) * num_m_blocks(s.seqlen_q, queries);
   return blocks * p.heads_kv;
+}
+
+// Those that a row block goes through, at most.
+int64_t keys_of_block(FwdParams const& p, int queries) {
+  Mask const& m = p.mask;
+  int64_t const seqlen_k = p.seqlens.seqlen_k;
+  return m.left < 0 || m.right < 0 ? seqlen_k
+                                   : std::min(seqlen_k, int64_t(m.left) + m.right + queries);
 }
 
 int64_t rows(FwdParams const& p) {
@@ -38,12 +48,15 @@ int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& dev
   bool const can = variant.arch == 90 && std::string_view(variant.scores) == "plain" &&
                    p.heads_kv > 0 && p.heads_q / p.heads_kv <= kWarpgroupRows &&
                    p.q.head_stride != 0;
+  // Without sequences there are no keys, whatever rows there are.
+  bool const has_rows = p.seqlens.batch > 0 && rows(p) > 0;
   // Beside decode the GPU is full; and nobody else's presence may change a sequence's bits.
-  if (!can || p.batch_invariant || p.seqlens.few_q > 0 || rows(p) == 0) {
+  if (!can || !has_rows || p.batch_invariant || p.seqlens.few_q > 0) {
     return 1;
   }
-  int64_t const by_places = device.sm_count / row_blocks(p, variant);
-  int64_t const by_keys = p.seqlens.seqlen_k / (int64_t(kMinBlocks) * variant.block_n);
+  int const queries = queries_of_block(p, variant);
+  int64_t const by_places = device.sm_count / row_blocks(p, queries);
+  int64_t const by_keys = keys_of_block(p, queries) / (int64_t(kMinBlocks) * variant.block_n);
   return static_cast<int>(std::clamp<int64_t>(std::min(by_places, by_keys), 1, kMostSplits));
 }
 

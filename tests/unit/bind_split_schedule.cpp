@@ -7,15 +7,18 @@ void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
-                       std::optional<int> all_row_blocks, int whole) {
+                       std::optional<int> all_row_blocks, int whole, std::optional<int> alike) {
              bool const packed = all_row_blocks.has_value();
-             return SplitSchedule{
-                 batch,  flash::FastDiv(tiles),          equal, min_units, max_splits, columns,
-                 packed, all_row_blocks.value_or(batch), whole};
+             return SplitSchedule{batch,      flash::FastDiv(tiles),
+                                  equal,      min_units,
+                                  max_splits, columns,
+                                  packed,     all_row_blocks.value_or(batch),
+                                  whole,      alike.value_or(batch)};
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
-           py::arg("all_row_blocks") = py::none(), py::arg("whole") = 0)
+           py::arg("all_row_blocks") = py::none(), py::arg("whole") = 0,
+           py::arg("alike") = py::none())
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
@@ -36,7 +39,8 @@ void bind_split_schedule(py::module_& m) {
                                    range.begin, range.end);
           },
           py::arg("units"), py::arg("index"), py::arg("row_blocks") = py::none());
-  m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("resident"));
+  m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("row_blocks"),
+        py::arg("resident"));
   m.def("columns_for_rest", &flash::columns_for_rest, py::arg("batch"), py::arg("resident"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(

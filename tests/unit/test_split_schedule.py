@@ -79,8 +79,27 @@ def test_the_first_sequences_stay_whole(core):
     [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 1)],
 )
 def test_what_is_left_fills_the_gpu_once_more(core, batch, whole, each):
-    assert core.whole_sequences(batch, 49) == whole
+    assert core.whole_sequences(batch, 1, 49) == whole
     assert core.columns_for_rest(batch, 49) == each * batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "row_blocks", "whole"), [(24, 2, 0), (25, 2, 24), (50, 2, 49), (13, 4, 12)]
+)
+def test_each_row_block_of_a_whole_sequence_takes_a_place(core, batch, row_blocks, whole):
+    assert core.whole_sequences(batch, row_blocks, 49) == whole
+
+
+def test_sequences_of_several_row_blocks_stay_whole(core):
+    """But for those whose row blocks take longer than the mean of all row blocks."""
+    lengths = [64] * 5 + [120] + [64] * 24
+    schedule = core.SplitSchedule(
+        batch=30, tiles=8, min_units=2, columns=core.columns_for_rest(60, 49), all_row_blocks=62,
+        whole=core.whole_sequences(30, 2, 49), alike=60,
+    )  # fmt: skip
+    found = pieces(schedule, lengths, [*[2] * 30, 0, 0]).values()
+    splits = {sequence: splits for sequence, _, _, splits, *_ in found}
+    assert [splits[b] for b in range(30)] == [1] * 5 + [2] + [1] * 18 + [4] * 6
 
 
 @settings(deadline=None)
