@@ -170,6 +170,22 @@ def test_q_and_k_are_apply_rotary_emb_of_each(device, inplace, views):
         apply_rotary_emb_qk(q, k[:, :5], cos, sin)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_what_needs_no_gradient_gets_none(device, inplace, wanted):
+    """Of q and k that turn in one call; what turns in place stays a tensor without a graph."""
+    cos, sin = (t.to(device) for t in tables(16, torch.float32))
+    q, k = (torch.randn(2, 6, h, 24, dtype=torch.bfloat16, device=device) for h in (4, 2))
+    leaf = (q, k)[wanted].requires_grad_()
+    inputs = [x * 1 if x is leaf else x for x in (q, k)]
+    outs = apply_rotary_emb_qk(*inputs, cos, sin, inplace=inplace)
+    assert not inputs[1 - wanted].requires_grad
+    assert not outs[1 - wanted].requires_grad
+    dout = torch.randn_like(leaf)
+    (gradient,) = torch.autograd.grad(outs[wanted], leaf, dout)
+    assert_same(gradient, on_torch(dout, cos, sin, conjugate=True))
+
+
 def test_the_module_turns_q_and_kv_in_one_call(device):
     rotary = RotaryEmbedding(16, scale_base=512.0, device=device)
     q = torch.randn(2, 6, 4, 24, dtype=torch.float16, device=device)

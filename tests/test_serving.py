@@ -167,7 +167,7 @@ def test_a_graph_is_replayed_with_other_lengths(cuda):
     cache, most = filled([700, 40, 300, 5], cuda), 1000
     width = -(-most // 16)
     q, k, v = (randn(4, 1, n, DIM, device=cuda) for n in (HEADS, HEADS_KV, HEADS_KV))
-    cos, sin = (randn(most + 1, DIM // 2, device=cuda) for _ in range(2))
+    cos, sin = (randn(width * 16, DIM // 2, device=cuda) for _ in range(2))
     used, table = ints([1] * 4, cuda), torch.full((4, width), -1, dtype=torch.int32, device=cuda)
 
     def step(k_cache: Tensor, v_cache: Tensor) -> Tensor:

@@ -121,7 +121,10 @@ class _Rotate(torch.autograd.Function):
         ctx.layout, ctx.conjugate = layout, conjugate
         if inplace:
             ctx.mark_dirty(*(x for x, is_leaf in zip(xs, leaves) if not is_leaf))
-        return _one_or_all(_turned(layout, xs, turn, inplace, conjugate))
+        outs = _turned(layout, xs, turn, inplace, conjugate)
+        wanted = ctx.needs_input_grad[-len(xs) :]
+        ctx.mark_non_differentiable(*(out for out, is_wanted in zip(outs, wanted) if not is_wanted))
+        return _one_or_all(outs)
 
     @staticmethod
     def backward(ctx, *douts):
