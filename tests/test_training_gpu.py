@@ -52,7 +52,7 @@ def test_the_loss_follows_standard_attention(cuda, monkeypatch, head_dim, heads_
     monkeypatch.setattr(gpt, "flash_attn_varlen_func", standard_varlen)
     standard = losses(cuda, head_dim, heads_kv)
     assert ours[-5:].mean() < ours[0] - 1
-    # Both round to bf16, differently: curves part slowly, and no step stands out. On a CPU, at d 64,
-    # these part by up to 0.004, and two roundings of standard attention by 0.002.
+    # Both round to bf16, differently: curves part slowly, and no step stands out. On a CPU these
+    # part by up to 0.004 at d 64, and two roundings of standard attention by 0.002.
     assert (ours - standard).abs().max() < 0.05
     assert (ours - standard).mean().abs() < 0.01
