@@ -92,7 +92,7 @@ struct KeyRing {
     for (int row = lane / 8; row < kN; row += kRowsPerPass) {
       Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
       bool const exists = exist[Config::kStages - 1] >> row & 1;
-#pragma unroll
+#pragma unroll 1
       for (int col = lane % 8 * 8; col < kColumns; col += 64) {
         cutlass::AlignedArray<Element, 8> chunk;
 #pragma unroll
