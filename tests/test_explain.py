@@ -73,6 +73,7 @@ class Library:
 @pytest.fixture
 def library(monkeypatch) -> Library:
     """A compiled library with forward kernels, CUDA 13 in torch, and a Hopper GPU."""
+    fake("cuda", (1,))  # asks for a GPU the first time, and is to find out that there is none
     simulated = Library()
     monkeypatch.setattr(backend, "library", simulated)
     monkeypatch.setattr(backend, "_missing", {"_flash_attn_with_kvcache"})

@@ -76,7 +76,9 @@ def _wide(*tensors: Tensor) -> list[Tensor]:
 def swiglu_fwd(x: Tensor, y: Tensor) -> Tensor:
     """silu(x) · y, with one rounding."""
     wide_x, wide_y = _wide(x, y)
-    return (F.silu(wide_x) * wide_y).to(x.dtype)
+    out = F.silu(wide_x) * wide_y
+    # A cast of nothing at the end loses the gradient when torch 2.11 compiles `swiglu`.
+    return out if out.dtype == x.dtype else out.to(x.dtype)
 
 
 def swiglu_bwd(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
