@@ -33,7 +33,7 @@ unit: $(VENV)/.env-test  ## the tests of csrc/core, compiled for the host
 
 # Without the kernels that are compiled for the host: they run the same Python.
 coverage: $(VENV)/.env-test  ## which lines of the Python code the tests run, and whether they are enough
-	$(PYTEST) --cov --ignore=tests/kernels --ignore=tests/unit -k "not host" $(ARGS)
+	$(PYTEST) --cov --ignore=tests/kernels --ignore=tests/unit -k "not host and not import_is_quick" $(ARGS)
 
 bench: $(VENV)/.env-demo build  ## benchmarks; ARGS="--help" for what there is
 	$(PY) -m benchmarks $(ARGS)
