@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from cases import BF16, FP32, poisoned
+from reference import random_slopes
 from reference_cache import kvcache_ref
 from torch import Tensor
 
@@ -117,7 +118,7 @@ def make_cache(case: CacheCase, device) -> CacheInputs:
         extra["cache_leftpad"] = torch.tensor(case.leftpad, dtype=torch.int32, device=device)
     if case.alibi:
         shape = (case.h,) if case.alibi == "h" else (case.b, case.h)
-        extra["alibi_slopes"] = (torch.rand(shape, generator=gen) * 0.3).to(device)
+        extra["alibi_slopes"] = random_slopes(shape, gen).to(device)
     if case.sinks:
         extra["s_aux"] = torch.randn(case.h, generator=gen).to(device)
     if case.rotary_dim:

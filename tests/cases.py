@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import reference_dropout
 import torch
 import torch.nn.functional as F
+from reference import random_slopes
 from torch import Tensor
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -168,7 +169,7 @@ def make_inputs(case: Case, device="cpu") -> Inputs:
     slopes = s_aux = keep = None
     if case.alibi is not None:
         shape = (case.h,) if case.alibi == "h" else (case.b, case.h)
-        slopes = (torch.rand(shape, generator=gen, dtype=FP32) * 0.3).to(device)
+        slopes = random_slopes(shape, gen).to(device)
     if case.sinks:
         s_aux = torch.randn((case.h,), generator=gen, dtype=FP32).to(device)
     if case.dropout_p > 0:

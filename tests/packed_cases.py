@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 from cases import OFFSET, SEED, Case, padded_on_gpu, poisoned, rng_state, values
-from reference import varlen_ref
+from reference import random_slopes, varlen_ref
 from reference_dropout import keep_mask
 from torch import Tensor
 
@@ -77,7 +77,7 @@ def pack(case: Case, lengths: tuple[list[int], list[int]], device, spare: int = 
     slopes = s_aux = keep = None
     if case.alibi:
         shape = (case.h,) if case.alibi == "h" else (batch, case.h)
-        slopes = (torch.rand(shape, generator=gen) * 0.3).to(device)
+        slopes = random_slopes(shape, gen).to(device)
     if case.sinks:
         s_aux = torch.randn(case.h, generator=gen).to(device)
     if case.dropout_p > 0:

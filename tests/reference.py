@@ -36,6 +36,12 @@ def visible_mask(
     return mask
 
 
+def random_slopes(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Of the last dimension's heads every second one favours what is far."""
+    signs = 1.0 - 2.0 * (torch.arange(shape[-1]) % 2)
+    return torch.rand(shape, generator=generator) * 0.3 * signs
+
+
 def alibi_bias(slopes: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
     """-slope * |i + sk - sq - j|; slopes (h,) or (b, h) -> (1 or b, h, sq, sk)."""
     i = torch.arange(seqlen_q, device=slopes.device)[:, None]

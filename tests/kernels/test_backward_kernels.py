@@ -9,7 +9,7 @@ import torch
 from calls import check_gradients, differentiable, written_out
 from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
 from compare import assert_bitwise
-from reference import attention_ref, standard_attention, varlen_ref
+from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
 from build_tools.instantiate import load_table
@@ -243,7 +243,7 @@ def test_varlen(kernels, row, part_heads):
     k, v = random(total_k, 1, row.head_dim), random(total_k, 1, row.head_dim_v)
     full = {}
     if row.scores == "full":
-        full = {"alibi_slopes": torch.rand(5, heads, generator=gen), "s_aux": torch.randn(heads)}
+        full = {"alibi_slopes": random_slopes((5, heads), gen), "s_aux": torch.randn(heads)}
 
     def reference(attention):
         def call(q, k, v, s_aux=None):

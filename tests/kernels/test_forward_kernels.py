@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
 from compare import assert_accurate, assert_lse
-from reference import attention_ref, standard_attention, varlen_ref
+from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
 from build_tools.instantiate import load_table
@@ -147,7 +147,7 @@ def test_varlen(kernels, row):
             x[start : start + pad] = x[start + n : cu_k[b + 1]] = float("nan")
     full = {}
     if row.scores == "full":
-        full = {"alibi_slopes": torch.rand(5, heads, generator=gen), "s_aux": torch.randn(heads)}
+        full = {"alibi_slopes": random_slopes((5, heads), gen), "s_aux": torch.randn(heads)}
     ints = [torch.tensor(x, dtype=torch.int32) for x in (used, leftpad)]
     out, lse = calls.varlen(
         kernels, row.name, q, k, v, cu_q, cu_k,

@@ -11,7 +11,7 @@ import torch
 from any_contents import any_mask, int32, numbers, offsets
 from cases import BF16, FP16, poisoned
 from compare import assert_accurate, assert_bitwise, assert_lse
-from reference import attention_ref, standard_attention, varlen_ref
+from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from torch import Tensor
 
 from build_tools.instantiate import load_table
@@ -117,7 +117,7 @@ def make(batch: Batch, dtype: torch.dtype, d: int) -> Inputs:
     slopes = s_aux = None
     if batch.alibi:
         shape = (batch.h,) if batch.alibi == "h" else (len(batch.q), batch.h)
-        slopes = torch.rand(shape, generator=gen) * 0.3
+        slopes = random_slopes(shape, gen)
     if batch.sinks:
         s_aux = torch.randn(batch.h, generator=gen)
     return Inputs(poisoned(q), k, v, cu_q, cu_k, held, options, slopes, s_aux)

@@ -7,20 +7,22 @@
 namespace flash::sm90 {
 
 struct HookedScore {
-  float log2;   // what the softmax takes the power of, less LSE
+  float log2;   // of the probability
   float slope;  // the softcap's derivative
 };
 
 // What ALiBi takes off a thread's scores, in units of log2: every distance is the first one and a
-// constant.
+// constant. This is its size; of a slope below 0 it is added.
 struct TransposedBias {
   float slope_log2;
   float first;
+  float sign;
 
   // first_row, first_key: of the thread's first score
   __device__ TransposedBias(ScoreMod const& mod, int first_row, int first_key)
       : slope_log2(mod.alibi_slope * kLog2e),
-        first(slope_log2 * static_cast<float>(first_row + mod.shift - first_key)) {}
+        first(slope_log2 * static_cast<float>(first_row + mod.shift - first_key)),
+        sign(mod.alibi_slope < 0.f ? -1.f : 1.f) {}
 
   // Of the (r, c)-th: (keys, queries).
   __device__ float operator()(int r, int c) const {
@@ -28,45 +30,47 @@ struct TransposedBias {
   }
 };
 
-// Each: (product, r, c) -> HookedScore
+// Each: (product, lse, r, c) -> HookedScore; lse in units of log2. A bias's sign stands outside of
+// the whole score, where it costs nothing: LSE comes off in the same instruction.
 
 struct ScaleHook {
   float scale_log2;
 
-  __device__ HookedScore operator()(float product, int, int) const {
-    return {product * scale_log2, 1.f};
+  __device__ HookedScore operator()(float product, float lse, int, int) const {
+    return {product * scale_log2 - lse, 1.f};
   }
 };
 
 struct BiasHook {
-  float scale_log2;
+  float signed_scale_log2;
   TransposedBias bias;
 
-  __device__ HookedScore operator()(float product, int r, int c) const {
-    return {product * scale_log2 - bias(r, c), 1.f};
+  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
+    return {bias.sign * (product * signed_scale_log2 - bias(r, c)) - lse, 1.f};
   }
 };
 
-// Scores that are well below the cap.
+// Scores that are well below the cap, and a slope that is not below 0.
 struct SmallCapHook {
   SmallCap small;
   float inverse_cap;
   TransposedBias bias;
 
-  __device__ HookedScore operator()(float product, int r, int c) const {
+  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
     float const capped = small(product), tanh = capped * inverse_cap;
-    return {capped * kLog2e - bias(r, c), 1.f - tanh * tanh};
+    return {capped * kLog2e - bias(r, c) - lse, 1.f - tanh * tanh};
   }
 };
 
 struct CapHook {
   float double_scale_log2;  // over the cap
-  float cap_log2;
+  float signed_cap_log2;
   TransposedBias bias;
 
-  __device__ HookedScore operator()(float product, int r, int c) const {
+  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
     float const fall = falling_logistic(double_scale_log2 * product);
-    return {cap_log2 - 2.f * cap_log2 * fall - bias(r, c), 4.f * (fall - fall * fall)};
+    float const capped = signed_cap_log2 - 2.f * signed_cap_log2 * fall;
+    return {bias.sign * (capped - bias(r, c)) - lse, 4.f * (fall - fall * fall)};
   }
 };
 

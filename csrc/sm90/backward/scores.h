@@ -133,14 +133,14 @@ struct ScoreTile {
     if (mod.softcap > 0.f) {
       SmallCap const small(mod);
       float const inverse_cap = reciprocal_fast(mod.softcap);
-      if (__any_sync(0xffffffffu, largest_score(s) > small.limit)) {
-        CapHook const hook{2.f * scale_log2 * inverse_cap, mod.softcap * kLog2e, bias};
+      if (bias.sign < 0.f || __any_sync(0xffffffffu, largest_score(s) > small.limit)) {
+        CapHook const hook{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
         exponentiate_hooked(s, operand, lse, hook);
       } else {
         exponentiate_hooked(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
       }
     } else if (mod.alibi_slope != 0.f) {
-      exponentiate_hooked(s, operand, lse, BiasHook{scale_log2, bias});
+      exponentiate_hooked(s, operand, lse, BiasHook{bias.sign * scale_log2, bias});
     } else {
       exponentiate_hooked(s, operand, lse, ScaleHook{scale_log2});
     }
@@ -154,9 +154,9 @@ struct ScoreTile {
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     for_each_pair(s, [&](int r, int c) {
       float2 const lse = lse_log2(c);
-      HookedScore const a = hook(s(r, c), r, c), b = hook(s(r, c + 1), r, c + 1);
-      float const pa = exp2_fast(a.log2 - where_visible(lse.x, r, c));
-      float const pb = exp2_fast(b.log2 - where_visible(lse.y, r, c + 1));
+      HookedScore const a = hook(s(r, c), where_visible(lse.x, r, c), r, c);
+      HookedScore const b = hook(s(r, c + 1), where_visible(lse.y, r, c + 1), r, c + 1);
+      float const pa = exp2_fast(a.log2), pb = exp2_fast(b.log2);
       operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
       s(r, c) = pa * a.slope;
       s(r, c + 1) = pb * b.slope;
