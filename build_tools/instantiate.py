@@ -68,7 +68,7 @@ void launch_{name}({params} const&, LaunchContext const&);
 """
 
 _ROW = """\
-      {{"{name}", "{direction}", {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
+      {{"{name}", Direction::{Direction}, {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
        {warps}, {stages}, "{scores}", "{why}", smem_{name}, {cluster},
        {{.{member} = launch_{name}}}}},
 """
@@ -138,6 +138,7 @@ def _fields(variant) -> dict:
         vars(variant),
         name=variant.name,
         sm=int(variant.arch[2:]),
+        Direction=variant.direction.capitalize(),
         element=_ELEMENT[variant.dtype],
         level=variant.scores.capitalize(),
         member=_MEMBER[variant.direction],

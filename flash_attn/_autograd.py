@@ -111,18 +111,20 @@ class _Gradients(torch.autograd.Function):
 def call(operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: tuple, kwargs: dict):
     """``backend.call`` of a forward operation; ``inputs`` may be differentiated in.
 
-    Where there is nothing to record it goes past the autograd kernels below: a trip through Python
-    that would only pass the arguments on, and half the cost of the dispatch. Not under the
-    transforms of torch.func: a tensor does not show what lies below them, and may be recorded
-    there.
+    It goes past the autograd kernels below: a trip through Python whose only news is the tape, and
+    half the cost of the dispatch. Not under the transforms of torch.func: a tensor does not show
+    what lies below them, and may be recorded there.
     """
-    if (
-        torch.compiler.is_compiling()
-        or _records(*inputs)
-        or _in_forward_mode()
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return backend.call(operation, *args, **kwargs)
+    if _records(*inputs) or _in_forward_mode():
+        return _recorded[operation](
+            functools.partial(_below_autograd, operation, *args, **kwargs), args, kwargs
+        )
+    return _below_autograd(operation, *args, **kwargs)
+
+
+def _below_autograd(operation, *args, **kwargs):
     with torch._C._AutoDispatchBelowAutograd():
         return backend.call(operation, *args, **kwargs)
 
@@ -163,41 +165,52 @@ def draw_rng_state(device: torch.device) -> Tensor:
 
 def register(library: torch.library.Library, name: str, forward, backward) -> None:
     """Makes the operation ``forward`` differentiable by ``backward``, which itself is not."""
-    arguments = forward._schema.arguments
-    names = [argument.name for argument in arguments]
-    by_name = named(forward._schema)
-    own = {"q", "k", "v", "s_aux"}
-    shared = [a.name for a in backward._schema.arguments if a.name in names and a.name not in own]
+    names = [argument.name for argument in forward._schema.arguments]
     at_dropout_p = names.index("dropout_p")
+    record = _recorded[forward.overloadpacket] = _recording(forward, backward)
 
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]
-        s_aux = kwargs.get("s_aux")
         if args[at_dropout_p] > 0 and kwargs.get("rng_state") is None:
             kwargs["rng_state"] = draw_rng_state(q.device)
-        if not _records(q, k, v, s_aux) and not _in_forward_mode():
-            return _below_autograd(forward, keyset, *args, **kwargs)
+        run = functools.partial(_redispatched, forward, keyset, *args, **kwargs)
+        if not _records(q, k, v, kwargs.get("s_aux")) and not _in_forward_mode():
+            return run()
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(_ONLY_BACKWARD)
-        bound = by_name(args, kwargs)
-        call = _Call(
-            run=lambda: _below_autograd(forward, keyset, *args, **kwargs),
-            backward=backward,
-            shared={key: bound[key] for key in shared},
-            forward_only=[key for key in _FORWARD_ONLY if bound.get(key) is not None],
-        )
-        return _Attention.apply(q, k, v, s_aux, call)
+        return record(run, args, kwargs)
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
     library.impl(
         backward._schema.name.split("::")[1],
-        functools.partial(_below_autograd, backward),
+        functools.partial(_redispatched, backward),
         "Autograd",
         with_keyset=True,
     )
 
 
-def _below_autograd(operation, keyset, *args, **kwargs):
+# By the packet of overloads of a forward operation: puts a call of it onto the tape.
+_recorded: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _recording(forward, backward) -> Callable[..., tuple[Tensor, ...]]:
+    by_name = named(forward._schema)
+    names = {argument.name for argument in forward._schema.arguments} - {"q", "k", "v", "s_aux"}
+    shared = [a.name for a in backward._schema.arguments if a.name in names]
+
+    def record(run: Callable[[], tuple[Tensor, ...]], args: tuple, kwargs: dict):
+        bound = by_name(args, kwargs)
+        call = _Call(
+            run=run,
+            backward=backward,
+            shared={key: bound[key] for key in shared},
+            forward_only=[key for key in _FORWARD_ONLY if bound.get(key) is not None],
+        )
+        return _Attention.apply(*args[:3], bound["s_aux"], call)
+
+    return record
+
+
+def _redispatched(operation, keyset, *args, **kwargs):
     keyset = keyset & torch._C._after_autograd_keyset
-    with torch._C._AutoDispatchBelowAutograd():
-        return backend.call(operation.redispatch, keyset, *args, **kwargs)
+    return _below_autograd(operation.redispatch, keyset, *args, **kwargs)

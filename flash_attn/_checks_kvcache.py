@@ -19,6 +19,9 @@ from flash_attn.checks import (
     _unit_stride,
 )
 
+_NEW_KEYS = checks.Layout("(batch, seqlen_new, heads_k, head_dim)", 4)
+_ROTARY_TABLE = checks.Layout("(seqlen_rotary, rotary_dim / 2)", 2)
+
 
 def kvcache(q: Tensor, cache: Cache) -> Cache:
     """q (b, sq, h, d). Returns the cache, its cache_seqlens an int if that is any other integer."""
@@ -74,11 +77,10 @@ def _new_keys(q: Tensor, cache: Cache, capacity: int) -> int:
         raise ValueError(f"{missing}: got None; k and v are appended together or not at all")
     if cache.cache_seqlens is None:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
-    layout = "(batch, seqlen_new, heads_k, head_dim)"
     for name, x, old in (("k", k, cache.k_cache), ("v", v, cache.v_cache)):
         heads_kv, head_dim = old.shape[-2:]
         _no_overlap(old, f"{name}_cache")
-        _rank(x, name, layout)
+        _rank(x, name, _NEW_KEYS)
         _like(x, name, q)
         if x.shape[0] != q.shape[0] or x.shape[2] != heads_kv or x.shape[3] != head_dim:
             expected = f"({q.shape[0]}, seqlen_new, {heads_kv}, {head_dim})"
@@ -131,7 +133,7 @@ def _rotary(q: Tensor, cache: Cache, capacity: int) -> None:
             "rotary_cos: got one without new keys k; the keys that are appended get rotated"
         )
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
-        _rank(x, name, "(seqlen_rotary, rotary_dim / 2)")
+        _rank(x, name, _ROTARY_TABLE)
         if not x.is_floating_point():
             raise ValueError(f"{name}: got dtype {x.dtype}; a floating dtype is needed")
         _on_device_of(x, name, q)

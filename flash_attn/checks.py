@@ -11,9 +11,10 @@ ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a ten
 
 from __future__ import annotations
 
+import math
 import operator
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,12 +39,12 @@ def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
     return ValueError(f"{name}: got shape {tuple(x.shape)}; {expected} is needed")
 
 
-def _rank(x: Tensor, name: str, layout: str) -> None:
+def _rank(x: Tensor, name: str, layout: Layout) -> None:
     _tensor(x, name)
-    if x.layout != torch.strided:
+    if x.layout is not torch.strided:
         raise ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
-    if x.dim() != layout.count(",") + 1:
-        raise _bad_shape(x, name, layout)
+    if x.dim() != layout.rank:
+        raise _bad_shape(x, name, layout.text)
 
 
 def _like(x: Tensor, name: str, q: Tensor) -> None:
@@ -51,9 +52,7 @@ def _like(x: Tensor, name: str, q: Tensor) -> None:
     if x.dtype != q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
     _on_device_of(x, name, q)
-    _unit_stride(x, name)
-    if not torch.compiler.is_compiling():  # the address is not known yet
-        _aligned(x, name)
+    _rows(x, name)
 
 
 def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
@@ -71,7 +70,7 @@ def _unit_stride(x: Tensor, name: str) -> None:
 def _device_and_dtype(q: Tensor) -> None:
     if q.is_cuda:
         accepted = _GPU_DTYPES
-        if not torch.compiler.is_compiling() and _has_memory(q):
+        if _has_memory(q) and not torch.compiler.is_compiling():
             backend.check_gpu(q.device)
     elif q.is_cpu or q.is_meta:
         accepted = _DTYPES
@@ -86,33 +85,42 @@ def _has_memory(x: Tensor) -> bool:
     return type(x) is Tensor or type(x) is Parameter
 
 
-def _aligned(x: Tensor, name: str) -> None:
-    """Kernels load 16 bytes at a time on the GPU; the CPU needs whole elements.
+def _rows(x: Tensor, name: str) -> None:
+    """Without gaps; and kernels load 16 bytes at a time on the GPU, the CPU whole elements.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
-    if not _has_memory(x):
+    traced = torch.compiler.is_compiling()
+    is_contiguous = not traced and x.is_contiguous()
+    if not is_contiguous:
+        _unit_stride(x, name)
+    if traced or not _has_memory(x):  # the address is not known yet
         return
-    size = x.itemsize
     try:
         address = x.data_ptr()
     except RuntimeError:  # wrapped by a transform of torch.func
         return
+    if address % 16:
+        _aligned(x, name, address)
+    if not is_contiguous and x.is_cuda and x.shape[-1] % 8 == 0:
+        _aligned_strides(x, name)
+
+
+def _aligned(x: Tensor, name: str, address: int) -> None:
+    size = x.itemsize
     if not x.is_cuda:
         if address % size:
             raise ValueError(f"{name}: got address {address:#x}; a multiple of {size} is needed")
-        return
-    shape = x.shape
-    if shape[-1] % 8:
-        return
-    if address % 16:
+    elif x.shape[-1] % 8 == 0:
         raise ValueError(
             f"{name}: got address {address:#x}; on CUDA a multiple of 16 bytes is needed "
             "(call .clone())"
         )
-    if x.is_contiguous():  # the usual case, a microsecond sooner
-        return
-    for length, stride in zip(shape[:-1], x.stride()):
+
+
+def _aligned_strides(x: Tensor, name: str) -> None:
+    size = x.itemsize
+    for length, stride in zip(x.shape[:-1], x.stride()):
         if length > 1 and stride * size % 16:
             raise ValueError(
                 f"{name}: got strides {x.stride()} of {size}-byte elements; on CUDA every row must "
@@ -120,20 +128,27 @@ def _aligned(x: Tensor, name: str) -> None:
             )
 
 
-DENSE_Q = "(batch, seqlen_q, heads, head_dim)"
-DENSE_KV = "(batch, seqlen_k, heads_k, head_dim)"
-VARLEN_Q = "(total_q, heads, head_dim)"
-VARLEN_KV = "(total_k, heads_k, head_dim) or pages with block_table"
-CACHE = "(batch_cache, seqlen_cache, heads_k, head_dim)"
-PAGES = "(num_blocks, page_size, heads_k, head_dim) with block_table"
+class Layout(NamedTuple):
+    """The dimensions of a tensor, as a message names them, and how many they are."""
+
+    text: str
+    rank: int
+
+
+DENSE_Q = Layout("(batch, seqlen_q, heads, head_dim)", 4)
+DENSE_KV = Layout("(batch, seqlen_k, heads_k, head_dim)", 4)
+VARLEN_Q = Layout("(total_q, heads, head_dim)", 3)
+VARLEN_KV = Layout("(total_k, heads_k, head_dim) or pages with block_table", 3)
+CACHE = Layout("(batch_cache, seqlen_cache, heads_k, head_dim)", 4)
+PAGES = Layout("(num_blocks, page_size, heads_k, head_dim) with block_table", 4)
 
 
 def operands(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_layout: str,
-    kv_layout: str,
+    q_layout: Layout,
+    kv_layout: Layout,
     k_name: str = "k",
     v_name: str = "v",
 ) -> None:
@@ -142,7 +157,7 @@ def operands(
     _rank(k, k_name, kv_layout)
     _rank(v, v_name, kv_layout)
     _device_and_dtype(q)
-    _like(q, "q", q)
+    _rows(q, "q")
     _like(k, k_name, q)
     _like(v, v_name, q)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
@@ -158,9 +173,9 @@ def operands(
             f"{k_name}: got head_dim {k_shape[-1]} (shape {tuple(k_shape)}); it must be that of q, "
             f"{q_shape[-1]}"
         )
-    for name, shape in (("q", q_shape), (v_name, v_shape)):
-        if not 1 <= shape[-1] <= MAX_HEAD_DIM:
-            raise ValueError(f"{name}: got head_dim {shape[-1]}; accepted are 1 to {MAX_HEAD_DIM}")
+    for name, head_dim in (("q", q_shape[-1]), (v_name, v_shape[-1])):
+        if not 1 <= head_dim <= MAX_HEAD_DIM:
+            raise ValueError(f"{name}: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -303,7 +318,7 @@ def scoring(q: Tensor, batch: int, options: Options) -> Scoring:
         raise ValueError(
             f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed{hint}"
         )
-    if not 0.0 <= softcap < float("inf"):
+    if not 0.0 <= softcap < math.inf:
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
     left, right = window(options.window_size)
     slopes, s_aux = options.alibi_slopes, options.s_aux

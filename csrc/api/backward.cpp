@@ -100,26 +100,18 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
-  Variant const& variant = select({"bwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
+  Variant const& variant = select({Direction::Bwd, dtype_name(q, "q"), p.head_dim, p.head_dim_v,
                                    p.scores.has_hooks(), device.sm, device.smem_per_block});
   Tensor softmax_d =
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
   p.softmax_d = rows(softmax_d, "softmax_d", q);
-  // Freed on return, when the kernels have only been queued: the allocator gives the memory to
-  // later work of this stream.
   p.group = head_group(p, variant, device);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
-  Tensor const sums = empty(q, {size.dq}, ScalarType::Float);
-  Tensor const stats = empty(q, {size.stats}, ScalarType::Float);
-  Tensor const parts = empty(q, {size.parts}, ScalarType::Float);
-  Tensor const turns = empty(q, {size.turns}, ScalarType::Int);
-  p.workspace = {size.dq ? static_cast<float*>(sums.data_ptr()) : nullptr,
-                 static_cast<float*>(stats.data_ptr()),
-                 size.turns ? static_cast<int*>(turns.data_ptr()) : nullptr,
-                 {},
-                 {}};
-  place_parts(p, variant, static_cast<float*>(parts.data_ptr()));
+  Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
+      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int);
+  p.workspace = {sums.data<float>(), stats.data<float>(), turns.data<int>(), {}, {}};
+  place_parts(p, variant, parts.data<float>());
   trace_launch(p, variant);
   variant.launch.backward(p, {device, current_stream(q), variant.name});
   return softmax_d;

@@ -34,8 +34,8 @@ struct Attributes {
 Request decode_request(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const full = p.scores.has_hooks() || p.odd.any();
-  return {"decode", dtype_name(q, "q"), p.head_dim,           p.head_dim_v,
-          full,     device.sm,          device.smem_per_block};
+  return {Direction::Decode, dtype_name(q, "q"),   p.head_dim, p.head_dim_v, full,
+          device.sm,         device.smem_per_block};
 }
 
 // By the forward kernel, the decode kernel, or each of them what is its of a packed batch.
@@ -44,8 +44,9 @@ void launch_attention(Tensor const& q, Tensor const& k, Tensor const& v, FwdPara
   DeviceInfo const& device = current_device();
   bool decodes = false, leaves = true;
   if (p.seqlens.cu_q) {
-    p.seqlens.few_q = find(decode_request(q, p)) ? few_queries(p, num_splits, device) : 0;
-    decodes = p.seqlens.few_q > 0;
+    int const few_q = few_queries(p, num_splits, device);
+    decodes = few_q > 0 && find(decode_request(q, p));
+    p.seqlens.few_q = decodes ? few_q : 0;
     leaves = p.seqlens.few_q != kAllQueries;
   } else if (decodes_dense(p, device)) {
     decodes = find(decode_request(q, p));
@@ -182,13 +183,13 @@ void launch_forward(Tensor const& q, FwdParams p) {
       !paged && s.used_k && !s.cu_k && !(p.k.numbers_rows(batch_k) && p.v.numbers_rows(batch_k));
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   Variant const& variant =
-      select({paged ? "paged" : "fwd", dtype_name(q, "q"), p.head_dim, p.head_dim_v,
-              p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
+      select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
+              p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
   trace_launch(p, variant);
   int const splits = key_splits(p, variant, device);
-  Tensor const workspace = empty(q, {key_splits_workspace(p, splits)}, ScalarType::Float);
+  Scratch const workspace(q, key_splits_workspace(p, splits), ScalarType::Float);
   if (splits > 1) {
-    p.splits = place_key_splits(p, splits, static_cast<float*>(workspace.data_ptr()));
+    p.splits = place_key_splits(p, splits, workspace.data<float>());
   }
   (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});
@@ -201,12 +202,10 @@ void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool
   constexpr int64_t most = std::numeric_limits<int>::max();
   SplitSchedule const split =
       decode_schedule(variant, p, static_cast<int>(std::min(num_splits, most)), device);
-  int64_t const floats = decode_workspace(variant, p, split);
-  Tensor const workspace = empty(q, {floats}, ScalarType::Float);
+  Scratch const workspace(q, decode_workspace(variant, p, split), ScalarType::Float);
   trace_launch(p, variant);
-  variant.launch.decode(
-      decode_params(variant, p, split, static_cast<float*>(workspace.data_ptr()), beside, rows),
-      {device, current_stream(q), variant.name});
+  variant.launch.decode(decode_params(variant, p, split, workspace.data<float>(), beside, rows),
+                        {device, current_stream(q), variant.name});
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {

@@ -56,7 +56,7 @@ Rotary rotary(Brought const& a, FwdParams const& p, Tensor const& q) {
   return r;
 }
 
-Variant const& variant_for(char const* direction, Tensor const& q, FwdParams const& p,
+Variant const& variant_for(Direction direction, Tensor const& q, FwdParams const& p,
                            bool full_scores) {
   DeviceInfo const& device = current_device();
   return select({direction, dtype_name(q, "q"), p.head_dim, p.head_dim_v, full_scores, device.sm,
@@ -101,7 +101,7 @@ void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   int64_t const batch = p.seqlens.batch;
   n.queries = rows.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
   n.keys = batch * p.seqlens.new_k * p.heads_kv;
-  Variant const& variant = variant_for("append", q, p, false);
+  Variant const& variant = variant_for(Direction::Append, q, p, false);
   trace_launch(p, variant);
   variant.launch.append(n, {current_device(), current_stream(q), variant.name});
 }

@@ -18,11 +18,11 @@ std::string row_json(Variant const& v) {
     return concat('"', key, "\": \"", value, '"');
   };
   return concat(
-      "{", text("name", v.name), ", ", text("direction", v.direction), ", \"arch\": ", v.arch, ", ",
-      text("dtype", v.dtype), ", \"head_dim\": ", v.head_dim, ", \"head_dim_v\": ", v.head_dim_v,
-      ", \"block_m\": ", v.block_m, ", \"block_n\": ", v.block_n, ", \"warps\": ", v.warps,
-      ", \"stages\": ", v.stages, ", ", text("scores", v.scores), ", ", text("why", v.why),
-      ", \"smem_bytes\": ", v.smem_bytes, "}");
+      "{", text("name", v.name), ", ", text("direction", to_string(v.direction)),
+      ", \"arch\": ", v.arch, ", ", text("dtype", v.dtype), ", \"head_dim\": ", v.head_dim,
+      ", \"head_dim_v\": ", v.head_dim_v, ", \"block_m\": ", v.block_m,
+      ", \"block_n\": ", v.block_n, ", \"warps\": ", v.warps, ", \"stages\": ", v.stages, ", ",
+      text("scores", v.scores), ", ", text("why", v.why), ", \"smem_bytes\": ", v.smem_bytes, "}");
 }
 
 PyObject* string(std::string const& s) {
@@ -59,8 +59,9 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "isiip", &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
     return nullptr;
   }
-  return selection_json(
-      explain({"bwd", dtype, head_dim, head_dim_v, full_scores != 0, sm, smem_per_block(sm)}), 1);
+  return selection_json(explain({Direction::Bwd, dtype, head_dim, head_dim_v, full_scores != 0, sm,
+                                 smem_per_block(sm)}),
+                        1);
 }
 
 PyObject* explain_forward(PyObject*, PyObject* args) {
@@ -71,9 +72,10 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
                         &page_size)) {
     return nullptr;
   }
-  return selection_json(explain({page_size ? "paged" : "fwd", dtype, head_dim, head_dim_v,
-                                 full_scores != 0, sm, smem_per_block(sm), page_layout(page_size)}),
-                        1);
+  return selection_json(
+      explain({page_size ? Direction::Paged : Direction::Fwd, dtype, head_dim, head_dim_v,
+               full_scores != 0, sm, smem_per_block(sm), page_layout(page_size)}),
+      1);
 }
 
 // Whether a decode kernel serves the call; of a packed batch that is written into `p`.
@@ -114,8 +116,8 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
   }
   device.smem_per_block = smem_per_block(sm);
-  Selection const selection = explain(
-      {"decode", dtype, head_dim, head_dim_v, full_scores || odd_rows, sm, device.smem_per_block});
+  Selection const selection = explain({Direction::Decode, dtype, head_dim, head_dim_v,
+                                       full_scores || odd_rows, sm, device.smem_per_block});
   bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0;
   int const splits = selection.variant && any
                          ? decode_schedule(*selection.variant, p, num_splits, device).max_splits

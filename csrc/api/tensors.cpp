@@ -60,6 +60,12 @@ Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarTyp
   return Tensor(handle);
 }
 
+Scratch::Scratch(Tensor const& like, int64_t entries, ScalarType dtype) {
+  if (entries > 0) {
+    memory_ = empty(like, {entries}, dtype);
+  }
+}
+
 cudaStream_t current_stream(Tensor const& t) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));

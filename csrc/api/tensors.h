@@ -24,6 +24,21 @@ char const* dtype_name(Tensor const& t, char const* name);
 // A new contiguous tensor on the device of `like`.
 Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarType dtype);
 
+// Memory for kernels alone, which torch's allocator gives to later work of the stream once this is
+// gone. None costs nothing: an allocation, of whatever size, takes a microsecond or two of a call.
+class Scratch {
+ public:
+  Scratch(Tensor const& like, int64_t entries, ScalarType dtype);
+
+  template <class T>
+  T* data() const {
+    return memory_ ? static_cast<T*>(memory_->data_ptr()) : nullptr;
+  }
+
+ private:
+  OptionalTensor memory_;
+};
+
 cudaStream_t current_stream(Tensor const& t);
 
 void check_on_device_of(Tensor const& t, char const* name, Tensor const& q);

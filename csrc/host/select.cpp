@@ -23,8 +23,6 @@ int forced_arch() {
   return arch;
 }
 
-bool is_paged(Request const& r) { return std::string_view(r.direction) == "paged"; }
-
 // Whether the variant cannot serve the request; `say` takes the parts of the reason, which are put
 // together only where somebody asked for it: this runs in every call.
 template <class Say>
@@ -33,11 +31,12 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     say(parts...);
     return true;
   };
-  std::string_view const direction = v.direction;
-  if (direction != r.direction && !(is_paged(r) && direction == "fwd" && v.arch == 90)) {
-    return because("is ", v.direction);
+  bool const reads_pages_too =
+      r.direction == Direction::Paged && v.direction == Direction::Fwd && v.arch == 90;
+  if (v.direction != r.direction && !reads_pages_too) {
+    return because("is ", to_string(v.direction));
   }
-  if (direction != r.direction && r.pages != PageLayout::Boxes) {
+  if (v.direction != r.direction && r.pages != PageLayout::Boxes) {
     return because("serves pages of a multiple of ", kBoxRows, " rows, without left padding");
   }
   if (int const arch = forced_arch(); arch && arch != v.arch) {
@@ -66,7 +65,7 @@ bool rejects(Variant const& v, Request const& r, Say say) {
 }
 
 std::string describe(Request const& r) {
-  return concat(r.direction, " ", r.dtype, " head_dim ", r.head_dim,
+  return concat(to_string(r.direction), " ", r.dtype, " head_dim ", r.head_dim,
                 r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
                 r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "", " on sm_",
                 r.sm);

@@ -17,14 +17,14 @@ PageLayout page_layout(FwdParams const& params);
 
 // What a call needs from a kernel.
 struct Request {
-  char const* direction;
+  Direction direction;
   char const* dtype;
   int head_dim;
   int head_dim_v;
   bool full_scores;  // softcap, ALiBi, dropout, or a scale that is not positive
   int sm;
   int smem_per_block;
-  PageLayout pages = PageLayout::Any;  // of a "paged" one
+  PageLayout pages = PageLayout::Any;  // of a paged one
 };
 
 struct Rejection {

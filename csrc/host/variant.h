@@ -37,9 +37,19 @@ struct Launch {
   void (*append)(AppendParams const&, LaunchContext const&);
 };
 
+// What a row computes. An enum: every call goes through the table, and comparing texts took 1.4 µs
+// of it to get to the rows of decode.
+enum class Direction { Fwd, Bwd, Paged, Decode, Append };
+
+// As in the variant table.
+constexpr char const* to_string(Direction direction) {
+  constexpr char const* names[] = {"fwd", "bwd", "paged", "decode", "append"};
+  return names[static_cast<int>(direction)];
+}
+
 struct Variant {
   char const* name;
-  char const* direction;
+  Direction direction;
   int arch;           // oldest compute capability of its family: 80, 90
   char const* dtype;  // "bf16", "fp16"
   int head_dim;

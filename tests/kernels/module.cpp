@@ -210,9 +210,10 @@ void probabilities(std::string const& dtype, py::dict const& call) {
 // of keys in pages, else 0.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
                          int sm, int smem_per_block, int page_size) {
+  flash::Direction const direction = page_size ? flash::Direction::Paged : flash::Direction::Fwd;
   flash::Selection const selection =
-      flash::explain({page_size ? "paged" : "fwd", dtype.c_str(), head_dim, head_dim_v, full_scores,
-                      sm, smem_per_block, flash::page_layout(page_size)});
+      flash::explain({direction, dtype.c_str(), head_dim, head_dim_v, full_scores, sm,
+                      smem_per_block, flash::page_layout(page_size)});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
