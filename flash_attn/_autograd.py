@@ -24,29 +24,40 @@ _ONLY_BACKWARD = (
 )
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
+# Differentiated in, and saved as such.
+_OWN = ("q", "k", "v", "s_aux")
+
+
+class _Tape(NamedTuple):
+    """What is the same for all calls of one forward operation that are recorded."""
+
+    backward: Callable[..., Tensor]
+    by_name: Callable[[tuple, dict], dict[str, Any]]  # the forward's arguments
+    # Of these, what the backward takes under the name that the forward has for it.
+    tensors: list[str]
+    options: list[str]
+    forward_only: list[str]  # inputs for which there is no backward
 
 
 class _Call(NamedTuple):
     """One forward on its way onto the tape."""
 
     run: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
-    backward: Callable[..., Tensor]
-    shared: dict[str, Any]  # what the backward takes under the name the forward has for it
-    forward_only: list[str]
+    given: dict[str, Any]
+    tape: _Tape
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, call: _Call):
-        out, lse, S_dmask, rng_state = call.run()
-        shared = call.shared
-        shared["rng_state"] = rng_state if shared["dropout_p"] > 0 else None
-        tensors = {name: value for name, value in shared.items() if isinstance(value, Tensor)}
-        ctx.save_for_backward(q, k, v, out, lse, s_aux, *tensors.values())
-        ctx.tensor_names = tuple(tensors)
-        ctx.options = {name: value for name, value in shared.items() if name not in tensors}
-        ctx.backward_op = call.backward
-        ctx.forward_only = call.forward_only
+        run, given, tape = call
+        out, lse, S_dmask, rng_state = run()
+        given["rng_state"] = rng_state if given["dropout_p"] > 0 else None
+        tensors = [given[name] for name in tape.tensors]
+        ctx.save_for_backward(q, k, v, out, lse, s_aux, *tensors)
+        ctx.options = {name: given[name] for name in tape.options}
+        ctx.forward_only = [name for name in tape.forward_only if given[name] is not None]
+        ctx.tape = tape
         ctx.mark_non_differentiable(S_dmask, rng_state)
         ctx.set_materialize_grads(False)
         return out, lse, S_dmask, rng_state
@@ -68,7 +79,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def gradients(
         ctx, dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-        out: Tensor, lse: Tensor, s_aux: Tensor | None, *tensors: Tensor,
+        out: Tensor, lse: Tensor, s_aux: Tensor | None, *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
@@ -76,8 +87,8 @@ class _Attention(torch.autograd.Function):
         dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
         ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
         _versions.call(
-            ctx.backward_op, dout, q, k, v, out, lse, dq, dk, dv, **ctx.options,
-            **dict(zip(ctx.tensor_names, tensors)), dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
+            ctx.tape.backward, dout, q, k, v, out, lse, dq, dk, dv, **ctx.options,
+            **dict(zip(ctx.tape.tensors, tensors)), dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
         )  # fmt: skip
         return dq, dk, dv, ds_aux
 
@@ -118,10 +129,10 @@ def call(operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: t
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return backend.call(operation, *args, **kwargs)
     if _records(*inputs) or _in_forward_mode():
-        return _recorded[operation](
-            functools.partial(_below_autograd, operation, *args, **kwargs), args, kwargs
-        )
-    return _below_autograd(operation, *args, **kwargs)
+        run = functools.partial(_below_autograd, operation, *args, **kwargs)
+        return _record(_tapes[operation], run, args, kwargs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return backend.call(operation, *args, **kwargs)
 
 
 def _below_autograd(operation, *args, **kwargs):
@@ -167,7 +178,7 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
     """Makes the operation ``forward`` differentiable by ``backward``, which itself is not."""
     names = [argument.name for argument in forward._schema.arguments]
     at_dropout_p = names.index("dropout_p")
-    record = _recorded[forward.overloadpacket] = _recording(forward, backward)
+    tape = _tapes[forward.overloadpacket] = _tape(forward, backward)
 
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]
@@ -178,7 +189,7 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
             return run()
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(_ONLY_BACKWARD)
-        return record(run, args, kwargs)
+        return _record(tape, run, args, kwargs)
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
     library.impl(
@@ -189,26 +200,26 @@ def register(library: torch.library.Library, name: str, forward, backward) -> No
     )
 
 
-# By the packet of overloads of a forward operation: puts a call of it onto the tape.
-_recorded: dict[Callable[..., Any], Callable[..., Any]] = {}
+# By the packet of overloads of a forward operation.
+_tapes: dict[Callable[..., Any], _Tape] = {}
 
 
-def _recording(forward, backward) -> Callable[..., tuple[Tensor, ...]]:
-    by_name = named(forward._schema)
-    names = {argument.name for argument in forward._schema.arguments} - {"q", "k", "v", "s_aux"}
-    shared = [a.name for a in backward._schema.arguments if a.name in names]
+def _tape(forward, backward) -> _Tape:
+    names = {argument.name for argument in forward._schema.arguments}
+    shared = [a for a in backward._schema.arguments if a.name in names and a.name not in _OWN]
+    tensors = [a.name for a in shared if "Tensor" in str(a.type)]
+    return _Tape(
+        backward,
+        named(forward._schema),
+        tensors,
+        [a.name for a in shared if a.name not in tensors],
+        [name for name in _FORWARD_ONLY if name in names],
+    )
 
-    def record(run: Callable[[], tuple[Tensor, ...]], args: tuple, kwargs: dict):
-        bound = by_name(args, kwargs)
-        call = _Call(
-            run=run,
-            backward=backward,
-            shared={key: bound[key] for key in shared},
-            forward_only=[key for key in _FORWARD_ONLY if bound.get(key) is not None],
-        )
-        return _Attention.apply(*args[:3], bound["s_aux"], call)
 
-    return record
+def _record(tape: _Tape, run: Callable[[], tuple], args: tuple, kwargs: dict):
+    given = tape.by_name(args, kwargs)
+    return _Attention.apply(*args[:3], given["s_aux"], _Call(run, given, tape))
 
 
 def _redispatched(operation, keyset, *args, **kwargs):

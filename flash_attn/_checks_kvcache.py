@@ -81,7 +81,7 @@ def _new_keys(q: Tensor, cache: Cache, capacity: int) -> int:
         heads_kv, head_dim = old.shape[-2:]
         _no_overlap(old, f"{name}_cache")
         _rank(x, name, _NEW_KEYS)
-        _like(x, name, q)
+        _like(x, name, q, torch.compiler.is_compiling())
         if x.shape[0] != q.shape[0] or x.shape[2] != heads_kv or x.shape[3] != head_dim:
             expected = f"({q.shape[0]}, seqlen_new, {heads_kv}, {head_dim})"
             raise _bad_shape(x, name, expected)

@@ -47,17 +47,22 @@ def _rank(x: Tensor, name: str, layout: Layout) -> None:
         raise _bad_shape(x, name, layout.text)
 
 
-def _like(x: Tensor, name: str, q: Tensor) -> None:
+def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
     """dtype and device of q, contiguous rows, an address that can be loaded from."""
-    if x.dtype != q.dtype:
+    if x.dtype is not q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
-    _on_device_of(x, name, q)
-    _rows(x, name)
+    if x.device != q.device:
+        raise _elsewhere(x, name, q)
+    _rows(x, name, traced)
+
+
+def _elsewhere(x: Tensor, name: str, q: Tensor) -> ValueError:
+    return ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
 
 
 def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
     if x.device != q.device:
-        raise ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
+        raise _elsewhere(x, name, q)
 
 
 def _unit_stride(x: Tensor, name: str) -> None:
@@ -67,10 +72,10 @@ def _unit_stride(x: Tensor, name: str) -> None:
         )
 
 
-def _device_and_dtype(q: Tensor) -> None:
+def _device_and_dtype(q: Tensor, traced: bool) -> None:
     if q.is_cuda:
         accepted = _GPU_DTYPES
-        if _has_memory(q) and not torch.compiler.is_compiling():
+        if not traced and _has_memory(q):
             backend.check_gpu(q.device)
     elif q.is_cpu or q.is_meta:
         accepted = _DTYPES
@@ -85,12 +90,11 @@ def _has_memory(x: Tensor) -> bool:
     return type(x) is Tensor or type(x) is Parameter
 
 
-def _rows(x: Tensor, name: str) -> None:
+def _rows(x: Tensor, name: str, traced: bool) -> None:
     """Without gaps; and kernels load 16 bytes at a time on the GPU, the CPU whole elements.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
-    traced = torch.compiler.is_compiling()
     is_contiguous = not traced and x.is_contiguous()
     if not is_contiguous:
         _unit_stride(x, name)
@@ -156,10 +160,11 @@ def operands(
     _rank(q, "q", q_layout)
     _rank(k, k_name, kv_layout)
     _rank(v, v_name, kv_layout)
-    _device_and_dtype(q)
-    _rows(q, "q")
-    _like(k, k_name, q)
-    _like(v, v_name, q)
+    traced = torch.compiler.is_compiling()
+    _device_and_dtype(q, traced)
+    _rows(q, "q", traced)
+    _like(k, k_name, q, traced)
+    _like(v, v_name, q, traced)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
@@ -380,7 +385,7 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
         _tensor(x, name)
         if x.shape != like.shape:
             raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
-        _like(x, name, q)
+        _like(x, name, q, torch.compiler.is_compiling())
 
 
 def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> None:
