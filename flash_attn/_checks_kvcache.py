@@ -77,26 +77,28 @@ def _new_keys(q: Tensor, cache: Cache, capacity: int) -> int:
         raise ValueError(f"{missing}: got None; k and v are appended together or not at all")
     if cache.cache_seqlens is None:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
+    batch, traced = q.shape[0], torch.compiler.is_compiling()
     for name, x, old in (("k", k, cache.k_cache), ("v", v, cache.v_cache)):
-        heads_kv, head_dim = old.shape[-2:]
-        _no_overlap(old, f"{name}_cache")
+        _no_overlap(old, name)
         _rank(x, name, _NEW_KEYS)
-        _like(x, name, q, torch.compiler.is_compiling())
-        if x.shape[0] != q.shape[0] or x.shape[2] != heads_kv or x.shape[3] != head_dim:
-            expected = f"({q.shape[0]}, seqlen_new, {heads_kv}, {head_dim})"
-            raise _bad_shape(x, name, expected)
-    if k.shape[1] != v.shape[1]:
+        _like(x, name, q, traced)
+        shape, head = x.shape, old.shape[2:]
+        if shape[0] != batch or shape[2:] != head:
+            raise _bad_shape(x, name, f"({batch}, seqlen_new, {head[0]}, {head[1]})")
+    new = k.shape[1]
+    if new != v.shape[1]:
         raise _bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
-    if k.shape[1] > capacity:
-        raise ValueError(f"k: got {k.shape[1]} new keys; the cache holds {capacity} per sequence")
-    return k.shape[1]
+    if new > capacity:
+        raise ValueError(f"k: got {new} new keys; the cache holds {capacity} per sequence")
+    return new
 
 
 def _no_overlap(cache: Tensor, name: str) -> None:
     """What `expand` makes is one memory for several rows: which of the new ones would it keep?"""
-    if any(stride == 0 and size > 1 for size, stride in zip(cache.shape, cache.stride())):
+    strides = cache.stride()
+    if 0 in strides and any(n > 1 and not stride for n, stride in zip(cache.shape, strides)):
         raise ValueError(
-            f"{name}: got shape {tuple(cache.shape)} with strides {cache.stride()}; new keys need "
+            f"{name}_cache: got shape {tuple(cache.shape)} with strides {strides}; new keys need "
             "memory of their own in each row (call .contiguous())"
         )
 
