@@ -110,6 +110,14 @@ def test_a_subset_of_the_queries():
     torch.testing.assert_close(out, b(x)[0][:, :1])
 
 
+def test_post_norm_of_a_subset_without_an_mlp():
+    mixer = partial(MHA, num_heads=4, cross_attn=True)
+    b = Block(DIM, mixer, prenorm=False, mlp_cls=nn.Identity)
+    (x,) = xs()
+    out = b(x, mixer_subset=slice(2, 4))
+    torch.testing.assert_close(out, b.norm1(b.mixer(x) + x)[:, 2:4])
+
+
 def test_without_an_mlp():
     b = block(mlp_cls=nn.Identity)
     (x,) = xs()

@@ -301,13 +301,28 @@ def test_bad_input():
         make()(x[0], cu_seqlens=cu_seqlens)
     with pytest.raises(ValueError, match="need cross_attn"):
         make()(x, x_kv=x)
+    packed = dict(cu_seqlens=cu_seqlens, max_seqlen=2)
+    mask = torch.ones(2, SEQLEN, dtype=torch.bool)
+    with pytest.raises(ValueError, match="packed rows have no padding"):
+        make()(x[0], key_padding_mask=mask, **packed)
+    with pytest.raises(ValueError, match="key_padding_mask with flash cross attention"):
+        make(cross_attn=True)(x, x_kv=x, key_padding_mask=mask)
+    with pytest.raises(NotImplementedError, match="rotary embedding with packed cross"):
+        make(cross_attn=True, rotary_emb_dim=8)(x[0], x_kv=x[0], **packed)
     with pytest.raises(NotImplementedError, match="mix neighbouring sequences"):
         make(dwconv=True)(x[0], cu_seqlens=cu_seqlens, max_seqlen=2)
     state = InferenceParams(max_seqlen=16, max_batch_size=2)
     with pytest.raises(ValueError, match="needs layer_idx"):
         make(layer_idx=None)(x, inference_params=state)
+    with pytest.raises(NotImplementedError, match="its state is not cached"):
+        make(dwconv=True)(x, inference_params=state)
+    with pytest.raises(ValueError, match="use lengths_per_sample"):
+        make()(x, key_padding_mask=mask, inference_params=state)
     with pytest.raises(RuntimeError, match="no gradient"):
         make()(x, inference_params=state)
+    ragged = InferenceParams(16, 2, lengths_per_sample=torch.tensor([1, 2], dtype=torch.int32))
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="needs use_flash_attn"):
+        make(use_flash_attn=False)(x[:, :1], inference_params=ragged)
     small = InferenceParams(max_seqlen=4, max_batch_size=2)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens"):
         make(use_flash_attn=False)(x, inference_params=small)

@@ -233,6 +233,19 @@ def test_what_the_kernel_leaves_to_torch(device):
         assert_same(strided, want)
 
 
+def test_which_tensors_the_kernel_takes():
+    cos, sin = tables(16, torch.float32)
+    turn = _rotary.Turn(cos, sin, None, None, None, None, 0, True)
+    x = torch.randn(2, 6, 3, 24, dtype=torch.bfloat16)
+    assert _rotary.kernel_takes([x, x[:, ::2]], turn)
+    assert not _rotary.kernel_takes([x.double(), x.double()], turn)
+    assert not _rotary.kernel_takes([x, x.half()], turn)
+    assert not _rotary.kernel_takes([x, x[..., :16]], turn)
+    assert not _rotary.kernel_takes([x.transpose(2, 3)], turn)
+    assert _rotary.kernel_takes([x], turn._replace(cos_k=cos, sin_k=sin))
+    assert not _rotary.kernel_takes([x], turn._replace(cos_k=cos[:, :4], sin_k=sin[:, :4]))
+
+
 def test_tables_with_a_row_for_each_token(device):
     cos, sin = tables(16, torch.float32)
     rows = torch.tensor([4, 0])[:, None] + torch.arange(5)

@@ -17,6 +17,7 @@ from flash_attn.modules.mha import MHA
 from flash_attn.utils import benchmark
 from flash_attn.utils.generation import (
     GenerationMixin,
+    InferenceParams,
     decode,
     modify_logits_for_top_k_filtering,
     modify_logits_for_top_p_filtering,
@@ -86,6 +87,15 @@ def test_decode_stops_streams_and_is_taught():
 
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+
+
+def test_generation_starts_over_with_the_same_caches():
+    caches = {0: torch.ones(1)}
+    state = InferenceParams(8, 2, 5, 1, caches, torch.tensor([3, 4], dtype=torch.int32))
+    state.reset(16, 4)
+    assert (state.max_seqlen, state.max_batch_size, state.seqlen_offset) == (16, 4, 0)
+    assert state.key_value_memory_dict is caches
+    assert state.lengths_per_sample.tolist() == [0, 0]
 
 
 def test_filters():
@@ -251,6 +261,21 @@ def test_weights_of_a_folder(tmp_path, kind, sharded):
     assert all(torch.equal(found[name], x) for name, x in WEIGHTS.items())
     half = state_dict_from_pretrained(str(tmp_path), dtype=torch.float16)
     assert (half["a"].dtype, half["b"].dtype) == (torch.float16, torch.int64)
+
+
+def test_weights_of_a_name_are_those_that_the_hub_has(tmp_path, monkeypatch):
+    hub = pytest.importorskip("transformers.utils")
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    asked = []
+
+    def cached_file(name, file, **options):
+        asked.append((name, file, options))
+        return str(tmp_path / file) if file == "pytorch_model.bin" else None
+
+    monkeypatch.setattr(hub, "cached_file", cached_file)
+    assert state_dict_from_pretrained("maker/model").keys() == WEIGHTS.keys()
+    missing_is_fine = {"_raise_exceptions_for_missing_entries": False}
+    assert asked[-1] == ("maker/model", "pytorch_model.bin", missing_is_fine)
 
 
 def test_no_weights(tmp_path):
