@@ -68,8 +68,8 @@ void launch_{name}({params} const&, LaunchContext const&);
 """
 
 _ROW = """\
-      {{"{name}", Direction::{Direction}, {sm}, "{dtype}", {head_dim}, {head_dim_v}, {block_m}, {block_n},
-       {warps}, {stages}, "{scores}", "{why}", smem_{name}, {cluster},
+      {{"{name}", Direction::{Direction}, {sm}, "{dtype}", {head_dim}, {head_dim_v},
+       {block_m}, {block_n}, {warps}, {stages}, "{scores}", "{why}", smem_{name}, {cluster},
        {{.{member} = launch_{name}}}}},
 """
 
