@@ -64,7 +64,7 @@ struct Consumer {
     Turns<Config>{warpgroup}.begin();
     for (uint32_t number = 0;;) {
       find_place();
-      smem.q_ring.wait_full(RingPosition<1>(number));
+      smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
       RowBlock<Config> const& block = smem.row_block(number);
       if (!block.tile.valid) {
         break;
@@ -152,7 +152,7 @@ struct Consumer {
       }
       last_values(block, steps - 1, acc, p);
     } else {
-      smem.q_ring.release(0);
+      smem.q_ring[warpgroup].release(0);
       finish_early(block, acc);
     }
     blocks += steps;
@@ -180,7 +180,7 @@ struct Consumer {
   __device__ void release_k(int step, int steps) {
     smem.k_ring.release(Position(blocks + step));
     if (step + 1 == steps) {
-      smem.q_ring.release(0);
+      smem.q_ring[warpgroup].release(0);
     }
   }
 
