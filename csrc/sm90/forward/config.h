@@ -50,9 +50,13 @@ struct ForwardConfig {
   // and 1.075; but d 256, of 80 keys a block, 0.992 and 0.996.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
+  // O goes out by TMA where shared memory has room for it (store_tile.h).
+  static constexpr bool kStoresTiles = !kPacked && kHeadDimV % 64 == 0 && kHeadDim <= 128;
+
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
+  static constexpr int kTileO = kStoresTiles ? kWarpgroupRows * kHeadDimV : 8;  // or next to none
 };
 
 }  // namespace flash::sm90

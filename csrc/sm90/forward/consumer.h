@@ -5,6 +5,7 @@
 #include "sm90/forward/hooks.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
+#include "sm90/forward/store_tile.h"
 
 namespace flash::sm90 {
 
@@ -79,9 +80,14 @@ struct Consumer {
       acc.rescale(acc.scale);
       if constexpr (Config::kSplit) {
         store_part<Config>(args, block, warpgroup, thread, acc);
+      } else if constexpr (Config::kStoresTiles) {
+        store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
       } else {
         store<Config>(args, block, warpgroup, thread, acc);
       }
+    }
+    if constexpr (Config::kStoresTiles) {
+      tma_store_wait<0>();  // a block's shared memory is there until its stores have read it
     }
     Turns<Config>{warpgroup}.end();
   }

@@ -35,6 +35,24 @@ TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
           group};
 }
 
+// Of out, whose rows end as those of q.
+template <class Config>
+TensorMapRequest out_request(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  return {p.out.ptr,
+          p.head_dim_v,
+          s.cu_q ? s.total_q : s.seqlen_q,
+          p.heads_q,
+          s.cu_q ? 1 : s.batch,
+          p.out.row_stride,
+          p.out.head_stride,
+          p.out.batch_stride,
+          kWarpRows,
+          kRun<Config::kHeadDimV>,
+          s.cu_q ? Boxes::EndWithRow : Boxes::EndWithTensor,
+          1};
+}
+
 // A tile of keys in pages takes several boxes, none of which covers two pages.
 template <class Config>
 int box_keys(FwdParams const& p) {
@@ -109,6 +127,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       make_tensor_map(q_request<Config>(params, rows)),
       make_tensor_map(key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim)),
       make_tensor_map(key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v)),
+      Config::kStoresTiles ? make_tensor_map(out_request<Config>(params)) : TensorMap{},
       box_keys<Config>(params),
       rows,
       params,

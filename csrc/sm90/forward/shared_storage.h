@@ -5,8 +5,8 @@
 
 namespace flash::sm90 {
 
-// Warpgroups write O from registers, so no buffer here waits for it: the next row block's Q, K and
-// V arrive while the last one is finished.
+// O has a buffer of its own, or goes out from registers: none of the others waits for it, and the
+// next row block's Q, K and V arrive while the last one is finished.
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
@@ -14,6 +14,7 @@ struct SharedStorage {
   alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
   alignas(1024) Element k[Config::kStages][Config::kTileK];
   alignas(1024) Element v[Config::kStages][Config::kTileV];
+  alignas(1024) Element out[Config::kConsumers][Config::kTileO];
   // Of each warpgroup's rows: who is ahead of the others gets the next ones at once. Full also means:
   // the row block is described in `block`.
   Ring<1> q_ring[Config::kConsumers];
