@@ -151,6 +151,14 @@ void launch_split(FwdParams const& params, LaunchContext const& context) {
       params);
 }
 
+// Whether longer tiles pay, of which short rows leave more unused, and hide less behind each other.
+inline bool sees_many_keys(FwdParams const& p) {
+  constexpr double kMany = 3000;
+  // An average length says nothing about one sequence.
+  bool const may = !p.pages.table && !(p.batch_invariant && p.seqlens.cu_q);
+  return may && keys_seen(p) >= kMany;
+}
+
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kScores == ScoreLevel::Plain) {
@@ -162,6 +170,11 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kScores == ScoreLevel::Plain) {
     if (rows.heads.divisor > 1) {
       return launch<typename Config::Packed>(params, context, rows);
+    }
+  }
+  if constexpr (Config::kLongN > 0) {
+    if (sees_many_keys(params)) {
+      return launch<typename Config::Long>(params, context, rows);
     }
   }
   launch<Config>(params, context, rows);
