@@ -18,8 +18,7 @@ inline double average_queries(Seqlens const& s) {
 inline double keys_seen(FwdParams const& p) {
   Seqlens const& s = p.seqlens;
   double const rows = average_queries(s);
-  double const keys =
-      s.cu_k && !s.in_pages ? double(s.total_k) / std::max(s.batch, 1) : s.seqlen_k;
+  double const keys = s.cu_k && !s.in_pages ? double(s.total_k) / std::max(s.batch, 1) : s.seqlen_k;
   double const seen = limits(p.mask.right, s) ? std::max(keys - rows / 2, keys / 2) : keys;
   return limits(p.mask.left, s)
              ? std::min<double>(seen, p.mask.left + 1 + std::max(p.mask.right, 0))

@@ -9,8 +9,8 @@
 namespace flash::sm90 {
 
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
-// what it takes would slow the others down. kSplit_: and a row block has a part of the keys. kLongN_:
-// keys of a tile where rows see many, which is a kernel of its own; 0: of kBlockN_ as well.
+// what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
+// kLongN_: keys of a tile where rows see many, in a kernel of its own; 0: there is none.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kLongN_, ScoreLevel kScores_, bool kPacked_ = false,
           bool kSplit_ = false>

@@ -23,8 +23,8 @@ struct SharedStorage {
   // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's
   // buffer is free before its scores are masked.
   uint32_t exist[2 * Config::kStages];
-  // Four: the next row block but one may be described while Q of the next is waited for, and a warp
-  // that is late may still be storing the one before this.
+  // Four: the next may be described while Q of one is waited for and the one before is computed, and
+  // a warp that is late may still be storing the one before that.
   static constexpr int kDescriptions = 4;
   using Description = RingPosition<kDescriptions>;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
