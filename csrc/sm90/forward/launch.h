@@ -153,7 +153,7 @@ void launch_split(FwdParams const& params, LaunchContext const& context) {
 
 // Whether longer tiles pay, of which short rows leave more unused, and hide less behind each other.
 inline bool sees_many_keys(FwdParams const& p) {
-  constexpr double kMany = 3000;
+  constexpr double kMany = 3500;
   // An average length says nothing about one sequence.
   bool const may = !p.pages.table && !(p.batch_invariant && p.seqlens.cu_q);
   return may && keys_seen(p) >= kMany;
