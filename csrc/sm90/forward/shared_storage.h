@@ -15,16 +15,16 @@ struct SharedStorage {
   alignas(1024) Element k[Config::kStages][Config::kTileK];
   alignas(1024) Element v[Config::kStages][Config::kTileV];
   alignas(1024) Element out[Config::kConsumers][Config::kTileO];
-  // Of each warpgroup's rows: who is ahead of the others gets the next ones at once. Full also means:
-  // the row block is described in `block`.
+  // Of each warpgroup's rows: who is ahead of the others gets the next ones at once. Full also
+  // means: the row block is described in `block`.
   Ring<1> q_ring[Config::kConsumers];
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
   // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's
   // buffer is free before its scores are masked.
   uint32_t exist[2 * Config::kStages];
-  // Four: the next may be described while Q of one is waited for and the one before is computed, and
-  // a warp that is late may still be storing the one before that.
+  // Four: the next may be described while Q of one is waited for and the one before is computed,
+  // and a warp that is late may still be storing the one before that.
   static constexpr int kDescriptions = 4;
   using Description = RingPosition<kDescriptions>;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
