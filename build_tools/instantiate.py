@@ -44,7 +44,7 @@ _PARAMS = {"paged": "Fwd"}
 # What a direction's config, or an architecture's of it, is made of, after the element type.
 _CONFIG = {
     "fwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
-    "fwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
+    "fwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages", "long_block_n"),
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),

@@ -24,6 +24,7 @@ class Variant:
     tile_in_name: this is not the first row for what it serves, so the name needs the tile.
     key_warps: of a backward, warps along the keys; the others share their keys.
     pair: two thread blocks share a tile.
+    long_block_n: of a forward, keys of a tile where rows see many of them: a kernel of its own.
     """
 
     direction: str
@@ -41,6 +42,7 @@ class Variant:
     tile_in_name: bool = False
     key_warps: int = 0
     pair: bool = False
+    long_block_n: int = 0
 
     @property
     def name(self) -> str:
@@ -74,7 +76,8 @@ _SM90_FORWARDS = [
     *_rows(**_SM90_SMALL, scores="plain", head_dim=96, head_dim_v=96, block_m=192, warps=16,
            block_n=112, why="the longest of three warpgroups that does not spill: 128 keys do"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
-           block_n=128, why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413, 192x80 452"),
+           block_n=128, long_block_n=176,
+           why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413; 176 where rows see many"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
            block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,

@@ -10,24 +10,43 @@
 
 namespace flash {
 
-// Keys outside a row's limits get -inf. By bits, of which one instruction makes seven predicates;
-// comparisons take one for each score and limit. query_of: row of the tile -> query. exist: the
-// keys that are there at all, of a thread as fragment_bits has them.
+// Which of a thread's kCols keys a row sees. By bits, of which one instruction makes seven
+// predicates; comparisons take one for each score and limit.
+template <int kCols>
+struct VisibleKeys {
+  uint32_t words[(kCols + 31) / 32];
+
+  VisibleKeys() = default;
+  // exist: the keys that are there at all, of a thread as fragment_bits has them.
+  template <int kWarps>
+  __device__ VisibleKeys(KeyLimits const& keys, int key_begin, FragmentCoord<kWarps> coord,
+                         uint32_t exist) {
+#pragma unroll
+    for (int first = 0; first < kCols; first += 32) {
+      int const key = key_begin + coord.col(first);
+      words[first / 32] = exist & fragment_bits(keys.begin - key, keys.end - key);
+    }
+  }
+
+  // The others of row r get -inf.
+  template <class Scores>
+  __device__ void hide_others(Scores& s, int r) const {
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) {
+      s(r, c) = words[c / 32] >> c % 32 & 1 ? s(r, c) : -INFINITY;
+    }
+  }
+};
+
+// Keys outside a row's limits get -inf. query_of: row of the tile -> query.
 template <int kWarps, class Scores, class QueryOf>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, QueryOf query_of, int key_begin,
-                           FragmentCoord<kWarps> coord, uint32_t exist = ~uint32_t{0}) {
+                           FragmentCoord<kWarps> coord) {
+  constexpr int kCols = decltype(cute::size<1>(s))::value;
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(query_of(coord.row(r)));
-#pragma unroll
-    for (int first = 0; first < cute::size<1>(s); first += 32) {
-      int const key = key_begin + coord.col(first);
-      uint32_t const visible = exist & fragment_bits(keys.begin - key, keys.end - key);
-#pragma unroll
-      for (int c = first; c < first + 32 && c < cute::size<1>(s); ++c) {
-        s(r, c) = visible >> (c - first) & 1 ? s(r, c) : -INFINITY;
-      }
-    }
+    VisibleKeys<kCols>(keys, key_begin, coord, ~uint32_t{0}).hide_others(s, r);
   }
 }
 

@@ -9,23 +9,33 @@
 
 namespace flash {
 
+// Queries of an average sequence.
+inline double average_queries(Seqlens const& s) {
+  return s.cu_q ? double(s.total_q) / std::max(s.batch, 1) : s.seqlen_q;
+}
+
+// Keys that one of them sees, on average.
+inline double keys_seen(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  double const rows = average_queries(s);
+  double const keys = s.cu_k && !s.in_pages ? double(s.total_k) / std::max(s.batch, 1) : s.seqlen_k;
+  double const seen = limits(p.mask.right, s) ? std::max(keys - rows / 2, keys / 2) : keys;
+  return limits(p.mask.left, s)
+             ? std::min<double>(seen, p.mask.left + 1 + std::max(p.mask.right, 0))
+             : seen;
+}
+
 // Keys that the row blocks of a forward go through, all in all, in an average sequence. What begins
 // and ends a row block takes as long as a hundred keys. With limits, a row block goes through the
 // keys of all its queries: with fewer queries it wastes less on those that only some of them see.
 inline double keys_visited(FwdParams const& p, ForwardTile const& tile) {
   constexpr double kRowBlockKeys = 100;
   Seqlens const& s = p.seqlens;
-  double const batch = std::max(s.batch, 1);
-  double const rows = s.cu_q ? s.total_q / batch : s.seqlen_q;
-  double const keys = s.cu_k && !s.in_pages ? s.total_k / batch : s.seqlen_k;
-  bool const left = limits(p.mask.left, s), right = limits(p.mask.right, s);
-  double seen = right ? std::max(keys - rows / 2, keys / 2) : keys;
-  if (left) {
-    seen = std::min<double>(seen, p.mask.left + 1 + std::max(p.mask.right, 0));
-  }
-  double const span = left || right ? std::min<double>(tile.block_m, rows) : 0;
+  double const rows = average_queries(s);
+  bool const limited = limits(p.mask.left, s) || limits(p.mask.right, s);
+  double const span = limited ? std::min<double>(tile.block_m, rows) : 0;
   double const blocks = num_m_blocks(static_cast<int>(rows + 0.5), tile.block_m);
-  return tile.heads * blocks * (seen + span + kRowBlockKeys);
+  return tile.heads * blocks * (keys_seen(p) + span + kRowBlockKeys);
 }
 
 // The tile to take of the two that hold as many rows: each query with one head, or with all that

@@ -145,10 +145,10 @@ def varlen(
         call["leftpad_k"] = leftpad_k.data_ptr()
     if block_table is not None:
         call |= pages(k, block_table)
+    call |= {"batch_invariant": batch_invariant, "last_block_first": last_block_first}
     scores(call, **full)
     if few is None:
         return _run(kernels, variant, call, output, s_dmask)
-    call |= {"batch_invariant": batch_invariant, "last_block_first": last_block_first}
     call["few_q"] = kernels.few_queries(call, num_splits, sm=80, sm_count=4)
     assert call["few_q"] != 0
     if call["few_q"] > 0:

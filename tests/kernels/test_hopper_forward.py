@@ -188,3 +188,41 @@ def test_a_cache_of_one_row(kernels, row):
     used = torch.ones(3, dtype=torch.int32)
     out, _ = calls.cached(kernels, row.name, q, k, v, cache_seqlens=used, num_splits=None)
     assert_bitwise("out", out, v.expand(3, 40, 2, 64))
+
+
+LONG = [row for row in ROWS if row.long_block_n]
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize(
+    ("causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (3550, 20))], ids=str
+)
+def test_rows_that_see_many_keys(kernels, row, causal, window):
+    case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=1, sq=130, sk=3800, d=120)
+    x = make_inputs(case)
+    check_dense(kernels, row, x.q, x.k, x.v, causal=causal, window_size=window)
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+def test_tiles_of_an_average_length_unless_batch_invariant(kernels, row):
+    """A sequence of few keys goes through the tiles that the others choose, or through its own."""
+    gen = torch.Generator().manual_seed(9)
+    cu_q = torch.tensor([0, 20, 90], dtype=torch.int32)
+    cu_k = torch.tensor([0, 300, 7200], dtype=torch.int32)
+    q = torch.randn(90, 1, 128, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, 7200, 1, 128, generator=gen).to(q.dtype)
+
+    def call(sequences=2, **how):
+        at, ends = slice(cu_q[sequences]), slice(cu_k[sequences])
+        cu = cu_q[: sequences + 1], cu_k[: sequences + 1]
+        return calls.varlen(kernels, row.name, q[at], k[ends], v[ends], *cu, causal=True, **how)
+
+    (out, lse), (own, own_lse) = call(), call(batch_invariant=True)
+    starts = cu_q.tolist(), cu_k.tolist()
+    expected = varlen_ref(attention_ref, q, k, v, *starts, causal=True)
+    standard = varlen_ref(standard_attention, q, k, v, *starts, causal=True)
+    for result, result_lse in ((out, lse), (own, own_lse)):
+        assert_accurate("out", result, expected[0], standard[0])
+        assert_lse("lse", result_lse, expected[1])
+    assert not torch.equal(lse, own_lse)  # sums of other tiles
+    assert_bitwise("out", own[:20], call(1)[0])

@@ -26,7 +26,8 @@ struct ForwardArgs {
   TensorMap q;  // boxes of a warpgroup's rows
   TensorMap k;  // boxes of box_keys keys
   TensorMap v;
-  int box_keys;  // kBlockN; of keys in pages, a power of two that divides it and a page
+  TensorMap out;  // boxes of a warp's rows; only where tiles of it are stored
+  int box_keys;   // kBlockN; of keys in pages, a power of two that divides it and a page
   RowPacking rows;
   FwdParams params;
   TileGrid grid;

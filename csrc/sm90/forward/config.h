@@ -10,8 +10,10 @@ namespace flash::sm90 {
 
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
 // what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
+// kLongN_: keys of a tile where rows see many, in a kernel of its own; 0: there is none.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, ScoreLevel kScores_, bool kPacked_ = false, bool kSplit_ = false>
+          int kStages_, int kLongN_, ScoreLevel kScores_, bool kPacked_ = false,
+          bool kSplit_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -22,10 +24,13 @@ struct ForwardConfig {
   static constexpr int kStages = kStages_;  // buffers for K, and for V
   static constexpr bool kPacked = kPacked_;
   using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                               kStages_, kScores_, true>;
+                               kStages_, kLongN_, kScores_, true>;
   static constexpr bool kSplit = kSplit_;
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kScores_, true, true>;
+                              kStages_, kLongN_, kScores_, true, true>;
+  static constexpr int kLongN = kLongN_;
+  using Long = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_, kStages_,
+                             0, kScores_>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.
@@ -53,6 +58,15 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
+  // O goes out by TMA where shared memory has room for it (store_tile.h): 227 KiB, less barriers.
+  static constexpr int kRowsO = kWarpgroupRows * kHeadDimV;
+  static constexpr bool kHasRoom =
+      kConsumers * (kTileQ + kRowsO) + kStages * (kTileK + kTileV) <= (224 << 10) / sizeof(Element);
+  static constexpr bool kStoresTiles = !kPacked && kHeadDimV % 64 == 0 && kHasRoom;
+  static constexpr int kTileO = kStoresTiles ? kRowsO : 8;  // or next to none
+
+  // Those who load from pages hold two lanes' eight keys each (pages.h).
+  static constexpr bool kServesPages = kBlockN <= 128;
 };
 
 }  // namespace flash::sm90

@@ -5,6 +5,7 @@
 #include "sm90/forward/hooks.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
+#include "sm90/forward/store_tile.h"
 
 namespace flash::sm90 {
 
@@ -64,7 +65,7 @@ struct Consumer {
     Turns<Config>{warpgroup}.begin();
     for (uint32_t number = 0;;) {
       find_place();
-      smem.q_ring.wait_full(RingPosition<1>(number));
+      smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
       RowBlock<Config> const& block = smem.row_block(number);
       if (!block.tile.valid) {
         break;
@@ -79,9 +80,14 @@ struct Consumer {
       acc.rescale(acc.scale);
       if constexpr (Config::kSplit) {
         store_part<Config>(args, block, warpgroup, thread, acc);
+      } else if constexpr (Config::kStoresTiles) {
+        store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
       } else {
         store<Config>(args, block, warpgroup, thread, acc);
       }
+    }
+    if constexpr (Config::kStoresTiles) {
+      tma_store_wait<0>();  // a block's shared memory is there until its stores have read it
     }
     Turns<Config>{warpgroup}.end();
   }
@@ -152,7 +158,7 @@ struct Consumer {
       }
       last_values(block, steps - 1, acc, p);
     } else {
-      smem.q_ring.release(0);
+      smem.q_ring[warpgroup].release(0);
       finish_early(block, acc);
     }
     blocks += steps;
@@ -180,7 +186,7 @@ struct Consumer {
   __device__ void release_k(int step, int steps) {
     smem.k_ring.release(Position(blocks + step));
     if (step + 1 == steps) {
-      smem.q_ring.release(0);
+      smem.q_ring[warpgroup].release(0);
     }
   }
 
@@ -200,16 +206,24 @@ struct Consumer {
     start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
   }
 
-  // Keys that a row does not see get -inf.
-  template <class Scores>
-  __device__ __forceinline__ void hide(RowBlock<Config> const& block, Position here, int key_block,
-                                       Scores& s) {
-    int const first = block.row_begin + first_row();
-    auto const query_of = [&](int row) {
-      return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
-    };
-    apply_mask(s, block.mask, query_of, key_block * Config::kBlockN, Coord(thread),
-               smem.exist[here.in_two_rounds()]);
+  using Visible = VisibleKeys<kColumns>;
+
+  // Keys of a block that row r sees.
+  __device__ __forceinline__ Visible visible(RowBlock<Config> const& block, Position here,
+                                             int key_block, int r) {
+    int const row = Coord(thread).row(r);
+    int const query =
+        block.row_begin + first_row() + (Config::kPacked ? args.rows.heads.quotient(row) : row);
+    return Visible(block.mask.limits(query), key_block * Config::kBlockN, Coord(thread),
+                   smem.exist[here.in_two_rounds()]);
+  }
+
+  __device__ __forceinline__ void find_visible(RowBlock<Config> const& block, Position here,
+                                               int key_block, Visible (&seen)[Acc::kRows]) {
+#pragma unroll
+    for (int r = 0; r < Acc::kRows; ++r) {
+      seen[r] = visible(block, here, key_block, r);
+    }
   }
 
   // The block's scores by (row, column), with their mask, are taken into the rows' maxima. Returns
@@ -223,11 +237,10 @@ struct Consumer {
     int const key_begin = key_block * Config::kBlockN;
     hooks.on_scores(s, key_begin, coord, offsets);
     if constexpr (kMasked) {
-      hide(block, here, key_block, s);
-    }
-    if constexpr (kFirst && !Hooks::kAny) {
-      acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets);
-      return false;  // nothing was there before
+#pragma unroll
+      for (int r = 0; r < Acc::kRows; ++r) {
+        visible(block, here, key_block, r).hide_others(s, r);
+      }
     }
     bool moved = false;
     if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
@@ -265,20 +278,44 @@ struct Consumer {
     smem.k_ring.wait_full(here);
     turns.wait();
     start_scores(here, s);
+    int const key_block = block.range.block_at(step);
+    Visible seen[Acc::kRows];  // worked out while the product runs
+    if constexpr (kMasked && !Hooks::kAny) {
+      find_visible(block, here, key_block, seen);
+    }
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
     turns.pass();
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
-    int const key_block = block.range.block_at(step);
-    typename Hooks::Offsets offsets{};
-    float rescale[Acc::kRows];
-    maxima<kMasked, true>(block, hooks, here, key_block, scores, acc, offsets, rescale);
-    probabilities(hooks, key_block, scores, acc, offsets);
+    if constexpr (Hooks::kAny) {
+      typename Hooks::Offsets offsets{};
+      float rescale[Acc::kRows];
+      maxima<kMasked, true>(block, hooks, here, key_block, scores, acc, offsets, rescale);
+      probabilities(hooks, key_block, scores, acc, offsets);
+    } else {
+      first_probabilities<kMasked>(seen, scores, acc);
+    }
     to_operand(s, p);
     smem.v_ring.wait_full(here);
     if (kRowsInTurn<Hooks> && step + 1 < steps) {
       smem.k_ring.wait_full(Position(blocks + step + 1));
+    }
+  }
+
+  // The first scores become probabilities, one row after the other: no maximum was there before.
+  template <bool kMasked, class Scores>
+  __device__ __forceinline__ void first_probabilities(Visible const (&seen)[Acc::kRows], Scores& s,
+                                                      Acc& acc) {
+    auto& softmax = acc.softmax;
+#pragma unroll
+    for (int r = 0; r < Acc::kRows; ++r) {
+      if constexpr (kMasked) {
+        seen[r].hide_others(s, r);
+      }
+      float rescale;
+      softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{});
+      softmax.template exponentials_of_row<kColumns>(r, s);
     }
   }
 
@@ -296,6 +333,10 @@ struct Consumer {
     turns.wait();
     start_scores(here, s);
     start_values(before, p, acc);
+    Visible seen[Acc::kRows];
+    if constexpr (kMasked && kRowsInTurn<Hooks>) {
+      find_visible(block, here, key_block, seen);
+    }
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
     turns.pass();
@@ -317,7 +358,10 @@ struct Consumer {
       }
     } else {
       if constexpr (kMasked) {
-        hide(block, here, key_block, scores);
+#pragma unroll
+        for (int r = 0; r < Acc::kRows; ++r) {
+          seen[r].hide_others(scores, r);
+        }
       }
       rows_in_turn(before, step, steps, scores, acc);
     }

@@ -38,10 +38,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Describer<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
     } else if (warp == 1) {
       Loader<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
-    } else if (args.params.pages.table && warp == 2) {
-      load_k_from_pages(args, smem);
-    } else if (args.params.pages.table && warp == 3) {
-      load_v_from_pages(args, smem);
+    } else if constexpr (Config::kServesPages) {
+      if (args.params.pages.table && warp == 2) {
+        load_k_from_pages(args, smem);
+      } else if (args.params.pages.table && warp == 3) {
+        load_v_from_pages(args, smem);
+      }
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -35,6 +35,24 @@ TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
           group};
 }
 
+// Of out, whose rows end as those of q.
+template <class Config>
+TensorMapRequest out_request(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  return {p.out.ptr,
+          p.head_dim_v,
+          s.cu_q ? s.total_q : s.seqlen_q,
+          p.heads_q,
+          s.cu_q ? 1 : s.batch,
+          p.out.row_stride,
+          p.out.head_stride,
+          p.out.batch_stride,
+          kWarpRows,
+          kRun<Config::kHeadDimV>,
+          s.cu_q ? Boxes::EndWithRow : Boxes::EndWithTensor,
+          1};
+}
+
 // A tile of keys in pages takes several boxes, none of which covers two pages.
 template <class Config>
 int box_keys(FwdParams const& p) {
@@ -109,6 +127,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       make_tensor_map(q_request<Config>(params, rows)),
       make_tensor_map(key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim)),
       make_tensor_map(key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v)),
+      Config::kStoresTiles ? make_tensor_map(out_request<Config>(params)) : TensorMap{},
       box_keys<Config>(params),
       rows,
       params,
@@ -132,6 +151,14 @@ void launch_split(FwdParams const& params, LaunchContext const& context) {
       params);
 }
 
+// Whether longer tiles pay, of which short rows leave more unused, and hide less behind each other.
+inline bool sees_many_keys(FwdParams const& p) {
+  constexpr double kMany = 3500;
+  // An average length says nothing about one sequence.
+  bool const may = !p.pages.table && !(p.batch_invariant && p.seqlens.cu_q);
+  return may && keys_seen(p) >= kMany;
+}
+
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kScores == ScoreLevel::Plain) {
@@ -143,6 +170,11 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kScores == ScoreLevel::Plain) {
     if (rows.heads.divisor > 1) {
       return launch<typename Config::Packed>(params, context, rows);
+    }
+  }
+  if constexpr (Config::kLongN > 0) {
+    if (sees_many_keys(params)) {
+      return launch<typename Config::Long>(params, context, rows);
     }
   }
   launch<Config>(params, context, rows);

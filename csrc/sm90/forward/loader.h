@@ -37,7 +37,10 @@ struct Loader {
  private:
   __device__ void load(Block const& block, uint32_t number) {
     int const steps = args.params.pages.table ? 0 : block.range.count();
-    int const asks_at = max(steps - kAhead, 0);
+    int const asks_at = steps - kAhead;
+    if (asks_at <= 0) {
+      ask();
+    }
     // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
@@ -48,34 +51,41 @@ struct Loader {
       } else {
         load_v(block, step - 1);
       }
-      if (step == asks_at && elected) {
-        smem.asked.full(0).arrive();
+      if (step == asks_at && asks_at > 0) {
+        ask();
       }
     }
     blocks += steps;
   }
 
+  // For the description of the next row block.
+  __device__ void ask() {
+    if (elected) {
+      smem.asked.full(0).arrive();
+    }
+  }
+
   // Its arrival also announces the description to those who compute.
   __device__ void load_q(Block const& block, uint32_t number) {
-    smem.q_ring.wait_empty(RingPosition<1>(number));
-    if (!elected) {
-      return;
-    }
-    Barrier& full = smem.q_ring.full(0);
-    if (!block.tile.valid || block.range.count() == 0) {
-      full.arrive();
-      return;
-    }
     int const queries = args.rows.template queries_of<Config>();
     int const rows_filled =
         Config::kPacked ? queries * static_cast<int>(args.rows.heads.divisor) : kWarpgroupRows;
-    full.arrive_and_expect_tx(Config::kConsumers * rows_filled * Config::kHeadDim *
-                              sizeof(Element));
-#pragma unroll
+    bool const has_keys = block.tile.valid && block.range.count() > 0;
+#pragma unroll 1
     for (int i = 0; i < Config::kConsumers; ++i) {
-      load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, part(block.q_at, i, queries),
-                                                  smem.q + i * Config::kTileQ, full,
-                                                  TMA::CacheHintSm90::EVICT_FIRST);
+      smem.q_ring[i].wait_empty(RingPosition<1>(number));
+      if (!elected) {
+        continue;
+      }
+      Barrier& full = smem.q_ring[i].full(0);
+      if (has_keys) {
+        full.arrive_and_expect_tx(rows_filled * Config::kHeadDim * sizeof(Element));
+        load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, part(block.q_at, i, queries),
+                                                    smem.q + i * Config::kTileQ, full,
+                                                    TMA::CacheHintSm90::EVICT_FIRST);
+      } else {
+        full.arrive();
+      }
     }
   }
 

@@ -5,8 +5,8 @@
 
 namespace flash::sm90 {
 
-// Warpgroups write O from registers, so no buffer here waits for it: the next row block's Q, K and
-// V arrive while the last one is finished.
+// O has a buffer of its own, or goes out from registers: none of the others waits for it, and the
+// next row block's Q, K and V arrive while the last one is finished.
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
@@ -14,15 +14,18 @@ struct SharedStorage {
   alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
   alignas(1024) Element k[Config::kStages][Config::kTileK];
   alignas(1024) Element v[Config::kStages][Config::kTileV];
-  Ring<1> q_ring;  // full also means: the row block is described in `block`
+  alignas(1024) Element out[Config::kConsumers][Config::kTileO];
+  // Of each warpgroup's rows: who is ahead of the others gets the next ones at once. Full also
+  // means: the row block is described in `block`.
+  Ring<1> q_ring[Config::kConsumers];
   Ring<Config::kStages> k_ring;
   Ring<Config::kStages> v_ring;
   // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's
   // buffer is free before its scores are masked.
   uint32_t exist[2 * Config::kStages];
-  // Three: a row block is described while the others compute the one before, and a warp that is
-  // late may still be storing the one before that.
-  static constexpr int kDescriptions = 3;
+  // Four: the next may be described while Q of one is waited for and the one before is computed,
+  // and a warp that is late may still be storing the one before that.
+  static constexpr int kDescriptions = 4;
   using Description = RingPosition<kDescriptions>;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
   // Full: the description is there; empty: those who load from pages are through with it. Others
@@ -38,7 +41,9 @@ struct SharedStorage {
 
   __device__ void init(int sharing_blocks) {
     blocks = sharing_blocks;
-    q_ring.init(Config::kConsumerWarps);
+    for (Ring<1>& ring : q_ring) {
+      ring.init(kWarpgroup / 32);
+    }
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
     described.init(kPageWarps);

@@ -71,10 +71,9 @@ __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& bloc
   }
 }
 
-// Writes O [rows, head_dim] of a warpgroup, straight from registers: a way through shared memory
-// and TMA would need a buffer that the larger tiles have no room for but in Q's or V's, whose next
-// load would then wait for it; and the rows behind the end of a sequence belong to the next one. A
-// quad writes 32 bytes of a row at a time.
+// Writes O [rows, head_dim] of a warpgroup, straight from registers: where rows are packed heads,
+// or shared memory has no room for O (store_tile.h) but in Q's or V's place, whose next load would
+// then wait for it. A quad writes 32 bytes of a row at a time.
 template <class Config>
 __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
                       int thread, Accumulators<Config>& acc) {

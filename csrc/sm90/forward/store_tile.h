@@ -1,0 +1,56 @@
+// O from registers to global memory, through shared memory and TMA: by a quarter of the
+// instructions, and while the next row block is computed.
+#pragma once
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "sm90/forward/accumulators.h"
+#include "sm90/forward/row_block.h"
+
+namespace flash::sm90 {
+
+// Writes O [rows, head_dim] of a warpgroup. Each warp has its 16 rows to itself, so that none waits
+// for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
+template <class Config>
+__device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& block,
+                           typename Config::Element* tile, int warpgroup, int thread,
+                           Accumulators<Config> const& acc) {
+  using Element = typename Config::Element;
+  constexpr int kRunColumns = kRun<Config::kHeadDimV>, kGroups = Config::kHeadDimV / 8;
+  static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eight groups change places
+  int const warp = thread / 32, lane = thread % 32;
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  pack<Element>(acc.out, pairs);
+  if (lane == 0) {
+    tma_store_wait<0>();  // the row block before has left
+  }
+  __syncwarp();
+  // stmatrix takes the addresses of 16 rows' two groups from the lanes.
+  Element* const rows = tile + warp * kWarpRows * kRunColumns;
+  Element* const row = rows + lane % kWarpRows * kRunColumns;
+  int const own_group = lane / kWarpRows ^ lane % 8;
+#pragma unroll
+  for (int group = 0; group < kGroups; group += 2) {
+    int const run = group / 8 * kWarpgroupRows * kRunColumns;
+    Element* const to = row + run + (own_group ^ group % 8) * 8;
+    SM90_U32x4_STSM_N::copy(pairs(0, group), pairs(1, group), pairs(0, group + 1),
+                            pairs(1, group + 1), *reinterpret_cast<uint128_t*>(to));
+  }
+  cutlass::arch::fence_view_async_shared();
+  __syncwarp();
+  int const first = warpgroup * kWarpgroupRows + warp * kWarpRows;
+  int const existing = min(block.rows - first, kWarpRows);
+  if (lane == 0 && existing > 0) {
+    auto const c =
+        args.out.coordinates({block.q_at.row + first, existing, block.q_at.head, block.q_at.batch});
+#pragma unroll
+    for (int run = 0; run < Config::kHeadDimV; run += kRunColumns) {
+      SM90_TMA_STORE_5D::copy(&args.out.map, rows + run * kWarpgroupRows, run, c.c1, c.c2, c.c3,
+                              c.c4);
+    }
+    tma_store_arrive();
+  }
+}
+
+}  // namespace flash::sm90
