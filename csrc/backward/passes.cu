@@ -30,6 +30,12 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 template <class Element>
 void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
   TileGrid const grid = row_grid(params, tile);
+  if (tile.element_stride == 1) {
+    launch_kernel<query_gradient_quads_kernel<Element>>(
+        launch, {grid.num_tiles(), kPassThreads, 0, /*cluster=*/1, /*early=*/true}, params, tile,
+        grid);
+    return;
+  }
   int const parts = query_gradient_parts(tile);
   int const smem_bytes = tile.block_m / parts * padded_row(tile.head_dim) * int(sizeof(Element));
   launch_kernel<query_gradient_kernel<Element>>(

@@ -6,6 +6,7 @@
 
 #include "backward/preprocess.h"
 #include "core/dynamic_smem.h"
+#include "core/launch_order.h"
 #include "core/softmax.h"
 
 namespace flash {
@@ -62,35 +63,181 @@ FLASH_HD int query_gradient_parts(QueryTile const& shape) {
 // Of a multiprocessor, by registers: it waits for memory, and the tile's look-up would have more.
 constexpr int kPassBlocks = 6;
 
-// A row block of one head, or part of it.
+// Rows of dq that a thread block turns sums into.
+struct QueryRows {
+  WorkTile tile;
+  int64_t first;      // in the tensor
+  int count;          // that exist, from there on
+  int64_t row_block;  // in the workspace; of other rows than a sequence's there are no sums
+
+  __device__ QueryRows(BwdParams const& p, int block_m, TileGrid const& grid, int block) {
+    tile = grid.tile(p.seqlens, block);
+    if (!tile.valid || tile.batch >= p.seqlens.batch) {  // other rows are zero already
+      tile.valid = false;
+      return;
+    }
+    BlockInfo const info(p.seqlens, tile.batch);
+    RowBlocks const row_blocks{block_m};
+    row_block = tile.head * row_blocks.count(p.seqlens) +
+                row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
+    first = info.row_q + tile.m_block * block_m;
+    count = info.seqlen_q - tile.m_block * block_m;
+  }
+};
+
+__device__ inline float gradient_scale(BwdParams const& p) {
+  return p.scores.softmax_scale / (1.f - p.scores.dropout_p);
+}
+
+// A row block of one head, or part of it, whose sums are in any order.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads, kPassBlocks)
     query_gradient_kernel(__grid_constant__ BwdParams const p,
                           __grid_constant__ QueryTile const shape,
                           __grid_constant__ TileGrid const grid) {
   int const parts = query_gradient_parts(shape), part = static_cast<int>(blockIdx.x) % parts;
-  WorkTile const tile = grid.tile(p.seqlens, static_cast<int>(blockIdx.x) / parts);
-  if (!tile.valid || tile.batch >= p.seqlens.batch) {  // other rows are zero already
+  QueryRows const at(p, shape.block_m, grid, static_cast<int>(blockIdx.x) / parts);
+  if (!at.tile.valid) {
     return;
   }
-  BlockInfo const info(p.seqlens, tile.batch);
-  RowBlocks const row_blocks{shape.block_m};
-  int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
-                            row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
-  auto* const rows = reinterpret_cast<Element*>(dynamic_smem());
-  sums_to_rows(p.workspace.dq + row_block * (shape.block_m * shape.head_dim), shape, parts, part,
-               p.scores.softmax_scale / (1.f - p.scores.dropout_p), rows);
-  __syncthreads();
   int const part_rows = shape.block_m / parts;
-  int const row_begin = tile.m_block * shape.block_m + part * part_rows;
-  int const chunks = p.head_dim / kChunk, count = std::min(info.seqlen_q - row_begin, part_rows);
-  Element* const dq =
-      static_cast<Element*>(p.dq.ptr) + p.dq.offset(tile.batch, info.row_q + row_begin, tile.head);
+  Element* const dq = static_cast<Element*>(p.dq.ptr) +
+                      p.dq.offset(at.tile.batch, at.first + part * part_rows, at.tile.head);
+  auto* const rows = reinterpret_cast<Element*>(dynamic_smem());
+  sums_to_rows(p.workspace.dq + at.row_block * (shape.block_m * shape.head_dim), shape, parts, part,
+               gradient_scale(p), rows);
+  __syncthreads();
+  int const chunks = p.head_dim / kChunk, count = std::min(at.count - part * part_rows, part_rows);
 #pragma unroll 2
   for (int i = threadIdx.x; i < count * chunks; i += kPassThreads) {
     int const row = i / chunks, column = i % chunks * kChunk;
     *reinterpret_cast<Chunk<Element>*>(dq + row * p.dq.row_stride + column) =
         *reinterpret_cast<Chunk<Element> const*>(rows + row * padded_row(shape.head_dim) + column);
+  }
+}
+
+// Words of a row, of which lane l of a quad has the l-th of four chunks each; afterwards, all of
+// the l-th chunk.
+__device__ inline void swap_in_quad(uint32_t (&word)[4]) {
+#pragma unroll
+  for (int apart = 1; apart <= 2; apart *= 2) {
+    bool const upper = threadIdx.x & apart;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & apart) == 0) {
+        uint32_t& kept = word[i];
+        uint32_t& other = word[i + apart];
+        uint32_t const got = __shfl_xor_sync(0xffffffffu, upper ? kept : other, apart);
+        (upper ? kept : other) = got;
+      }
+    }
+  }
+}
+
+// A warp's piece of the sums where a thread's four numbers lie together: 16 rows by 32 columns.
+struct SumPiece {
+  static constexpr int kRows = 16, kGroups = 4;
+  float4 of_group[kGroups];  // two neighbours of row lane / 4, two of the row 8 further
+
+  __device__ void load(float const* sums, int group_stride) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      of_group[i] = *reinterpret_cast<float4 const*>(sums + i * group_stride);
+    }
+  }
+
+  // half: which of the two rows. A quad stores 64 bytes of it.
+  template <class Element>
+  __device__ uint4 chunk(int half, float scale) const {
+    uint32_t word[kGroups];
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      float4 const x = of_group[i];
+      Neighbours<Element> const pair{Element((half ? x.z : x.x) * scale),
+                                     Element((half ? x.w : x.y) * scale)};
+      word[i] = reinterpret_cast<uint32_t const&>(pair);
+    }
+    swap_in_quad(word);
+    return {word[0], word[1], word[2], word[3]};
+  }
+};
+
+// Pieces of a row block's sums, and its rows in dq.
+template <class Element>
+struct QuadRows {
+  QueryTile const& shape;
+  float const* sums;
+  Element* dq;
+  int64_t row_stride;
+  int rows;  // that exist
+  int columns;
+  float scale;
+
+  __device__ QuadRows(BwdParams const& p, QueryTile const& shape_, QueryRows const& at)
+      : shape(shape_),
+        sums(p.workspace.dq + at.row_block * (shape.block_m * shape.head_dim)),
+        dq(static_cast<Element*>(p.dq.ptr) + p.dq.offset(at.tile.batch, at.first, at.tile.head)),
+        row_stride(p.dq.row_stride),
+        rows(at.count),
+        columns(p.head_dim),
+        scale(gradient_scale(p)) {}
+
+  __device__ int strips() const { return shape.block_m / SumPiece::kRows; }
+  __device__ int pieces() const {
+    return strips() * (shape.head_dim / (SumPiece::kGroups * kChunk));
+  }
+
+  __device__ void load(int number, SumPiece& piece) const {
+    int const strip = number % strips(), group = number / strips() * SumPiece::kGroups;
+    int const thread = strip % shape.row_warps * 32 + threadIdx.x % 32;
+    piece.load(sums + strip / shape.row_warps * shape.tile_stride + thread * shape.thread_stride +
+                   group * shape.group_stride,
+               shape.group_stride);
+  }
+
+  // By all lanes, as far as there are rows and columns. wanted: whether the piece is there.
+  __device__ void store(int number, bool wanted, SumPiece const& piece) const {
+    int const strip = number % strips(), group = number / strips() * SumPiece::kGroups;
+    int const lane = threadIdx.x % 32, column = (group + lane % 4) * kChunk;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const row = strip * SumPiece::kRows + 8 * half + lane / 4;
+      uint4 const chunk = piece.template chunk<Element>(half, scale);
+      if (wanted && row < rows && column < columns) {
+        *reinterpret_cast<uint4*>(dq + row * row_stride + column) = chunk;
+      }
+    }
+  }
+};
+
+// A row block of one head, whose sums lie four of a thread together.
+template <class Element>
+__global__ void __launch_bounds__(kPassThreads)
+    query_gradient_quads_kernel(__grid_constant__ BwdParams const p,
+                                __grid_constant__ QueryTile const shape,
+                                __grid_constant__ TileGrid const grid) {
+  constexpr int kWarps = kPassThreads / 32, kTogether = 2;
+  // The last tiles first: L2 still holds their sums.
+  QueryRows const at(p, shape.block_m, grid, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  wait_for_launch_before();
+  if (!at.tile.valid) {
+    return;
+  }
+  QuadRows<Element> const rows(p, shape, at);
+  for (int first = threadIdx.x / 32; first < rows.pieces(); first += kTogether * kWarps) {
+    SumPiece piece[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      int const number = first + i * kWarps;
+      if (number < rows.pieces()) {
+        rows.load(number, piece[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      int const number = first + i * kWarps;
+      rows.store(number, number < rows.pieces(), piece[i]);
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "backward/passes.h"
 #include "core/block_info.h"
+#include "core/launch_order.h"
 #include "core/row_blocks.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
@@ -133,6 +134,7 @@ template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     preprocess_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,
                       __grid_constant__ TileGrid const grid) {
+  let_next_launch_start();
   RowBlocks const row_blocks{shape.block_m};
   // One each, also by blocks without rows: who waits for a turn must find a number there, whatever
   // the lengths are.
@@ -140,7 +142,8 @@ __global__ void __launch_bounds__(kPassThreads)
       blockIdx.x < p.heads_q * row_blocks.count(p.seqlens)) {
     p.workspace.turns[blockIdx.x] = 0;
   }
-  WorkTile const tile = grid.tile(p.seqlens, blockIdx.x);
+  // The last tiles first: what is written last, for those that come first, is still in L2 then.
+  WorkTile const tile = grid.tile(p.seqlens, gridDim.x - 1 - blockIdx.x);
   if (!tile.valid) {
     return;
   }

@@ -13,10 +13,11 @@ __device__ inline uint32_t draw(int counter, uint32_t last) {
   return threadIdx.x == 0 ? atomicInc(&tile_counters[counter], last) : 0;
 }
 
-// The block's first tile, and the one after `index`, in the warp's first lane. blocks: that draw,
-// all of them the same number.
-__device__ inline uint32_t draw_first_tile(TileQueue const& queue, int counter, uint32_t blocks) {
-  return queue.first(blockIdx.x, blocks, [&](uint32_t last) { return draw(counter, last); });
+// The first tile of `block`, and the one after `index`, in the warp's first lane. blocks: that
+// draw, all of them the same number.
+__device__ inline uint32_t draw_first_tile(TileQueue const& queue, int counter, uint32_t block,
+                                           uint32_t blocks) {
+  return queue.first(block, blocks, [&](uint32_t last) { return draw(counter, last); });
 }
 __device__ inline uint32_t draw_tile(TileQueue const& queue, int counter, uint32_t index,
                                      uint32_t blocks) {

@@ -189,7 +189,7 @@ def test_deterministic(kernels, row, part_heads):
     run = partial(calls.backward, kernels, row.name, *call, causal=True, part_heads=part_heads)
     ordered, unordered = run(deterministic=True), run()
     assert_bitwise("dq", ordered[1], unordered[1])  # here, blocks run in order anyway
-    if row.arch == "sm90" and not row.pair:
+    if row.arch == "sm90":
         assert_bitwise("dq", run(deterministic=True, last_block_first=True)[1], ordered[1])
         return
     with pytest.raises(RuntimeError, match="wait for what it polls"):

@@ -1,10 +1,15 @@
 // What a launch passes to a kernel, and to the passes around it.
 #pragma once
 
+#include <algorithm>
+
+#include "backward/grid.h"
 #include "backward/passes.h"
+#include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/backward/args.h"
 #include "sm90/tensor_core.h"
+#include "sm90/tile_draw.h"
 
 namespace flash::sm90 {
 
@@ -48,6 +53,30 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
 // In a deterministic call, columns whose tiles run side by side: as many as leave each enough tiles
 // at a time that share what they read. These queue for their turns, but nobody who computes waits.
 inline int turn_columns(DeviceInfo const& device) { return device.sm_count / kSharers; }
+
+// Calls start(args, drawers) if there are tiles: for a launch of `drawers` thread blocks, or
+// clusters of them, that draw tiles, as many as are resident at a time.
+template <class Config, class Start>
+void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
+                    Start start) {
+  TileGrid const grid = backward_grid<Config>(params, launch.device, turn_columns(launch.device));
+  int64_t const num_tiles = grid.num_tiles();
+  if (num_tiles == 0) {
+    return;
+  }
+  check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
+        max_grid_blocks, " are served");
+  // Who waits for turns waits for tiles before its own. Those are running if all tiles are drawn;
+  // without a counter, if blocks of one tile each are launched in the tiles' order.
+  bool const in_turns = params.workspace.turns != nullptr;
+  int64_t const drawers = std::min<int64_t>(num_tiles, resident);
+  int const counter =
+      in_turns || num_tiles > drawers ? tile_counter(launch.stream, kTileCounters) : -1;
+  BackwardArgs args = backward_args<Config>(params, grid);
+  args.queue = {static_cast<uint32_t>(num_tiles), counter >= 0, in_turns && counter >= 0};
+  args.counter = counter;
+  start(args, in_turns && counter < 0 ? num_tiles : drawers);
+}
 
 // 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
 // once.

@@ -100,4 +100,20 @@ struct TurnKeeper {
   }
 };
 
+// A warp that keeps turns: of all key blocks of a thread block.
+template <class Storage, class Config>
+__device__ void keep_turns(Storage& smem, TurnKeeper<Config> keeper) {
+  for (uint32_t number = 0;; ++number) {
+    smem.k_ring.wait_full(RingPosition<1>(number));
+    KeyBlock<Config> const& block = smem.key_block(number);
+    if (!block.tile.valid) {
+      return;
+    }
+    // At once, or the next keys would wait for turns to be passed on. What describes the block
+    // stays for two more.
+    smem.k_ring.release(0);
+    keeper.keep(block);
+  }
+}
+
 }  // namespace flash::sm90

@@ -27,8 +27,9 @@ struct PairedBackwardConfig {
   static constexpr int kRoleWarps = kWarpgroup / 32;
   static constexpr int kThreads = 3 * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
-  static constexpr int kLoaderRegisters = 24;
-  static constexpr int kOtherRegisters = 240;
+  // Tiles are looked up by the loader, which spills where the others need all that they can have.
+  static constexpr int kLoaderRegisters = kHeadDim <= 192 ? 40 : 24;
+  static constexpr int kOtherRegisters = kHeadDim <= 192 ? 232 : 240;
 
   // A block's dQ is of all the pair's keys and half of the columns.
   static constexpr int kConsumers = kPair;

@@ -21,43 +21,53 @@ struct GradientWarps {
 
   BackwardArgs const& args;
   PairedStorage<Config>& smem;
-  Block const& block;
   uint32_t rank;
   int thread;           // of the warpgroup
   uint32_t visits = 0;  // row blocks so far
 
   __device__ __forceinline__ void run() {
-    KeyFragment dk;
-    clear(dk);
-    int const heads = block.heads, count = block.range.count();
-    if (count > 0) {
-      smem.k_ring.wait_full(RingPosition<1>(0));
-    }
-    QueryFragment dq;
-    int64_t last = kNone;  // whose dQ is to be added
-    for (int head = 0; head < heads; ++head) {
-#pragma unroll 1
-      for (int step = 0; step < count; ++step) {
-        visit(last, dk, dq);
-        last = block.row_block(head, block.range.from_last(step));
+    for (uint32_t number = 0;;) {
+      smem.k_ring.wait_full(RingPosition<1>(number));
+      Block const& block = smem.key_block(number);
+      if (!block.tile.valid) {
+        break;
       }
+      KeyFragment dk;
+      clear(dk);
+      visit_rows(block, dk);
+      number = block.number + 1;  // not kept in a register until here
+      store_key_rows(rows_of_dk(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
+                     dk);
     }
-    add(last, dq);
-    store_key_rows(rows_of_dk(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
-                   dk);
   }
 
  private:
   static constexpr int64_t kNone = -1;
 
+  __device__ __forceinline__ void visit_rows(Block const& block, KeyFragment& dk) {
+    int const heads = block.heads, count = block.range.count();
+    QueryFragment dq;
+    int64_t last = kNone;  // whose dQ is to be added
+    for (int head = 0; head < heads; ++head) {
+#pragma unroll 1
+      for (int step = 0; step < count; ++step) {
+        visit(block, last, dk, dq);
+        last = block.row_block(head, block.range.from_last(step));
+      }
+    }
+    smem.k_ring.release(0);
+    add(block, last, dq);
+  }
+
   // `last`: the row block of the visit before, whose dQ is still in the registers. It leaves them
   // when the other warpgroup has shared its dS and waits for products; right behind dQ's product
   // the additions would be in the way of what that one reads from shared memory.
-  __device__ __forceinline__ void visit(int64_t last, KeyFragment& dk, QueryFragment& dq) {
+  __device__ __forceinline__ void visit(Block const& block, int64_t last, KeyFragment& dk,
+                                        QueryFragment& dq) {
     Position const here(visits);
     ScorePosition const at(visits);
     smem.ds_ring.wait_full(at);
-    add(last, dq);
+    add(block, last, dq);
     start_key_gradient(here.stage, at.stage, dk);
     smem.other_ds_ring.wait_full(at);
     start_query_gradient<false>(smem.ds[0], own_k(), at.stage, dq);
@@ -71,7 +81,7 @@ struct GradientWarps {
     ++visits;
   }
 
-  __device__ __forceinline__ void add(int64_t row_block, QueryFragment& dq) {
+  __device__ __forceinline__ void add(Block const& block, int64_t row_block, QueryFragment& dq) {
     QueryGradient<Config> const gradient{args, smem.turns, block, static_cast<int>(rank), thread};
     if (row_block == kNone) {
       return;

@@ -6,19 +6,19 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include <new>
-
 #include "core/dynamic_smem.h"
+#include "core/launch_order.h"
 #include "sm90/paired_backward/gradient_warps.h"
 #include "sm90/paired_backward/loader.h"
 #include "sm90/paired_backward/score_warps.h"
 
 namespace flash::sm90 {
 
+// Inline: products of a function that is called are waited for one by one.
 template <class Config>
-__device__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem, uint32_t rank) {
+__device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem,
+                                          uint32_t rank) {
   constexpr unsigned kAll = 0xffffffffu;
-  KeyBlock<Config> const& block = smem.key_block();
   // The same in all lanes, and the compiler knows it.
   int const warpgroup = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -26,16 +26,18 @@ __device__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem,
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     int const warp = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      PairedLoader<Config>{args, smem, block, rank, static_cast<bool>(elect_one_sync())}.load();
-    } else if (args.params.workspace.turns) {
-      TurnKeeper<Config>{args.params.workspace.turns, smem.turns, warp}.keep(block);
+      DrawnTiles const drawn{args, blockIdx.x / Config::kPair, gridDim.x / Config::kPair};
+      PairedTiles tiles{drawn, smem.draws, rank};
+      PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
+    } else if (args.params.workspace.turns && warp <= kTurnKeepers) {
+      keep_turns(smem, TurnKeeper<Config>{args.params.workspace.turns, smem.turns, warp});
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();
-    ScoreWarps<Config>{args, smem, block, rank, thread}.run();
+    ScoreWarps<Config>{args, smem, rank, thread}.run();
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();
-    GradientWarps<Config>{args, smem, block, rank, thread}.run();
+    GradientWarps<Config>{args, smem, rank, thread}.run();
   }
 }
 
@@ -43,19 +45,13 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     paired_backward_kernel(__grid_constant__ BackwardArgs const args) {
   auto& smem = *reinterpret_cast<PairedStorage<Config>*>(dynamic_smem());
-  uint32_t const rank = cute::block_rank_in_cluster();
   if (threadIdx.x == 0) {
-    smem.init_barriers();
-    Seqlens const& s = args.params.seqlens;
-    WorkTile const tile =
-        args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(blockIdx.x) / Config::kPair);
-    new (&smem.key_block()) KeyBlock<Config>(args, tile, 0);
+    smem.init_barriers(args.params.workspace.turns != nullptr);
   }
+  let_next_launch_start();
+  wait_for_launch_before();
   cute::cluster_sync();  // with it the other block's barriers can be reached
-  if (!smem.key_block().tile.valid) {
-    return;
-  }
-  run_roles<Config>(args, smem, rank);
+  run_roles<Config>(args, smem, cute::block_rank_in_cluster());
   cute::cluster_sync();  // the other block may still release buffers here
 }
 

@@ -28,37 +28,49 @@ struct ScoreWarps {
 
   BackwardArgs const& args;
   PairedStorage<Config>& smem;
-  Block const& block;
   uint32_t rank;
   int thread;           // of the warpgroup
   uint32_t visits = 0;  // row blocks so far
 
   __device__ __forceinline__ void run() {
-    ValueFragment dv;
-    clear(dv);
-    int const heads = block.heads, count = block.range.count();
-    if (count > 0) {
-      smem.k_ring.wait_full(RingPosition<1>(0));
-      smem.v_ring.wait_full(RingPosition<1>(0));
-    }
-    for (int head = 0; head < heads; ++head) {
-#pragma unroll 1
-      for (int step = 0; step < count; ++step) {
-        int const m_block = block.range.from_last(step);
-        if (block.range.masked(m_block)) {
-          visit<true>(head, m_block, dv);
-        } else {
-          visit<false>(head, m_block, dv);
-        }
+    for (uint32_t number = 0;;) {
+      smem.k_ring.wait_full(RingPosition<1>(number));
+      Block const& block = smem.key_block(number);
+      if (!block.tile.valid) {
+        break;
       }
+      smem.v_ring.wait_full(RingPosition<1>(number));
+      ValueFragment dv;
+      clear(dv);
+      visit_rows(block, dv);
+      smem.k_ring.release(0);
+      smem.v_ring.release(0);
+      number = block.number + 1;  // not kept in a register until here
+      store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
+                     dv);
     }
-    store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
-                   dv);
   }
 
  private:
+  __device__ __forceinline__ void visit_rows(Block const& block, ValueFragment& dv) {
+    RowRange const range = block.range;  // not asked for while products could run
+    int const heads = block.heads;
+    for (int head = 0; head < heads; ++head) {
+#pragma unroll 1
+      for (int step = 0; step < range.count(); ++step) {
+        int const m_block = range.from_last(step);
+        if (range.masked(m_block)) {
+          visit<true>(block, head, m_block, dv);
+        } else {
+          visit<false>(block, head, m_block, dv);
+        }
+      }
+    }
+  }
+
   template <bool kMasked>
-  __device__ __forceinline__ void visit(int head, int m_block, ValueFragment& dv) {
+  __device__ __forceinline__ void visit(Block const& block, int head, int m_block,
+                                        ValueFragment& dv) {
     Position const here(visits);
     ScoreFragment s, dp;
     smem.q_ring.wait_full(here);

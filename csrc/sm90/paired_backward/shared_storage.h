@@ -2,6 +2,7 @@
 
 #include "sm90/backward/turns.h"
 #include "sm90/paired_backward/config.h"
+#include "sm90/paired_backward/paired_tiles.h"
 
 namespace flash::sm90 {
 
@@ -18,21 +19,27 @@ struct PairedStorage {
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
-  Ring<1> k_ring;                                                // with other_k
+  Ring<1> k_ring;  // with other_k; full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;              // empty: in both blocks
   Ring<Config::kStages> dout_ring;           // empty: in both blocks
   Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
   Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
   TurnStorage turns;
-  alignas(16) char block[sizeof(Block)];  // what the pair works on
+  PairedDraws draws;
+  static constexpr int kDescriptions = 3;                // as in SharedStorage
+  alignas(16) char block[kDescriptions][sizeof(Block)];  // what the pair works on
 
-  __device__ Block& key_block() { return *reinterpret_cast<Block*>(block); }
+  __device__ Block& key_block(uint32_t number) {
+    return *reinterpret_cast<Block*>(block[number % kDescriptions]);
+  }
 
-  __device__ void init_barriers() {
+  // in_turns: the turn keepers read descriptions, too.
+  __device__ void init_barriers(bool in_turns) {
     constexpr int kWarps = Config::kRoleWarps, kPair = Config::kPair;
-    k_ring.init(1);
-    v_ring.init(1);
+    k_ring.init(2 * kWarps + (in_turns ? kTurnKeepers : 0));
+    v_ring.init(kWarps);
+    draws.ring.init(/*reading_warps=*/1);
     q_ring.init(/*reading_warps=*/2 * kWarps * kPair);
     dout_ring.init(kWarps * kPair);
     ds_ring.init(kWarps * kPair, /*writing_warps=*/kWarps);

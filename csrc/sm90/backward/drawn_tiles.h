@@ -1,0 +1,49 @@
+#pragma once
+
+#include "sm90/backward/args.h"
+#include "sm90/tile_draw.h"
+
+namespace flash::sm90 {
+
+// The tiles of one block of the grid, or of a cluster that works as one. All lanes of a warp, whose
+// first thread is the block's, call its functions together.
+struct DrawnTiles {
+  BackwardArgs const& args;
+  uint32_t block;
+  uint32_t blocks;     // who draw tiles
+  uint32_t index = 0;  // of the last one
+  bool started = false;
+
+  // The first one that is valid, or none: then it is over. Drawn when it is asked for and not with
+  // the tile before: who is still at work then may not be the first who is done.
+  __device__ WorkTile next() {
+    WorkTile tile{0, 0, 0, false};
+    do {
+      draw();
+      if (over()) {
+        break;
+      }
+      tile = tile_at(index);
+    } while (!tile.valid);
+    return tile;
+  }
+
+  __device__ bool over() const { return index >= args.queue.num_tiles; }
+
+  // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
+  // deterministic call others wait for it. Nobody waits for the search.
+  __device__ WorkTile tile_at(uint32_t number) const {
+    Seqlens const& s = args.params.seqlens;
+    return args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(number));
+  }
+
+ private:
+  __device__ void draw() {
+    uint32_t const drawn = started ? draw_tile(args.queue, args.counter, index, blocks)
+                                   : draw_first_tile(args.queue, args.counter, block, blocks);
+    index = __shfl_sync(0xffffffffu, drawn, 0);
+    started = true;
+  }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <new>
+
+#include "sm90/backward/args.h"
+#include "sm90/backward/key_block.h"
+
+namespace flash::sm90 {
+
+// The order in which a loading warp describes tiles to the others and loads what they need. All
+// lanes call its functions together. Loads: has load_keys, load_values, load_q and load_dout.
+template <class Loads, class Config, class Storage>
+struct TileLoader {
+  using Block = KeyBlock<Config>;
+  // Row blocks before the end of a tile at which the next is drawn: who draws earlier may be the
+  // one who is done last.
+  static constexpr int kAhead = 4;
+
+  BackwardArgs const& args;
+  Storage& smem;
+  bool elected;            // the lane that talks to TMA
+  uint32_t described = 0;  // key blocks so far
+  uint32_t visits = 0;     // row blocks so far
+
+  // A tile that is not valid, described last, ends the others' loops.
+  template <class Tiles>
+  __device__ void load_all(Tiles& tiles) {
+    describe(tiles.next());
+    while (!tiles.over()) {
+      load(tiles);
+    }
+    loads().load_keys(described - 1, false);
+  }
+
+ private:
+  __device__ Loads& loads() { return static_cast<Loads&>(*this); }
+
+  // Everything about the key block that was described last, and the description of the next while
+  // the others compute.
+  template <class Tiles>
+  __device__ void load(Tiles& tiles) {
+    uint32_t const number = described - 1;
+    Block const& block = smem.key_block(number);
+    int const count = block.range.count(), heads = block.heads;
+    if (count == 0) {
+      loads().load_keys(number, false);
+      loads().load_values(number, false);
+      describe(tiles.next());
+      return;
+    }
+    for (int head = 0; head < heads; ++head) {
+      for (int step = 0; step < count; ++step) {
+        int const m_block = block.range.from_last(step);
+        bool const first = head == 0 && step == 0;
+        // Rows have buffers that are free before K's and V's are.
+        loads().load_q(block, {block.row_block(head, m_block), head, m_block,
+                               block.range.masked(m_block), head + 1 < heads || step + 1 < count});
+        if (first) {
+          loads().load_keys(number, true);
+        }
+        loads().load_dout(block, head, m_block);
+        if (first) {
+          loads().load_values(number, true);
+        }
+        if (head == heads - 1 && step == max(count - kAhead, 0)) {
+          describe(tiles.next());
+        }
+        ++visits;
+      }
+    }
+  }
+
+  __device__ void describe(WorkTile const& tile) {
+    if (elected) {
+      if (tile.valid) {
+        new (&smem.key_block(described)) Block(args, tile, described);
+      } else {
+        smem.key_block(described).tile.valid = false;
+      }
+      compiler_fence();
+    }
+    __syncwarp();
+    ++described;
+  }
+};
+
+}  // namespace flash::sm90
