@@ -121,6 +121,20 @@ struct Chunk {
   }
 };
 
+// For the few columns, or of 0 units: a piece would be more than a sixteenth longer than the mean.
+template <class Lanes, class Sizes>
+FLASH_HD Chunk one_length_chunk(BatchSizes<Lanes, Sizes> const& batch, int64_t total) {
+  SplitSchedule const& s = batch.s;
+  int const mean = divide_up(total, s.few);
+  Chunk const chunk{mean + mean / 16, 0, 0};
+  if (mean < s.min_units) {
+    return {0, 0, 0};
+  }
+  int64_t const found =
+      batch.sum([&](SequenceSize size, int) { return columns_of(s, chunk.usual, size); });
+  return found <= s.few ? chunk : Chunk{0, 0, 0};
+}
+
 // At first the shortest that make no more pieces than are wanted, which is right
 // for a batch of one length, since as many are wanted for each sequence. Others round their pieces
 // up to whole ones, so that these are nearly always more than wanted, and a few too many take as
@@ -129,6 +143,12 @@ template <class Lanes, class Sizes>
 FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
   int64_t const total = batch.sum([](SequenceSize size, int) { return size.all_units(); });
+  if (s.few > 0) {
+    Chunk const chunk = one_length_chunk(batch, total);
+    if (chunk.usual > 0) {
+      return chunk;
+    }
+  }
   int const even = divide_up(total, s.columns);
   // A quarter longer than the mean: less than all have to do who work on whole sequences.
   int const mean = s.whole > 0 ? divide_up(total, s.alike) : 0;

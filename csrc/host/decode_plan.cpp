@@ -143,6 +143,10 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   int const alike = std::max(s.batch * own_blocks, 1);
   int64_t const few = s.equal || is_single ? fewest_columns(alike, tiles, gpu) : 0;
   s.alike = alike;
+  // One thread block a multiprocessor reads as fast as all that it holds, if all have as much to
+  // do; which lengths that are known on the device alone mostly have.
+  bool const varies = choose && !s.equal && !is_single;
+  s.few = varies ? static_cast<int>(fewest_columns(alike, tiles, {gpu.sm_count, 1})) : 0;
   s.whole =
       choose && !s.equal ? static_cast<int>(whole_sequences(s.batch, own_blocks, resident)) : 0;
   s.columns = !choose ? std::numeric_limits<int>::max()

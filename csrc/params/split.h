@@ -21,6 +21,7 @@ struct SplitSchedule {
   // only what is left then has to be shared out, and merged.
   int whole = 0;
   int alike = 1;  // row blocks of the batch, if each sequence has as many as the longest
+  int few = 0;    // columns that suffice where all pieces are of one length; 0: `columns` do
 };
 
 }  // namespace flash

@@ -7,18 +7,20 @@ void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
-                       std::optional<int> all_row_blocks, int whole, std::optional<int> alike) {
+                       std::optional<int> all_row_blocks, int whole, std::optional<int> alike,
+                       int few) {
              bool const packed = all_row_blocks.has_value();
              return SplitSchedule{batch,      flash::FastDiv(tiles),
                                   equal,      min_units,
                                   max_splits, columns,
                                   packed,     all_row_blocks.value_or(batch),
-                                  whole,      alike.value_or(batch)};
+                                  whole,      alike.value_or(batch),
+                                 few};
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
            py::arg("all_row_blocks") = py::none(), py::arg("whole") = 0,
-           py::arg("alike") = py::none())
+           py::arg("alike") = py::none(), py::arg("few") = 0)
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.

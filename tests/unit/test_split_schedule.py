@@ -102,6 +102,40 @@ def test_sequences_of_several_row_blocks_stay_whole(core):
     assert [splits[b] for b in range(30)] == [1] * 5 + [2] + [1] * 18 + [4] * 6
 
 
+@pytest.mark.parametrize(
+    ("lengths", "splits"),
+    [
+        ([128] * 32, [4] * 32),
+        ([128, 120] * 16, [4] * 32),
+        ([136, 120] * 16, [4] * 32),  # pieces of 34 units, where the mean is 32
+        ([140, 116] * 16, None),  # of 35: cut as without
+        ([128] * 31 + [4], [4] * 31 + [1]),
+        ([1024] + [100] * 31, None),
+        ([3] * 32, None),  # less than a piece is worth
+    ],
+)
+def test_few_columns_where_pieces_are_of_one_length(core, lengths, splits):
+    """Four of each sequence, where there would be twelve."""
+    few, many = (
+        core.SplitSchedule(batch=32, tiles=1, min_units=2, columns=384, few=few)
+        for few in (128, 0)
+    )
+    assert splits_of(few, lengths) == (splits or splits_of(many, lengths))
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 60), st.integers(1, 60))
+def test_few_columns_take_no_piece_much_longer_than_the_mean(core, lengths, columns, few):
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns, few=few)
+    plain = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    check_cover(schedule, lengths, 1, 1 << 30)
+    splits = splits_of(schedule, lengths)
+    longest = max(-(-n // pieces) for n, pieces in zip(lengths, splits, strict=True))
+    mean = -(-sum(lengths) // few)
+    fits = sum(splits) <= few and longest <= mean + mean // 16
+    assert fits or splits == splits_of(plain, lengths)
+
+
 @settings(deadline=None)
 @given(
     st.integers(1, 40),

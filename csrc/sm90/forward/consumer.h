@@ -128,7 +128,7 @@ struct Consumer {
   __device__ __forceinline__ void attend(RowBlock<Config> const& block, Hooks const& hooks,
                                          Turns<Config> const& turns, Acc& acc) {
     BlockRange const& range = block.range;
-    int const steps = range.count(), masked_steps = range.masked_count();
+    int const steps = range.count(), masked_steps = block.masked_steps;
     int const unseen = unseen_steps(block);
 #pragma unroll 1
     for (int step = 0; step < unseen; ++step) {

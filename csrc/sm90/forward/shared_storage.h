@@ -36,9 +36,10 @@ struct SharedStorage {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init(int sharing_blocks) {
+  // in_pages: who describes row blocks also has to let the computing warps begin.
+  __device__ void init(int sharing_blocks, bool in_pages) {
     blocks = sharing_blocks;
-    q_ring.init(Config::kConsumerWarps);
+    q_ring.init(Config::kConsumerWarps, in_pages ? 2 : 1);
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
     described.init(kPageWarps);
