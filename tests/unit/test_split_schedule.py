@@ -110,7 +110,8 @@ def test_sequences_of_several_row_blocks_stay_whole(core):
         ([136, 120] * 16, [4] * 32),  # pieces of 34 units, where the mean is 32
         ([140, 116] * 16, None),  # of 35: cut as without
         ([128] * 31 + [4], [4] * 31 + [1]),
-        ([1024] + [100] * 31, None),
+        ([1024] + [100] * 31, [30] + [3] * 31),
+        ([200] + [100] * 31, None),  # of 27: 132 pieces
         ([3] * 32, None),  # less than a piece is worth
     ],
 )
@@ -126,8 +127,11 @@ def test_few_columns_where_pieces_are_of_one_length(core, lengths, splits):
 @settings(deadline=None)
 @given(units, st.integers(1, 60), st.integers(1, 60))
 def test_few_columns_take_no_piece_much_longer_than_the_mean(core, lengths, columns, few):
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns, few=few)
-    plain = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    few = min(few, columns)
+    schedule, plain = (
+        core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns, few=n)
+        for n in (few, 0)
+    )
     check_cover(schedule, lengths, 1, 1 << 30)
     splits = splits_of(schedule, lengths)
     longest = max(-(-n // pieces) for n, pieces in zip(lengths, splits, strict=True))
