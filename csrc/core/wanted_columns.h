@@ -52,11 +52,19 @@ inline int64_t whole_sequences(int batch, int row_blocks, int64_t resident) {
   return columns > resident ? columns / resident * resident / row_blocks : 0;
 }
 
-// As many for each sequence at which those that are left fill it once more, give or take a tenth.
+// As many for each sequence that the pieces of those that are left, in rounds as long as a piece,
+// take the least time. A tenth of a round too much takes none.
 inline int64_t columns_for_rest(int batch, int64_t resident) {
   constexpr int64_t kMost = 4;  // the grid has room for as many of all sequences
-  int64_t const rest = batch % resident;
-  return batch * (rest > 0 ? std::clamp<int64_t>((resident + resident / 10) / rest, 1, kMost) : 1);
+  int64_t const rest = batch % resident, slack = resident / 10;
+  auto const rounds = [&](int64_t each) {
+    return std::max<int64_t>((rest * each - slack + resident - 1) / resident, 1);
+  };
+  int64_t best = 1;
+  for (int64_t each = 2; rest > 0 && each <= kMost; ++each) {
+    best = rounds(each) * best < rounds(best) * each ? each : best;
+  }
+  return batch * best;
 }
 
 }  // namespace flash

@@ -76,9 +76,9 @@ def test_the_first_sequences_stay_whole(core):
 
 @pytest.mark.parametrize(
     ("batch", "whole", "each"),
-    [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 1)],
+    [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 3)],
 )
-def test_what_is_left_fills_the_gpu_once_more(core, batch, whole, each):
+def test_what_is_left_is_cut_where_its_last_round_is_full(core, batch, whole, each):
     assert core.whole_sequences(batch, 1, 49) == whole
     assert core.columns_for_rest(batch, 49) == each * batch
 
