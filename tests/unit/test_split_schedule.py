@@ -66,7 +66,7 @@ def test_the_first_sequences_stay_whole(core):
     mean."""
     lengths = [64] * 40 + [640] + [10] * 8 + [64] * 15
     schedule = core.SplitSchedule(
-        batch=64, tiles=8, min_units=2, columns=core.columns_for_rest(64, 49), whole=49
+        batch=64, tiles=8, min_units=2, columns=3 * 64, whole=49
     )
     splits = splits_of(schedule, lengths)
     assert splits[:40] == [1] * 40
@@ -80,7 +80,7 @@ def test_the_first_sequences_stay_whole(core):
 )
 def test_what_is_left_is_cut_where_its_last_round_is_full(core, batch, whole, each):
     assert core.whole_sequences(batch, 1, 49) == whole
-    assert core.columns_for_rest(batch, 49) == each * batch
+    assert core.pieces_of_rest(batch % 49, 49) == each
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_sequences_of_several_row_blocks_stay_whole(core):
     """But for those whose row blocks take longer than the mean of all row blocks."""
     lengths = [64] * 5 + [120] + [64] * 24
     schedule = core.SplitSchedule(
-        batch=30, tiles=8, min_units=2, columns=core.columns_for_rest(60, 49), all_row_blocks=62,
+        batch=30, tiles=8, min_units=2, columns=60 * core.pieces_of_rest(60 % 49, 49), all_row_blocks=62,
         whole=core.whole_sequences(30, 2, 49), alike=60,
     )  # fmt: skip
     found = pieces(schedule, lengths, [*[2] * 30, 0, 0]).values()
@@ -138,6 +138,62 @@ def test_few_columns_take_no_piece_much_longer_than_the_mean(core, lengths, colu
     mean = -(-sum(lengths) // few)
     fits = sum(splits) <= few and longest <= mean + mean // 16
     assert fits or splits == splits_of(plain, lengths)
+
+
+def planned(core, batch, tiles):
+    columns, extra, whole, few, blocks_per_sm = core.plan_columns(batch, 1, tiles)
+    schedule = core.SplitSchedule(
+        batch=batch, tiles=tiles, min_units=2, columns=columns, extra=extra, whole=whole, few=few
+    )
+    return schedule, blocks_per_sm
+
+
+@pytest.mark.parametrize(
+    ("batch", "tiles", "splits", "blocks_per_sm"),
+    [
+        (4, 8, [8] * 4, 2),
+        (8, 8, [4] * 8, 2),
+        (16, 8, [1] * 16, 2),  # 128 thread blocks
+        (32, 1, [8] * 32, 2),
+        (32, 8, [1] * 32, 2),
+        (16, 32, [1] * 12 + [3] * 4, 0),
+        (64, 8, [1] * 49 + [3] * 15, 0),
+        (75, 8, [1] * 49 + [2] * 26, 0),
+        (128, 8, [1] * 98 + [3] * 30, 0),
+    ],
+)
+def test_the_plan_of_a_batch_of_one_length(core, batch, tiles, splits, blocks_per_sm):
+    """That it is one is known on the device alone."""
+    schedule, places = planned(core, batch, tiles)
+    assert splits_of(schedule, [128] * batch) == splits
+    assert places == blocks_per_sm
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("batch", [2, 3, 5, 8, 16, 31, 33, 49, 50, 64, 100, 128, 150])
+def test_few_thread_blocks_are_left_over(core, batch, tiles):
+    """Each of them searches: no more than half of what the GPU holds."""
+    schedule, _ = planned(core, batch, tiles)
+    surplus = schedule.num_columns() - sum(splits_of(schedule, [128] * batch))
+    assert surplus * tiles <= 396 // 2 + tiles
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 12))
+def test_the_plan_of_any_lengths(core, lengths, tiles):
+    schedule, _ = planned(core, len(lengths), tiles)
+    check_cover(schedule, lengths, tiles, 1 << 30)
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 60), st.integers(0, 60), st.integers(0, 70))
+def test_pieces_fit_into_few_columns_more(core, lengths, columns, extra, whole):
+    """However they are to be cut."""
+    schedule = core.SplitSchedule(
+        batch=len(lengths), tiles=1, min_units=2, columns=columns, extra=extra, whole=whole
+    )
+    assert schedule.num_columns() == len(lengths) + extra
+    check_cover(schedule, lengths, 1, 1 << 30)
 
 
 @settings(deadline=None)

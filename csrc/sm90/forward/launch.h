@@ -8,6 +8,7 @@
 
 #include "host/head_packing.h"
 #include "host/launch_kernel.h"
+#include "host/places.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
@@ -124,7 +125,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
 inline int memory_to_spread(int64_t blocks, DeviceInfo const& device) {
   constexpr int kMost = 8;  // blocks of a multiprocessor to which that matters
   int64_t const each = (blocks + device.sm_count - 1) / device.sm_count;
-  return each > kMost ? 0 : device.smem_per_block / static_cast<int>(each + 1) + 1;
+  return each > kMost ? 0 : memory_for_at_most(static_cast<int>(each), device);
 }
 
 // Row blocks with a part of their keys each, and what becomes of these.
