@@ -51,15 +51,16 @@ void bind_split_schedule(py::module_& m) {
   m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("row_blocks"),
         py::arg("resident"));
   m.def("pieces_of_rest", &flash::pieces_of_rest, py::arg("rest"), py::arg("resident"));
-  // (columns, extra, whole, few, blocks_per_sm), of an H200: three blocks a multiprocessor, two if
-  // that is enough.
+  // (columns, extra, whole, few, blocks_per_sm), of an H200: three blocks a multiprocessor, or two
+  // if these are enough.
   m.def(
       "plan_columns",
-      [](int batch, int own_blocks, int tiles) {
-        flash::ColumnPlan const p = flash::plan_columns({batch, own_blocks, tiles}, {132, 3}, 2);
+      [](int batch, int own_blocks, int tiles, bool reads_only) {
+        flash::ColumnPlan const p =
+            flash::plan_columns({batch, own_blocks, tiles}, {132, 3}, reads_only);
         return std::make_tuple(p.columns, p.extra, p.whole, p.few, p.blocks_per_sm);
       },
-      py::arg("batch"), py::arg("own_blocks"), py::arg("tiles"));
+      py::arg("batch"), py::arg("own_blocks"), py::arg("tiles"), py::arg("reads_only"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(
       "fewest_columns",

@@ -140,8 +140,8 @@ def test_few_columns_take_no_piece_much_longer_than_the_mean(core, lengths, colu
     assert fits or splits == splits_of(plain, lengths)
 
 
-def planned(core, batch, tiles):
-    columns, extra, whole, few, blocks_per_sm = core.plan_columns(batch, 1, tiles)
+def planned(core, batch, tiles, reads_only=True):
+    columns, extra, whole, few, blocks_per_sm = core.plan_columns(batch, 1, tiles, reads_only)
     schedule = core.SplitSchedule(
         batch=batch, tiles=tiles, min_units=2, columns=columns, extra=extra, whole=whole, few=few
     )
@@ -169,12 +169,19 @@ def test_the_plan_of_a_batch_of_one_length(core, batch, tiles, splits, blocks_pe
     assert places == blocks_per_sm
 
 
+def test_what_computes_takes_all_places(core):
+    schedule, places = planned(core, 16, 8, reads_only=False)
+    assert splits_of(schedule, [128] * 16) == [3] * 16
+    assert places == 0
+
+
+@pytest.mark.parametrize("reads_only", [False, True])
 @pytest.mark.parametrize("tiles", [1, 2, 4, 8, 32])
 @pytest.mark.parametrize("batch", [2, 3, 5, 8, 16, 31, 33, 49, 50, 64, 100, 128, 150])
-def test_few_thread_blocks_are_left_over(core, batch, tiles):
+def test_few_thread_blocks_are_left_over(core, batch, tiles, reads_only):
     """Each of them searches: no more than half of what the GPU holds."""
-    schedule, _ = planned(core, batch, tiles)
-    surplus = schedule.num_columns() - sum(splits_of(schedule, [128] * batch))
+    schedule, _ = planned(core, batch, tiles, reads_only)
+    surplus = schedule.num_columns() - sum(splits_of(schedule, [1024] * batch))
     assert surplus * tiles <= 396 // 2 + tiles
 
 
