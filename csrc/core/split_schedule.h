@@ -122,20 +122,6 @@ struct Chunk {
   }
 };
 
-// For the few columns, or of 0 units: a piece would be more than a sixteenth longer than the mean.
-template <class Lanes, class Sizes>
-FLASH_HD Chunk one_length_chunk(BatchSizes<Lanes, Sizes> const& batch, int64_t total) {
-  SplitSchedule const& s = batch.s;
-  int const mean = divide_up(total, s.few);
-  Chunk const chunk{mean + mean / 16, 0, 0};
-  if (mean < s.min_units) {
-    return {0, 0, 0};
-  }
-  int64_t const found =
-      batch.sum([&](SequenceSize size, int) { return columns_of(s, chunk.usual, size); });
-  return found <= s.few ? chunk : Chunk{0, 0, 0};
-}
-
 // At first the shortest that make no more pieces than are wanted, which is right
 // for a batch of one length, since as many are wanted for each sequence. Others round their pieces
 // up to whole ones, so that these are nearly always more than wanted, and a few too many take as
@@ -145,18 +131,15 @@ template <class Lanes, class Sizes>
 FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
   int64_t const total = batch.sum([](SequenceSize size, int) { return size.all_units(); });
-  if (s.few > 0) {
-    Chunk const chunk = one_length_chunk(batch, total);
-    if (chunk.usual > 0) {
-      return chunk;
-    }
-  }
   int const even = divide_up(total, s.columns);
   // A quarter longer than the mean: less than all have to do who work on whole sequences.
   int const mean = s.whole > 0 ? divide_up(total, s.alike) : 0;
   Chunk chunk{even > s.min_units ? even : s.min_units, s.whole, mean + mean / 4};
+  // Rows that belong to no sequence have columns as well.
+  int64_t const own_blocks =
+      s.packed ? batch.sum([](SequenceSize size, int) { return size.row_blocks; }) : s.batch;
   int64_t const wanted = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
-  int64_t const columns = wanted < num_columns(s) ? wanted : num_columns(s);
+  int64_t const most = own_blocks + s.extra, columns = wanted < most ? wanted : most;
   for (int attempt = 0;; ++attempt) {
     int64_t const found = batch.sum(
         [&](SequenceSize size, int sequence) { return columns_of(s, chunk.of(sequence), size); });
@@ -167,6 +150,9 @@ FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
       break;
     }
     chunk.usual = divide_up(chunk.usual * found, int(columns));
+    if (attempt == 1) {  // the rest, too, may be whole
+      chunk.usual = chunk.usual > chunk.long_ones ? chunk.usual : chunk.long_ones;
+    }
   }
   int const sure = s.extra > 0 ? divide_up(total, s.extra) : INT32_MAX;
   chunk.usual = chunk.usual > sure ? chunk.usual : sure;

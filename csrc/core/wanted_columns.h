@@ -85,7 +85,6 @@ struct ColumnPlan {
   int columns;
   int extra;
   int whole = 0;
-  int few = 0;
   int blocks_per_sm = 0;
 };
 
@@ -110,12 +109,10 @@ inline ColumnPlan plan_columns(BatchShape const& shape, Places gpu, bool reads_o
   int64_t const rest = alike % places, each = pieces_of_rest(rest, places);
   int64_t const columns = whole > 0 ? alike * each : wanted_columns(alike, places);
   int64_t const extra = whole > 0 ? rest * (each - 1) : columns - alike;
-  // A thread block for each multiprocessor, and all of one length: then it is best not to cut.
-  bool const fills =
-      reads_only && fewest_columns(alike, shape.tiles, {gpu.sm_count, 1}) == alike;
-  // Half of the GPU's, whatever is wanted: one sequence may be nearly all of the batch.
-  return {static_cast<int>(columns), static_cast<int>(std::max(extra, (places + 1) / 2)),
-          static_cast<int>(whole), fills ? alike : 0, is_calm ? calm.blocks_per_sm : 0};
+  // Whatever is wanted: one sequence may be nearly all of the batch.
+  int64_t const least = whole > 0 ? places : (places + 1) / 2;
+  return {static_cast<int>(columns), static_cast<int>(std::max(extra, least)),
+          static_cast<int>(whole), is_calm ? calm.blocks_per_sm : 0};
 }
 
 }  // namespace flash

@@ -19,8 +19,8 @@ Places places(Variant const& variant, DeviceInfo const& device) {
 }
 
 // Whether thread blocks have the GPU to themselves and little to do but to read. Hooks on scores take
-// time, and so do keys that come without cp.async: uncut, 16 x 8,192 keys of d 100 took 1,129 µs
-// instead of 433. Two warps, of d 256, were not measured.
+// time, and so do keys that come without cp.async: with fewer blocks 16 x 8,192 keys of
+// d 100 took 1,129 µs instead of 433. Two warps, of d 256, were not measured.
 bool reads_only(Variant const& variant, FwdParams const& p) {
   constexpr int kWarps = 4;
   bool const alone = !p.seqlens.cu_q || p.seqlens.few_q == kAllQueries;
@@ -156,7 +156,6 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
   s.columns = choose ? plan.columns : kAny;
   s.extra = choose ? plan.extra : kAny;
   s.whole = choose ? plan.whole : 0;
-  s.few = choose ? plan.few : 0;
   s.blocks_per_sm = choose ? plan.blocks_per_sm : 0;
   if (num_splits == 1 || (choose && s.alike >= kTilesPerBlock * resident(tiles, gpu))) {
     s.max_splits = 1;

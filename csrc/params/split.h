@@ -22,7 +22,6 @@ struct SplitSchedule {
   // only what is left then has to be shared out, and merged.
   int whole = 0;
   int alike = 1;  // row blocks of the batch, if each sequence has as many as the longest
-  int few = 0;    // columns that suffice where all pieces are of one length; 0: `columns` do
   int blocks_per_sm = 0;  // that run at a time, at most; 0: as many as there is room for
 };
 

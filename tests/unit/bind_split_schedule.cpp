@@ -8,7 +8,7 @@ void bind_split_schedule(py::module_& m) {
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
                        std::optional<int> extra, std::optional<int> all_row_blocks, int whole,
-                       std::optional<int> alike, int few) {
+                       std::optional<int> alike) {
              SplitSchedule s{};
              s.batch = batch;
              s.tiles = flash::FastDiv(tiles);
@@ -21,13 +21,12 @@ void bind_split_schedule(py::module_& m) {
              s.all_row_blocks = all_row_blocks.value_or(batch);
              s.whole = whole;
              s.alike = alike.value_or(batch);
-             s.few = few;
              return s;
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
            py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none(),
-           py::arg("whole") = 0, py::arg("alike") = py::none(), py::arg("few") = 0)
+           py::arg("whole") = 0, py::arg("alike") = py::none())
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
@@ -51,14 +50,14 @@ void bind_split_schedule(py::module_& m) {
   m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("row_blocks"),
         py::arg("resident"));
   m.def("pieces_of_rest", &flash::pieces_of_rest, py::arg("rest"), py::arg("resident"));
-  // (columns, extra, whole, few, blocks_per_sm), of an H200: three blocks a multiprocessor, or two
+  // (columns, extra, whole, blocks_per_sm), of an H200: three blocks a multiprocessor, or two
   // if these are enough.
   m.def(
       "plan_columns",
       [](int batch, int own_blocks, int tiles, bool reads_only) {
         flash::ColumnPlan const p =
             flash::plan_columns({batch, own_blocks, tiles}, {132, 3}, reads_only);
-        return std::make_tuple(p.columns, p.extra, p.whole, p.few, p.blocks_per_sm);
+        return std::make_tuple(p.columns, p.extra, p.whole, p.blocks_per_sm);
       },
       py::arg("batch"), py::arg("own_blocks"), py::arg("tiles"), py::arg("reads_only"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));

@@ -9,6 +9,11 @@ from hypothesis import strategies as st
 units = st.lists(
     st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 400)), min_size=1, max_size=70
 )
+packed = st.lists(
+    st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
+)
+# Before the first sequence and behind the last one.
+of_none = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 
 def pieces(schedule, lengths, row_blocks=None):
@@ -102,48 +107,10 @@ def test_sequences_of_several_row_blocks_stay_whole(core):
     assert [splits[b] for b in range(30)] == [1] * 5 + [2] + [1] * 18 + [4] * 6
 
 
-@pytest.mark.parametrize(
-    ("lengths", "splits"),
-    [
-        ([128] * 32, [4] * 32),
-        ([128, 120] * 16, [4] * 32),
-        ([136, 120] * 16, [4] * 32),  # pieces of 34 units, where the mean is 32
-        ([140, 116] * 16, None),  # of 35: cut as without
-        ([128] * 31 + [4], [4] * 31 + [1]),
-        ([1024] + [100] * 31, [30] + [3] * 31),
-        ([200] + [100] * 31, None),  # of 27: 132 pieces
-        ([3] * 32, None),  # less than a piece is worth
-    ],
-)
-def test_few_columns_where_pieces_are_of_one_length(core, lengths, splits):
-    """Four of each sequence, where there would be twelve."""
-    few, many = (
-        core.SplitSchedule(batch=32, tiles=1, min_units=2, columns=384, few=few)
-        for few in (128, 0)
-    )
-    assert splits_of(few, lengths) == (splits or splits_of(many, lengths))
-
-
-@settings(deadline=None)
-@given(units, st.integers(1, 60), st.integers(1, 60))
-def test_few_columns_take_no_piece_much_longer_than_the_mean(core, lengths, columns, few):
-    few = min(few, columns)
-    schedule, plain = (
-        core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns, few=n)
-        for n in (few, 0)
-    )
-    check_cover(schedule, lengths, 1, 1 << 30)
-    splits = splits_of(schedule, lengths)
-    longest = max(-(-n // pieces) for n, pieces in zip(lengths, splits, strict=True))
-    mean = -(-sum(lengths) // few)
-    fits = sum(splits) <= few and longest <= mean + mean // 16
-    assert fits or splits == splits_of(plain, lengths)
-
-
 def planned(core, batch, tiles, reads_only=True):
-    columns, extra, whole, few, blocks_per_sm = core.plan_columns(batch, 1, tiles, reads_only)
+    columns, extra, whole, blocks_per_sm = core.plan_columns(batch, 1, tiles, reads_only)
     schedule = core.SplitSchedule(
-        batch=batch, tiles=tiles, min_units=2, columns=columns, extra=extra, whole=whole, few=few
+        batch=batch, tiles=tiles, min_units=2, columns=columns, extra=extra, whole=whole
     )
     return schedule, blocks_per_sm
 
@@ -153,7 +120,7 @@ def planned(core, batch, tiles, reads_only=True):
     [
         (4, 8, [8] * 4, 2),
         (8, 8, [4] * 8, 2),
-        (16, 8, [1] * 16, 2),  # 128 thread blocks
+        (16, 8, [2] * 16, 2),
         (32, 1, [8] * 32, 2),
         (32, 8, [1] * 32, 2),
         (16, 32, [1] * 12 + [3] * 4, 0),
@@ -179,10 +146,32 @@ def test_what_computes_takes_all_places(core):
 @pytest.mark.parametrize("tiles", [1, 2, 4, 8, 32])
 @pytest.mark.parametrize("batch", [2, 3, 5, 8, 16, 31, 33, 49, 50, 64, 100, 128, 150])
 def test_few_thread_blocks_are_left_over(core, batch, tiles, reads_only):
-    """Each of them searches: no more than half of what the GPU holds."""
+    """Each of them searches: no more than the GPU holds."""
     schedule, _ = planned(core, batch, tiles, reads_only)
     surplus = schedule.num_columns() - sum(splits_of(schedule, [1024] * batch))
-    assert surplus * tiles <= 396 // 2 + tiles
+    assert surplus * tiles <= 396
+
+
+@pytest.mark.parametrize("long", [0, 40, 63])
+def test_one_sequence_that_is_most_of_the_batch(core, long):
+    """It is cut into enough pieces wherever it is; the others are whole."""
+    lengths = [8] * 64
+    lengths[long] = 2048
+    splits = splits_of(planned(core, 64, 8)[0], lengths)
+    assert 33 <= splits[long] <= 50
+    assert sum(splits) == 63 + splits[long]
+
+
+@settings(deadline=None)
+@given(packed, of_none, st.integers(1, 60), st.integers(0, 30))
+def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, columns, extra):
+    lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    row_blocks += of_none
+    schedule = core.SplitSchedule(
+        batch=len(sizes), tiles=1, min_units=2, columns=columns, extra=extra,
+        all_row_blocks=sum(row_blocks),
+    )  # fmt: skip
+    check_cover(schedule, [*lengths, 0, 0], 1, 1 << 30, row_blocks)
 
 
 @settings(deadline=None)
@@ -222,13 +211,6 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
 
 
 # ---- packed batches: row blocks have columns of their own ----------------------------------------
-
-packed = st.lists(
-    st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
-)
-# Before the first sequence and behind the last one.
-of_none = st.tuples(st.integers(0, 5), st.integers(0, 5))
-
 
 @settings(deadline=None)
 @given(
