@@ -37,8 +37,8 @@ struct Piece {
 };
 
 // A column is one piece of all the tiles of a sequence, or of those of one row block. Cutting
-// sequence b of units(b) units into pieces of `chunk` gives at most units(b) / chunk + 1 of them, so
-// that batch + s.extra are enough if chunk >= total / s.extra, whatever the lengths are; and
+// sequence b of units(b) units into pieces of `chunk` gives at most units(b) / chunk + 1 of them,
+// so that batch + s.extra are enough if chunk >= total / s.extra, whatever the lengths are; and
 // likewise with row blocks, each of which is cut like a sequence. Few of them are left over if
 // lengths are alike: every surplus thread block searches as well, 4 µs on an H200.
 FLASH_HD int64_t num_columns(SplitSchedule const& s) {

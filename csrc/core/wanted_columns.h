@@ -96,9 +96,9 @@ inline ColumnPlan plan_of_one_length(BatchShape const& shape, Places gpu) {
   return {static_cast<int>(columns), static_cast<int>(std::max<int64_t>(columns - alike, 0))};
 }
 
-// Of any other. reads_only: blocks wait for keys, and for nothing else. Then two of a multiprocessor
-// read as fast as three, with fewer pieces to be merged and fewer places that DRAM is read at by
-// turns: if they hold the batch, no third is let in.
+// Of any other. reads_only: blocks wait for keys, and for nothing else. Then two of a
+// multiprocessor read as fast as three, with fewer pieces to be merged and fewer places that DRAM
+// is read at by turns: if they hold the batch, no third is let in.
 inline ColumnPlan plan_columns(BatchShape const& shape, Places gpu, bool reads_only) {
   constexpr int kCalm = 2;
   int const alike = shape.row_blocks();

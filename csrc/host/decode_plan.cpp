@@ -18,9 +18,9 @@ Places places(Variant const& variant, DeviceInfo const& device) {
   return {device.sm_count, std::clamp(blocks_by_shared_memory(variant, device), 1, kMost)};
 }
 
-// Whether thread blocks have the GPU to themselves and little to do but to read. Hooks on scores take
-// time, and so do keys that come without cp.async: with fewer blocks 16 x 8,192 keys of
-// d 100 took 1,129 µs instead of 433. Two warps, of d 256, were not measured.
+// Whether thread blocks have the GPU to themselves and little to do but to read. Hooks on scores
+// take time, and so do keys that come without cp.async: with fewer blocks 16 x 8,192 keys of d 100
+// took 1,129 µs instead of 433. Two warps, of d 256, were not measured.
 bool reads_only(Variant const& variant, FwdParams const& p) {
   constexpr int kWarps = 4;
   bool const alone = !p.seqlens.cu_q || p.seqlens.few_q == kAllQueries;
@@ -163,8 +163,7 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
     int const unit = variant.block_n * variant.warps;
     int64_t const units = (int64_t(lengths.seqlen_k) + unit - 1) / unit;
     int64_t const most = (units + s.min_units - 1) / s.min_units;
-    s.max_splits = static_cast<int>(
-        std::clamp<int64_t>(most, 1, choose ? kAny : num_splits));
+    s.max_splits = static_cast<int>(std::clamp<int64_t>(most, 1, choose ? kAny : num_splits));
   }
   return s;
 }

@@ -21,7 +21,7 @@ struct SplitSchedule {
   // The first sequences, as many as fill the GPU, are not cut, unless they are longer than others:
   // only what is left then has to be shared out, and merged.
   int whole = 0;
-  int alike = 1;  // row blocks of the batch, if each sequence has as many as the longest
+  int alike = 1;          // row blocks of the batch, if each sequence has as many as the longest
   int blocks_per_sm = 0;  // that run at a time, at most; 0: as many as there is room for
 };
 

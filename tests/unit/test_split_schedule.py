@@ -70,9 +70,7 @@ def test_the_first_sequences_stay_whole(core):
     """But for those that are longer than others: no piece is longer than a quarter more than the
     mean."""
     lengths = [64] * 40 + [640] + [10] * 8 + [64] * 15
-    schedule = core.SplitSchedule(
-        batch=64, tiles=8, min_units=2, columns=3 * 64, whole=49
-    )
+    schedule = core.SplitSchedule(batch=64, tiles=8, min_units=2, columns=3 * 64, whole=49)
     splits = splits_of(schedule, lengths)
     assert splits[:40] == [1] * 40
     assert splits[40] == -(-640 // (67 + 67 // 4))
@@ -99,8 +97,8 @@ def test_sequences_of_several_row_blocks_stay_whole(core):
     """But for those whose row blocks take longer than the mean of all row blocks."""
     lengths = [64] * 5 + [120] + [64] * 24
     schedule = core.SplitSchedule(
-        batch=30, tiles=8, min_units=2, columns=60 * core.pieces_of_rest(60 % 49, 49), all_row_blocks=62,
-        whole=core.whole_sequences(30, 2, 49), alike=60,
+        batch=30, tiles=8, min_units=2, columns=60 * core.pieces_of_rest(60 % 49, 49),
+        all_row_blocks=62, whole=core.whole_sequences(30, 2, 49), alike=60,
     )  # fmt: skip
     found = pieces(schedule, lengths, [*[2] * 30, 0, 0]).values()
     splits = {sequence: splits for sequence, _, _, splits, *_ in found}
@@ -211,6 +209,7 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
 
 
 # ---- packed batches: row blocks have columns of their own ----------------------------------------
+
 
 @settings(deadline=None)
 @given(

@@ -51,7 +51,8 @@ struct MemberColumns {
     for (int m = first; m < end; ++m) {
       using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;  // from L2, past L1
       CopyOp::copy(*reinterpret_cast<uint128_t const*>(from + m * member),
-                   *reinterpret_cast<uint128_t*>(&smem.queue[place + m - first][threadIdx.x]), true);
+                   *reinterpret_cast<uint128_t*>(&smem.queue[place + m - first][threadIdx.x]),
+                   true);
     }
     cp_async_fence();
   }

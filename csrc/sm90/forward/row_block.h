@@ -23,8 +23,8 @@ struct RowBlock {
   SequenceMask mask;
   BlockRange range;
   int masked_steps;  // the first of the range's
-  int row_begin;  // of the queries
-  int rows;       // queries that exist, of those that the block has room for
+  int row_begin;     // of the queries
+  int rows;          // queries that exist, of those that the block has room for
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
