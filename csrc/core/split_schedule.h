@@ -38,10 +38,11 @@ struct Piece {
 
 // A column is one piece of all the tiles of a sequence, or of those of one row block. Cutting
 // sequence b of units(b) units into pieces of `chunk` gives at most units(b) / chunk + 1 of them,
-// and chunk >= total / s.columns, so batch + s.columns are enough, whatever the lengths are; and
-// likewise with row blocks, each of which is cut like a sequence.
+// so that batch + s.extra are enough if chunk >= total / s.extra, whatever the lengths are; and
+// likewise with row blocks, each of which is cut like a sequence. Few of them are left over if
+// lengths are alike: every surplus thread block searches as well, 4 µs on an H200.
 FLASH_HD int64_t num_columns(SplitSchedule const& s) {
-  int64_t const by_chunk = int64_t(s.all_row_blocks) + s.columns;
+  int64_t const by_chunk = int64_t(s.all_row_blocks) + s.extra;
   int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_splits;
   return by_chunk < by_limit ? by_chunk : by_limit;
 }
@@ -124,7 +125,8 @@ struct Chunk {
 // At first the shortest that make no more pieces than are wanted, which is right
 // for a batch of one length, since as many are wanted for each sequence. Others round their pieces
 // up to whole ones, so that these are nearly always more than wanted, and a few too many take as
-// long as as many again: they are lengthened in proportion, at most three times.
+// long as as many again: they are lengthened in proportion, at most three times, and then as far as
+// it takes.
 template <class Lanes, class Sizes>
 FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
@@ -133,15 +135,27 @@ FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   // A quarter longer than the mean: less than all have to do who work on whole sequences.
   int const mean = s.whole > 0 ? divide_up(total, s.alike) : 0;
   Chunk chunk{even > s.min_units ? even : s.min_units, s.whole, mean + mean / 4};
-  int const columns = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
-  for (int attempt = 0; attempt < 3; ++attempt) {
+  // Rows that belong to no sequence have columns as well.
+  int64_t const own_blocks =
+      s.packed ? batch.sum([](SequenceSize size, int) { return size.row_blocks; }) : s.batch;
+  int64_t const wanted = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
+  int64_t const most = own_blocks + s.extra, columns = wanted < most ? wanted : most;
+  for (int attempt = 0;; ++attempt) {
     int64_t const found = batch.sum(
         [&](SequenceSize size, int sequence) { return columns_of(s, chunk.of(sequence), size); });
     if (found <= columns) {
+      return chunk;
+    }
+    if (attempt == 3) {
       break;
     }
-    chunk.usual = divide_up(chunk.usual * found, columns);
+    chunk.usual = divide_up(chunk.usual * found, int(columns));
+    if (attempt == 1) {  // the rest, too, may be whole
+      chunk.usual = chunk.usual > chunk.long_ones ? chunk.usual : chunk.long_ones;
+    }
   }
+  int const sure = s.extra > 0 ? divide_up(total, s.extra) : INT32_MAX;
+  chunk.usual = chunk.usual > sure ? chunk.usual : sure;
   return chunk;
 }
 

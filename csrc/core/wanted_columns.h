@@ -52,11 +52,67 @@ inline int64_t whole_sequences(int batch, int row_blocks, int64_t resident) {
   return columns > resident ? columns / resident * resident / row_blocks : 0;
 }
 
-// As many for each sequence at which those that are left fill it once more, give or take a tenth.
-inline int64_t columns_for_rest(int batch, int64_t resident) {
-  constexpr int64_t kMost = 4;  // the grid has room for as many of all sequences
-  int64_t const rest = batch % resident;
-  return batch * (rest > 0 ? std::clamp<int64_t>((resident + resident / 10) / rest, 1, kMost) : 1);
+// Pieces of each row block that is left, at which they take the least time, in rounds as long as a
+// piece. A tenth of a round too much takes none.
+inline int64_t pieces_of_rest(int64_t rest, int64_t resident) {
+  constexpr int64_t kMost = 4;
+  int64_t const slack = resident / 10;
+  auto const rounds = [&](int64_t each) {
+    return std::max<int64_t>((rest * each - slack + resident - 1) / resident, 1);
+  };
+  int64_t best = 1;
+  for (int64_t each = 2; rest > 0 && each <= kMost; ++each) {
+    best = rounds(each) * best < rounds(best) * each ? each : best;
+  }
+  return best;
+}
+
+struct BatchShape {
+  int batch;
+  int own_blocks;  // row blocks of a sequence that have columns of their own
+  int tiles;       // of a column
+
+  int row_blocks() const { return std::max(batch * own_blocks, 1); }
+};
+
+// Columns that the GPU holds at once.
+inline int64_t resident(int tiles, Places gpu) {
+  return std::max<int64_t>(gpu.sm_count * gpu.blocks_per_sm / tiles, 1);
+}
+
+// Of SplitSchedule (params/split.h), what the host decides.
+struct ColumnPlan {
+  int columns;
+  int extra;
+  int whole = 0;
+  int blocks_per_sm = 0;
+};
+
+// Of a batch that is known to have one length. Nothing is left over.
+inline ColumnPlan plan_of_one_length(BatchShape const& shape, Places gpu) {
+  int const alike = shape.row_blocks();
+  int64_t const few = fewest_columns(alike, shape.tiles, gpu);
+  int64_t const columns = few > 0 ? few : wanted_columns(alike, resident(shape.tiles, gpu));
+  return {static_cast<int>(columns), static_cast<int>(std::max<int64_t>(columns - alike, 0))};
+}
+
+// Of any other. reads_only: blocks wait for keys, and for nothing else. Then two of a
+// multiprocessor read as fast as three, with fewer pieces to be merged and fewer places that DRAM
+// is read at by turns: if they hold the batch, no third is let in.
+inline ColumnPlan plan_columns(BatchShape const& shape, Places gpu, bool reads_only) {
+  constexpr int kCalm = 2;
+  int const alike = shape.row_blocks();
+  Places const calm{gpu.sm_count, std::min(kCalm, gpu.blocks_per_sm)};
+  bool const is_calm = reads_only && alike <= resident(shape.tiles, calm);
+  int64_t const places = resident(shape.tiles, is_calm ? calm : gpu);
+  int64_t const whole = whole_sequences(shape.batch, shape.own_blocks, places);
+  int64_t const rest = alike % places, each = pieces_of_rest(rest, places);
+  int64_t const columns = whole > 0 ? alike * each : wanted_columns(alike, places);
+  int64_t const extra = whole > 0 ? rest * (each - 1) : columns - alike;
+  // Whatever is wanted: one sequence may be nearly all of the batch.
+  int64_t const least = whole > 0 ? places : (places + 1) / 2;
+  return {static_cast<int>(columns), static_cast<int>(std::max(extra, least)),
+          static_cast<int>(whole), is_calm ? calm.blocks_per_sm : 0};
 }
 
 }  // namespace flash

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 #include "core/packed_rows.h"
 #include "core/wanted_columns.h"
@@ -15,6 +16,15 @@ namespace {
 Places places(Variant const& variant, DeviceInfo const& device) {
   constexpr int kMost = 3;
   return {device.sm_count, std::clamp(blocks_by_shared_memory(variant, device), 1, kMost)};
+}
+
+// Whether thread blocks have the GPU to themselves and little to do but to read. Hooks on scores
+// take time, and so do keys that come without cp.async: with fewer blocks 16 x 8,192 keys of d 100
+// took 1,129 µs instead of 433. Two warps, of d 256, were not measured.
+bool reads_only(Variant const& variant, FwdParams const& p) {
+  constexpr int kWarps = 4;
+  bool const alone = !p.seqlens.cu_q || p.seqlens.few_q == kAllQueries;
+  return alone && std::string_view(variant.scores) == "plain" && variant.warps >= kWarps;
 }
 
 // Query rows of a KV head up to which the decode kernel is worth a thought, and what one of its
@@ -137,26 +147,23 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
       (is_single || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
   s.min_units = choose ? kMinUnits : 1;
   Places const gpu = places(variant, device);
-  int64_t const resident = std::max<int64_t>(gpu.sm_count * gpu.blocks_per_sm / tiles, 1);
   // What is cut alike. Beside long sequences those of one query are the most likely.
-  int const own_blocks = is_packed && !is_mixed ? blocks : 1;
-  int const alike = std::max(s.batch * own_blocks, 1);
-  int64_t const few = s.equal || is_single ? fewest_columns(alike, tiles, gpu) : 0;
-  s.alike = alike;
-  s.whole =
-      choose && !s.equal ? static_cast<int>(whole_sequences(s.batch, own_blocks, resident)) : 0;
-  s.columns = !choose ? std::numeric_limits<int>::max()
-                      : static_cast<int>(few > 0       ? few
-                                         : s.whole > 0 ? columns_for_rest(alike, resident)
-                                                       : wanted_columns(alike, resident));
-  if (num_splits == 1 || (choose && alike >= kTilesPerBlock * resident)) {
+  BatchShape const shape{s.batch, is_packed && !is_mixed ? blocks : 1, tiles};
+  s.alike = shape.row_blocks();
+  ColumnPlan const plan = s.equal || is_single ? plan_of_one_length(shape, gpu)
+                                               : plan_columns(shape, gpu, reads_only(variant, p));
+  constexpr int kAny = std::numeric_limits<int>::max();
+  s.columns = choose ? plan.columns : kAny;
+  s.extra = choose ? plan.extra : kAny;
+  s.whole = choose ? plan.whole : 0;
+  s.blocks_per_sm = choose ? plan.blocks_per_sm : 0;
+  if (num_splits == 1 || (choose && s.alike >= kTilesPerBlock * resident(tiles, gpu))) {
     s.max_splits = 1;
   } else {
     int const unit = variant.block_n * variant.warps;
     int64_t const units = (int64_t(lengths.seqlen_k) + unit - 1) / unit;
     int64_t const most = (units + s.min_units - 1) / s.min_units;
-    s.max_splits = static_cast<int>(
-        std::clamp<int64_t>(most, 1, choose ? std::numeric_limits<int>::max() : num_splits));
+    s.max_splits = static_cast<int>(std::clamp<int64_t>(most, 1, choose ? kAny : num_splits));
   }
   return s;
 }

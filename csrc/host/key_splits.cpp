@@ -24,9 +24,9 @@ int queries_of_block(FwdParams const& p, Variant const& variant) {
 
 int64_t row_blocks(FwdParams const& p, int queries) {
   Seqlens const& s = p.seqlens;
-  int64_t const blocks = s.cu_q ? (s.total_q + int64_t(s.batch) * (queries - 1)) / queries
-                                : int64_t(s.batch) * num_m_blocks(s.seqlen_q, queries);
-  return blocks * p.heads_kv;
+  int64_t const of_longest = int64_t(s.batch) * num_m_blocks(s.seqlen_q, queries);
+  int64_t const of_all = (s.total_q + int64_t(s.batch) * (queries - 1)) / queries;
+  return (s.cu_q ? std::min(of_longest, of_all) : of_longest) * p.heads_kv;
 }
 
 // Those that a row block goes through, at most.

@@ -11,4 +11,9 @@ inline int blocks_by_shared_memory(Variant const& variant, DeviceInfo const& dev
   return (device.smem_per_block + kKiB) / (variant.smem_bytes + kKiB);
 }
 
+// Shared memory of a block with which a multiprocessor holds no more than so many of them.
+inline int memory_for_at_most(int blocks, DeviceInfo const& device) {
+  return device.smem_per_block / (blocks + 1) + 1;
+}
+
 }  // namespace flash

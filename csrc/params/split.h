@@ -12,7 +12,8 @@ struct SplitSchedule {
   bool equal;      // no tensor says how long sequences are: all are as long as the first
   int min_units;   // of a piece, so that what it costs to merge it is little
   int max_splits;  // pieces of a tile; 1: nothing is cut
-  int columns;     // pieces of all sequences, for each tile, as many as fill the GPU
+  int columns;     // pieces of all sequences, for each tile, as many as are wanted
+  int extra;       // columns beside one for each row block, at most: the grid has no more
   // Sequences of a packed batch differ in row blocks, which have columns of their own, and so have
   // those of the rows that belong to no sequence.
   bool packed;
@@ -20,7 +21,8 @@ struct SplitSchedule {
   // The first sequences, as many as fill the GPU, are not cut, unless they are longer than others:
   // only what is left then has to be shared out, and merged.
   int whole = 0;
-  int alike = 1;  // row blocks of the batch, if each sequence has as many as the longest
+  int alike = 1;          // row blocks of the batch, if each sequence has as many as the longest
+  int blocks_per_sm = 0;  // that run at a time, at most; 0: as many as there is room for
 };
 
 }  // namespace flash

@@ -7,18 +7,26 @@ void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
-                       std::optional<int> all_row_blocks, int whole, std::optional<int> alike) {
-             bool const packed = all_row_blocks.has_value();
-             return SplitSchedule{batch,      flash::FastDiv(tiles),
-                                  equal,      min_units,
-                                  max_splits, columns,
-                                  packed,     all_row_blocks.value_or(batch),
-                                  whole,      alike.value_or(batch)};
+                       std::optional<int> extra, std::optional<int> all_row_blocks, int whole,
+                       std::optional<int> alike) {
+             SplitSchedule s{};
+             s.batch = batch;
+             s.tiles = flash::FastDiv(tiles);
+             s.equal = equal;
+             s.min_units = min_units;
+             s.max_splits = max_splits;
+             s.columns = columns;
+             s.extra = extra.value_or(columns);
+             s.packed = all_row_blocks.has_value();
+             s.all_row_blocks = all_row_blocks.value_or(batch);
+             s.whole = whole;
+             s.alike = alike.value_or(batch);
+             return s;
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
-           py::arg("all_row_blocks") = py::none(), py::arg("whole") = 0,
-           py::arg("alike") = py::none())
+           py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none(),
+           py::arg("whole") = 0, py::arg("alike") = py::none())
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
@@ -41,7 +49,17 @@ void bind_split_schedule(py::module_& m) {
           py::arg("units"), py::arg("index"), py::arg("row_blocks") = py::none());
   m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("row_blocks"),
         py::arg("resident"));
-  m.def("columns_for_rest", &flash::columns_for_rest, py::arg("batch"), py::arg("resident"));
+  m.def("pieces_of_rest", &flash::pieces_of_rest, py::arg("rest"), py::arg("resident"));
+  // (columns, extra, whole, blocks_per_sm), of an H200: three blocks a multiprocessor, or two
+  // if these are enough.
+  m.def(
+      "plan_columns",
+      [](int batch, int own_blocks, int tiles, bool reads_only) {
+        flash::ColumnPlan const p =
+            flash::plan_columns({batch, own_blocks, tiles}, {132, 3}, reads_only);
+        return std::make_tuple(p.columns, p.extra, p.whole, p.blocks_per_sm);
+      },
+      py::arg("batch"), py::arg("own_blocks"), py::arg("tiles"), py::arg("reads_only"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(
       "fewest_columns",

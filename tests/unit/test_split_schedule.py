@@ -9,6 +9,11 @@ from hypothesis import strategies as st
 units = st.lists(
     st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 400)), min_size=1, max_size=70
 )
+packed = st.lists(
+    st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
+)
+# Before the first sequence and behind the last one.
+of_none = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 
 def pieces(schedule, lengths, row_blocks=None):
@@ -65,9 +70,7 @@ def test_the_first_sequences_stay_whole(core):
     """But for those that are longer than others: no piece is longer than a quarter more than the
     mean."""
     lengths = [64] * 40 + [640] + [10] * 8 + [64] * 15
-    schedule = core.SplitSchedule(
-        batch=64, tiles=8, min_units=2, columns=core.columns_for_rest(64, 49), whole=49
-    )
+    schedule = core.SplitSchedule(batch=64, tiles=8, min_units=2, columns=3 * 64, whole=49)
     splits = splits_of(schedule, lengths)
     assert splits[:40] == [1] * 40
     assert splits[40] == -(-640 // (67 + 67 // 4))
@@ -76,11 +79,11 @@ def test_the_first_sequences_stay_whole(core):
 
 @pytest.mark.parametrize(
     ("batch", "whole", "each"),
-    [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 1)],
+    [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 3)],
 )
-def test_what_is_left_fills_the_gpu_once_more(core, batch, whole, each):
+def test_what_is_left_is_cut_where_its_last_round_is_full(core, batch, whole, each):
     assert core.whole_sequences(batch, 1, 49) == whole
-    assert core.columns_for_rest(batch, 49) == each * batch
+    assert core.pieces_of_rest(batch % 49, 49) == each
 
 
 @pytest.mark.parametrize(
@@ -94,12 +97,97 @@ def test_sequences_of_several_row_blocks_stay_whole(core):
     """But for those whose row blocks take longer than the mean of all row blocks."""
     lengths = [64] * 5 + [120] + [64] * 24
     schedule = core.SplitSchedule(
-        batch=30, tiles=8, min_units=2, columns=core.columns_for_rest(60, 49), all_row_blocks=62,
-        whole=core.whole_sequences(30, 2, 49), alike=60,
+        batch=30, tiles=8, min_units=2, columns=60 * core.pieces_of_rest(60 % 49, 49),
+        all_row_blocks=62, whole=core.whole_sequences(30, 2, 49), alike=60,
     )  # fmt: skip
     found = pieces(schedule, lengths, [*[2] * 30, 0, 0]).values()
     splits = {sequence: splits for sequence, _, _, splits, *_ in found}
     assert [splits[b] for b in range(30)] == [1] * 5 + [2] + [1] * 18 + [4] * 6
+
+
+def planned(core, batch, tiles, reads_only=True):
+    columns, extra, whole, blocks_per_sm = core.plan_columns(batch, 1, tiles, reads_only)
+    schedule = core.SplitSchedule(
+        batch=batch, tiles=tiles, min_units=2, columns=columns, extra=extra, whole=whole
+    )
+    return schedule, blocks_per_sm
+
+
+@pytest.mark.parametrize(
+    ("batch", "tiles", "splits", "blocks_per_sm"),
+    [
+        (4, 8, [8] * 4, 2),
+        (8, 8, [4] * 8, 2),
+        (16, 8, [2] * 16, 2),
+        (32, 1, [8] * 32, 2),
+        (32, 8, [1] * 32, 2),
+        (16, 32, [1] * 12 + [3] * 4, 0),
+        (64, 8, [1] * 49 + [3] * 15, 0),
+        (75, 8, [1] * 49 + [2] * 26, 0),
+        (128, 8, [1] * 98 + [3] * 30, 0),
+    ],
+)
+def test_the_plan_of_a_batch_of_one_length(core, batch, tiles, splits, blocks_per_sm):
+    """That it is one is known on the device alone."""
+    schedule, places = planned(core, batch, tiles)
+    assert splits_of(schedule, [128] * batch) == splits
+    assert places == blocks_per_sm
+
+
+def test_what_computes_takes_all_places(core):
+    schedule, places = planned(core, 16, 8, reads_only=False)
+    assert splits_of(schedule, [128] * 16) == [3] * 16
+    assert places == 0
+
+
+@pytest.mark.parametrize("reads_only", [False, True])
+@pytest.mark.parametrize("tiles", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("batch", [2, 3, 5, 8, 16, 31, 33, 49, 50, 64, 100, 128, 150])
+def test_few_thread_blocks_are_left_over(core, batch, tiles, reads_only):
+    """Each of them searches: no more than the GPU holds."""
+    schedule, _ = planned(core, batch, tiles, reads_only)
+    surplus = schedule.num_columns() - sum(splits_of(schedule, [1024] * batch))
+    assert surplus * tiles <= 396
+
+
+@pytest.mark.parametrize("long", [0, 40, 63])
+def test_one_sequence_that_is_most_of_the_batch(core, long):
+    """It is cut into enough pieces wherever it is; the others are whole."""
+    lengths = [8] * 64
+    lengths[long] = 2048
+    splits = splits_of(planned(core, 64, 8)[0], lengths)
+    assert 33 <= splits[long] <= 50
+    assert sum(splits) == 63 + splits[long]
+
+
+@settings(deadline=None)
+@given(packed, of_none, st.integers(1, 60), st.integers(0, 30))
+def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, columns, extra):
+    lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
+    row_blocks += of_none
+    schedule = core.SplitSchedule(
+        batch=len(sizes), tiles=1, min_units=2, columns=columns, extra=extra,
+        all_row_blocks=sum(row_blocks),
+    )  # fmt: skip
+    check_cover(schedule, [*lengths, 0, 0], 1, 1 << 30, row_blocks)
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 12))
+def test_the_plan_of_any_lengths(core, lengths, tiles):
+    schedule, _ = planned(core, len(lengths), tiles)
+    check_cover(schedule, lengths, tiles, 1 << 30)
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 60), st.integers(0, 60), st.integers(0, 70))
+def test_pieces_fit_into_few_columns_more(core, lengths, columns, extra, whole):
+    """However they are to be cut."""
+    schedule = core.SplitSchedule(
+        batch=len(lengths), tiles=1, min_units=2, columns=columns, extra=extra, whole=whole
+    )
+    assert schedule.num_columns() == len(lengths) + extra
+    check_cover(schedule, lengths, 1, 1 << 30)
 
 
 @settings(deadline=None)
@@ -121,12 +209,6 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
 
 
 # ---- packed batches: row blocks have columns of their own ----------------------------------------
-
-packed = st.lists(
-    st.tuples(st.one_of(st.just(0), st.integers(0, 60)), st.integers(0, 4)), min_size=1, max_size=50
-)
-# Before the first sequence and behind the last one.
-of_none = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 
 @settings(deadline=None)

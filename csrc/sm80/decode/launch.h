@@ -1,8 +1,11 @@
 // Launches one instantiation; included by the generated files only.
 #pragma once
 
+#include <algorithm>
+
 #include "core/split_schedule.h"
 #include "host/launch_kernel.h"
+#include "host/places.h"
 #include "host/tile_counter.h"
 #include "sm80/decode/kernel.h"
 
@@ -24,13 +27,21 @@ inline int counter_range(DecodeParams const& params, LaunchContext const& launch
 }
 
 template <class Config>
+int shared_memory(DecodeParams const& params, LaunchContext const& launch) {
+  int const blocks = params.split.blocks_per_sm;
+  int const spread = blocks > 0 ? memory_for_at_most(blocks, launch.device) : 0;
+  return std::max<int>(kSmemBytes<Config>, spread);
+}
+
+template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   int const counters = counter_range(params, launch);
   // A memset between them is a launch before that nobody lets start early.
   bool const early = params.beside && (counters >= 0 || !params.counters);
   launch_kernel<decode_kernel<Config>>(
       launch,
-      {num_pieces(params.split), Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},
+      {num_pieces(params.split), Config::kThreads, shared_memory<Config>(params, launch),
+       /*cluster=*/1, early},
       params, counters);
 }
 

@@ -134,7 +134,7 @@ struct Consumer {
   __device__ __forceinline__ void attend(RowBlock<Config> const& block, Hooks const& hooks,
                                          Turns<Config> const& turns, Acc& acc) {
     BlockRange const& range = block.range;
-    int const steps = range.count(), masked_steps = range.masked_count();
+    int const steps = range.count();
     int const unseen = unseen_steps(block);
 #pragma unroll 1
     for (int step = 0; step < unseen; ++step) {
@@ -144,12 +144,12 @@ struct Consumer {
       Probabilities p;
       int step = unseen;
       // With hooks, one copy of the code: the mask of a block without limits hides nothing.
-      if (Hooks::kAny || step < masked_steps) {
+      if (Hooks::kAny || step < block.masked_steps) {
         first_step<true>(block, hooks, step, steps, turns, acc, p);
       } else {
         first_step<false>(block, hooks, step, steps, turns, acc, p);
       }
-      for (++step; step < masked_steps; ++step) {
+      for (++step; step < block.masked_steps; ++step) {  // read anew: a register less
         next_step<true>(block, hooks, range.block_at(step), step, steps, turns, acc, p);
       }
       int const interior = range.interior();

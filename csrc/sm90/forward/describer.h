@@ -84,17 +84,30 @@ struct Describer {
         block.tile.valid = false;
       }
       compiler_fence();
+      smem.described.full(Description(number).stage).arrive();
     }
     __syncwarp();
-    // If a page is missing, no block of keys goes without mask code: to ask in each would cost
-    // those that have all their pages.
-    bool const missing = in_pages && tile.valid && misses_pages(args, block);
+    if (in_pages) {
+      look_for_missing_pages(block, number);
+    }
+  }
+
+  // While the first keys are on their way, and before anybody computes. If a page is missing, no
+  // block of keys goes without mask code: to ask in each would cost those that have all their
+  // pages.
+  __device__ void look_for_missing_pages(Block& block, uint32_t number) {
+    bool const missing = block.tile.valid && misses_pages(args, block);
+    for (Ring<1>& ring : smem.q_ring) {
+      ring.wait_empty(RingPosition<1>(number));
+    }
     if (elected) {
       if (missing) {
-        block.range.left = block.range.right = block.range.begin;
+        block.masked_steps = block.range.count();
       }
       compiler_fence();
-      smem.described.full(Description(number).stage).arrive();
+      for (Ring<1>& ring : smem.q_ring) {
+        ring.full(0).arrive();
+      }
     }
     __syncwarp();
   }

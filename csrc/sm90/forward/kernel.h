@@ -19,10 +19,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(__grid_constant__ ForwardArgs const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   let_next_launch_start();
+  if (threadIdx.x == 32) {  // on their way while the first row block is looked for
+    for (TensorMap const* const tensor : {&args.q, &args.k, &args.v}) {
+      prefetch_tma_descriptor(&tensor->map);
+    }
+  }
   if (threadIdx.x < 32) {
     int const blocks = sharing_blocks<Config>(args);
     if (threadIdx.x == 0) {
-      smem.init(blocks);
+      smem.init(blocks, args.params.pages.table);
     }
   }
   __syncthreads();

@@ -8,6 +8,7 @@
 
 #include "host/head_packing.h"
 #include "host/launch_kernel.h"
+#include "host/places.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
@@ -138,6 +139,14 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
                                         args);
 }
 
+// Shared memory that nobody uses: with less, blocks that start early would crowd on the few
+// multiprocessors that the parts leave free, and merge there alone.
+inline int memory_to_spread(int64_t blocks, DeviceInfo const& device) {
+  constexpr int kMost = 8;  // blocks of a multiprocessor to which that matters
+  int64_t const each = (blocks + device.sm_count - 1) / device.sm_count;
+  return each > kMost ? 0 : memory_for_at_most(static_cast<int>(each), device);
+}
+
 // Row blocks with a part of their keys each, and what becomes of these.
 template <class Config>
 void launch_split(FwdParams const& params, LaunchContext const& context) {
@@ -145,9 +154,11 @@ void launch_split(FwdParams const& params, LaunchContext const& context) {
   launch<Config>(params, context, {FastDiv(group), kWarpgroupRows / group});
   Seqlens const& s = params.seqlens;
   int64_t const rows = params.heads_q * (s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q);
+  int64_t const blocks = (rows + kMergeRows - 1) / kMergeRows;
   launch_kernel<merge_splits_kernel<Config>>(
       context,
-      {(rows + kMergeRows - 1) / kMergeRows, kMergeRows * 32, 0, /*cluster=*/1, /*early=*/true},
+      {blocks, kMergeRows * 32, memory_to_spread(blocks, context.device), /*cluster=*/1,
+       /*early=*/true},
       params);
 }
 

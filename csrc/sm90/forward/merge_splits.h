@@ -37,9 +37,9 @@ struct PartWeight {
   float weight;
   float lse;
 
-  __device__ PartWeight(KeySplits const& splits, float const* first) {
+  __device__ PartWeight(KeySplits const& splits, float const* first, bool read) {
     int const lane = WarpLanes{}.index();
-    bool const mine = lane < static_cast<int>(splits.count.divisor);
+    bool const mine = read && lane < static_cast<int>(splits.count.divisor);
     float const own = mine ? first[lane * splits.lse_apart] : -INFINITY;
     OnlineSoftmax<1> softmax(kLog2e);
     softmax.max[0] = own;
@@ -61,20 +61,15 @@ struct PartWeight {
   }
 };
 
+// By a warp. there: whether the parts are; if not, nothing is read or written.
 template <class Config>
-__global__ void __launch_bounds__(kMergeRows * 32)
-    merge_splits_kernel(__grid_constant__ FwdParams const p) {
+__device__ void merge_parts(FwdParams const& p, MergeRow const& at, bool there) {
   using Element = typename Config::Element;
   constexpr int kColumns = 4, kParts = 4;  // of a lane; on their way at a time
-  wait_for_launch_before();
-  MergeRow const at = merge_row(p, int64_t(blockIdx.x) * kMergeRows + threadIdx.x / 32);
-  if (!at.exists) {
-    return;
-  }
   KeySplits const& splits = p.splits;
   int const parts = static_cast<int>(splits.count.divisor), lane = WarpLanes{}.index();
-  PartWeight const mine(splits, splits.lse.at(at.batch, at.row, at.head));
-  if (lane == 0) {
+  PartWeight const mine(splits, splits.lse.at(at.batch, at.row, at.head), there);
+  if (there && lane == 0) {
     *p.lse.at(at.batch, at.row, at.head) = mine.lse;
   }
   float const* const first = splits.out.ptr + splits.out.offset(at.batch, at.row, at.head);
@@ -82,7 +77,7 @@ __global__ void __launch_bounds__(kMergeRows * 32)
 #pragma unroll
   for (int begin = 0; begin < Config::kHeadDimV; begin += 32 * kColumns) {
     int const col = begin + lane * kColumns;
-    bool const exists = col < p.head_dim_v;
+    bool const exists = there && col < p.head_dim_v;
     cutlass::Array<float, kColumns> sum;
     sum.clear();
 #pragma unroll kParts
@@ -100,6 +95,23 @@ __global__ void __launch_bounds__(kMergeRows * 32)
       using Rounded = cutlass::AlignedArray<Element, kColumns>;
       static_cast<cutlass::Array<Element, kColumns>&>(*reinterpret_cast<Rounded*>(out + col)) =
           cutlass::NumericArrayConverter<Element, float, kColumns>{}(sum);
+    }
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(kMergeRows * 32)
+    merge_splits_kernel(__grid_constant__ FwdParams const p) {
+  MergeRow const at = merge_row(p, int64_t(blockIdx.x) * kMergeRows + threadIdx.x / 32);
+  // Code that has not run yet comes from memory, instruction by instruction: so it runs once while
+  // the parts are still being computed.
+#pragma unroll 1  // one copy of it
+  for (int turn = 0; turn < 2; ++turn) {
+    if (turn == 1) {
+      wait_for_launch_before();
+    }
+    if (at.exists) {
+      merge_parts<Config>(p, at, turn == 1);
     }
   }
 }

@@ -22,8 +22,9 @@ struct RowBlock {
   uint32_t number;  // row blocks that this thread block had before
   SequenceMask mask;
   BlockRange range;
-  int row_begin;  // of the queries
-  int rows;       // queries that exist, of those that the block has room for
+  int masked_steps;  // the first of the range's
+  int row_begin;     // of the queries
+  int rows;          // queries that exist, of those that the block has room for
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
@@ -63,6 +64,7 @@ struct RowBlock {
       out = static_cast<Element*>(p.out.ptr) + p.out.offset(tile.batch, row, head);
       lse = p.lse.at(tile.batch, row, head);
     }
+    masked_steps = range.masked_count();
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;

@@ -39,10 +39,11 @@ struct SharedStorage {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  __device__ void init(int sharing_blocks) {
+  // in_pages: who describes row blocks also has to let the computing warps begin.
+  __device__ void init(int sharing_blocks, bool in_pages) {
     blocks = sharing_blocks;
     for (Ring<1>& ring : q_ring) {
-      ring.init(kWarpgroup / 32);
+      ring.init(kWarpgroup / 32, in_pages ? 2 : 1);
     }
     k_ring.init(Config::kConsumerWarps);
     v_ring.init(Config::kConsumerWarps);
