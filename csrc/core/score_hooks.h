@@ -38,15 +38,15 @@ struct VisibleKeys {
   }
 };
 
-// Keys outside a row's limits get -inf. query_of: row of the tile -> query.
+// Keys outside a row's limits get -inf. query_of: row of the tile -> query. exist: as above.
 template <int kWarps, class Scores, class QueryOf>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, QueryOf query_of, int key_begin,
-                           FragmentCoord<kWarps> coord) {
+                           FragmentCoord<kWarps> coord, uint32_t exist = ~uint32_t{0}) {
   constexpr int kCols = decltype(cute::size<1>(s))::value;
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {
     KeyLimits const keys = mask.limits(query_of(coord.row(r)));
-    VisibleKeys<kCols>(keys, key_begin, coord, ~uint32_t{0}).hide_others(s, r);
+    VisibleKeys<kCols>(keys, key_begin, coord, exist).hide_others(s, r);
   }
 }
 

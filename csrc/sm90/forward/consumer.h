@@ -237,10 +237,11 @@ struct Consumer {
     int const key_begin = key_block * Config::kBlockN;
     hooks.on_scores(s, key_begin, coord, offsets);
     if constexpr (kMasked) {
-#pragma unroll
-      for (int r = 0; r < Acc::kRows; ++r) {
-        visible(block, here, key_block, r).hide_others(s, r);
-      }
+      int const first = block.row_begin + first_row();
+      auto const query_of = [&](int row) {
+        return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
+      };
+      apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
     if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
