@@ -55,7 +55,8 @@ int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& dev
     return 1;
   }
   int const queries = queries_of_block(p, variant);
-  int64_t const by_places = device.sm_count / row_blocks(p, queries);
+  // None, if the caller says that the longest sequence has no rows.
+  int64_t const by_places = device.sm_count / std::max<int64_t>(row_blocks(p, queries), 1);
   int64_t const by_keys = keys_of_block(p, queries) / (int64_t(kMinBlocks) * variant.block_n);
   return static_cast<int>(std::clamp<int64_t>(std::min(by_places, by_keys), 1, kMostSplits));
 }

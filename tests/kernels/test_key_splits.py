@@ -101,3 +101,11 @@ def test_keys_outside_of_a_window_are_not_shared_out(kernels, left, right, expec
     shape = dict(batch=1, seqlen_q=8, seqlen_k=32768, heads_q=32, heads_kv=8)
     call = calls.problem(**shape) | {"q": (0, 0, 0, 128), "left": left, "right": right}
     assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
+
+
+def test_a_longest_sequence_said_to_be_empty(kernels):
+    """What is said of lengths may be wrong: nothing may be divided by it."""
+    ends = torch.tensor([0, 3, 500], dtype=torch.int32)
+    call = calls.problem(batch=2, seqlen_q=0, seqlen_k=600, heads_q=8, heads_kv=2)
+    call |= {"q": (0, 0, 0, 128), "cu_q": ends.data_ptr(), "total_q": 500}
+    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) >= 1
