@@ -42,7 +42,6 @@ struct MemberColumns {
   float const* from;  // the first member's
   int64_t member;     // from one member to the next, in floats
   int members;
-  int place;  // of the first one in the queue
 
   // Of as many members as the queue holds; a thread reads what it has copied itself.
   __device__ void load(int first) const {
@@ -51,8 +50,7 @@ struct MemberColumns {
     for (int m = first; m < end; ++m) {
       using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;  // from L2, past L1
       CopyOp::copy(*reinterpret_cast<uint128_t const*>(from + m * member),
-                   *reinterpret_cast<uint128_t*>(&smem.queue[place + m - first][threadIdx.x]),
-                   true);
+                   *reinterpret_cast<uint128_t*>(&smem.queue[m - first][threadIdx.x]), true);
     }
     cp_async_fence();
   }
@@ -77,7 +75,7 @@ struct MemberColumns {
       for (int m = first; m < end; ++m) {
         // NaN, which no maximum sees, goes on from here.
         float const weight = exp2_fast((lse[m * rows] - softmax.max[0]) * softmax.scale_log2);
-        float4 const x = smem.queue[place + m - first][threadIdx.x];
+        float4 const x = smem.queue[m - first][threadIdx.x];
         softmax.sum[0] += weight;
         out[0] += weight * x.x;
         out[1] += weight * x.y;
@@ -124,31 +122,23 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   Piece const& piece = output.work.piece;
   int64_t const from = output.partial_row(piece, group.first, 0);
   int64_t const member = int64_t(group.stride) * piece.step * Config::kBlockM;
-  float const* const first = p.partial_out + from * columns + col;
-  auto const of_row = [&](int row, int place) {
-    return MemberColumns<Config>{smem, first + row * columns, member * columns, group.count, place};
+  MemberColumns<Config> const mine{smem, p.partial_out + from * columns + col, member * columns,
+                                   group.count};
+  auto const of_row = [&](int row) {
+    MemberColumns<Config> in_row = mine;
+    in_row.from += row * columns;
+    return in_row;
   };
-  int const end = col < columns ? rows : 0;
-  // This row and the next ones of the thread, as many as the queue holds: a row at a time would
-  // wait for L2 once for each.
-  auto const load_from = [&](int row) {
-    int place = 0;
-#pragma unroll 1
-    do {
-      if (row < end) {
-        of_row(row, place).load(0);
-      }
-      row += Storage::kGroups;
-      place += group.count;
-    } while (row < end && place + group.count <= Storage::kQueue);
-  };
-  int row = threadIdx.x / Storage::kLanes, place = 0;
-  load_from(row);
+  int row = threadIdx.x / Storage::kLanes;
+  bool const has_columns = col < columns;
+  if (has_columns && row < rows) {
+    of_row(row).load(0);
+  }
   read_lse<Config>(p.partial_lse + from, member, group.count, rows, smem);
   __syncthreads();
-  while (row < end) {
+  while (has_columns && row < rows) {
     float out[Storage::kColumns] = {};
-    OnlineSoftmax<1> softmax = of_row(row, place).attend(row, rows, out);
+    OnlineSoftmax<1> softmax = of_row(row).attend(row, rows, out);
     auto const closed = softmax.finish(0, output.sink(row), NoReduce{});
 #pragma unroll
     for (float& value : out) {
@@ -159,10 +149,8 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
       output.store_lse(row, closed.lse);
     }
     row += Storage::kGroups;
-    place += group.count;
-    if (place + group.count > Storage::kQueue) {
-      place = 0;
-      load_from(row);
+    if (row < rows) {
+      of_row(row).load(0);
     }
   }
 }
