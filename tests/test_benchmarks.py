@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import compare, linear, presets, problems, report, rotary
+from benchmarks import compare, linear, presets, problems, report, rotary, steps
 from benchmarks.clock import Clock
 from benchmarks.presets import cpu
 from benchmarks.rows import Options, Row
@@ -249,3 +249,11 @@ def test_what_was_measured_is_written_when_interrupted(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", line.split())
     assert command.main() == 0
     assert len(json.loads((tmp_path / "new.json").read_text())["rows"]) == 1
+
+
+def test_a_picture_of_an_engines_steps(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = steps.read(command.RESULTS / "h200_serve.json")
+    assert set(found["64 x 1 query, 4k keys"]) == {16, 256}
+    steps.draw(found, tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").stat().st_size > 0
