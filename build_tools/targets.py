@@ -46,4 +46,5 @@ def _plain(arch: str) -> str:
 
 
 def _gencode(virtual: str, code: str) -> str:
-    return f"-gencode=arch=compute_{virtual},code={code}"
+    # Not -gencode: ccache takes it for one of -g, whose objects belong to one directory.
+    return f"--generate-code=arch=compute_{virtual},code={code}"

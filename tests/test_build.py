@@ -189,7 +189,7 @@ def row(arch, direction="fwd"):
 
 
 def gencodes(*pairs):
-    return [f"-gencode=arch=compute_{a},code={b}" for a, b in pairs]
+    return [f"--generate-code=arch=compute_{a},code={b}" for a, b in pairs]
 
 
 def test_a_portable_row_has_code_for_every_gpu():
