@@ -39,7 +39,7 @@ def visible_mask(
 def random_slopes(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Of the last dimension's heads every second one favours what is far: less, or scores of some
     hundred keys grow beyond what half precision tells apart."""
-    largest = torch.tensor([0.3, -0.03]).repeat(-(-shape[-1] // 2))[: shape[-1]]
+    largest = torch.tensor([-0.03, 0.3]).repeat(-(-shape[-1] // 2))[: shape[-1]]
     return torch.rand(shape, generator=generator) * largest
 
 
