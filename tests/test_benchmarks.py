@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -165,6 +166,24 @@ def test_linear(installed, monkeypatch, tmp_path, capsys):
     assert len(chunk) >= 4 * (3 + 5), "three calls before the samples"
     assert chunk[0] == [(1, 64, 2, 8), (1, 64, 2, 8)]
     assert next(s for name, *s in installed if name == "simple") == [(1, 64, 2, 8), (1, 64, 2)]
+
+
+def test_mamba2_where_it_is_installed(installed, monkeypatch):
+    """mamba_ssm's scan takes v, a step > 0 for each token and head, a rate < 0 a head, k and q."""
+    scan = Mock(side_effect=lambda v, step, rate, k, q, chunk_size: v)
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    combined = types.ModuleType("mamba_ssm.ops.triton.ssd_combined")
+    combined.mamba_chunk_scan_combined = scan
+    monkeypatch.setitem(sys.modules, combined.__name__, combined)
+    found = linear.contenders()
+    assert "simple gla" not in found
+    linear._step("fwd", found["mamba2"], linear.Linear("seqlen", 1, 64, 16, 0.5), CPU)()
+    v, step, rate, k, q = scan.call_args.args
+    assert (v.shape, step.shape, rate.shape) == ((1, 64, 2, 16), (1, 64, 2), (2,))
+    assert k.shape == q.shape == (1, 64, 2, 8)
+    assert (step > 0).all()
+    assert (rate < 0).all()
 
 
 def test_linear_without_the_packages(monkeypatch, tmp_path, capsys):
