@@ -100,14 +100,16 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
     for row in rows:
         panels.setdefault(row.kind, []).append(row)
     tallest = max(8 if group[0].axis else len(group) for group in panels.values())
+    columns = 2 if len(panels) > 3 else len(panels)
+    lines = math.ceil(len(panels) / columns)
     figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(6.2 * len(panels), 1.6 + 0.42 * tallest),
+        lines,
+        columns,
+        figsize=(6.2 * columns, (1.6 + 0.42 * tallest) * lines),
         squeeze=False,
         constrained_layout=True,
     )
-    for axis, (name, group) in zip(axes[0], panels.items()):
+    for axis, (name, group) in zip(axes.flat, panels.items()):
         (_curves if group[0].axis else _bars)(axis, name, group)
     figure.suptitle(title, x=0.008, ha="left", fontsize=9.5, color="#57606a")
     figure.savefig(path, dpi=130)
@@ -115,6 +117,8 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
 
 
 def _curves(axis, name: str, rows: list[Row]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     for contender in dict.fromkeys(key for row in rows for key in row.rates):
         points = [(row.x, rate) for row in rows if (rate := row.rates.get(contender))]
         if points:
@@ -122,6 +126,9 @@ def _curves(axis, name: str, rows: list[Row]) -> None:
             axis.plot(*zip(*points), label=contender, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_locator(NullLocator())
     places = sorted({row.x for row in rows})
     labels = [f"{x / 1024:g}k" if x >= 1024 else f"{x:g}" for x in places]
     axis.set_xticks(places, labels, fontsize=8)
