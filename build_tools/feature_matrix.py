@@ -56,7 +56,7 @@ class Kernels:
         spec.loader.exec_module(module)
         self.variants = module.VARIANTS
         api = "\n".join(path.read_text() for path in sorted((ROOT / "csrc/api").glob("*.cpp")))
-        self.ops = set(re.findall(r'\.impl\("(\w+)"', api))
+        self.ops = set(re.findall(r'serve<.+>\(library, "(\w+)"', api))
         self.refused = set(re.findall(r'kNotImplemented, "(\w+)', api))
 
     def cell(self, feature: Feature, family: str) -> str:

@@ -7,15 +7,17 @@ for the Autograd key are made here.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
-from flash_attn import _packed, _versions, backend
-from flash_attn.call import named
+from flash_attn import _direct, _packed, _versions, backend
+from flash_attn.call import in_order
 
 _ONLY_BACKWARD = (
     "flash_attn has the gradient that torch.autograd takes in a backward, and no other: no "
@@ -25,25 +27,35 @@ _ONLY_BACKWARD = (
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
 # Differentiated in, and saved as such.
-_OWN = ("q", "k", "v", "s_aux")
+_OWN = ("q", "k", "v", "s_aux", "rng_state")
+
+
+class _Some(NamedTuple):
+    """Some of a forward's arguments: their names, and where they are among all of them."""
+
+    names: list[str]
+    places: list[int]
+
+    def of(self, given: tuple) -> list:
+        return [given[i] for i in self.places]
 
 
 class _Tape(NamedTuple):
     """What is the same for all calls of one forward operation that are recorded."""
 
     backward: Callable[..., Tensor]
-    by_name: Callable[[tuple, dict], dict[str, Any]]  # the forward's arguments
+    arrange: Callable[[tuple, dict], tuple]  # the forward's arguments, in the schema's order
     # Of these, what the backward takes under the name that the forward has for it.
-    tensors: list[str]
-    options: list[str]
-    forward_only: list[str]  # inputs for which there is no backward
+    tensors: _Some
+    options: _Some
+    forward_only: _Some  # inputs for which there is no backward
 
 
 class _Call(NamedTuple):
     """One forward on its way onto the tape."""
 
     run: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
-    given: dict[str, Any]
+    given: tuple  # all of its arguments, in the schema's order
     tape: _Tape
 
 
@@ -52,20 +64,20 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, call: _Call):
         run, given, tape = call
         out, lse, S_dmask, rng_state = run()
-        given["rng_state"] = rng_state if given["dropout_p"] > 0 else None
-        tensors = [given[name] for name in tape.tensors]
-        ctx.save_for_backward(q, k, v, out, lse, s_aux, *tensors)
-        ctx.options = {name: given[name] for name in tape.options}
-        ctx.forward_only = [name for name in tape.forward_only if given[name] is not None]
+        # Those that were not asked for have no elements, or are None after a direct call.
+        drawn = rng_state if rng_state is not None and rng_state.numel() > 0 else None
+        ctx.save_for_backward(q, k, v, out, lse, s_aux, drawn, *tape.tensors.of(given))
+        ctx.options = tape.options.of(given)
+        ctx.forward_only = [x is not None for x in tape.forward_only.of(given)]
         ctx.tape = tape
-        ctx.mark_non_differentiable(S_dmask, rng_state)
+        ctx.mark_non_differentiable(*(x for x in (S_dmask, rng_state) if x is not None))
         ctx.set_materialize_grads(False)
         return out, lse, S_dmask, rng_state
 
     @staticmethod
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None, *_):
-        if ctx.forward_only:
-            names = " and ".join(ctx.forward_only)
+        if any(ctx.forward_only):
+            names = " and ".join(itertools.compress(ctx.tape.forward_only.names, ctx.forward_only))
             raise NotImplementedError(f"flash_attn: there is no backward through {names}")
         if dout is None and dlse is None:
             return (None,) * 5
@@ -79,18 +91,27 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def gradients(
         ctx, dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-        out: Tensor, lse: Tensor, s_aux: Tensor | None, *tensors: Tensor | None,
+        out: Tensor, lse: Tensor, s_aux: Tensor | None, rng_state: Tensor | None,
+        *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
         dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
         ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
+        tape = ctx.tape
         _versions.call(
-            ctx.tape.backward, dout, q, k, v, out, lse, dq, dk, dv, **ctx.options,
-            **dict(zip(ctx.tape.tensors, tensors)), dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
+            tape.backward, dout, q, k, v, out, lse, dq, dk, dv,
+            **dict(zip(tape.options.names, ctx.options)), **dict(zip(tape.tensors.names, tensors)),
+            rng_state=rng_state, dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
         )  # fmt: skip
         return dq, dk, dv, ds_aux
+
+
+# Without what Function.apply does before it: that is for setup_context and for the transforms of
+# torch.func, which nothing that is recorded lies under, and takes 2 µs. Their tensors that outlive
+# them are all that is left to do (_record).
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 def first_derivative(gradients: Callable[..., tuple], *inputs: Tensor | None) -> tuple:
@@ -129,10 +150,16 @@ def call(operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: t
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return backend.call(operation, *args, **kwargs)
     if _records(*inputs) or _in_forward_mode():
-        run = functools.partial(_below_autograd, operation, *args, **kwargs)
+        run = functools.partial(_unrecorded, operation, args, kwargs)
         return _record(_tapes[operation], run, args, kwargs)
-    with torch._C._AutoDispatchBelowAutograd():
-        return backend.call(operation, *args, **kwargs)
+    return _unrecorded(operation, args, kwargs)
+
+
+def _unrecorded(operation, args: tuple, kwargs: dict):
+    results = _direct.call(operation, args, kwargs)
+    if results is NotImplemented:
+        return _below_autograd(operation, *args, **kwargs)
+    return results
 
 
 def _below_autograd(operation, *args, **kwargs):
@@ -205,21 +232,24 @@ _tapes: dict[Callable[..., Any], _Tape] = {}
 
 
 def _tape(forward, backward) -> _Tape:
-    names = {argument.name for argument in forward._schema.arguments}
+    names = [argument.name for argument in forward._schema.arguments]
     shared = [a for a in backward._schema.arguments if a.name in names and a.name not in _OWN]
     tensors = [a.name for a in shared if "Tensor" in str(a.type)]
-    return _Tape(
-        backward,
-        named(forward._schema),
-        tensors,
-        [a.name for a in shared if a.name not in tensors],
-        [name for name in _FORWARD_ONLY if name in names],
-    )
+    options = [a.name for a in shared if a.name not in tensors]
+    forward_only = [name for name in _FORWARD_ONLY if name in names]
+
+    def some(wanted: list[str]) -> _Some:
+        return _Some(wanted, [names.index(name) for name in wanted])
+
+    arrange = in_order(forward._schema)
+    return _Tape(backward, arrange, some(tensors), some(options), some(forward_only))
 
 
 def _record(tape: _Tape, run: Callable[[], tuple], args: tuple, kwargs: dict):
-    given = tape.by_name(args, kwargs)
-    return _Attention.apply(*args[:3], given["s_aux"], _Call(run, given, tape))
+    q, k, v, s_aux = *map(unwrap_if_dead, args[:3]), kwargs.get("s_aux")
+    if s_aux is not None:
+        s_aux = unwrap_if_dead(s_aux)
+    return _apply(q, k, v, s_aux, _Call(run, tape.arrange(args, kwargs), tape))
 
 
 def _redispatched(operation, keyset, *args, **kwargs):

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn import _autograd, _checks_kvcache, _ops, _versions, backend, checks
+from flash_attn import _autograd, _checks_kvcache, _direct, _ops, _versions, backend, checks
 from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
 
 NO_KEYS = Keys()
+PLAIN = (Tensor, torch.nn.Parameter)  # and no class derived from them
 
 
 def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
@@ -53,8 +54,12 @@ def resolved(
     return lengths
 
 
+def _on_gpu(q: Tensor) -> bool:
+    return q.is_cuda
+
+
 def _has_to_pad(q: Tensor, v: Tensor) -> bool:
-    return q.is_cuda and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+    return _on_gpu(q) and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
 
 
 def _padded(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -62,16 +67,39 @@ def _padded(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else F.pad(x, (0, -x.shape[-1] % 8)) for x in tensors]
 
 
+def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether to leave a first look at these tensors to the compiled library.
+
+    It looks at all that it is given, and in Python the same takes 3 µs. Not where head dims differ
+    or are padded: it would see what they were padded to.
+    """
+    if torch.compiler.is_compiling() or not _direct.is_loaded():
+        return False
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return False
+    try:
+        d, d_k, d_v = q.shape[-1], k.shape[-1], v.shape[-1]
+    except (IndexError, RuntimeError):  # a scalar, or a kind of tensor that has no shape
+        return False
+    return _on_gpu(q) and d == d_k and d % 8 == 0 < d and d_v % 8 == 0 < d_v
+
+
 def checked(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys
-) -> tuple[Scoring, Lengths | None]:
-    """Of a dense call or, with lengths, of a packed batch; with defaults resolved."""
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
+    look: bool = True,
+) -> tuple[Scoring, Lengths | None]:  # fmt: skip
+    """Of a dense call or, with lengths, of a packed batch; with defaults resolved.
+
+    look: at the tensors that the library would look at as well.
+    """
     if lengths is None:
-        checks.dense(q, k, v)
-        return checks.scoring(q, q.shape[0], options), None
+        if look:
+            checks.dense(q, k, v)
+        return checks.scoring(q, q.shape[0], options, look), None
     lengths = resolved(lengths, q, k, keys.block_table, exact=options.return_attn_probs)
-    checks.varlen(q, k, v, lengths, keys)
-    return checks.scoring(q, lengths.batch, options), lengths
+    if look:
+        checks.varlen(q, k, v, lengths, keys)
+    return checks.scoring(q, lengths.batch, options, look), lengths
 
 
 def attend(
@@ -80,14 +108,28 @@ def attend(
 ):  # fmt: skip
     """What the public functions return, but for those of a cache."""
     keys = NO_KEYS if block_table is None else Keys(block_table)
-    scoring, lengths = checked(q, k, v, options, lengths, keys)
+    if not library_looks(q, k, v):
+        return _attend(q, k, v, options, lengths, keys, look=True)
+    try:
+        return _attend(q, k, v, options, lengths, keys, look=False)
+    except Exception:
+        # If it is the call that is wrong, this says what.
+        checked(q, k, v, options, lengths, keys)
+        raise
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
+    look: bool,
+):  # fmt: skip
+    scoring, lengths = checked(q, k, v, options, lengths, keys, look)
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
-        _log(q, k, v, options, block_table=block_table, **packed)
+        _log(q, k, v, options, block_table=keys.block_table, **packed)
     head_dim_v = None
-    if _has_to_pad(q, v):
+    if look and _has_to_pad(q, v):
         head_dim_v = v.shape[-1]
-        if block_table is None:
+        if keys.block_table is None:
             q, k, v = _padded(q, k, v)
         else:  # the pages stay as they are
             (q,) = _padded(q)
@@ -103,8 +145,11 @@ def attend(
     return (out, lse) if options.return_lse else out
 
 
-def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operation, recorded by autograd; a call with dropout that has no state yet gets one."""
+def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The operation, recorded by autograd; a call with dropout that has no state yet gets one.
+
+    S_dmask and rng_state have no elements, or are None, in a call without them.
+    """
     q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
     *in_order, s_aux = scoring
     if rng_state is None and scoring.dropout_p > 0:
@@ -151,10 +196,23 @@ def backward(call: Backward) -> Tensor:
 
 
 def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
-    cache = _checks_kvcache.kvcache(q, cache)
+    if not library_looks(q, cache.k_cache, cache.v_cache):
+        return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=True)
+    try:
+        return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=False)
+    except Exception:
+        _checks_kvcache.kvcache(q, cache)  # as in attend
+        checks.scoring(q, q.shape[0], options)
+        raise
+
+
+def _kvcache(
+    q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any, look: bool
+):
+    cache = _checks_kvcache.kvcache(q, cache, look)
     num_splits = checks.num_splits(num_splits)
     _checks_kvcache.no_gradient(q, cache, options.s_aux)
-    scoring = checks.scoring(q, q.shape[0], options)
+    scoring = checks.scoring(q, q.shape[0], options, look)
     if backend.LOG:
         _log(
             q, cache.k_cache, cache.v_cache, options, block_table=cache.block_table,
@@ -162,7 +220,7 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
             rotary=cache.rotary_cos is not None,
         )  # fmt: skip
     cache = _as_kernels_read(cache, q)
-    padded = _has_to_pad(q, cache.v_cache)
+    padded = look and _has_to_pad(q, cache.v_cache)
     if padded:  # what comes with the call; the cache stays as it is
         q, k, v = _padded(q, cache.k, cache.v)
         cache = cache._replace(k=k, v=v)

@@ -23,11 +23,28 @@ _NEW_KEYS = checks.Layout("(batch, seqlen_new, heads_k, head_dim)", 4)
 _ROTARY_TABLE = checks.Layout("(seqlen_rotary, rotary_dim / 2)", 2)
 
 
-def kvcache(q: Tensor, cache: Cache) -> Cache:
-    """q (b, sq, h, d). Returns the cache, its cache_seqlens an int if that is any other integer."""
-    lengths = _lengths(cache.cache_seqlens)
+def kvcache(q: Tensor, cache: Cache, look: bool = True) -> Cache:
+    """q (b, sq, h, d). Returns the cache, its cache_seqlens an int if that is any other integer.
+
+    look: at what the library would look at as well.
+    """
+    lengths, block_table = _lengths(cache.cache_seqlens), cache.block_table
     if lengths is not cache.cache_seqlens:
         cache = cache._replace(cache_seqlens=lengths)
+    if look:
+        _tensors(q, cache)
+    capacity = cache.k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    new = 0
+    if cache.k is not None or cache.v is not None:
+        new = _new_keys(q, cache, capacity, look)
+    if not (lengths is None or isinstance(lengths, Tensor)):
+        _within(lengths, new, capacity)
+    if cache.rotary_cos is not None or cache.rotary_sin is not None:
+        _rotary(q, cache, capacity, look)
+    return cache
+
+
+def _tensors(q: Tensor, cache: Cache) -> None:
     k_cache, block_table, batch_idx = cache.k_cache, cache.block_table, cache.cache_batch_idx
     layout = checks.CACHE if block_table is None else checks.PAGES
     checks.operands(q, k_cache, cache.v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
@@ -45,15 +62,8 @@ def kvcache(q: Tensor, cache: Cache) -> Cache:
         )
     if cache.cache_leftpad is not None:
         _per_sequence(cache.cache_leftpad, "cache_leftpad", batch, q)
-    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    new = 0
-    if cache.k is not None or cache.v is not None:
-        new = _new_keys(q, cache, capacity)
-    if lengths is not None:
-        _within(lengths, batch, new, capacity, q)
-    if cache.rotary_cos is not None or cache.rotary_sin is not None:
-        _rotary(q, cache, capacity)
-    return cache
+    if isinstance(cache.cache_seqlens, Tensor):
+        _per_sequence(cache.cache_seqlens, "cache_seqlens", batch, q)
 
 
 def no_gradient(q: Tensor, cache: Cache, s_aux: Tensor | None) -> None:
@@ -69,7 +79,7 @@ def no_gradient(q: Tensor, cache: Cache, s_aux: Tensor | None) -> None:
             )
 
 
-def _new_keys(q: Tensor, cache: Cache, capacity: int) -> int:
+def _new_keys(q: Tensor, cache: Cache, capacity: int, look: bool) -> int:
     """The number of new keys per sequence."""
     k, v = cache.k, cache.v
     if k is None or v is None:
@@ -77,20 +87,27 @@ def _new_keys(q: Tensor, cache: Cache, capacity: int) -> int:
         raise ValueError(f"{missing}: got None; k and v are appended together or not at all")
     if cache.cache_seqlens is None:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
+    _no_overlap(cache.k_cache, "k")
+    _no_overlap(cache.v_cache, "v")
+    if look:
+        _new_tensors(q, cache)
+    new = k.shape[1]
+    if new > capacity:
+        raise ValueError(f"k: got {new} new keys; the cache holds {capacity} per sequence")
+    return new
+
+
+def _new_tensors(q: Tensor, cache: Cache) -> None:
+    k, v = cache.k, cache.v
     batch, traced = q.shape[0], torch.compiler.is_compiling()
     for name, x, old in (("k", k, cache.k_cache), ("v", v, cache.v_cache)):
-        _no_overlap(old, name)
         _rank(x, name, _NEW_KEYS)
         _like(x, name, q, traced)
         shape, head = x.shape, old.shape[2:]
         if shape[0] != batch or shape[2:] != head:
             raise _bad_shape(x, name, f"({batch}, seqlen_new, {head[0]}, {head[1]})")
-    new = k.shape[1]
-    if new != v.shape[1]:
+    if k.shape[1] != v.shape[1]:
         raise _bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
-    if new > capacity:
-        raise ValueError(f"k: got {new} new keys; the cache holds {capacity} per sequence")
-    return new
 
 
 def _no_overlap(cache: Tensor, name: str) -> None:
@@ -115,17 +132,15 @@ def _lengths(cache_seqlens: Any) -> int | Tensor | None:
         ) from None
 
 
-def _within(cache_seqlens, batch: int, new: int, capacity: int, q: Tensor) -> None:
-    if isinstance(cache_seqlens, Tensor):
-        _per_sequence(cache_seqlens, "cache_seqlens", batch, q)
-    elif not -1 <= cache_seqlens <= capacity - new:
+def _within(cache_seqlens: int, new: int, capacity: int) -> None:
+    if not -1 <= cache_seqlens <= capacity - new:
         raise ValueError(
             f"cache_seqlens: got {cache_seqlens}; with {new} new keys and room for {capacity}, "
             f"accepted are -1 (skip) and 0 to {capacity - new}"
         )
 
 
-def _rotary(q: Tensor, cache: Cache, capacity: int) -> None:
+def _rotary(q: Tensor, cache: Cache, capacity: int, look: bool) -> None:
     cos, sin = cache.rotary_cos, cache.rotary_sin
     if cos is None or sin is None:
         missing = "rotary_sin" if sin is None else "rotary_cos"
@@ -134,10 +149,25 @@ def _rotary(q: Tensor, cache: Cache, capacity: int) -> None:
         raise ValueError(
             "rotary_cos: got one without new keys k; the keys that are appended get rotated"
         )
+    _floating(cos, "rotary_cos")
+    _floating(sin, "rotary_sin")
+    if look:
+        _tables(q, cos, sin)
+    if cos.shape[0] < capacity:
+        raise _bad_shape(
+            cos, "rotary_cos", f"a row for each of the {capacity} positions of the cache"
+        )
+
+
+def _floating(x: Tensor, name: str) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        _rank(x, name, _ROTARY_TABLE)
+        raise ValueError(f"{name}: got dtype {x.dtype}; a floating dtype is needed")
+
+
+def _tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         _rank(x, name, _ROTARY_TABLE)
-        if not x.is_floating_point():
-            raise ValueError(f"{name}: got dtype {x.dtype}; a floating dtype is needed")
         _on_device_of(x, name, q)
         _unit_stride(x, name)
     if sin.shape != cos.shape:
@@ -145,7 +175,3 @@ def _rotary(q: Tensor, cache: Cache, capacity: int) -> None:
     if not 1 <= cos.shape[1] * 2 <= q.shape[-1]:
         expected = f"(seqlen_rotary, rotary_dim / 2) with rotary_dim <= {q.shape[-1]}"
         raise _bad_shape(cos, "rotary_cos", expected)
-    if cos.shape[0] < capacity:
-        raise _bad_shape(
-            cos, "rotary_cos", f"a row for each of the {capacity} positions of the cache"
-        )

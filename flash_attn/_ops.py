@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _autograd, _content_checks, _versions, backend, call, cpu
+from flash_attn import _autograd, _content_checks, _direct, _versions, backend, call, cpu
 
 __all__ = [
     "backward",
@@ -187,3 +187,5 @@ for _name in SCHEMAS:
         _library.impl(_name, backend.missing_kernel(_name), "CUDA")
 if backend.CHECK:
     _content_checks.register(_library)
+for _name in SCHEMAS:
+    _direct.register(getattr(torch.ops.flash_attn, _name).default)

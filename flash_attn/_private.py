@@ -9,6 +9,7 @@ here: on CUDA head dims are multiples of 8.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from flash_attn import _calls, checks
@@ -39,7 +40,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
     keys: Keys = _calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """A dense call or, with lengths, one of a packed batch: as the operation returns it."""
+    """A dense call or, with lengths, one of a packed batch, as ``_calls.forward`` returns it."""
     scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     if rng_state is not None:
@@ -73,6 +74,16 @@ def backward(
     )
 
 
+def _filled(
+    q: Tensor, results: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the operation returns it: of what is missing, a tensor without elements."""
+    out, lse, probs, rng_state = results
+    probs = q.new_empty(0) if probs is None else probs
+    rng_state = q.new_empty(0, dtype=torch.int64) if rng_state is None else rng_state
+    return out, lse, probs, rng_state
+
+
 def _flash_attn_forward(
     q: Tensor,
     k: Tensor,
@@ -103,7 +114,7 @@ def _flash_attn_forward(
         dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
         alibi_slopes, False, return_softmax, s_aux,
     )  # fmt: skip
-    return forward(q, k, v, options, rng_state=rng_state)
+    return _filled(q, forward(q, k, v, options, rng_state=rng_state))
 
 
 def _flash_attn_varlen_forward(
@@ -156,7 +167,7 @@ def _flash_attn_varlen_forward(
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
     num_splits = checks.num_splits(num_splits)
-    return forward(q, k, v, options, lengths, keys, num_splits, rng_state)
+    return _filled(q, forward(q, k, v, options, lengths, keys, num_splits, rng_state))
 
 
 def _flash_attn_backward(

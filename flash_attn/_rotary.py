@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attn import (
+    _direct,
     _ops,  # noqa: F401  loads the compiled library
     _versions,
     backend,
@@ -41,6 +42,7 @@ def _fake_rotary(*args) -> None:
 _versions.register(_library, _operation.default)
 if not torch._C._dispatch_has_kernel_for_dispatch_key("flash_attn::_rotary", "CUDA"):
     _library.impl("_rotary", backend.missing_kernel("_rotary"), "CUDA")
+_direct.register(_operation.default)
 
 
 class Turn(NamedTuple):

@@ -103,22 +103,19 @@ def call(operation: Callable[..., Any], *args, **kwargs):
     try:
         return operation(*args, **kwargs)
     except RuntimeError as error:
-        translated = _translated(error)
-        if translated is None:
-            raise
-        raise translated from None
+        raise translated(error) from None
 
 
-def _translated(error: RuntimeError) -> RuntimeError | None:
+def translated(error: RuntimeError) -> RuntimeError:
     """C++ knows no Python types, so they are told by the message."""
     message = str(error)
     if type(error) is not RuntimeError:
-        return None
+        return error
     if _MISS in message:
         return NotImplementedError(_MISS + message.split(_MISS, 1)[1])
     if message.startswith(_OUT_OF_MEMORY):
         return torch.OutOfMemoryError(message)
-    return None
+    return error
 
 
 @functools.cache

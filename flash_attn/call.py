@@ -177,3 +177,17 @@ def named(schema: torch.FunctionSchema) -> Callable[[tuple, dict], dict[str, Any
     # The dispatcher leaves out arguments that equal their defaults.
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     return lambda args, kwargs: {**defaults, **dict(zip(names, args)), **kwargs}
+
+
+def in_order(schema: torch.FunctionSchema) -> Callable[[tuple, dict], tuple]:
+    """Of an operation's arguments, as they are given, makes all of them by position."""
+    names = [argument.name for argument in schema.arguments]
+    defaults = tuple(a.default_value if a.has_default_value() else None for a in schema.arguments)
+
+    def arrange(args: tuple, kwargs: dict) -> tuple:
+        n = len(args)
+        if not kwargs:
+            return args + defaults[n:]
+        return args + tuple(map(kwargs.get, names[n:], defaults[n:]))
+
+    return arrange

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from flash_attn import backend
@@ -28,6 +29,9 @@ MAX_HEAD_DIM = 256
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
+_WITH_MEMORY = (Tensor, Parameter)  # and no class derived from them
+_STRIDED, _INT32 = torch.strided, torch.int32
+_NUMBERS = (float, int, torch.SymFloat, torch.SymInt)
 
 
 def _tensor(x: Any, name: str) -> None:
@@ -41,7 +45,7 @@ def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
 
 def _rank(x: Tensor, name: str, layout: Layout) -> None:
     _tensor(x, name)
-    if x.layout is not torch.strided:
+    if x.layout is not _STRIDED:
         raise ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
     if x.dim() != layout.rank:
         raise _bad_shape(x, name, layout.text)
@@ -51,18 +55,13 @@ def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
     """dtype and device of q, contiguous rows, an address that can be loaded from."""
     if x.dtype is not q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
-    if x.device != q.device:
-        raise _elsewhere(x, name, q)
+    _on_device_of(x, name, q)
     _rows(x, name, traced)
-
-
-def _elsewhere(x: Tensor, name: str, q: Tensor) -> ValueError:
-    return ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
 
 
 def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
     if x.device != q.device:
-        raise _elsewhere(x, name, q)
+        raise ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
 
 
 def _unit_stride(x: Tensor, name: str) -> None:
@@ -75,7 +74,7 @@ def _unit_stride(x: Tensor, name: str) -> None:
 def _device_and_dtype(q: Tensor, traced: bool) -> None:
     if q.is_cuda:
         accepted = _GPU_DTYPES
-        if not traced and _has_memory(q):
+        if not traced and type(q) in _WITH_MEMORY:
             backend.check_gpu(q.device)
     elif q.is_cpu or q.is_meta:
         accepted = _DTYPES
@@ -86,10 +85,6 @@ def _device_and_dtype(q: Tensor, traced: bool) -> None:
         raise ValueError(f"q: got dtype {q.dtype}; accepted on {q.device.type} are {names}")
 
 
-def _has_memory(x: Tensor) -> bool:
-    return type(x) is Tensor or type(x) is Parameter
-
-
 def _rows(x: Tensor, name: str, traced: bool) -> None:
     """Without gaps; and kernels load 16 bytes at a time on the GPU, the CPU whole elements.
 
@@ -98,7 +93,7 @@ def _rows(x: Tensor, name: str, traced: bool) -> None:
     is_contiguous = not traced and x.is_contiguous()
     if not is_contiguous:
         _unit_stride(x, name)
-    if traced or not _has_memory(x):  # the address is not known yet
+    if traced or type(x) not in _WITH_MEMORY:  # the address is not known yet
         return
     try:
         address = x.data_ptr()
@@ -160,7 +155,7 @@ def operands(
     _rank(q, "q", q_layout)
     _rank(k, k_name, kv_layout)
     _rank(v, v_name, kv_layout)
-    traced = torch.compiler.is_compiling()
+    traced = is_compiling()
     _device_and_dtype(q, traced)
     _rows(q, "q", traced)
     _like(k, k_name, q, traced)
@@ -178,9 +173,13 @@ def operands(
             f"{k_name}: got head_dim {k_shape[-1]} (shape {tuple(k_shape)}); it must be that of q, "
             f"{q_shape[-1]}"
         )
-    for name, head_dim in (("q", q_shape[-1]), (v_name, v_shape[-1])):
-        if not 1 <= head_dim <= MAX_HEAD_DIM:
-            raise ValueError(f"{name}: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
+    _head_dim(q_shape[-1], "q")
+    _head_dim(v_shape[-1], v_name)
+
+
+def _head_dim(head_dim: int, name: str) -> None:
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"{name}: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -209,9 +208,8 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> Non
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         expected = f"that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)},"
         raise _bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
-    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if integer(longest, name) < 0:
-            raise ValueError(f"{name}: got {longest}; 0 or more is needed")
+    _not_negative(max_seqlen_q, "max_seqlen_q")
+    _not_negative(max_seqlen_k, "max_seqlen_k")
     if keys.block_table is not None:
         _table(keys.block_table, k, "k", lengths.batch, q)
     if keys.seqused_k is not None:
@@ -220,9 +218,14 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> Non
         _per_sequence(keys.leftpad_k, "leftpad_k", lengths.batch, q)
 
 
+def _not_negative(longest: int, name: str) -> None:
+    if integer(longest, name) < 0:
+        raise ValueError(f"{name}: got {longest}; 0 or more is needed")
+
+
 def _int32(x: Tensor, name: str, q: Tensor) -> None:
     _tensor(x, name)
-    if x.dtype != torch.int32:
+    if x.dtype is not _INT32:
         hint = "" if x.is_floating_point() else " (call .int())"
         raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed{hint}")
     _on_device_of(x, name, q)
@@ -246,6 +249,28 @@ def _table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor)
 
 def window(window_size: Any) -> tuple[int, int]:
     """(left, right) as two ints, of any two integers: a tuple, a list, an array, a tensor."""
+    if type(window_size) is tuple and len(window_size) == 2:
+        left, right = window_size
+    else:
+        left, right = _pair(window_size)
+    try:
+        return integer(left, "window_size"), integer(right, "window_size")
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size: got {window_size!r}; two integers of 64 bits are needed, -1 is unbounded"
+        ) from None
+
+
+def _window(window_size: Any) -> tuple[int, int]:
+    """The same outside of compilers: two ints are what they are, whoever reads them next."""
+    if type(window_size) is tuple and len(window_size) == 2:
+        left, right = window_size
+        if type(left) is int and type(right) is int:
+            return window_size
+    return window(window_size)
+
+
+def _pair(window_size: Any) -> tuple[Any, Any]:
     pair = window_size.tolist() if isinstance(window_size, Tensor) else window_size
     try:
         left, right = pair[0], pair[1]
@@ -254,12 +279,7 @@ def window(window_size: Any) -> tuple[int, int]:
         length = 0
     if length != 2:
         raise ValueError(f"window_size: got {window_size!r}; a pair (left, right) is needed")
-    try:
-        return integer(left, "window_size"), integer(right, "window_size")
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"window_size: got {window_size!r}; two integers of 64 bits are needed, -1 is unbounded"
-        ) from None
+    return left, right
 
 
 def integer(x: Any, name: str) -> int:
@@ -276,7 +296,7 @@ def integer(x: Any, name: str) -> int:
             raise TypeError(f"{name}: got {x!r}; an integer is needed")
         x = operator.index(x)
     # A number that a compiler traces has 64 bits, and must not be compared if it comes from data.
-    if not torch.compiler.is_compiling() and not -(2**63) <= x < 2**63:
+    if not is_compiling() and not -(2**63) <= x < 2**63:
         raise ValueError(f"{name}: got {x}; an integer of 64 bits is needed")
     return x
 
@@ -291,7 +311,7 @@ def num_splits(x: Any) -> int:
 
 def number(x: Any, name: str) -> None:
     """A tensor would do as well on the CPU, but on a GPU it would have to be waited for."""
-    if isinstance(x, (int, float, torch.SymFloat, torch.SymInt)):
+    if type(x) is float or isinstance(x, _NUMBERS):
         return
     if isinstance(x, Tensor) and x.numel() != 1:
         got = f"a Tensor of shape {tuple(x.shape)}"
@@ -309,8 +329,11 @@ def _order(name: str) -> str:
     return "; dropout_p, softmax_scale and causal come in this order: pass them by keyword"
 
 
-def scoring(q: Tensor, batch: int, options: Options) -> Scoring:
-    """What happens to the scores of q (…, h, d), with defaults resolved."""
+def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scoring:
+    """What happens to the scores of q (…, h, d), with defaults resolved.
+
+    look: at integers, too, which the library refuses where they need more than 64 bits.
+    """
     dropout_p, softmax_scale, softcap = options.dropout_p, options.softmax_scale, options.softcap
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
@@ -325,7 +348,7 @@ def scoring(q: Tensor, batch: int, options: Options) -> Scoring:
         )
     if not 0.0 <= softcap < math.inf:
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
-    left, right = window(options.window_size)
+    left, right = (window if look else _window)(options.window_size)
     slopes, s_aux = options.alibi_slopes, options.s_aux
     if slopes is not None:
         _alibi(slopes, batch, q.shape[-2], q)
@@ -385,7 +408,7 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
         _tensor(x, name)
         if x.shape != like.shape:
             raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
-        _like(x, name, q, torch.compiler.is_compiling())
+        _like(x, name, q, is_compiling())
 
 
 def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> None:

@@ -207,6 +207,33 @@ CASES = [
         "k: got head_dim 16",
         "that of q, 32",
     ),
+    # The library rounds head dims up to chunks of 8.
+    Bad(
+        "cache head_dim",
+        "cache",
+        lambda c: {n: c[n][..., :28].contiguous() for n in ("k_cache", "k")},
+        "k_cache: got head_dim 28",
+        "that of q, 32",
+    ),
+    Bad(
+        "pages head_dim",
+        "varlen",
+        lambda c: {
+            "k": torch.zeros(2, 8, 2, 28, device=device_of(c), dtype=HALF),
+            "v": torch.zeros(2, 8, 2, 32, device=device_of(c), dtype=HALF),
+            "block_table": int32(device_of(c), 0, 1)[:, None],
+        },
+        "k: got head_dim 28",
+        "that of q, 32",
+    ),
+    Bad(
+        "v head_dim 0",
+        "dense varlen",
+        changed("v", lambda x: x[..., :0]),
+        "v: got head_dim 0",
+        "1 to 256",
+    ),
+    Bad("q scalar", "all", changed("q", lambda x: x[(0,) * x.dim()]), "q: got shape ()"),
     Bad(
         "q stride",
         "all",

@@ -160,6 +160,27 @@ def test_jvp_raises(device):
         torch.testing.assert_close(CALLS["dense"](x), CALLS["dense"](x.clone()))
 
 
+def test_a_tensor_that_outlives_a_transform(device, needs):
+    """torch.func wraps tensors; one that escapes is as good as what is in it."""
+    q, k = (
+        torch.randn(1, 8, 2, 32, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for _ in range(2)
+    )
+    escaped = []
+
+    def leak(x):
+        escaped.append(x)
+        return x.square().sum()
+
+    torch.func.grad(leak)(q)
+    with needs("backward"):
+        for got, expected in zip(
+            torch.autograd.grad(flash_attn.flash_attn_func(escaped[0], k, k).sum(), (q, k)),
+            torch.autograd.grad(flash_attn.flash_attn_func(q, k, k).sum(), (q, k)),
+        ):
+            assert torch.equal(got, expected)
+
+
 def test_functional_call_is_a_call(device, needs):
     class Attention(torch.nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

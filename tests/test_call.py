@@ -71,7 +71,7 @@ def test_a_backward_comes_back(call, monkeypatch):
 
 def test_a_step_with_a_cache_comes_back(monkeypatch):
     step = CacheStep("q", Cache(*Cache._fields), SCORING, True, 9)
-    monkeypatch.setattr(_calls._checks_kvcache, "kvcache", lambda q, cache: cache)
+    monkeypatch.setattr(_calls._checks_kvcache, "kvcache", lambda q, cache, look: cache)
     monkeypatch.setattr(_calls, "_as_kernels_read", lambda cache, q: cache)
     monkeypatch.setattr(_calls, "_has_to_pad", lambda q, v: False)
     monkeypatch.setattr(checks, "scoring", lambda q, batch, options: SCORING)

@@ -12,6 +12,7 @@ from compare import assert_bitwise
 
 from flash_attn import (
     _content_checks,
+    _direct,
     backend,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
@@ -21,8 +22,9 @@ from tests.commands import run
 
 
 @pytest.fixture
-def checking(device):
+def checking(device, monkeypatch):
     """As if FLASH_ATTN_CHECK=1 had been set when the package was imported."""
+    monkeypatch.setattr(_direct, "_functions", {})
     if backend.CHECK:
         yield
         return

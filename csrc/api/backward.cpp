@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "api/arguments.h"
+#include "api/direct.h"
 #include "api/rng.h"
 #include "host/device.h"
 #include "host/group_parts.h"
@@ -151,8 +152,8 @@ Tensor varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Te
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
-  library.impl("_flash_attn_backward", TORCH_BOX(&backward));
-  library.impl("_flash_attn_varlen_backward", TORCH_BOX(&varlen_backward));
+  serve<&backward>(library, "_flash_attn_backward");
+  serve<&varlen_backward>(library, "_flash_attn_varlen_backward");
 }
 
 }  // namespace flash::api

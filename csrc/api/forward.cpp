@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "api/arguments.h"
+#include "api/direct.h"
 #include "api/forward.h"
 #include "api/rng.h"
 #include "host/decode_plan.h"
@@ -21,7 +22,9 @@ namespace flash::api {
 namespace {
 
 using torch::stable::clone;
-using Outputs = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, lse, S_dmask, rng_state
+// out, lse, and if the call has them S_dmask and rng_state: an allocation takes half a microsecond,
+// also that of nothing.
+using Outputs = std::tuple<Tensor, Tensor, OptionalTensor, OptionalTensor>;
 
 struct Attributes {
   ScoreArguments score;
@@ -88,14 +91,14 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
     KeyCopies const copies = copy_odd_rows(p, k, v, q);
     launch_forward(q, p);
   }
-  Tensor s_dmask = empty(q, {0}, q.scalar_type());
+  OptionalTensor s_dmask;
   if (a.return_softmax) {
     Seqlens const& s = p.seqlens;
     s_dmask = empty(q, {s.batch, p.heads_q, s.seqlen_q, s.seqlen_k}, q.scalar_type());
-    launch_probabilities(p, dtype_name(q, "q"), s_dmask.data_ptr(),
+    launch_probabilities(p, dtype_name(q, "q"), s_dmask->data_ptr(),
                          {current_device(), current_stream(q), "probabilities"});
   }
-  return {out, lse, s_dmask, rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
+  return {out, lse, s_dmask, rng_state};
 }
 
 Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_scale, bool causal,
@@ -158,6 +161,19 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
       out, lse);
 }
 
+// As the schema has it, which has no results that may be missing: tensors without elements.
+template <auto kForward, class = decltype(kForward)>
+struct Filled;
+
+template <auto kForward, class... Parameters>
+struct Filled<kForward, Outputs (*)(Tensor, Parameters...)> {
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> call(Tensor q, Parameters... parameters) {
+    auto const [out, lse, s_dmask, rng_state] = kForward(q, parameters...);
+    return {out, lse, s_dmask ? *s_dmask : empty(q, {0}, q.scalar_type()),
+            rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
+  }
+};
+
 }  // namespace
 
 KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q) {
@@ -209,8 +225,8 @@ void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
-  library.impl("_flash_attn_forward", TORCH_BOX(&forward));
-  library.impl("_flash_attn_varlen_forward", TORCH_BOX(&varlen_forward));
+  serve<&forward, &Filled<&forward>::call>(library, "_flash_attn_forward");
+  serve<&varlen_forward, &Filled<&varlen_forward>::call>(library, "_flash_attn_varlen_forward");
 }
 
 }  // namespace flash::api

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "api/arguments.h"
+#include "api/direct.h"
 #include "api/forward.h"
 #include "api/tensors.h"
 #include "host/decode_plan.h"
@@ -194,7 +195,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
-  library.impl("_flash_attn_with_kvcache", TORCH_BOX(&with_kvcache));
+  serve<&with_kvcache>(library, "_flash_attn_with_kvcache");
 }
 
 }  // namespace flash::api

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "api/arguments.h"
+#include "api/direct.h"
 #include "host/device.h"
 #include "merge/launch.h"
 
@@ -54,7 +55,7 @@ void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Opt
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
-  library.impl("_merge_attention", TORCH_BOX(&merge_attention));
+  serve<&merge_attention>(library, "_merge_attention");
 }
 
 }  // namespace flash::api

@@ -1,11 +1,13 @@
 // The Python module flash_attn._C: importing it registers the ops; its functions describe what was
-// compiled. Limited API, so one binary serves every Python from 3.10 on.
+// compiled, or are the ops themselves (direct.h). Limited API, so one binary serves every Python
+// from 3.10 on.
 #include <Python.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <string>
 
+#include "api/direct.h"
 #include "host/decode_plan.h"
 #include "host/error.h"
 #include "host/select.h"
@@ -158,5 +160,10 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT,
 }  // namespace flash::api
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
-  return PyModule_Create(&flash::api::module);
+  PyObject* const module = PyModule_Create(&flash::api::module);
+  if (module && !flash::api::add_direct_functions(module)) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
 }

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "api/arguments.h"
+#include "api/direct.h"
 #include "host/device.h"
 #include "rotary/launch.h"
 
@@ -107,8 +108,6 @@ void rotary(Tensor out, Tensor x, OptionalTensor out_k, OptionalTensor k, Option
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
-  library.impl("_rotary", TORCH_BOX(&rotary));
-}
+STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) { serve<&rotary>(library, "_rotary"); }
 
 }  // namespace flash::api

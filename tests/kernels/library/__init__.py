@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, _ops, _rotary
+from flash_attn import _calls, _direct, _ops, _rotary
+from flash_attn.call import in_order
 from tests import host_build
 from tests.kernels import build
 
@@ -22,6 +23,7 @@ DEVICES = {80: (166912, 4), 90: (232448, 3)}
 
 _library: torch.library.Library | None = None
 _path = ""
+_functions: dict = {}  # as _direct._functions
 _active = False
 
 
@@ -34,16 +36,13 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
     global _active
     ctypes.CDLL(_load()).use_device(sm, *DEVICES[sm])
     # Kernels move 16 bytes at a time, wherever they run.
-    monkeypatch.setattr(_calls, "_has_to_pad", _not_in_chunks)
+    monkeypatch.setattr(_calls, "_on_gpu", lambda q: q.dtype in HALF)
+    monkeypatch.setattr(_direct, "_functions", _functions)
     _active = True
     try:
         yield
     finally:
         _active = False
-
-
-def _not_in_chunks(q: Tensor, v: Tensor) -> bool:
-    return q.dtype in HALF and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
 
 
 def _load() -> str:
@@ -64,7 +63,26 @@ def _load() -> str:
             chosen = _chosen(name, serve, _refused_rotary)
             _rotary._library.impl(name, chosen, "CPU", allow_override=True)
     _library, _path = library, path
+    _take_functions()
     return _path
+
+
+def _take_functions() -> None:
+    """For direct calls of the operations, of which those that kernels refuse are none."""
+    make = ctypes.PyDLL(_path).direct_functions
+    make.restype = ctypes.py_object
+    module = make()
+    assert _direct.reach_tensors(module)
+    for name in _ops.CPU | _rotary.CPU:
+        operation = getattr(torch.ops.flash_attn, name)
+        function = _unless_refused(name, getattr(module, name))
+        entry = function, in_order(operation.default._schema)
+        _functions[operation] = _functions[operation.default] = entry
+
+
+def _unless_refused(name: str, function: Callable) -> Callable:
+    refused = _refused_rotary if name in _rotary.CPU else _refused
+    return lambda *args: NotImplemented if refused(name, args) else function(*args)
 
 
 def _chosen(name: str, otherwise: Callable, refused: Callable) -> Callable:

@@ -1,0 +1,81 @@
+"""Operations past torch's dispatcher: the compiled functions themselves, for eager calls on a GPU.
+
+A call through ``torch.ops`` takes torch 6 µs: it tries overloads, boxes twenty arguments, asks a
+dozen keys whether they want a part in it, and nearly always none does. Whoever could want one
+is asked here, at once; then the library's function is called, which refuses all but plain tensors
+on a GPU. What it refuses, and everything else, goes through the dispatcher.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+
+from flash_attn import backend
+from flash_attn.call import in_order
+
+# By operation, and by its packet of overloads: the library's function, and what puts a call's
+# arguments in its order.
+_functions: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[tuple, dict], tuple]]] = {}
+
+
+def register(operation: torch._ops.OpOverload) -> None:
+    """From now on calls of the operation may be direct, if the compiled library has it.
+
+    Not with FLASH_ATTN_CHECK=1, which puts a step of its own into the dispatcher.
+    """
+    name = operation._schema.name.split("::")[1]
+    if backend.CHECK or not hasattr(backend.library, name) or not reach_tensors(backend.library):
+        return
+    entry = getattr(backend.library, name), in_order(operation._schema)
+    _functions[operation] = _functions[operation.overloadpacket] = entry
+
+
+@functools.cache
+def reach_tensors(library: Any) -> bool:
+    """Tells a library how to get at tensors: as programs do that AOTInductor makes. False if torch
+    has that no more."""
+    bridge = getattr(torch._C, "_aoti", None)
+    to_handles = getattr(bridge, "unsafe_alloc_void_ptrs_from_tensors", None)
+    to_tensors = getattr(bridge, "alloc_tensors_by_stealing_from_void_ptrs", None)
+    if to_handles is None or to_tensors is None:
+        return False
+    library.use_torch(Tensor, torch.nn.Parameter, to_handles, to_tensors)
+    return True
+
+
+def is_loaded() -> bool:
+    """Whether there is a library to call."""
+    return bool(_functions)
+
+
+def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """The operation's results, or NotImplemented where it has to go through the dispatcher.
+
+    Not for what is traced by a compiler or lies under a transform of torch.func.
+    """
+    found = _functions.get(operation)
+    # A mode, a profiler, a tracer: whatever is told of operations.
+    if (
+        found is None
+        or _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or _profiler_enabled()
+        or _get_tracing_state()
+    ):
+        return NotImplemented
+    function, arrange = found
+    try:
+        return function(*arrange(args, kwargs))
+    except RuntimeError as error:
+        raise backend.translated(error) from None

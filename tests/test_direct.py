@@ -1,0 +1,270 @@
+"""Operations past the dispatcher: the same results, and nobody who observes them misses one."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy
+import pytest
+import torch
+from compare import assert_bitwise
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flash_attn import (
+    _direct,
+    _ops,
+    _rotary,
+    backend,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+from flash_attn.call import in_order
+from flash_attn.layers.rotary import apply_rotary_emb
+
+BF16 = torch.bfloat16
+
+
+def tokens(device: str, *shape: int) -> Tensor:
+    return torch.randn(*shape, 2, 64, dtype=BF16, device=device)
+
+
+def attention(device: str, **options):
+    """The forward and, by autograd, the backward."""
+    leaves = [tokens(device, 2, 40).requires_grad_() for _ in range(3)]
+    out, lse = flash_attn_func(*leaves, causal=True, return_lse=True, **options)
+    return out, lse, *torch.autograd.grad((out, lse), leaves, (out.detach(), lse.detach()))
+
+
+def packed(device: str):
+    leaves = [tokens(device, 40).requires_grad_() for _ in range(3)]
+    ends = torch.tensor([0, 8, 40], dtype=torch.int32, device=device)
+    out = flash_attn_varlen_func(*leaves, ends, ends, 32, 32, causal=True)
+    return out, *torch.autograd.grad(out, leaves, out.detach())
+
+
+def append(device: str):
+    caches = [tokens(device, 2, 64) for _ in range(2)]
+    tables = [torch.randn(64, 16, dtype=BF16, device=device) for _ in range(2)]
+    used = torch.tensor([5, 7], dtype=torch.int32, device=device)
+    new = [tokens(device, 2, 1) for _ in range(2)]
+    out = flash_attn_with_kvcache(tokens(device, 2, 1), *caches, *new, *tables, used, causal=True)
+    return out, *caches
+
+
+def turn(device: str):
+    tables = [torch.randn(40, 16, dtype=BF16, device=device) for _ in range(2)]
+    return (apply_rotary_emb(tokens(device, 2, 40), *tables),)
+
+
+CALLS: dict[str, tuple[Callable, set]] = {
+    "attention": (attention, {_ops.forward, _ops.backward.default}),
+    "dropout": (lambda device: attention(device, dropout_p=0.25), {_ops.forward}),
+    "sinks": (lambda device: attention(device, s_aux=torch.ones(2, device=device)), {_ops.forward}),
+    "packed": (packed, {_ops.varlen_forward, _ops.varlen_backward.default}),
+    "append": (append, {_ops.with_kvcache}),
+    "turn": (turn, {_rotary._operation.default}),
+}
+
+
+@pytest.fixture
+def served(monkeypatch) -> list:
+    """Operations in the order of their direct calls, of those that were served."""
+    done = []
+
+    def counting(operation, function):
+        def call(*args):
+            results = function(*args)
+            if results is not NotImplemented:
+                done.append(operation)
+            return results
+
+        return call
+
+    watched = {
+        operation: (counting(operation, function), arrange)
+        for operation, (function, arrange) in _direct._functions.items()
+    }
+    monkeypatch.setattr(_direct, "_functions", watched)
+    return done
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_as_by_the_dispatcher(device, served, monkeypatch, name):
+    call, operations = CALLS[name]
+    torch.manual_seed(0)
+    results = call(device)
+    assert operations <= set(served) or device == "cpu"
+    monkeypatch.setattr(_direct, "_functions", {})
+    torch.manual_seed(0)
+    for number, (got, expected) in enumerate(zip(results, call(device), strict=True)):
+        assert_bitwise(str(number), got, expected)
+
+
+# --- Who observes ---------------------------------------------------------------------------------
+
+
+class SeenByDispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class SeenByFunction(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+OBSERVERS = {
+    "nobody": nullcontext,
+    "dispatch mode": SeenByDispatch,
+    "function mode": SeenByFunction,
+    "profiler": lambda: profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+}
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The arguments of each direct call of the forward, none of which is served."""
+    calls = []
+
+    def refuse(*args):
+        calls.append(args)
+        return NotImplemented
+
+    entry = refuse, in_order(_ops.forward.default._schema)
+    monkeypatch.setattr(_direct, "_functions", {_ops.forward: entry})
+    return calls
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_observers(asked, name, recorded):
+    q = torch.randn(1, 4, 2, 8, requires_grad=recorded)
+    with OBSERVERS[name]():
+        flash_attn_func(q, q, q)
+    assert len(asked) == (name == "nobody")
+
+
+def test_a_compiler_observes(asked):
+    q = torch.randn(1, 4, 2, 8)
+    torch.compile(flash_attn_func, backend="aot_eager", fullgraph=True)(q, q, q)
+    assert not asked
+
+
+def test_a_transform_observes(asked):
+    q = torch.randn(3, 1, 4, 2, 8)
+    torch.vmap(flash_attn_func)(q, q, q)
+    torch.func.functionalize(flash_attn_func)(*q)
+    assert not asked
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_tracer_observes(asked):
+    q = torch.randn(1, 4, 2, 8)
+    traced = torch.jit.trace(lambda q: flash_attn_func(q, q, q), q, check_trace=False)
+    assert not asked
+    assert "_flash_attn_forward" in str(traced.inlined_graph)
+
+
+def test_all_arguments_by_position(asked):
+    q = torch.randn(1, 4, 2, 8)
+    sinks = torch.zeros(2)
+    flash_attn_func(q, q, q, 0.0, 0.5, True, (3, 4), 5.0, s_aux=sinks, deterministic=True)
+    assert asked == [(q, q, q, 0.0, 0.5, True, 3, 4, 5.0, None, False, sinks, None, False, True)]
+
+
+def test_with_checks_of_contents_there_are_none(monkeypatch):
+    monkeypatch.setattr(_direct, "_functions", {})
+    monkeypatch.setattr(backend, "CHECK", True)
+    _direct.register(_ops.forward.default)
+    assert not _direct._functions
+
+
+# --- What the functions refuse --------------------------------------------------------------------
+
+
+class Derived(Tensor):
+    pass
+
+
+def forward(device: str) -> tuple[Callable, list]:
+    """The function, if there is one, and arguments that it takes."""
+    if _ops.forward not in _direct._functions:
+        pytest.skip("there are no kernels for the CPU backend to call")
+    q = tokens(device, 1, 16)
+    arguments = (q, q, q, 0.0, 0.125, True, -1, -1, 0.0, None, False)
+    function, arrange = _direct._functions[_ops.forward]
+    return function, list(arrange(arguments, {}))
+
+
+@pytest.mark.parametrize(
+    ("at", "make"),
+    [
+        (0, lambda x: x.as_subclass(Derived)),
+        (0, lambda x: x.to("meta")),
+        (2, lambda x: None),
+        (4, lambda x: numpy.float32(x)),
+        (5, lambda x: 1),
+        (6, lambda x: numpy.int64(x)),
+        (9, lambda x: 1.0),
+    ],
+)
+def test_refused(device, at, make):
+    function, arguments = forward(device)
+    out, lse, probs, rng_state = function(*arguments)
+    assert (out.shape, lse.shape, probs, rng_state) == (arguments[0].shape, (1, 2, 16), None, None)
+    arguments[at] = make(arguments[at])
+    assert function(*arguments) is NotImplemented
+    assert function(*arguments[:-1]) is NotImplemented
+
+
+def test_what_is_wrong_is_a_value_error(device):
+    function, arguments = forward(device)
+    arguments[1] = arguments[1][:, :, :, :32]
+    with pytest.raises(ValueError, match="flash_attn: k must be"):
+        function(*arguments)
+
+
+def test_a_parameter_is_a_tensor(device):
+    function, arguments = forward(device)
+    expected = function(*arguments)[0]
+    arguments[0] = torch.nn.Parameter(arguments[0])
+    out = function(*arguments)[0]
+    assert not out.requires_grad
+    assert_bitwise("out", out, expected)
+
+
+def test_nothing_is_kept(device):
+    function, arguments = forward(device)
+    q = arguments[0].clone()
+    arguments[0] = q
+    results = function(*arguments)
+    kept = [weakref.ref(x) for x in (q, *results[:2])]
+    del q, results, arguments
+    gc.collect()
+    assert [x() for x in kept] == [None] * 3
+
+
+def test_threads(cuda):
+    """The interpreter is free while the function runs. (One thread at a time has the emulation.)"""
+    function, arguments = forward(cuda)
+    expected, outs = function(*arguments)[0], []
+
+    def run():
+        outs.extend(function(*arguments)[0] for _ in range(8))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outs) == 32
+    for out in outs:
+        assert_bitwise("out", out, expected)
