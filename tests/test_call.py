@@ -74,7 +74,7 @@ def test_a_step_with_a_cache_comes_back(monkeypatch):
     monkeypatch.setattr(_calls._checks_kvcache, "kvcache", lambda q, cache, look: cache)
     monkeypatch.setattr(_calls, "_as_kernels_read", lambda cache, q: cache)
     monkeypatch.setattr(_calls, "_has_to_pad", lambda q, v: False)
-    monkeypatch.setattr(checks, "scoring", lambda q, batch, options: SCORING)
+    monkeypatch.setattr(checks, "scoring", lambda q, batch, options, look: SCORING)
     q = torch.empty(0)
     run = lambda: _calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
     back = described(monkeypatch, run, CacheStep, _ops.with_kvcache)
