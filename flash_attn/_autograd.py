@@ -13,11 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
 from flash_attn import _direct, _packed, _versions, backend
 from flash_attn.call import in_order
+
+try:
+    from torch._C._functorch import unwrap_if_dead
+except ImportError:  # a torch that has another name for it
+
+    def unwrap_if_dead(x: Tensor) -> Tensor:
+        return x
+
 
 _ONLY_BACKWARD = (
     "flash_attn has the gradient that torch.autograd takes in a backward, and no other: no "

@@ -14,15 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _get_tracing_state,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
-from torch._C._autograd import _profiler_enabled
 
 from flash_attn import backend
 from flash_attn.call import in_order
+
+try:
+    from torch._C import (
+        _get_tracing_state,
+        _len_torch_dispatch_stack,
+        _len_torch_function_stack,
+    )
+    from torch._C._autograd import _profiler_enabled
+except ImportError:  # a torch that has other names for them
+    _can_ask = False
+else:
+    _can_ask = True
 
 # By operation, and by its packet of overloads: the library's function, and what puts a call's
 # arguments in its order.
@@ -35,9 +41,10 @@ def register(operation: torch._ops.OpOverload) -> None:
     Not with FLASH_ATTN_CHECK=1, which puts a step of its own into the dispatcher.
     """
     name = operation._schema.name.split("::")[1]
-    if backend.CHECK or not hasattr(backend.library, name) or not reach_tensors(backend.library):
+    library = backend.library
+    if backend.CHECK or not (_can_ask and hasattr(library, name) and reach_tensors(library)):
         return
-    entry = getattr(backend.library, name), in_order(operation._schema)
+    entry = getattr(library, name), in_order(operation._schema)
     _functions[operation] = _functions[operation.overloadpacket] = entry
 
 
