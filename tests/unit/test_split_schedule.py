@@ -304,11 +304,12 @@ def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
 @settings(deadline=None)
 @given(units, st.integers(1, 60))
 def test_pieces_are_lengthened_within_bounds(core, lengths, columns):
-    """Each time in proportion to how many are too many, which are no more than sequences."""
+    """By a quarter, or each time in proportion to how many are too many, which are no more than
+    sequences."""
     schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
     longest = max(end - begin for *_, begin, end in pieces(schedule, lengths).values())
     surplus = len(lengths) / max(columns, len(lengths))
-    growth = 1 + surplus + surplus**2 + surplus**3
+    growth = max(1.25, 1 + surplus + surplus**2 + surplus**3)
     assert longest <= shortest_chunk(lengths, columns) * growth + 3
 
 
@@ -317,11 +318,24 @@ def test_pieces_are_lengthened_within_bounds(core, lengths, columns):
     [
         ([100, 20, 20, 20], 16, [10, 2, 2, 2]),  # 10 units each, and 16 pieces
         ([100, 25, 25, 10], 16, [9, 3, 3, 1]),  # 17 of 10, 17 of 11, 16 of 12
-        ([90, 1, 1, 1, 1, 1, 1, 1], 9, [3, 1, 1, 1, 1, 1, 1, 1]),  # 11, 20, 27, 33: as it is then
+        ([90, 1, 1, 1, 1, 1, 1, 1], 9, [9, 1, 1, 1, 1, 1, 1, 1]),  # 16 of 11: 17 are there
     ],
 )
 def test_lengthening(core, lengths, columns, splits):
     schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    assert splits_of(schedule, lengths) == splits
+
+
+@pytest.mark.parametrize(
+    ("lengths", "splits"),
+    [
+        ([100, 110, 90, 95], [1, 1, 1, 1]),  # none is longer than the mean and a quarter
+        ([160, 40, 120, 80], [2, 1, 2, 1]),  # of 100, with what columns are left
+        ([300, 40, 130, 130], [2, 1, 1, 1]),  # 150 is the mean, and 8 pieces of it too many
+    ],
+)
+def test_lengths_that_differ_use_what_columns_there_are(core, lengths, splits):
+    schedule = core.SplitSchedule(batch=4, tiles=1, min_units=2, columns=4, extra=2)
     assert splits_of(schedule, lengths) == splits
 
 
