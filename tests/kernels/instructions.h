@@ -14,10 +14,12 @@
 #undef SM75_U32x4_LDSM_N
 #undef SM75_U16x8_LDSM_T
 #define SM80_CP_ASYNC_CACHEGLOBAL_ZFILL SM80_CP_ASYNC_CACHEGLOBAL_ZFILL_gpu
+#define SM80_CP_ASYNC_CACHEALWAYS_ZFILL SM80_CP_ASYNC_CACHEALWAYS_ZFILL_gpu
 #define cp_async_fence cp_async_fence_gpu
 #define cp_async_wait cp_async_wait_gpu
 #include <cute/arch/copy_sm80.hpp>
 #undef SM80_CP_ASYNC_CACHEGLOBAL_ZFILL
+#undef SM80_CP_ASYNC_CACHEALWAYS_ZFILL
 #undef cp_async_fence
 #undef cp_async_wait
 #define SM80_16x8x16_F32F16F16F32_TN SM80_16x8x16_F32F16F16F32_TN_gpu
@@ -117,6 +119,12 @@ struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
     }
     t.copy_targets.push_back(reinterpret_cast<uintptr_t>(&target));
   }
+};
+
+// Through L1, which makes no difference here, and of smaller words as well.
+template <class TS, class TD = TS>
+struct SM80_CP_ASYNC_CACHEALWAYS_ZFILL : SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<TS, TD> {
+  static_assert(sizeof(TS) == 4 || sizeof(TS) == 8 || sizeof(TS) == 16);
 };
 
 inline void cp_async_fence() { ++simt::thread().groups; }

@@ -74,7 +74,7 @@ struct KeyRing {
     if constexpr (Config::kScores == ScoreLevel::Full) {
       if (odd_columns > 0) [[unlikely]] {
         load_odd<kColumns>(head, view, target, odd_columns);
-        cp_async_fence();  // an empty group: the ring counts them
+        cp_async_fence();  // a group, even if it is empty: the ring counts them
         return;
       }
     }
@@ -82,10 +82,50 @@ struct KeyRing {
     cp_async_fence();
   }
 
-  // Rows at any address, which is too much to ask of cp.async: by elements, at once.
+  // Rows that are no multiples of 16 bytes: by the largest words that cp.async takes and all rows
+  // are multiples of, where there are any.
   template <int kColumns>
   __device__ void load_odd(Element const* head, TensorView<const void> const& view, Element* target,
                            int columns) {
+    uint64_t const elements = view.batch_stride | view.row_stride | columns;
+    auto const bytes =
+        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(head) | elements * sizeof(Element));
+    if (bytes % sizeof(uint64_t) == 0) {
+      load_words<uint64_t, kColumns>(head, view, target, columns);
+    } else if (bytes % sizeof(uint32_t) == 0) {
+      load_words<uint32_t, kColumns>(head, view, target, columns);
+    } else {
+      load_elements<kColumns>(head, view, target, columns);
+    }
+  }
+
+  template <class Word, int kColumns>
+  __device__ void load_words(Element const* head, TensorView<const void> const& view,
+                             Element* target, int columns) {
+    using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>;
+    constexpr SmemTile<kN, kColumns> layout;
+    constexpr int kElements = sizeof(Word) / sizeof(Element);
+    int64_t const mine = view.offset(current.page, current.row, 0);
+#pragma unroll 1
+    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
+      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
+      bool const exists = exist[Config::kStages - 1] >> row & 1;
+#pragma unroll 1
+      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
+        Element* const chunk = target + layout(row, col);
+#pragma unroll
+        for (int i = 0; i < 8; i += kElements) {
+          CopyOp::copy(*reinterpret_cast<Word const*>(source + col + i),
+                       *reinterpret_cast<Word*>(chunk + i), exists && col + i < columns);
+        }
+      }
+    }
+  }
+
+  // At any address, which is too much to ask of cp.async: at once.
+  template <int kColumns>
+  __device__ void load_elements(Element const* head, TensorView<const void> const& view,
+                                Element* target, int columns) {
     constexpr SmemTile<kN, kColumns> layout;
     int64_t const mine = view.offset(current.page, current.row, 0);
 #pragma unroll 1
