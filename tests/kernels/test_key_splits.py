@@ -83,7 +83,7 @@ def test_parts_of_a_packed_batch(kernels, row):
     [
         (128, 4096, 4),  # four row blocks of each KV head; 132 multiprocessors
         (8, 32768, 16),
-        (8, 1024, 2),  # a part of fewer blocks is not worth its merging
+        (8, 1024, 4),  # a part of fewer blocks is not worth its merging
         (512, 4096, 1),
     ],
 )
