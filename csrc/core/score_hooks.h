@@ -10,6 +10,11 @@
 
 namespace flash {
 
+// Where all keys exist.
+struct AllKeys {
+  __device__ uint32_t operator[](int /*word*/) const { return ~uint32_t{0}; }
+};
+
 // Which of a thread's kCols keys a row sees. By bits, of which one instruction makes seven
 // predicates; comparisons take one for each score and limit.
 template <int kCols>
@@ -17,14 +22,14 @@ struct VisibleKeys {
   uint32_t words[(kCols + 31) / 32];
 
   VisibleKeys() = default;
-  // exist: the keys that are there at all, of a thread as fragment_bits has them.
-  template <int kWarps>
+  // exist: words of the keys that are there at all, of a thread as fragment_bits has them.
+  template <int kWarps, class Words>
   __device__ VisibleKeys(KeyLimits const& keys, int key_begin, FragmentCoord<kWarps> coord,
-                         uint32_t exist) {
+                         Words const& exist) {
 #pragma unroll
     for (int first = 0; first < kCols; first += 32) {
       int const key = key_begin + coord.col(first);
-      words[first / 32] = exist & fragment_bits(keys.begin - key, keys.end - key);
+      words[first / 32] = exist[first / 32] & fragment_bits(keys.begin - key, keys.end - key);
     }
   }
 
@@ -39,9 +44,9 @@ struct VisibleKeys {
 };
 
 // Keys outside a row's limits get -inf. query_of: row of the tile -> query. exist: as above.
-template <int kWarps, class Scores, class QueryOf>
+template <int kWarps, class Scores, class QueryOf, class Words = AllKeys>
 __device__ void apply_mask(Scores& s, SequenceMask const& mask, QueryOf query_of, int key_begin,
-                           FragmentCoord<kWarps> coord, uint32_t exist = ~uint32_t{0}) {
+                           FragmentCoord<kWarps> coord, Words const& exist = {}) {
   constexpr int kCols = decltype(cute::size<1>(s))::value;
 #pragma unroll
   for (int r = 0; r < cute::size<0>(s); ++r) {

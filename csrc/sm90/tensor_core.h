@@ -41,6 +41,23 @@ using SmemTilesTransposed = decltype(tile_to_shape(
                        GMMA::Layout_MN_SW64_Atom<Element>>{},
     Shape<Int<kColumns>, Int<kRows>, Int<kTiles>>{}, Step<_2, _1, _3>{}));
 
+// Both, if kEights of another order: eight rows follow eight rows, and in these run follows run of
+// 64 columns, so that any eights of rows are one piece of memory.
+template <bool kEights, class Element, int kRows, int kColumns, int kTiles>
+struct KeyTiles {
+  using Layout = SmemTiles<Element, kRows, kColumns, kTiles>;
+  using Transposed = SmemTilesTransposed<Element, kRows, kColumns, kTiles>;
+};
+template <class Element, int kRows, int kColumns, int kTiles>
+struct KeyTiles<true, Element, kRows, kColumns, kTiles> {
+  using Layout =
+      decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Element>{},
+                             Shape<Int<kRows>, Int<kColumns>, Int<kTiles>>{}, Step<_2, _1, _3>{}));
+  using Transposed =
+      decltype(tile_to_shape(GMMA::Layout_MN_SW128_Atom<Element>{},
+                             Shape<Int<kColumns>, Int<kRows>, Int<kTiles>>{}, Step<_1, _2, _3>{}));
+};
+
 // One warpgroup, 64 x kN, both operands in shared memory with the reduction along their columns.
 template <class Element, int kN, int kK>
 using MmaBothShared = decltype(make_tiled_mma(

@@ -83,6 +83,18 @@ TensorMap make_tensor_map(TensorMapRequest const& r) {
     Dimension const batch{has_batch ? r.batch : 1, r.batch_stride * kElementBytes, 1};
     return {encode(r, {columns, group, heads, rows, batch}), r.boxes, has_heads, has_batch};
   }
+  if (r.boxes == Boxes::OfEights) {
+    constexpr int kRows = 8, kRunColumns = 64;
+    int64_t const apart = has_batch ? r.batch_stride / r.row_stride : 0,
+                  runs = r.columns / kRunColumns;
+    Dimension const run{kRunColumns, kElementBytes, kRunColumns};
+    Dimension const rows{kRows, row_bytes, kRows};
+    Dimension const all_runs{runs, kRunColumns * kElementBytes, runs};
+    Dimension const eights{((r.batch - 1) * apart + all_rows) / kRows, kRows * row_bytes,
+                           r.box_rows / kRows};
+    return {encode(r, {run, rows, all_runs, eights, heads}), r.boxes, has_heads,
+            static_cast<int>(apart)};
+  }
   // Of entries with one row each, these are the rows.
   bool const entries_are_rows = has_batch && r.rows <= 1;
   int64_t const rows_apart = !has_batch ? 0 : entries_are_rows ? 1 : r.batch_stride / r.row_stride;

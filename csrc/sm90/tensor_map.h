@@ -20,6 +20,10 @@ enum class Boxes {
   // modulo 2^64. (To move the address that the tensor begins at instead does not do: TMA fails
   // where there is no memory.) Batch entries have to be whole rows apart, and group is 1.
   EndWithRow,
+  // Of eights of rows: all columns of them, run after run of 64, so that a box of 128 columns is
+  // one instruction and not two, and lies in one piece (KeyTiles). All of a box's rows are there,
+  // or none is wanted. Batch entries have to be whole eights apart, and group is 1.
+  OfEights,
 };
 
 constexpr int kClip = 1 << 30;
@@ -42,7 +46,7 @@ struct TensorMapRequest {
 };
 
 // Rows [row, row + rows) of a head, or of a group of heads, of one batch entry. rows: at most a
-// box's, and looked at only where it ends with a row.
+// box's, and looked at only where it ends with a row, or is of eights.
 struct TileCoord {
   int row;
   int rows;
@@ -66,6 +70,12 @@ struct TensorMap {
     bool const ends = boxes == Boxes::EndWithRow;
     return {ends ? kClip - at.rows : 0, head, ends ? batch + at.row + at.rows : at.row,
             ends ? kClip : batch};
+  }
+
+  // The same of a box of eights, which one kernel has all of: it need not ask.
+  FLASH_HD Coordinates eights(TileCoord const& at) const {
+    int const row = at.batch * batch_step + at.row;
+    return {0, 0, at.rows > 0 ? row / 8 : kClip, at.head * head_step};
   }
 };
 

@@ -198,7 +198,7 @@ LONG = [row for row in ROWS if row.long_block_n]
     ("causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (3550, 20))], ids=str
 )
 def test_rows_that_see_many_keys(kernels, row, causal, window):
-    case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=1, sq=130, sk=3800, d=120)
+    case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=2, sq=130, sk=3800, d=120)
     x = make_inputs(case)
     check_dense(kernels, row, x.q, x.k, x.v, causal=causal, window_size=window)
 

@@ -20,6 +20,9 @@ PLAIN = [v for v in ROWS if v.scores == "plain"]
 FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores == "plain"]
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
 HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
+# Of these, some have longer tiles, in boxes of their own, where a table has room for many keys.
+LONG = [row for row in HOPPER if row.long_block_n]
+MANY_KEYS = 7200
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
 
@@ -31,9 +34,19 @@ def str_of(x) -> str:
     return str(getattr(x, "name", x))
 
 
-def check(kernels, row, case: CacheCase) -> None:
+def with_room(table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """For many keys; none is listed there."""
+    more = max(0, MANY_KEYS // page_size - table.shape[1])
+    return torch.nn.functional.pad(table, (0, more), value=-1)
+
+
+def check(kernels, row, case: CacheCase, has_room: bool = False) -> torch.Tensor:
     case = replace(case, dtype=DTYPES[row.dtype], d=row.head_dim, dv=row.head_dim_v)
     x = make_cache(case, "cpu")
+    if has_room:
+        x.extra["block_table"] = with_room(x.extra["block_table"], case.page_size)
+        # Pages of K and V by turns, eights of rows apart.
+        x.k_cache, x.v_cache = torch.stack([x.k_cache, x.v_cache], dim=1).unbind(1)
     ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
     out, lse = calls.cached(
         kernels, row.name, x.q, x.k_cache, x.v_cache, num_splits=None,
@@ -43,6 +56,7 @@ def check(kernels, row, case: CacheCase) -> None:
     )  # fmt: skip
     assert_accurate("out", out, ref.out, standard.out)
     assert_lse("lse", lse, ref.lse)
+    return lse
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
@@ -83,14 +97,55 @@ def test_pages_on_hopper(kernels, row, case):
     check(kernels, row, case if case.sq > 1 else replace(case, h=2, hk=1, sq=70))
 
 
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("pages_of_8", page_size=8, cache_seqlens=(400, 171, 1)),
+        CacheCase("pages_of_16", page_size=16, causal=False, cache_seqlens=(360, -1, 177)),
+        CacheCase("pages_of_24", page_size=24, cache_seqlens=(300, 183, 7)),
+        CacheCase("pages_of_48", page_size=48, causal=False, cache_seqlens=(352, 353, 9)),
+        CacheCase("pages_of_176", page_size=176, cache_seqlens=(700, 256, 33), sinks=True),
+        CacheCase("many", b=1, page_size=16, window=(3550, 0), cache_seqlens=(3801,)),
+    ],
+    ids=id_of,
+)
+def test_long_tiles_of_pages(kernels, row, case):
+    case = replace(case, h=2, hk=2, sq=130)  # heads that share keys would share row blocks
+    lse = check(kernels, row, case, has_room=True)
+    if case.name != "many":
+        assert not torch.equal(lse, check(kernels, row, case))  # sums of other tiles
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+def test_pages_that_are_no_eights_apart(kernels, row):
+    """Nothing but the usual tiles, whatever room there is."""
+    case = CacheCase("apart", page_size=16, cache_seqlens=(300, 183, 7), h=2, hk=2, sq=130,
+                     d=128, dtype=DTYPES[row.dtype])  # fmt: skip
+    x = make_cache(case, "cpu")
+    assert x.k_cache.stride(0) % (8 * x.k_cache.stride(1)) != 0
+    table = x.extra.pop("block_table")
+    lengths = torch.tensor(case.cache_seqlens, dtype=torch.int32)
+    first, second = (
+        calls.cached(kernels, row.name, x.q, x.k_cache, x.v_cache, num_splits=None, causal=True,
+                     cache_seqlens=lengths, block_table=t)
+        for t in (table, with_room(table, 16))
+    )  # fmt: skip
+    assert torch.equal(first[1], second[1])
+
+
 @pytest.mark.parametrize("row", FORWARD, ids=id_of)
 def test_entries_of_a_cache(kernels, row):
     check(kernels, row, CacheCase("entries", sq=70, h=2, hk=1, batch_idx=True, leftpad=(30, 0, 2)))
 
 
-@pytest.mark.parametrize("row", [*PLAIN, *HOPPER], ids=id_of)
+@pytest.mark.parametrize(
+    ("row", "has_room"),
+    [*((row, False) for row in [*PLAIN, *HOPPER]), *((row, True) for row in LONG)],
+    ids=str_of,
+)
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_missing_page_has_no_keys(kernels, row, causal):
+def test_a_missing_page_has_no_keys(kernels, row, has_room, causal):
     """In the interior, where no limit asks for mask code; and masks count the missing keys."""
     n, sq, size = 500, 40, 16
     gen = torch.Generator().manual_seed(0)
@@ -109,6 +164,8 @@ def test_a_missing_page_has_no_keys(kernels, row, causal):
         cache = torch.full((pages, size, 1, x.shape[-1]), float("nan"), dtype=q.dtype)
         cache.view(-1, 1, x.shape[-1])[:n][~missing] = x[0, ~missing]
         caches.append(cache)
+    if has_room:
+        table = with_room(table, size)
     out, lse = calls.cached(
         kernels, row.name, q, *caches, num_splits=None, block_table=table, causal=causal,
         cache_seqlens=torch.tensor([n], dtype=torch.int32),
@@ -124,10 +181,16 @@ def test_a_missing_page_has_no_keys(kernels, row, causal):
 
 
 @pytest.mark.parametrize(
-    ("row", "size"), [*((row, 7) for row in PLAIN), *((row, 8) for row in HOPPER)], ids=str_of
+    ("row", "size", "has_room"),
+    [
+        *((row, 7, False) for row in PLAIN),
+        *((row, 8, False) for row in HOPPER),
+        *((row, 16, True) for row in LONG),
+    ],
+    ids=str_of,
 )
 @pytest.mark.parametrize("has_used", [False, True])
-def test_varlen(kernels, row, size, has_used):
+def test_varlen(kernels, row, size, has_room, has_used):
     """Packed queries, keys in pages, lengths by cu_seqlens_k or by seqused_k."""
     gen = torch.Generator().manual_seed(1)
     dtype = DTYPES[row.dtype]
@@ -156,6 +219,8 @@ def test_varlen(kernels, row, size, has_used):
     tensors = {}
     if any(leftpad):
         tensors["leftpad_k"] = torch.tensor(leftpad, dtype=torch.int32)
+    if has_room:
+        table = with_room(table, size)
     if has_used:
         tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
     out, lse = calls.varlen(

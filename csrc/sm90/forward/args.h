@@ -24,8 +24,10 @@ struct RowPacking {
 // What a launch passes to the kernel.
 struct ForwardArgs {
   TensorMap q;  // boxes of a warpgroup's rows
-  TensorMap k;  // boxes of box_keys keys
+  TensorMap k;  // boxes of box_keys keys; of a kernel for pages only, of eight
   TensorMap v;
+  TensorMap k_eights;  // boxes of box_keys keys with all columns; only of a kernel for pages only
+  TensorMap v_eights;
   TensorMap out;  // boxes of a warp's rows; only where tiles of it are stored
   int box_keys;   // kBlockN; of keys in pages, a power of two that divides it and a page
   RowPacking rows;

@@ -11,9 +11,10 @@ namespace flash::sm90 {
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
 // what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
 // kLongN_: keys of a tile where rows see many, in a kernel of its own; 0: there is none.
+// kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them (pages.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kLongN_, ScoreLevel kScores_, bool kPacked_ = false,
-          bool kSplit_ = false>
+          bool kSplit_ = false, bool kPagesOnly_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -31,6 +32,9 @@ struct ForwardConfig {
   static constexpr int kLongN = kLongN_;
   using Long = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_, kStages_,
                              0, kScores_>;
+  static constexpr bool kPagesOnly = kPagesOnly_;
+  using LongPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_,
+                                  kStages_, 0, kScores_, false, false, true>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.
@@ -47,8 +51,9 @@ struct ForwardConfig {
   using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockN>;
   using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
-  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kStages>;
-  using SmemLayoutV = SmemTilesTransposed<Element, kBlockN, kHeadDimV, kStages>;
+  using SmemLayoutK = typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout;
+  using SmemLayoutV =
+      typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDimV, kStages>::Transposed;
 
   // P·V is waited for between the two rows' exponentials, not behind both. H200, of FA3 over eight
   // sizes: d 64 1.087 instead of 1.076, d 128 0.963 and 0.940, d 192 1.001 and 0.993, d 96 1.073
@@ -65,8 +70,9 @@ struct ForwardConfig {
   static constexpr bool kStoresTiles = !kPacked && kHeadDimV % 64 == 0 && kHasRoom;
   static constexpr int kTileO = kStoresTiles ? kRowsO : 8;  // or next to none
 
-  // Those who load from pages hold two lanes' eight keys each (pages.h).
-  static constexpr bool kServesPages = kBlockN <= 128;
+  // Those who load from pages hold two lanes' eight keys each, or a box (pages.h).
+  static constexpr bool kServesPages = kPagesOnly || kBlockN <= 128;
+  static constexpr int kKeyWords = (kBlockN / 4 + 31) / 32;  // bits of a thread's keys
 };
 
 }  // namespace flash::sm90

@@ -6,6 +6,7 @@
 
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
+#include "core/prefetch.h"
 #include "sm90/forward/consumer.h"
 #include "sm90/forward/describer.h"
 #include "sm90/forward/loader.h"
@@ -20,7 +21,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   let_next_launch_start();
   if (threadIdx.x == 32) {  // on their way while the first row block is looked for
-    for (TensorMap const* const tensor : {&args.q, &args.k, &args.v}) {
+    constexpr bool kEights = Config::kPagesOnly;
+    for (TensorMap const* const tensor :
+         {&args.q, kEights ? &args.k_eights : &args.k, kEights ? &args.v_eights : &args.v}) {
       prefetch_tma_descriptor(&tensor->map);
     }
   }
@@ -28,6 +31,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const blocks = sharing_blocks<Config>(args);
     if (threadIdx.x == 0) {
       smem.init(blocks, args.params.pages.table);
+    }
+  }
+  if constexpr (Config::kSplit) {
+    if (threadIdx.x >= kWarpgroup) {
+      constexpr int kIdle = Config::kThreads - kWarpgroup;
+      prefetch_table(args.params.pages, args.params.seqlens.batch,
+                     int64_t(blockIdx.x) * kIdle + threadIdx.x - kWarpgroup);
     }
   }
   __syncthreads();

@@ -36,7 +36,7 @@ struct Loader {
 
  private:
   __device__ void load(Block const& block, uint32_t number) {
-    int const steps = args.params.pages.table ? 0 : block.range.count();
+    int const steps = Config::kPagesOnly || args.params.pages.table ? 0 : block.range.count();
     int const asks_at = steps - kAhead;
     if (asks_at <= 0) {
       ask();

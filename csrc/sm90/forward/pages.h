@@ -35,6 +35,26 @@ struct KeyEight {
   }
 };
 
+// The same of a kernel for pages only, each of whose lanes has one of a tile's boxes.
+template <class Config>
+struct KeyBox {
+  int first;  // key of the tile
+  int keys;   // of the sequence, from `first` on, but no more than a box has
+  PageSlot slot;
+
+  __device__ KeyBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
+      : first(WarpLanes{}.index() * args.box_keys), slot{PageSlot::kNoPage, 0} {
+    static_assert(Config::kBlockN <= WarpLanes::kCount * KeyEight::kKeys);
+    int const position = block.range.block_at(step) * Config::kBlockN + first;
+    keys = in_tile() ? min(block.keys_at.rows - position, args.box_keys) : 0;
+    if (keys > 0) {
+      slot = KeyPages(args.params.pages, block.tile.batch).slot(position);
+    }
+  }
+
+  __device__ bool in_tile() const { return first < Config::kBlockN; }
+};
+
 // Whether a page of the keys that the row block goes through is missing. By all lanes of a warp.
 template <class Config>
 __device__ bool misses_pages(ForwardArgs const& args, RowBlock<Config> const& block) {
@@ -61,9 +81,11 @@ struct PageLoader {
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   TensorMap const& tensor;
+  TensorMap const& eights;  // the same by boxes of eights, of a kernel for pages only
   Ring<Config::kStages>& ring;
   Element (&buffers)[Config::kStages][kTile];
-  uint32_t* exist;  // where to put what consumers want to know of a tile; null: nowhere
+  // Where to put what consumers want to know of a tile; null: nowhere
+  uint32_t (*exist)[Config::kKeyWords];
 
   __device__ void run() {
     bool const elected = elect_one_sync();
@@ -77,7 +99,11 @@ struct PageLoader {
       }
       int const steps = block.range.count();
       for (int step = 0; step < steps; ++step) {
-        load(block, step, Position(blocks + step), elected);
+        if constexpr (Config::kPagesOnly) {
+          load_eights(block, step, Position(blocks + step), elected);
+        } else {
+          load(block, step, Position(blocks + step), elected);
+        }
       }
       blocks += steps;
       smem.described.release(at);
@@ -93,7 +119,7 @@ struct PageLoader {
     Barrier& full = ring.full(at.stage);
     if (elected) {
       if (exist) {
-        exist[at.in_two_rounds()] = existing;
+        exist[at.in_two_rounds()][0] = existing;
       }
       full.arrive_and_expect_tx(kTile * sizeof(Element));
     }
@@ -107,16 +133,68 @@ struct PageLoader {
     }
     __syncwarp();
   }
+
+  __device__ void load_eights(RowBlock<Config> const& block, int step, Position at, bool elected) {
+    KeyBox<Config> const box(args, block, step);
+    ring.wait_empty(at);
+    bool const has_page = uint32_t(box.slot.page) < uint32_t(args.params.pages.count);
+    tell_existing(at, has_page, elected);
+    Barrier& full = ring.full(at.stage);
+    if (elected) {
+      full.arrive_and_expect_tx(kTile * sizeof(Element));
+    }
+    __syncwarp();
+    constexpr auto kHint = TMA::CacheHintSm90::EVICT_LAST;
+    TileCoord at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head, box.slot.page};
+    Element* const target = buffers[at.stage] + box.first * kColumns;
+    bool const ends = at_keys.rows > 0 && at_keys.rows < args.box_keys;
+    if (box.in_tile() && !ends) {
+      auto const c = eights.eights(at_keys);
+      SM90_TMA_LOAD_5D::copy(&eights.map, reinterpret_cast<uint64_t*>(&full),
+                             static_cast<uint64_t>(kHint), target, 0, c.c1, c.c2, c.c3, c.c4);
+    }
+    // The sequence's last keys: what lies behind them in the page is not read.
+    if (ends) {
+#pragma unroll 1
+      for (int key = 0; key < args.box_keys; key += KeyEight::kKeys) {
+        TileCoord const eight{at_keys.row + key, min(max(at_keys.rows - key, 0), KeyEight::kKeys),
+                              at_keys.head, at_keys.batch};
+        load_tile<KeyEight::kKeys, kColumns>(tensor, eight, target + key * kColumns, full, kHint);
+      }
+    }
+    __syncwarp();
+  }
+
+  // By all lanes, each of which knows whether its box has a page.
+  __device__ void tell_existing(Position at, bool has_page, bool elected) const {
+    if (!exist) {
+      return;
+    }
+#pragma unroll
+    for (int word = 0; word < Config::kKeyWords; ++word) {
+      int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyEight::kKeys;
+      int const box = key / KeyEight::kKeys >> (args.box_keys / KeyEight::kKeys - 1);  // 8 or 16
+      uint32_t const existing =
+          __ballot_sync(WarpLanes::kAll, __shfl_sync(WarpLanes::kAll, int(has_page), box));
+      if (elected) {
+        exist[at.in_two_rounds()][word] = existing;
+      }
+    }
+  }
 };
 
 template <class Config>
 __device__ void load_k_from_pages(ForwardArgs const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileK>{args, smem, args.k, smem.k_ring, smem.k, smem.exist}.run();
+  PageLoader<Config, Config::kTileK>{args,        smem,   args.k,    args.k_eights,
+                                     smem.k_ring, smem.k, smem.exist}
+      .run();
 }
 
 template <class Config>
 __device__ void load_v_from_pages(ForwardArgs const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileV>{args, smem, args.v, smem.v_ring, smem.v, nullptr}.run();
+  PageLoader<Config, Config::kTileV>{args,        smem,   args.v, args.v_eights,
+                                     smem.v_ring, smem.v, nullptr}
+      .run();
 }
 
 }  // namespace flash::sm90

@@ -22,7 +22,7 @@ struct SharedStorage {
   Ring<Config::kStages> v_ring;
   // Of each tile of keys, those that exist (pages.h); for two rounds of the ring, because K's
   // buffer is free before its scores are masked.
-  uint32_t exist[2 * Config::kStages];
+  uint32_t exist[2 * Config::kStages][Config::kKeyWords];
   // Four: the next may be described while Q of one is waited for and the one before is computed,
   // and a warp that is late may still be storing the one before that.
   static constexpr int kDescriptions = 4;
@@ -50,8 +50,10 @@ struct SharedStorage {
     described.init(kPageWarps);
     asked.init(1);
     cutlass::arch::fence_barrier_init();
-    for (uint32_t& keys : exist) {
-      keys = ~uint32_t{0};
+    for (auto& tile : exist) {
+      for (uint32_t& keys : tile) {
+        keys = ~uint32_t{0};
+      }
     }
   }
 };
