@@ -231,3 +231,70 @@ def test_a_mixed_batch_in_a_graph_and_beside_itself(cuda):
         torch.cuda.synchronize()
         for out in outs:
             assert_bitwise("out", out, expected)
+
+
+def test_a_cache_of_more_elements_than_an_int_counts(cuda):
+    """Keys lie in its first pages and in its last ones; a chunk, a draft and single tokens."""
+    pages = 2**31 // (16 * HEADS_KV * DIM) + 64
+    needed = 8 * pages * 16 * HEADS_KV * DIM  # bytes; twice the two caches, and some
+    if torch.cuda.mem_get_info(cuda)[0] < 2 * needed:
+        pytest.skip(f"{2 * needed >> 30} GiB are not free")
+    cache = Cache.empty(4, pages, 16, cuda)
+    cache.free = [n for i in range(30) for n in (i, pages - 1 - i)]
+    counts = (130, 4, 1, 1)
+    for b, length in enumerate((180, 100, 33, 200)):
+        cache.reserve(b, length)
+        cache.write(b, randn(length, 2, HEADS_KV, DIM, device=cuda))
+    cu_q = [0, *torch.tensor(counts).cumsum(0).tolist()]
+    q = randn(cu_q[-1], HEADS, DIM, device=cuda)
+    out = flash_attn_varlen_func(
+        q, *cache.inside, ints(cu_q, cuda), ints(cache.keys()[2], cuda), max(counts), 208,
+        causal=True, block_table=cache.table(13, cuda),
+    )  # fmt: skip
+    assert_recomputed(cache, q, cu_q, out)
+    lengths = [len(rows) for rows in cache.rows]
+    new = randn(4, 2, HEADS_KV, DIM, device=cuda)
+    for b in range(4):
+        cache.reserve(b, 1)
+    out = flash_attn_with_kvcache(
+        q[:4, None], *cache.inside, new[:, None, 0], new[:, None, 1], causal=True,
+        cache_seqlens=ints(lengths, cuda), block_table=cache.table(14, cuda),
+    )  # fmt: skip
+    for b in range(4):
+        cache.rows[b].append(new[b])
+    assert_recomputed(cache, q[:4], [*range(5)], out[:, 0])
+    cache.assert_intact()
+
+
+def test_many_graphs(cuda):
+    """Each has counters of its own for the pieces of its calls, and gives them back when it is
+    gone: those of its successors are at 0."""
+    cache = filled([1900, 700], cuda)
+    width = 120
+    q = randn(2, 1, HEADS, DIM, device=cuda)
+    used, table = ints([1900, 700], cuda), cache.table(width, cuda)
+
+    def step() -> Tensor:
+        return flash_attn_with_kvcache(
+            q, *cache.inside, cache_seqlens=used, block_table=table, causal=True, num_splits=6
+        )
+
+    def capture() -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        return graph, out
+
+    expected = step()
+    graphs = [capture() for _ in range(200)]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    for _ in range(2):
+        torch.cuda.synchronize()
+        for n, (graph, _) in enumerate(graphs):
+            with torch.cuda.stream(streams[n % len(streams)]):
+                graph.replay()
+        torch.cuda.synchronize()
+        for _, out in graphs:
+            assert_bitwise("out", out, expected)
+        del graphs[50:150]
+        graphs += [capture() for _ in range(100)]

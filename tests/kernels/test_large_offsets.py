@@ -63,3 +63,29 @@ def test_strides(kernels, strides):
         attention(x.q, x.k, x.v, causal=True)[2]
         for attention in (attention_ref, standard_attention)
     ))  # fmt: skip
+
+
+@pytest.mark.parametrize("sq", [1, 70])
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_caches(kernels, sq, has_pages):
+    """Pages, or entries of a cache, that are so far apart."""
+    gen = torch.Generator().manual_seed(5)
+    q = torch.randn(1, sq, 4, 64, generator=gen).to(BF16)
+    k, v = torch.randn(2, 3, 80, 2, 64, generator=gen).to(BF16)
+    sparse = Sparse(2 * 3 * FAR)
+    caches = [sparse.copy(x, (FAR, 128, 64, 1)) for x in (k, v)]
+    order = torch.tensor([2, 0, 1], dtype=torch.int32)
+    tensors = {"block_table": order[None]} if has_pages else {"cache_batch_idx": order[:1]}
+    keys = [x[order.long()].flatten(0, 1)[: 200 if has_pages else 75][None] for x in (k, v)]
+    rows = ["decode_sm80_bf16_d64_plain"] if sq == 1 else ["fwd_sm90_bf16_d64_plain"]
+    if sq > 1:
+        rows += ["paged_sm80_bf16_d64_plain" if has_pages else "fwd_sm80_bf16_d64_plain"]
+    expected, expected_lse, _ = attention_ref(q, *keys, causal=True)
+    standard, _, _ = standard_attention(q, *keys, causal=True)
+    for row in rows:
+        out, lse = calls.cached(
+            kernels, row, q, *caches, num_splits=3 if sq == 1 else None, causal=True,
+            cache_seqlens=torch.tensor([keys[0].shape[1]], dtype=torch.int32), **tensors,
+        )  # fmt: skip
+        assert_accurate("out", out, expected, standard)
+        assert_lse("lse", lse, expected_lse)
