@@ -194,7 +194,8 @@ inline bool sees_many_keys(FwdParams const& p) {
 template <class Config>
 bool has_pages_of_eights(FwdParams const& p) {
   constexpr int kLarge = 64;
-  if (p.pages.page_size.divisor % kLarge == 0) {
+  // Beside decode memory is what all wait for.
+  if (p.pages.page_size.divisor % kLarge == 0 || p.seqlens.few_q > 0) {
     return false;
   }
   auto const eights = [&](TensorView<const void> const& x) {
