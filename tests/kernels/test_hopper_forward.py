@@ -195,6 +195,29 @@ LONG = [row for row in ROWS if row.long_block_n]
 
 @pytest.mark.parametrize("row", LONG, ids=id_of)
 @pytest.mark.parametrize(
+    ("more", "is_long"),
+    [
+        ({}, True),
+        ({"right": 0}, True),  # causal: half of them
+        ({"right": 0, "seqlen_q": 4096, "seqlen_k": 4096}, False),
+        ({"left": 1023, "right": 0}, False),
+        ({"seqlen_q": 2048, "seqlen_k": 2048}, False),
+        ({"heads_kv": 2, "seqlen_q": 8}, False),  # heads that share row blocks
+        ({"key_splits": 4}, False),
+        ({"block_table": 1, "page_size": 16}, False),
+    ],
+    ids=str,
+)
+def test_which_tile_a_call_takes(kernels, row, more, is_long):
+    """As explain and FLASH_ATTN_LOG say it."""
+    call = dict(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16)
+    call = calls.problem(**call | more) | {"q": (0, 0, 0, 128)}
+    expected = row.long_block_n if is_long else row.block_n
+    assert kernels.keys_of_tile(row.name, call) == expected
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize(
     ("causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (3550, 20))], ids=str
 )
 def test_rows_that_see_many_keys(kernels, row, causal, window):

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "host/head_packing.h"
 #include "host/launch_kernel.h"
+#include "host/long_tiles.h"
 #include "host/places.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
@@ -89,14 +89,11 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
 // Rows of a warpgroup: queries of one head, or of all heads of a KV head, whichever is less work.
 template <class Config>
 RowPacking row_packing(FwdParams const& params) {
+  bool const plain = Config::kScores == ScoreLevel::Plain;
+  int const queries = packed_queries(params, Config::kBlockM, plain);
   int const group = params.heads_q / std::max(params.heads_kv, 1);
-  // Hooks look at one head a row block, and a box needs heads that are apart.
-  bool const can = Config::kScores == ScoreLevel::Plain && group > 1 && group <= kWarpgroupRows &&
-                   params.q.head_stride != 0;
-  int const queries = can ? kWarpgroupRows / group : 0;
-  ForwardTile const tile = better_tile(params, Config::kBlockM, Config::kConsumers * queries);
-  return tile.block_m == Config::kBlockM ? RowPacking{FastDiv(1), kWarpgroupRows}
-                                         : RowPacking{FastDiv(group), queries};
+  return queries == 0 ? RowPacking{FastDiv(1), kWarpgroupRows}
+                      : RowPacking{FastDiv(group), queries};
 }
 
 template <class Config>
@@ -162,14 +159,6 @@ void launch_split(FwdParams const& params, LaunchContext const& context) {
       params);
 }
 
-// Whether longer tiles pay, of which short rows leave more unused, and hide less behind each other.
-inline bool sees_many_keys(FwdParams const& p) {
-  constexpr double kMany = 3500;
-  // An average length says nothing about one sequence.
-  bool const may = !p.pages.table && !(p.batch_invariant && p.seqlens.cu_q);
-  return may && keys_seen(p) >= kMany;
-}
-
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kScores == ScoreLevel::Plain) {
@@ -184,7 +173,7 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
     }
   }
   if constexpr (Config::kLongN > 0) {
-    if (sees_many_keys(params)) {
+    if (sees_many_keys(params, Config::kLongFrom)) {
       return launch<typename Config::Long>(params, context, rows);
     }
   }
