@@ -1,6 +1,7 @@
 // Types of one sm90 forward kernel: everything that follows from its row in the variant table.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "core/score_level.h"
@@ -59,12 +60,24 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // O goes out by TMA where shared memory has room for it (store_tile.h): 227 KiB, less barriers.
+  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for,
+  // which is 227 KiB, less barriers, or, if it has none, all from the last keys' buffers
+  // (last_buffers.h). Other columns go out from registers. H200, of FA3: d 192/128 1.022 without,
+  // 1.028 with 64 columns, 1.016 by buffers; d 192 of 112 keys 0.996 without, 1.008 by buffers.
+  static constexpr int kRoom =
+      (224 << 10) / int(sizeof(Element)) - kConsumers * kTileQ - kStages * (kTileK + kTileV);
+  static constexpr int kRunsWithRoom = std::min(kRoom / (kBlockM * 64), kHeadDimV / 64);
+  static constexpr bool kCanStage = !kPacked && kHeadDimV % 64 == 0;
   static constexpr int kRowsO = kWarpgroupRows * kHeadDimV;
-  static constexpr bool kHasRoom =
-      kConsumers * (kTileQ + kRowsO) + kStages * (kTileK + kTileV) <= (224 << 10) / sizeof(Element);
-  static constexpr bool kStoresTiles = !kPacked && kHeadDimV % 64 == 0 && kHasRoom;
-  static constexpr int kTileO = kStoresTiles ? kRowsO : 8;  // or next to none
+  static constexpr bool kOutInBuffers = kCanStage && kRunsWithRoom == 0 && kConsumers == 2 &&
+                                        kRowsO <= kTileK && kRowsO <= kTileV;
+  static constexpr int kTileColumns = kOutInBuffers ? kHeadDimV
+                                      : kCanStage   ? kRunsWithRoom * 64
+                                                    : 0;
+  static constexpr bool kStoresTiles = kTileColumns > 0;
+  // Or next to none.
+  static constexpr int kTileO =
+      kStoresTiles && !kOutInBuffers ? kWarpgroupRows * kTileColumns : 8;
 
   // Those who load from pages hold two lanes' eight keys each (pages.h).
   static constexpr bool kServesPages = kBlockN <= 128;
