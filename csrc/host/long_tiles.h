@@ -9,9 +9,9 @@
 
 namespace flash {
 
-// How much longer the sequence of an average key is than an average sequence, at least: as if all but
-// the longest were alike. 1 where the longest is said to have all keys, or more: who says that does
-// not know.
+// How much longer the sequence of an average key is than an average sequence, at least: as if all
+// but the longest were alike. 1 where the longest is said to have all keys, or more: who says that
+// does not know.
 inline double skew(Seqlens const& s) {
   double const all = double(s.total_k), longest = s.seqlen_k;
   if (!s.cu_k || s.in_pages || s.batch < 2 || longest >= all) {

@@ -69,15 +69,14 @@ struct ForwardConfig {
   static constexpr int kRunsWithRoom = std::min(kRoom / (kBlockM * 64), kHeadDimV / 64);
   static constexpr bool kCanStage = !kPacked && kHeadDimV % 64 == 0;
   static constexpr int kRowsO = kWarpgroupRows * kHeadDimV;
-  static constexpr bool kOutInBuffers = kCanStage && kRunsWithRoom == 0 && kConsumers == 2 &&
-                                        kRowsO <= kTileK && kRowsO <= kTileV;
+  static constexpr bool kOutInBuffers =
+      kCanStage && kRunsWithRoom == 0 && kConsumers == 2 && kRowsO <= kTileK && kRowsO <= kTileV;
   static constexpr int kTileColumns = kOutInBuffers ? kHeadDimV
                                       : kCanStage   ? kRunsWithRoom * 64
                                                     : 0;
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // Or next to none.
-  static constexpr int kTileO =
-      kStoresTiles && !kOutInBuffers ? kWarpgroupRows * kTileColumns : 8;
+  static constexpr int kTileO = kStoresTiles && !kOutInBuffers ? kWarpgroupRows * kTileColumns : 8;
 
   // Those who load from pages hold two lanes' eight keys each (pages.h).
   static constexpr bool kServesPages = kBlockN <= 128;

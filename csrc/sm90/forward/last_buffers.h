@@ -1,8 +1,8 @@
-// O on its way out lies in the buffers of the row block's last keys, where shared memory has room for
-// nothing else: the first warpgroup's in K's, the second's in V's. Both are free by then, or nearly:
-// products start in turns, so the second's last with K is under way before the first's last with V,
-// which in turn is before the second's. The loader gets them back when TMA has read them, which is
-// asked after the next row block's first product was started.
+// O on its way out lies in the buffers of the row block's last keys, where shared memory has room
+// for nothing else: the first warpgroup's in K's, the second's in V's. Both are free by then, or
+// nearly: products start in turns, so the second's last with K is under way before the first's last
+// with V, which in turn is before the second's. The loader gets them back when TMA has read them,
+// which is asked after the next row block's first product was started.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

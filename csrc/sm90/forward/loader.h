@@ -42,7 +42,8 @@ struct Loader {
       ask();
     }
     // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not. The second
-    // K may have to wait for O of the row block before, which is in its place; the first V does not.
+    // K may have to wait for O of the row block before, which is in its place; the first V does
+    // not.
     bool const late = Config::kOutInBuffers && steps > 0;
     for (int step = 0; step <= steps; ++step) {
       if (late && step == 1) {

@@ -10,8 +10,8 @@
 
 namespace flash::sm90 {
 
-// Writes O [rows, kTileColumns] of a warpgroup. Each warp has its 16 rows to itself, so that none waits
-// for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
+// Writes O [rows, kTileColumns] of a warpgroup. Each warp has its 16 rows to itself, so that none
+// waits for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
 template <class Config>
 __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& block,
                            typename Config::Element* tile, int warpgroup, int thread,
