@@ -44,7 +44,16 @@ _PARAMS = {"paged": "Fwd"}
 # What a direction's config, or an architecture's of it, is made of, after the element type.
 _CONFIG = {
     "fwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
-    "fwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages", "long_block_n"),
+    "fwd_sm90": (
+        "head_dim",
+        "head_dim_v",
+        "block_m",
+        "block_n",
+        "warps",
+        "stages",
+        "long_block_n",
+        "long_from",
+    ),
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
@@ -69,8 +78,8 @@ void launch_{name}({params} const&, LaunchContext const&);
 
 _ROW = """\
       {{"{name}", Direction::{Direction}, {sm}, "{dtype}", {head_dim}, {head_dim_v},
-       {block_m}, {block_n}, {warps}, {stages}, "{scores}", "{why}", smem_{name}, {cluster},
-       {{.{member} = launch_{name}}}}},
+       {block_m}, {block_n}, {warps}, {stages}, "{scores}", "{why}", {long_block_n}, {long_from},
+       smem_{name}, {cluster}, {{.{member} = launch_{name}}}}},
 """
 
 _REGISTRY = """\

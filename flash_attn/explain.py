@@ -361,9 +361,12 @@ def _ask_library(problem: _Problem) -> Explanation:
         why += "; rows of the cache are read element by element"
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
+    block_n, splits = variant["block_n"], answer["splits"]
+    if variant["direction"] == "fwd":
+        block_n, splits = backend.library.explain_tile(variant["name"], *_extent(problem))
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
-        (variant["block_m"], variant["block_n"]), answer["splits"], tuple(rejected), variant,
+        (variant["block_m"], block_n), splits, tuple(rejected), variant,
         slow=_slow_on_gpu(problem, variant, major, padded),
     )  # fmt: skip
     if answer is few or few is None:
@@ -371,6 +374,18 @@ def _ask_library(problem: _Problem) -> Explanation:
     return replace(
         explanation, splits=few["splits"], few_queries=few["few_queries"],
         few_kernel=few["variant"]["name"],
+    )  # fmt: skip
+
+
+def _extent(problem: _Problem) -> tuple:
+    """What a forward's row chooses its tile by."""
+    device = torch.cuda.get_device_properties(problem.q.device)
+    left, right = problem.window_size
+    total_q, total_k = (x.shape[0] if problem.packed else -1 for x in (problem.q, problem.k))
+    return (
+        device.multi_processor_count, problem.batch, problem.longest_q, problem.capacity,
+        problem.q.shape[-2], problem.k.shape[-2], total_q, total_k, left,
+        0 if problem.causal else right, problem.page_size, problem.batch_invariant,
     )  # fmt: skip
 
 

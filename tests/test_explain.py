@@ -29,6 +29,9 @@ ROW = {
 }
 
 
+LONG_BLOCK_N = 176  # of the row's kernel for rows that see many keys
+
+
 class Library:
     """Stands in for flash_attn._C: one kernel, for plain bf16 attention of head dim 64, and one for
     a single query of it."""
@@ -36,6 +39,7 @@ class Library:
     def __init__(self, cuda: int = 13000):
         self.asked: list[tuple] = []
         self.asked_about_decode: list[tuple] = []
+        self.asked_about_tile: list[tuple] = []
         self.packed_batches: list[tuple] = []
         self.cuda = cuda
 
@@ -58,6 +62,10 @@ class Library:
 
     def explain_forward(self, *request) -> str:
         return self._select(request, ROW)
+
+    def explain_tile(self, name: str, *extent) -> tuple[int, int]:
+        self.asked_about_tile.append(extent)
+        return (ROW["block_n"], 1) if extent[3] < 4096 else (LONG_BLOCK_N, 3)
 
     def explain_backward(self, *request) -> str:
         return self._select(request, ROW | {"name": "bwd_test", "direction": "bwd"})
@@ -190,6 +198,23 @@ def test_cuda_picks_a_variant(library):
     assert choice.variant == ROW
     for words in (ROW["name"], "128 rows x 64 keys", "splits     1", "sm_90"):
         assert words in str(choice)
+
+
+def test_cuda_tile_depends_on_the_keys(library):
+    """A row may have a kernel of longer tiles, and cut the keys of few rows."""
+    q, k = fake("cuda", (2, 100, 4, 64), (2, 4096, 2, 64))
+    choice = flash_attn.explain(q, k, k, causal=True, window_size=(7, 9))
+    assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
+    assert library.asked_about_tile == [(132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False)]
+    assert flash_attn.explain(*qkv()).tile == (128, 64)
+    assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
+    assert len(library.asked_about_tile) == 2
+
+
+def test_cuda_tile_of_packed_sequences(library):
+    tensors, options = packed(7)
+    assert flash_attn.explain(*tensors, **options).tile == (128, 64)
+    assert library.asked_about_tile == [(132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False)]
 
 
 def test_cuda_says_what_was_rejected(library):

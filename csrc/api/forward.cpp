@@ -201,12 +201,12 @@ void launch_forward(Tensor const& q, FwdParams p) {
   Variant const& variant =
       select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
               p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
-  trace_launch(p, variant);
   int const splits = key_splits(p, variant, device);
   Scratch const workspace(q, key_splits_workspace(p, splits), ScalarType::Float);
   if (splits > 1) {
     p.splits = place_key_splits(p, splits, workspace.data<float>());
   }
+  trace_launch(p, variant);
   (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
       p, {device, current_stream(q), variant.name});
 }

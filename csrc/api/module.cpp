@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "api/direct.h"
 #include "host/decode_plan.h"
 #include "host/error.h"
+#include "host/key_splits.h"
+#include "host/long_tiles.h"
 #include "host/select.h"
 
 namespace flash::api {
@@ -127,6 +130,36 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   return selection_json(selection, splits, p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
 }
 
+PyObject* explain_tile(PyObject*, PyObject* args) {
+  DeviceInfo device{};
+  FwdParams p{};
+  char const* name = nullptr;
+  int page_size = 0, batch_invariant = 0;
+  long long total_q = 0, total_k = 0;
+  if (!PyArg_ParseTuple(args, "siiiiiLLiiiip", &name, &device.sm_count, &p.seqlens.batch,
+                        &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q,
+                        &total_k, &p.mask.left, &p.mask.right, &page_size, &batch_invariant)) {
+    return nullptr;
+  }
+  static int const something = 0;  // of tensors it counts whether they are there
+  p.q.head_stride = 1;             // so that heads are apart
+  p.seqlens.cu_q = total_q >= 0 ? &something : nullptr;
+  p.seqlens.total_q = std::max(total_q, 0LL);
+  p.seqlens.cu_k = total_k >= 0 ? &something : nullptr;
+  p.seqlens.total_k = std::max(total_k, 0LL);
+  p.seqlens.in_pages = page_size > 0;
+  p.pages.table = page_size ? &something : nullptr;
+  p.batch_invariant = batch_invariant;
+  for (Variant const& row : variants()) {
+    if (std::string_view(row.name) == name) {
+      p.splits.count = FastDiv(key_splits(p, row, device));
+      return Py_BuildValue("ii", keys_of_tile(row, p), static_cast<int>(p.splits.count.divisor));
+    }
+  }
+  PyErr_SetString(PyExc_ValueError, concat("no row ", name).c_str());
+  return nullptr;
+}
+
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
 
 PyMethodDef methods[] = {
@@ -143,6 +176,12 @@ PyMethodDef methods[] = {
      "serves. total_q: of a packed batch, else -1. odd_rows: of a cache, no multiples of 16 bytes. "
      "few_queries: if not 0, this is about sequences of no more queries, and the forward kernel "
      "serves the others."},
+    {"explain_tile", explain_tile, METH_VARARGS,
+     "(name, sm_count, batch, seqlen_q, seqlen_k, heads, heads_kv, total_q, total_k, left, right, "
+     "page_size, batch_invariant) -> the keys of the tile with which the forward's row of that "
+     "name "
+     "serves the call, and the parts that keys are cut into. total_q, total_k: of what is packed, "
+     "else -1."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

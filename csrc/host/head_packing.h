@@ -50,4 +50,15 @@ inline ForwardTile better_tile(FwdParams const& p, int block_m, int packed_block
   return pays ? packed : apart;
 }
 
+// Of a row block of Hopper's forward: the queries that 64 of its rows are, if each is there with
+// all heads that share its KV head; 0: a row is a query.
+inline int packed_queries(FwdParams const& p, int block_m, bool plain) {
+  constexpr int kRows = 64;
+  int const group = p.heads_q / std::max(p.heads_kv, 1);
+  // Hooks look at one head a row block, and a box needs heads that are apart.
+  bool const can = plain && group > 1 && group <= kRows && p.q.head_stride != 0;
+  int const queries = can ? kRows / group : 0;
+  return better_tile(p, block_m, block_m / kRows * queries).block_m == block_m ? 0 : queries;
+}
+
 }  // namespace flash

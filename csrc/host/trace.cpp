@@ -8,6 +8,7 @@
 #include <string>
 
 #include "host/error.h"
+#include "host/long_tiles.h"
 
 namespace flash {
 namespace {
@@ -33,11 +34,12 @@ std::string describe(HeadGroup const& group) {
   return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
 }
 
-void trace(std::string const& problem, Variant const& variant) {
+// block_n: keys of the row's tile that serves it.
+void trace(std::string const& problem, Variant const& variant, int block_n) {
   static std::mutex mutex;
   static std::set<std::string> seen;
   std::string const line = concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x",
-                                  variant.block_n, ", ", variant.warps, " warps, ", variant.stages,
+                                  block_n, ", ", variant.warps, " warps, ", variant.stages,
                                   " stages, ", variant.smem_bytes / 1024, " KiB shared)");
   std::lock_guard<std::mutex> const lock(mutex);
   if (seen.insert(line).second) {
@@ -49,13 +51,13 @@ void trace(std::string const& problem, Variant const& variant) {
 
 void trace_launch(FwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params), variant);
+    trace(describe(params), variant, keys_of_tile(variant, params));
   }
 }
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params) + describe(params.group), variant);
+    trace(describe(params) + describe(params.group), variant, variant.block_n);
   }
 }
 

@@ -60,6 +60,8 @@ struct Variant {
   int stages;
   char const* scores;  // "plain", "full"
   char const* why;
+  int long_block_n;  // keys of a tile where rows see long_from of them; 0: as elsewhere
+  int long_from;
   int smem_bytes;
   int cluster;  // thread blocks that share a tile
   Launch launch;

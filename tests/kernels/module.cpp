@@ -19,6 +19,7 @@
 #include "host/head_packing.h"
 #include "host/key_splits.h"
 #include "host/launch_kernel.h"
+#include "host/long_tiles.h"
 #include "host/select.h"
 #include "host/workspace.h"
 #include "probabilities/launch.h"
@@ -239,6 +240,13 @@ int key_splits(std::string const& name, py::dict const& call, int sm_count) {
   return flash::key_splits(forward_params(call), find(name), device);
 }
 
+// Keys of the tile with which a row of Hopper's forward serves a call.
+int keys_of_tile(std::string const& name, py::dict const& call) {
+  flash::FwdParams p = forward_params(call);
+  p.splits.count = flash::FastDiv(number<int>(call, "key_splits", 1));
+  return flash::keys_of_tile(find(name), p);
+}
+
 // Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
 int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
   flash::DeviceInfo device{};
@@ -349,6 +357,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("keys_of_tile", &keys_of_tile, py::arg("name"), py::arg("call"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));
   m.def("few_queries", &few_queries, py::arg("call"), py::arg("num_splits"), py::arg("sm"),

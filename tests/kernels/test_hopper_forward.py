@@ -191,6 +191,36 @@ def test_a_cache_of_one_row(kernels, row):
 
 
 LONG = [row for row in ROWS if row.long_block_n]
+PACKED = dict(cu_q=1, cu_k=1, total_q=32768, total_k=32768, batch=257, seqlen_k=16384)
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize(
+    ("more", "is_long"),
+    [
+        ({}, True),
+        ({"right": 0}, True),  # causal: half of them
+        ({"right": 0, "seqlen_q": 2048, "seqlen_k": 2048}, False),
+        ({"left": 1023, "right": 0}, False),
+        ({"seqlen_q": 1024, "seqlen_k": 1024}, False),
+        ({"heads_kv": 2, "seqlen_q": 8}, False),  # heads that share row blocks
+        ({"key_splits": 4}, False),
+        ({"block_table": 1, "page_size": 16}, False),
+        (PACKED, True),  # most rows are those of one long sequence
+        (PACKED | {"right": 0}, True),
+        (PACKED | {"left": 16000, "right": 0}, False),
+        (PACKED | {"seqlen_k": 4096}, False),
+        (PACKED | {"seqlen_k": 1 << 16}, False),  # nobody knows
+        (PACKED | {"batch_invariant": True}, False),
+    ],
+    ids=str,
+)
+def test_which_tile_a_call_takes(kernels, row, more, is_long):
+    """As explain and FLASH_ATTN_LOG say it."""
+    call = dict(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16)
+    call = calls.problem(**call | more) | {"q": (0, 0, 0, 128)}
+    expected = row.long_block_n if is_long else row.block_n
+    assert kernels.keys_of_tile(row.name, call) == expected
 
 
 @pytest.mark.parametrize("row", LONG, ids=id_of)

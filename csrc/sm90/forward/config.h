@@ -1,6 +1,7 @@
 // Types of one sm90 forward kernel: everything that follows from its row in the variant table.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "core/score_level.h"
@@ -10,10 +11,11 @@ namespace flash::sm90 {
 
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
 // what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
-// kLongN_: keys of a tile where rows see many, in a kernel of its own; 0: there is none.
-// kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them (pages.h).
+// kLongN_: keys of a tile where rows see kLongFrom_ or more, in a kernel of its own; 0: there is
+// none. kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them
+// (pages.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, int kLongN_, ScoreLevel kScores_, bool kPacked_ = false,
+          int kStages_, int kLongN_, int kLongFrom_, ScoreLevel kScores_, bool kPacked_ = false,
           bool kSplit_ = false, bool kPagesOnly_ = false>
 struct ForwardConfig {
   using Element = Element_;
@@ -25,16 +27,16 @@ struct ForwardConfig {
   static constexpr int kStages = kStages_;  // buffers for K, and for V
   static constexpr bool kPacked = kPacked_;
   using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                               kStages_, kLongN_, kScores_, true>;
+                               kStages_, kLongN_, kLongFrom_, kScores_, true>;
   static constexpr bool kSplit = kSplit_;
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kLongN_, kScores_, true, true>;
-  static constexpr int kLongN = kLongN_;
+                              kStages_, kLongN_, kLongFrom_, kScores_, true, true>;
+  static constexpr int kLongN = kLongN_, kLongFrom = kLongFrom_;
   using Long = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_, kStages_,
-                             0, kScores_>;
+                             0, 0, kScores_>;
   static constexpr bool kPagesOnly = kPagesOnly_;
   using LongPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_,
-                                  kStages_, 0, kScores_, false, false, true>;
+                                  kStages_, 0, 0, kScores_, false, false, true>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.
@@ -63,12 +65,23 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // O goes out by TMA where shared memory has room for it (store_tile.h): 227 KiB, less barriers.
+  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for,
+  // which is 227 KiB, less barriers, or, if it has none, all from the last keys' buffers
+  // (last_buffers.h). Other columns go out from registers. H200, of FA3: d 192/128 1.022 without,
+  // 1.028 with 64 columns, 1.016 by buffers; d 192 of 112 keys 0.996 without, 1.008 by buffers.
+  static constexpr int kRoom =
+      (224 << 10) / int(sizeof(Element)) - kConsumers * kTileQ - kStages * (kTileK + kTileV);
+  static constexpr int kRunsWithRoom = std::min(kRoom / (kBlockM * 64), kHeadDimV / 64);
+  static constexpr bool kCanStage = !kPacked && kHeadDimV % 64 == 0;
   static constexpr int kRowsO = kWarpgroupRows * kHeadDimV;
-  static constexpr bool kHasRoom =
-      kConsumers * (kTileQ + kRowsO) + kStages * (kTileK + kTileV) <= (224 << 10) / sizeof(Element);
-  static constexpr bool kStoresTiles = !kPacked && kHeadDimV % 64 == 0 && kHasRoom;
-  static constexpr int kTileO = kStoresTiles ? kRowsO : 8;  // or next to none
+  static constexpr bool kOutInBuffers =
+      kCanStage && kRunsWithRoom == 0 && kConsumers == 2 && kRowsO <= kTileK && kRowsO <= kTileV;
+  static constexpr int kTileColumns = kOutInBuffers ? kHeadDimV
+                                      : kCanStage   ? kRunsWithRoom * 64
+                                                    : 0;
+  static constexpr bool kStoresTiles = kTileColumns > 0;
+  // Or next to none.
+  static constexpr int kTileO = kStoresTiles && !kOutInBuffers ? kWarpgroupRows * kTileColumns : 8;
 
   // Those who load from pages hold two lanes' eight keys each, or a box (pages.h).
   static constexpr bool kServesPages = kPagesOnly || kBlockN <= 128;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "host/head_packing.h"
 #include "host/launch_kernel.h"
+#include "host/long_tiles.h"
 #include "host/places.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
@@ -102,14 +102,11 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
 // Rows of a warpgroup: queries of one head, or of all heads of a KV head, whichever is less work.
 template <class Config>
 RowPacking row_packing(FwdParams const& params) {
+  bool const plain = Config::kScores == ScoreLevel::Plain;
+  int const queries = packed_queries(params, Config::kBlockM, plain);
   int const group = params.heads_q / std::max(params.heads_kv, 1);
-  // Hooks look at one head a row block, and a box needs heads that are apart.
-  bool const can = Config::kScores == ScoreLevel::Plain && group > 1 && group <= kWarpgroupRows &&
-                   params.q.head_stride != 0;
-  int const queries = can ? kWarpgroupRows / group : 0;
-  ForwardTile const tile = better_tile(params, Config::kBlockM, Config::kConsumers * queries);
-  return tile.block_m == Config::kBlockM ? RowPacking{FastDiv(1), kWarpgroupRows}
-                                         : RowPacking{FastDiv(group), queries};
+  return queries == 0 ? RowPacking{FastDiv(1), kWarpgroupRows}
+                      : RowPacking{FastDiv(group), queries};
 }
 
 template <class Config>
@@ -180,31 +177,6 @@ void launch_split(FwdParams const& params, LaunchContext const& context) {
       params);
 }
 
-// Whether longer tiles pay, of which short rows leave more unused, and hide less behind each other.
-inline bool sees_many_keys(FwdParams const& p) {
-  constexpr double kMany = 3500;
-  // An average length says nothing about one sequence.
-  bool const may = !(p.batch_invariant && p.seqlens.cu_q);
-  return may && keys_seen(p) >= kMany;
-}
-
-// Whether boxes with all columns can be of these pages, and pay: pages of a multiple of 64 keys
-// make so few others that longer tiles gain nothing (on an H200 0 to 1% either way; of 16, 5 to
-// 9%).
-template <class Config>
-bool has_pages_of_eights(FwdParams const& p) {
-  constexpr int kLarge = 64;
-  // Beside decode memory is what all wait for.
-  if (p.pages.page_size.divisor % kLarge == 0 || p.seqlens.few_q > 0) {
-    return false;
-  }
-  auto const eights = [&](TensorView<const void> const& x) {
-    return x.batch_stride == 0 || x.batch_stride % (kEight * x.row_stride) == 0;
-  };
-  return p.head_dim == Config::kHeadDim && p.head_dim_v == Config::kHeadDimV && eights(p.k) &&
-         eights(p.v);
-}
-
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kScores == ScoreLevel::Plain) {
@@ -219,11 +191,15 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
     }
   }
   if constexpr (Config::kLongN > 0) {
-    if (!params.pages.table && sees_many_keys(params)) {
-      return launch<typename Config::Long>(params, context, rows);
-    }
-    if (params.pages.table && has_pages_of_eights<Config>(params) && sees_many_keys(params)) {
-      return launch<typename Config::LongPages>(params, context, rows);
+    if (sees_many_keys(params, Config::kLongFrom)) {
+      if (!params.pages.table) {
+        return launch<typename Config::Long>(params, context, rows);
+      }
+      if constexpr (Config::kLongN > kMostPagedKeys) {
+        if (suit_long_tiles(params, Config::kHeadDim, Config::kHeadDimV)) {
+          return launch<typename Config::LongPages>(params, context, rows);
+        }
+      }
     }
   }
   launch<Config>(params, context, rows);

@@ -71,9 +71,26 @@ __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& bloc
   }
 }
 
-// Writes O [rows, head_dim] of a warpgroup, straight from registers: where rows are packed heads,
-// or shared memory has no room for O (store_tile.h) but in Q's or V's place, whose next load would
-// then wait for it. A quad writes 32 bytes of a row at a time.
+// O [rows, head_dim] of a warpgroup whose rows see nothing.
+template <class Config>
+__device__ void store_zeros(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
+                            int thread) {
+  constexpr int kEach = 8;  // columns
+  int const columns = args.params.head_dim_v;
+  int const first = warpgroup * kWarpgroupRows;
+  int const rows = min(block.rows - first, kWarpgroupRows);
+#pragma unroll 1
+  for (int i = thread * kEach; i < rows * Config::kHeadDimV; i += kWarpgroup * kEach) {
+    int const row = first + i / Config::kHeadDimV, column = i % Config::kHeadDimV;
+    if (column < columns) {
+      auto* const to = block.out + row * args.params.out.row_stride + column;
+      *reinterpret_cast<uint4*>(to) = uint4{};
+    }
+  }
+}
+
+// Writes what store_tile.h leaves of O [rows, head_dim] of a warpgroup, straight from registers. A
+// quad writes 32 bytes of a row at a time.
 template <class Config>
 __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
                       int thread, Accumulators<Config>& acc) {
@@ -83,11 +100,13 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
-  constexpr int kGroups = Config::kHeadDimV / 8;
+  constexpr int kBegin = Config::kTileColumns, kGroups = (Config::kHeadDimV - kBegin) / 8;
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
-  pack<Element>(acc.out, pairs);
+  // A thread has two columns of every eight, in two rows.
+  Tensor rest = make_tensor(acc.out.data() + kBegin / 2, Layout<Int<kGroups * 4>>{});
+  pack<Element>(rest, pairs);
   bool const odd = quad_lane % 2;
-  int const column = (odd ? 8 : 0) + quad_lane / 2 * 4;
+  int const column = kBegin + (odd ? 8 : 0) + quad_lane / 2 * 4;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     OutputRow const at = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);

@@ -10,14 +10,14 @@
 
 namespace flash::sm90 {
 
-// Writes O [rows, head_dim] of a warpgroup. Each warp has its 16 rows to itself, so that none waits
-// for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
+// Writes O [rows, kTileColumns] of a warpgroup. Each warp has its 16 rows to itself, so that none
+// waits for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
 template <class Config>
 __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& block,
                            typename Config::Element* tile, int warpgroup, int thread,
                            Accumulators<Config> const& acc) {
   using Element = typename Config::Element;
-  constexpr int kRunColumns = kRun<Config::kHeadDimV>, kGroups = Config::kHeadDimV / 8;
+  constexpr int kRunColumns = kRun<Config::kHeadDimV>, kGroups = Config::kTileColumns / 8;
   static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eight groups change places
   int const warp = thread / 32, lane = thread % 32;
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
@@ -45,7 +45,7 @@ __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& bloc
     auto const c =
         args.out.coordinates({block.q_at.row + first, existing, block.q_at.head, block.q_at.batch});
 #pragma unroll
-    for (int run = 0; run < Config::kHeadDimV; run += kRunColumns) {
+    for (int run = 0; run < Config::kTileColumns; run += kRunColumns) {
       SM90_TMA_STORE_5D::copy(&args.out.map, rows + run * kWarpgroupRows, run, c.c1, c.c2, c.c3,
                               c.c4);
     }
