@@ -15,12 +15,6 @@ struct KeyLimits {
   int end;
 };
 
-// Rows [begin, end) that see one key.
-struct RowLimits {
-  int begin;
-  int end;
-};
-
 // Longer than any sequence, and still an int when a row index is added to it.
 constexpr int kUnbounded = 1 << 30;
 
@@ -44,19 +38,14 @@ struct SequenceMask {
   }
 
   FLASH_HD KeyLimits limits(int row) const { return {begin(row), end(row)}; }
-
-  // The same seen from a key; rows that do not exist may be among them.
-  FLASH_HD RowLimits rows(int key) const {
-    return key < seqlen_k ? RowLimits{key - right, key + left + 1} : RowLimits{0, 0};
-  }
 };
 
-// Which of a thread's columns lie in [begin, end), both counted from its first one: bit n is column
-// n % 2 + n / 2 * 8, as a tensor-core accumulator gives it to the thread (fragment_coord.h).
+// Which of a thread's keys lie in [begin, end), both counted from its first one: bit n is key
+// n % 2 + n / 2 * 8, the columns that a tensor-core accumulator gives it (fragment_coord.h).
 FLASH_HD uint32_t fragment_bits(int begin, int end) {
   auto const below = [](int limit) {
-    int const columns = limit <= 0 ? 0 : limit / 8 * 2 + (limit % 8 < 2 ? limit % 8 : 2);
-    return columns < 32 ? (uint32_t{1} << columns) - 1 : ~uint32_t{0};
+    int const keys = limit <= 0 ? 0 : limit / 8 * 2 + (limit % 8 < 2 ? limit % 8 : 2);
+    return keys < 32 ? (uint32_t{1} << keys) - 1 : ~uint32_t{0};
   };
   return below(end) & ~below(begin);
 }

@@ -53,13 +53,6 @@ void bind_block_range(py::module_& m) {
             return std::make_tuple(limits.begin, limits.end);
           },
           py::arg("row"))
-      .def(
-          "rows",
-          [](SequenceMask const& mask, int key) {
-            auto const rows = mask.rows(key);
-            return std::make_tuple(rows.begin, rows.end);
-          },
-          py::arg("key"))
       .def("block_range", &flash::block_range, py::kw_only(), py::arg("row_begin"),
            py::arg("row_end"), py::arg("block_n"))
       .def("row_range", &flash::row_range, py::kw_only(), py::arg("seqlen_q"), py::arg("key_begin"),

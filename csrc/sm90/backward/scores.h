@@ -36,30 +36,11 @@ struct RowNumbersAhead {
   __device__ float2 operator()(int c) const { return number[c / 2]; }
 };
 
-// Which of a thread's kColumns queries see a key. By bits, of which one instruction makes seven
-// predicates; comparisons take eight instructions a score.
-template <int kColumns>
-struct SeeingQueries {
-  static_assert(kColumns <= 32);
-  uint32_t bits;
-
-  // first_query: of the thread
-  __device__ SeeingQueries(SequenceMask const& mask, int key, int first_query) {
-    RowLimits const rows = mask.rows(key);
-    bits = fragment_bits(rows.begin - first_query, rows.end - first_query);
-  }
-
-  __device__ bool operator()(int c) const { return bits >> c & 1; }
-};
-
 template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
   static constexpr int kRows = 2;
   static constexpr int kColumns = Config::kBlockM / 4;
-  // With twice the rows bits cost registers that the loop lacks: causal, 2k and 4k keys, d 64 loses
-  // 2.7%, where d 192 gains 3% and d 128 1%.
-  static constexpr bool kMasksByBits = Config::kBlockM == kWarpgroupRows;
 
   BwdParams const& p;
   KeyBlock<Config> const& block;
@@ -192,30 +173,12 @@ struct ScoreTile {
     return key < keys.begin || key >= keys.end ? INFINITY : lse;
   }
 
-  // Keys outside a query's limits get -inf.
-  template <class Scores>
-  __device__ __forceinline__ void mask_scores(Scores& s) const {
-    if constexpr (kMasksByBits) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        SeeingQueries<kColumns> const sees(block.mask, key_begin + coord.row(r),
-                                           row_begin + coord.col(0));
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          s(r, c) = sees(c) ? s(r, c) : -INFINITY;
-        }
-      }
-    } else {
-      apply_mask_transposed(s, block.mask, row_begin, key_begin, coord);
-    }
-  }
-
   // exp2(score * scale_log2 - LSE); rows that do not exist or saw no key have LSE +inf.
   template <class Scores, class Lse>
   __device__ __forceinline__ void exponentiate(Scores& s, float scale_log2,
                                                Lse const& lse_log2) const {
     if constexpr (kMasked) {
-      mask_scores(s);
+      apply_mask_transposed(s, block.mask, row_begin, key_begin, coord);
     }
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
