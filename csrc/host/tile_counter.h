@@ -6,8 +6,7 @@
 namespace flash {
 
 // A number in [0, count), of a kernel's counter or range of counters, that no launch has that could
-// run beside this one, or -1 if none is left. A stream keeps its own; a capture's is free again
-// when its graph is gone. See docs/kernels/tile_counters.md.
+// run beside this one, or -1 if none is left. See docs/kernels/tile_counters.md.
 int tile_counter(cudaStream_t stream, int count);
 
 }  // namespace flash

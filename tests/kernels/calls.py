@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from types import ModuleType
 
 import torch
@@ -212,16 +211,6 @@ def cached(
         brought = kernels.run_decode(variant, call)
         assert own_counters in (None, brought)
     return output.results()
-
-
-def capturing(graph: int) -> int:
-    """A stream that captures this graph; below 0, as a signed number."""
-    return 2**64 - 1 - graph
-
-
-def end_graph(kernels: ModuleType, graph: int) -> None:
-    """The last copy of it is gone."""
-    ctypes.CDLL(kernels.__file__).end_graph(ctypes.c_int64(-1 - graph))
 
 
 def append(

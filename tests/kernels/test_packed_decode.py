@@ -470,15 +470,11 @@ def test_sequences_that_overlap(kernels, row):
     the counters are 0 afterwards, which is looked at where a launch brings its own."""
     batch = Batch("overlap", q=(30, 0, 0, 0, 0), k=(384,) * 5)
     x = make(batch, BF16, 64)
-    run(kernels, row, replace(batch, said=30), x, num_splits=2)
-    for graph in range(256):  # as many as there are ranges of counters
-        run(kernels, row, replace(batch, said=30), x, num_splits=2, stream=calls.capturing(graph))
+    for stream in (0, *range(1000, 1130)):  # more than there are ranges of counters
+        run(kernels, row, replace(batch, said=30), x, num_splits=2, stream=stream)
     out, lse = calls.varlen(
         kernels, beside(row), x.q, *x.held, int32([0, 30, 0, 30, 0, 30]), None, few=row.name,
-        num_splits=3, before=3.0, stream=calls.capturing(256), own_counters=True,
-        max_seqlen_q=30, **x.options,
+        num_splits=3, before=3.0, stream=2000, own_counters=True, max_seqlen_q=30, **x.options,
     )  # fmt: skip
-    for graph in range(257):
-        calls.end_graph(kernels, graph)
     assert not out.isnan().any()
     assert not lse.isnan().any()

@@ -2,7 +2,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <map>
 #include <string_view>
 
 #include "tensor_map.h"
@@ -13,12 +12,6 @@ namespace {
 thread_local bool has_context = false;
 
 CUresult broken = CUDA_SUCCESS;
-
-struct UserObject {
-  void* what;
-  cudaHostFn_t destroy;
-};
-std::multimap<cudaGraph_t, UserObject*> user_objects;  // those that a graph holds
 
 template <class... Args>
 CUresult encode_in_context(Args... args) {
@@ -70,41 +63,14 @@ cudaError_t cudaGetDriverEntryPoint(char const* symbol, void** function, unsigne
   return cudaGetDriverEntryPointByVersion(symbol, function, 0, flags, status);
 }
 
-// Streams below 0 capture, each for a graph of its own.
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph,
-                                     cudaGraphNode_t const**,
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t*, cudaGraphNode_t const**,
 #if CUDART_VERSION >= 13000
                                      cudaGraphEdgeData const**,
 #endif
                                      size_t*) {
-  bool const captures = reinterpret_cast<intptr_t>(stream) < 0;
-  *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  *id = reinterpret_cast<uintptr_t>(stream);
-  *graph = reinterpret_cast<cudaGraph_t>(stream);
+  *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
-}
-
-cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* what, cudaHostFn_t destroy,
-                                 unsigned int, unsigned int) {
-  *object = reinterpret_cast<cudaUserObject_t>(new UserObject{what, destroy});
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int,
-                                      unsigned int) {
-  user_objects.emplace(graph, reinterpret_cast<UserObject*>(object));
-  return cudaSuccess;
-}
-
-// The last copy of the graph that a stream captured for is gone.
-__attribute__((visibility("default"))) void end_graph(intptr_t stream) {
-  auto const [begin, end] = user_objects.equal_range(reinterpret_cast<cudaGraph_t>(stream));
-  for (auto object = begin; object != end; ++object) {
-    object->second->destroy(object->second->what);
-    delete object->second;
-  }
-  user_objects.erase(begin, end);
 }
 
 // A stream is a number.
