@@ -66,22 +66,16 @@ struct ForwardConfig {
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
   // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for,
-  // which is 227 KiB, less barriers, or, if it has none, all from the last keys' buffers
-  // (last_buffers.h). Other columns go out from registers. H200, of FA3: d 192/128 1.022 without,
-  // 1.028 with 64 columns, 1.016 by buffers; d 192 of 112 keys 0.996 without, 1.008 by buffers.
+  // which is 227 KiB, less barriers. Other columns go out from registers. H200, d 192/128, of FA3:
+  // 1.022 without, 1.028 with 64 columns.
   static constexpr int kRoom =
       (224 << 10) / int(sizeof(Element)) - kConsumers * kTileQ - kStages * (kTileK + kTileV);
   static constexpr int kRunsWithRoom = std::min(kRoom / (kBlockM * 64), kHeadDimV / 64);
   static constexpr bool kCanStage = !kPacked && kHeadDimV % 64 == 0;
-  static constexpr int kRowsO = kWarpgroupRows * kHeadDimV;
-  static constexpr bool kOutInBuffers =
-      kCanStage && kRunsWithRoom == 0 && kConsumers == 2 && kRowsO <= kTileK && kRowsO <= kTileV;
-  static constexpr int kTileColumns = kOutInBuffers ? kHeadDimV
-                                      : kCanStage   ? kRunsWithRoom * 64
-                                                    : 0;
+  static constexpr int kTileColumns = kCanStage ? kRunsWithRoom * 64 : 0;
   static constexpr bool kStoresTiles = kTileColumns > 0;
-  // Or next to none.
-  static constexpr int kTileO = kStoresTiles && !kOutInBuffers ? kWarpgroupRows * kTileColumns : 8;
+  static constexpr int kTileO =
+      kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none
 
   // Those who load from pages hold two lanes' eight keys each, or a box (pages.h).
   static constexpr bool kServesPages = kPagesOnly || kBlockN <= 128;

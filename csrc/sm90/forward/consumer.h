@@ -3,7 +3,6 @@
 
 #include "sm90/forward/args.h"
 #include "sm90/forward/hooks.h"
-#include "sm90/forward/last_buffers.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
@@ -60,7 +59,6 @@ struct Consumer {
   int warpgroup = 0;    // of those that compute
   int thread = 0;       // of the warpgroup
   uint32_t blocks = 0;  // key blocks so far
-  bool holds = false;   // O of the row block before is in the buffer of its last keys
 
   __device__ __forceinline__ void run() {
     find_place();
@@ -82,8 +80,6 @@ struct Consumer {
       acc.rescale(acc.scale);
       if constexpr (Config::kSplit) {
         store_part<Config>(args, block, warpgroup, thread, acc);
-      } else if constexpr (Config::kOutInBuffers) {
-        store_from_buffers(block, acc);
       } else if constexpr (Config::kStoresTiles) {
         store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
       }
@@ -107,27 +103,6 @@ struct Consumer {
     asm volatile("" : "+r"(index));
     thread = index % kWarpgroup;
     warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
-  }
-
-  __device__ LastBuffers<Config> last_buffers() const { return {smem, warpgroup}; }
-
-  // Of the row block that was attended to last.
-  __device__ __forceinline__ void store_from_buffers(RowBlock<Config> const& block, Acc& acc) {
-    if (unseen_steps(block) == block.range.count()) {
-      store_zeros<Config>(args, block, warpgroup, thread);
-      return;
-    }
-    Element* const room = last_buffers().take(Position(blocks - 1), block.number);
-    store_tile<Config>(args, block, room, warpgroup, thread, acc);
-    holds = true;
-  }
-
-  // Before anything waits for what the loader brings next into the buffer.
-  __device__ __forceinline__ void give_back_buffer() {
-    if (Config::kOutInBuffers && holds) {
-      last_buffers().give_back(Position(blocks - 1));
-      holds = false;
-    }
   }
 
   // First query of this warpgroup, in the row block
@@ -162,9 +137,6 @@ struct Consumer {
     BlockRange const& range = block.range;
     int const steps = range.count();
     int const unseen = unseen_steps(block);
-    if (unseen > 0 || steps == 0) {
-      give_back_buffer();
-    }
 #pragma unroll 1
     for (int step = 0; step < unseen; ++step) {
       leave_out(step, turns);
@@ -188,9 +160,6 @@ struct Consumer {
       last_values(block, steps - 1, acc, p);
     } else {
       smem.q_ring[warpgroup].release(0);
-      if (Config::kOutInBuffers && steps > 0) {
-        last_buffers().take_none(block.number);
-      }
       finish_early(block, acc);
     }
     blocks += steps;
@@ -214,17 +183,11 @@ struct Consumer {
     smem.v_ring.release(here);
   }
 
-  // The last block of keys frees Q as well, and its buffer may be kept for O.
+  // The last block of keys frees Q as well.
   __device__ void release_k(int step, int steps) {
-    bool const is_last = step + 1 == steps;
-    if (!(Config::kOutInBuffers && is_last && last_buffers().takes_keys())) {
-      smem.k_ring.release(Position(blocks + step));
-    }
-    if (is_last) {
+    smem.k_ring.release(Position(blocks + step));
+    if (step + 1 == steps) {
       smem.q_ring[warpgroup].release(0);
-      if constexpr (Config::kOutInBuffers) {
-        last_buffers().used_keys();
-      }
     }
   }
 
@@ -317,7 +280,6 @@ struct Consumer {
     smem.k_ring.wait_full(here);
     turns.wait();
     start_scores(here, s);
-    give_back_buffer();
     int const key_block = block.range.block_at(step);
     Visible seen[Acc::kRows];  // worked out while the product runs
     if constexpr (kMasked && !Hooks::kAny) {
@@ -442,12 +404,9 @@ struct Consumer {
 
   // Waits for P·V of a block.
   __device__ __forceinline__ void finish_values(Position at, Acc& acc) {
-    wait_for_values(acc);
-    smem.v_ring.release(at);
-  }
-  __device__ __forceinline__ void wait_for_values(Acc& acc) {
     warpgroup_wait<0>();
     warpgroup_fence_operand(acc.out);
+    smem.v_ring.release(at);
   }
 
   // V of a step and K of the next, together, once `sum` is known. Left alone, the compiler takes
@@ -472,13 +431,7 @@ struct Consumer {
     Position const at(blocks + step);
     start_values(at, p, acc);
     finish_early(block, acc);
-    wait_for_values(acc);
-    if (!Config::kOutInBuffers || last_buffers().takes_keys()) {
-      smem.v_ring.release(at);
-    }
-    if constexpr (Config::kOutInBuffers) {
-      last_buffers().used_values(block.number);
-    }
+    finish_values(at, acc);
   }
 
   __device__ __forceinline__ void finish_early(RowBlock<Config> const& block, Acc& acc) {

@@ -41,20 +41,14 @@ struct Loader {
     if (asks_at <= 0) {
       ask();
     }
-    // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not. The second
-    // K may have to wait for O of the row block before, which is in its place; the first V does
-    // not.
-    bool const late = Config::kOutInBuffers && steps > 0;
+    // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
-      if (late && step == 1) {
-        load_v(block, 0);
-      }
       if (step < steps) {
         load_k(block, step);
       }
       if (step == 0) {
         load_q(block, number);
-      } else if (!late || step > 1) {
+      } else {
         load_v(block, step - 1);
       }
       if (step == asks_at && asks_at > 0) {

@@ -5,8 +5,8 @@
 
 namespace flash::sm90 {
 
-// O has a buffer of its own, or goes out from registers, or lies in the last keys' buffers for a
-// while: Q and the first keys of the next row block arrive while the last one is finished.
+// O has a buffer of its own, or goes out from registers: none of the others waits for it, and the
+// next row block's Q, K and V arrive while the last one is finished.
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;

@@ -71,24 +71,6 @@ __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& bloc
   }
 }
 
-// O [rows, head_dim] of a warpgroup whose rows see nothing.
-template <class Config>
-__device__ void store_zeros(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
-                            int thread) {
-  constexpr int kEach = 8;  // columns
-  int const columns = args.params.head_dim_v;
-  int const first = warpgroup * kWarpgroupRows;
-  int const rows = min(block.rows - first, kWarpgroupRows);
-#pragma unroll 1
-  for (int i = thread * kEach; i < rows * Config::kHeadDimV; i += kWarpgroup * kEach) {
-    int const row = first + i / Config::kHeadDimV, column = i % Config::kHeadDimV;
-    if (column < columns) {
-      auto* const to = block.out + row * args.params.out.row_stride + column;
-      *reinterpret_cast<uint4*>(to) = uint4{};
-    }
-  }
-}
-
 // Writes what store_tile.h leaves of O [rows, head_dim] of a warpgroup, straight from registers. A
 // quad writes 32 bytes of a row at a time.
 template <class Config>
