@@ -363,7 +363,9 @@ def _ask_library(problem: _Problem) -> Explanation:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
     block_n, splits = variant["block_n"], answer["splits"]
     if variant["direction"] == "fwd":
-        block_n, splits = backend.library.explain_tile(variant["name"], *_extent(problem))
+        block_n, splits = backend.library.explain_tile(
+            variant["name"], *_extent(problem), head_dim, head_dim_v
+        )
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], block_n), splits, tuple(rejected), variant,

@@ -136,9 +136,10 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   char const* name = nullptr;
   int page_size = 0, batch_invariant = 0;
   long long total_q = 0, total_k = 0;
-  if (!PyArg_ParseTuple(args, "siiiiiLLiiiip", &name, &device.sm_count, &p.seqlens.batch,
+  if (!PyArg_ParseTuple(args, "siiiiiLLiiiipii", &name, &device.sm_count, &p.seqlens.batch,
                         &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q,
-                        &total_k, &p.mask.left, &p.mask.right, &page_size, &batch_invariant)) {
+                        &total_k, &p.mask.left, &p.mask.right, &page_size, &batch_invariant,
+                        &p.head_dim, &p.head_dim_v)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
@@ -149,6 +150,7 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   p.seqlens.total_k = std::max(total_k, 0LL);
   p.seqlens.in_pages = page_size > 0;
   p.pages.table = page_size ? &something : nullptr;
+  p.pages.page_size = FastDiv(std::max(page_size, 1));
   p.batch_invariant = batch_invariant;
   for (Variant const& row : variants()) {
     if (std::string_view(row.name) == name) {

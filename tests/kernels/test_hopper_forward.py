@@ -205,7 +205,6 @@ PACKED = dict(cu_q=1, cu_k=1, total_q=32768, total_k=32768, batch=257, seqlen_k=
         ({"seqlen_q": 1024, "seqlen_k": 1024}, False),
         ({"heads_kv": 2, "seqlen_q": 8}, False),  # heads that share row blocks
         ({"key_splits": 4}, False),
-        ({"block_table": 1, "page_size": 16}, False),
         (PACKED, True),  # most rows are those of one long sequence
         (PACKED | {"right": 0}, True),
         (PACKED | {"left": 16000, "right": 0}, False),
@@ -220,6 +219,16 @@ def test_which_tile_a_call_takes(kernels, row, more, is_long):
     call = dict(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16)
     call = calls.problem(**call | more) | {"q": (0, 0, 0, 128)}
     expected = row.long_block_n if is_long else row.block_n
+    assert kernels.keys_of_tile(row.name, call) == expected
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize(("page_size", "small"), [(16, True), (64, False)])
+def test_which_tile_pages_take(kernels, row, page_size, small):
+    """Small ones what is too long for a kernel of any keys, if the row has that."""
+    call = calls.problem(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16,
+                         block_table=1, page_size=page_size) | {"q": (0, 0, 0, 128)}  # fmt: skip
+    expected = row.long_block_n if small and row.long_block_n > 128 else row.block_n
     assert kernels.keys_of_tile(row.name, call) == expected
 
 

@@ -20,8 +20,9 @@ PLAIN = [v for v in ROWS if v.scores == "plain"]
 FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores == "plain"]
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
 HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
-# Of these, some have longer tiles, in boxes of their own, where a table has room for many keys.
-LONG = [row for row in HOPPER if row.long_block_n]
+# Of these, some have longer tiles, in boxes of their own, where a table has room for many keys: too
+# long ones for a kernel of any keys (host/long_tiles.h).
+LONG = [row for row in HOPPER if row.long_block_n > 128]
 MANY_KEYS = 7200
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
