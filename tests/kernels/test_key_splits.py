@@ -96,7 +96,7 @@ def test_as_many_parts_as_fill_the_gpu(kernels, seqlen_q, seqlen_k, expected):
     assert kernels.key_splits(name.replace("90", "80"), call, sm_count=132) == 1
 
 
-@pytest.mark.parametrize(("left", "right", "expected"), [(127, 0, 1), (4095, 0, 8), (4095, -1, 16)])
+@pytest.mark.parametrize(("left", "right", "expected"), [(127, 0, 1), (2047, 0, 8), (2047, -1, 16)])
 def test_keys_outside_of_a_window_are_not_shared_out(kernels, left, right, expected):
     shape = dict(batch=1, seqlen_q=8, seqlen_k=32768, heads_q=32, heads_kv=8)
     call = calls.problem(**shape) | {"q": (0, 0, 0, 128), "left": left, "right": right}

@@ -317,7 +317,7 @@ def test_pieces_are_lengthened_within_bounds(core, lengths, columns):
     ("lengths", "columns", "splits"),
     [
         ([100, 20, 20, 20], 16, [10, 2, 2, 2]),  # 10 units each, and 16 pieces
-        ([100, 25, 25, 10], 16, [9, 3, 3, 1]),  # 17 of 10, 17 of 11, 16 of 12
+        ([100, 25, 25, 10], 16, [8, 2, 2, 1]),  # 17 of 10, and 13 of 13, a quarter longer
         ([90, 1, 1, 1, 1, 1, 1, 1], 9, [9, 1, 1, 1, 1, 1, 1, 1]),  # 16 of 11: 17 are there
     ],
 )
