@@ -8,6 +8,7 @@ on a GPU. What it refuses, and everything else, goes through the dispatcher.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -38,11 +39,14 @@ _functions: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[tuple, 
 def register(operation: torch._ops.OpOverload) -> None:
     """From now on calls of the operation may be direct, if the compiled library has it.
 
-    Not with FLASH_ATTN_CHECK=1, which puts a step of its own into the dispatcher.
+    Not with FLASH_ATTN_CHECK=1, which puts a step of its own into the dispatcher; nor with a
+    library for another CUDA, which the checks in Python refuse.
     """
     name = operation._schema.name.split("::")[1]
     library = backend.library
-    if backend.CHECK or not (_can_ask and hasattr(library, name) and reach_tensors(library)):
+    if backend.CHECK or backend.cuda_problem() or not _can_ask:
+        return
+    if not (hasattr(library, name) and reach_tensors(library)):
         return
     entry = getattr(library, name), in_order(operation._schema)
     _functions[operation] = _functions[operation.overloadpacket] = entry
@@ -51,14 +55,28 @@ def register(operation: torch._ops.OpOverload) -> None:
 @functools.cache
 def reach_tensors(library: Any) -> bool:
     """Tells a library how to get at tensors: as programs do that AOTInductor makes. False if torch
-    has that no more."""
+    has that no more, or not as the library knows it."""
     bridge = getattr(torch._C, "_aoti", None)
     to_handles = getattr(bridge, "unsafe_alloc_void_ptrs_from_tensors", None)
     to_tensors = getattr(bridge, "alloc_tensors_by_stealing_from_void_ptrs", None)
-    if to_handles is None or to_tensors is None:
+    if to_handles is None or to_tensors is None or not _there_and_back(to_handles, to_tensors):
         return False
     library.use_torch(Tensor, torch.nn.Parameter, to_handles, to_tensors)
     return True
+
+
+def _there_and_back(to_handles: Callable, to_tensors: Callable) -> bool:
+    """Whether a capsule without a name holds a tensor, and None stands for no tensor: nobody
+    promised either."""
+    x = torch.empty(0, device="cpu")
+    try:
+        (handle,) = to_handles([x])
+        if not ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(handle), None):
+            return False
+        back, nothing = to_tensors([handle, None])
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return back is x and nothing is None
 
 
 def is_loaded() -> bool:

@@ -103,7 +103,10 @@ def call(operation: Callable[..., Any], *args, **kwargs):
     try:
         return operation(*args, **kwargs)
     except RuntimeError as error:
-        raise translated(error) from None
+        told = translated(error)
+        if told is error:
+            raise  # with its own cause
+        raise told from None
 
 
 def translated(error: RuntimeError) -> RuntimeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,20 @@ class _Problem:
         """Of a cache, which is read as it is where few queries ask for it."""
         in_cache = self.cached or "paged" in self.extras
         return in_cache and bool(self.k.shape[-1] % 8 or self.v.shape[-1] % 8)
+
+    @property
+    def word(self) -> int:
+        """Bytes at a time by which odd rows are read: as many as all of them are multiples of."""
+        tensors = (self.k, self.v)
+        apart = [s for x in tensors for n, s in zip(x.shape[:-1], x.stride()) if n > 1]
+        elements = math.gcd(*(x.shape[-1] for x in tensors), *apart)
+        return min((elements & -elements) * self.q.itemsize, 8)
+
+    @property
+    def counted(self) -> bool:
+        """Whether kernels can count what there is."""
+        counts = (self.batch, self.longest_q, self.capacity, *self.q.shape, *self.k.shape)
+        return all(0 <= n < _UNCOUNTED for n in counts)
 
     @property
     def needs_full_scores(self) -> bool:
@@ -330,6 +346,8 @@ def _on_gpu(problem: _Problem) -> Explanation:
         return _none(
             problem, f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}"
         )
+    if not problem.counted:
+        return _none(problem, "a length is negative, or more than kernels count to")
     if {"paged", "attn_probs"} <= set(problem.extras):
         return _none(
             problem, f"attn_probs of pages have no CUDA kernel; {backend.describe_variants()}"
@@ -358,7 +376,7 @@ def _ask_library(problem: _Problem) -> Explanation:
     padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
     why = f"first row of the table that fits sm_{major}{minor}"
     if padded and problem.odd_rows and variant["direction"] == "decode":
-        why += "; rows of the cache are read element by element"
+        why += f"; rows of the cache are read by {problem.word} bytes"
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
     block_n, splits = variant["block_n"], answer["splits"]
@@ -382,7 +400,7 @@ def _ask_library(problem: _Problem) -> Explanation:
 def _extent(problem: _Problem) -> tuple:
     """What a forward's row chooses its tile by."""
     device = torch.cuda.get_device_properties(problem.q.device)
-    left, right = problem.window_size
+    left, right = (x if 0 <= x < _UNCOUNTED else -1 for x in problem.window_size)
     total_q, total_k = (x.shape[0] if problem.packed else -1 for x in (problem.q, problem.k))
     return (
         device.multi_processor_count, problem.batch, problem.longest_q, problem.capacity,
@@ -396,7 +414,8 @@ def _slow_on_gpu(
 ) -> tuple[str, ...]:
     slow = _whole_matrix(problem)
     if padded and problem.odd_rows and variant["direction"] == "decode":
-        slow += ("a head_dim that is no multiple of 8 is read element by element",)
+        what = f"by {problem.word} bytes at a time, not by 16"
+        slow += (f"a head_dim that is no multiple of 8 is read {what}",)
     elif padded:
         what = "the whole cache" if problem.odd_rows else "q, k and v"
         slow += (f"each call copies {what}: a head_dim that is a multiple of 8 is taken as it is",)
@@ -424,9 +443,9 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     device = torch.cuda.get_device_properties(problem.q.device)
     answer = backend.library.explain_decode(
         *request, device.multi_processor_count, problem.batch, problem.longest_q,
-        problem.capacity, problem.q.shape[-2], problem.k.shape[-2], problem.num_splits,
-        problem.page_size, problem.cached, problem.q.shape[0] if problem.packed else -1,
-        problem.batch_invariant, problem.odd_rows,
+        problem.capacity, problem.q.shape[-2], problem.k.shape[-2],
+        min(problem.num_splits, _UNCOUNTED), problem.page_size, problem.cached,
+        problem.q.shape[0] if problem.packed else -1, problem.batch_invariant, problem.odd_rows,
     )  # fmt: skip
     if answer is None:
         return None

@@ -192,6 +192,17 @@ def test_miss_in_the_library_is_not_implemented():
     assert raised.type is RuntimeError
 
 
+def test_an_error_keeps_its_cause():
+    """Such as one of a dispatch mode."""
+
+    def operation():
+        raise RuntimeError("another failure") from KeyError("the reason")
+
+    with pytest.raises(RuntimeError, match="another failure") as raised:
+        backend.call(operation)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
 def test_lack_of_memory_is_torch_s_error():
     """Which is what training loops catch in order to try a smaller batch."""
 

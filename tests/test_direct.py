@@ -180,11 +180,74 @@ def test_all_arguments_by_position(asked):
     assert asked == [(q, q, q, 0.0, 0.5, True, 3, 4, 5.0, None, False, sinks, None, False, True)]
 
 
-def test_with_checks_of_contents_there_are_none(monkeypatch):
+# --- Where there are none -------------------------------------------------------------------------
+
+
+class Library:
+    """Stands in for flash_attn._C."""
+
+    def _flash_attn_forward(self, *args):
+        return NotImplemented
+
+    def use_torch(self, *args) -> None:
+        pass
+
+    def cuda_version(self) -> int:
+        return 13000
+
+
+@pytest.fixture
+def registers(monkeypatch) -> Callable[[], bool]:
+    """Whether the library's forward is called directly."""
     monkeypatch.setattr(_direct, "_functions", {})
+    monkeypatch.setattr(backend, "library", Library())
+    monkeypatch.setattr(backend, "CHECK", False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def register() -> bool:
+        _direct.register(_ops.forward.default)
+        return _direct.is_loaded()
+
+    return register
+
+
+def test_the_library_s_function_is_called(registers):
+    assert registers()
+    assert _direct._functions.keys() == {_ops.forward, _ops.forward.default}
+
+
+def test_with_checks_of_contents_there_are_none(registers, monkeypatch):
     monkeypatch.setattr(backend, "CHECK", True)
-    _direct.register(_ops.forward.default)
-    assert not _direct._functions
+    assert not registers()
+
+
+def test_of_another_cuda_there_are_none(registers, monkeypatch):
+    """Python's checks refuse it, and a direct call would leave them out."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert not registers()
+
+
+def raising(*args):
+    raise TypeError("other arguments")
+
+
+@pytest.mark.parametrize("to_handles", [None, raising, lambda tensors: [1], lambda tensors: []])
+def test_with_other_handles_there_are_none(registers, monkeypatch, to_handles):
+    monkeypatch.setattr(torch._C._aoti, "unsafe_alloc_void_ptrs_from_tensors", to_handles)
+    assert not registers()
+
+
+@pytest.mark.parametrize(
+    "to_tensors", [None, raising, lambda handles: [], lambda handles: [torch.empty(0), None]]
+)
+def test_with_other_tensors_there_are_none(registers, monkeypatch, to_tensors):
+    monkeypatch.setattr(torch._C._aoti, "alloc_tensors_by_stealing_from_void_ptrs", to_tensors)
+    assert not registers()
+
+
+def test_a_torch_without_that_interface_has_none(registers, monkeypatch):
+    monkeypatch.delattr(torch._C, "_aoti")
+    assert not registers()
 
 
 # --- What the functions refuse --------------------------------------------------------------------
@@ -223,6 +286,28 @@ def test_refused(device, at, make):
     arguments[at] = make(arguments[at])
     assert function(*arguments) is NotImplemented
     assert function(*arguments[:-1]) is NotImplemented
+
+
+def unwritten_zeros(like: Tensor) -> Tensor:
+    return torch._efficientzerotensor(like.shape, dtype=like.dtype, device=like.device)
+
+
+@pytest.mark.parametrize("make", [unwritten_zeros, torch._to_functional_tensor])
+def test_refused_without_memory(device, make):
+    """Whose address is 0. The dispatcher knows what they are."""
+    function, arguments = forward(device)
+    arguments[0] = make(arguments[0])
+    assert function(*arguments) is NotImplemented
+
+
+def test_a_freed_tensor_is_a_value_error(device):
+    """As that of a parameter of FSDP between its uses."""
+    function, arguments = forward(device)
+    q, k, v = (x.clone() for x in arguments[:3])
+    k.untyped_storage().resize_(0)
+    assert function(q, k, v, *arguments[3:]) is NotImplemented
+    with pytest.raises(ValueError, match="flash_attn: k has no memory"):
+        flash_attn_func(q, k, v)
 
 
 def test_what_is_wrong_is_a_value_error(device):

@@ -294,6 +294,26 @@ def test_cuda_packed_keys(library):
     assert library.packed_batches == [(5, 1, 40, 4, 4, 7, False), (5, 7, 90, 4, 4, 7, False)]
 
 
+def test_cuda_numbers_beyond_an_int(library, monkeypatch):
+    """What a call takes as good as unlimited does not fit the library's ints."""
+    flash_attn.explain(*qkv(), window_size=(2**40, -(2**40)))
+    assert library.asked_about_tile[-1][8:10] == (-1, -1)
+    monkeypatch.setattr(backend, "_missing", set())
+    q, cache = fake("cuda", (2, 1, 4, 64), (2, 64, 4, 64))
+    flash_attn.explain(q, cache, cache, kvcache=True, num_splits=2**40)
+    (num_splits, *_), *_ = library.asked_about_decode
+    assert 64 < num_splits < 2**31
+
+
+@pytest.mark.parametrize("longest", [-1, 2**30])
+def test_cuda_lengths_that_a_call_refuses(library, longest):
+    tensors, options = packed(longest)
+    choice = flash_attn.explain(*tensors, **options)
+    assert choice.backend == "none"
+    assert "length" in choice.why
+    assert not library.asked
+
+
 def test_cuda_operation_without_a_kernel(library):
     q, cache = fake("cuda", (2, 1, 4, 64), (2, 64, 4, 64))
     choice = flash_attn.explain(q, cache, cache, kvcache=True)

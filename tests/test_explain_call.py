@@ -119,9 +119,15 @@ def test_slow_on_a_gpu(library, monkeypatch):  # noqa: F811
     (reason,) = flash_attn.explain(*qkv(head_dim=60)).slow
     assert "each call copies q, k and v" in reason
     monkeypatch.setattr(backend, "_missing", set())
+    for columns, word in ((60, 8), (62, 4), (63, 2)):
+        q, cache = fake("cuda", (2, 1, 4, columns), (2, 64, 4, columns))
+        choice = flash_attn.explain(q, cache, cache, kvcache=True)
+        assert f"read by {word} bytes at a time" in choice.slow[0]
+        assert f"rows of the cache are read by {word} bytes" in choice.why
+    q, rows = fake("cuda", (2, 1, 4, 60), (2, 64, 4, 63))
+    (reason,) = flash_attn.explain(q, rows[..., :60], rows[..., :60], kvcache=True).slow
+    assert "read by 2 bytes" in reason
     q, cache = fake("cuda", (2, 1, 4, 60), (2, 64, 4, 60))
-    (reason,) = flash_attn.explain(q, cache, cache, kvcache=True).slow
-    assert "element by element" in reason
     (many,) = fake("cuda", (2, 100, 4, 60))
     (reason,) = flash_attn.explain(many, cache, cache, kvcache=True).slow
     assert "each call copies the whole cache" in reason

@@ -144,6 +144,12 @@ class TestLibrary:
     def test_takes_only_stable_symbols(self):
         assert check_wheel.problems(LIBRARY) == []
 
+    def test_explains_a_call_without_heads(self):
+        """It divides by tiles, of which there are none."""
+        about = 'explain_decode(90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0)'
+        program = f"import flash_attn; print(flash_attn.backend.library.{about})"
+        assert '"variant": {"name": "decode_' in run(sys.executable, "-c", program).stdout
+
     @pytest.mark.parametrize("minor", range(10, 16))
     def test_imports_under_other_pythons(self, tmp_path, minor):
         """Without torch's Python side: a library of torch's C side is all that it needs."""

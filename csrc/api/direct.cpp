@@ -84,7 +84,8 @@ TensorArguments::TensorArguments(PyObject* const* args, Py_ssize_t count) {
 bool TensorArguments::for_kernels() const {
   for (Tensor const& tensor : tensors_) {
     void* memory = nullptr;
-    if (aoti_torch_get_data_ptr(tensor.get(), &memory) != AOTI_TORCH_SUCCESS) {
+    bool const told = aoti_torch_get_data_ptr(tensor.get(), &memory) == AOTI_TORCH_SUCCESS;
+    if (!told || (!memory && tensor.numel() > 0)) {
       return false;
     }
   }

@@ -123,7 +123,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   device.smem_per_block = smem_per_block(sm);
   Selection const selection = explain({Direction::Decode, dtype, head_dim, head_dim_v,
                                        full_scores || odd_rows, sm, device.smem_per_block});
-  bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0;
+  bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0 && p.heads_q > 0;
   int const splits = selection.variant && any
                          ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
                          : 1;
@@ -180,10 +180,9 @@ PyMethodDef methods[] = {
      "serves the others."},
     {"explain_tile", explain_tile, METH_VARARGS,
      "(name, sm_count, batch, seqlen_q, seqlen_k, heads, heads_kv, total_q, total_k, left, right, "
-     "page_size, batch_invariant) -> the keys of the tile with which the forward's row of that "
-     "name "
-     "serves the call, and the parts that keys are cut into. total_q, total_k: of what is packed, "
-     "else -1."},
+     "page_size, batch_invariant, head_dim, head_dim_v) -> the keys of the tile with which the "
+     "forward's row of that name serves the call, and the parts that keys are cut into. total_q, "
+     "total_k: of what is packed, else -1."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -105,8 +105,9 @@ void check_operand(Tensor const& t, char const* name, Tensor const& q) {
   int64_t const dims = t.dim(), chunk = 16 / static_cast<int64_t>(t.element_size());
   check(t.size(dims - 1) % chunk == 0, name, " has head_dim ", t.size(dims - 1),
         ", expected a multiple of ", chunk);
-  check(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, name,
-        " does not start at a multiple of 16 bytes");
+  auto const address = reinterpret_cast<uintptr_t>(t.data_ptr());
+  check(address != 0, name, " has no memory: its storage is freed");
+  check(address % 16 == 0, name, " does not start at a multiple of 16 bytes");
   for (int64_t i = 0; i < dims - 1; ++i) {
     check(t.size(i) == 1 || t.stride(i) % chunk == 0, name, " has stride ", t.stride(i),
           " in dimension ", i, ", expected a multiple of ", chunk);

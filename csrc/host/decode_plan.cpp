@@ -45,9 +45,9 @@ int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / 
 // Whether half of the GPU would be idle if every tile were one thread block's; three quarters, at
 // the head dims whose tiles take longer.
 bool leaves_room(FwdParams const& p, DeviceInfo const& device) {
-  int64_t const row_tiles = row_blocks(packed_rows(p));
+  int64_t const row_tiles = row_blocks(packed_rows(p)), tiles = row_tiles * p.heads_kv;
   int const spare = p.head_dim > 128 ? 4 : 2;
-  return spare * p.seqlens.batch * p.heads_kv * row_tiles <= device.sm_count;
+  return spare * tiles * p.seqlens.batch <= device.sm_count;
 }
 
 // A piece of one unit is read in about the time that its merging takes.
