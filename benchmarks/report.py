@@ -111,6 +111,8 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
     )
     for axis, (name, group) in zip(axes.flat, panels.items()):
         (_curves if group[0].axis else _bars)(axis, name, group)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     figure.suptitle(title, x=0.008, ha="left", fontsize=9.5, color="#57606a")
     figure.savefig(path, dpi=130)
     plt.close(figure)

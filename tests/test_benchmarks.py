@@ -270,6 +270,18 @@ def test_what_was_measured_is_written_when_interrupted(monkeypatch, tmp_path):
     assert len(json.loads((tmp_path / "new.json").read_text())["rows"]) == 1
 
 
+@pytest.mark.parametrize("kinds", [1, 3, 5])
+def test_a_picture_has_a_panel_for_each_kind(tmp_path, monkeypatch, kinds):
+    figure = pytest.importorskip("matplotlib.figure")
+    panels = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda f, *_, **__: panels.append(len(f.axes)))
+    rows = [
+        Row("fwd", f"kind{n} d64", "TFLOP/s", {"ours": 1.0}, {"ours": 1.0}) for n in range(kinds)
+    ]
+    report.plot(tmp_path / "rows.png", rows, "a machine")
+    assert panels == [kinds]
+
+
 def test_a_picture_of_an_engines_steps(tmp_path):
     pytest.importorskip("matplotlib")
     found = steps.read(command.RESULTS / "h200_serve.json")
