@@ -24,7 +24,7 @@ ALLOWED = {
     "CUDA runtime": re.compile(r"(__)?cuda[A-Z]\w*$"),
     # Names with a leading underscore are private, but for a few that the limited API's macros use.
     "Python limited API": re.compile(
-        r"Py[A-Z]\w*$|_Py_(Dealloc|NoneStruct|TrueStruct|FalseStruct)$"
+        r"Py_?[A-Z]\w*$|_Py_(Dealloc|(None|True|False|NotImplemented)Struct)$"
     ),
 }
 # The dynamic linker's and compiler's own; weak, so that they may be absent.

@@ -50,6 +50,8 @@ def test_a_refused_build_is_one_sentence(tmp_path):
         ("torch_call_dispatcher", True),
         ("cudaLaunchKernelExC@libcudart.so.13", True),
         ("PyUnicode_FromStringAndSize", True),
+        ("Py_BuildValue", True),
+        ("_Py_NotImplementedStruct", True),
         ("memcpy@GLIBC_2.14", True),
         ("_ZNSolsEi@GLIBCXX_3.4", True),
         ("_ZN3c106detail14torchCheckFailEPKcS2_jS2_", False),
