@@ -162,11 +162,26 @@ def _taking(arguments: Callable, description: Any, serve: Callable) -> Callable:
     return lambda *args, **kwargs: serve(description.of(arguments(args, kwargs)))
 
 
+def _on_one_device(arguments: Callable) -> Callable:
+    """Of a call without data. One of tensors some of which are meta, too, is served so, whatever
+    the others are, and comes by no kernel that would refuse it."""
+
+    def by_name(args: tuple, kwargs: dict) -> dict[str, Any]:
+        given = arguments(args, kwargs)
+        device = given["q"].device
+        for name, x in given.items():
+            if isinstance(x, Tensor) and x.device != device:
+                raise ValueError(f"{name}: got device {x.device}; it must be that of q, {device}")
+        return given
+
+    return by_name
+
+
 CPU: dict[str, Callable] = {"_merge_attention": cpu.merge_attention}
 for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
     CPU[_name] = _taking(_arguments, _description, _serve)
-    _fake = _taking(_arguments, _description, _fake)
+    _fake = _taking(_on_one_device(_arguments), _description, _fake)
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
 for _name, _kernel in CPU.items():
     _library.impl(_name, _kernel, "CPU")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from bad_cache_input import CACHE_CASES
 from bad_input import CALLS, CASES, HALF, dense, int32, rotary
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attn import (
     flash_attn_func,
@@ -16,15 +17,14 @@ from flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 
+BAD = [
+    pytest.param(call, bad, id=f"{call}-{bad.name.replace(' ', '_')}")
+    for bad in [*CASES, *CACHE_CASES]
+    for call in bad.calls
+]
 
-@pytest.mark.parametrize(
-    ("call", "bad"),
-    [
-        pytest.param(call, bad, id=f"{call}-{bad.name.replace(' ', '_')}")
-        for bad in [*CASES, *CACHE_CASES]
-        for call in bad.calls
-    ],
-)
+
+@pytest.mark.parametrize(("call", "bad"), BAD)
 def test_message(device, call, bad):
     function, make = CALLS[call]
     arguments = make(device)
@@ -34,6 +34,18 @@ def test_message(device, call, bad):
     assert raised.type is bad.error
     for words in bad.says:
         assert words in str(raised.value)
+
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("call", "bad"), [case for case in BAD if "meta" in case.id])
+def test_message_to_an_observer(device, call, bad):
+    """The dispatcher serves a call without data if one of its tensors has none."""
+    with Seen():
+        test_message(device, call, bad)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -85,7 +85,7 @@ bool TensorArguments::for_kernels() const {
   for (Tensor const& tensor : tensors_) {
     void* memory = nullptr;
     bool const told = aoti_torch_get_data_ptr(tensor.get(), &memory) == AOTI_TORCH_SUCCESS;
-    if (!told || (!memory && tensor.numel() > 0)) {
+    if (!told || (!memory && tensor.is_cuda() && tensor.numel() > 0)) {
       return false;
     }
   }

@@ -25,7 +25,8 @@ class TensorArguments {
   TensorArguments(PyObject* const* args, Py_ssize_t count);
 
   // Whether a kernel can have them: the first is on a GPU, and all have memory, which those of
-  // torch's transforms have not, nor zeros that are none before somebody reads them.
+  // torch's transforms have not, nor zeros that are none before somebody reads them. One on another
+  // device is the operation's to refuse.
   bool for_kernels() const;
 
   Tensor next() { return std::move(tensors_[next_++]); }
