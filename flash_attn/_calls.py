@@ -6,6 +6,7 @@ The public functions differ in how they take q, k and v; from here on they are t
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,9 +114,16 @@ def attend(
     try:
         return _attend(q, k, v, options, lengths, keys, look=False)
     except Exception:
-        # If it is the call that is wrong, this says what.
-        checked(q, k, v, options, lengths, keys)
+        _say_what_is_wrong(checked, q, k, v, options, lengths, keys)
         raise
+
+
+def _say_what_is_wrong(check: Callable[..., Any], *call: Any) -> None:
+    """If it is the call, and not the library: in the words of every backend, and no others."""
+    try:
+        check(*call)
+    except Exception as error:
+        raise error from None
 
 
 def _attend(
@@ -201,8 +209,8 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
     try:
         return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=False)
     except Exception:
-        _checks_kvcache.kvcache(q, cache)  # as in attend
-        checks.scoring(q, q.shape[0], options)
+        _say_what_is_wrong(_checks_kvcache.kvcache, q, cache)
+        _say_what_is_wrong(checks.scoring, q, q.shape[0], options)
         raise
 
 

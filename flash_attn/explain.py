@@ -382,8 +382,9 @@ def _ask_library(problem: _Problem) -> Explanation:
     block_n, splits = variant["block_n"], answer["splits"]
     if variant["direction"] == "fwd":
         block_n, splits = backend.library.explain_tile(
-            variant["name"], *_extent(problem), head_dim, head_dim_v
-        )
+            variant["name"], *_extent(problem), head_dim, head_dim_v,
+            0 if few is None else few["few_queries"],
+        )  # fmt: skip
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], block_n), splits, tuple(rejected), variant,

@@ -34,6 +34,7 @@ def test_message(device, call, bad):
     assert raised.type is bad.error
     for words in bad.says:
         assert words in str(raised.value)
+    assert raised.value.__context__ is None or raised.value.__suppress_context__  # all there is
 
 
 class Seen(TorchDispatchMode):
