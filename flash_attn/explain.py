@@ -196,7 +196,7 @@ def explain(
         "paged": block_table is not None,
         "scale <= 0": softmax_scale is not None and softmax_scale <= 0,
     }
-    cached = kvcache or cache_seqlens is not None
+    cached = bool(kvcache) or cache_seqlens is not None
     new_keys = checks.integer(new_keys, "new_keys")
     operation = _check(q, k, v, cu_seqlens_q, block_table, cached)
     problem = _Problem(
@@ -208,7 +208,7 @@ def explain(
         capacity=_capacity(k, cu_seqlens_q, max_seqlen_k, block_table),
         cached=cached,
         num_splits=checks.num_splits(num_splits),
-        batch_invariant=batch_invariant,
+        batch_invariant=bool(batch_invariant),
         notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
     )  # fmt: skip
     if backward and (cached or block_table is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from build_tools import check_wheel, manylinux, try_wheel
+from build_tools.instantiate import load_table
 from tests.commands import ROOT, run, script, wheel_of
 
 
@@ -151,6 +153,20 @@ class TestLibrary:
         about = 'explain_decode(90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0)'
         program = f"import flash_attn; print(flash_attn.backend.library.{about})"
         assert '"variant": {"name": "decode_' in run(sys.executable, "-c", program).stdout
+
+    def test_explains_the_tile_of_a_forward(self):
+        """Long where the row has such a kernel and rows see as many keys as it is for."""
+        rows = [row for row in load_table().VARIANTS if row.long_block_n]
+        assert rows
+        program = "import flash_attn; explain = flash_attn.backend.library.explain_tile\n"
+        for row, is_long, is_packed in itertools.product(rows, (True, False), (True, False)):
+            batch, seqlen_k = 64, row.long_from if is_long else 100
+            totals = (batch * 256, batch * seqlen_k) if is_packed else (-1, -1)
+            extent = (132, batch, 256, seqlen_k, 8, 8, *totals, -1, -1, 0, 0)
+            call = (row.name, *extent, row.head_dim, row.head_dim_v, 0)
+            tile = (row.long_block_n if is_long else row.block_n, 1)
+            program += f"assert explain{call} == {tile}, {call}\n"
+        run(sys.executable, "-c", program)
 
     @pytest.mark.parametrize("minor", range(10, 16))
     def test_imports_under_other_pythons(self, tmp_path, minor):

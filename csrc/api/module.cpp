@@ -30,6 +30,24 @@ std::string row_json(Variant const& v) {
       text("scores", v.scores), ", ", text("why", v.why), ", \"smem_bytes\": ", v.smem_bytes, "}");
 }
 
+template <class T>
+constexpr char kFormat = '\0';
+template <>
+constexpr char kFormat<int> = 'i';
+template <>
+constexpr char kFormat<long long> = 'L';
+template <>
+constexpr char kFormat<char const*> = 's';
+
+// A call's arguments to where they belong, each read as what it is written to; false with a Python
+// error set.
+template <class... T>
+bool parse(PyObject* args, T*... values) {
+  static_assert(((kFormat<T> != '\0') && ...));
+  constexpr char format[] = {kFormat<T>..., '\0'};
+  return PyArg_ParseTuple(args, format, values...);
+}
+
 PyObject* string(std::string const& s) {
   return PyUnicode_FromStringAndSize(s.data(), static_cast<Py_ssize_t>(s.size()));
 }
@@ -61,7 +79,7 @@ PyObject* selection_json(Selection const& selection, int splits, int few_queries
 PyObject* explain_backward(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiip", &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
+  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
     return nullptr;
   }
   return selection_json(explain({Direction::Bwd, dtype, head_dim, head_dim_v, full_scores != 0, sm,
@@ -73,8 +91,7 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
   long long page_size = 0;
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipL", &sm, &dtype, &head_dim, &head_dim_v, &full_scores,
-                        &page_size)) {
+  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &page_size)) {
     return nullptr;
   }
   return selection_json(
@@ -99,10 +116,9 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   DeviceInfo device{};
   FwdParams p{};
   char const* dtype = nullptr;
-  if (!PyArg_ParseTuple(args, "isiipiiiiiiiipLpp", &sm, &dtype, &head_dim, &head_dim_v,
-                        &full_scores, &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
-                        &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &num_splits, &page_size,
-                        &cached, &total_q, &batch_invariant, &odd_rows)) {
+  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &device.sm_count,
+             &p.seqlens.batch, &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv,
+             &num_splits, &page_size, &cached, &total_q, &batch_invariant, &odd_rows)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
@@ -136,10 +152,10 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   char const* name = nullptr;
   int page_size = 0, batch_invariant = 0;
   long long total_q = 0, total_k = 0;
-  if (!PyArg_ParseTuple(args, "siiiiiLLiiiipiii", &name, &device.sm_count, &p.seqlens.batch,
-                        &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q,
-                        &total_k, &p.mask.left, &p.mask.right, &page_size, &batch_invariant,
-                        &p.head_dim, &p.head_dim_v, &p.seqlens.few_q)) {
+  if (!parse(args, &name, &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
+             &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q, &total_k, &p.mask.left,
+             &p.mask.right, &page_size, &batch_invariant, &p.head_dim, &p.head_dim_v,
+             &p.seqlens.few_q)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
