@@ -154,6 +154,16 @@ class TestLibrary:
         program = f"import flash_attn; print(flash_attn.backend.library.{about})"
         assert '"variant": {"name": "decode_' in run(sys.executable, "-c", program).stdout
 
+    @pytest.mark.parametrize(("longest", "scores"), [(1, "full"), (100, "plain")])
+    def test_explains_decode_of_odd_rows(self, longest, scores):
+        """Read where they lie, unless a forward beside it has copied them."""
+        shape = f"80, 'bf16', 104, 104, 0, 108, 4, {longest}, 4096, 8, 2, 0, 16, 0, 200, 0, 1"
+        program = (
+            "import flash_attn, json;"
+            f"print(json.loads(flash_attn.backend.library.explain_decode({shape}))['variant'])"
+        )
+        assert f"'scores': '{scores}'" in run(sys.executable, "-c", program).stdout
+
     def test_explains_the_tile_of_a_forward(self):
         """Long where the row has such a kernel and rows see as many keys as it is for."""
         rows = [row for row in load_table().VARIANTS if row.long_block_n]

@@ -137,8 +137,11 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
   }
   device.smem_per_block = smem_per_block(sm);
-  Selection const selection = explain({Direction::Decode, dtype, head_dim, head_dim_v,
-                                       full_scores || odd_rows, sm, device.smem_per_block});
+  // Beside it the forward kernel has a copy of odd rows, which both read.
+  bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
+  bool const full = full_scores || (odd_rows && !copied);
+  Selection const selection =
+      explain({Direction::Decode, dtype, head_dim, head_dim_v, full, sm, device.smem_per_block});
   bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0 && p.heads_q > 0;
   int const splits = selection.variant && any
                          ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
