@@ -103,9 +103,19 @@ def test_keys_outside_of_a_window_are_not_shared_out(kernels, left, right, expec
     assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
 
 
-def test_a_longest_sequence_said_to_be_empty(kernels):
-    """What is said of lengths may be wrong: nothing may be divided by it."""
-    ends = torch.tensor([0, 3, 500], dtype=torch.int32)
-    call = calls.problem(batch=2, seqlen_q=0, seqlen_k=600, heads_q=8, heads_kv=2)
-    call |= {"q": (0, 0, 0, 128), "cu_q": ends.data_ptr(), "total_q": 500}
-    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) >= 1
+@pytest.mark.parametrize(("num_splits", "expected"), [(0, 16), (1, 1), (5, 5), (40, 16)])
+def test_no_more_parts_than_the_caller_wants(kernels, num_splits, expected):
+    call = calls.problem(batch=1, seqlen_q=8, seqlen_k=32768, heads_q=32, heads_kv=8)
+    call |= {"q": (0, 0, 0, 128), "num_splits": num_splits}
+    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
+
+
+@pytest.mark.parametrize("said", [0, 1, 40])
+@pytest.mark.parametrize(("total", "most"), [(500, 32), (20_000, 1)])
+def test_a_longest_sequence_shorter_than_it_is(kernels, said, total, most):
+    """What is said of lengths may be wrong: nothing may be divided by it, and the workspace, which
+    has all rows once for each part, does not grow with it."""
+    ends = torch.tensor([0, 3, total], dtype=torch.int32)
+    call = calls.problem(batch=2, seqlen_q=said, seqlen_k=60_000, heads_q=8, heads_kv=2)
+    call |= {"q": (0, 0, 0, 128), "cu_q": ends.data_ptr(), "total_q": total}
+    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) in range(1, most + 1)
