@@ -9,10 +9,12 @@ import pytest
 import torch
 from cache_cases import CacheCase
 from cases import BF16, FP16
-from compare import assert_accurate, assert_lse
+from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention
 
 from build_tools.instantiate import load_table
+from flash_attn import flash_attn_with_kvcache
+from tests.kernels import library  # the one that every suite serves with: it registers once
 
 from . import calls
 from .test_hopper_forward import check_dense
@@ -108,6 +110,19 @@ def test_no_more_parts_than_the_caller_wants(kernels, num_splits, expected):
     call = calls.problem(batch=1, seqlen_q=8, seqlen_k=32768, heads_q=32, heads_kv=8)
     call |= {"q": (0, 0, 0, 128), "num_splits": num_splits}
     assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
+
+
+def test_a_call_that_wants_one_part(kernels, monkeypatch):
+    gen = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, n, 1, 64, generator=gen).to(BF16) for n in (70, 600, 600))
+    with library.serving(monkeypatch, 90):
+        (_, cut), (out, lse) = (
+            flash_attn_with_kvcache(q, k, v, num_splits=n, return_lse=True) for n in (0, 1)
+        )
+    whole = calls.cached(kernels, "fwd_sm90_bf16_d64_plain", q, k, v, num_splits=None)
+    assert_bitwise("out", out, whole[0])
+    assert_bitwise("lse", lse, whole[1])
+    assert not torch.equal(cut, lse)  # sums of parts
 
 
 @pytest.mark.parametrize("said", [0, 1, 40])
