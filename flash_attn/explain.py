@@ -383,7 +383,7 @@ def _ask_library(problem: _Problem) -> Explanation:
     if variant["direction"] == "fwd":
         block_n, splits = backend.library.explain_tile(
             variant["name"], *_extent(problem), head_dim, head_dim_v,
-            0 if few is None else few["few_queries"],
+            0 if few is None else few["few_queries"], min(problem.num_splits, _UNCOUNTED),
         )  # fmt: skip
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
