@@ -35,12 +35,12 @@ FLAGS = [
 # One file on one core, without ccache's help; for the estimate.
 SECONDS_PER_FILE = 14
 
-# All of csrc that is compiled by the host's compiler, except what is about real GPUs and about
-# Python. It is registered with torch for tensors in the host's memory.
+# All of csrc that is compiled by the host's compiler, except what is about real GPUs. It is
+# registered with torch for tensors in the host's memory.
 HOST_SIDE = sorted(
     path
     for path in host_build.CSRC.rglob("*.cpp")
-    if path.relative_to(host_build.CSRC).as_posix() not in ("host/device.cpp", "api/module.cpp")
+    if path.relative_to(host_build.CSRC).as_posix() != "host/device.cpp"
 )
 TORCH = Path(torch.__file__).parent
 

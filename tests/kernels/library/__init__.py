@@ -6,6 +6,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ DEVICES = {80: (166912, 4), 90: (232448, 3)}
 
 _library: torch.library.Library | None = None
 _path = ""
+_module: ModuleType | None = None  # flash_attn._C of it
 _functions: dict = {}  # as _direct._functions
 _active = False
 
@@ -67,15 +69,23 @@ def _load() -> str:
     return _path
 
 
+def module() -> ModuleType:
+    """What flash_attn._C is of a library for GPUs."""
+    global _module
+    if _module is None:
+        make = ctypes.PyDLL(_load()).PyInit__C
+        make.restype = ctypes.py_object
+        _module = make()
+    return _module
+
+
 def _take_functions() -> None:
     """For direct calls of the operations, of which those that kernels refuse are none."""
-    make = ctypes.PyDLL(_path).direct_functions
-    make.restype = ctypes.py_object
-    module = make()
-    assert _direct.reach_tensors(module)
+    functions = module()
+    assert _direct.reach_tensors(functions)
     for name in _ops.CPU | _rotary.CPU:
         operation = getattr(torch.ops.flash_attn, name)
-        function = _unless_refused(name, getattr(module, name))
+        function = _unless_refused(name, getattr(functions, name))
         entry = function, in_order(operation.default._schema)
         _functions[operation] = _functions[operation.default] = entry
 

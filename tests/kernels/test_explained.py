@@ -1,0 +1,19 @@
+"""flash_attn.explain says what runs: kernel and tile, of random calls."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.commands import run
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_what_explain_says_runs(kernels, sm):
+    """In a process of its own, because the library asks once whether to log."""
+    count = 60
+    done = run(sys.executable, "-m", "tests.kernels.explained", sm, count, FLASH_ATTN_LOG="1")
+    *wrong, seen = done.stdout.splitlines()
+    assert not wrong
+    assert int(seen) > count / 2
