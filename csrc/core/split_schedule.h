@@ -52,7 +52,7 @@ FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
 }
 
 // n / d rounded up, or the largest int: no sequence has more units.
-FLASH_HD int divide_up(int64_t n, int d) {
+FLASH_HD int divide_up(int64_t n, int64_t d) {
   int64_t const quotient = (n + d - 1) / d;
   return quotient < INT32_MAX ? int(quotient) : INT32_MAX;
 }
@@ -169,7 +169,7 @@ FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
     if (attempt == 3) {
       break;
     }
-    chunk.usual = divide_up(chunk.usual * found, int(columns));
+    chunk.usual = divide_up(chunk.usual * found, columns);
     if (attempt == 1) {  // the rest, too, may be whole
       chunk.usual = chunk.usual > chunk.long_ones ? chunk.usual : chunk.long_ones;
     }

@@ -270,6 +270,16 @@ def test_more_row_blocks_than_can_be_added_up(core):
     assert schedule.piece(sizes[0], splits + 2**24, sizes[1])[:3] == (2, 0, 0)
 
 
+def test_more_columns_than_an_int_counts(core):
+    """Of wrong lengths: 2^32 of them are too few by two pieces of each row block of the first."""
+    many = 2**20
+    schedule = core.SplitSchedule(
+        batch=4095, tiles=1, columns=4 * many, extra=many, all_row_blocks=many
+    )
+    sizes = [100] + [0] * 4094, [many] * 4095 + [0, 0]
+    assert schedule.piece(sizes[0], 0, sizes[1])[:4] == (0, 0, 0, 1)
+
+
 # ---- the length of a piece ----------------------------------------------------------------------
 
 
