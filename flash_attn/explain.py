@@ -358,14 +358,15 @@ def _ask_library(problem: _Problem) -> Explanation:
     padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
     why = f"first row of the table that fits sm_{major}{minor}"
     if padded and problem.odd_rows and variant["direction"] == "decode":
-        why += "; rows of the cache are read element by element"
+        why += "; rows of the cache are read by 8, 4 or 2 bytes"
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
     block_n, splits = variant["block_n"], answer["splits"]
     if variant["direction"] == "fwd":
         block_n, splits = backend.library.explain_tile(
-            variant["name"], *_extent(problem), head_dim, head_dim_v
-        )
+            variant["name"], *_extent(problem), head_dim, head_dim_v,
+            few["few_queries"] if few else 0, problem.num_splits,
+        )  # fmt: skip
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], block_n), splits, tuple(rejected), variant,
@@ -396,7 +397,7 @@ def _slow_on_gpu(
 ) -> tuple[str, ...]:
     slow = _whole_matrix(problem)
     if padded and problem.odd_rows and variant["direction"] == "decode":
-        slow += ("a head_dim that is no multiple of 8 is read element by element",)
+        slow += ("a head_dim that is no multiple of 8 is read by 8, 4 or 2 bytes",)
     elif padded:
         what = "the whole cache" if problem.odd_rows else "q, k and v"
         slow += (f"each call copies {what}: a head_dim that is a multiple of 8 is taken as it is",)

@@ -203,18 +203,21 @@ def test_cuda_picks_a_variant(library):
 def test_cuda_tile_depends_on_the_keys(library):
     """A row may have a kernel of longer tiles, and cut the keys of few rows."""
     q, k = fake("cuda", (2, 100, 4, 64), (2, 4096, 2, 64))
-    choice = flash_attn.explain(q, k, k, causal=True, window_size=(7, 9))
+    choice = flash_attn.explain(q, k, k, causal=True, window_size=(7, 9), num_splits=5)
     assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
-    assert library.asked_about_tile == [(132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False, 64, 64)]
+    asked = (132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False, 64, 64, 0, 5)
+    assert library.asked_about_tile == [asked]
     assert flash_attn.explain(*qkv()).tile == (128, 64)
     assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
     assert len(library.asked_about_tile) == 2
 
 
 def test_cuda_tile_of_packed_sequences(library):
+    """Of which the decode kernel has those of one query."""
     tensors, options = packed(7)
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)
-    assert library.asked_about_tile == [(132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False, 64, 64)]
+    asked = (132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False, 64, 64, 1, 0)
+    assert library.asked_about_tile == [asked]
 
 
 def test_cuda_says_what_was_rejected(library):

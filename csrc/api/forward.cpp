@@ -58,7 +58,7 @@ void launch_attention(Tensor const& q, Tensor const& k, Tensor const& v, FwdPara
   KeyCopies copies;
   if (leaves) {
     copies = copy_odd_rows(p, k, v, q);
-    launch_forward(q, p);
+    launch_forward(q, p, num_splits);
   }
   if (decodes) {
     launch_decode(q, p, num_splits, /*beside=*/leaves);
@@ -89,7 +89,7 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
     launch_attention(q, k, v, p, a.num_splits);
   } else {
     KeyCopies const copies = copy_odd_rows(p, k, v, q);
-    launch_forward(q, p);
+    launch_forward(q, p, a.num_splits);
   }
   OptionalTensor s_dmask;
   if (a.return_softmax) {
@@ -188,20 +188,21 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
   return copies;
 }
 
-void launch_forward(Tensor const& q, FwdParams p) {
+void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
-  // Hopper's loads can end with any key only where batch entries are whole rows apart. Strides for
-  // which they are not are rare enough for the other kernels to serve them.
+  // Hopper's loads can end with any key only where rows of all batch entries can be numbered.
+  // Strides for which they cannot are rare enough for the other kernels to serve them.
   Seqlens const& s = p.seqlens;
-  int const batch_k = s.batch_k ? s.batches_k : s.batch;
-  bool const odd_strides =
-      !paged && s.used_k && !s.cu_k && !(p.k.numbers_rows(batch_k) && p.v.numbers_rows(batch_k));
+  auto const numbered = [&](TensorView<const void> const& x) {
+    return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);
+  };
+  bool const odd_strides = !paged && s.used_k && !s.cu_k && !(numbered(p.k) && numbered(p.v));
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   Variant const& variant =
       select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
               p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
-  int const splits = key_splits(p, variant, device);
+  int const splits = key_splits(p, variant, device, num_splits);
   Scratch const workspace(q, key_splits_workspace(p, splits), ScalarType::Float);
   if (splits > 1) {
     p.splits = place_key_splits(p, splits, workspace.data<float>());

@@ -134,12 +134,12 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   DeviceInfo device{};
   FwdParams p{};
   char const* name = nullptr;
-  int page_size = 0, batch_invariant = 0;
+  int page_size = 0, batch_invariant = 0, num_splits = 0;
   long long total_q = 0, total_k = 0;
-  if (!PyArg_ParseTuple(args, "siiiiiLLiiiipii", &name, &device.sm_count, &p.seqlens.batch,
+  if (!PyArg_ParseTuple(args, "siiiiiLLiiiipiiii", &name, &device.sm_count, &p.seqlens.batch,
                         &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q,
                         &total_k, &p.mask.left, &p.mask.right, &page_size, &batch_invariant,
-                        &p.head_dim, &p.head_dim_v)) {
+                        &p.head_dim, &p.head_dim_v, &p.seqlens.few_q, &num_splits)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
@@ -154,7 +154,7 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   p.batch_invariant = batch_invariant;
   for (Variant const& row : variants()) {
     if (std::string_view(row.name) == name) {
-      p.splits.count = FastDiv(key_splits(p, row, device));
+      p.splits.count = FastDiv(key_splits(p, row, device, num_splits));
       return Py_BuildValue("ii", keys_of_tile(row, p), static_cast<int>(p.splits.count.divisor));
     }
   }
@@ -180,10 +180,10 @@ PyMethodDef methods[] = {
      "serves the others."},
     {"explain_tile", explain_tile, METH_VARARGS,
      "(name, sm_count, batch, seqlen_q, seqlen_k, heads, heads_kv, total_q, total_k, left, right, "
-     "page_size, batch_invariant) -> the keys of the tile with which the forward's row of that "
-     "name "
-     "serves the call, and the parts that keys are cut into. total_q, total_k: of what is packed, "
-     "else -1."},
+     "page_size, batch_invariant, head_dim, head_dim_v, few_queries, num_splits) -> the keys of "
+     "the tile with which the forward's row of that name serves the call, and the parts that keys "
+     "are cut into. total_q, total_k: of what is packed, else -1. few_queries: as of "
+     "explain_decode; 0: the row has all sequences."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

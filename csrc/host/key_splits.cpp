@@ -18,6 +18,10 @@ constexpr int kMinBlocks = 2;
 // One lane each when they are merged.
 constexpr int kMostSplits = 32;
 
+// Parts on each multiprocessor, should there be more rows than are said of the longest sequence.
+// Those of no sequence take no time; but all rows are in the workspace, once for each part.
+constexpr int kMostRounds = 8;
+
 // Heads of a KV head share row blocks where keys are cut: fewer row blocks, more parts of each.
 int queries_of_block(FwdParams const& p, Variant const& variant) {
   return variant.block_m / kWarpgroupRows * (kWarpgroupRows / (p.heads_q / p.heads_kv));
@@ -28,6 +32,12 @@ int64_t row_blocks(FwdParams const& p, int queries) {
   int64_t const of_longest = int64_t(s.batch) * num_m_blocks(s.seqlen_q, queries);
   int64_t const of_all = (s.total_q + int64_t(s.batch) * (queries - 1)) / queries;
   return (s.cu_q ? std::min(of_longest, of_all) : of_longest) * p.heads_kv;
+}
+
+// Of all rows there are, whatever is said of the longest sequence.
+int64_t fewest_row_blocks(FwdParams const& p, int queries) {
+  Seqlens const& s = p.seqlens;
+  return (s.cu_q ? (s.total_q + queries - 1) / queries : 1) * p.heads_kv;
 }
 
 // Those that a row block goes through, at most.
@@ -45,7 +55,8 @@ int64_t rows(FwdParams const& p) {
 
 }  // namespace
 
-int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& device,
+               int64_t num_splits) {
   bool const can = variant.arch == 90 && std::string_view(variant.scores) == "plain" &&
                    p.heads_kv > 0 && p.heads_q / p.heads_kv <= kWarpgroupRows &&
                    p.q.head_stride != 0;
@@ -59,7 +70,9 @@ int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& dev
   // None, if the caller says that the longest sequence has no rows.
   int64_t const by_places = device.sm_count / std::max<int64_t>(row_blocks(p, queries), 1);
   int64_t const by_keys = keys_of_block(p, queries) / (int64_t(kMinBlocks) * variant.block_n);
-  return static_cast<int>(std::clamp<int64_t>(std::min(by_places, by_keys), 1, kMostSplits));
+  int64_t const by_memory = kMostRounds * device.sm_count / fewest_row_blocks(p, queries);
+  int64_t const most = num_splits > 0 ? std::min<int64_t>(num_splits, kMostSplits) : kMostSplits;
+  return static_cast<int>(std::clamp<int64_t>(std::min({by_places, by_keys, by_memory}), 1, most));
 }
 
 int64_t key_splits_workspace(FwdParams const& p, int splits) {

@@ -41,10 +41,8 @@ inline bool suit_long_tiles(FwdParams const& p, int head_dim, int head_dim_v) {
   if (p.pages.page_size.divisor % kLarge == 0 || p.seqlens.few_q > 0) {
     return false;
   }
-  auto const eights = [&](TensorView<const void> const& x) {
-    return x.batch_stride == 0 || x.batch_stride % (kBox * x.row_stride) == 0;
-  };
-  return p.head_dim == head_dim && p.head_dim_v == head_dim_v && eights(p.k) && eights(p.v);
+  return p.head_dim == head_dim && p.head_dim_v == head_dim_v && p.k.whole_rows_apart(kBox) &&
+         p.v.whole_rows_apart(kBox);
 }
 
 // Keys of a tile of the row's that serves a call.

@@ -79,12 +79,10 @@ PageLayout page_layout(int64_t page_size) {
 
 PageLayout page_layout(FwdParams const& p) {
   Pages const& pages = p.pages;
-  // Left padding is no whole number of boxes; and a box ends with any row only where pages are
-  // whole rows apart, whose number is an int.
+  // Left padding is no whole number of boxes; and a box ends with any row only where rows of all
+  // pages can be numbered.
   auto const boxes = [&](TensorView<const void> const& x) {
-    int64_t const apart = x.batch_stride / std::max<int64_t>(x.row_stride, 1);
-    return x.numbers_rows(pages.count) &&
-           (pages.count - 1) * apart + pages.page_size.divisor < INT32_MAX;
+    return x.numbers_rows(pages.count, pages.page_size.divisor);
   };
   return !p.seqlens.leftpad_k && boxes(p.k) && boxes(p.v) ? page_layout(pages.page_size.divisor)
                                                           : PageLayout::Any;

@@ -19,9 +19,17 @@ struct TensorView {
     return batch * batch_stride + row * row_stride + head * head_stride;
   }
 
-  // Whether batch entries are whole rows apart, so that rows of all of them can be numbered.
-  FLASH_HD bool numbers_rows(int64_t batch) const {
-    return batch <= 1 || batch_stride == 0 || (row_stride > 0 && batch_stride % row_stride == 0);
+  // Whether batch entries are so many rows apart, or a multiple of them.
+  FLASH_HD bool whole_rows_apart(int64_t rows = 1) const {
+    return batch_stride == 0 || (row_stride > 0 && batch_stride % (rows * row_stride) == 0);
+  }
+
+  // Whether the rows of all batch entries can be numbered, by an int.
+  FLASH_HD bool numbers_rows(int64_t batch, int64_t rows) const {
+    if (batch <= 1 || batch_stride == 0) {
+      return true;
+    }
+    return whole_rows_apart() && (batch - 1) * (batch_stride / row_stride) + rows < INT32_MAX;
   }
 };
 

@@ -237,7 +237,8 @@ bool packs_heads(py::dict const& call, int block_m, int packed) {
 int key_splits(std::string const& name, py::dict const& call, int sm_count) {
   flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
-  return flash::key_splits(forward_params(call), find(name), device);
+  return flash::key_splits(forward_params(call), find(name), device,
+                           number<int>(call, "num_splits"));
 }
 
 // Keys of the tile with which a row of Hopper's forward serves a call.

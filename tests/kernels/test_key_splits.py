@@ -9,10 +9,12 @@ import pytest
 import torch
 from cache_cases import CacheCase
 from cases import BF16, FP16
-from compare import assert_accurate, assert_lse
+from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention
 
 from build_tools.instantiate import load_table
+from flash_attn import flash_attn_with_kvcache
+from tests.kernels import library  # the one that every suite serves with: it registers once
 
 from . import calls
 from .test_hopper_forward import check_dense
@@ -103,9 +105,33 @@ def test_keys_outside_of_a_window_are_not_shared_out(kernels, left, right, expec
     assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
 
 
-def test_a_longest_sequence_said_to_be_empty(kernels):
-    """What is said of lengths may be wrong: nothing may be divided by it."""
-    ends = torch.tensor([0, 3, 500], dtype=torch.int32)
-    call = calls.problem(batch=2, seqlen_q=0, seqlen_k=600, heads_q=8, heads_kv=2)
-    call |= {"q": (0, 0, 0, 128), "cu_q": ends.data_ptr(), "total_q": 500}
-    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) >= 1
+@pytest.mark.parametrize(("num_splits", "expected"), [(0, 16), (1, 1), (5, 5), (40, 16)])
+def test_no_more_parts_than_the_caller_wants(kernels, num_splits, expected):
+    call = calls.problem(batch=1, seqlen_q=8, seqlen_k=32768, heads_q=32, heads_kv=8)
+    call |= {"q": (0, 0, 0, 128), "num_splits": num_splits}
+    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
+
+
+def test_a_call_that_wants_one_part(kernels, monkeypatch):
+    gen = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 70, 2, 64, generator=gen).to(BF16)
+    k, v = torch.randn(2, 1, 600, 1, 64, generator=gen).to(BF16)
+    with library.serving(monkeypatch, 90):
+        (_, cut), (out, lse) = (
+            flash_attn_with_kvcache(q, k, v, num_splits=n, return_lse=True) for n in (0, 1)
+        )
+    whole = calls.cached(kernels, "fwd_sm90_bf16_d64_plain", q, k, v, num_splits=None)
+    assert_bitwise("out", out, whole[0])
+    assert_bitwise("lse", lse, whole[1])
+    assert not torch.equal(cut, lse)  # sums of parts
+
+
+@pytest.mark.parametrize("said", [0, 1, 40])
+@pytest.mark.parametrize(("total", "most"), [(500, 32), (20_000, 1)])
+def test_a_longest_sequence_shorter_than_it_is(kernels, said, total, most):
+    """What is said of lengths may be wrong: nothing may be divided by it, and the workspace, which
+    has all rows once for each part, does not grow with it."""
+    ends = torch.tensor([0, 3, total], dtype=torch.int32)
+    call = calls.problem(batch=2, seqlen_q=said, seqlen_k=60_000, heads_q=8, heads_kv=2)
+    call |= {"q": (0, 0, 0, 128), "cu_q": ends.data_ptr(), "total_q": total}
+    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) in range(1, most + 1)

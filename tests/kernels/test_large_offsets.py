@@ -10,6 +10,9 @@ from cases import BF16, Case, make_inputs
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 
+from flash_attn import flash_attn_with_kvcache
+from tests.kernels import library  # the one that every suite serves with: it registers once
+
 from . import calls
 
 FAR = 2**31 + 512  # elements
@@ -89,3 +92,22 @@ def test_caches(kernels, sq, has_pages):
         )  # fmt: skip
         assert_accurate("out", out, expected, standard)
         assert_lse("lse", lse, expected_lse)
+
+
+def test_more_rows_than_an_int_counts(kernels, monkeypatch):
+    """Of a cache's entries, one behind the other. Hopper's forward would find them by that number:
+    it refuses them, and another kernel serves the call."""
+    gen = torch.Generator().manual_seed(6)
+    q = torch.randn(2, 70, 1, 16, generator=gen).to(BF16)
+    k, v = torch.randn(2, 3, 80, 1, 16, generator=gen).to(BF16)
+    far = 16 * 2**30
+    sparse = Sparse(2 * 3 * far)
+    caches = [sparse.copy(x, (far, 16, 16, 1)) for x in (k, v)]
+    order, used = (torch.tensor(x, dtype=torch.int32) for x in ([2, 0], [80, 80]))
+    call = dict(cache_seqlens=used, cache_batch_idx=order)
+    with pytest.raises(ValueError, match=r"fewer than 2\^31 rows"):
+        calls.cached(kernels, "fwd_sm90_bf16_d64_plain", q, *caches, num_splits=None, **call)
+    with library.serving(monkeypatch, 90):
+        out = flash_attn_with_kvcache(q, *caches, **call)
+    keys = k[[2, 0]], v[[2, 0]]
+    assert_accurate("out", out, attention_ref(q, *keys)[0], standard_attention(q, *keys)[0])

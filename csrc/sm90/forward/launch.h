@@ -80,14 +80,14 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
   bool const paged = p.pages.table;
   int const batch = paged ? p.pages.count : s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
   bool const ends = paged || s.cu_k || s.used_k;  // before the tensor does
-  check(!ends || view.numbers_rows(batch), "batch entries of keys that end anywhere are ",
-        view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride);
+  int64_t const rows = paged ? int64_t(p.pages.page_size.divisor) : s.cu_k ? s.total_k : s.seqlen_k;
+  check(!ends || view.numbers_rows(batch, rows), "batch entries of keys that end anywhere are ",
+        view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride,
+        ", and fewer than 2^31 rows from the first to the last");
   // K and V without elements may have no address.
   return {view.ptr ? view.ptr : p.q.ptr,
           columns,
-          paged    ? int64_t(p.pages.page_size.divisor)
-          : s.cu_k ? s.total_k
-                   : s.seqlen_k,
+          rows,
           p.heads_kv,
           batch,
           view.row_stride,
