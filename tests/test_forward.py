@@ -138,6 +138,12 @@ def test_expanded_keys_are_read_through_zero_strides(device):
     assert_accurate("out", out, ref, std)
 
 
+def test_expanded_rows_are_read_through_zero_strides(device):
+    q = torch.randn(2, 70, 2, 64, device=device).to(BF16)
+    k, v = torch.randn(2, 2, 1, 2, 64, device=device).to(BF16).expand(2, 2, 90, 2, 64)
+    assert_bitwise("out", flash_attn_func(q, k, v), v[:, :70])
+
+
 def test_inputs_are_left_alone(device):
     x = make_inputs(Case(causal=True), device)
     before = [t.clone() for t in (x.q, x.k, x.v)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -25,6 +26,18 @@ class Outputs:
         for x in vars(self).values():
             assert torch.equal(x.fill_(NAN)._base.isnan(), torch.ones_like(x._base, dtype=bool))
         return copies
+
+
+@dataclass
+class OnTiles:
+    """The kernels, where a row of Hopper's forward has to take tiles of so many keys."""
+
+    kernels: ModuleType
+    block_n: int
+
+    def run(self, variant: str, call: dict) -> None:
+        assert self.kernels.keys_of_tile(variant, call) == self.block_n
+        self.kernels.run(variant, call)
 
 
 def rows(x: Tensor) -> tuple[int, int, int]:
@@ -193,12 +206,17 @@ def cached(
 
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
     until a kernel writes there. own_counters: whether its launch has to bring its counters; None:
-    whatever. brings: the `new_rows` that the decode kernel writes itself, first.
+    whatever. brings: the `new_rows` that the decode kernel writes itself, first. The cache's head
+    dims may be any; q's and out's are rounded up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
-    out_shape, lse_shape = (b, seqlen_q, heads, v_cache.shape[-1]), (b, heads, seqlen_q)
+    head_dim_v = -(-v_cache.shape[-1] // 8) * 8
+    out_shape, lse_shape = (b, seqlen_q, heads, head_dim_v), (b, heads, seqlen_q)
     output = Outputs(before, out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = _common(q, k_cache, v_cache, output.out, output.lse, causal, window_size, softmax_scale)
+    if k_cache.shape[-1] % 8 or v_cache.shape[-1] % 8:
+        call |= {"odd_columns_k": k_cache.shape[-1], "odd_columns_v": v_cache.shape[-1]}
+        call |= {"head_dim_v": head_dim_v}
     call |= {"seqlen_q": seqlen_q}
     call |= cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     call["new_k"] = new

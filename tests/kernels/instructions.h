@@ -111,6 +111,8 @@ template <class TS, class TD = TS>
 struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
   static void copy(TS const& source, TD& target, bool exists) {
     static_assert(sizeof(TS) == sizeof(TD) && sizeof(TD) <= simt::PendingCopy::kMostBytes);
+    auto const bits = reinterpret_cast<uintptr_t>(&source) | reinterpret_cast<uintptr_t>(&target);
+    simt::expect(bits % sizeof(TD) == 0, "cp.async of ", sizeof(TD), " bytes is not aligned");
     std::memset(&target, 0xff, sizeof(TD));
     simt::Thread& t = simt::thread();
     t.copies.push_back({&target, exists ? &source : nullptr, sizeof(TD), t.groups, {}});

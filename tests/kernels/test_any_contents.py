@@ -30,6 +30,8 @@ FORWARD = [v for v in ROWS if v.direction == "fwd" and v.head_dim == 64]
 # And two computing warpgroups.
 FORWARD += [v for v in ROWS if (v.direction, v.arch, v.head_dim_v) == ("fwd", "sm90", 128)][:1]
 BACKWARD = [v for v in ROWS if v.direction == "bwd" and v.head_dim == 64]
+# Whose tiles of small pages are long where a table has room for many keys.
+LONG = [v for v in ROWS if v.direction == "fwd" and v.long_block_n > 128]
 PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]
 DECODE = [v for v in ROWS if v.direction == "decode" and v.head_dim == 64]
 APPEND = [v for v in ROWS if v.direction == "append"]
@@ -167,6 +169,30 @@ def test_forward_of_pages(kernels, row, seed):
         kernels, row.name, q, *caches, cu_q, cu_k, before=BEFORE, **options, **any_mask(rng)
     )
     check(*output)
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize("size", [8, 16, 24, 48])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_long_tiles_of_pages(kernels, row, size, is_packed):
+    """Of tables with room for many keys, and as what another kernel makes of them."""
+    rng = random.Random(size)
+    batch, pages, listed = 3, 12, 3700 // size
+    table = numbers(rng, pages - 1, batch, listed)
+    used = int32([rng.choice([listed * size, INT_MAX]), *numbers(rng, 600, batch - 1).tolist()])
+    q = randn(rng, *([90] if is_packed else [batch, 30]), 2, 128)
+    # Nothing but their rows; pages are eights of rows apart.
+    memory = torch.full((2, pages + 2, size + 8, 4, 144), float("nan"), dtype=BF16)
+    caches = memory[:, 1:-1, :size, 1:3, 8:-8].copy_(randn(rng, 2, pages, size, 2, 128))
+    options = {"block_table": table, "before": BEFORE, "causal": rng.random() < 0.5}
+    call = partial(calls.cached, cache_seqlens=used, num_splits=None)
+    if is_packed:
+        cu_q = int32([0, 50, 50, 90])
+        call = partial(calls.varlen, cu_seqlens_q=cu_q, cu_seqlens_k=None, seqused_k=used)
+    out, lse = call(calls.OnTiles(kernels, row.long_block_n), row.name, q, *caches, **options)
+    expected, expected_lse = call(kernels, "paged_sm80_bf16_d128_plain", q, *caches, **options)
+    torch.testing.assert_close(out, expected, atol=1e-2, rtol=1.6e-2)
+    assert_lse("lse", lse, expected_lse)
 
 
 @pytest.mark.parametrize("row", BACKWARD, ids=id_of)

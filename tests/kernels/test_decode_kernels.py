@@ -127,6 +127,33 @@ def test_smaller_head_dims_are_zero_filled(kernels, row):
     check(kernels, row, case, num_splits=2)
 
 
+@pytest.mark.parametrize("row", FULL, ids=id_of)
+@pytest.mark.parametrize("missing", [4, 2, 3])  # columns: rows are multiples of 8, 4 or 2 bytes
+@pytest.mark.parametrize("first", [0, 4, 2, 1])  # element, from a multiple of 16 bytes on
+def test_rows_of_any_bytes(kernels, row, missing, first):
+    """They come by the largest words that all of them are multiples of."""
+    columns, keys = row.head_dim - missing, 70
+    gen = torch.Generator().manual_seed(columns)
+    q = torch.zeros(2, 2, 4, row.head_dim, dtype=DTYPES[row.dtype])
+    q[..., :columns].normal_(generator=gen)
+    caches = []
+    for _ in "kv":
+        memory = torch.full((3 * keys * 2 * row.head_dim + 8,), NAN, dtype=q.dtype)
+        strides = keys * 2 * row.head_dim, 2 * row.head_dim, columns, 1
+        cache = memory.as_strided((3, keys, 2, columns), strides, first)
+        caches.append(cache.normal_(generator=gen))
+    order = torch.tensor([2, 0], dtype=torch.int32)
+    out, lse = calls.cached(
+        kernels, row.name, q, *caches, cache_batch_idx=order, num_splits=2, softmax_scale=0.1
+    )
+    x = q[..., :columns], *(cache[order.long()] for cache in caches)
+    ref, ref_lse, _ = attention_ref(*x, softmax_scale=0.1)
+    standard, _, _ = standard_attention(*x, softmax_scale=0.1)
+    assert_accurate("out", out[..., :columns], ref, standard)
+    assert_lse("lse", lse, ref_lse)
+    assert not out[..., columns:].any()
+
+
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_a_missing_page_has_no_keys(kernels, row, num_splits):

@@ -223,6 +223,7 @@ def test_threads(selftest, what):
         ("no mbarrier", "not initialised"),
         ("a divergent vote", "deadlock:(.|\n)*the rest of its warp"),
         ("too many registers", "registers .setmaxnreg.inc."),
+        ("a copy of words between words", "cp.async of 8 bytes is not aligned"),
         ("behind shared memory", "writes behind its shared memory"),
     ],
 )

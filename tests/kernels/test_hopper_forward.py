@@ -230,6 +230,20 @@ def test_which_tile_pages_take(kernels, row, page_size, small):
                          block_table=1, page_size=page_size) | {"q": (0, 0, 0, 128)}  # fmt: skip
     expected = row.long_block_n if small and row.long_block_n > 128 else row.block_n
     assert kernels.keys_of_tile(row.name, call) == expected
+    assert kernels.keys_of_tile(row.name, call | {"few_q": 16}) == row.block_n  # beside decode
+    packed = {"cu_q": 1, "cu_k": 1, "total_q": 16384, "total_k": 512}
+    assert kernels.keys_of_tile(row.name, call | packed) == expected
+    invariant = call | packed | {"batch_invariant": True}
+    assert kernels.keys_of_tile(row.name, invariant) == row.block_n
+
+
+@pytest.mark.parametrize("row", LONG, ids=id_of)
+def test_which_tile_a_page_of_equal_rows_takes(kernels, row):
+    """One row that was expanded, whose distance is 0."""
+    call = calls.problem(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16,
+                         block_table=1, page_size=16, pages=1)  # fmt: skip
+    call |= {"q": (0, 0, 0, 128), "k": (0, 2048, 0, 128), "v": (0, 2048, 0, 128)}
+    assert kernels.keys_of_tile(row.name, call) == row.block_n
 
 
 @pytest.mark.parametrize("row", LONG, ids=id_of)
@@ -239,7 +253,8 @@ def test_which_tile_pages_take(kernels, row, page_size, small):
 def test_rows_that_see_many_keys(kernels, row, causal, window):
     case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=2, sq=130, sk=3800, d=120)
     x = make_inputs(case)
-    check_dense(kernels, row, x.q, x.k, x.v, causal=causal, window_size=window)
+    on_long_tiles = calls.OnTiles(kernels, row.long_block_n)
+    check_dense(on_long_tiles, row, x.q, x.k, x.v, causal=causal, window_size=window)
 
 
 @pytest.mark.parametrize("row", LONG, ids=id_of)

@@ -113,9 +113,10 @@ def test_pages_on_hopper(kernels, row, case):
 )
 def test_long_tiles_of_pages(kernels, row, case):
     case = replace(case, h=2, hk=2, sq=130)  # heads that share keys would share row blocks
-    lse = check(kernels, row, case, has_room=True)
+    lse = check(calls.OnTiles(kernels, row.long_block_n), row, case, has_room=True)
     if case.name != "many":
-        assert not torch.equal(lse, check(kernels, row, case))  # sums of other tiles
+        usual = check(calls.OnTiles(kernels, row.block_n), row, case)
+        assert not torch.equal(lse, usual)  # sums of other tiles
 
 
 @pytest.mark.parametrize("row", LONG, ids=id_of)
@@ -166,7 +167,7 @@ def test_a_missing_page_has_no_keys(kernels, row, has_room, causal):
         cache.view(-1, 1, x.shape[-1])[:n][~missing] = x[0, ~missing]
         caches.append(cache)
     if has_room:
-        table = with_room(table, size)
+        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.long_block_n)
     out, lse = calls.cached(
         kernels, row.name, q, *caches, num_splits=None, block_table=table, causal=causal,
         cache_seqlens=torch.tensor([n], dtype=torch.int32),
@@ -197,6 +198,7 @@ def test_varlen(kernels, row, size, has_room, has_used):
     dtype = DTYPES[row.dtype]
     lengths_q, lengths_k = [0, 150, 3, 60], [10, 170, 33, 0]
     leftpad = [0] * 4 if row in HOPPER else [0, 30, 33, 0]
+    heads_k = 2 if has_room else 1  # heads that share keys would share row blocks
     cu_q, cu_k = (
         torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for n in (lengths_q, lengths_k)
@@ -205,14 +207,14 @@ def test_varlen(kernels, row, size, has_room, has_used):
         torch.randn(n, h, d, generator=gen).to(dtype)
         for n, h, d in (
             (int(cu_q[-1]), 2, row.head_dim),
-            (int(cu_k[-1]), 1, row.head_dim),
-            (int(cu_k[-1]), 1, row.head_dim_v),
+            (int(cu_k[-1]), heads_k, row.head_dim),
+            (int(cu_k[-1]), heads_k, row.head_dim_v),
         )
     )
     table = torch.randperm(100, generator=gen)[: 4 * 25].view(4, 25).to(torch.int32)
     caches = []
     for x in (k, v):
-        cache = torch.full((100, size, 1, x.shape[-1]), float("nan"), dtype=dtype)
+        cache = torch.full((100, size, *x.shape[1:]), float("nan"), dtype=dtype)
         for b, n in enumerate(lengths_k):
             for i in range(leftpad[b], n):
                 cache[int(table[b, i // size]), i % size] = x[int(cu_k[b]) + i]
@@ -221,7 +223,7 @@ def test_varlen(kernels, row, size, has_room, has_used):
     if any(leftpad):
         tensors["leftpad_k"] = torch.tensor(leftpad, dtype=torch.int32)
     if has_room:
-        table = with_room(table, size)
+        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.long_block_n)
     if has_used:
         tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
     out, lse = calls.varlen(

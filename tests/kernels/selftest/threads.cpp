@@ -119,6 +119,15 @@ std::map<std::string, Body> const kBodies = {
        warp() < 4 ? cutlass::arch::warpgroup_reg_dealloc<32>()
                   : cutlass::arch::warpgroup_reg_alloc<240>();
      }},
+    {"a copy of words between words",
+     [](Storage& smem) {
+       alignas(8) static int const from[3] = {};
+       using Copy = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<uint64_t>;
+       auto& to = reinterpret_cast<uint64_t&>(smem.words);
+       Copy::copy(reinterpret_cast<uint64_t const&>(from[0]), to, true);
+       cp_async_wait<0>();
+       Copy::copy(reinterpret_cast<uint64_t const&>(from[1]), to, false);
+     }},
     {"behind shared memory", [](Storage& smem) { smem.words[256] = 1; }},
 };
 
