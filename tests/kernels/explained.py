@@ -131,6 +131,7 @@ def simulate(patch: pytest.MonkeyPatch, sm: int) -> None:
     on_a_gpu(torch.empty(1))  # asks for a GPU the first time, and is to find out that there is none
     patch.setattr(backend, "library", library.module())
     patch.setattr(backend, "cuda_problem", lambda: "")
+    patch.setattr(backend, "_missing", set())  # has all, where nothing was compiled for GPUs
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "get_device_capability", lambda device=None: divmod(sm, 10))
     gpu = SimpleNamespace(multi_processor_count=library.DEVICES[sm][1])
