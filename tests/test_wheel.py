@@ -173,7 +173,7 @@ class TestLibrary:
             batch, seqlen_k = 64, row.long_from if is_long else 100
             totals = (batch * 256, batch * seqlen_k) if is_packed else (-1, -1)
             extent = (132, batch, 256, seqlen_k, 8, 8, *totals, -1, -1, 0, 0)
-            call = (row.name, *extent, row.head_dim, row.head_dim_v, 0)
+            call = (row.name, *extent, row.head_dim, row.head_dim_v, 0, 0)
             tile = (row.long_block_n if is_long else row.block_n, 1)
             program += f"assert explain{call} == {tile}, {call}\n"
         run(sys.executable, "-c", program)
