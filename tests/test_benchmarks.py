@@ -111,7 +111,8 @@ def installed(monkeypatch):
     calls = []
 
     def gla(name, smallest=0):
-        def mix(q, k, v, gate):
+        def mix(q, k, v, g=None, gk=None):
+            gate = g if g is not None else gk
             calls.append((name, tuple(q.shape), tuple(gate.shape)))
             if q.shape[-1] < smallest:
                 raise ValueError(f"K is {q.shape[-1]}: the product of tiles needs 16 x 16")
