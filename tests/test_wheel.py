@@ -166,7 +166,7 @@ class TestLibrary:
 
     def test_explains_the_tile_of_a_forward(self):
         """Long where the row has such a kernel and rows see as many keys as it is for."""
-        rows = [row for row in load_table().VARIANTS if row.long_block_n]
+        rows = [row for row in load_table().VARIANTS if row.second_block_n]
         assert rows
         program = "import flash_attn; explain = flash_attn.backend.library.explain_tile\n"
         for row, is_long, is_packed in itertools.product(rows, (True, False), (True, False)):
@@ -174,7 +174,7 @@ class TestLibrary:
             totals = (batch * 256, batch * seqlen_k) if is_packed else (-1, -1)
             extent = (132, batch, 256, seqlen_k, 8, 8, *totals, -1, -1, 0, 0)
             call = (row.name, *extent, row.head_dim, row.head_dim_v, 0, 0)
-            tile = (row.long_block_n if is_long else row.block_n, 1)
+            tile = (row.second_block_n if is_long else row.block_n, 1)
             program += f"assert explain{call} == {tile}, {call}\n"
         run(sys.executable, "-c", program)
 

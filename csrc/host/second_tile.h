@@ -1,9 +1,10 @@
-// Which tile a row of Hopper's forward takes.
+// Which tile a row of Hopper's forward takes, of the two that it may have.
 #pragma once
 
 #include <algorithm>
 #include <string_view>
 
+#include "core/row_block_cost.h"
 #include "host/head_packing.h"
 #include "host/variant.h"
 
@@ -21,12 +22,40 @@ inline double skew(Seqlens const& s) {
   return std::max(1., (longest * longest + others) / all / (all / s.batch));
 }
 
-// Whether longer tiles pay, of which short rows leave more unused, and hide less behind each other.
-inline bool sees_many_keys(FwdParams const& p, int many) {
+// Whether every sequence is as long as the longest, as far as the host knows.
+inline bool are_alike(Seqlens const& s) {
+  bool const queries = !s.cu_q || s.total_q == int64_t(s.batch) * s.seqlen_q;
+  bool const keys = !s.cu_k || s.in_pages || s.total_k == int64_t(s.batch) * s.seqlen_k;
+  return queries && keys;
+}
+
+// Tiles of keys that a row block goes through, on average. Where lengths are unknown, a limit cuts
+// through the middle of a tile, and a limit of the mask is half a row block away from what an
+// average row sees.
+inline double average_steps(FwdParams const& p, int block_m, int block_n) {
+  Seqlens const& s = p.seqlens;
+  if (are_alike(s)) {
+    return mean_steps(SequenceMask(p.mask, s.seqlen_q, s.seqlen_k), s.seqlen_q, block_m, block_n);
+  }
+  bool const left = limits(p.mask.left, s), right = limits(p.mask.right, s);
+  double const away = (left + right) * std::min<double>(block_m, average_queries(s)) / 2;
+  double const keys = keys_seen(p) * (left ? 1 : skew(s)) + away;
+  return keys / block_n + (left ? 1 : 0.5);
+}
+
+// Whether tiles of second_n keys take less time than those of block_n. Longer ones leave less room
+// for O in shared memory: what goes out from registers instead takes as long as so many keys.
+inline bool second_tile_pays(FwdParams const& p, int block_m, int block_n, int second_n) {
+  constexpr double kLessRoom = 16;
   // An average length says nothing about one sequence.
-  bool const may = !(p.batch_invariant && p.seqlens.cu_q);
-  bool const windowed = limits(p.mask.left, p.seqlens);
-  return may && keys_seen(p) * (windowed ? 1 : skew(p.seqlens)) >= many;
+  if (p.batch_invariant && p.seqlens.cu_q) {
+    return false;
+  }
+  auto const cost = [&](int keys) {
+    return row_block_cost(average_steps(p, block_m, keys), keys) +
+           (keys == std::max(block_n, second_n) ? kLessRoom : 0);
+  };
+  return cost(second_n) < cost(block_n);
 }
 
 // Keys of a tile for which a kernel of any keys loads pages; a longer one has a kernel of its own.
@@ -48,12 +77,12 @@ inline bool suit_long_tiles(FwdParams const& p, int head_dim, int head_dim_v) {
 // Keys of a tile of the row's that serves a call.
 inline int keys_of_tile(Variant const& row, FwdParams const& p) {
   bool const plain = std::string_view(row.scores) == "plain";
-  bool const serves = !p.pages.table || (row.long_block_n > kMostPagedKeys &&
+  bool const serves = !p.pages.table || (row.second_block_n > kMostPagedKeys &&
                                          suit_long_tiles(p, row.head_dim, row.head_dim_v));
-  bool const is_long = row.long_block_n > 0 && serves && p.splits.count.divisor <= 1 &&
-                       packed_queries(p, row.block_m, plain) == 0 &&
-                       sees_many_keys(p, row.long_from);
-  return is_long ? row.long_block_n : row.block_n;
+  bool const second = row.second_block_n > 0 && serves && p.splits.count.divisor <= 1 &&
+                      packed_queries(p, row.block_m, plain) == 0 &&
+                      second_tile_pays(p, row.block_m, row.block_n, row.second_block_n);
+  return second ? row.second_block_n : row.block_n;
 }
 
 }  // namespace flash

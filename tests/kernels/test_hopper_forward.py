@@ -190,7 +190,7 @@ def test_a_cache_of_one_row(kernels, row):
     assert_bitwise("out", out, v.expand(3, 40, 2, 64))
 
 
-LONG = [row for row in ROWS if row.long_block_n]
+LONG = [row for row in ROWS if row.second_block_n]
 PACKED = dict(cu_q=1, cu_k=1, total_q=32768, total_k=32768, batch=257, seqlen_k=16384)
 
 
@@ -218,7 +218,7 @@ def test_which_tile_a_call_takes(kernels, row, more, is_long):
     """As explain and FLASH_ATTN_LOG say it."""
     call = dict(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16)
     call = calls.problem(**call | more) | {"q": (0, 0, 0, 128)}
-    expected = row.long_block_n if is_long else row.block_n
+    expected = row.second_block_n if is_long else row.block_n
     assert kernels.keys_of_tile(row.name, call) == expected
 
 
@@ -228,7 +228,7 @@ def test_which_tile_pages_take(kernels, row, page_size, small):
     """Small ones what is too long for a kernel of any keys, if the row has that."""
     call = calls.problem(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16,
                          block_table=1, page_size=page_size) | {"q": (0, 0, 0, 128)}  # fmt: skip
-    expected = row.long_block_n if small and row.long_block_n > 128 else row.block_n
+    expected = row.second_block_n if small and row.second_block_n > 128 else row.block_n
     assert kernels.keys_of_tile(row.name, call) == expected
     assert kernels.keys_of_tile(row.name, call | {"few_q": 16}) == row.block_n  # beside decode
     packed = {"cu_q": 1, "cu_k": 1, "total_q": 16384, "total_k": 512}
@@ -253,7 +253,7 @@ def test_which_tile_a_page_of_equal_rows_takes(kernels, row):
 def test_rows_that_see_many_keys(kernels, row, causal, window):
     case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=2, sq=130, sk=3800, d=120)
     x = make_inputs(case)
-    on_long_tiles = calls.OnTiles(kernels, row.long_block_n)
+    on_long_tiles = calls.OnTiles(kernels, row.second_block_n)
     check_dense(on_long_tiles, row, x.q, x.k, x.v, causal=causal, window_size=window)
 
 

@@ -11,11 +11,11 @@ namespace flash::sm90 {
 
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
 // what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
-// kLongN_: keys of a tile where rows see kLongFrom_ or more, in a kernel of its own; 0: there is
-// none. kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them
+// kSecondN_: keys of a tile where that takes less time, in a kernel of its own; 0: there is none.
+// kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them
 // (pages.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, int kLongN_, int kLongFrom_, ScoreLevel kScores_, bool kPacked_ = false,
+          int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPacked_ = false,
           bool kSplit_ = false, bool kPagesOnly_ = false>
 struct ForwardConfig {
   using Element = Element_;
@@ -27,16 +27,16 @@ struct ForwardConfig {
   static constexpr int kStages = kStages_;  // buffers for K, and for V
   static constexpr bool kPacked = kPacked_;
   using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                               kStages_, kLongN_, kLongFrom_, kScores_, true>;
+                               kStages_, kSecondN_, kScores_, true>;
   static constexpr bool kSplit = kSplit_;
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kLongN_, kLongFrom_, kScores_, true, true>;
-  static constexpr int kLongN = kLongN_, kLongFrom = kLongFrom_;
-  using Long = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_, kStages_,
-                             0, 0, kScores_>;
+                              kStages_, kSecondN_, kScores_, true, true>;
+  static constexpr int kSecondN = kSecondN_;
+  using Second = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_, kStages_,
+                             0, kScores_>;
   static constexpr bool kPagesOnly = kPagesOnly_;
-  using LongPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_,
-                                  kStages_, 0, 0, kScores_, false, false, true>;
+  using SecondPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
+                                  kStages_, 0, kScores_, false, false, true>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.
