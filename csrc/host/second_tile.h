@@ -34,10 +34,13 @@ inline bool are_alike(Seqlens const& s) {
 // average row sees.
 inline double average_steps(FwdParams const& p, int block_m, int block_n) {
   Seqlens const& s = p.seqlens;
-  if (are_alike(s)) {
-    return mean_steps(SequenceMask(p.mask, s.seqlen_q, s.seqlen_k), s.seqlen_q, block_m, block_n);
-  }
   bool const left = limits(p.mask.left, s), right = limits(p.mask.right, s);
+  if (are_alike(s)) {
+    constexpr int kLongest = 1 << 29;  // whatever was said: sums of lengths are ints
+    int const rows = std::min(s.seqlen_q, kLongest), keys = std::min(s.seqlen_k, kLongest);
+    Mask const mask{left ? p.mask.left : -1, right ? p.mask.right : -1};
+    return mean_steps(SequenceMask(mask, rows, keys), rows, block_m, block_n);
+  }
   double const away = (left + right) * std::min<double>(block_m, average_queries(s)) / 2;
   double const keys = keys_seen(p) * (left ? 1 : skew(s)) + away;
   return keys / block_n + (left ? 1 : 0.5);

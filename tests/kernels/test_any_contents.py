@@ -177,7 +177,7 @@ def test_forward_of_pages(kernels, row, seed):
 def test_long_tiles_of_pages(kernels, row, size, is_packed):
     """Of tables with room for many keys, and as what another kernel makes of them."""
     rng = random.Random(size)
-    batch, pages, listed = 3, 12, 3700 // size
+    batch, pages, listed = 3, 12, 4000 // size
     table = numbers(rng, pages - 1, batch, listed)
     used = int32([rng.choice([listed * size, INT_MAX]), *numbers(rng, 600, batch - 1).tolist()])
     q = randn(rng, *([90] if is_packed else [batch, 30]), 2, 128)

@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "core/block_range.h"
 #include "core/mask.h"
+#include "core/row_block_cost.h"
 #include "core/row_range.h"
 
 void bind_block_range(py::module_& m) {
@@ -27,6 +28,8 @@ void bind_block_range(py::module_& m) {
       .def("masked", &BlockRange::masked, py::arg("block"))
       .def("after", &BlockRange::after, py::arg("block"));
 
+  m.def("row_block_cost", &flash::row_block_cost, py::kw_only(), py::arg("steps"),
+        py::arg("block_n"));
   m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
   py::class_<RowRange>(m, "RowRange")
@@ -55,6 +58,8 @@ void bind_block_range(py::module_& m) {
           py::arg("row"))
       .def("block_range", &flash::block_range, py::kw_only(), py::arg("row_begin"),
            py::arg("row_end"), py::arg("block_n"))
+      .def("mean_steps", &flash::mean_steps, py::kw_only(), py::arg("seqlen_q"), py::arg("block_m"),
+           py::arg("block_n"))
       .def("row_range", &flash::row_range, py::kw_only(), py::arg("seqlen_q"), py::arg("key_begin"),
            py::arg("block_n"), py::arg("block_m"));
 }
