@@ -79,7 +79,7 @@ _SM90_FORWARDS = [
            why="the longest of three warpgroups that does not spill: 128 keys do"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
            block_n=128, second_block_n=176,
-           why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413; 176 where rows see many"),
+           why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413; 176 where that costs less"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
            block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,

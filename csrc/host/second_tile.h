@@ -36,9 +36,10 @@ inline double average_steps(FwdParams const& p, int block_m, int block_n) {
   Seqlens const& s = p.seqlens;
   bool const left = limits(p.mask.left, s), right = limits(p.mask.right, s);
   if (are_alike(s)) {
-    constexpr int kLongest = 1 << 29;  // whatever was said: sums of lengths are ints
-    int const rows = std::min(s.seqlen_q, kLongest), keys = std::min(s.seqlen_k, kLongest);
-    Mask const mask{left ? p.mask.left : -1, right ? p.mask.right : -1};
+    // Whatever was said, sums of a few are ints.
+    auto const clamped = [](int x) { return std::min(x, 1 << 29); };
+    int const rows = clamped(s.seqlen_q), keys = clamped(s.seqlen_k);
+    Mask const mask{left ? clamped(p.mask.left) : -1, right ? clamped(p.mask.right) : -1};
     return mean_steps(SequenceMask(mask, rows, keys), rows, block_m, block_n);
   }
   double const away = (left + right) * std::min<double>(block_m, average_queries(s)) / 2;

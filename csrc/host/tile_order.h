@@ -13,10 +13,10 @@ namespace flash {
 // What a column's tiles have in common: K and V of a forward, Q, dO and dQ of a backward.
 struct Columns {
   int64_t count;
-  int64_t bytes;     // that the tiles of a column read
-  int sharing;       // neighbouring columns that read the same bytes
-  int tiles;         // of a column
-  int rounds;        // tiles of a multiprocessor that columns side by side have
+  int64_t bytes;  // that the tiles of a column read
+  int sharing;    // neighbouring columns that read the same bytes
+  int tiles;      // of a column
+  int rounds;     // tiles of a multiprocessor that columns side by side have
 };
 
 // Tiles of a column that run at a time, at least: those that start together read together, and a

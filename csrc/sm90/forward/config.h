@@ -32,11 +32,11 @@ struct ForwardConfig {
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                               kStages_, kSecondN_, kScores_, true, true>;
   static constexpr int kSecondN = kSecondN_;
-  using Second = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_, kStages_,
-                             0, kScores_>;
+  using Second = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
+                               kStages_, 0, kScores_>;
   static constexpr bool kPagesOnly = kPagesOnly_;
   using SecondPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
-                                  kStages_, 0, kScores_, false, false, true>;
+                                    kStages_, 0, kScores_, false, false, true>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.

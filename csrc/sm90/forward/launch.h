@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "host/launch_kernel.h"
-#include "host/second_tile.h"
 #include "host/places.h"
+#include "host/second_tile.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
