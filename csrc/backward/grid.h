@@ -16,13 +16,11 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, int tu
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element) +
       Config::kHeadDim * sizeof(float);
-  bool const limited =
-      limits(params.mask.left, params.seqlens) || limits(params.mask.right, params.seqlens);
-  constexpr int kUneven = 4;  // rounds, where the mask makes tiles of unequal length
-  Columns const columns{int64_t(heads) * params.seqlens.batch,
-                        params.seqlens.seqlen_q * row_bytes * params.group.part_heads, 1,
-                        num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
-                        limited ? kUneven : 1};
+  Columns const columns{
+      int64_t(heads) * params.seqlens.batch,
+      params.seqlens.seqlen_q * row_bytes * params.group.part_heads, 1,
+      num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
+      !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
   int group = columns_side_by_side(device, columns);
   if (params.workspace.turns) {
     int const wide = static_cast<int>(std::min<int64_t>(columns.count, turn_columns));

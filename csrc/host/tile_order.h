@@ -13,10 +13,10 @@ namespace flash {
 // What a column's tiles have in common: K and V of a forward, Q, dO and dQ of a backward.
 struct Columns {
   int64_t count;
-  int64_t bytes;  // that the tiles of a column read
-  int sharing;    // neighbouring columns that read the same bytes
-  int tiles;      // of a column
-  int rounds;     // tiles of a multiprocessor that columns side by side have
+  int64_t bytes;     // that the tiles of a column read
+  int sharing;       // neighbouring columns that read the same bytes
+  int tiles;         // of a column
+  bool equal_tiles;  // all of them take the same time
 };
 
 // Tiles of a column that run at a time, at least: those that start together read together, and a
@@ -25,11 +25,12 @@ constexpr int kSharers = 4;
 
 // Columns to run side by side. Tiles of equal length: as many as fill the GPU once, so that a
 // column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
-// of unequal length even out inside a group only, so there a group fills it more often. It ends
+// of unequal length even out inside a group only, so there a group is four times as wide. It ends
 // where the columns neither fit half of L2 (the rest is for what is on its way) nor run kSharers
 // tiles at a time.
 inline int columns_side_by_side(DeviceInfo const& device, Columns const& columns) {
-  int64_t const tiles = int64_t(device.sm_count) * columns.rounds;
+  constexpr int kRounds = 4;
+  int64_t const tiles = int64_t(device.sm_count) * (columns.equal_tiles ? 1 : kRounds);
   int64_t const filling = tiles / std::max(columns.tiles, 1) + 1;
   int const fitting = l2_group(device.l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
   int64_t const limit = std::max(fitting, device.sm_count / kSharers);
@@ -60,11 +61,10 @@ TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, Forward
   if (params.seqlens.few_q > 0) {
     return make_tile_grid(params.seqlens, tile.heads, tile.block_m, {/*group=*/1, causal});
   }
-  constexpr int kUneven = 12;  // rounds
   Columns const columns{int64_t(tile.heads) * params.seqlens.batch,
                         params.seqlens.seqlen_k * row_bytes,
                         tile.heads / std::max(params.heads_kv, 1),
-                        num_m_blocks(params.seqlens.seqlen_q, tile.block_m), causal ? kUneven : 1};
+                        num_m_blocks(params.seqlens.seqlen_q, tile.block_m), !causal};
   // Causal: the last row block sees most keys.
   TileOrder const order{columns_side_by_side(device, columns), /*longest_first=*/causal};
   return make_tile_grid(params.seqlens, tile.heads, tile.block_m, order);
