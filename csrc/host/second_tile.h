@@ -47,19 +47,16 @@ inline double average_steps(FwdParams const& p, int block_m, int block_n) {
   return keys / block_n + (left ? 1 : 0.5);
 }
 
-// Whether tiles of second_n keys take less time than those of block_n. Longer ones leave less room
-// for O in shared memory: what goes out from registers instead takes as long as so many keys.
-inline bool second_tile_pays(FwdParams const& p, int block_m, int block_n, int second_n) {
-  constexpr double kLessRoom = 16;
+// Whether tiles of second_n keys take less time than the row's.
+inline bool second_tile_pays(FwdParams const& p, KeyTile const& tile, int second_n) {
   // An average length says nothing about one sequence.
   if (p.batch_invariant && p.seqlens.cu_q) {
     return false;
   }
-  auto const cost = [&](int keys) {
-    return row_block_cost(average_steps(p, block_m, keys), keys) +
-           (keys == std::max(block_n, second_n) ? kLessRoom : 0);
+  auto const cost = [&](KeyTile const& t) {
+    return row_block_cost(average_steps(p, t.block_m, t.block_n), t);
   };
-  return cost(second_n) < cost(block_n);
+  return cost(tile.with(second_n)) < cost(tile);
 }
 
 // Keys of a tile for which a kernel of any keys loads pages; a longer one has a kernel of its own.
@@ -81,11 +78,12 @@ inline bool suit_long_tiles(FwdParams const& p, int head_dim, int head_dim_v) {
 // Keys of a tile of the row's that serves a call.
 inline int keys_of_tile(Variant const& row, FwdParams const& p) {
   bool const plain = std::string_view(row.scores) == "plain";
+  KeyTile const tile{row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.stages};
   bool const serves = !p.pages.table || (row.second_block_n > kMostPagedKeys &&
                                          suit_long_tiles(p, row.head_dim, row.head_dim_v));
   bool const second = row.second_block_n > 0 && serves && p.splits.count.divisor <= 1 &&
                       packed_queries(p, row.block_m, plain) == 0 &&
-                      second_tile_pays(p, row.block_m, row.block_n, row.second_block_n);
+                      second_tile_pays(p, tile, row.second_block_n);
   return second ? row.second_block_n : row.block_n;
 }
 

@@ -28,8 +28,12 @@ void bind_block_range(py::module_& m) {
       .def("masked", &BlockRange::masked, py::arg("block"))
       .def("after", &BlockRange::after, py::arg("block"));
 
-  m.def("row_block_cost", &flash::row_block_cost, py::kw_only(), py::arg("steps"),
-        py::arg("block_n"));
+  auto const cost = [](double steps, int head_dim, int head_dim_v, int block_m, int block_n,
+                       int stages) {
+    return flash::row_block_cost(steps, {head_dim, head_dim_v, block_m, block_n, stages});
+  };
+  m.def("row_block_cost", cost, py::arg("steps"), py::arg("head_dim"), py::arg("head_dim_v"),
+        py::arg("block_m"), py::arg("block_n"), py::arg("stages"));
   m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
   py::class_<RowRange>(m, "RowRange")

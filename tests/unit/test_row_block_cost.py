@@ -59,7 +59,19 @@ def test_long_sequences(core):
 
 
 @pytest.mark.parametrize(
-    ("steps", "block_n", "keys"), [(0, 100, 128), (4, 128, 780), (5.5, 64, 598)]
+    ("steps", "tile", "keys", "from_registers"),
+    [
+        (0, (128, 128, 128, 128, 2), 156, 0),
+        (4, (128, 128, 128, 176, 2), 5 * 204, 64),
+        (5, (192, 192, 128, 96, 2), 6 * 124, 64),
+        (5, (192, 192, 128, 112, 2), 6 * 140, 192),
+        (5.5, (256, 256, 128, 64, 2), 6.5 * 92, 128),
+        (1, (256, 256, 128, 80, 2), 2 * 108, 256),
+        (1, (96, 96, 192, 96, 3), 2 * 124, 96),  # no runs of 64
+        (1, (192, 128, 128, 128, 2), 2 * 156, 64),
+        (1, (64, 64, 192, 128, 3), 2 * 156, 0),
+    ],
 )
-def test_cost(core, steps, block_n, keys):
-    assert core.row_block_cost(steps=steps, block_n=block_n) == keys
+def test_cost(core, steps, tile, keys, from_registers):
+    """With what columns of O take that have no room in shared memory."""
+    assert core.row_block_cost(steps, *tile) == keys + from_registers / 4

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/row_block_cost.h"
 #include "core/score_level.h"
 #include "sm90/tensor_core.h"
 
@@ -65,14 +66,11 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for,
-  // which is 227 KiB, less barriers. Other columns go out from registers. H200, d 192/128, of FA3:
-  // 1.022 without, 1.028 with 64 columns.
-  static constexpr int kRoom =
-      (224 << 10) / int(sizeof(Element)) - kConsumers * kTileQ - kStages * (kTileK + kTileV);
-  static constexpr int kRunsWithRoom = std::min(kRoom / (kBlockM * 64), kHeadDimV / 64);
-  static constexpr bool kCanStage = !kPacked && kHeadDimV % 64 == 0;
-  static constexpr int kTileColumns = kCanStage ? kRunsWithRoom * 64 : 0;
+  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for.
+  // Other columns go out from registers. H200, d 192/128, of FA3: 1.022 without, 1.028 with 64
+  // columns.
+  static constexpr KeyTile kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
+  static constexpr int kTileColumns = kPacked ? 0 : staged_columns(kTile);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   static constexpr int kTileO =
       kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none

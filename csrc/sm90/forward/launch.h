@@ -191,7 +191,7 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
     }
   }
   if constexpr (Config::kSecondN > 0) {
-    if (second_tile_pays(params, Config::kBlockM, Config::kBlockN, Config::kSecondN)) {
+    if (second_tile_pays(params, Config::kTile, Config::kSecondN)) {
       if (!params.pages.table) {
         return launch<typename Config::Second>(params, context, rows);
       }
