@@ -270,9 +270,8 @@ def cost(row, block_n: int, call: dict) -> float:
             end = end if call["right"] < 0 else min(end, i + shift + call["right"] + 1)
             seen |= {key // block_n for key in range(first, end)}
         steps.append(len(seen))
-    return (sum(steps) / len(steps) + 1) * (block_n + 28) + FROM_REGISTERS[
-        row.head_dim, block_n
-    ] / 4
+    columns = FROM_REGISTERS[row.head_dim, block_n]
+    return (sum(steps) / len(steps) + 1) * (block_n + 28) + columns / 4
 
 
 @pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
