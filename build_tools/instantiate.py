@@ -51,8 +51,7 @@ _CONFIG = {
         "block_n",
         "warps",
         "stages",
-        "long_block_n",
-        "long_from",
+        "second_block_n",
     ),
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
@@ -78,7 +77,7 @@ void launch_{name}({params} const&, LaunchContext const&);
 
 _ROW = """\
       {{"{name}", Direction::{Direction}, {sm}, "{dtype}", {head_dim}, {head_dim_v},
-       {block_m}, {block_n}, {warps}, {stages}, "{scores}", "{why}", {long_block_n}, {long_from},
+       {block_m}, {block_n}, {warps}, {stages}, "{scores}", "{why}", {second_block_n},
        smem_{name}, {cluster}, {{.{member} = launch_{name}}}}},
 """
 

@@ -24,8 +24,8 @@ class Variant:
     tile_in_name: this is not the first row for what it serves, so the name needs the tile.
     key_warps: of a backward, warps along the keys; the others share their keys.
     pair: two thread blocks share a tile.
-    long_block_n: of a forward, keys of a tile where rows see long_from of them or more, on average:
-        a kernel of its own.
+    second_block_n: of a forward, keys of a tile where that takes less time (host/second_tile.h): a
+        kernel of its own.
     """
 
     direction: str
@@ -43,8 +43,7 @@ class Variant:
     tile_in_name: bool = False
     key_warps: int = 0
     pair: bool = False
-    long_block_n: int = 0
-    long_from: int = 0
+    second_block_n: int = 0
 
     @property
     def name(self) -> str:
@@ -76,17 +75,19 @@ _SM90_FORWARDS = [
     *_rows(**_SM90_SMALL, scores="plain", head_dim=64, head_dim_v=64, block_m=192, warps=16,
            block_n=128, why="three softmaxes hide behind the products; 160 registers, all in use"),
     *_rows(**_SM90_SMALL, scores="plain", head_dim=96, head_dim_v=96, block_m=192, warps=16,
-           block_n=112, why="the longest of three warpgroups that does not spill: 128 keys do"),
+           block_n=112, second_block_n=96,
+           why="the longest of three warpgroups that does not spill: 128 keys do"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
-           block_n=128, long_block_n=176, long_from=3500,
-           why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413; 176 where rows see many"),
+           block_n=128, second_block_n=176,
+           why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413; 176 where that costs less"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
            block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,
-           block_n=96, long_block_n=112, long_from=1500,
+           block_n=96, second_block_n=112,
            why="1k keys on an H200: 5% more than 112, the longest that fits, which 4k gain 2% by"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=256, head_dim_v=256, block_m=128, warps=12,
-           block_n=80, why="the longest that shared memory holds: 225 of 227 KiB"),
+           block_n=80, second_block_n=64,
+           why="the longest that shared memory holds: 225 of 227 KiB"),
     *_rows(**_SM90_SMALL, scores="full", head_dim=64, head_dim_v=64, block_m=192, warps=16,
            block_n=96, why="4k keys, ALiBi, H200: 343 TFLOP/s, 80 keys 338, 128x128 329"),
     *_rows(**_SM90_SMALL, scores="full", head_dim=96, head_dim_v=96, block_m=128, warps=12,

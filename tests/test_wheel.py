@@ -165,17 +165,17 @@ class TestLibrary:
         assert f"'scores': '{scores}'" in run(sys.executable, "-c", program).stdout
 
     def test_explains_the_tile_of_a_forward(self):
-        """Long where the row has such a kernel and rows see as many keys as it is for."""
-        rows = [row for row in load_table().VARIANTS if row.long_block_n]
+        """Of two, that of which a few hold just all keys."""
+        rows = [row for row in load_table().VARIANTS if row.second_block_n]
         assert rows
         program = "import flash_attn; explain = flash_attn.backend.library.explain_tile\n"
-        for row, is_long, is_packed in itertools.product(rows, (True, False), (True, False)):
-            batch, seqlen_k = 64, row.long_from if is_long else 100
+        for row, second, is_packed in itertools.product(rows, (True, False), (True, False)):
+            block_n = row.second_block_n if second else row.block_n
+            batch, seqlen_k = 64, (5 if block_n == 80 else 3) * block_n
             totals = (batch * 256, batch * seqlen_k) if is_packed else (-1, -1)
             extent = (132, batch, 256, seqlen_k, 8, 8, *totals, -1, -1, 0, 0)
             call = (row.name, *extent, row.head_dim, row.head_dim_v, 0, 0)
-            tile = (row.long_block_n if is_long else row.block_n, 1)
-            program += f"assert explain{call} == {tile}, {call}\n"
+            program += f"assert explain{call} == {(block_n, 1)}, {call}\n"
         run(sys.executable, "-c", program)
 
     @pytest.mark.parametrize("minor", range(10, 16))

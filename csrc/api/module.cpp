@@ -12,7 +12,7 @@
 #include "host/decode_plan.h"
 #include "host/error.h"
 #include "host/key_splits.h"
-#include "host/long_tiles.h"
+#include "host/second_tile.h"
 #include "host/select.h"
 
 namespace flash::api {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "host/error.h"
-#include "host/long_tiles.h"
+#include "host/second_tile.h"
 
 namespace flash {
 namespace {

@@ -60,8 +60,7 @@ struct Variant {
   int stages;
   char const* scores;  // "plain", "full"
   char const* why;
-  int long_block_n;  // keys of a tile where rows see long_from of them; 0: as elsewhere
-  int long_from;
+  int second_block_n;  // keys of a tile of its other kernel; 0: there is none
   int smem_bytes;
   int cluster;  // thread blocks that share a tile
   Launch launch;

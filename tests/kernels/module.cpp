@@ -19,7 +19,7 @@
 #include "host/head_packing.h"
 #include "host/key_splits.h"
 #include "host/launch_kernel.h"
-#include "host/long_tiles.h"
+#include "host/second_tile.h"
 #include "host/select.h"
 #include "host/workspace.h"
 #include "probabilities/launch.h"

@@ -6,6 +6,8 @@ out, a maximum that stays behind.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from cases import BF16, FP16, Case, make_inputs
@@ -190,19 +192,27 @@ def test_a_cache_of_one_row(kernels, row):
     assert_bitwise("out", out, v.expand(3, 40, 2, 64))
 
 
-LONG = [row for row in ROWS if row.long_block_n]
+TWO_TILES = [row for row in ROWS if row.second_block_n]
+D128 = [row for row in TWO_TILES if row.head_dim == 128]
 PACKED = dict(cu_q=1, cu_k=1, total_q=32768, total_k=32768, batch=257, seqlen_k=16384)
 
 
-@pytest.mark.parametrize("row", LONG, ids=id_of)
+def asked(**more) -> dict:
+    """A call without tensors, of heads that are apart."""
+    call = dict(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16)
+    return calls.problem(**call | more) | {"q": (0, 0, 0, 128)}
+
+
+@pytest.mark.parametrize("row", D128, ids=id_of)
 @pytest.mark.parametrize(
-    ("more", "is_long"),
+    ("more", "is_second"),
     [
         ({}, True),
         ({"right": 0}, True),  # causal: half of them
         ({"right": 0, "seqlen_q": 2048, "seqlen_k": 2048}, False),
         ({"left": 1023, "right": 0}, False),
         ({"seqlen_q": 1024, "seqlen_k": 1024}, False),
+        ({"seqlen_k": 528}, True),  # three tiles, and not five
         ({"heads_kv": 2, "seqlen_q": 8}, False),  # heads that share row blocks
         ({"key_splits": 4}, False),
         (PACKED, True),  # most rows are those of one long sequence
@@ -210,25 +220,84 @@ PACKED = dict(cu_q=1, cu_k=1, total_q=32768, total_k=32768, batch=257, seqlen_k=
         (PACKED | {"left": 16000, "right": 0}, False),
         (PACKED | {"seqlen_k": 4096}, False),
         (PACKED | {"seqlen_k": 1 << 16}, False),  # nobody knows
+        (PACKED | {"batch": 64, "seqlen_q": 512, "seqlen_k": 528, "total_k": 64 * 528}, True),
         (PACKED | {"batch_invariant": True}, False),
+        ({"seqlen_k": 2**31 - 1, "right": 2**31 - 1}, True),
     ],
     ids=str,
 )
-def test_which_tile_a_call_takes(kernels, row, more, is_long):
+def test_which_tile_a_call_takes(kernels, row, more, is_second):
     """As explain and FLASH_ATTN_LOG say it."""
-    call = dict(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16)
-    call = calls.problem(**call | more) | {"q": (0, 0, 0, 128)}
-    expected = row.long_block_n if is_long else row.block_n
-    assert kernels.keys_of_tile(row.name, call) == expected
+    expected = row.second_block_n if is_second else row.block_n
+    assert kernels.keys_of_tile(row.name, asked(**more)) == expected
 
 
-@pytest.mark.parametrize("row", LONG, ids=id_of)
+# Keys of a tile for 512, 1k, … 16k tokens, full and causal: what was measured to be faster, or
+# nearly as fast. Where nothing says more, equal tiles' shorter one.
+GRID = {
+    96: [(112, 96, 112, 112, 112, 112), (96, 96, 96, 112, 112, 112)],
+    128: [(128, 128, 128, 176, 176, 176), (128, 128, 128, 128, 176, 176)],
+    192: [(96, 96, 112, 112, 112, 112), (96, 96, 96, 112, 112, 112)],
+    256: [(64, 80, 80, 80, 80, 80), (64, 64, 80, 80, 80, 80)],
+}
+
+
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
+@pytest.mark.parametrize("causal", [False, True])
+def test_which_tiles_the_benchmark_takes(kernels, row, causal):
+    lengths = [512 << n for n in range(6)]
+    found = [
+        kernels.keys_of_tile(row.name, asked(seqlen_q=n, seqlen_k=n, right=0 if causal else -1))
+        for n in lengths
+    ]
+    assert found == list(GRID[row.head_dim][causal])
+
+
+# Columns of O without room in shared memory.
+FROM_REGISTERS = {(96, 96): 96, (96, 112): 96, (128, 128): 0, (128, 176): 64, (192, 96): 64,
+                  (192, 112): 192, (256, 64): 128, (256, 80): 256}  # fmt: skip
+
+
+def cost(row, block_n: int, call: dict) -> float:
+    """Of a row block, in keys, counted row by row."""
+    steps = []
+    for begin in range(0, call["seqlen_q"], row.block_m):
+        shift = call["seqlen_k"] - call["seqlen_q"]
+        seen = set()
+        for i in range(begin, min(begin + row.block_m, call["seqlen_q"])):
+            first = 0 if call["left"] < 0 else max(0, i + shift - call["left"])
+            end = call["seqlen_k"]
+            end = end if call["right"] < 0 else min(end, i + shift + call["right"] + 1)
+            seen |= {key // block_n for key in range(first, end)}
+        steps.append(len(seen))
+    columns = FROM_REGISTERS[row.head_dim, block_n]
+    return (sum(steps) / len(steps) + 1) * (block_n + 28) + columns / 4
+
+
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
+def test_the_tile_that_costs_less(kernels, row):
+    """Of few row blocks, all of which the host looks at."""
+    rng = random.Random(row.head_dim)
+    found = []
+    for _ in range(150):
+        call = asked(
+            seqlen_q=rng.randint(1, 700), seqlen_k=rng.randint(1, 2000),
+            left=rng.choice([-1, -1, rng.randint(0, 800)]), right=rng.choice([-1, 0, 100]),
+        )  # fmt: skip
+        tiles = row.block_n, row.second_block_n
+        expected = min(tiles, key=lambda block_n: cost(row, block_n, call))
+        found.append(kernels.keys_of_tile(row.name, call))
+        assert found[-1] == expected, call
+    assert set(found) == {row.block_n, row.second_block_n}
+
+
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
 @pytest.mark.parametrize(("page_size", "small"), [(16, True), (64, False)])
 def test_which_tile_pages_take(kernels, row, page_size, small):
     """Small ones what is too long for a kernel of any keys, if the row has that."""
     call = calls.problem(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16,
                          block_table=1, page_size=page_size) | {"q": (0, 0, 0, 128)}  # fmt: skip
-    expected = row.long_block_n if small and row.long_block_n > 128 else row.block_n
+    expected = row.second_block_n if small and row.second_block_n > 128 else row.block_n
     assert kernels.keys_of_tile(row.name, call) == expected
     assert kernels.keys_of_tile(row.name, call | {"few_q": 16}) == row.block_n  # beside decode
     packed = {"cu_q": 1, "cu_k": 1, "total_q": 16384, "total_k": 512}
@@ -237,7 +306,7 @@ def test_which_tile_pages_take(kernels, row, page_size, small):
     assert kernels.keys_of_tile(row.name, invariant) == row.block_n
 
 
-@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
 def test_which_tile_a_page_of_equal_rows_takes(kernels, row):
     """One row that was expanded, whose distance is 0."""
     call = calls.problem(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16,
@@ -246,25 +315,51 @@ def test_which_tile_a_page_of_equal_rows_takes(kernels, row):
     assert kernels.keys_of_tile(row.name, call) == row.block_n
 
 
-@pytest.mark.parametrize("row", LONG, ids=id_of)
+# Keys of so many tiles of a row, which then cost less than the other ones.
+def keys_of_tiles(block_n: int) -> int:
+    return (5 if block_n == 80 else 3) * block_n
+
+
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
+@pytest.mark.parametrize("tile", ["block_n", "second_block_n"])
+@pytest.mark.parametrize("less", [0, 5])
+@pytest.mark.parametrize(
+    ("causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (20, 40))], ids=str
+)
+def test_both_tiles(kernels, row, tile, less, causal, window):
+    block_n, d = getattr(row, tile), row.head_dim - 8
+    case = Case(
+        dtype=DTYPES[row.dtype], b=1, h=2, hk=2, sq=70, sk=keys_of_tiles(block_n) - less, d=d
+    )
+    x = make_inputs(case)
+    options = dict(causal=causal, window_size=window)
+    on_its_tiles = kernels if window[0] >= 0 else calls.OnTiles(kernels, block_n)
+    check_dense(on_its_tiles, row, x.q, x.k, x.v, **options)
+
+
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
 @pytest.mark.parametrize(
     ("causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (3550, 20))], ids=str
 )
-def test_rows_that_see_many_keys(kernels, row, causal, window):
-    case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=2, sq=130, sk=3800, d=120)
+def test_many_keys_take_longer_tiles(kernels, row, causal, window):
+    case = Case(dtype=DTYPES[row.dtype], b=1, h=2, hk=2, sq=130, sk=4000, d=row.head_dim - 8)
     x = make_inputs(case)
-    on_long_tiles = calls.OnTiles(kernels, row.long_block_n)
-    check_dense(on_long_tiles, row, x.q, x.k, x.v, causal=causal, window_size=window)
+    longer = calls.OnTiles(kernels, max(row.block_n, row.second_block_n))
+    check_dense(longer, row, x.q, x.k, x.v, causal=causal, window_size=window)
 
 
-@pytest.mark.parametrize("row", LONG, ids=id_of)
+@pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
 def test_tiles_of_an_average_length_unless_batch_invariant(kernels, row):
     """A sequence of few keys goes through the tiles that the others choose, or through its own."""
     gen = torch.Generator().manual_seed(9)
+    # By itself the first takes the row's tile. The average takes the second: where that is the
+    # shorter one, the other has few keys, too.
+    first = keys_of_tiles(row.block_n) - 4
+    last = 7200 if row.second_block_n > row.block_n else 500
     cu_q = torch.tensor([0, 20, 90], dtype=torch.int32)
-    cu_k = torch.tensor([0, 300, 7200], dtype=torch.int32)
-    q = torch.randn(90, 1, 128, generator=gen).to(DTYPES[row.dtype])
-    k, v = torch.randn(2, 7200, 1, 128, generator=gen).to(q.dtype)
+    cu_k = torch.tensor([0, first, last], dtype=torch.int32)
+    q = torch.randn(90, 1, row.head_dim, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, last, 1, row.head_dim, generator=gen).to(q.dtype)
 
     def call(sequences=2, **how):
         at, ends = slice(cu_q[sequences]), slice(cu_k[sequences])

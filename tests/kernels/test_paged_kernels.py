@@ -21,8 +21,8 @@ FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
 HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
 # Of these, some have longer tiles, in boxes of their own, where a table has room for many keys: too
-# long ones for a kernel of any keys (host/long_tiles.h).
-LONG = [row for row in HOPPER if row.long_block_n > 128]
+# long ones for a kernel of any keys (host/second_tile.h).
+LONG = [row for row in HOPPER if row.second_block_n > 128]
 MANY_KEYS = 7200
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
@@ -106,14 +106,14 @@ def test_pages_on_hopper(kernels, row, case):
         CacheCase("pages_of_16", page_size=16, causal=False, cache_seqlens=(360, -1, 177)),
         CacheCase("pages_of_24", page_size=24, cache_seqlens=(300, 183, 7)),
         CacheCase("pages_of_48", page_size=48, causal=False, cache_seqlens=(352, 353, 9)),
-        CacheCase("pages_of_176", page_size=176, cache_seqlens=(700, 256, 33), sinks=True),
+        CacheCase("pages_of_176", page_size=176, cache_seqlens=(340, 256, 33), sinks=True),
         CacheCase("many", b=1, page_size=16, window=(3550, 0), cache_seqlens=(3801,)),
     ],
     ids=id_of,
 )
 def test_long_tiles_of_pages(kernels, row, case):
     case = replace(case, h=2, hk=2, sq=130)  # heads that share keys would share row blocks
-    lse = check(calls.OnTiles(kernels, row.long_block_n), row, case, has_room=True)
+    lse = check(calls.OnTiles(kernels, row.second_block_n), row, case, has_room=True)
     if case.name != "many":
         usual = check(calls.OnTiles(kernels, row.block_n), row, case)
         assert not torch.equal(lse, usual)  # sums of other tiles
@@ -167,7 +167,7 @@ def test_a_missing_page_has_no_keys(kernels, row, has_room, causal):
         cache.view(-1, 1, x.shape[-1])[:n][~missing] = x[0, ~missing]
         caches.append(cache)
     if has_room:
-        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.long_block_n)
+        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.second_block_n)
     out, lse = calls.cached(
         kernels, row.name, q, *caches, num_splits=None, block_table=table, causal=causal,
         cache_seqlens=torch.tensor([n], dtype=torch.int32),
@@ -223,7 +223,7 @@ def test_varlen(kernels, row, size, has_room, has_used):
     if any(leftpad):
         tensors["leftpad_k"] = torch.tensor(leftpad, dtype=torch.int32)
     if has_room:
-        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.long_block_n)
+        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.second_block_n)
     if has_used:
         tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
     out, lse = calls.varlen(

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/row_block_cost.h"
 #include "core/score_level.h"
 #include "sm90/tensor_core.h"
 
@@ -11,11 +12,11 @@ namespace flash::sm90 {
 
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
 // what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
-// kLongN_: keys of a tile where rows see kLongFrom_ or more, in a kernel of its own; 0: there is
-// none. kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them
+// kSecondN_: keys of a tile where that takes less time, in a kernel of its own; 0: there is none.
+// kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them
 // (pages.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, int kLongN_, int kLongFrom_, ScoreLevel kScores_, bool kPacked_ = false,
+          int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPacked_ = false,
           bool kSplit_ = false, bool kPagesOnly_ = false>
 struct ForwardConfig {
   using Element = Element_;
@@ -27,16 +28,16 @@ struct ForwardConfig {
   static constexpr int kStages = kStages_;  // buffers for K, and for V
   static constexpr bool kPacked = kPacked_;
   using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                               kStages_, kLongN_, kLongFrom_, kScores_, true>;
+                               kStages_, kSecondN_, kScores_, true>;
   static constexpr bool kSplit = kSplit_;
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kLongN_, kLongFrom_, kScores_, true, true>;
-  static constexpr int kLongN = kLongN_, kLongFrom = kLongFrom_;
-  using Long = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_, kStages_,
-                             0, 0, kScores_>;
+                              kStages_, kSecondN_, kScores_, true, true>;
+  static constexpr int kSecondN = kSecondN_;
+  using Second = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
+                               kStages_, 0, kScores_>;
   static constexpr bool kPagesOnly = kPagesOnly_;
-  using LongPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kLongN_, kWarps_,
-                                  kStages_, 0, 0, kScores_, false, false, true>;
+  using SecondPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
+                                    kStages_, 0, kScores_, false, false, true>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.
@@ -65,14 +66,11 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for,
-  // which is 227 KiB, less barriers. Other columns go out from registers. H200, d 192/128, of FA3:
-  // 1.022 without, 1.028 with 64 columns.
-  static constexpr int kRoom =
-      (224 << 10) / int(sizeof(Element)) - kConsumers * kTileQ - kStages * (kTileK + kTileV);
-  static constexpr int kRunsWithRoom = std::min(kRoom / (kBlockM * 64), kHeadDimV / 64);
-  static constexpr bool kCanStage = !kPacked && kHeadDimV % 64 == 0;
-  static constexpr int kTileColumns = kCanStage ? kRunsWithRoom * 64 : 0;
+  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for.
+  // Other columns go out from registers. H200, d 192/128, of FA3: 1.022 without, 1.028 with 64
+  // columns.
+  static constexpr KeyTile kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
+  static constexpr int kTileColumns = kPacked ? 0 : staged_columns(kTile);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   static constexpr int kTileO =
       kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none

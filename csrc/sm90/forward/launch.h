@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "host/launch_kernel.h"
-#include "host/long_tiles.h"
 #include "host/places.h"
+#include "host/second_tile.h"
 #include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
@@ -190,14 +190,14 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
       return launch<typename Config::Packed>(params, context, rows);
     }
   }
-  if constexpr (Config::kLongN > 0) {
-    if (sees_many_keys(params, Config::kLongFrom)) {
+  if constexpr (Config::kSecondN > 0) {
+    if (second_tile_pays(params, Config::kTile, Config::kSecondN)) {
       if (!params.pages.table) {
-        return launch<typename Config::Long>(params, context, rows);
+        return launch<typename Config::Second>(params, context, rows);
       }
-      if constexpr (Config::kLongN > kMostPagedKeys) {
+      if constexpr (Config::kSecondN > kMostPagedKeys) {
         if (suit_long_tiles(params, Config::kHeadDim, Config::kHeadDimV)) {
-          return launch<typename Config::LongPages>(params, context, rows);
+          return launch<typename Config::SecondPages>(params, context, rows);
         }
       }
     }
