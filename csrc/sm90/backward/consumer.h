@@ -228,9 +228,16 @@ struct Consumer {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
     QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
-    if (wanted && args.params.workspace.dq) {
-      gradient.add(dq, rows.row_block, visits - 1);
-    } else if (wanted && args.params.dq.ptr) {
+    if (!wanted) {
+      return;
+    }
+    if (args.params.workspace.dq) {
+      if (args.params.columns.used()) {
+        gradient.add_in_column(dq, rows);
+      } else {
+        gradient.add(dq, rows.row_block, visits - 1);
+      }
+    } else if (args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);
     }
   }

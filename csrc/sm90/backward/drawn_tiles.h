@@ -1,6 +1,6 @@
 #pragma once
 
-#include "sm90/backward/args.h"
+#include "sm90/backward/columns.h"
 #include "sm90/tile_draw.h"
 
 namespace flash::sm90 {
@@ -33,6 +33,9 @@ struct DrawnTiles {
   // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
   // deterministic call others wait for it. Nobody waits for the search.
   __device__ WorkTile tile_at(uint32_t number) const {
+    if (args.params.columns.used()) {
+      return first_of_column(args.params, number);
+    }
     Seqlens const& s = args.params.seqlens;
     return args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(number));
   }

@@ -24,7 +24,7 @@ struct KeyBlock {
   int shift;       // seqlen_k - seqlen_q
   int seqlen_q;
   int key_begin;
-  int slots;            // of the kBlockN that exist: the others have no gradient to store
+  int slots;            // that exist from its first key on: others have no gradient to store
   float dq_scale;       // of dQ that this block stores
   int heads;            // query heads whose rows go by
   int head_begin;       // the first of them
@@ -67,6 +67,17 @@ struct KeyBlock {
   }
 
  private:
+  // More keys than the caller said are in other blocks, too, which store to the same rows; more
+  // rows than he said have no sums of their own.
+  __device__ static bool has_all_of_dq(BwdParams const& p, BlockInfo const& info) {
+    if constexpr (Config::kColumns) {
+      if (p.columns.used() && p.workspace.dq) {
+        return info.seqlen_q <= p.columns.row_blocks * Config::kBlockM;
+      }
+    }
+    return info.seqlen_k <= Config::kBlockN;
+  }
+
   __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, uint32_t number_,
                       BlockInfo const& info)
       : tile(tile_),
@@ -75,11 +86,9 @@ struct KeyBlock {
         shift(info.seqlen_k - info.seqlen_q),
         seqlen_q(info.seqlen_q),
         key_begin(tile_.m_block * Config::kBlockN),
-        slots(min(info.slots_k - key_begin, Config::kBlockN)),
-        // More keys than the caller said are in other blocks, too, which store to the same rows.
-        dq_scale(info.seqlen_k <= Config::kBlockN
-                     ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
-                     : NAN),
+        slots(info.slots_k - key_begin),
+        dq_scale(has_all_of_dq(p, info) ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
+                                        : NAN),
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
@@ -96,6 +105,14 @@ struct KeyBlock {
   }
 };
 
+// What becomes of the dQ that a block of keys has of a row block.
+enum class QueryStep : uint8_t {
+  Add,     // to sums
+  Put,     // there first
+  Finish,  // and what is there already is dq
+  Store,   // alone it is dq
+};
+
 // A row block of one of a tile's heads.
 struct RowVisit {
   int64_t row_block;  // its number in the workspaces
@@ -103,6 +120,8 @@ struct RowVisit {
   int m_block;
   bool masked;  // a limit cuts through
   bool more;    // the tile has another behind it
+  QueryStep step = QueryStep::Add;  // in columns
+  int sums = 0;                     // in columns: which
 };
 
 // Of the rows of one row block, which are columns here; as in the workspace.

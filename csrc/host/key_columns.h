@@ -1,0 +1,78 @@
+// Whether a thread block of Hopper's backward takes the blocks of keys of a sequence one after the
+// other.
+#pragma once
+
+#include <algorithm>
+
+#include "host/group_parts.h"
+
+namespace flash {
+
+// Blocks of keys that a thread block goes through, with all rows that see them.
+inline GroupTiles column_tiles(BwdParams const& p, GroupTiles const& tiles, int block_n) {
+  Seqlens const& s = p.seqlens;
+  double const batch = std::max(s.batch, 1);
+  double const keys = s.cu_k ? s.total_k / batch : s.seqlen_k;
+  auto const in_column = [&](double rows, double length) {
+    int const blocks = std::max(num_m_blocks(int(length + 0.5), block_n), 1);
+    return blocks * rows + (blocks - 1) * kTileRows / p.group.part_heads;
+  };
+  GroupTiles columns{tiles.heads, int64_t(s.batch) * p.heads_kv, in_column(tiles.rows, keys), 0};
+  columns.most =
+      s.cu_q || s.cu_k ? in_column(tiles.most, std::min<double>(s.seqlen_k, num_keys(s)))
+                       : columns.rows;
+  return columns;
+}
+
+// Sums that all thread blocks add to in turn stay in L2, beside what else comes by.
+inline bool sums_fit(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+  int64_t const bytes = int64_t(backward_places(variant, device)) * p.group.part_heads *
+                        p.seqlens.seqlen_q * variant.head_dim * sizeof(float);
+  return bytes <= device.l2_bytes * 3 / 4;
+}
+
+// Whether columns end sooner than tiles, whose sums have a pass before and one behind, and turns if
+// they are to be deterministic.
+inline bool columns_pay(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
+                        bool deterministic) {
+  // Rows against a block of keys in the time that those passes take for one. At 512 keys on an H200
+  // they have 85 of 520 us (d 64), 82 of 430 (d 128); turns at least as much.
+  constexpr double kSums = 0.75, kTurns = 1;
+  int const places = backward_places(variant, device);
+  GroupTiles const tiles = group_tiles(p, variant.block_n);
+  GroupTiles const columns = column_tiles(p, tiles, variant.block_n);
+  Seqlens const& s = p.seqlens;
+  double const rows = (s.cu_q ? double(s.total_q) : double(s.batch) * s.seqlen_q) * p.heads_q;
+  double const sums = rows / places * (kSums + (deterministic ? kTurns : 0));
+  return rows_until_done(columns, p.group.part_heads, places) <
+         rows_until_done(tiles, p.group.part_heads, places) + sums;
+}
+
+// Sequences that are put in order, in the time of as many steps for each; of more, the last to be
+// done has little to do.
+constexpr int kMostOrdered = 4096;
+
+inline KeyColumns in_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+  int const rows = static_cast<int>(
+      p.seqlens.cu_q ? std::min<int64_t>(p.seqlens.seqlen_q, p.seqlens.total_q)
+                     : p.seqlens.seqlen_q);
+  return {backward_places(variant, device), std::max(num_m_blocks(rows, variant.block_m), 1),
+          p.seqlens.cu_k && p.seqlens.batch <= kMostOrdered};
+}
+
+// For a call whose groups are in parts already. By what is said of lengths: of one block of keys
+// there is nothing to add up, but a packed call's columns need no search.
+inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
+                              bool deterministic) {
+  Seqlens const& s = p.seqlens;
+  if (variant.arch != 90 || variant.cluster > 1 || num_keys(s) == 0 || p.heads_q == 0) {
+    return {};
+  }
+  bool const one_block = s.seqlen_k <= variant.block_n;
+  bool const pays = one_block ? s.cu_k != nullptr
+                              : p.dq.ptr && sums_fit(p, variant, device) &&
+                                    columns_pay(p, variant, device, deterministic);
+  return pays ? in_columns(p, variant, device) : KeyColumns{};
+}
+
+}  // namespace flash
