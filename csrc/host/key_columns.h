@@ -24,11 +24,24 @@ inline GroupTiles column_tiles(BwdParams const& p, GroupTiles const& tiles, int 
   return columns;
 }
 
-// Sums that all thread blocks add to in turn stay in L2, beside what else comes by.
-inline bool sums_fit(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
-  int64_t const bytes = int64_t(backward_places(variant, device)) * p.group.part_heads *
-                        p.seqlens.seqlen_q * variant.head_dim * sizeof(float);
-  return bytes <= device.l2_bytes * 3 / 4;
+// Sequences that are put in order, in the time of as many steps for each; of more, the last to be
+// done has little to do.
+constexpr int kMostOrdered = 4096;
+
+inline KeyColumns in_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+  Seqlens const& s = p.seqlens;
+  int64_t const rows = s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
+  int const row_blocks = num_m_blocks(static_cast<int>(rows), variant.block_m);
+  return {backward_places(variant, device), std::max(row_blocks, 1),
+          s.cu_k && s.batch <= kMostOrdered};
+}
+
+// Whether the sums of all thread blocks, which come by once for each block of keys, stay in L2.
+inline bool sums_fit(BwdParams const& p, KeyColumns const& columns, Variant const& variant,
+                     DeviceInfo const& device) {
+  int64_t const rows = int64_t(columns.places) * p.group.part_heads * columns.row_blocks *
+                       variant.block_m;
+  return rows * variant.head_dim * int64_t(sizeof(float)) <= device.l2_bytes * 3 / 4;
 }
 
 // Whether columns end sooner than tiles, whose sums have a pass before and one behind, and turns if
@@ -48,18 +61,6 @@ inline bool columns_pay(BwdParams const& p, Variant const& variant, DeviceInfo c
          rows_until_done(tiles, p.group.part_heads, places) + sums;
 }
 
-// Sequences that are put in order, in the time of as many steps for each; of more, the last to be
-// done has little to do.
-constexpr int kMostOrdered = 4096;
-
-inline KeyColumns in_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
-  int const rows = static_cast<int>(
-      p.seqlens.cu_q ? std::min<int64_t>(p.seqlens.seqlen_q, p.seqlens.total_q)
-                     : p.seqlens.seqlen_q);
-  return {backward_places(variant, device), std::max(num_m_blocks(rows, variant.block_m), 1),
-          p.seqlens.cu_k && p.seqlens.batch <= kMostOrdered};
-}
-
 // For a call whose groups are in parts already. By what is said of lengths: of one block of keys
 // there is nothing to add up, but a packed call's columns need no search.
 inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
@@ -69,10 +70,11 @@ inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, Device
     return {};
   }
   bool const one_block = s.seqlen_k <= variant.block_n;
+  KeyColumns const columns = in_columns(p, variant, device);
   bool const pays = one_block ? s.cu_k != nullptr
-                              : p.dq.ptr && sums_fit(p, variant, device) &&
+                              : p.dq.ptr && sums_fit(p, columns, variant, device) &&
                                     columns_pay(p, variant, device, deterministic);
-  return pays ? in_columns(p, variant, device) : KeyColumns{};
+  return pays ? columns : KeyColumns{};
 }
 
 }  // namespace flash
