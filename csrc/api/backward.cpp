@@ -112,8 +112,10 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   p.columns = key_columns(p, variant, device, deterministic);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int), order(q, size.order, ScalarType::Int);
-  p.workspace = {sums.data<float>(), stats.data<float>(), turns.data<int>(), order.data<int>(), {}, {}};
+      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),
+      order(q, size.order, ScalarType::Int);
+  p.workspace = {
+      sums.data<float>(), stats.data<float>(), turns.data<int>(), order.data<int>(), {}, {}};
   place_parts(p, variant, parts.data<float>());
   trace_launch(p, variant);
   variant.launch.backward(p, {device, current_stream(q), variant.name});

@@ -18,9 +18,8 @@ inline GroupTiles column_tiles(BwdParams const& p, GroupTiles const& tiles, int 
     return blocks * rows + (blocks - 1) * kTileRows / p.group.part_heads;
   };
   GroupTiles columns{tiles.heads, int64_t(s.batch) * p.heads_kv, in_column(tiles.rows, keys), 0};
-  columns.most =
-      s.cu_q || s.cu_k ? in_column(tiles.most, std::min<double>(s.seqlen_k, num_keys(s)))
-                       : columns.rows;
+  columns.most = s.cu_q || s.cu_k ? in_column(tiles.most, std::min<double>(s.seqlen_k, num_keys(s)))
+                                  : columns.rows;
   return columns;
 }
 
@@ -39,8 +38,8 @@ inline KeyColumns in_columns(BwdParams const& p, Variant const& variant, DeviceI
 // Whether the sums of all thread blocks, which come by once for each block of keys, stay in L2.
 inline bool sums_fit(BwdParams const& p, KeyColumns const& columns, Variant const& variant,
                      DeviceInfo const& device) {
-  int64_t const rows = int64_t(columns.places) * p.group.part_heads * columns.row_blocks *
-                       variant.block_m;
+  int64_t const rows =
+      int64_t(columns.places) * p.group.part_heads * columns.row_blocks * variant.block_m;
   return rows * variant.head_dim * int64_t(sizeof(float)) <= device.l2_bytes * 3 / 4;
 }
 

@@ -27,9 +27,9 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
                                        bool deterministic) {
   int64_t const blocks = params.heads_q * RowBlocks{variant.block_m}.count(params.seqlens);
   KeyColumns const& columns = params.columns;
-  int64_t const summed = columns.used() ? int64_t(columns.places) * params.group.part_heads *
-                                              columns.row_blocks
-                                        : blocks;
+  int64_t const summed =
+      columns.used() ? int64_t(columns.places) * params.group.part_heads * columns.row_blocks
+                     : blocks;
   // One block of keys has nothing to add to, and nobody to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
   return {sums ? summed * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,

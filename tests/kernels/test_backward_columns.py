@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 
 import pytest
@@ -95,9 +94,7 @@ def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
     run = partial(calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400), **mask)
     in_turns = run(deterministic=True)
     for last_block_first in (False, True):
-        results = run(
-            columns=True, deterministic=deterministic, last_block_first=last_block_first
-        )
+        results = run(columns=True, deterministic=deterministic, last_block_first=last_block_first)
         for name, a, b in zip(NAMES, results, in_turns, strict=True):
             assert_bitwise(name, a, b)
 
@@ -143,9 +140,7 @@ def test_more_keys_than_were_said(kernels, row):
     run = partial(calls.backward, kernels, row.name, *call, columns=True)
     lengths = partial(calls.varlen_lengths, *call[1:3], cu, cu)
     right = run(lengths())
-    for name, a, b in zip(
-        NAMES, run(lengths(max_seqlen_k=row.block_n + 1)), right, strict=True
-    ):
+    for name, a, b in zip(NAMES, run(lengths(max_seqlen_k=row.block_n + 1)), right, strict=True):
         assert_bitwise(name, a, b)
     wrong = run(lengths(max_seqlen_k=row.block_n))
     long = slice(cu[1], cu[3])

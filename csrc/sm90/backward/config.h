@@ -23,7 +23,7 @@ struct BackwardConfig {
   // The first warpgroup loads, each of the others computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-  static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
+  static constexpr int kAdders = 1;       // thread blocks that add a tile's dQ
   static constexpr bool kColumns = true;  // may go through a column's tiles
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);

@@ -118,8 +118,8 @@ struct RowVisit {
   int64_t row_block;  // its number in the workspaces
   int head;           // of the tile's
   int m_block;
-  bool masked;  // a limit cuts through
-  bool more;    // the tile has another behind it
+  bool masked;                      // a limit cuts through
+  bool more;                        // the tile has another behind it
   QueryStep step = QueryStep::Add;  // in columns
   int sums = 0;                     // in columns: which
 };

@@ -146,9 +146,8 @@ struct QueryGradient {
     BwdParams const& p = args.params;
     int const row = m_block * Config::kBlockM + row_begin(warpgroup);
     int const column = column_begin(warpgroup);
-    Element* const rows =
-        static_cast<Element*>(p.dq.ptr) +
-        p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
+    Element* const rows = static_cast<Element*>(p.dq.ptr) +
+                          p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
     store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
                         thread, [&](int group) { return adds(group); });
