@@ -76,8 +76,8 @@ def flash_attn_func(
     the backward takes scratch memory beside the gradients: a float32 for each number of dq, in
     whole blocks of 64 or 128 rows and a head_dim that there is a kernel for, and 12 bytes a row
     and head. Where sequences are short, Hopper needs those of the sequences alone that it works on
-    at a time, at most three quarters of its L2. With so few heads in k and v that their blocks
-    would not fill the GPU, at most as much again, or 32 MiB.
+    at a time, about as much as its L2 holds. With so few heads in k and v that their blocks would
+    not fill the GPU, at most as much again, or 32 MiB.
 
     With fewer heads in k and v than in q, query head ``i`` reads head ``i // (heads / heads_k)``
     (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245).

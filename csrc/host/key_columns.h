@@ -27,20 +27,40 @@ inline GroupTiles column_tiles(BwdParams const& p, GroupTiles const& tiles, int 
 // done has little to do.
 constexpr int kMostOrdered = 4096;
 
+// Bytes of L2 for each row and head of what all thread blocks come back to for each block of keys.
+struct RowBytes {
+  int64_t sums;
+  int64_t read;  // Q and dO
+
+  explicit RowBytes(Variant const& v)
+      : sums(int64_t(sizeof(float)) * v.head_dim), read(2 * (v.head_dim + v.head_dim_v)) {}
+};
+
+// Rows of all heads that thread blocks work on at a time, on average. Under a causal mask a block
+// of keys sees but the rows from its own on; the longest of a packed call come together.
+inline double rows_at_work(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+  Seqlens const& s = p.seqlens;
+  double const longest = std::min<double>(s.seqlen_q, s.cu_q ? s.total_q : s.seqlen_q);
+  double const rows = s.cu_q ? (longest + double(s.total_q) / std::max(s.batch, 1)) / 2 : longest;
+  double const blocks = std::max(num_m_blocks(s.seqlen_k, variant.block_n), 1);
+  bool const limited = limits(p.mask.left, s) || limits(p.mask.right, s);
+  double const seen = limited ? (blocks + 1) / (2 * blocks) : 1;
+  return seen * rows * p.group.part_heads * backward_places(variant, device);
+}
+
+inline bool fits(double bytes, DeviceInfo const& device) {
+  constexpr double kShare = 0.85;  // the rest is for what is on its way
+  return bytes <= kShare * double(device.l2_bytes);
+}
+
 inline KeyColumns in_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
   int const row_blocks = num_m_blocks(static_cast<int>(rows), variant.block_m);
+  RowBytes const bytes(variant);
+  double const all = rows_at_work(p, variant, device) * double(bytes.sums + bytes.read);
   return {backward_places(variant, device), std::max(row_blocks, 1),
-          s.cu_k && s.batch <= kMostOrdered};
-}
-
-// Whether the sums of all thread blocks, which come by once for each block of keys, stay in L2.
-inline bool sums_fit(BwdParams const& p, KeyColumns const& columns, Variant const& variant,
-                     DeviceInfo const& device) {
-  int64_t const rows =
-      int64_t(columns.places) * p.group.part_heads * columns.row_blocks * variant.block_m;
-  return rows * variant.head_dim * int64_t(sizeof(float)) <= device.l2_bytes * 3 / 4;
+          s.cu_k && s.batch <= kMostOrdered, fits(all, device)};
 }
 
 // Whether columns end sooner than tiles, whose sums have a pass before and one behind, and turns if
@@ -69,11 +89,11 @@ inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, Device
     return {};
   }
   bool const one_block = s.seqlen_k <= variant.block_n;
-  KeyColumns const columns = in_columns(p, variant, device);
-  bool const pays = one_block ? s.cu_k != nullptr
-                              : p.dq.ptr && sums_fit(p, columns, variant, device) &&
-                                    columns_pay(p, variant, device, deterministic);
-  return pays ? columns : KeyColumns{};
+  double const sums = rows_at_work(p, variant, device) * double(RowBytes(variant).sums);
+  bool const pays =
+      one_block ? s.cu_k != nullptr
+                : p.dq.ptr && fits(sums, device) && columns_pay(p, variant, device, deterministic);
+  return pays ? in_columns(p, variant, device) : KeyColumns{};
 }
 
 }  // namespace flash

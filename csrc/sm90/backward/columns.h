@@ -20,9 +20,12 @@ __device__ inline WorkTile first_of_column(BwdParams const& p, uint32_t number) 
   return {0, head, sequence, keys.run(sequence).length > 0};
 }
 
-// What the key block does with the dQ of a row block that it sees, where dQ is wanted.
+// What the key block does with the dQ of a row block that it sees.
 template <class Config>
-__device__ QueryStep query_step(KeyBlock<Config> const& block, int m_block) {
+__device__ QueryStep query_step(BwdParams const& p, KeyBlock<Config> const& block, int m_block) {
+  if (!p.workspace.dq) {
+    return p.dq.ptr ? QueryStep::Store : QueryStep::Nothing;
+  }
   int const row_begin = m_block * Config::kBlockM;
   int const row_last = min(row_begin + Config::kBlockM, block.seqlen_q) - 1;
   bool const first = block.mask.begin(row_begin) >= block.key_begin;

@@ -66,7 +66,7 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid<Config>(params, launch.device, turn_columns(launch.device));
-  int64_t const num_tiles = params.columns.used() ? num_columns(params) : grid.num_tiles();
+  int64_t const num_tiles = Config::kColumns ? num_columns(params) : grid.num_tiles();
   if (num_tiles == 0) {
     return;
   }
@@ -75,8 +75,7 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   // Who waits for turns waits for tiles before its own. Those are running if all tiles are drawn;
   // without a counter, if blocks of one tile each are launched in the tiles' order.
   bool const in_turns = params.workspace.turns != nullptr;
-  int64_t const drawers =
-      std::min<int64_t>(num_tiles, params.columns.used() ? params.columns.places : resident);
+  int64_t const drawers = std::min<int64_t>(num_tiles, resident);
   int const counter =
       in_turns || num_tiles > drawers ? tile_counter(launch.stream, kTileCounters) : -1;
   BackwardArgs args = backward_args<Config>(params, grid);

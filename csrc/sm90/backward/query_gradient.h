@@ -69,15 +69,15 @@ struct QueryGradient {
     }
   }
 
-  // The same where this thread alone adds to its sums, one block of keys after the other.
-  __device__ __forceinline__ void add_in_column(Fragment& dq, RowVisit const& rows) const {
+  // In a column, where this thread alone adds to its sums, one block of keys after the other.
+  __device__ __forceinline__ void leave(Fragment& dq, ColumnVisit const& rows) const {
     float* const sums = sums_of(rows.sums);
     QueryStep const step = rows.step;
     if (step == QueryStep::Add) {
       add_all(dq, sums);
     } else if (step == QueryStep::Put) {
       put(dq, sums);
-    } else {
+    } else if (step != QueryStep::Nothing) {
       if (step == QueryStep::Finish) {
         take(dq, sums);
       }
@@ -150,7 +150,7 @@ struct QueryGradient {
                           p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
     store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
-                        thread, [&](int group) { return adds(group); });
+                        thread, [&](int group) { return !Config::kColumns || adds(group); });
   }
 
   // Of columns that both warpgroups compute, each adds half.

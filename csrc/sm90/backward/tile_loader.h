@@ -70,11 +70,11 @@ struct TileLoader {
     }
   }
 
-  // The column's next block of keys, if there are columns and it is not the last.
+  // In a column its next block of keys, if it has one.
   template <class Tiles>
   __device__ WorkTile after(Block const& block, Tiles& tiles) {
     if constexpr (Config::kColumns) {
-      if (args.params.columns.used() && block.slots > Config::kBlockN) {
+      if (block.slots > Config::kBlockN) {
         return {block.tile.m_block + 1, block.tile.head, block.tile.batch, true};
       }
     }
