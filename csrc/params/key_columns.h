@@ -12,7 +12,6 @@ struct KeyColumns {
   int places;      // thread blocks, each with sums of one column; 0: each takes one block of keys
   int row_blocks;  // of a query head, that the sums are of
   bool ordered;    // the longest sequence comes first
-  bool rows_stay;  // Q and dO stay in L2, too, from one block of keys to the next
 
   FLASH_HD bool used() const { return places > 0; }
 };

@@ -16,16 +16,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   using Base = TileLoader<Loader<Config>, Config, SharedStorage<Config>>;
   using Base::args, Base::smem, Base::elected, Base::visits;
   static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
-  // Of Q and dO. Who has a column reads them once for each of its blocks of keys, alone; what they
-  // must not take is the place of sums.
-  __device__ TMA::CacheHintSm90 often() const {
-    if constexpr (Config::kColumns) {
-      if (!args.params.columns.rows_stay) {
-        return TMA::CacheHintSm90::EVICT_FIRST;
-      }
-    }
-    return TMA::CacheHintSm90::EVICT_LAST;
-  }
+  static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
 
   // Its arrival also announces the description.
   __device__ void load_keys(uint32_t number, bool wanted) {
@@ -67,7 +58,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
       Barrier& full = smem.q_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
       load_tile<Config::kBlockM, Config::kHeadDim>(args.q, block.rows_at(rows.head, rows.m_block),
-                                                   smem.q[at.stage], full, often());
+                                                   smem.q[at.stage], full, kOften);
       SM90_BULK_COPY_G2S::copy(args.params.workspace.stats + rows.row_block * (2 * Config::kBlockM),
                                reinterpret_cast<uint64_t*>(&full), &smem.stats[at.stage],
                                sizeof(Stats));
@@ -81,7 +72,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
       Barrier& full = smem.dout_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileDO * sizeof(Element));
       load_tile<Config::kBlockM, Config::kHeadDimV>(args.dout, block.rows_at(head, m_block),
-                                                    smem.dout[at.stage], full, often());
+                                                    smem.dout[at.stage], full, kOften);
     }
   }
 };
