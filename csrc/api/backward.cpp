@@ -7,6 +7,7 @@
 #include "api/rng.h"
 #include "host/device.h"
 #include "host/group_parts.h"
+#include "host/key_columns.h"
 #include "host/select.h"
 #include "host/trace.h"
 #include "host/workspace.h"
@@ -108,10 +109,13 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
   p.softmax_d = rows(softmax_d, "softmax_d", q);
   p.group = head_group(p, variant, device);
+  p.columns = key_columns(p, variant, device, deterministic);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int);
-  p.workspace = {sums.data<float>(), stats.data<float>(), turns.data<int>(), {}, {}};
+      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),
+      order(q, size.order, ScalarType::Int);
+  p.workspace = {
+      sums.data<float>(), stats.data<float>(), turns.data<int>(), order.data<int>(), {}, {}};
   place_parts(p, variant, parts.data<float>());
   trace_launch(p, variant);
   variant.launch.backward(p, {device, current_stream(q), variant.name});

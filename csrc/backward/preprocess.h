@@ -8,6 +8,8 @@
 #include "backward/passes.h"
 #include "core/block_info.h"
 #include "core/launch_order.h"
+#include "core/mask.h"
+#include "core/packed_rows.h"
 #include "core/row_blocks.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
@@ -73,13 +75,25 @@ struct PartialDots {
   }
 };
 
+// Whether some row of a row block sees a key.
+__device__ inline bool sees_keys(BwdParams const& p, BlockInfo const& info, int row_begin,
+                                 int block_m) {
+  SequenceMask const mask(p.mask, info.seqlen_q, info.seqlen_k);
+  int const row_last = std::min(row_begin + block_m, info.seqlen_q) - 1;
+  return mask.begin(row_begin) < mask.end(row_last);
+}
+
 // Where the main kernel adds, or the rows of dq where it stores those that see a key, or never
-// comes.
+// comes. In columns it stores all row blocks that it comes to.
 template <class Element>
 __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
                                     WorkTile const& tile, BlockInfo const& info, int64_t row_block,
                                     bool is_sequence) {
-  if (!p.workspace.dq || !is_sequence) {
+  if (p.columns.used() && is_sequence &&
+      sees_keys(p, info, tile.m_block * shape.block_m, shape.block_m)) {
+    return;
+  }
+  if (!p.workspace.dq || p.columns.used() || !is_sequence) {
     int const row_begin = tile.m_block * shape.block_m;
     int const chunks = p.head_dim / kChunk,
               rows = std::min(info.seqlen_q - row_begin, shape.block_m);
@@ -129,6 +143,29 @@ __device__ inline void write_row(BwdParams const& p, QueryTile const& shape, Row
   stats[shape.block_m + at.in_block] = empty ? 0.f : d * (1.f - p.scores.dropout_p);
 }
 
+// The longest sequence of keys first, so that no long one is left when the others are done. Any
+// lengths have an order, in which each sequence comes once. A warp finds the place of one.
+__device__ inline void order_sequences(Seqlens const& s, int* order) {
+  constexpr int kWarps = kPassThreads / 32;
+  PackedRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
+  int const count = PackedRows::count(s.batch), lane = threadIdx.x % 32;
+  for (int sequence = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32); sequence < count;
+       sequence += static_cast<int>(gridDim.x * kWarps)) {
+    int const length = keys.run(sequence).length;
+    int before = 0;
+    for (int other = lane; other < count; other += 32) {
+      int const its = keys.run(other).length;
+      before += its > length || (its == length && other < sequence);
+    }
+    for (int apart = 16; apart > 0; apart /= 2) {
+      before += __shfl_xor_sync(0xffffffffu, before, apart);
+    }
+    if (lane == 0) {
+      order[before] = sequence;
+    }
+  }
+}
+
 // One row block of one head.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
@@ -141,6 +178,9 @@ __global__ void __launch_bounds__(kPassThreads)
   if (p.workspace.turns && threadIdx.x == 0 &&
       blockIdx.x < p.heads_q * row_blocks.count(p.seqlens)) {
     p.workspace.turns[blockIdx.x] = 0;
+  }
+  if (p.workspace.order) {
+    order_sequences(p.seqlens, p.workspace.order);
   }
   // The last tiles first: what is written last, for those that come first, is still in L2 then.
   WorkTile const tile = grid.tile(p.seqlens, gridDim.x - 1 - blockIdx.x);

@@ -34,6 +34,10 @@ std::string describe(HeadGroup const& group) {
   return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
 }
 
+std::string describe(KeyColumns const& columns) {
+  return columns.used() ? ", keys one block after the other" : "";
+}
+
 // block_n: keys of the row's tile that serves it.
 void trace(std::string const& problem, Variant const& variant, int block_n) {
   static std::mutex mutex;
@@ -57,7 +61,8 @@ void trace_launch(FwdParams const& params, Variant const& variant) {
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params) + describe(params.group), variant, variant.block_n);
+    trace(describe(params) + describe(params.group) + describe(params.columns), variant,
+          variant.block_n);
   }
 }
 

@@ -1,6 +1,7 @@
 // How much scratch memory a call needs from its caller.
 #pragma once
 
+#include "core/packed_rows.h"
 #include "core/row_blocks.h"
 #include "host/variant.h"
 
@@ -11,6 +12,7 @@ struct BwdWorkspaceSize {
   int64_t dq;
   int64_t stats;
   int64_t turns;
+  int64_t order;
   int64_t parts;  // of dk and dv together
 };
 
@@ -24,10 +26,15 @@ inline int64_t part_row(BwdParams const& p, TensorView<void> const& gradient, in
 inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& variant,
                                        bool deterministic) {
   int64_t const blocks = params.heads_q * RowBlocks{variant.block_m}.count(params.seqlens);
+  KeyColumns const& columns = params.columns;
+  int64_t const summed =
+      columns.used() ? int64_t(columns.places) * params.group.part_heads * columns.row_blocks
+                     : blocks;
   // One block of keys has nothing to add to, and nobody to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
-  return {sums ? blocks * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
-          sums && deterministic ? blocks : 0,
+  return {sums ? summed * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
+          sums && deterministic && !columns.used() ? blocks : 0,
+          columns.used() && columns.ordered ? PackedRows::count(params.seqlens.batch) : 0,
           num_keys(params.seqlens) * (part_row(params, params.dk, variant.head_dim) +
                                       part_row(params, params.dv, variant.head_dim_v))};
 }

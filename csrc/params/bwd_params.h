@@ -1,6 +1,7 @@
 #pragma once
 
 #include "params/head_group.h"
+#include "params/key_columns.h"
 #include "params/mask.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
@@ -12,9 +13,13 @@ namespace flash {
 // row block's height and the width of dq are the variant's.
 struct BwdWorkspace {
   float* dq;     // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, accumulator order;
-                 // null where one block holds all keys, and writes dq itself
+                 // null where one block holds all keys, and writes dq itself. In columns
+                 // [places, heads of a part, row_blocks, block_m * head_dim]
   float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
-  int* turns;    // [h, blocks] key blocks that have added to dq; null unless deterministic
+  int* turns;    // [h, blocks] key blocks that have added to dq; null unless deterministic, and in
+                 // columns
+  int* order;    // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
+                 // first; null: by their number
   // Each part's gradients; ptr null where groups are whole, or where they are not wanted. Of as
   // many columns as the variant computes.
   TensorView<float> dk;  // [b, sk, hk * parts, d]
@@ -43,6 +48,7 @@ struct BwdParams {
   int heads_q;
   int heads_kv;
   HeadGroup group;
+  KeyColumns columns;
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 };

@@ -54,11 +54,16 @@ struct Extent {
   int columns;  // a multiple of 8
 };
 
+struct AllGroups {
+  __device__ bool operator()(int) const { return true; }
+};
+
 // A warpgroup's accumulator (64, columns) to `target`, as far as `extent` goes. A quad writes 32
-// bytes of a row at a time.
-template <class Element, class Accumulator>
+// bytes of a row at a time. wanted: which pairs of groups of 8 columns, by the first of them.
+template <class Element, class Accumulator, class Wanted = AllGroups>
 __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Element* target,
-                                           int64_t row_stride, Extent extent, int thread) {
+                                           int64_t row_stride, Extent extent, int thread,
+                                           Wanted wanted = {}) {
   constexpr int kGroups = decltype(size(accumulator))::value / 4;
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
   pack<Element>(accumulator, pairs);
@@ -72,7 +77,7 @@ __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Eleme
     Element* const row = target + coord.row(r) * row_stride + column;
 #pragma unroll
     for (int group = 0; group < kGroups; group += 2) {
-      store_if(column + group * 8 < columns, row + group * 8,
+      store_if(column + group * 8 < columns && wanted(group), row + group * 8,
                halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
     }
   }

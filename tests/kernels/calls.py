@@ -324,12 +324,14 @@ def backward(
     deterministic: bool = False,
     last_block_first: bool = False,
     part_heads: int | None = None,
+    columns: bool = False,
     **full,
 ) -> tuple[Tensor, ...]:
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
     lengths: of `dense_lengths` or `varlen_lengths`. part_heads: query heads of a group that a tile
-    of keys has; None: all. NaN wherever no kernel wrote.
+    of keys has; None: all. columns: a thread block takes all keys of a sequence. NaN wherever no
+    kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}
     like = {name: (inputs[name].shape, q.dtype) for name in wanted}
@@ -340,6 +342,7 @@ def backward(
     call |= {name: view(getattr(output, name)) for name in wanted}
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
+    call |= {"columns": columns}
     if part_heads is not None:
         call["part_heads"] = part_heads
     if dlse is not None:

@@ -17,6 +17,7 @@
 #include "host/decode_plan.h"
 #include "host/group_parts.h"
 #include "host/head_packing.h"
+#include "host/key_columns.h"
 #include "host/key_splits.h"
 #include "host/launch_kernel.h"
 #include "host/second_tile.h"
@@ -157,17 +158,22 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   flash::BwdParams p = backward_params(call);
   int const group = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
   p.group = flash::HeadGroup::in_parts(group, number<int>(call, "part_heads", group));
+  if (number<bool>(call, "columns")) {
+    p.columns = flash::in_columns(p, variant, launch.device);
+  }
   auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
-  Scratch<int> turns(size.turns, -1);
-  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr};
+  Scratch<int> turns(size.turns, -1), order(size.order, -1);
+  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr,
+                 size.order ? order.data() : nullptr};
   flash::place_parts(p, variant, parts.data());
   variant.launch.backward(p, launch);
   dq.check();
   stats.check();
   parts.check();
   turns.check();
+  order.check();
 }
 
 flash::Variant const& find(std::string const& name) {
@@ -227,6 +233,17 @@ int group_parts(std::string const& name, py::dict const& call, int sm_count) {
   flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
   return flash::head_group(params<flash::BwdParams>(call), find(name), device).parts;
+}
+
+// Whether it takes a sequence's keys one block after the other.
+bool takes_columns(std::string const& name, py::dict const& call, int sm_count) {
+  flash::DeviceInfo device = sm90;
+  device.sm_count = sm_count;
+  auto p = params<flash::BwdParams>(call);
+  p.dq = view<void>(call, "dq");
+  flash::Variant const& variant = find(name);
+  p.group = flash::head_group(p, variant, device);
+  return flash::key_columns(p, variant, device, number<bool>(call, "deterministic")).used();
 }
 
 bool packs_heads(py::dict const& call, int block_m, int packed) {
@@ -356,6 +373,7 @@ PYBIND11_MODULE(flash_kernels, m) {
       },
       py::arg("call"));
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("keys_of_tile", &keys_of_tile, py::arg("name"), py::arg("call"));

@@ -30,6 +30,9 @@ FORWARD = [v for v in ROWS if v.direction == "fwd" and v.head_dim == 64]
 # And two computing warpgroups.
 FORWARD += [v for v in ROWS if (v.direction, v.arch, v.head_dim_v) == ("fwd", "sm90", 128)][:1]
 BACKWARD = [v for v in ROWS if v.direction == "bwd" and v.head_dim == 64]
+# Each tile drawn, or columns of them.
+COLUMNS = [v for v in BACKWARD if v.arch == "sm90"]
+WAYS = [(v, False) for v in BACKWARD] + [(v, True) for v in COLUMNS]
 # Whose tiles of small pages are long where a table has room for many keys.
 LONG = [v for v in ROWS if v.direction == "fwd" and v.second_block_n > 128]
 PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]
@@ -41,6 +44,10 @@ BEFORE = 3.0
 
 def id_of(x) -> str:
     return x.name
+
+
+def way_id(x) -> str:
+    return x.name if hasattr(x, "name") else "columns" if x else "tiles"
 
 
 def randn(rng: random.Random, *shape: int) -> Tensor:
@@ -81,12 +88,12 @@ def test_sequences_from_the_middle_of_a_packed_batch(kernels, row, heads, longes
     assert_bitwise("out", again[0], out)
 
 
-@pytest.mark.parametrize("row", BACKWARD, ids=id_of)
+@pytest.mark.parametrize(("row", "columns"), WAYS, ids=way_id)
 @pytest.mark.parametrize("longest", [60, 200])  # keys: of one block, and of more
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
 def test_gradients_from_the_middle_of_a_packed_batch(
-    kernels, row, longest, deterministic, part_heads
+    kernels, row, columns, longest, deterministic, part_heads
 ):
     rng = random.Random(longest)
     lengths = [130, longest, 3, 0, 17, longest - 9, 0, 5, 150]
@@ -101,7 +108,7 @@ def test_gradients_from_the_middle_of_a_packed_batch(
             x[: starts[0]] = x[starts[-1] :] = float("nan")
         softmax_d, *gradients = calls.backward(
             kernels, row.name, *dirty, lse, calls.varlen_lengths(q, k, cu, cu), causal=True,
-            deterministic=deterministic, part_heads=part_heads,
+            deterministic=deterministic, part_heads=part_heads, columns=columns,
         )  # fmt: skip
         assert not softmax_d[:, : starts[0]].any()
         assert not softmax_d[:, starts[-1] :].any()
@@ -195,10 +202,10 @@ def test_long_tiles_of_pages(kernels, row, size, is_packed):
     assert_lse("lse", lse, expected_lse)
 
 
-@pytest.mark.parametrize("row", BACKWARD, ids=id_of)
+@pytest.mark.parametrize(("row", "columns"), WAYS, ids=way_id)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_backward(kernels, row, seed, deterministic):
+def test_backward(kernels, row, columns, seed, deterministic):
     """What it leaves to be added up may be anything; it ends, and stays inside."""
     rng = random.Random(seed)
     (q, k, v, cu_q, cu_k), options = packed(rng, 4)
@@ -206,7 +213,8 @@ def test_backward(kernels, row, seed, deterministic):
     lengths = calls.varlen_lengths(q, k, cu_q, cu_k, used, **options)
     calls.backward(
         kernels, row.name, q, q, k, v, q, torch.randn(4, len(q)), lengths,
-        deterministic=deterministic, part_heads=rng.choice([1, 2]), **any_mask(rng),
+        deterministic=deterministic, part_heads=rng.choice([1, 2]), columns=columns,
+        **any_mask(rng),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ struct Consumer {
 
   using QueryFragment = typename QueryGradient<Config>::Fragment;
   using Block = KeyBlock<Config>;
+  using Visit = typename SharedStorage<Config>::Visit;
   using Sums = KeyGradients<Config>;
 
   BackwardArgs const& args;
@@ -223,12 +224,16 @@ struct Consumer {
 
   // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
   __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
-                                                        bool wanted, RowVisit const& rows,
+                                                        bool wanted, Visit const& rows,
                                                         QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
     QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
-    if (wanted && args.params.workspace.dq) {
+    if constexpr (Config::kColumns) {
+      if (wanted) {
+        gradient.leave(dq, rows);
+      }
+    } else if (wanted && args.params.workspace.dq) {
       gradient.add(dq, rows.row_block, visits - 1);
     } else if (wanted && args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);

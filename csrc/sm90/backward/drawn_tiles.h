@@ -1,6 +1,6 @@
 #pragma once
 
-#include "sm90/backward/args.h"
+#include "sm90/backward/columns.h"
 #include "sm90/tile_draw.h"
 
 namespace flash::sm90 {
@@ -13,6 +13,7 @@ struct DrawnTiles {
   uint32_t blocks;     // who draw tiles
   uint32_t index = 0;  // of the last one
   bool started = false;
+  bool in_columns = false;
 
   // The first one that is valid, or none: then it is over. Drawn when it is asked for and not with
   // the tile before: who is still at work then may not be the first who is done.
@@ -33,6 +34,9 @@ struct DrawnTiles {
   // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
   // deterministic call others wait for it. Nobody waits for the search.
   __device__ WorkTile tile_at(uint32_t number) const {
+    if (in_columns) {
+      return first_of_column(args.params, number);
+    }
     Seqlens const& s = args.params.seqlens;
     return args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(number));
   }

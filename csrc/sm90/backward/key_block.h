@@ -24,13 +24,13 @@ struct KeyBlock {
   int shift;       // seqlen_k - seqlen_q
   int seqlen_q;
   int key_begin;
-  int slots;            // of the kBlockN that exist: the others have no gradient to store
-  float dq_scale;       // of dQ that this block stores
-  int heads;            // query heads whose rows go by
-  int head_begin;       // the first of them
-  int64_t row_q;        // first row of the sequence
-  int64_t row_k;        // first key of this block
-  int64_t blocks;       // of rows, of all sequences
+  int slots;       // that exist: others have no gradient to store; in columns, those behind it, too
+  float dq_scale;  // of dQ that this block stores
+  int heads;       // query heads whose rows go by
+  int head_begin;  // the first of them
+  int64_t row_q;   // first row of the sequence
+  int64_t row_k;   // first key of this block
+  int64_t blocks;  // of rows, of all sequences
   int64_t block_begin;  // the sequence's first one
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
@@ -67,6 +67,17 @@ struct KeyBlock {
   }
 
  private:
+  // More keys than the caller said are in other blocks, too, which store to the same rows; more
+  // rows than he said have no sums of their own.
+  __device__ static bool has_all_of_dq(BwdParams const& p, BlockInfo const& info) {
+    if constexpr (Config::kColumns) {
+      if (p.workspace.dq) {
+        return info.seqlen_q <= p.columns.row_blocks * Config::kBlockM;
+      }
+    }
+    return info.seqlen_k <= Config::kBlockN;
+  }
+
   __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, uint32_t number_,
                       BlockInfo const& info)
       : tile(tile_),
@@ -75,11 +86,10 @@ struct KeyBlock {
         shift(info.seqlen_k - info.seqlen_q),
         seqlen_q(info.seqlen_q),
         key_begin(tile_.m_block * Config::kBlockN),
-        slots(min(info.slots_k - key_begin, Config::kBlockN)),
-        // More keys than the caller said are in other blocks, too, which store to the same rows.
-        dq_scale(info.seqlen_k <= Config::kBlockN
-                     ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
-                     : NAN),
+        slots(Config::kColumns ? info.slots_k - key_begin
+                               : min(info.slots_k - key_begin, Config::kBlockN)),
+        dq_scale(has_all_of_dq(p, info) ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
+                                        : NAN),
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
@@ -103,6 +113,21 @@ struct RowVisit {
   int m_block;
   bool masked;  // a limit cuts through
   bool more;    // the tile has another behind it
+};
+
+// What becomes of the dQ that a block of keys of a column has of a row block.
+enum class QueryStep : uint8_t {
+  Nothing,  // it is not wanted
+  Add,      // to sums
+  Put,      // there first
+  Finish,   // and what is there already is dq
+  Store,    // alone it is dq
+};
+
+// The same in a column.
+struct ColumnVisit : RowVisit {
+  QueryStep step;
+  int sums;  // which
 };
 
 // Of the rows of one row block, which are columns here; as in the workspace.

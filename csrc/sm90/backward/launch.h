@@ -11,13 +11,24 @@
 namespace flash::sm90 {
 
 template <class Config>
-void launch_backward(BwdParams const& params, LaunchContext const& launch) {
+void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
   auto const start = [&](BackwardArgs const& args, int64_t blocks) {
     launch_kernel<backward_kernel<Config>>(
         launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, /*early=*/true},
         args);
   };
-  auto const main = [&] { launch_drawing<Config>(params, launch, launch.device.sm_count, start); };
+  launch_drawing<Config>(params, launch, resident, start);
+}
+
+template <class Config>
+void launch_backward(BwdParams const& params, LaunchContext const& launch) {
+  auto const main = [&] {
+    if (params.columns.used()) {
+      launch_tiles<InColumns<Config>>(params, launch, params.columns.places);
+    } else {
+      launch_tiles<Config>(params, launch, launch.device.sm_count);
+    }
+  };
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
 }
 

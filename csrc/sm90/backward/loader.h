@@ -1,6 +1,7 @@
 // The loading warp: finds tiles, describes them to the others, and keeps K, V, Q and dO coming.
 #pragma once
 
+#include "sm90/backward/columns.h"
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/tile_loader.h"
 
@@ -48,7 +49,12 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     Position const at(visits);
     smem.q_ring.wait_empty(at);
     if (elected) {
-      smem.row_visit(visits) = rows;
+      if constexpr (Config::kColumns) {
+        smem.row_visit(visits) = {rows, query_step(args.params, block, rows.m_block),
+                                  column_sums(args.params, rows.head, rows.m_block)};
+      } else {
+        smem.row_visit(visits) = rows;
+      }
       Barrier& full = smem.q_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
       load_tile<Config::kBlockM, Config::kHeadDim>(args.q, block.rows_at(rows.head, rows.m_block),

@@ -50,6 +50,12 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           -1};
 }
 
+// A packed batch has sequences more: the keys that belong to none (see PackedRows).
+inline int64_t num_columns(BwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  return int64_t(s.cu_k ? PackedRows::count(s.batch) : s.batch) * p.heads_kv * p.group.parts;
+}
+
 // In a deterministic call, columns whose tiles run side by side: as many as leave each enough tiles
 // at a time that share what they read. These queue for their turns, but nobody who computes waits.
 inline int turn_columns(DeviceInfo const& device) { return device.sm_count / kSharers; }
@@ -60,7 +66,7 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid<Config>(params, launch.device, turn_columns(launch.device));
-  int64_t const num_tiles = grid.num_tiles();
+  int64_t const num_tiles = Config::kColumns ? num_columns(params) : grid.num_tiles();
   if (num_tiles == 0) {
     return;
   }

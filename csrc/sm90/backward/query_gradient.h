@@ -20,6 +20,20 @@ __device__ inline void add_to(float* sum, float a, float b, float c, float d) {
 #endif
 }
 
+// Four sums that this thread alone has added to: behind its own additions, and not from L1.
+__device__ inline float4 read_sums(float const* sum) {
+#if defined(__CUDA_ARCH__)
+  float4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(sum)
+               : "memory");
+  return x;
+#else
+  return *reinterpret_cast<float4 const*>(sum);
+#endif
+}
+
 // A warpgroup's part of the dQ of one row block.
 template <class Config>
 struct QueryGradient {
@@ -49,39 +63,100 @@ struct QueryGradient {
     if (p.workspace.turns) {
       turns.begin(visit);
     }
-    float* const sum =
-        p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) +
-        (row_begin(warpgroup) * Config::kHeadDim + column_begin(warpgroup) * kWarpgroupRows) +
-        thread * 4;
+    add_all(dq, sums_of(row_block));
+    if (p.workspace.turns) {
+      turns.end(visit);
+    }
+  }
+
+  // In a column, where this thread alone adds to its sums, one block of keys after the other.
+  __device__ __forceinline__ void leave(Fragment& dq, ColumnVisit const& rows) const {
+    float* const sums = sums_of(rows.sums);
+    QueryStep const step = rows.step;
+    if (step == QueryStep::Add) {
+      add_all(dq, sums);
+    } else if (step == QueryStep::Put) {
+      put(dq, sums);
+    } else if (step != QueryStep::Nothing) {
+      if (step == QueryStep::Finish) {
+        take(dq, sums);
+      }
+      store(dq, block.head_begin + rows.head, rows.m_block);
+    }
+  }
+
+  // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
+  __device__ __forceinline__ void store(Fragment& dq, int64_t row_block) const {
+    store(dq, block.head_of(row_block), block.m_block_of(row_block));
+  }
+
+ private:
+  __device__ float* sums_of(int64_t row_block) const {
+    return args.params.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) +
+           (row_begin(warpgroup) * Config::kHeadDim + column_begin(warpgroup) * kWarpgroupRows) +
+           thread * 4;
+  }
+
+  __device__ __forceinline__ void add_all(Fragment const& dq, float* sum) const {
 #pragma unroll
     for (int i = 0; i < size(dq); i += 4) {
       if (adds(i / 4)) {
         add_to(sum + i * kWarpgroup, dq(i), dq(i + 1), dq(i + 2), dq(i + 3));
       }
     }
-    if (p.workspace.turns) {
-      turns.end(visit);
+  }
+
+  __device__ __forceinline__ void put(Fragment const& dq, float* sum) const {
+#pragma unroll
+    for (int i = 0; i < size(dq); i += 4) {
+      if (adds(i / 4)) {
+        *reinterpret_cast<float4*>(sum + i * kWarpgroup) = {dq(i), dq(i + 1), dq(i + 2), dq(i + 3)};
+      }
     }
   }
 
-  // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
-  __device__ __forceinline__ void store(Fragment& dq, int64_t row_block) const {
-    using Element = typename Config::Element;
-    BwdParams const& p = args.params;
-    int const row = block.m_block_of(row_block) * Config::kBlockM + row_begin(warpgroup);
-    int const column = column_begin(warpgroup);
-    Element* const rows =
-        static_cast<Element*>(p.dq.ptr) +
-        p.dq.offset(block.tile.batch, block.row_q + row, block.head_of(row_block)) + column;
-    scale(dq, block.dq_scale);
-    store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
-                        thread);
+  // Some loads at a time are on their way before the first is used.
+  __device__ __forceinline__ void take(Fragment& dq, float const* sum) const {
+    constexpr int kTogether = 4;
+    static_assert(decltype(size(dq))::value % (4 * kTogether) == 0);
+#pragma unroll
+    for (int first = 0; first < size(dq); first += 4 * kTogether) {
+      float4 x[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        x[i] = float4{0.f, 0.f, 0.f, 0.f};
+        if (adds(first / 4 + i)) {
+          x[i] = read_sums(sum + (first + 4 * i) * kWarpgroup);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        int const at = first + 4 * i;
+        dq(at) += x[i].x;
+        dq(at + 1) += x[i].y;
+        dq(at + 2) += x[i].z;
+        dq(at + 3) += x[i].w;
+      }
+    }
   }
 
- private:
+  // head: of all query heads
+  __device__ __forceinline__ void store(Fragment& dq, int head, int m_block) const {
+    using Element = typename Config::Element;
+    BwdParams const& p = args.params;
+    int const row = m_block * Config::kBlockM + row_begin(warpgroup);
+    int const column = column_begin(warpgroup);
+    Element* const rows = static_cast<Element*>(p.dq.ptr) +
+                          p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
+    scale(dq, block.dq_scale);
+    store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
+                        thread, [&](int group) { return !Config::kColumns || adds(group); });
+  }
+
   // Of columns that both warpgroups compute, each adds half.
   __device__ bool adds(int group) const {
     constexpr int kOwn = Config::kHeadDim / Config::kConsumers / 8;
+    static_assert(kOwn % 2 == 0);  // pairs of groups are stored
     if constexpr (Config::kShareRows || Config::kQueryColumns / 8 == kOwn) {
       return true;
     }

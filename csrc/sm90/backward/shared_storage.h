@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "sm90/backward/key_block.h"
 #include "sm90/backward/turns.h"
 
@@ -18,8 +20,9 @@ struct SharedStorage {
   // More than are being loaded and computed at any time.
   static constexpr int kRowVisits = 8;
   static_assert(kRowVisits > Config::kStages + 1);
-  RowVisit row_visits[kRowVisits];  // come with Q
-  Ring<1> k_ring;                   // full also means: the key block is described in `block`
+  using Visit = std::conditional_t<Config::kColumns, ColumnVisit, RowVisit>;
+  Visit row_visits[kRowVisits];  // come with Q
+  Ring<1> k_ring;                // full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kStages> dout_ring;
@@ -30,7 +33,7 @@ struct SharedStorage {
   static constexpr int kDescriptions = 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
-  __device__ RowVisit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }
+  __device__ Visit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }
   __device__ KeyBlock<Config>& key_block(uint32_t number) {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }

@@ -45,7 +45,7 @@ struct TileLoader {
     if (count == 0) {
       loads().load_keys(number, false);
       loads().load_values(number, false);
-      describe(tiles.next());
+      describe(after(block, tiles));
       return;
     }
     for (int head = 0; head < heads; ++head) {
@@ -63,11 +63,22 @@ struct TileLoader {
           loads().load_values(number, true);
         }
         if (head == heads - 1 && step == max(count - kAhead, 0)) {
-          describe(tiles.next());
+          describe(after(block, tiles));
         }
         ++visits;
       }
     }
+  }
+
+  // In a column its next block of keys, if it has one.
+  template <class Tiles>
+  __device__ WorkTile after(Block const& block, Tiles& tiles) {
+    if constexpr (Config::kColumns) {
+      if (block.slots > Config::kBlockN) {
+        return {block.tile.m_block + 1, block.tile.head, block.tile.batch, true};
+      }
+    }
+    return tiles.next();
   }
 
   __device__ void describe(WorkTile const& tile) {

@@ -34,6 +34,7 @@ struct PairedBackwardConfig {
   // A block's dQ is of all the pair's keys and half of the columns.
   static constexpr int kConsumers = kPair;
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
+  static constexpr bool kColumns = false;
   static constexpr bool kShareRows = false;
   static constexpr int kQueryColumns = kHeadDim / kPair;
   // K is read by halves, too.
