@@ -16,18 +16,32 @@ constexpr int kCounterRanges = 128;
 constexpr int kCounters = 1 << 13;
 __device__ static uint32_t piece_counters[kCounterRanges][kCounters];
 
+// atomicInc, and whoever counts later can read what this thread's block stored before: the barrier
+// before orders that before this thread's release, counting goes on where the others' did, and so
+// the last one's acquire sees all of them, which its barrier passes on. Fences on both sides would
+// be sequentially consistent, which nobody needs: 0.3 to 0.7 µs of a step on an H200.
+__device__ inline uint32_t count_in_order(uint32_t* counter, uint32_t last) {
+#if defined(__CUDA_ARCH__)
+  uint32_t before = 0;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(last)
+               : "memory");
+  return before;
+#else
+  return atomicInc(counter, last);
+#endif
+}
+
 // Whether all other members of the group have been here. By all threads, each of which is done with
 // what it writes; if so, the counter is as it was before the launch, and what the others have
-// written can be read. One thread's fences are all threads', since barriers are before and after.
+// written can be read. What one thread orders is ordered for all, since barriers are before and
+// after.
 __device__ inline bool last_to_arrive(uint32_t* counter, int members) {
   __syncthreads();
-  bool last = false;
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicInc(counter, members - 1) == unsigned(members - 1);
-    __threadfence();
-  }
-  return __syncthreads_or(last);
+  unsigned const last = members - 1;
+  bool const is_last = threadIdx.x == 0 && count_in_order(counter, last) == last;
+  return __syncthreads_or(is_last);
 }
 
 // One thread's part of a group's rows: four columns of a row, of one member after the other. Code
