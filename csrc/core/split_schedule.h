@@ -24,9 +24,9 @@ struct Piece {
   int tile;      // of the sequence: KV head + KV heads * row block
   int split;
   int splits;
-  int first;   // thread block of the tile's split 0
-  int step;    // from the thread block of a split to that of the next
-  bool valid;  // false for the surplus thread blocks of an upper-bound grid
+  int first;          // thread block of the tile's split 0
+  int step;           // from the thread block of a split to that of the next
+  bool valid;         // false for the surplus thread blocks of an upper-bound grid
   int run_begin = 0;  // of a run: the first unit, among those of all sequences
   int run_end = 0;    // and where the run goes on; 0: this is no part of a run
   int before = 0;     // units of the sequences before
@@ -244,9 +244,9 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   return {0, 0, 0, 1, 0, 0, false};
 }
 
-// What thread block `index` does from unit `from` on, of all sequences' units one after the other; -1:
-// its first piece. A column's run of units is as long as any other's, to one unit. Along the runs
-// either the column or the sequence goes up by one from piece to piece, so that their sum is a
+// What thread block `index` does from unit `from` on, of all sequences' units one after the other;
+// -1: its first piece. A column's run of units is as long as any other's, to one unit. Along the
+// runs either the column or the sequence goes up by one from piece to piece, so that their sum is a
 // number for each piece, and one more for the next of the same sequence.
 template <class Lanes, class Sizes>
 FLASH_HD Piece find_in_run(SplitSchedule const& s, int index, int from, Lanes lanes, Sizes sizes) {
@@ -279,8 +279,8 @@ FLASH_HD Piece find_in_run(SplitSchedule const& s, int index, int from, Lanes la
       };
       int const first = column_of(its_begin), splits = column_of(its_end - 1) - first + 1;
       int const stop = its_end < end_of_run ? its_end : end_of_run;
-      return {sequence, tile,  column - first, splits, (first + sequence) * tiles + tile, tiles,
-              true,     begin, stop,           its_begin};
+      return {sequence, tile, column - first, splits, (first + sequence) * tiles + tile,
+              tiles,    true, begin,          stop,   its_begin};
     }
     before = lanes.of(Lanes::kCount - 1, end);
   }

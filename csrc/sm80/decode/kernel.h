@@ -79,17 +79,17 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
     if (!work.piece.valid) {
       return;
     }
-  // At the full level scores are scaled before they come to the softmax.
-  constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
-  WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
-  attend(p, work, smem.ring[warp], warp, lane, acc);
-  using Output = DecodeOutput<Config>;
-  bool const cut = work.piece.splits > 1;
-  Output const output{p, work, cut ? work.piece.split : Output::kWhole};
-  merge_and_store(output, smem.merge, warp, lane, acc);
-  if (cut) {
-    merge_pieces(p, work, counter_range, smem.pieces);
-  }
+    // At the full level scores are scaled before they come to the softmax.
+    constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
+    WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
+    attend(p, work, smem.ring[warp], warp, lane, acc);
+    using Output = DecodeOutput<Config>;
+    bool const cut = work.piece.splits > 1;
+    Output const output{p, work, cut ? work.piece.split : Output::kWhole};
+    merge_and_store(output, smem.merge, warp, lane, acc);
+    if (cut) {
+      merge_pieces(p, work, counter_range, smem.pieces);
+    }
     if (!p.split.runs) {
       return;
     }

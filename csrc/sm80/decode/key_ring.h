@@ -27,7 +27,7 @@ struct KeyRing {
   // that the first two are waited for at once, and later ones not at all.
   PageSlot next;
   PageSlot later;
-  PageSlot current;  // in the step whose K was loaded last
+  PageSlot current;                 // in the step whose K was loaded last
   unsigned exist[Config::kStages];  // keys of the steps on their way, a bit each
 
   // Of the keys [begin, end) this warp takes every kWarps-th step.

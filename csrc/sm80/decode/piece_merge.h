@@ -150,9 +150,9 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   int64_t const member = int64_t(group.stride) * piece.step * Config::kBlockM;
   int row = threadIdx.x / Storage::kLanes;
   row = col < columns ? row : rows;
-  MemberColumns<Config> mine{smem,    p.partial_out + from * columns + col, member * columns,
-                             columns, group.count,                          rows,
-                             row};
+  MemberColumns<Config> mine{
+      smem, p.partial_out + from * columns + col, member * columns, columns, group.count, rows,
+      row};
   mine.load();
   read_lse<Config>(p.partial_lse + from, member, group.count, rows, smem);
   __syncthreads();
