@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string_view>
 
 #include "host/group_parts.h"
 
@@ -40,10 +41,11 @@ inline double rows_at_work(BwdParams const& p, Variant const& variant, DeviceInf
 }
 
 // Whether L2 holds what all thread blocks come back to for each block of keys: Q, dO and sums of
-// columns of their own. On an H200 41 of its 50 MiB gain (d 128, 512 keys, causal: 12%), 50 lose
-// (d 96, full: 3%).
+// columns of their own. On an H200 41 of its 60 MiB gain (d 128, 512 keys, causal: 12%), 50 lose
+// (d 96, full: 3%), but not in a packed call, whose tiles are searched for (d 128, 256 keys on
+// average, full: +3%).
 inline bool rows_fit(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
-  constexpr double kShare = 0.85;
+  double const kShare = p.seqlens.cu_k ? 0.85 : 0.75;
   double const row_bytes =
       sizeof(float) * variant.head_dim + 2. * (variant.head_dim + variant.head_dim_v);
   return rows_at_work(p, variant, device) * row_bytes <= kShare * double(device.l2_bytes);
@@ -74,12 +76,19 @@ inline bool columns_pay(BwdParams const& p, Variant const& variant, DeviceInfo c
          rows_until_done(tiles, p.group.part_heads, places) + sums;
 }
 
+// Of more blocks of keys the passes before and behind are too small a part: d 64, 1,024 keys,
+// causal: -1% on an H200.
+constexpr int kMostColumnBlocks = 4;
+
 // For a call whose groups are in parts already. By what is said of lengths: of one block of keys
 // there is nothing to add up, but a packed call's columns need no search.
 inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                               bool deterministic) {
   Seqlens const& s = p.seqlens;
-  if (variant.arch != 90 || variant.cluster > 1 || num_keys(s) == 0 || p.heads_q == 0) {
+  bool const has_kernel =
+      variant.arch == 90 && variant.cluster <= 1 && std::string_view(variant.scores) == "plain";
+  if (!has_kernel || num_keys(s) == 0 || p.heads_q == 0 ||
+      num_m_blocks(s.seqlen_k, variant.block_n) > kMostColumnBlocks) {
     return {};
   }
   bool const one_block = s.seqlen_k <= variant.block_n;

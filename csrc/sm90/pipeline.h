@@ -21,6 +21,14 @@ struct RingPosition {
 
   __device__ explicit RingPosition(uint32_t i) : stage(i % kStages), phase(i / kStages % 2) {}
 
+  // To the next tile's: cheaper than a division where that is not by a power of two.
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+
   // Its place in twice as many buffers. Who fills a buffer of the ring knows that its readers are
   // through with all that they did before they emptied it, but not with the tile that was in it.
   __device__ int in_two_rounds() const { return phase * kStages + stage; }

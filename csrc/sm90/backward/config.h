@@ -50,6 +50,18 @@ struct BackwardConfig {
   // keys, H200, of FA3: d 96 0.92 instead of 0.88, d 64 0.89 instead of 0.88, d 128 0.87 and 0.90.
   static constexpr bool kScoresFirst = kHeadDim <= 96;
 
+  // Details of a visit of which ptxas makes faster or slower code, each as it was measured for the
+  // head dim (docs/kernels/sm90_backward.md, Details of a visit).
+  static constexpr bool kPlain = kScores == ScoreLevel::Plain;
+  // The visits of a tile are counted, instead of told by each whether there is another.
+  static constexpr bool kCountsVisits = kPlain && kHeadDim <= 96;
+  // All of dP's product is started before the first exponential.
+  static constexpr bool kStartsFirst = kPlain && kHeadDim == 64;
+  // D, and where dQ goes, are read before the product is waited for that they are used behind.
+  static constexpr bool kReadsAhead = kPlain && kHeadDim == 96;
+  // Calls that add to dQ's sums have a loop of their own.
+  static constexpr bool kOwnLoopToAdd = kReadsAhead;
+
   // As rows, for products that reduce over the columns, and the same memory the other way round.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;

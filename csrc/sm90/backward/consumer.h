@@ -32,10 +32,12 @@ struct Consumer {
   int thread = 0;       // of the warpgroup
   uint32_t visits = 0;  // row blocks so far
   uint32_t shared = 0;  // dS so far
+  Position at{0};       // of the visit
 
   __device__ __forceinline__ void run() {
+    find_warpgroup();
     for (uint32_t number = 0;;) {
-      find_place();
+      find_thread();
       smem.k_ring.wait_full(RingPosition<1>(number));
       Block const& block = smem.key_block(number);
       if (!block.tile.valid) {
@@ -58,48 +60,100 @@ struct Consumer {
  private:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
-  // Anew, and not known to be the same: what follows from it, kept, would not fit the registers.
-  __device__ void find_place() {
+  // What a visit does with the dQ of the row block before.
+  enum class QueryEnd {
+    Asked,  // what the call wants
+    Added,
+    Stored,
+  };
+
+  // How far a tile is.
+  struct Progress {
+    int count;          // of visits, if they are counted
+    int done = 0;       // of them
+    bool begun = false;
+
+    __device__ bool has_begun() const { return Config::kCountsVisits ? done > 0 : begun; }
+    __device__ void advance() {
+      ++done;
+      begun = true;
+    }
+  };
+
+  // Not known to be what it was: what follows from it, kept, would not fit the registers.
+  __device__ static int find_index() {
     int index = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(index));
-    thread = index % kWarpgroup;
-    warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
+    return index;
   }
+
+  __device__ void find_warpgroup() {
+    warpgroup = __shfl_sync(kAll, find_index() / kWarpgroup, 0) - 1;
+  }
+  __device__ void find_thread() { thread = find_index() % kWarpgroup; }
 
   // The rows of all query heads of the part, head by head.
   __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
     ScoreFragment s;
     share_zeros();
-    start_scores_of_keys(visits, s);
+    start_scores_of_keys(at, s);
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
-    bool first = true;
-#pragma unroll 1
-    for (bool more = true; more; first = false) {
-      more = smem.row_visit(visits).masked ? visit<true>(block, first, sums, s)
-                                           : visit<false>(block, first, sums, s);
+    if constexpr (Config::kOwnLoopToAdd && !Config::kColumns) {
+      if (args.params.workspace.dq) {
+        visit_each<QueryEnd::Added>(block, sums, s);
+      } else {
+        visit_each<QueryEnd::Stored>(block, sums, s);
+      }
+    } else {
+      visit_each<QueryEnd::Asked>(block, sums, s);
     }
     QueryFragment dq;
     start_query_gradient(shared - 1, dq);
     warpgroup_wait<0>();
-    finish_query_gradient(block, shared - 1, true, smem.row_visit(visits - 1), dq);
+    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true, smem.row_visit(visits - 1), dq);
+  }
+
+  template <QueryEnd kEnd>
+  __device__ __forceinline__ void visit_each(Block const& block, Sums& sums, ScoreFragment& s) {
+    Progress progress{Config::kCountsVisits ? block.range.count() * block.heads : 0};
+#pragma unroll 1
+    for (bool more = true; more; progress.advance()) {
+      more = smem.row_visit(visits).masked ? visit<true, kEnd>(block, progress, sums, s)
+                                           : visit<false, kEnd>(block, progress, sums, s);
+    }
   }
 
   // One row block: P and dS from its scores, then dV and dK; dQ of the row block before, for which
   // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
   // next, which become `s`. Returns whether there is a next.
-  template <bool kMasked>
-  __device__ __forceinline__ bool visit(Block const& block, bool first, Sums& sums,
-                                        ScoreFragment& s) {
+  template <bool kMasked, QueryEnd kEnd>
+  __device__ __forceinline__ bool visit(Block const& block, Progress const& progress,
+                                        Sums& sums, ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
-      find_place();  // with twice the rows it takes more registers than it frees
+      find_thread();  // with twice the rows it takes more registers than it frees
     }
-    Position const here(visits);
-    RowVisit const& rows = smem.row_visit(visits);
+    Position const here = at;
+    Visit const& rows = smem.row_visit(visits);
+    bool more = false;
+    Position next = at;
+    // Known by a vote, it is the same in all lanes for the compiler, too.
+    auto const look_ahead = [&](bool another) {
+      more = another;
+      if (more) {
+        next.advance();
+      }
+    };
+    if constexpr (Config::kCountsVisits) {
+      look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
+    }
     ScoreFragment dp;
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
+    if constexpr (Config::kStartsFirst) {
+      __syncwarp();  // ptxas puts nothing of a product behind it
+    }
     auto const& stats = smem.stats[here.stage];
     ScoreTile<kMasked, Config> tile(args.params, block, rows.head, rows.m_block, warpgroup, thread);
     Operand p, ds;
@@ -107,9 +161,12 @@ struct Consumer {
     tile.probabilities(s, p_words, numbers(stats.lse_log2));
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
                                           here.stage, sums.dv);
+    using Delta = std::conditional_t<Config::kReadsAhead, RowNumbersAhead<Config::kBlockM / 4>,
+                                     RowNumbers>;
+    Delta const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
-    tile.score_gradients(dp, s, numbers(stats.softmax_d));
+    tile.score_gradients(dp, s, softmax_d);
     Tensor ds_words = recast<uint32_t>(ds);
     pack<Element>(dp, ds_words);
     share(ds);
@@ -117,25 +174,29 @@ struct Consumer {
     start_query_gradient(shared - 2, dq);
     start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{}, here.stage,
                                         sums.dk);
+    std::conditional_t<Config::kReadsAhead, Visit const, Visit const&> rows_before =
+        smem.row_visit(visits - 1);
     warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
     warpgroup_fence_operand(p);
     warpgroup_fence_operand(sums.dv);
     smem.dout_ring.release(here);
-    auto const add_query_gradient = [&] {
-      finish_query_gradient(block, shared - 2, !first, smem.row_visit(visits - 1), dq);
+    auto const end_query_gradient = [&] {
+      finish_query_gradient<kEnd>(block, shared - 2, progress.has_begun(), rows_before, dq);
     };
     if constexpr (!Config::kScoresFirst) {
-      add_query_gradient();
+      end_query_gradient();
     }
     // Behind the last row block as well, of rows that are there: a product that is not asked for in
     // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
     // its registers until here.
-    bool const more = rows.more;
+    if constexpr (!Config::kCountsVisits) {
+      look_ahead(rows.more);
+    }
     ScoreFragment s_next;
-    start_scores_of_keys(visits + more, s_next);
+    start_scores_of_keys(next, s_next);
     if constexpr (Config::kScoresFirst) {
       warpgroup_wait<2>();
-      add_query_gradient();
+      end_query_gradient();
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(ds);
@@ -144,15 +205,15 @@ struct Consumer {
     copy(s_next, s);
     smem.q_ring.release(here);
     ++visits;
+    at.advance();
     return more;
   }
 
   // Sᵀ of a visit's rows, not waited for
-  __device__ __forceinline__ void start_scores_of_keys(uint32_t visit, ScoreFragment& s) {
-    Position const at(visit);
-    smem.q_ring.wait_full(at);
+  __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, ScoreFragment& s) {
+    smem.q_ring.wait_full(rows_at);
     start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
-                 at.stage, s);
+                 rows_at.stage, s);
   }
 
   __device__ RowNumbers numbers(float const* of_rows) const {
@@ -189,17 +250,26 @@ struct Consumer {
                         Mma{}.get_slice(0).partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
-  // dSᵀ to shared memory, for all warpgroups' dQ.
+  // dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 at its key
+  // and, of the 8 runs of 128 bytes, where the swizzle has it. By the layout the same takes 60
+  // instructions for addresses of 64 bits.
   __device__ __forceinline__ void share(Operand const& ds) {
-    ScorePosition const at(shared);
-    smem.ds_ring.wait_empty(at);
-    auto const copy_c = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, MmaScores{});
-    auto const slice = copy_c.get_slice(thread);
-    Tensor all_keys = make_tensor(make_smem_ptr(smem.ds[0]), typename Config::SmemLayoutDS{});
-    Tensor target = local_tile(all_keys(_, _, at.stage), ScoreShape{}, make_coord(warpgroup, 0));
-    Tensor source = make_tensor(ds.data(), typename ScoreFragment::layout_type{});
-    copy(copy_c, slice.retile_S(source), slice.partition_D(target));
-    smem.ds_ring.announce(at);
+    constexpr int kRow = 128, kRunBytes = 16;  // of a key's 64 rows, bytes
+    static_assert(Config::kBlockM % 64 == 0);
+    ScorePosition const to(shared);
+    smem.ds_ring.wait_empty(to);
+    int const lane = thread % 32, key = warpgroup * kWarpgroupRows + thread / 32 * 16 + lane % 16;
+    uint32_t const first = key * kRow + (lane / 16 ^ key % 8) * kRunBytes;
+    char* const tile = reinterpret_cast<char*>(smem.ds[to.stage]);
+    Tensor all_words = recast<uint32_t>(ds);
+#pragma unroll
+    for (int i = 0; i < Config::kBlockM / 16; ++i) {
+      uint32_t const offset = (first ^ i % 4 * 2 * kRunBytes) + i / 4 * (Config::kBlockN * kRow);
+      auto const words = all_words.data() + 4 * i;
+      SM90_U32x4_STSM_N::copy(words[0], words[1], words[2], words[3],
+                              *reinterpret_cast<uint128_t*>(tile + offset));
+    }
+    smem.ds_ring.announce(to);
     ++shared;
   }
 
@@ -223,19 +293,22 @@ struct Consumer {
   }
 
   // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
+  template <QueryEnd kEnd>
   __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
                                                         bool wanted, Visit const& rows,
                                                         QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
     QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
+    bool const adds = kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr
+                                              : kEnd == QueryEnd::Added;
     if constexpr (Config::kColumns) {
       if (wanted) {
         gradient.leave(dq, rows);
       }
-    } else if (wanted && args.params.workspace.dq) {
+    } else if (wanted && adds) {
       gradient.add(dq, rows.row_block, visits - 1);
-    } else if (wanted && args.params.dq.ptr) {
+    } else if (wanted && kEnd != QueryEnd::Added && args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);
     }
   }

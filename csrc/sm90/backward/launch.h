@@ -23,11 +23,12 @@ void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resi
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   auto const main = [&] {
-    if (params.columns.used()) {
-      launch_tiles<InColumns<Config>>(params, launch, params.columns.places);
-    } else {
-      launch_tiles<Config>(params, launch, launch.device.sm_count);
+    if constexpr (Config::kScores == ScoreLevel::Plain) {
+      if (params.columns.used()) {
+        return launch_tiles<InColumns<Config>>(params, launch, params.columns.places);
+      }
     }
+    launch_tiles<Config>(params, launch, launch.device.sm_count);
   };
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
 }
