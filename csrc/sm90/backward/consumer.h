@@ -69,8 +69,8 @@ struct Consumer {
 
   // How far a tile is.
   struct Progress {
-    int count;          // of visits, if they are counted
-    int done = 0;       // of them
+    int count;     // of visits, if they are counted
+    int done = 0;  // of them
     bool begun = false;
 
     __device__ bool has_begun() const { return Config::kCountsVisits ? done > 0 : begun; }
@@ -128,8 +128,8 @@ struct Consumer {
   // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
   // next, which become `s`. Returns whether there is a next.
   template <bool kMasked, QueryEnd kEnd>
-  __device__ __forceinline__ bool visit(Block const& block, Progress const& progress,
-                                        Sums& sums, ScoreFragment& s) {
+  __device__ __forceinline__ bool visit(Block const& block, Progress const& progress, Sums& sums,
+                                        ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
       find_thread();  // with twice the rows it takes more registers than it frees
     }
@@ -161,8 +161,8 @@ struct Consumer {
     tile.probabilities(s, p_words, numbers(stats.lse_log2));
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
                                           here.stage, sums.dv);
-    using Delta = std::conditional_t<Config::kReadsAhead, RowNumbersAhead<Config::kBlockM / 4>,
-                                     RowNumbers>;
+    using Delta =
+        std::conditional_t<Config::kReadsAhead, RowNumbersAhead<Config::kBlockM / 4>, RowNumbers>;
     Delta const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
@@ -300,8 +300,8 @@ struct Consumer {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
     QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
-    bool const adds = kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr
-                                              : kEnd == QueryEnd::Added;
+    bool const adds =
+        kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr : kEnd == QueryEnd::Added;
     if constexpr (Config::kColumns) {
       if (wanted) {
         gradient.leave(dq, rows);
