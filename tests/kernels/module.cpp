@@ -239,6 +239,7 @@ int group_parts(std::string const& name, py::dict const& call, int sm_count) {
 bool takes_columns(std::string const& name, py::dict const& call, int sm_count) {
   flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
+  device.l2_bytes = 60 << 20;  // an H200's
   auto p = params<flash::BwdParams>(call);
   p.dq = view<void>(call, "dq");
   flash::Variant const& variant = find(name);

@@ -10,11 +10,9 @@ from cases import BF16, poisoned
 from compare import assert_bitwise
 
 from . import calls
-from .test_backward_kernels import TILES, check, check_hooks, check_varlen, exact, id_of, sized
+from .test_backward_kernels import TILES, check, check_varlen, exact, id_of, sized
 
-ROWS = [v for v in TILES if v.arch == "sm90" and not v.pair]
-PLAIN = [v for v in ROWS if v.scores == "plain"]
-FULL = [v for v in ROWS if v.scores == "full"]
+PLAIN = [v for v in TILES if v.arch == "sm90" and not v.pair and v.scores == "plain"]
 NAMES = ("softmax_d", "dq", "dk", "dv")
 # Hopper's GPU has three multiprocessors here: with more columns, sums are used again.
 
@@ -64,29 +62,24 @@ def test_smaller_head_dims_are_zero_filled(kernels, row):
     check(kernels, row, sized(row, **shape, **dims), columns=True)
 
 
-@pytest.mark.parametrize("row", FULL, ids=id_of)
-@pytest.mark.parametrize(
-    "hooks",
-    [
-        dict(softcap=3.0),
-        dict(alibi="bh", causal=True, sk=290),
-        dict(sinks=True, sq=290, causal=True),  # rows with nothing but the sink
-        dict(dropout_p=0.3),
-        dict(softcap=20.0, alibi="h", sinks=True, dropout_p=0.17, window=(50, 3)),
-    ],
-    ids=str,
-)
-def test_score_hooks(kernels, row, hooks):
-    check_hooks(kernels, row, dlse=True, how=dict(columns=True), **hooks)
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_sinks_and_the_gradient_of_lse(kernels, row):
+    check(
+        kernels,
+        row,
+        sized(row, b=2, sq=290, sk=140, causal=True, sinks=True),
+        dlse=True,
+        columns=True,
+    )
 
 
-@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
 def test_varlen(kernels, row, part_heads):
     check_varlen(kernels, row, part_heads=part_heads, columns=True)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("mask", [dict(causal=True), dict(window_size=(140, 60))], ids=str)
 def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
@@ -150,18 +143,17 @@ def test_more_keys_than_were_said(kernels, row):
         assert_bitwise(name, a, b)
 
 
-def name(head_dim: int, arch: str = "sm90") -> str:
-    return f"bwd_{arch}_bf16_d{head_dim}_plain"
-
-
-def pays(kernels, head_dim: int = 64, arch: str = "sm90", deterministic=False, **shape) -> bool:
+def pays(
+    kernels, head_dim: int = 64, arch="sm90", scores="plain", deterministic=False, **shape
+) -> bool:
     """Whether the host takes columns on an H200, for 16k tokens of 2,048 numbers by default."""
     length = shape.get("seqlen_k", 512)
     heads = dict(heads_q=2048 // head_dim, heads_kv=2048 // head_dim)
     lengths = dict(batch=16384 // length, seqlen_q=length, seqlen_k=length)
     call = calls.problem(**heads | lengths | shape, dq=(16, 0, 0, 0))
     call |= {"deterministic": deterministic}
-    return kernels.takes_columns(name(head_dim, arch), call, sm_count=132)
+    row = f"bwd_{arch}_bf16_d{head_dim}_{scores}"
+    return kernels.takes_columns(row, call, sm_count=132)
 
 
 def packed_call(mean: int, longest: int, total: int = 16384) -> dict:
@@ -174,7 +166,6 @@ def test_where_the_host_takes_columns(kernels):
     assert takes(64)
     for head_dim in (64, 96, 128):  # of a causal column half is at work
         assert takes(head_dim, right=0)
-    assert takes(seqlen_k=1024, right=0)
     assert takes(**packed_call(256, 512))
     assert takes(**packed_call(34, 60))  # of one block of keys: nothing to search
 
@@ -185,10 +176,12 @@ def test_where_the_host_takes_tiles(kernels):
     for head_dim in (96, 128):  # what L2 does not hold
         assert not takes(head_dim)
     assert not takes(seqlen_k=1024)
+    assert not takes(seqlen_k=1024, right=0)  # more than four blocks of keys
     assert not takes(seqlen_k=2048, right=0)
     assert not takes(seqlen_k=4096)
     assert not takes(batch=2)  # too few columns for the GPU
     assert not takes(batch=5)  # 160 columns: the second 28 of them leave the others idle
     assert not takes(**packed_call(250, 1000, total=2000))  # all would wait for the longest
     assert not takes(arch="sm80")
+    assert not takes(scores="full")  # that kernel has no columns
     assert not takes(256)
