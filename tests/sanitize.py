@@ -81,6 +81,20 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     assert not out[171:].any(), "rows behind the last sequence"
 
 
+def short(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
+    """As many sequences as make Hopper's backward take each one's keys one block after the other."""
+    ends = torch.tensor([0, *(1 + 7 * i % 60 for i in range(200))]).cumsum(0).int()
+    shapes = [(int(ends[-1]), 2, d) for d in (head_dim, head_dim, head_dim_v)]
+    for dims in (shapes, [(66, 129, *shape[1:]) for shape in shapes]):
+        inputs = leaves(*dims, dtype=dtype)
+        for mask in MASKS:
+            if len(dims[0]) == 3:
+                out = flash_attn.flash_attn_varlen_func(*inputs, ends, ends, 60, 60, **mask)
+            else:
+                out = flash_attn.flash_attn_func(*inputs, **mask)
+            check_gradients(out, inputs, (dtype, head_dim, mask))
+
+
 @torch.no_grad()
 def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     """The kernels that append, decode, merge pieces, and read pages with many query rows."""
@@ -161,6 +175,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
         for head_dims in HEAD_DIMS:
             dense(dtype, *head_dims)
             varlen(dtype, *head_dims)
+            short(dtype, *head_dims)
             cache(dtype, *head_dims)
             if tool != "initcheck":
                 any_contents(dtype, *head_dims, device)
