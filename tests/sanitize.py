@@ -82,7 +82,7 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
 
 
 def short(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
-    """As many sequences as make Hopper's backward take each one's keys one block after the other."""
+    """So many sequences that a thread block of Hopper's backward takes all keys of one."""
     ends = torch.tensor([0, *(1 + 7 * i % 60 for i in range(200))]).cumsum(0).int()
     shapes = [(int(ends[-1]), 2, d) for d in (head_dim, head_dim, head_dim_v)]
     for dims in (shapes, [(66, 129, *shape[1:]) for shape in shapes]):
