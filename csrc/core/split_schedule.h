@@ -24,18 +24,12 @@ struct Piece {
   int tile;      // of the sequence: KV head + KV heads * row block
   int split;
   int splits;
-  int first;          // thread block of the tile's split 0
-  int step;           // from the thread block of a split to that of the next
-  bool valid;         // false for the surplus thread blocks of an upper-bound grid
-  int run_begin = 0;  // of a run: the first unit, among those of all sequences
-  int run_end = 0;    // and where the run goes on; 0: this is no part of a run
-  int before = 0;     // units of the sequences before
+  int first;   // thread block of the tile's split 0
+  int step;    // from the thread block of a split to that of the next
+  bool valid;  // false for the surplus thread blocks of an upper-bound grid
 
   // Of `units`; the first pieces get one unit more where they do not share out evenly.
   FLASH_HD UnitRange range(int units) const {
-    if (run_end > 0) {
-      return {run_begin - before, run_end - before};
-    }
     int const share = units / splits, longer = units - share * splits;
     int const begin = split * share + (split < longer ? split : longer);
     return {begin, begin + share + (split < longer ? 1 : 0)};
@@ -48,9 +42,6 @@ struct Piece {
 // likewise with row blocks, each of which is cut like a sequence. Few of them are left over if
 // lengths are alike: every surplus thread block searches as well, 4 µs on an H200.
 FLASH_HD int64_t num_columns(SplitSchedule const& s) {
-  if (s.runs) {
-    return int64_t(s.batch) + s.columns;
-  }
   int64_t const by_chunk = int64_t(s.all_row_blocks) + s.extra;
   int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_splits;
   return by_chunk < by_limit ? by_chunk : by_limit;
@@ -58,11 +49,6 @@ FLASH_HD int64_t num_columns(SplitSchedule const& s) {
 
 FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
   return num_columns(s) * int64_t(s.tiles.divisor);
-}
-
-// Thread blocks of the launch.
-FLASH_HD int64_t num_blocks(SplitSchedule const& s) {
-  return s.runs ? s.columns * int64_t(s.tiles.divisor) : num_pieces(s);
 }
 
 // n / d rounded up, or the largest int: no sequence has more units.
@@ -242,49 +228,6 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     before += row_blocks;
   }
   return {0, 0, 0, 1, 0, 0, false};
-}
-
-// What thread block `index` does from unit `from` on, of all sequences' units one after the other;
-// -1: its first piece. A column's run of units is as long as any other's, to one unit. Along the
-// runs either the column or the sequence goes up by one from piece to piece, so that their sum is a
-// number for each piece, and one more for the next of the same sequence.
-template <class Lanes, class Sizes>
-FLASH_HD Piece find_in_run(SplitSchedule const& s, int index, int from, Lanes lanes, Sizes sizes) {
-  int const column = s.tiles.quotient(index);
-  int const tile = s.tiles.remainder(index, column), tiles = int(s.tiles.divisor);
-  Piece none{0, 0, 0, 1, 0, 0, false};
-  // A sequence without keys has a unit too: somebody has to write its zeros.
-  auto const units_of = [](SequenceSize size, int) { return size.units > 0 ? size.units : 1; };
-  BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
-  int const total = int(batch.sum(units_of));
-  int const fitting = total / s.min_units;
-  int const wanted = fitting > s.batch ? fitting : s.batch;
-  int const columns = wanted < s.columns ? wanted : s.columns;
-  int const end_of_run = int(int64_t(total) * (column + 1) / columns);
-  int const begin = from < 0 ? int(int64_t(total) * column / columns) : from;
-  if (column >= columns || begin >= end_of_run) {
-    return none;
-  }
-  int before = 0;
-  for (int group = 0; group < s.batch; group += Lanes::kCount) {
-    int const b = group + lanes.index();
-    int const mine = b < s.batch ? units_of(batch.of(b), b) : 0;
-    int const end = before + lanes.running_sum(mine);
-    int const hit = lanes.first(begin < end);
-    if (hit < Lanes::kCount) {
-      int const sequence = group + hit, its_end = lanes.of(hit, end);
-      int const its_begin = its_end - lanes.of(hit, mine);
-      auto const column_of = [&](int unit) {
-        return int(((int64_t(unit) + 1) * columns - 1) / total);
-      };
-      int const first = column_of(its_begin), splits = column_of(its_end - 1) - first + 1;
-      int const stop = its_end < end_of_run ? its_end : end_of_run;
-      return {sequence, tile, column - first, splits, (first + sequence) * tiles + tile,
-              tiles,    true, begin,          stop,   its_begin};
-    }
-    before = lanes.of(Lanes::kCount - 1, end);
-  }
-  return none;
 }
 
 // One thread that searches alone.

@@ -165,21 +165,6 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
     int64_t const most = (units + s.min_units - 1) / s.min_units;
     s.max_splits = static_cast<int>(std::clamp<int64_t>(most, 1, choose ? kAny : num_splits));
   }
-  // One thread block on each multiprocessor draws the full bandwidth, if all have as much to read.
-  int const runs = gpu.sm_count / tiles;
-  constexpr int kMostUnits = 1 << 30;
-  s.runs = choose && s.max_splits > 1 && !is_packed && !s.equal && !is_single &&
-           reads_only(variant, p) && s.batch <= runs &&
-           10 * int64_t(runs) * tiles >= 9 * int64_t(gpu.sm_count) &&
-           int64_t(lengths.seqlen_k) * s.batch < kMostUnits;
-  if (s.runs) {
-    s.columns = runs;
-    s.blocks_per_sm = 1;
-    // Where sequences that are not cut keep half of the GPU busy, merging has to be worth more.
-    constexpr int kWorthIt = 16;
-    bool const half = 2 * 10 * int64_t(s.batch) * tiles >= 9 * int64_t(gpu.sm_count);
-    s.min_units = half ? kWorthIt : kMinUnits;
-  }
   return s;
 }
 

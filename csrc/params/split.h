@@ -23,8 +23,6 @@ struct SplitSchedule {
   int whole = 0;
   int alike = 1;          // row blocks of the batch, if each sequence has as many as the longest
   int blocks_per_sm = 0;  // that run at a time, at most; 0: as many as there is room for
-  // Each column has an even share of all units, one after the other, of however many sequences.
-  bool runs = false;
 };
 
 }  // namespace flash

@@ -190,23 +190,6 @@ def test_a_batch_index_outside_the_cache_has_no_keys(kernels, row):
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        CacheCase("pages", b=3, h=4, hk=1, cache_seqlens=(700, 1500, 33), page_size=16),
-        CacheCase("absent", b=4, h=4, hk=1, cache_seqlens=(-1, 0, 3000, 70), page_size=16),
-        CacheCase("queries", b=2, h=8, hk=2, sq=4, cache_seqlens=(2900, 1100)),
-        CacheCase("window", b=2, h=8, hk=2, sq=2, cache_seqlens=(1024, 1024), window=(300, -1)),
-        CacheCase("leftpad", b=3, h=4, hk=1, cache_seqlens=(2000,) * 3, leftpad=(30, 500, 7)),
-    ],
-    ids=id_of,
-)
-def test_runs_across_sequences(kernels, row, case):
-    """Few sequences of no known length: each thread block has an even run of all their keys."""
-    check(kernels, row, replace(case, cache_size=max(case.cache_seqlens)))
-
-
-@pytest.mark.parametrize("row", SMALL, ids=id_of)
 def test_many_sequences(kernels, row):
     """More than a warp searches at once, most of them short, one of them long."""
     lengths = [(7 * b) % 50 for b in range(70)]

@@ -8,7 +8,7 @@ void bind_split_schedule(py::module_& m) {
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
                        std::optional<int> extra, std::optional<int> all_row_blocks, int whole,
-                       std::optional<int> alike, bool runs) {
+                       std::optional<int> alike) {
              SplitSchedule s{};
              s.batch = batch;
              s.tiles = flash::FastDiv(tiles);
@@ -21,31 +21,14 @@ void bind_split_schedule(py::module_& m) {
              s.all_row_blocks = all_row_blocks.value_or(batch);
              s.whole = whole;
              s.alike = alike.value_or(batch);
-             s.runs = runs;
              return s;
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
            py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none(),
-           py::arg("whole") = 0, py::arg("alike") = py::none(), py::arg("runs") = false)
+           py::arg("whole") = 0, py::arg("alike") = py::none())
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
-      .def("num_blocks", &flash::num_blocks)
-      // (sequence, tile, split, splits, place in the workspace, begin, end) of all that a thread
-      // block does.
-      .def("run",
-           [](SplitSchedule const& s, std::vector<int> const& units, int index) {
-             auto const size = [&](int b) { return flash::SequenceSize{units.at(b), 1}; };
-             std::vector<std::tuple<int, int, int, int, int, int, int>> found;
-             for (int from = -1;;) {
-               flash::Piece const p = flash::find_in_run(s, index, from, flash::OneLane{}, size);
-               if (!p.valid) return found;
-               flash::UnitRange const range = p.range(units.at(p.sequence));
-               found.emplace_back(p.sequence, p.tile, p.split, p.splits, p.first + p.split * p.step,
-                                  range.begin, range.end);
-               from = p.run_end;
-             }
-           })
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
       // row_blocks: of each sequence, if not one, and of those that the batch has not.
       .def(

@@ -450,34 +450,3 @@ def test_whole_pieces_of_each_sequence_fill_the_gpu(core, batch, resident):
 )
 def test_wanted_columns(core, batch, resident, columns):
     assert core.wanted_columns(batch, resident) == columns
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 400)), min_size=1,
-             max_size=16),
-    st.integers(1, 5), st.integers(1, 16), st.integers(0, 60),
-)  # fmt: skip
-def test_runs_are_even_and_each_unit_is_in_one(core, lengths, tiles, min_units, more):
-    schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=tiles, min_units=min_units, columns=len(lengths) + more, runs=True
-    )
-    seen, places = defaultdict(list), set()
-    longest = 0
-    for block in range(schedule.num_blocks()):
-        found = schedule.run(lengths, block)
-        longest = max(longest, sum(end - begin for *_, begin, end in found))
-        for sequence, tile, split, splits, place, begin, end in found:
-            assert 0 <= place < schedule.num_pieces()
-            assert place not in places
-            places.add(place)
-            seen[sequence, tile].append((split, splits, begin, end))
-    for sequence, units in enumerate(lengths):
-        for tile in range(tiles):
-            parts = sorted(seen[sequence, tile])
-            assert [part[:2] for part in parts] == [(n, len(parts)) for n in range(len(parts))]
-            covered = [unit for *_, begin, end in parts for unit in range(begin, end)]
-            assert covered == list(range(max(units, 1)))  # somebody writes an empty one's zeros
-    total = sum(max(units, 1) for units in lengths)
-    columns = min(max(total // min_units, len(lengths)), len(lengths) + more)
-    assert longest == -(-total // columns)

@@ -39,11 +39,9 @@ __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
 
 // By one whole warp.
 template <class Config>
-__device__ void find_work(DecodeParams const& p, int from, DecodeWork<Config>& work) {
+__device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
   auto const size = [&](int sequence) { return sequence_size<Config>(p, sequence); };
-  int const index = static_cast<int>(blockIdx.x);
-  Piece const piece = p.split.runs ? find_in_run(p.split, index, from, WarpLanes{}, size)
-                                   : find_piece(p.split, index, WarpLanes{}, size);
+  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, size);
   if (threadIdx.x != 0) {
     return;
   }
@@ -68,31 +66,23 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int from = -1;; from = work.piece.run_end) {
-    if (from >= 0) {
-      __syncthreads();  // everybody has read where the run goes on
-    }
-    if (warp == 0) {
-      find_work(p, from, work);
-    }
-    __syncthreads();
-    if (!work.piece.valid) {
-      return;
-    }
-    // At the full level scores are scaled before they come to the softmax.
-    constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
-    WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
-    attend(p, work, smem.ring[warp], warp, lane, acc);
-    using Output = DecodeOutput<Config>;
-    bool const cut = work.piece.splits > 1;
-    Output const output{p, work, cut ? work.piece.split : Output::kWhole};
-    merge_and_store(output, smem.merge, warp, lane, acc);
-    if (cut) {
-      merge_pieces(p, work, counter_range, smem.pieces);
-    }
-    if (!p.split.runs) {
-      return;
-    }
+  if (warp == 0) {
+    find_work(p, work);
+  }
+  __syncthreads();
+  if (!work.piece.valid) {
+    return;
+  }
+  // At the full level scores are scaled before they come to the softmax.
+  constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
+  WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
+  attend(p, work, smem.ring[warp], warp, lane, acc);
+  using Output = DecodeOutput<Config>;
+  bool const cut = work.piece.splits > 1;
+  Output const output{p, work, cut ? work.piece.split : Output::kWhole};
+  merge_and_store(output, smem.merge, warp, lane, acc);
+  if (cut) {
+    merge_pieces(p, work, counter_range, smem.pieces);
   }
 }
 

@@ -22,20 +22,16 @@ struct KeyRing {
   RingStorage<Config>& ring;
   DecodeWork<Config> const& work;
   int lane;
-  int key;  // of the sequence, this lane's in the step that is looked up next
-  // Of this lane's key in the step that is loaded next, and in the one after that: read ahead, so
-  // that the first two are waited for at once, and later ones not at all.
-  PageSlot next;
-  PageSlot later;
-  PageSlot current;                 // in the step whose K was loaded last
+  int key;           // of the sequence, this lane's in the step that is looked up next
+  PageSlot next;     // of this lane's key in the step that is loaded next; read ahead
+  PageSlot current;  // in the step whose K was loaded last
   unsigned exist[Config::kStages];  // keys of the steps on their way, a bit each
 
   // Of the keys [begin, end) this warp takes every kWarps-th step.
   __device__ KeyRing(FwdParams const& p_, DecodeWork<Config> const& work_,
                      RingStorage<Config>& ring_, int warp, int lane_)
       : p(p_), ring(ring_), work(work_), lane(lane_), key(work.begin + warp * kN + lane_) {
-    next = look_up();
-    later = look_up();
+    look_up();
   }
 
   // Bits of the keys that exist in the step at the ring's head.
@@ -43,14 +39,13 @@ struct KeyRing {
 
   __device__ void load_k(int stage) {
     current = next;
-    next = later;
     bool const mine = work.pages.exists(current);
 #pragma unroll
     for (int s = 0; s + 1 < Config::kStages; ++s) {
       exist[s] = exist[s + 1];
     }
     exist[Config::kStages - 1] = __ballot_sync(0xffffffffu, mine);
-    later = look_up();
+    look_up();
     load<Config::kHeadDim>(work.k, p.k, ring.k[stage].data(), p.head_dim, p.odd.columns_k);
   }
 
@@ -65,12 +60,12 @@ struct KeyRing {
   }
 
  private:
-  // Only reads: whether the page exists is asked when it is needed, two steps later.
-  __device__ PageSlot look_up() {
+  // Only reads: whether the page exists is asked when it is needed, a step later.
+  __device__ void look_up() {
     bool const exists = lane < kN && key < work.end;
-    int const position = static_cast<int>(work.tile.info.row_k) + key;
+    int const first = static_cast<int>(work.tile.info.row_k);
+    next = exists ? work.pages.slot(first + key) : PageSlot{PageSlot::kNoPage, 0};
     key += Config::kWarps * kN;
-    return exists ? work.pages.slot(position) : PageSlot{PageSlot::kNoPage, 0};
   }
 
   template <int kColumns>

@@ -40,7 +40,7 @@ void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   bool const early = params.beside && (counters >= 0 || !params.counters);
   launch_kernel<decode_kernel<Config>>(
       launch,
-      {num_blocks(params.split), Config::kThreads, shared_memory<Config>(params, launch),
+      {num_pieces(params.split), Config::kThreads, shared_memory<Config>(params, launch),
        /*cluster=*/1, early},
       params, counters);
 }

@@ -47,67 +47,55 @@ __device__ inline bool last_to_arrive(uint32_t* counter, int members) {
 // One thread's part of a group's rows: four columns of a row, of one member after the other. Code
 // that a thread block runs once, at the end of a launch, is read from memory while it runs, and
 // instructions by the hundred took longer than what they did. So nothing is unrolled for long here,
-// and what hides latency is not registers but a queue in shared memory: while one half of it is
-// read, the other half fills, with the row's next members or the first ones of the next row.
+// and what hides latency is not registers but a queue in shared memory.
 template <class Config>
 struct MemberColumns {
   using Storage = PieceMergeStorage<Config>;
-  static constexpr int kHalf = Storage::kQueue / 2;
 
   Storage& smem;
-  float const* from;  // the first row of the first member
+  float const* from;  // the first member's
   int64_t member;     // from one member to the next, in floats
-  int columns;        // from one row to the next
   int members;
-  int rows;
-  int row;        // of what is loaded next
-  int first = 0;  // member, likewise
-  int filled = 0;
-  int read = 0;
 
-  // A thread reads what it has copied itself.
-  __device__ void load() {
-    int const end = row < rows ? min(members, first + kHalf) : first;
-    float const* const source = from + int64_t(row) * columns;
+  // Of as many members as the queue holds; a thread reads what it has copied itself.
+  __device__ void load(int first) const {
+    int const end = min(members, first + Storage::kQueue);
 #pragma unroll 2
     for (int m = first; m < end; ++m) {
       using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;  // from L2, past L1
-      CopyOp::copy(*reinterpret_cast<uint128_t const*>(source + m * member),
-                   *reinterpret_cast<uint128_t*>(&smem.queue[filled + m - first][threadIdx.x]),
-                   true);
+      CopyOp::copy(*reinterpret_cast<uint128_t const*>(from + m * member),
+                   *reinterpret_cast<uint128_t*>(&smem.queue[m - first][threadIdx.x]), true);
     }
-    cp_async_fence();  // a group, even if it is empty
-    filled = kHalf - filled;
-    first = end < members ? end : 0;
-    row += end < members ? 0 : Storage::kGroups;
+    cp_async_fence();
   }
 
-  // Softmax over the members of row `mine`, whose scores are their LSE and whose values are their
-  // rows. Afterwards `out` is the sum that the softmax's finish() is for.
-  __device__ OnlineSoftmax<1> attend(int mine, float (&out)[Storage::kColumns]) {
+  // Softmax over the members of `row`, whose scores are their LSE and whose values are their rows.
+  // Afterwards `out` is the sum that the softmax's finish() is for.
+  __device__ OnlineSoftmax<1> attend(int row, int rows, float (&out)[Storage::kColumns]) const {
     OnlineSoftmax<1> softmax(kLog2e);
-    float const* const lse = smem.lse + mine;
+    float const* const lse = smem.lse + row;
 #pragma unroll 4
     for (int m = 0; m < members; ++m) {
       softmax.max[0] = fmaxf(softmax.max[0], lse[m * rows]);
     }
-    for (int begin = 0; begin < members; begin += kHalf) {
-      load();
-      cp_async_wait<1>();
+    for (int first = 0; first < members; first += Storage::kQueue) {
+      if (first > 0) {
+        load(first);
+      }
+      cp_async_wait<0>();
       compiler_fence();
-      int const end = min(members, begin + kHalf);
+      int const end = min(members, first + Storage::kQueue);
 #pragma unroll 2
-      for (int m = begin; m < end; ++m) {
+      for (int m = first; m < end; ++m) {
         // NaN, which no maximum sees, goes on from here.
         float const weight = exp2_fast((lse[m * rows] - softmax.max[0]) * softmax.scale_log2);
-        float4 const x = smem.queue[read + m - begin][threadIdx.x];
+        float4 const x = smem.queue[m - first][threadIdx.x];
         softmax.sum[0] += weight;
         out[0] += weight * x.x;
         out[1] += weight * x.y;
         out[2] += weight * x.z;
         out[3] += weight * x.w;
       }
-      read = kHalf - read;
     }
     return softmax;
   }
@@ -148,17 +136,23 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   Piece const& piece = output.work.piece;
   int64_t const from = output.partial_row(piece, group.first, 0);
   int64_t const member = int64_t(group.stride) * piece.step * Config::kBlockM;
+  MemberColumns<Config> const mine{smem, p.partial_out + from * columns + col, member * columns,
+                                   group.count};
+  auto const of_row = [&](int row) {
+    MemberColumns<Config> in_row = mine;
+    in_row.from += row * columns;
+    return in_row;
+  };
   int row = threadIdx.x / Storage::kLanes;
-  row = col < columns ? row : rows;
-  MemberColumns<Config> mine{
-      smem, p.partial_out + from * columns + col, member * columns, columns, group.count, rows,
-      row};
-  mine.load();
+  bool const has_columns = col < columns;
+  if (has_columns && row < rows) {
+    of_row(row).load(0);
+  }
   read_lse<Config>(p.partial_lse + from, member, group.count, rows, smem);
   __syncthreads();
-  for (; row < rows; row += Storage::kGroups) {
+  while (has_columns && row < rows) {
     float out[Storage::kColumns] = {};
-    OnlineSoftmax<1> softmax = mine.attend(row, out);
+    OnlineSoftmax<1> softmax = of_row(row).attend(row, rows, out);
     auto const closed = softmax.finish(0, output.sink(row), NoReduce{});
 #pragma unroll
     for (float& value : out) {
@@ -168,8 +162,11 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
     if (col == 0) {
       output.store_lse(row, closed.lse);
     }
+    row += Storage::kGroups;
+    if (row < rows) {
+      of_row(row).load(0);
+    }
   }
-  cp_async_wait<0>();
 }
 
 // After a piece has been stored in the workspace. range: of counters, or -1: the workspace's.
