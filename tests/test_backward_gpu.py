@@ -118,7 +118,7 @@ def check_slice(q, k, v, dout, at: slice, causal: bool = True) -> None:
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
 @pytest.mark.parametrize("d", [64, 96, 128])
 def test_many_short_sequences(cuda, causal, heads, d):
-    """So many that on Hopper a thread block takes all keys of one, and any call has the same bits."""
+    """On Hopper a thread block takes all keys of one of them; any call has the same bits."""
     heads_q, heads_k = heads
     q, dout = torch.randn(2, 66, 450, heads_q, d, device=cuda, dtype=BF16)
     k, v = torch.randn(2, 66, 450, heads_k, d, device=cuda, dtype=BF16)
