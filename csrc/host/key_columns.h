@@ -1,4 +1,4 @@
-// Whether a thread block of Hopper's backward takes the blocks of keys of a sequence one after the
+// Whether a thread block of Hopper's backward, or a pair, takes the blocks of keys of a sequence one after the
 // other.
 #pragma once
 
@@ -85,8 +85,7 @@ constexpr int kMostColumnBlocks = 4;
 inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                               bool deterministic) {
   Seqlens const& s = p.seqlens;
-  bool const has_kernel =
-      variant.arch == 90 && variant.cluster <= 1 && std::string_view(variant.scores) == "plain";
+  bool const has_kernel = variant.arch == 90 && std::string_view(variant.scores) == "plain";
   if (!has_kernel || num_keys(s) == 0 || p.heads_q == 0 ||
       num_m_blocks(s.seqlen_k, variant.block_n) > kMostColumnBlocks) {
     return {};

@@ -12,7 +12,7 @@ from compare import assert_bitwise
 from . import calls
 from .test_backward_kernels import TILES, check, check_varlen, exact, id_of, sized
 
-PLAIN = [v for v in TILES if v.arch == "sm90" and not v.pair and v.scores == "plain"]
+PLAIN = [v for v in TILES if v.arch == "sm90" and v.scores == "plain"]
 NAMES = ("softmax_d", "dq", "dk", "dv")
 # Hopper's GPU has three multiprocessors here: with more columns, sums are used again.
 

@@ -1,5 +1,5 @@
-// Columns: a thread block's blocks of keys of one sequence, one after the other, and where the sums
-// of dQ are that they share.
+// Columns: a thread block's, or a pair's, blocks of keys of one sequence, one after the other, and
+// where the sums of dQ are that they share.
 #pragma once
 
 #include "core/packed_rows.h"
@@ -37,10 +37,18 @@ __device__ QueryStep query_step(BwdParams const& p, KeyBlock<Config> const& bloc
 }
 
 // Numbers the sums of a column's row blocks; those that were not expected share the last one's.
-__device__ inline int column_sums(BwdParams const& p, int head, int m_block) {
+template <class Config>
+__device__ int column_sums(BwdParams const& p, int head, int m_block) {
   int const rows = p.columns.row_blocks;
-  int const heads = static_cast<int>(blockIdx.x) * p.group.part_heads + head;
+  int const place = static_cast<int>(blockIdx.x) / Config::kAdders;
+  int const heads = place * p.group.part_heads + head;
   return heads * rows + min(m_block, rows - 1);
+}
+
+template <class Config>
+__device__ ColumnVisit column_visit(BwdParams const& p, KeyBlock<Config> const& block,
+                                    RowVisit const& rows) {
+  return {rows, query_step(p, block, rows.m_block), column_sums<Config>(p, rows.head, rows.m_block)};
 }
 
 }  // namespace flash::sm90

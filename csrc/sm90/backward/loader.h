@@ -50,8 +50,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     smem.q_ring.wait_empty(at);
     if (elected) {
       if constexpr (Config::kColumns) {
-        smem.row_visit(visits) = {rows, query_step(args.params, block, rows.m_block),
-                                  column_sums(args.params, rows.head, rows.m_block)};
+        smem.row_visit(visits) = column_visit(args.params, block, rows);
       } else {
         smem.row_visit(visits) = rows;
       }

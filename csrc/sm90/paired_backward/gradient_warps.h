@@ -86,7 +86,9 @@ struct GradientWarps {
     if (row_block == kNone) {
       return;
     }
-    if (args.params.workspace.dq) {
+    if constexpr (Config::kColumns) {
+      gradient.leave(dq, smem.column_visit(visits - 1));
+    } else if (args.params.workspace.dq) {
       gradient.add(dq, row_block, visits - 1);
     } else if (args.params.dq.ptr) {
       gradient.store(dq, row_block);

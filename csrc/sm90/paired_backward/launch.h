@@ -11,7 +11,7 @@
 namespace flash::sm90 {
 
 template <class Config>
-void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
+void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resident) {
   auto const start = [&](BackwardArgs const& args, int64_t pairs) {
     launch_kernel<paired_backward_kernel<Config>>(
         launch,
@@ -19,8 +19,18 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
          /*early=*/true},
         args);
   };
+  launch_drawing<Config>(params, launch, resident, start);
+}
+
+template <class Config>
+void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
   auto const main = [&] {
-    launch_drawing<Config>(params, launch, launch.device.sm_count / Config::kPair, start);
+    if constexpr (Config::kScores == ScoreLevel::Plain) {
+      if (params.columns.used()) {
+        return launch_pairs<InColumns<Config>>(params, launch, params.columns.places);
+      }
+    }
+    launch_pairs<Config>(params, launch, launch.device.sm_count / Config::kPair);
   };
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
 }

@@ -1,6 +1,7 @@
 // The loading warp: keeps K, V, Q and dO coming.
 #pragma once
 
+#include "sm90/backward/columns.h"
 #include "sm90/backward/tile_loader.h"
 #include "sm90/paired_backward/shared_storage.h"
 
@@ -55,12 +56,15 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     }
   }
 
-  // With the rows' LSE and D.
+  // With the rows' LSE and D. Its arrival also announces the visit.
   __device__ void load_q(Block const& block, RowVisit const& rows) {
     using Stats = RowStats<Config::kBlockM>;
     Position const at(visits);
     smem.q_ring.wait_empty(at);
     if (elected) {
+      if constexpr (Config::kColumns) {
+        smem.column_visit(visits) = column_visit(args.params, block, rows);
+      }
       Barrier& full = smem.q_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
       load_tile_for_pair<Config::kBlockM, Config::kHeadDim>(

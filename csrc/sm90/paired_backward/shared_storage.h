@@ -19,6 +19,10 @@ struct PairedStorage {
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
+  // In columns, with Q; more than are being loaded and computed at any time.
+  static constexpr int kColumnVisits = Config::kColumns ? 8 : 0;
+  static_assert(!Config::kColumns || kColumnVisits > Config::kStages + 1);
+  ColumnVisit column_visits[kColumnVisits + !Config::kColumns];
   Ring<1> k_ring;  // with other_k; full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;              // empty: in both blocks
@@ -30,6 +34,9 @@ struct PairedStorage {
   static constexpr int kDescriptions = 3;                // as in SharedStorage
   alignas(16) char block[kDescriptions][sizeof(Block)];  // what the pair works on
 
+  __device__ ColumnVisit& column_visit(uint32_t number) {
+    return column_visits[number % kColumnVisits];
+  }
   __device__ Block& key_block(uint32_t number) {
     return *reinterpret_cast<Block*>(block[number % kDescriptions]);
   }
