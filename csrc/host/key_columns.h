@@ -1,5 +1,5 @@
-// Whether a thread block of Hopper's backward, or a pair, takes the blocks of keys of a sequence one after the
-// other.
+// Whether a thread block of Hopper's backward, or a pair, takes the blocks of keys of a sequence
+// one after the other.
 #pragma once
 
 #include <algorithm>

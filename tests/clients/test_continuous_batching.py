@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.clients.batches import generate_batch
+
 transformers = pytest.importorskip("transformers")
 
 import transformers.modeling_flash_attention_utils as client  # noqa: E402
@@ -33,12 +35,10 @@ def test_the_likeliest_tokens(cuda, monkeypatch):
     config = transformers.GenerationConfig(
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    outputs = make_model("flash_attention_2", cuda).generate_batch(
-        inputs=prompts, generation_config=config, progress_bar=False
-    )
+    outputs = generate_batch(make_model("flash_attention_2", cuda), prompts, config)
     assert len(outputs) == len(prompts)
     eager = make_model("eager", cuda)
-    for output in outputs.values():
+    for output in outputs:
         prompt, new = list(output.prompt_ids), list(output.generated_tokens)
         assert len(new) == NEW_TOKENS
         ids = torch.tensor([prompt + new], device=cuda)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import flash_attn
 from flash_attn.utils.transformers import allow_cpu
+from tests.clients.batches import generate_batch
 from tests.clients.models import ENCODERS, FAMILIES, LENGTHS, SIZES, VOCABULARY, Family, batch
 from tests.clients.no_worse import assert_no_worse, step
 
@@ -156,9 +157,10 @@ def test_continuous_batching(device):
     written_out, model = pair(FAMILIES["llama"], device, paged)
     x = batch(device)
     prompts = [row[:n].tolist() for row, n in zip(x["input_ids"], LENGTHS, strict=True)]
-    answers = model.generate_batch(
-        inputs=prompts,
-        generation_config=transformers.GenerationConfig(
+    answers = generate_batch(
+        model,
+        prompts,
+        transformers.GenerationConfig(
             max_new_tokens=5, do_sample=False, eos_token_id=VOCABULARY + 1, pad_token_id=0
         ),
         continuous_batching_config=transformers.ContinuousBatchingConfig(
@@ -166,7 +168,7 @@ def test_continuous_batching(device):
         ),
     )
     assert len(answers) == len(prompts)
-    for prompt, answer in itertools.zip_longest(prompts, answers.values()):
+    for prompt, answer in itertools.zip_longest(prompts, answers):
         assert answer.error is None
         assert len(answer.generated_tokens) == 5
         expected = written_out.generate(torch.tensor([prompt], device=device), **GREEDY)

@@ -164,16 +164,17 @@ def packed_call(mean: int, longest: int, total: int = 16384) -> dict:
 def test_where_the_host_takes_columns(kernels):
     takes = partial(pays, kernels)
     assert takes(64)
-    for head_dim in (64, 96, 128):  # of a causal column half is at work
+    for head_dim in (64, 96, 128, 192, 256):  # of a causal column half is at work
         assert takes(head_dim, right=0)
     assert takes(**packed_call(256, 512))
-    assert takes(**packed_call(34, 60))  # of one block of keys: nothing to search
+    for head_dim in (64, 256):  # of one block of keys: nothing to search
+        assert takes(head_dim, **packed_call(34, 60))
 
 
 def test_where_the_host_takes_tiles(kernels):
     takes = partial(pays, kernels)
     assert not takes(seqlen_k=128)  # one block of keys each: tiles are columns
-    for head_dim in (96, 128):  # what L2 does not hold
+    for head_dim in (96, 128, 192, 256):  # what L2 does not hold
         assert not takes(head_dim)
     assert not takes(seqlen_k=1024)
     assert not takes(seqlen_k=1024, right=0)  # more than four blocks of keys
@@ -184,4 +185,3 @@ def test_where_the_host_takes_tiles(kernels):
     assert not takes(**packed_call(250, 1000, total=2000))  # all would wait for the longest
     assert not takes(arch="sm80")
     assert not takes(scores="full")  # that kernel has no columns
-    assert not takes(256)

@@ -48,7 +48,8 @@ __device__ int column_sums(BwdParams const& p, int head, int m_block) {
 template <class Config>
 __device__ ColumnVisit column_visit(BwdParams const& p, KeyBlock<Config> const& block,
                                     RowVisit const& rows) {
-  return {rows, query_step(p, block, rows.m_block), column_sums<Config>(p, rows.head, rows.m_block)};
+  return {rows, query_step(p, block, rows.m_block),
+          column_sums<Config>(p, rows.head, rows.m_block)};
 }
 
 }  // namespace flash::sm90

@@ -46,21 +46,22 @@ struct BackwardConfig {
       kShareRows ? kHeadDim : ceil_div(kHeadDim / kConsumers, kRun<kHeadDim>) * kRun<kHeadDim>;
   using MmaQuery = MmaAcross<Element, kQueryColumns, kBlockN>;
   static constexpr int kRunK = kRun<kHeadDim>;
-  // The scores of the next row block are started before this one's dQ is added, not behind it. 8k
-  // keys, H200, of FA3: d 96 0.92 instead of 0.88, d 64 0.89 instead of 0.88, d 128 0.87 and 0.90.
-  static constexpr bool kScoresFirst = kHeadDim <= 96;
 
   // Details of a visit of which ptxas makes faster or slower code, each as it was measured for the
   // head dim (docs/kernels/sm90_backward.md, Details of a visit).
   static constexpr bool kPlain = kScores == ScoreLevel::Plain;
+  // The scores of the next row block are started before this one's dQ is added, not behind it.
+  static constexpr bool kScoresFirst = kPlain || kHeadDim <= 96;
   // The visits of a tile are counted, instead of told by each whether there is another.
-  static constexpr bool kCountsVisits = kPlain && kHeadDim <= 96;
+  static constexpr bool kCountsVisits = kPlain;
   // All of dP's product is started before the first exponential.
   static constexpr bool kStartsFirst = kPlain && kHeadDim == 64;
   // D, and where dQ goes, are read before the product is waited for that they are used behind.
-  static constexpr bool kReadsAhead = kPlain && kHeadDim == 96;
+  static constexpr bool kReadsAhead = kPlain && kHeadDim >= 96;
   // Calls that add to dQ's sums have a loop of their own.
   static constexpr bool kOwnLoopToAdd = kReadsAhead;
+  // LSE of the next row block is read before its scores are started.
+  static constexpr bool kReadsLseAhead = kPlain && kHeadDim == 128;
 
   // As rows, for products that reduce over the columns, and the same memory the other way round.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
@@ -86,6 +87,14 @@ struct BackwardConfig {
 template <class Config>
 struct InColumns : Config {
   static constexpr bool kColumns = true;
+
+  // Of a tile's details some do not suit d 128 here: 512 keys, causal, of FA3 0.98 with, 1.09
+  // without.
+  static constexpr bool kSuit = Config::kHeadDim <= 96;
+  static constexpr bool kScoresFirst = Config::kScoresFirst && kSuit;
+  static constexpr bool kCountsVisits = Config::kCountsVisits && kSuit;
+  static constexpr bool kReadsAhead = Config::kReadsAhead && kSuit;
+  static constexpr bool kReadsLseAhead = Config::kReadsLseAhead && kSuit;
 };
 
 }  // namespace flash::sm90

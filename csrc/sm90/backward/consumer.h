@@ -25,14 +25,18 @@ struct Consumer {
   using Block = KeyBlock<Config>;
   using Visit = typename SharedStorage<Config>::Visit;
   using Sums = KeyGradients<Config>;
+  using NumbersAhead = RowNumbersAhead<Config::kBlockM / 4>;
+  struct Nothing {};
+  using LseAhead = std::conditional_t<Config::kReadsLseAhead, NumbersAhead, Nothing>;
 
   BackwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;    // of those that compute
-  int thread = 0;       // of the warpgroup
-  uint32_t visits = 0;  // row blocks so far
-  uint32_t shared = 0;  // dS so far
-  Position at{0};       // of the visit
+  int warpgroup = 0;     // of those that compute
+  int thread = 0;        // of the warpgroup
+  uint32_t visits = 0;   // row blocks so far
+  uint32_t shared = 0;   // dS so far
+  Position at{0};        // of the visit
+  LseAhead lse_ahead{};  // of the next visit's rows
 
   __device__ __forceinline__ void run() {
     find_warpgroup();
@@ -96,6 +100,7 @@ struct Consumer {
   __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
     ScoreFragment s;
     share_zeros();
+    smem.q_ring.wait_full(at);
     start_scores_of_keys(at, s);
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
@@ -116,6 +121,7 @@ struct Consumer {
 
   template <QueryEnd kEnd>
   __device__ __forceinline__ void visit_each(Block const& block, Sums& sums, ScoreFragment& s) {
+    read_lse_ahead(at);
     Progress progress{Config::kCountsVisits ? block.range.count() * block.heads : 0};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
@@ -147,6 +153,7 @@ struct Consumer {
     if constexpr (Config::kCountsVisits) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
+    auto const lse = lse_ahead;  // itself in its place, ptxas spills 632 bytes instead of 108
     ScoreFragment dp;
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
@@ -158,11 +165,14 @@ struct Consumer {
     ScoreTile<kMasked, Config> tile(args.params, block, rows.head, rows.m_block, warpgroup, thread);
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
-    tile.probabilities(s, p_words, numbers(stats.lse_log2));
+    if constexpr (Config::kReadsLseAhead) {
+      tile.probabilities(s, p_words, lse);
+    } else {
+      tile.probabilities(s, p_words, numbers(stats.lse_log2));
+    }
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
                                           here.stage, sums.dv);
-    using Delta =
-        std::conditional_t<Config::kReadsAhead, RowNumbersAhead<Config::kBlockM / 4>, RowNumbers>;
+    using Delta = std::conditional_t<Config::kReadsAhead, NumbersAhead, RowNumbers>;
     Delta const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
@@ -192,6 +202,8 @@ struct Consumer {
     if constexpr (!Config::kCountsVisits) {
       look_ahead(rows.more);
     }
+    smem.q_ring.wait_full(next);
+    read_lse_ahead(next);
     ScoreFragment s_next;
     start_scores_of_keys(next, s_next);
     if constexpr (Config::kScoresFirst) {
@@ -209,9 +221,14 @@ struct Consumer {
     return more;
   }
 
-  // Sᵀ of a visit's rows, not waited for
+  __device__ __forceinline__ void read_lse_ahead(Position const& rows_at) {
+    if constexpr (Config::kReadsLseAhead) {
+      lse_ahead = NumbersAhead(numbers(smem.stats[rows_at.stage].lse_log2));
+    }
+  }
+
+  // Sᵀ of a visit's rows, which are there; not waited for
   __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, ScoreFragment& s) {
-    smem.q_ring.wait_full(rows_at);
     start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
                  rows_at.stage, s);
   }

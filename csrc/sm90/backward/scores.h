@@ -27,6 +27,7 @@ template <int kColumns>
 struct RowNumbersAhead {
   float2 number[kColumns / 2];
 
+  RowNumbersAhead() = default;
   __device__ explicit RowNumbersAhead(RowNumbers const& from) {
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {

@@ -17,7 +17,7 @@ struct PairedBackwardConfig {
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;  // keys of the pair
   static constexpr ScoreLevel kScores = kScores_;
-  static constexpr int kStages = kStages_;  // buffers for Q, and for dO
+  static constexpr int kStages = kStages_;  // buffers for dO; for Q see below
 
   static constexpr int kPair = 2;                // thread blocks
   static constexpr int kKeys = kBlockN / kPair;  // of one of them
@@ -47,27 +47,38 @@ struct PairedBackwardConfig {
   using MmaKeys = MmaSharedA<Element, kHeadDim, kBlockM>;
   using MmaQuery = MmaAcross<Element, kQueryColumns, kKeys>;
 
-  // As rows, for products that reduce over the columns, and the same memory the other way round.
-  using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
-  using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
-  using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
-  using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
-  using SmemLayoutK = SmemTiles<Element, kKeys, kHeadDim, 1, kRunK>;
-  using SmemLayoutHalfKt = SmemTilesTransposed<Element, kKeys, kQueryColumns, 1, kRunK>;
-  using SmemLayoutV = SmemTiles<Element, kKeys, kHeadDimV, 1>;
-  // dSᵀ: (keys, rows)
   static constexpr int kTileDS = kKeys * kBlockM;  // elements
   static constexpr int kTileQ = kBlockM * kHeadDim;
   static constexpr int kTileDO = kBlockM * kHeadDimV;
   static constexpr int kTileK = kKeys * kHeadDim;
   static constexpr int kTileHalfK = kKeys * kQueryColumns;
   static constexpr int kTileV = kKeys * kHeadDimV;
-  // Buffers for dS, and for the other block's: two where shared memory has room for them.
+  // Buffers for dS, and for the other block's: two where shared memory has room for them. If it
+  // then has room for another Q: Q leaves its buffer half a visit after dO (d 192, 8k keys, H200:
+  // 6%).
+  static constexpr int tile_bytes(int q_stages, int score_stages) {
+    int const once = kTileK + kTileHalfK + kTileV;
+    int const rows = q_stages * kTileQ + kStages * kTileDO;
+    return (once + rows + 2 * score_stages * kTileDS) * int(sizeof(Element));
+  }
   static constexpr int kMostSmem = 227 * 1024, kOtherSmem = 3 * 1024;
-  static constexpr int kTileBytes =
-      (kTileK + kTileHalfK + kTileV + kStages * (kTileQ + kTileDO)) * sizeof(Element);
-  static constexpr int kScoreStages =
-      kTileBytes + 4 * kTileDS * int(sizeof(Element)) + kOtherSmem <= kMostSmem ? 2 : 1;
+  static constexpr int kMostTileBytes = kMostSmem - kOtherSmem;
+  static constexpr int kScoreStages = tile_bytes(kStages, 2) <= kMostTileBytes ? 2 : 1;
+  static constexpr int kQStages =
+      tile_bytes(kStages + 1, kScoreStages) <= kMostTileBytes ? kStages + 1 : kStages;
+  // Places in rings are kept and not counted anew by each visit: less of a third buffer's gain
+  // goes into divisions.
+  static constexpr bool kAdvances = kQStages > 2;
+
+  // As rows, for products that reduce over the columns, and the same memory the other way round.
+  using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kQStages>;
+  using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kQStages>;
+  using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
+  using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
+  using SmemLayoutK = SmemTiles<Element, kKeys, kHeadDim, 1, kRunK>;
+  using SmemLayoutHalfKt = SmemTilesTransposed<Element, kKeys, kQueryColumns, 1, kRunK>;
+  using SmemLayoutV = SmemTiles<Element, kKeys, kHeadDimV, 1>;
+  // dSᵀ: (keys, rows)
   using SmemLayoutDS = SmemTiles<Element, kKeys, kBlockM, kScoreStages>;
   using SmemLayoutDSt = SmemTilesTransposed<Element, kKeys, kBlockM, kScoreStages>;
 };

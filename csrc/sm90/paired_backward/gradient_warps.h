@@ -4,14 +4,13 @@
 
 #include "sm90/backward/query_gradient.h"
 #include "sm90/paired_backward/shared_storage.h"
+#include "sm90/paired_backward/visit_places.h"
 
 namespace flash::sm90 {
 
 template <class Config>
 struct GradientWarps {
   using Element = typename Config::Element;
-  using Position = RingPosition<Config::kStages>;
-  using ScorePosition = RingPosition<Config::kScoreStages>;
   using MmaKeys = typename Config::MmaKeys;
   using MmaQuery = typename Config::MmaQuery;
   using Block = KeyBlock<Config>;
@@ -22,8 +21,8 @@ struct GradientWarps {
   BackwardArgs const& args;
   PairedStorage<Config>& smem;
   uint32_t rank;
-  int thread;           // of the warpgroup
-  uint32_t visits = 0;  // row blocks so far
+  int thread;  // of the warpgroup
+  VisitPlaces<Config> at = {};
 
   __device__ __forceinline__ void run() {
     for (uint32_t number = 0;;) {
@@ -64,21 +63,21 @@ struct GradientWarps {
   // the additions would be in the way of what that one reads from shared memory.
   __device__ __forceinline__ void visit(Block const& block, int64_t last, KeyFragment& dk,
                                         QueryFragment& dq) {
-    Position const here(visits);
-    ScorePosition const at(visits);
-    smem.ds_ring.wait_full(at);
+    auto const q_at = at.q();
+    auto const ds_at = at.ds();
+    smem.ds_ring.wait_full(ds_at);
     add(block, last, dq);
-    start_key_gradient(here.stage, at.stage, dk);
-    smem.other_ds_ring.wait_full(at);
-    start_query_gradient<false>(smem.ds[0], own_k(), at.stage, dq);
-    start_query_gradient<true>(smem.other_ds[0], smem.other_k, at.stage, dq);
+    start_key_gradient(q_at.stage, ds_at.stage, dk);
+    smem.other_ds_ring.wait_full(ds_at);
+    start_query_gradient<false>(smem.ds[0], own_k(), ds_at.stage, dq);
+    start_query_gradient<true>(smem.other_ds[0], smem.other_k, ds_at.stage, dq);
     warpgroup_wait<2>();
     warpgroup_fence_operand(dk);
-    smem.q_ring.release_in_pair(here.stage);
+    smem.q_ring.release_in_pair(q_at.stage);
     warpgroup_wait<0>();
     warpgroup_fence_operand(dq);
-    smem.ds_ring.release_in_pair(at.stage);
-    ++visits;
+    smem.ds_ring.release_in_pair(ds_at.stage);
+    at.advance();
   }
 
   __device__ __forceinline__ void add(Block const& block, int64_t row_block, QueryFragment& dq) {
@@ -87,9 +86,9 @@ struct GradientWarps {
       return;
     }
     if constexpr (Config::kColumns) {
-      gradient.leave(dq, smem.column_visit(visits - 1));
+      gradient.leave(dq, smem.column_visit(at.visits - 1));
     } else if (args.params.workspace.dq) {
-      gradient.add(dq, row_block, visits - 1);
+      gradient.add(dq, row_block, at.visits - 1);
     } else if (args.params.dq.ptr) {
       gradient.store(dq, row_block);
     }

@@ -59,7 +59,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
   // With the rows' LSE and D. Its arrival also announces the visit.
   __device__ void load_q(Block const& block, RowVisit const& rows) {
     using Stats = RowStats<Config::kBlockM>;
-    Position const at(visits);
+    RingPosition<Config::kQStages> const at(visits);
     smem.q_ring.wait_empty(at);
     if (elected) {
       if constexpr (Config::kColumns) {

@@ -6,14 +6,13 @@
 #include "sm90/backward/store.h"
 #include "sm90/cluster.h"
 #include "sm90/paired_backward/shared_storage.h"
+#include "sm90/paired_backward/visit_places.h"
 
 namespace flash::sm90 {
 
 template <class Config>
 struct ScoreWarps {
   using Element = typename Config::Element;
-  using Position = RingPosition<Config::kStages>;
-  using ScorePosition = RingPosition<Config::kScoreStages>;
   using MmaScores = typename Config::MmaScores;
   using MmaValues = typename Config::MmaValues;
   using Numbers = RowNumbersAhead<Config::kBlockM / 4>;
@@ -29,8 +28,8 @@ struct ScoreWarps {
   BackwardArgs const& args;
   PairedStorage<Config>& smem;
   uint32_t rank;
-  int thread;           // of the warpgroup
-  uint32_t visits = 0;  // row blocks so far
+  int thread;  // of the warpgroup
+  VisitPlaces<Config> at = {};
 
   __device__ __forceinline__ void run() {
     for (uint32_t number = 0;;) {
@@ -71,15 +70,16 @@ struct ScoreWarps {
   template <bool kMasked>
   __device__ __forceinline__ void visit(Block const& block, int head, int m_block,
                                         ValueFragment& dv) {
-    Position const here(visits);
+    auto const q_at = at.q();
+    auto const dout_at = at.dout();
     ScoreFragment s, dp;
-    smem.q_ring.wait_full(here);
+    smem.q_ring.wait_full(q_at);
     start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
-                 here.stage, s);
-    smem.dout_ring.wait_full(here);
+                 q_at.stage, s);
+    smem.dout_ring.wait_full(dout_at);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
-                 typename Config::SmemLayoutDO{}, here.stage, dp);
-    auto const& stats = smem.stats[here.stage];
+                 typename Config::SmemLayoutDO{}, dout_at.stage, dp);
+    auto const& stats = smem.stats[q_at.stage];
     Numbers const lse(numbers(stats.lse_log2));
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
@@ -90,19 +90,19 @@ struct ScoreWarps {
     tile.probabilities(s, p_words, lse);
     Tensor rows = make_tensor(make_smem_ptr(smem.dout[0]), typename Config::SmemLayoutDOt{});
     start_product<true>(MmaValues{}, p,
-                        MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, here.stage),
+                        MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, dout_at.stage),
                         dv);
     Numbers const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
     tile.score_gradients(dp, s, softmax_d);
-    smem.q_ring.release_in_pair(here.stage);
+    smem.q_ring.release_in_pair(q_at.stage);
     share(dp);
     warpgroup_wait<0>();
     warpgroup_fence_operand(p);
     warpgroup_fence_operand(dv);
-    smem.dout_ring.release_in_pair(here.stage);
-    ++visits;
+    smem.dout_ring.release_in_pair(dout_at.stage);
+    at.advance();
   }
 
   __device__ RowNumbers numbers(float const* of_rows) const {
@@ -125,20 +125,20 @@ struct ScoreWarps {
     Operand ds;
     Tensor words = recast<uint32_t>(ds);
     pack<Element>(gradient, words);
-    ScorePosition const at(visits);
-    smem.ds_ring.wait_empty(at);
+    auto const to = at.ds();
+    smem.ds_ring.wait_empty(to);
     auto const copy_c = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, MmaScores{});
     auto const slice = copy_c.get_slice(thread);
     Tensor target = make_tensor(make_smem_ptr(smem.ds[0]), typename Config::SmemLayoutDS{});
     Tensor source = make_tensor(ds.data(), typename ScoreFragment::layout_type{});
-    copy(copy_c, slice.retile_S(source), slice.partition_D(target(_, _, at.stage)));
-    smem.ds_ring.announce(at);
+    copy(copy_c, slice.retile_S(source), slice.partition_D(target(_, _, to.stage)));
+    smem.ds_ring.announce(to);
     cutlass::arch::NamedBarrier::sync(kWarpgroup, kShared);
     if (thread == 0) {
       constexpr uint32_t kBytes = Config::kTileDS * sizeof(Element);
-      Barrier& full = smem.other_ds_ring.full(at.stage);
+      Barrier& full = smem.other_ds_ring.full(to.stage);
       full.arrive_and_expect_tx(kBytes, 1 - rank);
-      copy_to_block(1 - rank, smem.ds[at.stage], smem.other_ds[at.stage], kBytes, full);
+      copy_to_block(1 - rank, smem.ds[to.stage], smem.other_ds[to.stage], kBytes, full);
     }
   }
 

@@ -14,18 +14,18 @@ struct PairedStorage {
   alignas(1024) Element k[Config::kTileK];
   alignas(1024) Element other_k[Config::kTileHalfK];  // the other block's, this one's columns of dQ
   alignas(1024) Element v[Config::kTileV];
-  alignas(1024) Element q[Config::kStages][Config::kTileQ];
+  alignas(1024) Element q[Config::kQStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
-  alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
+  alignas(16) RowStats<Config::kBlockM> stats[Config::kQStages];  // come and go with Q
   // In columns, with Q; more than are being loaded and computed at any time.
   static constexpr int kColumnVisits = Config::kColumns ? 8 : 0;
-  static_assert(!Config::kColumns || kColumnVisits > Config::kStages + 1);
+  static_assert(!Config::kColumns || kColumnVisits > Config::kQStages + 1);
   ColumnVisit column_visits[kColumnVisits + !Config::kColumns];
   Ring<1> k_ring;  // with other_k; full also means: the key block is described in `block`
   Ring<1> v_ring;
-  Ring<Config::kStages> q_ring;              // empty: in both blocks
+  Ring<Config::kQStages> q_ring;             // empty: in both blocks
   Ring<Config::kStages> dout_ring;           // empty: in both blocks
   Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
   Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
