@@ -259,6 +259,13 @@ int key_splits(std::string const& name, py::dict const& call, int sm_count) {
                            number<int>(call, "num_splits"));
 }
 
+// Whether the results of so many parts are merged all parts of a row at once.
+bool merges_at_once(py::dict const& call) {
+  flash::FwdParams p = forward_params(call);
+  p.splits.count = flash::FastDiv(number<int>(call, "key_splits"));
+  return flash::merges_at_once(p);
+}
+
 // Keys of the tile with which a row of Hopper's forward serves a call.
 int keys_of_tile(std::string const& name, py::dict const& call) {
   flash::FwdParams p = forward_params(call);
@@ -377,6 +384,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("merges_at_once", &merges_at_once, py::arg("call"));
   m.def("keys_of_tile", &keys_of_tile, py::arg("name"), py::arg("call"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));

@@ -44,7 +44,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
-@pytest.mark.parametrize("parts", [2, 5, 32])
+@pytest.mark.parametrize("parts", [2, 5, 16, 17, 32])
 def test_parts_of_a_cache(kernels, row, parts):
     """More parts than blocks of keys, too, and sequences without any."""
     case = CacheCase(
@@ -80,12 +80,53 @@ def test_parts_of_a_packed_batch(kernels, row):
     assert_lse("lse", lse, ref[1])
 
 
+# Queries and heads of one KV head: rows on both sides of those that are merged all parts at once.
+FEW_ROWS = [(1, 1), (73, 7), (64, 8)]
+MANY_ROWS = [(57, 9)]
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize(("queries", "heads"), FEW_ROWS + MANY_ROWS)
+@pytest.mark.parametrize("parts", [2, 3, 4, 5, 8, 9, 15, 16, 17])
+def test_few_rows(kernels, row, queries, heads, parts):
+    """Most parts see no key, and so do the first rows of all but one query."""
+    gen = torch.Generator().manual_seed(queries)
+    q = torch.randn(1, queries, heads, row.head_dim, generator=gen).to(DTYPES[row.dtype])
+    keys = 300 if queries == 1 else 50
+    k, v = torch.randn(2, 1, keys, 1, row.head_dim, generator=gen).to(q.dtype)
+    check_dense(Cut(kernels, parts), row, q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("parts", [3, 16])
+def test_bits_are_the_same_whoever_merges(kernels, row, parts):
+    """With another sequence beside them rows are too many to be merged all parts at once."""
+    gen = torch.Generator().manual_seed(parts)
+    q = torch.randn(2, 43, 7, row.head_dim, generator=gen).to(DTYPES[row.dtype])
+    k = torch.randn(2, 1500, 1, row.head_dim, generator=gen).to(q.dtype)
+    v = torch.randn(2, 1500, 1, row.head_dim_v, generator=gen).to(q.dtype)
+    few = calls.dense(Cut(kernels, parts), row.name, q[:1], k[:1], v[:1])
+    many = calls.dense(Cut(kernels, parts), row.name, q, k, v)
+    assert_bitwise("out", many[0][:1], few[0])
+    assert_bitwise("lse", many[1][:1], few[1])
+
+
+@pytest.mark.parametrize(("queries", "heads"), FEW_ROWS + MANY_ROWS)
+@pytest.mark.parametrize("parts", [2, 16, 17])
+def test_which_rows_are_merged_at_once(kernels, queries, heads, parts):
+    call = calls.problem(batch=1, seqlen_q=queries, seqlen_k=4096, heads_q=heads, heads_kv=1)
+    few = (queries, heads) in FEW_ROWS
+    assert kernels.merges_at_once(call | {"key_splits": parts}) == (few and parts <= 16)
+
+
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k", "expected"),
     [
         (128, 4096, 4),  # four row blocks of each KV head; 132 multiprocessors
         (8, 32768, 16),
-        (8, 1024, 4),  # a part of fewer blocks is not worth its merging
+        (8, 1024, 8),  # a block each: 256 rows, whose parts are merged at once
+        (16, 1024, 8),
+        (17, 1024, 4),  # a part of fewer blocks is not worth its merging
         (512, 4096, 1),
     ],
 )
@@ -98,10 +139,25 @@ def test_as_many_parts_as_fill_the_gpu(kernels, seqlen_q, seqlen_k, expected):
     assert kernels.key_splits(name.replace("90", "80"), call, sm_count=132) == 1
 
 
-@pytest.mark.parametrize(("left", "right", "expected"), [(127, 0, 1), (2047, 0, 8), (2047, -1, 16)])
+@pytest.mark.parametrize(("left", "right", "expected"), [(127, 0, 1), (1023, 0, 8), (2047, -1, 16)])
 def test_keys_outside_of_a_window_are_not_shared_out(kernels, left, right, expected):
     shape = dict(batch=1, seqlen_q=8, seqlen_k=32768, heads_q=32, heads_kv=8)
     call = calls.problem(**shape) | {"q": (0, 0, 0, 128), "left": left, "right": right}
+    assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "left", "expected"),
+    [
+        (8, 2047, 16),
+        (8, 6143, 24),  # of two blocks, of which more are left than are merged at once
+        (64, 2047, 16),
+        (65, 2047, 8),  # 520 rows
+    ],
+)
+def test_parts_of_a_draft(kernels, seqlen_q, left, expected):
+    call = calls.problem(batch=1, seqlen_q=seqlen_q, seqlen_k=32768, heads_q=8, heads_kv=2)
+    call |= {"q": (0, 0, 0, 128), "left": left, "right": 0}
     assert kernels.key_splits("fwd_sm90_bf16_d128_plain", call, sm_count=132) == expected
 
 

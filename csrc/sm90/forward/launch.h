@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "host/key_splits.h"
 #include "host/launch_kernel.h"
 #include "host/places.h"
 #include "host/second_tile.h"
@@ -162,19 +163,23 @@ inline int memory_to_spread(int64_t blocks, DeviceInfo const& device) {
   return each > kMost ? 0 : memory_for_at_most(static_cast<int>(each), device);
 }
 
+template <class Config>
+void launch_merge(FwdParams const& params, LaunchContext const& context) {
+  int64_t const blocks = (rows_of_parts(params) + kMergeRows - 1) / kMergeRows;
+  LaunchShape const shape{blocks, kMergeRows * 32, memory_to_spread(blocks, context.device),
+                          /*cluster=*/1, /*early=*/true};
+  if (merges_at_once(params)) {
+    return launch_kernel<merge_splits_kernel<Config, true>>(context, shape, params);
+  }
+  launch_kernel<merge_splits_kernel<Config, false>>(context, shape, params);
+}
+
 // Row blocks with a part of their keys each, and what becomes of these.
 template <class Config>
 void launch_split(FwdParams const& params, LaunchContext const& context) {
   int const group = params.heads_q / std::max(params.heads_kv, 1);
   launch<Config>(params, context, {FastDiv(group), kWarpgroupRows / group});
-  Seqlens const& s = params.seqlens;
-  int64_t const rows = params.heads_q * (s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q);
-  int64_t const blocks = (rows + kMergeRows - 1) / kMergeRows;
-  launch_kernel<merge_splits_kernel<Config>>(
-      context,
-      {blocks, kMergeRows * 32, memory_to_spread(blocks, context.device), /*cluster=*/1,
-       /*early=*/true},
-      params);
+  launch_merge<Config>(params, context);
 }
 
 template <class Config>

@@ -7,6 +7,7 @@
 #include "core/launch_order.h"
 #include "core/softmax.h"
 #include "core/warp_lanes.h"
+#include "host/key_splits.h"
 #include "params/fwd_params.h"
 
 namespace flash::sm90 {
@@ -59,47 +60,115 @@ struct PartWeight {
     weight *= row.out_scale;
     lse = row.lse;
   }
+
+  __device__ float of(int part) const { return __shfl_sync(WarpLanes::kAll, weight, part); }
 };
 
 // By a warp. there: whether the parts are; if not, nothing is read or written.
 template <class Config>
-__device__ void merge_parts(FwdParams const& p, MergeRow const& at, bool there) {
+struct RowMerge {
   using Element = typename Config::Element;
-  constexpr int kColumns = 4, kParts = 4;  // of a lane; on their way at a time
-  KeySplits const& splits = p.splits;
-  int const parts = static_cast<int>(splits.count.divisor), lane = WarpLanes{}.index();
-  PartWeight const mine(splits, splits.lse.at(at.batch, at.row, at.head), there);
-  if (there && lane == 0) {
-    *p.lse.at(at.batch, at.row, at.head) = mine.lse;
+  static constexpr int kColumns = 4;  // of a lane, at a time
+  static constexpr int kStep = WarpLanes::kCount * kColumns;
+  using Columns = cutlass::Array<float, kColumns>;
+
+  FwdParams const& p;
+  MergeRow const& at;
+  bool there;
+  int parts;
+  float const* first;  // columns of the first part
+  Element* out;
+
+  __device__ RowMerge(FwdParams const& p, MergeRow const& at, bool there)
+      : p(p),
+        at(at),
+        there(there),
+        parts(static_cast<int>(p.splits.count.divisor)),
+        first(p.splits.out.ptr + p.splits.out.offset(at.batch, at.row, at.head)),
+        out(static_cast<Element*>(p.out.ptr) + p.out.offset(at.batch, at.row, at.head)) {}
+
+  __device__ PartWeight weights() const {
+    return {p.splits, p.splits.lse.at(at.batch, at.row, at.head), there};
   }
-  float const* const first = splits.out.ptr + splits.out.offset(at.batch, at.row, at.head);
-  Element* const out = static_cast<Element*>(p.out.ptr) + p.out.offset(at.batch, at.row, at.head);
-#pragma unroll
-  for (int begin = 0; begin < Config::kHeadDimV; begin += 32 * kColumns) {
-    int const col = begin + lane * kColumns;
-    bool const exists = there && col < p.head_dim_v;
-    cutlass::Array<float, kColumns> sum;
-    sum.clear();
-#pragma unroll kParts
-    for (int part = 0; part < parts; ++part) {
-      float const weight = __shfl_sync(WarpLanes::kAll, mine.weight, part);
-      float4 const x = exists
-                           ? *reinterpret_cast<float4 const*>(first + part * splits.out_apart + col)
-                           : float4{};
-      sum[0] += weight * x.x;
-      sum[1] += weight * x.y;
-      sum[2] += weight * x.z;
-      sum[3] += weight * x.w;
+
+  __device__ bool has(int col) const { return there && col < p.head_dim_v; }
+
+  // Zeros of columns that do not exist.
+  __device__ float4 load(int part, int col, bool exists) const {
+    return exists ? *reinterpret_cast<float4 const*>(first + part * p.splits.out_apart + col)
+                  : float4{};
+  }
+
+  __device__ static void add(Columns& sum, float weight, float4 x) {
+    sum[0] += weight * x.x;
+    sum[1] += weight * x.y;
+    sum[2] += weight * x.z;
+    sum[3] += weight * x.w;
+  }
+
+  __device__ void store_lse(PartWeight const& mine) const {
+    if (there && WarpLanes{}.index() == 0) {
+      *p.lse.at(at.batch, at.row, at.head) = mine.lse;
     }
+  }
+
+  __device__ void store(int col, bool exists, Columns const& sum) const {
     if (exists) {
       using Rounded = cutlass::AlignedArray<Element, kColumns>;
       static_cast<cutlass::Array<Element, kColumns>&>(*reinterpret_cast<Rounded*>(out + col)) =
           cutlass::NumericArrayConverter<Element, float, kColumns>{}(sum);
     }
   }
-}
 
-template <class Config>
+  // Of any number of parts.
+  __device__ void run() const {
+    constexpr int kParts = 4;  // on their way at a time
+    PartWeight const mine = weights();
+    store_lse(mine);
+#pragma unroll
+    for (int begin = 0; begin < Config::kHeadDimV; begin += kStep) {
+      int const col = begin + WarpLanes{}.index() * kColumns;
+      bool const exists = has(col);
+      Columns sum;
+      sum.clear();
+#pragma unroll kParts
+      for (int part = 0; part < parts; ++part) {
+        float const weight = mine.of(part);
+        add(sum, weight, load(part, col, exists));
+      }
+      store(col, exists, sum);
+    }
+  }
+
+  // Of kMostPartsAtOnce parts at most: all are asked for before their LSE are there. The bits are
+  // those of run(): a part that there is not adds zero times zero.
+  __device__ void run_at_once() const {
+#pragma unroll 1  // code that has not run yet costs more than the weights, found again
+    for (int begin = 0; begin < Config::kHeadDimV; begin += kStep) {
+      int const col = begin + WarpLanes{}.index() * kColumns;
+      bool const exists = has(col);
+      float4 x[kMostPartsAtOnce];
+#pragma unroll
+      for (int part = 0; part < kMostPartsAtOnce; ++part) {
+        x[part] = load(part, col, exists && part < parts);
+      }
+      PartWeight const mine = weights();
+      if (begin == 0) {
+        store_lse(mine);
+      }
+      Columns sum;
+      sum.clear();
+#pragma unroll
+      for (int part = 0; part < kMostPartsAtOnce; ++part) {
+        add(sum, mine.of(part), x[part]);
+      }
+      store(col, exists, sum);
+    }
+  }
+};
+
+// kAtOnce: where `merges_at_once` (host/key_splits.h).
+template <class Config, bool kAtOnce>
 __global__ void __launch_bounds__(kMergeRows * 32)
     merge_splits_kernel(__grid_constant__ FwdParams const p) {
   MergeRow const at = merge_row(p, int64_t(blockIdx.x) * kMergeRows + threadIdx.x / 32);
@@ -111,7 +180,12 @@ __global__ void __launch_bounds__(kMergeRows * 32)
       wait_for_launch_before();
     }
     if (at.exists) {
-      merge_parts<Config>(p, at, turn == 1);
+      RowMerge<Config> const row(p, at, turn == 1);
+      if constexpr (kAtOnce) {
+        row.run_at_once();
+      } else {
+        row.run();
+      }
     }
   }
 }
