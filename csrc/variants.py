@@ -127,9 +127,9 @@ _SM90_PAIRED = dict(
 
 _SM90_PAIRED_BACKWARDS = [
     *_rows(**_SM90_PAIRED | dict(stages=3), scores="plain", head_dim=192, head_dim_v=128,
-           why="1k to 8k keys, H200: 3% more than with two stages"),
+           why="1k to 8k keys, H200: 3% more than with two buffers for Q and for dO"),
     *_rows(**_SM90_PAIRED, scores="plain", head_dim=192, head_dim_v=192,
-           why="8k keys, H200: 595 TFLOP/s; two stages for dS as well, and three for Q"),
+           why="8k keys, H200: 590 TFLOP/s; two stages for dS as well, and three for Q"),
     *_rows(**_SM90_PAIRED, scores="plain", head_dim=256, head_dim_v=256,
            allow_spills=424,
            why="8k keys, H200: 600 TFLOP/s; all shared memory in use; what spills is the loader"),

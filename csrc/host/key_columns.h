@@ -9,7 +9,7 @@
 
 namespace flash {
 
-// Blocks of keys that a thread block goes through, with all rows that see them.
+// Blocks of keys that a thread block, or a pair, goes through, with all rows that see them.
 inline GroupTiles column_tiles(BwdParams const& p, GroupTiles const& tiles, int block_n) {
   Seqlens const& s = p.seqlens;
   double const batch = std::max(s.batch, 1);

@@ -6,11 +6,11 @@
 
 namespace flash {
 
-// Rows and parts up to which all of a row's parts are asked for at once when they are merged: one
-// wait, instead of one for their LSE and one for each four parts. On an H200, 256 rows, 16 parts:
-// -6.4% of the call; but that takes 16 parts' registers, with which 4,096 rows took 4 µs more.
+// Rows up to which all parts of a row, kMostPartsAtOnce of them, are asked for at once when they
+// are merged: one wait, instead of one for their LSE and one for each four parts. On an H200, 256
+// rows, 16 parts: -6.4% of the call; but that takes 16 parts' registers, with which 4,096 rows took
+// 4 µs more.
 constexpr int kMostRowsAtOnce = 512;
-constexpr int kMostPartsAtOnce = 16;
 
 // Of all heads; each has a result of each part.
 inline int64_t rows_of_parts(FwdParams const& p) {

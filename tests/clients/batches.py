@@ -8,11 +8,8 @@ import torch
 def generate_batch(model, prompts: list[list[int]], generation_config, **options) -> list:
     """What `model.generate_batch` returns, in the prompts' order.
 
-    A manager that starts clears its inputs on one stream and copies the first batch's to them on
-    another, and neither waits for the other (transformers 5.17 to 5.23, `ContinuousBatchingAsyncIOs
-    .reset`, with CUDA graphs only, which it takes for this package and not for others). Where
-    other processes keep the GPU busy the zeros came last in one of 310 runs. So there is a request
-    before, whose answer is of no interest.
+    There is a request before, whose answer is of no interest: a manager that starts may clear the
+    first batch's inputs when they are there (`ContinuousBatchingAsyncIOs.reset`; docs/porting.md).
     """
     with model.continuous_batching_context_manager(generation_config, **options) as manager:
         _finish(manager, [[3, 4, 5]])

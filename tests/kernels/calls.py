@@ -330,8 +330,8 @@ def backward(
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
     lengths: of `dense_lengths` or `varlen_lengths`. part_heads: query heads of a group that a tile
-    of keys has; None: all. columns: a thread block takes all keys of a sequence. NaN wherever no
-    kernel wrote.
+    of keys has; None: all. columns: a thread block, or a pair, takes all keys of a sequence.
+    NaN wherever no kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}
     like = {name: (inputs[name].shape, q.dtype) for name in wanted}

@@ -160,6 +160,7 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   p.group = flash::HeadGroup::in_parts(group, number<int>(call, "part_heads", group));
   if (number<bool>(call, "columns")) {
     p.columns = flash::in_columns(p, variant, launch.device);
+    p.columns.places = launch.device.sm_count;  // several, of pairs as well
   }
   auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
   float const nan = std::numeric_limits<float>::quiet_NaN();

@@ -1,4 +1,4 @@
-"""Hopper's backward where a thread block takes a sequence's keys one block after the other."""
+"""Hopper's backward where a thread block, or a pair, takes a sequence's keys block by block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .test_backward_kernels import TILES, check, check_varlen, exact, id_of, siz
 
 PLAIN = [v for v in TILES if v.arch == "sm90" and v.scores == "plain"]
 NAMES = ("softmax_d", "dq", "dk", "dv")
-# Hopper's GPU has three multiprocessors here: with more columns, sums are used again.
+# Three columns are at work at a time here: with more, sums are used again.
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)

@@ -82,8 +82,8 @@ struct BackwardConfig {
   static constexpr int kTileDS = kBlockN * kBlockM;
 };
 
-// The same for a kernel whose thread blocks go through columns. As a flag of the call this took 2
-// to 12% of others' time (H200, d 96 most): ptxas makes other code of the whole loop.
+// The same, or a pair's, for a kernel whose thread blocks go through columns. As a flag of the call
+// this took 2 to 12% of others' time (H200, d 96 most): ptxas makes other code of the whole loop.
 template <class Config>
 struct InColumns : Config {
   static constexpr bool kColumns = true;

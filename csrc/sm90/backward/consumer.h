@@ -153,7 +153,7 @@ struct Consumer {
     if constexpr (Config::kCountsVisits) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
-    auto const lse = lse_ahead;  // itself in its place, ptxas spills 632 bytes instead of 108
+    auto const lse = lse_ahead;  // itself in its place, ptxas stores 632 spilled bytes, not 108
     ScoreFragment dp;
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],

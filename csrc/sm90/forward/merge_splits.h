@@ -7,7 +7,6 @@
 #include "core/launch_order.h"
 #include "core/softmax.h"
 #include "core/warp_lanes.h"
-#include "host/key_splits.h"
 #include "params/fwd_params.h"
 
 namespace flash::sm90 {
@@ -141,7 +140,7 @@ struct RowMerge {
   }
 
   // Of kMostPartsAtOnce parts at most: all are asked for before their LSE are there. The bits are
-  // those of run(): a part that there is not adds zero times zero.
+  // those of run(), but for zero's sign: a part that there is not adds zero times zero.
   __device__ void run_at_once() const {
 #pragma unroll 1  // code that has not run yet costs more than the weights, found again
     for (int begin = 0; begin < Config::kHeadDimV; begin += kStep) {

@@ -22,7 +22,7 @@ struct PairedStorage {
   // In columns, with Q; more than are being loaded and computed at any time.
   static constexpr int kColumnVisits = Config::kColumns ? 8 : 0;
   static_assert(!Config::kColumns || kColumnVisits > Config::kQStages + 1);
-  ColumnVisit column_visits[kColumnVisits + !Config::kColumns];
+  ColumnVisit column_visits[Config::kColumns ? kColumnVisits : 1];  // an array has an element
   Ring<1> k_ring;  // with other_k; full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kQStages> q_ring;             // empty: in both blocks
