@@ -10,7 +10,8 @@ namespace flash {
 // them. turn_columns: so many at least run side by side in a deterministic call, where neighbours
 // that add to the same sums queue for their turns.
 template <class Config>
-TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, int turn_columns) {
+TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, TileTakers const& takers,
+                       int turn_columns) {
   int const heads = params.heads_kv * params.group.parts;
   // What all key blocks of a part share: Q, dO and the sums of dQ.
   int64_t const row_bytes =
@@ -21,7 +22,7 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, int tu
       params.seqlens.seqlen_q * row_bytes * params.group.part_heads, 1,
       num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
       !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
-  int group = columns_side_by_side(device, columns);
+  int group = columns_side_by_side(device, takers, columns);
   if (params.workspace.turns) {
     int const wide = static_cast<int>(std::min<int64_t>(columns.count, turn_columns));
     group = std::max(group, even_group(std::max(wide, 1), columns.count));

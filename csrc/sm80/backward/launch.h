@@ -26,7 +26,8 @@ constexpr QueryTile query_tile() {
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, [&] {
-    TileGrid const grid = backward_grid<Config>(params, launch.device, launch.device.sm_count);
+    int const places = launch.device.sm_count;
+    TileGrid const grid = backward_grid<Config>(params, launch.device, {places}, places);
     launch_kernel<backward_kernel<Config>>(
         launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
   });
