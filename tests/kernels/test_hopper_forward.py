@@ -375,3 +375,43 @@ def test_tiles_of_an_average_length_unless_batch_invariant(kernels, row):
         assert_lse("lse", result_lse, expected[1])
     assert not torch.equal(lse, own_lse)  # sums of other tiles
     assert_bitwise("out", own[:20], call(1)[0])
+
+
+# Row blocks that are stored under the next one's first scores. Three multiprocessors have several
+# each.
+STORED_LATE = [row for row in TWO_TILES if row.second_block_n == 64]
+LIMITS = [(False, (-1, -1)), (True, (-1, -1)), (False, (70, 20))]
+
+
+@pytest.mark.parametrize("row", STORED_LATE, ids=id_of)
+@pytest.mark.parametrize("keys", [3, 187])
+@pytest.mark.parametrize(("d", "dv"), [(256, 256), (200, 72)])
+@pytest.mark.parametrize(("causal", "window"), LIMITS, ids=str)
+def test_row_blocks_stored_under_the_next(kernels, row, keys, d, dv, causal, window):
+    """With three keys one has a single step or, of limits, none for its first rows."""
+    gen = torch.Generator().manual_seed(keys)
+    q = torch.randn(2, 300, 2, d, generator=gen).to(DTYPES[row.dtype])
+    k, v = (torch.randn(2, keys, 2, width, generator=gen).to(q.dtype) for width in (d, dv))
+    options = dict(causal=causal, window_size=window, s_aux=torch.randn(2, generator=gen))
+    check_dense(calls.OnTiles(kernels, row.second_block_n), row, q, k, v, **options)
+
+
+@pytest.mark.parametrize("row", STORED_LATE, ids=id_of)
+@pytest.mark.parametrize(("causal", "window"), LIMITS, ids=str)
+def test_sequences_stored_under_the_next(kernels, row, causal, window):
+    """Some of them without queries, or without keys; the last rows are nobody's."""
+    gen = torch.Generator().manual_seed(11)
+    lengths_q = torch.tensor([0, 1, 130, 64, 0, 200, 17, 128, 65, 3])
+    lengths_k = torch.tensor([9, 0, 190, 64, 0, 60, 0, 129, 128, 192])
+    cu_q, cu_k = (torch.zeros(11, dtype=torch.int32) for _ in range(2))
+    cu_q[1:], cu_k[1:] = lengths_q.cumsum(0), lengths_k.cumsum(0)
+    q = torch.randn(int(cu_q[-1]) + 9, 1, 248, generator=gen).to(DTYPES[row.dtype])
+    k, v = torch.randn(2, int(cu_k[-1]), 1, 248, generator=gen).to(q.dtype)
+    options = dict(causal=causal, window_size=window)
+    late = calls.OnTiles(kernels, row.second_block_n)
+    out, lse = calls.varlen(late, row.name, q, k, v, cu_q, cu_k, **options)
+    starts = cu_q.tolist(), cu_k.tolist()
+    expected = varlen_ref(attention_ref, q, k, v, *starts, **options)
+    standard = varlen_ref(standard_attention, q, k, v, *starts, **options)
+    assert_accurate("out", out, expected[0], standard[0])
+    assert_lse("lse", lse, expected[1])

@@ -6,33 +6,9 @@
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
+#include "sm90/forward/turns.h"
 
 namespace flash::sm90 {
-
-// Warpgroups take turns at starting products, so that one's softmax runs under another's products
-// and not all of them want the same unit at once.
-template <class Config>
-struct Turns {
-  int warpgroup;
-
-  // Before the first turn: the first warpgroup has it.
-  __device__ void begin() const {
-    if (warpgroup == Config::kConsumers - 1) {
-      pass();
-    }
-  }
-  __device__ void wait() const { cutlass::arch::NamedBarrier::sync(2 * kWarpgroup, warpgroup); }
-  __device__ void pass() const {
-    int const next = warpgroup + 1 < Config::kConsumers ? warpgroup + 1 : 0;
-    cutlass::arch::NamedBarrier::arrive(2 * kWarpgroup, next);
-  }
-  // After the last: no barrier is left half full.
-  __device__ void end() const {
-    if (warpgroup == 0) {
-      wait();
-    }
-  }
-};
 
 template <class Config>
 struct Consumer {
@@ -61,6 +37,17 @@ struct Consumer {
   uint32_t blocks = 0;  // key blocks so far
 
   __device__ __forceinline__ void run() {
+    if constexpr (Config::kStoresLate) {
+      run_storing_late();
+    } else {
+      run_storing_at_once();
+    }
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;  // lanes
+
+  __device__ __forceinline__ void run_storing_at_once() {
     find_place();
     Turns<Config>{warpgroup}.begin();
     for (uint32_t number = 0;;) {
@@ -93,8 +80,7 @@ struct Consumer {
     Turns<Config>{warpgroup}.end();
   }
 
- private:
-  static constexpr unsigned kAll = 0xffffffffu;  // lanes
+  __device__ __forceinline__ void run_storing_late();  // late_store.h
 
   // Anew for each row block, and not known to be the same: what follows from it, kept for the next
   // one, would make the larger tiles spill.
@@ -134,35 +120,43 @@ struct Consumer {
   template <class Hooks>
   __device__ __forceinline__ void attend(RowBlock<Config> const& block, Hooks const& hooks,
                                          Turns<Config> const& turns, Acc& acc) {
-    BlockRange const& range = block.range;
-    int const steps = range.count();
+    int const steps = block.range.count();
     int const unseen = unseen_steps(block);
-#pragma unroll 1
-    for (int step = 0; step < unseen; ++step) {
-      leave_out(step, turns);
-    }
+    leave_out_first(unseen, turns);
     if (unseen < steps) {
       Probabilities p;
-      int step = unseen;
       // With hooks, one copy of the code: the mask of a block without limits hides nothing.
-      if (Hooks::kAny || step < block.masked_steps) {
-        first_step<true>(block, hooks, step, steps, turns, acc, p);
+      if (Hooks::kAny || unseen < block.masked_steps) {
+        first_step<true>(block, hooks, unseen, steps, turns, acc, p);
       } else {
-        first_step<false>(block, hooks, step, steps, turns, acc, p);
+        first_step<false>(block, hooks, unseen, steps, turns, acc, p);
       }
-      for (++step; step < block.masked_steps; ++step) {  // read anew: a register less
-        next_step<true>(block, hooks, range.block_at(step), step, steps, turns, acc, p);
-      }
-      int const interior = range.interior();
-      for (; step < steps; ++step) {
-        next_step<false>(block, hooks, interior - step, step, steps, turns, acc, p);
-      }
-      last_values(block, steps - 1, acc, p);
+      other_steps(block, hooks, unseen + 1, steps, turns, acc, p);
     } else {
-      smem.q_ring[warpgroup].release(0);
-      finish_early(block, acc);
+      see_nothing(block, acc);
     }
     blocks += steps;
+  }
+
+  // All from `step` on, and the last P·V.
+  template <class Hooks>
+  __device__ __forceinline__ void other_steps(RowBlock<Config> const& block, Hooks const& hooks,
+                                              int step, int steps, Turns<Config> const& turns,
+                                              Acc& acc, Probabilities& p) {
+    BlockRange const& range = block.range;
+    for (; step < block.masked_steps; ++step) {  // read anew: a register less
+      next_step<true>(block, hooks, range.block_at(step), step, steps, turns, acc, p);
+    }
+    int const interior = range.interior();
+    for (; step < steps; ++step) {
+      next_step<false>(block, hooks, interior - step, step, steps, turns, acc, p);
+    }
+    last_values(block, steps - 1, acc, p);
+  }
+
+  __device__ __forceinline__ void see_nothing(RowBlock<Config> const& block, Acc& acc) {
+    smem.q_ring[warpgroup].release(0);
+    finish_early(block, acc);
   }
 
   // Key blocks come from the right, so those that none of this warpgroup's rows sees come first.
@@ -171,6 +165,13 @@ struct Consumer {
     return rows > first_row()
                ? block.range.steps_right_of(block.mask, block.row_begin + rows, Config::kBlockN)
                : block.range.count();
+  }
+
+  __device__ void leave_out_first(int steps, Turns<Config> const& turns) {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      leave_out(step, turns);
+    }
   }
 
   __device__ void leave_out(int step, Turns<Config> const& turns) {
@@ -275,11 +276,29 @@ struct Consumer {
   __device__ __forceinline__ void first_step(RowBlock<Config> const& block, Hooks const& hooks,
                                              int step, int steps, Turns<Config> const& turns,
                                              Acc& acc, Probabilities& p) {
-    Position const here(blocks + step);
     ScoreFragment s;
+    start_first_scores(step, turns, s);
+    end_first_step<kMasked>(block, hooks, step, steps, turns, acc, p, s);
+  }
+
+  // The turn passes when they are there; but whoever stores a row block first does not hold the
+  // other one up with that.
+  __device__ __forceinline__ void start_first_scores(int step, Turns<Config> const& turns,
+                                                     ScoreFragment& s) {
+    Position const here(blocks + step);
     smem.k_ring.wait_full(here);
     turns.wait();
     start_scores(here, s);
+    if constexpr (Config::kStoresLate) {
+      turns.pass();
+    }
+  }
+
+  template <bool kMasked, class Hooks>
+  __device__ __forceinline__ void end_first_step(RowBlock<Config> const& block, Hooks const& hooks,
+                                                 int step, int steps, Turns<Config> const& turns,
+                                                 Acc& acc, Probabilities& p, ScoreFragment& s) {
+    Position const here(blocks + step);
     int const key_block = block.range.block_at(step);
     Visible seen[Acc::kRows];  // worked out while the product runs
     if constexpr (kMasked && !Hooks::kAny) {
@@ -287,7 +306,9 @@ struct Consumer {
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
-    turns.pass();
+    if constexpr (!Config::kStoresLate) {
+      turns.pass();
+    }
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
     if constexpr (Hooks::kAny) {

@@ -24,7 +24,8 @@ struct SharedStorage {
   // buffer is free before its scores are masked.
   uint32_t exist[2 * Config::kStages][Config::kKeyWords];
   // Four: the next may be described while Q of one is waited for and the one before is computed,
-  // and a warp that is late may still be storing the one before that.
+  // and a warp that is late may still be storing the one before that. Who stores late has stored a
+  // row block before it frees the next one's Q, and so is no later than others.
   static constexpr int kDescriptions = 4;
   using Description = RingPosition<kDescriptions>;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];

@@ -53,4 +53,47 @@ __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& bloc
   }
 }
 
+// Writes all of O [rows, head_dim_v] of a warpgroup, run by run, each as soon as the one that was
+// in its place has left: where shared memory has room for some of them only. A function for
+// both loops that stage changes d 128's machine code.
+template <class Config>
+__device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Config> const& block,
+                                           typename Config::Element* tile, int warpgroup,
+                                           int thread, FinishedRows<Config> const& pairs) {
+  using Element = typename Config::Element;
+  constexpr int kRunColumns = kRun<Config::kHeadDimV>, kPlaces = Config::kTileColumns / kRunColumns;
+  static_assert(kRunColumns == 64);
+  int const warp = thread / 32, lane = thread % 32;
+  int const own_group = lane / kWarpRows ^ lane % 8;
+  int const first = warpgroup * kWarpgroupRows + warp * kWarpRows;
+  int const existing = min(block.rows - first, kWarpRows);
+  auto const c =
+      args.out.coordinates({block.q_at.row + first, existing, block.q_at.head, block.q_at.batch});
+#pragma unroll
+  for (int column = 0; column < Config::kHeadDimV; column += kRunColumns) {
+    int const place = column / kRunColumns % kPlaces;
+    Element* const rows = tile + (place * kWarpgroupRows + warp * kWarpRows) * kRunColumns;
+    if (lane == 0) {
+      tma_store_wait<kPlaces - 1>();
+    }
+    __syncwarp();
+    Element* const row = rows + lane % kWarpRows * kRunColumns;
+#pragma unroll
+    for (int group = 0; group < kRunColumns / 8; group += 2) {
+      int const of_all = column / 8 + group;
+      Element* const to = row + (own_group ^ group) * 8;
+      SM90_U32x4_STSM_N::copy(pairs(0, of_all), pairs(1, of_all), pairs(0, of_all + 1),
+                              pairs(1, of_all + 1), *reinterpret_cast<uint128_t*>(to));
+    }
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+      if (existing > 0) {
+        SM90_TMA_STORE_5D::copy(&args.out.map, rows, column, c.c1, c.c2, c.c3, c.c4);
+      }
+      tma_store_arrive();  // a run that is empty counts as well
+    }
+  }
+}
+
 }  // namespace flash::sm90

@@ -1,0 +1,59 @@
+// A computing warpgroup that stores each row block's O while the next one's first scores are
+// computed (kStoresLate).
+#pragma once
+
+#include "sm90/forward/consumer.h"
+
+namespace flash::sm90 {
+
+// Nothing of a warpgroup's own hides its store, but the next row block's first scores could: they
+// are started before. O waits in 16 bit, in the registers that its accumulators had.
+template <class Config>
+__device__ __forceinline__ void Consumer<Config>::run_storing_late() {
+  find_place();
+  Turns<Config>{warpgroup}.begin();
+  FinishedRows<Config> rows;  // of the row block before
+  for (uint32_t number = 0;;) {
+    find_place();
+    Turns<Config> const turns{warpgroup};
+    smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
+    RowBlock<Config> const& block = smem.row_block(number);
+    bool const valid = block.tile.valid;
+    int const steps = valid ? block.range.count() : 0;
+    int const unseen = valid ? unseen_steps(block) : 0;
+    leave_out_first(unseen, turns);
+    ScoreFragment s;
+    if (unseen < steps) {
+      start_first_scores(unseen, turns, s);
+    }
+    if (number > 0) {
+      store_runs<Config>(args, smem.row_block(number - 1), smem.out[warpgroup], warpgroup, thread,
+                         rows);
+    }
+    if (!valid) {
+      warpgroup_wait<0>();  // for nothing, which ptxas does not know
+      break;
+    }
+    Acc acc(args.params.scores.softmax_scale);
+    if (unseen < steps) {
+      Probabilities p;
+      if (unseen < block.masked_steps) {
+        end_first_step<true>(block, NoHooks{}, unseen, steps, turns, acc, p, s);
+      } else {
+        end_first_step<false>(block, NoHooks{}, unseen, steps, turns, acc, p, s);
+      }
+      other_steps(block, NoHooks{}, unseen + 1, steps, turns, acc, p);
+    } else {
+      warpgroup_wait<0>();  // as above
+      see_nothing(block, acc);
+    }
+    blocks += steps;
+    number = block.number + 1;
+    acc.rescale(acc.scale);
+    pack<Element>(acc.out, rows);
+  }
+  tma_store_wait<0>();
+  Turns<Config>{warpgroup}.end();
+}
+
+}  // namespace flash::sm90
