@@ -160,6 +160,28 @@ def test_score_hooks(kernels, row, hooks):
     check_hooks(kernels, row, **hooks)
 
 
+@pytest.mark.parametrize("row", [v for v in FULL if v.arch == "sm90"], ids=id_of)
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        dict(softcap=40.0),  # scores are well below: tanh has three powers
+        dict(softcap=9.0),  # or five
+        dict(softcap=2.0, causal=True),  # or none
+        dict(softcap=9.0, scale=-0.1),
+        dict(alibi="h"),  # keys on both sides of the diagonal
+        dict(alibi="h", sq=290, sk=290, causal=True),  # left of it alone, and at it
+        dict(dropout_p=0.3, sq=290, causal=True),
+        dict(softcap=9.0, dropout_p=0.3),
+        dict(alibi="h", dropout_p=0.3, causal=True),
+        dict(softcap=9.0, alibi="h"),
+    ],
+    ids=str,
+)
+def test_one_or_two_hooks(kernels, row, hooks):
+    """Each alone has a loop of its own, and a way for scores that allow a shorter one."""
+    check_hooks(kernels, row, **dict(b=1, sq=150, sk=210) | hooks)
+
+
 @pytest.mark.parametrize("row", FULL, ids=id_of)
 @pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
 def test_all_hooks_together(kernels, row, part_heads):

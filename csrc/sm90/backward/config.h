@@ -63,6 +63,10 @@ struct BackwardConfig {
   // LSE of the next row block is read before its scores are started.
   static constexpr bool kReadsLseAhead = kPlain && kHeadDim == 128;
 
+  // Scores with hooks have factors of 16 bits, each hook a loop of its own, and masked and whole
+  // row blocks one body (hooked_tile.h).
+  static constexpr bool kHookedTiles = !kPlain && kHeadDim == 64;
+
   // As rows, for products that reduce over the columns, and the same memory the other way round.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;

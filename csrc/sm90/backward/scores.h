@@ -59,6 +59,9 @@ struct ScoreTile {
         row_begin(m_block * Config::kBlockM),
         key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
         coord(thread) {}
+  __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_, RowVisit const& rows,
+                       int warpgroup, int thread)
+      : ScoreTile(p_, block_, rows.head, rows.m_block, warpgroup, thread) {}
 
   // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
   // the factors of score_gradients: those before dropout, times the softcap's derivative.
@@ -72,10 +75,7 @@ struct ScoreTile {
     } else {
       apply_hooks(s_mma, operand, lse);
       if (drops()) {
-        keep.draw({p.scores, block.tile.batch, p.heads_q, head}, row_begin, key_begin, coord);
-        for_each_pair(s, [&](int r, int c) {
-          keep.apply_to_pair(operand.data()[s.layout()(r, c) / 2], r, c);
-        });
+        drop(s_mma, operand);
       }
     }
   }
@@ -105,7 +105,7 @@ struct ScoreTile {
     }
   }
 
- private:
+ protected:
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
 
   __device__ ScoreMod score_mod() const {
@@ -113,9 +113,18 @@ struct ScoreTile {
             block.shift};
   }
 
+  // Of an operand's words, laid out as the scores.
+  template <class Scores, class Words>
+  __device__ __forceinline__ void drop(Scores const& s_mma, Words& operand) {
+    auto const layout = rows_and_columns(s_mma.layout());
+    keep.draw({p.scores, block.tile.batch, p.heads_q, head}, row_begin, key_begin, coord);
+    for_each_pair(
+        [&](int r, int c) { keep.apply_to_pair(operand.data()[layout(r, c) / 2], r, c); });
+  }
+
   // Two neighbouring queries of a key are a word of the operand.
-  template <class Scores, class Visit>
-  __device__ __forceinline__ static void for_each_pair(Scores const&, Visit visit) {
+  template <class Visit>
+  __device__ __forceinline__ static void for_each_pair(Visit visit) {
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
 #pragma unroll
@@ -125,6 +134,18 @@ struct ScoreTile {
     }
   }
 
+  // A query's LSE, or infinity for a key that it does not see: its probability is then 0.
+  template <bool kLimited>
+  __device__ __forceinline__ float seen(float lse, int r, int c) const {
+    if constexpr (!kLimited) {
+      return lse;
+    }
+    KeyLimits const keys = block.mask.limits(row_begin + coord.col(c));
+    int const key = key_begin + coord.row(r);
+    return key < keys.begin || key >= keys.end ? INFINITY : lse;
+  }
+
+ private:
   // The conditions are the same for a whole tile, so they stand outside the loops over its scores.
   template <class Scores, class Words, class Lse>
   __device__ __forceinline__ void apply_hooks(Scores& s, Words& operand, Lse const& lse) const {
@@ -153,25 +174,15 @@ struct ScoreTile {
                                                       Lse const& lse_log2, Hook const& hook) const {
     using Element = typename Config::Element;
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
-    for_each_pair(s, [&](int r, int c) {
+    for_each_pair([&](int r, int c) {
       float2 const lse = lse_log2(c);
-      HookedScore const a = hook(s(r, c), where_visible(lse.x, r, c), r, c);
-      HookedScore const b = hook(s(r, c + 1), where_visible(lse.y, r, c + 1), r, c + 1);
+      HookedScore const a = hook(s(r, c), seen<kMasked>(lse.x, r, c), r, c);
+      HookedScore const b = hook(s(r, c + 1), seen<kMasked>(lse.y, r, c + 1), r, c + 1);
       float const pa = exp2_fast(a.log2), pb = exp2_fast(b.log2);
       operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
       s(r, c) = pa * a.slope;
       s(r, c + 1) = pb * b.slope;
     });
-  }
-
-  // A query's LSE, or infinity for a key that it does not see: its probability is then 0.
-  __device__ __forceinline__ float where_visible(float lse, int r, int c) const {
-    if constexpr (!kMasked) {
-      return lse;
-    }
-    KeyLimits const keys = block.mask.limits(row_begin + coord.col(c));
-    int const key = key_begin + coord.row(r);
-    return key < keys.begin || key >= keys.end ? INFINITY : lse;
   }
 
   // exp2(score * scale_log2 - LSE); rows that do not exist or saw no key have LSE +inf.
