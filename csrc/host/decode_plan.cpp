@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string_view>
 
 #include "core/packed_rows.h"
-#include "core/wanted_columns.h"
+#include "core/wanted_clusters.h"
+#include "host/key_splits.h"
 #include "host/places.h"
 #include "host/select.h"
 
@@ -60,6 +62,16 @@ constexpr int kTilesPerBlock = 4;
 // 2.8 times faster, with 32,768 up to 8.
 constexpr int kFewKeys = 1024;
 
+// Of a draft's window, and the like: a cluster for each tile has all keys, each block a few steps
+// of them. On an H200, 8 queries of 4 heads that see 2,047 keys: TODO
+bool clusters_have_all_keys(FwdParams const& p, DeviceInfo const& device) {
+  constexpr int64_t kMostBlocks = 2;  // of rows
+  constexpr int64_t kMostKeys = 4096;
+  int64_t const blocks = row_blocks(packed_rows(p)), tiles = blocks * p.heads_kv * p.seqlens.batch;
+  return blocks <= kMostBlocks && keys_of_block(p, longest_q(p.seqlens)) <= kMostKeys &&
+         tiles << kMostClusterLog2 <= device.sm_count;
+}
+
 // Of pages, and more rows than a tile of decode's: it would read the keys again for each tile of
 // them, where Hopper's forward reads them once for 64 rows, and cuts them as well. On an H200, 8
 // queries of 4 heads: 152 µs instead of 198 (32 sequences, 4k keys), 60 instead of 67 (one, 32k).
@@ -67,7 +79,8 @@ bool forward_reads_pages_faster(FwdParams const& p, DeviceInfo const& device) {
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? s.total_q * group_of(p) / std::max(s.batch, 1) : packed_rows(p);
   return device.sm == 90 && rows > kTileRows && s.seqlen_k >= kFewKeys && !p.batch_invariant &&
-         !p.scores.has_hooks() && page_layout(p) == PageLayout::Boxes;
+         !p.scores.has_hooks() && page_layout(p) == PageLayout::Boxes &&
+         !clusters_have_all_keys(p, device);
 }
 
 }  // namespace
@@ -115,14 +128,41 @@ int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device
   return decodes ? kAllQueries : 0;
 }
 
-// Row blocks of all sequences that are decoded, at most: full ones, and a part of one for each.
+// Row blocks of all sequences that are decoded, at most: who has any queries has a last one that
+// lacks some rows, of whole queries.
 int packed_row_blocks(FwdParams const& p) {
   Seqlens const& s = p.seqlens;
   bool const is_mixed = s.few_q != kAllQueries;
+  int64_t const parts = is_mixed ? s.batch : PackedRows::count(s.batch);
+  int64_t const lacking = kTileRows - std::gcd<int64_t>(group_of(p), kTileRows);
   int64_t const all =
-      s.total_q * group_of(p) / kTileRows + (is_mixed ? s.batch : PackedRows::count(s.batch));
+      (s.total_q * group_of(p) + std::min<int64_t>(parts, s.total_q) * lacking) / kTileRows;
   int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p));
   return static_cast<int>(is_mixed ? std::min(all, few) : all);
+}
+
+// Pieces of a schedule that the host chose become clusters', if that is faster.
+void share_among_clusters(SplitSchedule& s, Variant const& variant, FwdParams const& p,
+                          BatchShape const& shape, Places gpu) {
+  int64_t const queries = longest_q(p.seqlens);
+  int const unit = variant.block_n * variant.warps;
+  int64_t const units = (keys_of_block(p, queries) + unit - 1) / unit;
+  int const rows = static_cast<int>(std::min(queries * group_of(p), kTileRows));
+  int const log2 = wanted_cluster_log2({rows, units, s.columns / std::max(s.alike, 1)});
+  bool const all_at_once =
+      int64_t(s.columns) * shape.tiles <= int64_t(gpu.sm_count) * gpu.blocks_per_sm;
+  if (log2 == 0 || !all_at_once) {
+    return;
+  }
+  ColumnPlan const plan =
+      plan_of_clusters(shape, gpu, log2, s.equal || s.batch == 1, s.all_row_blocks);
+  s.cluster_log2 = log2;
+  s.columns = plan.columns;
+  s.extra = plan.extra;
+  s.whole = plan.whole;
+  s.blocks_per_sm = plan.blocks_per_sm;
+  s.min_units = min_units_of_cluster(log2);
+  s.max_splits = static_cast<int>(std::max<int64_t>((units + s.min_units - 1) / s.min_units, 1));
 }
 
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int num_splits,
@@ -165,12 +205,16 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
     int64_t const most = (units + s.min_units - 1) / s.min_units;
     s.max_splits = static_cast<int>(std::clamp<int64_t>(most, 1, choose ? kAny : num_splits));
   }
+  if (choose && s.max_splits > 1 && device.sm == 90 && reads_only(variant, p)) {
+    share_among_clusters(s, variant, p, shape, gpu);
+  }
   return s;
 }
 
 int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
   static_assert(sizeof(uint32_t) == sizeof(float));
-  return s.max_splits == 1 ? 0 : num_pieces(s) * (variant.block_m * (p.head_dim_v + 1) + 1);
+  int64_t const rows = num_pieces(s) * variant.block_m;
+  return s.max_splits == 1 ? 0 : rows * (p.head_dim_v + 1) + num_thread_blocks(s);
 }
 
 DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,

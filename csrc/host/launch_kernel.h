@@ -40,6 +40,21 @@ void allow_shared_memory(LaunchContext const& launch, int bytes) {
   }
 }
 
+// More than every GPU is sure to have: may fail where these are not there.
+constexpr int kLargestPortableCluster = 8;
+
+template <auto kKernel>
+void allow_large_clusters(LaunchContext const& launch) {
+  static std::array<std::atomic<bool>, kMaxDevices> allowed{};
+  std::atomic<bool>& done = allowed[launch.device.index];
+  if (!done.load(std::memory_order_acquire)) {
+    FLASH_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<void const*>(kKernel),
+                                          cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                     launch.name);
+    done.store(true, std::memory_order_release);
+  }
+}
+
 // Whether a kernel's code has what core/launch_order.h says: of what is made from older virtual
 // architectures' it has not, on whatever GPU.
 template <auto kKernel>
@@ -66,6 +81,9 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   constexpr int kAlwaysAllowed = 48 * 1024;
   if (shape.smem_bytes > kAlwaysAllowed) {
     allow_shared_memory<kKernel>(launch, shape.smem_bytes);
+  }
+  if (shape.cluster > kLargestPortableCluster) {
+    allow_large_clusters<kKernel>(launch);
   }
   cudaLaunchConfig_t config{};
   config.gridDim.x = static_cast<unsigned>(shape.blocks);

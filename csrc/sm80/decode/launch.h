@@ -17,10 +17,10 @@ inline int counter_range(DecodeParams const& params, LaunchContext const& launch
   if (params.split.max_splits == 1) {
     return -1;
   }
-  int64_t const pieces = num_pieces(params.split);
-  int const range = pieces <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
+  int64_t const blocks = num_thread_blocks(params.split);
+  int const range = blocks <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
   if (range < 0) {
-    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
+    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, blocks * sizeof(uint32_t), launch.stream),
                      launch.name);
   }
   return range;
@@ -33,16 +33,26 @@ int shared_memory(DecodeParams const& params, LaunchContext const& launch) {
   return std::max<int>(kSmemBytes<Config>, spread);
 }
 
-template <class Config>
-void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+template <class Config, bool kClusters>
+void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
   int const counters = counter_range(params, launch);
   // A memset between them is a launch before that nobody lets start early.
   bool const early = params.beside && (counters >= 0 || !params.counters);
-  launch_kernel<decode_kernel<Config>>(
+  launch_kernel<decode_kernel<Config, kClusters>>(
       launch,
-      {num_pieces(params.split), Config::kThreads, shared_memory<Config>(params, launch),
-       /*cluster=*/1, early},
+      {num_thread_blocks(params.split), Config::kThreads, shared_memory<Config>(params, launch),
+       1 << params.split.cluster_log2, early},
       params, counters);
+}
+
+template <class Config>
+void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+  if constexpr (Config::kHasClusters) {
+    if (params.split.cluster_log2 > 0) {
+      return launch_pieces<Config, true>(params, launch);
+    }
+  }
+  launch_pieces<Config, false>(params, launch);
 }
 
 }  // namespace flash::sm80
