@@ -65,10 +65,13 @@ constexpr int kFewKeys = 1024;
 // Of a draft's window, and the like: a cluster for each tile has all keys, each block a few steps
 // of them. On an H200, 8 queries of 4 heads that see 2,047 keys: TODO
 bool clusters_have_all_keys(FwdParams const& p, DeviceInfo const& device) {
-  constexpr int64_t kMostBlocks = 2;  // of rows
+  constexpr int kMostColumns = 128;  // larger head dims have no clusters
+  constexpr int kMostBlocks = 2;
   constexpr int64_t kMostKeys = 4096;
-  int64_t const blocks = row_blocks(packed_rows(p)), tiles = blocks * p.heads_kv * p.seqlens.batch;
-  return blocks <= kMostBlocks && keys_of_block(p, longest_q(p.seqlens)) <= kMostKeys &&
+  int const blocks = row_blocks(packed_rows(p));
+  int64_t const tiles = int64_t(blocks) * p.heads_kv * p.seqlens.batch;
+  return std::max(p.head_dim, p.head_dim_v) <= kMostColumns && blocks <= kMostBlocks &&
+         keys_of_block(p, longest_q(p.seqlens)) <= kMostKeys &&
          tiles << kMostClusterLog2 <= device.sm_count;
 }
 
