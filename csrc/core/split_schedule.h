@@ -25,8 +25,8 @@ FLASH_HD UnitRange even_share(UnitRange all, int part, int parts) {
   return {begin, begin + share + (part < longer ? 1 : 0)};
 }
 
-// An even share of a tile's units, which is one thread block's work, or that of a cluster of them.
-// Both are called a block here.
+// An even share of a tile's units, which is one thread block's work; or all of them, and a
+// cluster's, which counts as a block here.
 struct Piece {
   int sequence;  // of a packed batch also one of those that the batch has not (see PackedRows)
   int tile;      // of the sequence: KV head + KV heads * row block
@@ -54,7 +54,7 @@ FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
   return num_columns(s) * int64_t(s.tiles.divisor);
 }
 
-// Of the launch, and counters of pieces that are done.
+// Of the launch
 FLASH_HD int64_t num_thread_blocks(SplitSchedule const& s) {
   return num_pieces(s) << s.cluster_log2;
 }

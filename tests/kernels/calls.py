@@ -203,6 +203,7 @@ def cached(
     own_counters: bool | None = None,
     hopper_sms: int = 0,
     cluster: int = 1,
+    largest_cluster: int = 16,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
@@ -213,9 +214,10 @@ def cached(
 
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
     until a kernel writes there. own_counters: whether its launch has to bring its counters; None:
-    whatever. hopper_sms: of one of Hopper's GPUs, which decodes in clusters of `cluster` thread
-    blocks; 0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself, first. The
-    cache's head dims may be any; q's and out's are rounded up to multiples of 8.
+    whatever. hopper_sms: of one of Hopper's GPUs, where each tile should have a cluster of
+    `cluster` thread blocks, and has one of largest_cluster if that is less; 0: an sm80 GPU. brings:
+    the `new_rows` that the decode kernel writes itself, first. The cache's head dims may be any;
+    q's and out's are rounded up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
     head_dim_v = -(-v_cache.shape[-1] // 8) * 8
@@ -233,7 +235,7 @@ def cached(
         kernels.run(variant, call)
     else:
         call |= {"num_splits": num_splits, "last_block_first": last_block_first, "stream": stream}
-        call |= (brings or {}) | {"hopper_sms": hopper_sms}
+        call |= (brings or {}) | {"hopper_sms": hopper_sms, "largest_cluster": largest_cluster}
         assert kernels.decode_cluster(variant, call) == cluster
         brought = kernels.run_decode(variant, call)
         assert own_counters in (None, brought)

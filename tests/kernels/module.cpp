@@ -19,6 +19,7 @@
 #include "host/head_packing.h"
 #include "host/key_columns.h"
 #include "host/key_splits.h"
+#include "host/largest_cluster.h"
 #include "host/launch_kernel.h"
 #include "host/second_tile.h"
 #include "host/select.h"
@@ -344,7 +345,7 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   return flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), decoding_device(call));
 }
 
-// Thread blocks that share a piece.
+// Thread blocks that share a tile, if the GPU runs as many as a cluster.
 int decode_cluster(std::string const& name, py::dict const& call) {
   return 1 << schedule_of(find(name), forward_params(call), call).cluster_log2;
 }
@@ -366,12 +367,13 @@ bool run_decode(std::string const& name, py::dict const& call) {
   auto const params = flash::decode_params(variant, p, split, workspace.data(), false, rows);
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
   flash::DeviceInfo const device = decoding_device(call);
+  flash::largest_of_device = number<int>(call, "largest_cluster", 16);
   variant.launch.decode(params, {device, stream, variant.name});
   workspace.check();
   if (!params.counters || params.counters[0] == std::bit_cast<uint32_t>(nan)) {
     return false;
   }
-  if (std::any_of(params.counters, params.counters + flash::num_thread_blocks(split),
+  if (std::any_of(params.counters, params.counters + flash::num_pieces(split),
                   [](uint32_t counter) { return counter != 0; })) {
     throw std::logic_error("counters are not left at 0");
   }

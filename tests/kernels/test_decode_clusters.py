@@ -1,5 +1,5 @@
-"""On Hopper clusters of thread blocks share the pieces of tiles with many rows, and merge what they
-found through each other's shared memory."""
+"""On Hopper a cluster of thread blocks may have a tile with many rows. Each block reads a part of
+the keys, and they merge what they found through each other's shared memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CLUSTERED = [v for v in ROWS if v.scores == "plain" and v.warps >= 4]
 OTHERS = [v for v in ROWS if v not in CLUSTERED]
 # Tiles of one sequence have so many pieces on as many multiprocessors.
 ONE = CacheCase("one", b=1, h=8, hk=1, cache_seqlens=(3900,), cache_size=3968)
-# Four to a cluster, and as many columns: there are two multiprocessors for each.
-SEVERAL = CacheCase("several", b=3, h=4, hk=1, sq=4, cache_seqlens=(7500, 100, 3), cache_size=7680)
-FOURS = {"hopper_sms": 6, "cluster": 4}
+# Four multiprocessors for each.
+SEVERAL = CacheCase("several", b=3, h=4, hk=1, sq=4, cache_seqlens=(1900, 100, 3), cache_size=1920)
+FOURS = {"hopper_sms": 12, "cluster": 4}
 
 
 @pytest.mark.parametrize("row", CLUSTERED, ids=id_of)
@@ -35,16 +35,16 @@ def test_sizes(kernels, row, cluster, h, sq):
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize(
-    "lengths", [(7500, 100, 3), (7500, 7500, 7500), (0, -1, 7680), (64, 0, 65)], ids=str
+    "lengths", [(1900, 100, 3), (1900, 1900, 1900), (0, -1, 1920), (64, 0, 65)], ids=str
 )
 @pytest.mark.parametrize("page_size", [0, 16, 100])
 def test_lengths(kernels, row, lengths, page_size):
-    """Capacities choose, not lengths: pieces without keys, too, and tiles of two pieces."""
+    """Capacities choose, not lengths: blocks without keys, too."""
     case = replace(SEVERAL, cache_seqlens=lengths, page_size=page_size)
     x = make_cache(replace(case, dtype=DTYPES[row.dtype]), "cpu")
     table = x.extra.get("block_table")
     if table is not None:
-        pages = -(-7680 // page_size)  # of the table, however long sequences are
+        pages = -(-case.cache_size // page_size)  # of the table, however long sequences are
         x.extra["block_table"] = torch.full((3, pages), -1, dtype=torch.int32)
         x.extra["block_table"][:, : table.shape[1]] = table[:, :pages]
     ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
@@ -53,23 +53,20 @@ def test_lengths(kernels, row, lengths, page_size):
     assert_lse("lse", lse, ref.lse)
 
 
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize("largest", [1, 2, 4, 8])
+def test_a_gpu_that_runs_no_clusters_so_large(kernels, row, largest):
+    """Smaller ones do, or none at all."""
+    check(kernels, row, ONE, hopper_sms=16, cluster=16, largest_cluster=largest)
+
+
 @pytest.mark.parametrize("row", CLUSTERED, ids=id_of)
-def test_pieces_of_clusters_are_merged_in_order(kernels, row):
-    """Whoever is last, and the counters are 0 again for the next launch."""
-    keys = 60 * row.block_n * row.warps - 5
-    case = replace(SEVERAL, sinks=True, dtype=DTYPES[row.dtype], d=row.head_dim,
-                   cache_seqlens=(keys, 100, 3), cache_size=keys)  # fmt: skip
-    x = make_cache(case, "cpu")
-    ref, standard = (expected(case, x, f) for f in (attention_ref, standard_attention))
-    first, *others = (
-        run(kernels, row, case, x, last_block_first=last_first, own_counters=False, **FOURS)
-        for last_first in (False, True, True, False)
-    )
-    assert_accurate("out", first[0], ref.out, standard.out)
-    assert_lse("lse", first[1], ref.lse)
-    for out, lse in others:
-        assert torch.equal(out, first[0])
-        assert torch.equal(lse, first[1])
+def test_many_steps_of_each_block(kernels, row):
+    """Of tiles that would be cut into as many pieces as a cluster has blocks, and no more."""
+    keys = 40 * row.block_n * row.warps - 5
+    case = replace(ONE, d=row.head_dim, sinks=True, cache_seqlens=(keys,), cache_size=keys)
+    check(kernels, row, case, hopper_sms=4, cluster=4)
+    check(kernels, row, case, hopper_sms=6, cluster=1)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
@@ -114,9 +111,7 @@ def test_missing_pages_and_nan(kernels, row):
 @pytest.mark.parametrize("before", [0, 1003, 3890])
 def test_new_rows(kernels, row, before, last_block_first):
     case = replace(ONE, h=4, sq=4, new=4, cache_seqlens=(before,), rotary_dim=16)
-    test_decode_appends.check(
-        kernels, row, case, 0, last_block_first, hopper_sms=8, cluster=8
-    )  # fmt: skip
+    test_decode_appends.check(kernels, row, case, 0, last_block_first, hopper_sms=8, cluster=8)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)

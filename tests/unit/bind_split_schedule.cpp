@@ -2,6 +2,7 @@
 #include "core/merge_rounds.h"
 #include "core/split_schedule.h"
 #include "core/wanted_clusters.h"
+#include "core/wanted_columns.h"
 
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
@@ -69,19 +70,11 @@ void bind_split_schedule(py::module_& m) {
       py::arg("begin"), py::arg("end"), py::arg("part"), py::arg("parts"));
   m.def(
       "wanted_cluster_log2",
-      [](int rows, int64_t units, int64_t pieces) {
-        return flash::wanted_cluster_log2({rows, units, pieces});
+      [](int rows, int64_t units, int64_t pieces, int64_t tiles) {
+        constexpr int kH200 = 132;
+        return flash::wanted_cluster_log2({rows, units, pieces, tiles}, kH200);
       },
-      py::arg("rows"), py::arg("units"), py::arg("pieces"));
-  // (columns, extra, whole, blocks_per_sm), of an H200
-  m.def(
-      "plan_of_clusters",
-      [](int batch, int tiles, int log2, bool one_length) {
-        flash::ColumnPlan const p =
-            flash::plan_of_clusters({batch, 1, tiles}, {132, 3}, log2, one_length, batch);
-        return std::make_tuple(p.columns, p.extra, p.whole, p.blocks_per_sm);
-      },
-      py::arg("batch"), py::arg("tiles"), py::arg("log2"), py::arg("one_length"));
+      py::arg("rows"), py::arg("units"), py::arg("pieces"), py::arg("tiles"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(
       "fewest_columns",

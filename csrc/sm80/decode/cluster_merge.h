@@ -1,4 +1,4 @@
-// A piece that the thread blocks of a cluster share becomes one: each has a part of its keys, shows
+// A tile that the thread blocks of a cluster share becomes one: each has a part of its keys, shows
 // the others what it found in shared memory, and merges some of the rows. All parts are there at
 // once, so nothing is counted, and nothing goes through L2.
 #pragma once

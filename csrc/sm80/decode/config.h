@@ -19,7 +19,7 @@ struct DecodeConfig {
   static constexpr int kUnit = kBlockN * kWarps;  // keys of a thread block's step
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
-  // Where blocks do little but to read (host/decode_plan.cpp), clusters of them may share a piece.
+  // Where blocks do little but to read (host/decode_plan.cpp), a cluster of them may have a tile.
   static constexpr bool kHasClusters = kScores == ScoreLevel::Plain && kWarps >= 4;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
   static_assert(kBlockM == 16, "the rows of one instruction");

@@ -1,7 +1,7 @@
 // Attention of few query rows against many keys, where reading the keys is all that takes time: one
 // thread block computes one tile of packed rows against one piece of the keys, each of its warps
 // against keys of its own (Flash-Decoding, with the split inside the thread block as well). The
-// last one of a tile merges its pieces. On Hopper clusters of thread blocks may share a piece.
+// last one of a tile merges its pieces. On Hopper a cluster of thread blocks may have the tile.
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -83,16 +83,16 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
   attend(p, work, smem.ring[warp], warp, lane, acc);
   using Output = DecodeOutput<Config>;
-  bool const cut = work.piece.splits > 1;
-  Output const output{p, work, cut ? work.piece.split : Output::kWhole};
   if constexpr (kClusters) {
     merge_and_store(ShownOutput<Config>{p, work, smem.merge}, smem.merge, warp, lane, acc);
-    merge_cluster(output, share, smem.merge);
+    merge_cluster(Output{p, work, Output::kWhole}, share, smem.merge);
   } else {
+    bool const cut = work.piece.splits > 1;
+    Output const output{p, work, cut ? work.piece.split : Output::kWhole};
     merge_and_store(output, smem.merge, warp, lane, acc);
-  }
-  if (cut) {
-    merge_pieces(p, work, share, counter_range, smem.pieces);
+    if (cut) {
+      merge_pieces(p, work, counter_range, smem.pieces);
+    }
   }
 }
 

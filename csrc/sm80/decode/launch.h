@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "core/split_schedule.h"
+#include "core/wanted_clusters.h"
+#include "host/largest_cluster.h"
 #include "host/launch_kernel.h"
 #include "host/places.h"
 #include "host/tile_counter.h"
@@ -17,10 +19,10 @@ inline int counter_range(DecodeParams const& params, LaunchContext const& launch
   if (params.split.max_splits == 1) {
     return -1;
   }
-  int64_t const blocks = num_thread_blocks(params.split);
-  int const range = blocks <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
+  int64_t const pieces = num_pieces(params.split);
+  int const range = pieces <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
   if (range < 0) {
-    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, blocks * sizeof(uint32_t), launch.stream),
+    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
                      launch.name);
   }
   return range;
@@ -45,11 +47,26 @@ void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
       params, counters);
 }
 
+// No larger clusters than this device runs. Without any, a tile still is one block's.
+template <class Config>
+DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext const& launch) {
+  LaunchShape const largest{0, Config::kThreads, shared_memory<Config>(params, launch),
+                            1 << kMostClusterLog2};
+  int const blocks = largest_cluster<decode_kernel<Config, true>>(launch, largest);
+  DecodeParams fitting = params;
+  while (1 << fitting.split.cluster_log2 > blocks) {
+    --fitting.split.cluster_log2;
+  }
+  return fitting;
+}
+
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   if constexpr (Config::kHasClusters) {
     if (params.split.cluster_log2 > 0) {
-      return launch_pieces<Config, true>(params, launch);
+      DecodeParams const fitting = with_fitting_clusters<Config>(params, launch);
+      return fitting.split.cluster_log2 > 0 ? launch_pieces<Config, true>(fitting, launch)
+                                            : launch_pieces<Config, false>(fitting, launch);
     }
   }
   launch_pieces<Config, false>(params, launch);

@@ -56,7 +56,7 @@ __device__ int num_units(KeyLimits keys) {
   return int(unsigned(keys.end - keys.begin + Config::kUnit - 1) / Config::kUnit);
 }
 
-// Which of the thread blocks that share a piece this one is: of a cluster, or the only one.
+// Which of the thread blocks that share a tile's piece this one is: of a cluster, or the only one.
 struct PieceShare {
   int log2;  // of how many they are
 

@@ -128,7 +128,7 @@ __device__ void read_lse(float const* from, int64_t member, int members, int row
 // this can take the place of a member.
 template <class Config>
 __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const& group,
-                            PieceShare const& share, PieceMergeStorage<Config>& smem) {
+                            PieceMergeStorage<Config>& smem) {
   using Storage = PieceMergeStorage<Config>;
   DecodeParams const& p = output.p;
   int const rows = output.work.tile.rows, columns = p.fwd.head_dim_v;
@@ -143,7 +143,7 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
     in_row.from += row * columns;
     return in_row;
   };
-  int row = share.first_row(threadIdx.x / Storage::kLanes);
+  int row = threadIdx.x / Storage::kLanes;
   bool const has_columns = col < columns;
   if (has_columns && row < rows) {
     of_row(row).load(0);
@@ -162,18 +162,17 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
     if (col == 0) {
       output.store_lse(row, closed.lse);
     }
-    row += share.row_step(Storage::kGroups);
+    row += Storage::kGroups;
     if (row < rows) {
       of_row(row).load(0);
     }
   }
 }
 
-// After a piece has been stored in the workspace. Each block of a cluster counts, and merges, the
-// rows that it stored. range: of counters, or -1: the workspace's.
+// After a piece has been stored in the workspace. range: of counters, or -1: the workspace's.
 template <class Config>
-__device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& work,
-                             PieceShare const& share, int range, PieceMergeStorage<Config>& smem) {
+__device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& work, int range,
+                             PieceMergeStorage<Config>& smem) {
   using Output = DecodeOutput<Config>;
   Piece const& piece = work.piece;
   uint32_t* const counters = range >= 0 ? piece_counters[range] : p.counters;
@@ -185,11 +184,11 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
       continue;  // already where it belongs
     }
     int64_t const counter = piece.first + int64_t(group.counter) * piece.step;
-    if (!last_to_arrive(counters + (counter << share.log2) + share.rank(), group.count)) {
+    if (!last_to_arrive(counters + counter, group.count)) {
       return;
     }
     Output const output{p, work, rounds.last() ? Output::kWhole : group.first};
-    merge_group<Config>(output, group, share, smem);
+    merge_group<Config>(output, group, smem);
   }
 }
 
