@@ -193,6 +193,39 @@ def test_a_graph_is_replayed_with_other_lengths(cuda):
         assert not out[[n < 0 for n in lengths]].any()
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (2047, 0)], ids=["all", "window"])
+def test_a_draft_in_a_graph_that_is_replayed_with_other_lengths(cuda, window):
+    """Whose tiles are a cluster's of thread blocks each on Hopper, of 16 and of 8."""
+    cache = filled([4000], cuda)
+    q = torch.zeros(8, HEADS, DIM, dtype=BF16, device=cuda)
+    cu_q, cu_k, table = ints([0, 8], cuda), ints([0, 4000], cuda), cache.table(256, cuda)
+
+    def step() -> Tensor:
+        return flash_attn_varlen_func(
+            q, *cache.inside, cu_q, cu_k, 8, 4096, causal=True, window_size=window,
+            block_table=table,
+        )  # fmt: skip
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    k, v, _ = cache.keys()
+    for queries, keys in ((8, 4000), (3, 100), (8, 2100), (1, 1), (0, 4000), (8, 0), (8, 4000)):
+        q.copy_(randn(*q.shape, device=cuda))
+        cu_q[1], cu_k[1] = queries, keys
+        graph.replay()
+        assert_bitwise("out", out, step())
+        assert not out[queries if keys else 0 :].any()
+        if queries and keys:
+            inputs = q[None, :queries], k[None, :keys], v[None, :keys]
+            ref, std = (
+                f(*inputs, causal=True, window_size=window)[0]
+                for f in (attention_ref, standard_attention)
+            )
+            assert_accurate("out", out[None, :queries], ref, std)
+
+
 def test_a_mixed_batch_in_a_graph_and_beside_itself(cuda):
     """Its two launches overlap; what else runs, in this stream or in others, finds both ended."""
     cache = filled([2000, *range(100, 1700, 100)], cuda)

@@ -143,10 +143,13 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   Selection const selection =
       explain({Direction::Decode, dtype, head_dim, head_dim_v, full, sm, device.smem_per_block});
   bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0 && p.heads_q > 0;
-  int const splits = selection.variant && any
-                         ? decode_schedule(*selection.variant, p, num_splits, device).max_splits
-                         : 1;
-  return selection_json(selection, splits, p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
+  SplitSchedule split{};
+  split.max_splits = 1;
+  if (selection.variant && any) {
+    split = decode_schedule(*selection.variant, p, num_splits, device);
+  }
+  return selection_json(selection, split.max_splits << split.cluster_log2,
+                        p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
 }
 
 PyObject* explain_tile(PyObject*, PyObject* args) {

@@ -18,22 +18,25 @@ struct UnitRange {
   int end;
 };
 
-// One thread block's work: an even share of a tile's units.
+// One of `parts` even shares. The first get one unit more where units do not share out evenly.
+FLASH_HD UnitRange even_share(UnitRange all, int part, int parts) {
+  int const units = all.end - all.begin, share = units / parts, longer = units - share * parts;
+  int const begin = all.begin + part * share + (part < longer ? part : longer);
+  return {begin, begin + share + (part < longer ? 1 : 0)};
+}
+
+// An even share of a tile's units, which is one thread block's work; or all of them, and a
+// cluster's, which counts as a block here.
 struct Piece {
   int sequence;  // of a packed batch also one of those that the batch has not (see PackedRows)
   int tile;      // of the sequence: KV head + KV heads * row block
   int split;
   int splits;
-  int first;   // thread block of the tile's split 0
-  int step;    // from the thread block of a split to that of the next
+  int first;   // block of the tile's split 0
+  int step;    // from the block of a split to that of the next
   bool valid;  // false for the surplus thread blocks of an upper-bound grid
 
-  // Of `units`; the first pieces get one unit more where they do not share out evenly.
-  FLASH_HD UnitRange range(int units) const {
-    int const share = units / splits, longer = units - share * splits;
-    int const begin = split * share + (split < longer ? split : longer);
-    return {begin, begin + share + (split < longer ? 1 : 0)};
-  }
+  FLASH_HD UnitRange range(int units) const { return even_share({0, units}, split, splits); }
 };
 
 // A column is one piece of all the tiles of a sequence, or of those of one row block. Cutting
@@ -49,6 +52,11 @@ FLASH_HD int64_t num_columns(SplitSchedule const& s) {
 
 FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
   return num_columns(s) * int64_t(s.tiles.divisor);
+}
+
+// Of the launch
+FLASH_HD int64_t num_thread_blocks(SplitSchedule const& s) {
+  return num_pieces(s) << s.cluster_log2;
 }
 
 // n / d rounded up, or the largest int: no sequence has more units.
@@ -179,7 +187,7 @@ FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   return chunk;
 }
 
-// The piece of thread block `index`. Lanes: the threads that search together, `kCount` sequences at
+// The piece of block `index`. Lanes: the threads that search together, `kCount` sequences at
 // a time; all of them get the answer.
 template <class Lanes, class Sizes>
 FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {

@@ -41,14 +41,6 @@ int64_t fewest_row_blocks(FwdParams const& p, int queries) {
   return (s.cu_q ? (s.total_q + queries - 1) / queries : 1) * p.heads_kv;
 }
 
-// Those that a row block goes through, at most.
-int64_t keys_of_block(FwdParams const& p, int queries) {
-  Mask const& m = p.mask;
-  int64_t const seqlen_k = p.seqlens.seqlen_k;
-  return m.left < 0 || m.right < 0 ? seqlen_k
-                                   : std::min(seqlen_k, int64_t(m.left) + m.right + queries);
-}
-
 // As many parts as are worth it.
 int64_t parts_by_keys(FwdParams const& p, int queries, int block_n) {
   int64_t const blocks = keys_of_block(p, queries) / block_n, by_merging = blocks / kMinBlocks;
@@ -58,6 +50,13 @@ int64_t parts_by_keys(FwdParams const& p, int queries, int block_n) {
 }
 
 }  // namespace
+
+int64_t keys_of_block(FwdParams const& p, int64_t queries) {
+  Mask const& m = p.mask;
+  int64_t const seqlen_k = p.seqlens.seqlen_k;
+  return m.left < 0 || m.right < 0 ? seqlen_k
+                                   : std::min(seqlen_k, int64_t(m.left) + m.right + queries);
+}
 
 int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& device,
                int64_t num_splits) {

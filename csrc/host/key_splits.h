@@ -22,6 +22,9 @@ inline bool merges_at_once(FwdParams const& p) {
   return rows_of_parts(p) <= kMostRowsAtOnce && p.splits.count.divisor <= kMostPartsAtOnce;
 }
 
+// Of a sequence, that a block of so many of its queries goes through, at most.
+int64_t keys_of_block(FwdParams const& params, int64_t queries);
+
 // 1: none are cut. By the call and the GPU alone, never by the lengths, which only the device
 // knows. num_splits: no more than that, if not 0.
 int key_splits(FwdParams const& params, Variant const& variant, DeviceInfo const& device,

@@ -40,10 +40,44 @@ void allow_shared_memory(LaunchContext const& launch, int bytes) {
   }
 }
 
-// Whether a kernel's code has what core/launch_order.h says: of what is made from older virtual
-// architectures' it has not, on whatever GPU.
+// More than every GPU is sure to have: may fail where these are not there.
+constexpr int kLargestPortableCluster = 8;
+
 template <auto kKernel>
-bool can_start_early(LaunchContext const& launch) {
+void allow_large_clusters(LaunchContext const& launch) {
+  static std::array<std::atomic<bool>, kMaxDevices> allowed{};
+  std::atomic<bool>& done = allowed[launch.device.index];
+  if (!done.load(std::memory_order_acquire)) {
+    FLASH_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<void const*>(kKernel),
+                                          cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                     launch.name);
+    done.store(true, std::memory_order_release);
+  }
+}
+
+// What a launch has to be allowed before.
+template <auto kKernel>
+void allow(LaunchContext const& launch, LaunchShape const& shape) {
+  constexpr int kAlwaysAllowed = 48 * 1024;
+  if (shape.smem_bytes > kAlwaysAllowed) {
+    allow_shared_memory<kKernel>(launch, shape.smem_bytes);
+  }
+  if (shape.cluster > kLargestPortableCluster) {
+    allow_large_clusters<kKernel>(launch);
+  }
+}
+
+inline cudaLaunchAttribute cluster_attribute(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  return attribute;
+}
+
+// Whether a kernel's code has what core/launch_order.h and core/cluster.h say: of what is made from
+// older virtual architectures' it has not, on whatever GPU.
+template <auto kKernel>
+bool has_hopper_code(LaunchContext const& launch) {
   constexpr int kHopper = 90;
   static std::array<std::atomic<int>, kMaxDevices> versions{};
   std::atomic<int>& version = versions[launch.device.index];
@@ -63,10 +97,7 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   }
   check(shape.blocks <= max_grid_blocks, shape.blocks, " thread blocks in one call, at most ",
         max_grid_blocks, " are served");
-  constexpr int kAlwaysAllowed = 48 * 1024;
-  if (shape.smem_bytes > kAlwaysAllowed) {
-    allow_shared_memory<kKernel>(launch, shape.smem_bytes);
-  }
+  allow<kKernel>(launch, shape);
   cudaLaunchConfig_t config{};
   config.gridDim.x = static_cast<unsigned>(shape.blocks);
   config.blockDim.x = shape.threads;
@@ -75,11 +106,9 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   std::array<cudaLaunchAttribute, 2> attributes{};
   config.attrs = attributes.data();
   if (shape.cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    attributes[config.numAttrs++] = cluster_attribute(shape.cluster);
   }
-  if (shape.early && can_start_early<kKernel>(launch)) {
+  if (shape.early && has_hopper_code<kKernel>(launch)) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

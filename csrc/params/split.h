@@ -23,6 +23,7 @@ struct SplitSchedule {
   int whole = 0;
   int alike = 1;          // row blocks of the batch, if each sequence has as many as the longest
   int blocks_per_sm = 0;  // that run at a time, at most; 0: as many as there is room for
+  int cluster_log2 = 0;   // of the thread blocks that share a piece
 };
 
 }  // namespace flash

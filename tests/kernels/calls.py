@@ -139,6 +139,8 @@ def varlen(
     last_block_first: bool = False,
     stream: int = 0,
     own_counters: bool | None = None,
+    hopper_sms: int = 0,
+    cluster: int = 1,
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
@@ -146,7 +148,7 @@ def varlen(
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
     longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences that
     the host gives it, and its num_splits; `variant` has the others, if any may be left.
-    own_counters: as of `cached`.
+    own_counters, hopper_sms, cluster: as of `cached`.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
@@ -162,11 +164,14 @@ def varlen(
     scores(call, **full)
     if few is None:
         return _run(kernels, variant, call, output, s_dmask)
-    call["few_q"] = kernels.few_queries(call, num_splits, sm=80, sm_count=4)
+    gpu = {"sm": 90, "sm_count": hopper_sms} if hopper_sms else {"sm": 80, "sm_count": 4}
+    call["few_q"] = kernels.few_queries(call, num_splits, **gpu)
     assert call["few_q"] != 0
     if call["few_q"] > 0:
         kernels.run(variant, call)
-    brought = kernels.run_decode(few, call | {"num_splits": num_splits, "stream": stream})
+    call |= {"num_splits": num_splits, "stream": stream, "hopper_sms": hopper_sms}
+    assert kernels.decode_cluster(few, call) == cluster
+    brought = kernels.run_decode(few, call)
     assert own_counters in (None, brought)
     return output.results()
 
@@ -196,6 +201,9 @@ def cached(
     last_block_first: bool = False,
     stream: int = 0,
     own_counters: bool | None = None,
+    hopper_sms: int = 0,
+    cluster: int = 1,
+    largest_cluster: int = 16,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
@@ -206,8 +214,10 @@ def cached(
 
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
     until a kernel writes there. own_counters: whether its launch has to bring its counters; None:
-    whatever. brings: the `new_rows` that the decode kernel writes itself, first. The cache's head
-    dims may be any; q's and out's are rounded up to multiples of 8.
+    whatever. hopper_sms: of one of Hopper's GPUs, where each tile should have a cluster of
+    `cluster` thread blocks, and has one of largest_cluster if that is less; 0: an sm80 GPU. brings:
+    the `new_rows` that the decode kernel writes itself, first. The cache's head dims may be any;
+    q's and out's are rounded up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
     head_dim_v = -(-v_cache.shape[-1] // 8) * 8
@@ -225,7 +235,8 @@ def cached(
         kernels.run(variant, call)
     else:
         call |= {"num_splits": num_splits, "last_block_first": last_block_first, "stream": stream}
-        call |= brings or {}
+        call |= (brings or {}) | {"hopper_sms": hopper_sms, "largest_cluster": largest_cluster}
+        assert kernels.decode_cluster(variant, call) == cluster
         brought = kernels.run_decode(variant, call)
         assert own_counters in (None, brought)
     return output.results()

@@ -19,6 +19,7 @@
 #include "host/head_packing.h"
 #include "host/key_columns.h"
 #include "host/key_splits.h"
+#include "host/largest_cluster.h"
 #include "host/launch_kernel.h"
 #include "host/second_tile.h"
 #include "host/select.h"
@@ -331,6 +332,24 @@ void run_append(std::string const& name, py::dict const& call) {
   variant.launch.append(n, {sm80, nullptr, variant.name});
 }
 
+// An sm80 GPU, or one of Hopper's with so many multiprocessors.
+flash::DeviceInfo decoding_device(py::dict const& call) {
+  int const sm_count = number<int>(call, "hopper_sms");
+  flash::DeviceInfo device = sm_count > 0 ? sm90 : sm80;
+  device.sm_count = sm_count > 0 ? sm_count : sm80.sm_count;
+  return device;
+}
+
+flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams const& p,
+                                 py::dict const& call) {
+  return flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), decoding_device(call));
+}
+
+// Thread blocks that share a tile, if the GPU runs as many as a cluster.
+int decode_cluster(std::string const& name, py::dict const& call) {
+  return 1 << schedule_of(find(name), forward_params(call), call).cluster_log2;
+}
+
 // Few query rows against a cache, as csrc/api/kvcache.cpp does it. Whether the launch had to bring
 // counters of its own.
 bool run_decode(std::string const& name, py::dict const& call) {
@@ -342,12 +361,14 @@ bool run_decode(std::string const& name, py::dict const& call) {
     rows = new_rows(call);
     p.q = rows.rotary.cos ? view<void const>(call, "q_turned") : p.q;
   }
-  auto const split = flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), sm80);
+  auto const split = schedule_of(variant, p, call);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> workspace(flash::decode_workspace(variant, p, split), nan);
   auto const params = flash::decode_params(variant, p, split, workspace.data(), false, rows);
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
-  variant.launch.decode(params, {sm80, stream, variant.name});
+  flash::DeviceInfo const device = decoding_device(call);
+  flash::largest_of_device = number<int>(call, "largest_cluster", 16);
+  variant.launch.decode(params, {device, stream, variant.name});
   workspace.check();
   if (!params.counters || params.counters[0] == std::bit_cast<uint32_t>(nan)) {
     return false;
@@ -394,5 +415,6 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));
+  m.def("decode_cluster", &decode_cluster, py::arg("name"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
 }

@@ -30,7 +30,7 @@ def id_of(x) -> str:
     return x.name
 
 
-def run(kernels, row, case: CacheCase, x, num_splits: int, last_block_first: bool):
+def run(kernels, row, case: CacheCase, x, num_splits: int, last_block_first: bool, **more):
     extra = {"rotary_cos": None, "rotary_sin": None} | x.extra
     tables = extra.pop("rotary_cos"), extra.pop("rotary_sin")
     local = case.causal or case.window != (-1, -1)
@@ -39,17 +39,19 @@ def run(kernels, row, case: CacheCase, x, num_splits: int, last_block_first: boo
         kernels, row.name, x.q, x.k_cache, x.v_cache, new=case.new, causal=case.causal,
         window_size=case.window, cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32),
         num_splits=num_splits, last_block_first=last_block_first,
-        brings=calls.new_rows(turned, x.k, x.v, *tables, case.interleaved, local), **extra,
+        brings=calls.new_rows(turned, x.k, x.v, *tables, case.interleaved, local), **extra, **more,
     )  # fmt: skip
     return *result, turned
 
 
-def check(kernels, row, case: CacheCase, num_splits: int, last_block_first: bool = False) -> None:
+def check(
+    kernels, row, case: CacheCase, num_splits: int, last_block_first: bool = False, **more
+) -> None:
     case = replace(case, dtype=DTYPES[row.dtype], d=min(case.d, row.head_dim))
     x = make_cache(case, "cpu")
     before = x.clone()
     ref, standard = (expected(case, before, f) for f in (attention_ref, standard_attention))
-    out, lse, turned = run(kernels, row, case, x, num_splits, last_block_first)
+    out, lse, turned = run(kernels, row, case, x, num_splits, last_block_first, **more)
     assert_accurate("out", out, ref.out, standard.out)
     assert_lse("lse", lse, ref.lse)
     check_cache("k_cache", x.k_cache, ref.k_cache, before.k_cache, ref.touched)

@@ -197,6 +197,7 @@ def packed(batch: int, longest: int, total_q: int, heads: tuple[int, int], **mor
 
 PAGED = {"block_table": ANY}
 BOXES = PAGED | {"page_size": 16, "pages": 1}
+DRAFT = BOXES | {"seqlen_k": 8192, "left": 2047, "right": 0}
 ALL = -1
 
 
@@ -222,6 +223,16 @@ ALL = -1
         ((64, 5, 320, (32, 8)), BOXES | {"seqlen_k": 1023}, ALL),
         ((64, 5, 320, (32, 8)), BOXES | {"batch_invariant": True}, ALL),
         ((64, 5, 320, (32, 8)), BOXES | {"softcap": 1.0}, ALL),
+        # But where clusters of decode's blocks, one for each tile, have few keys each: of a window,
+        # or of all that there are.
+        ((1, 8, 8, (8, 2)), BOXES, ALL),
+        ((1, 8, 8, (8, 2)), BOXES | {"seqlen_k": 4097}, 0),
+        ((1, 8, 8, (8, 2)), BOXES | {"seqlen_k": 8192}, 0),
+        ((1, 8, 8, (8, 2)), DRAFT, ALL),
+        ((2, 8, 16, (8, 2)), DRAFT, ALL),
+        ((3, 8, 24, (8, 2)), DRAFT, 0),
+        ((1, 9, 9, (8, 2)), DRAFT, 0),
+        ((1, 8, 8, (8, 2)), BOXES | {"head_dim": 192, "head_dim_v": 192}, 0),
         # No sequence has more than all have together.
         ((64, 4096, 64, (32, 32)), PAGED, ALL),
         ((64, 4096, 65, (32, 32)), PAGED, 64),

@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "core/merge_rounds.h"
 #include "core/split_schedule.h"
+#include "core/wanted_clusters.h"
 #include "core/wanted_columns.h"
 
 void bind_split_schedule(py::module_& m) {
@@ -60,6 +61,20 @@ void bind_split_schedule(py::module_& m) {
         return std::make_tuple(p.columns, p.extra, p.whole, p.blocks_per_sm);
       },
       py::arg("batch"), py::arg("own_blocks"), py::arg("tiles"), py::arg("reads_only"));
+  m.def(
+      "even_share",
+      [](int begin, int end, int part, int parts) {
+        flash::UnitRange const range = flash::even_share({begin, end}, part, parts);
+        return std::make_pair(range.begin, range.end);
+      },
+      py::arg("begin"), py::arg("end"), py::arg("part"), py::arg("parts"));
+  m.def(
+      "wanted_cluster_log2",
+      [](int rows, int64_t units, int64_t pieces, int64_t tiles) {
+        constexpr int kH200 = 132;
+        return flash::wanted_cluster_log2({rows, units, pieces, tiles}, kH200);
+      },
+      py::arg("rows"), py::arg("units"), py::arg("pieces"), py::arg("tiles"));
   m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
   m.def(
       "fewest_columns",

@@ -1,7 +1,7 @@
 // Attention of few query rows against many keys, where reading the keys is all that takes time: one
 // thread block computes one tile of packed rows against one piece of the keys, each of its warps
 // against keys of its own (Flash-Decoding, with the split inside the thread block as well). The
-// last one of a tile merges its pieces.
+// last one of a tile merges its pieces. On Hopper a cluster of thread blocks may have the tile.
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -9,6 +9,7 @@
 #include "core/split_schedule.h"
 #include "core/warp_lanes.h"
 #include "params/decode_params.h"
+#include "sm80/decode/cluster_merge.h"
 #include "sm80/decode/merge.h"
 #include "sm80/decode/piece_merge.h"
 #include "sm80/decode/warp_attention.h"
@@ -39,9 +40,10 @@ __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
 
 // By one whole warp.
 template <class Config>
-__device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
+__device__ void find_work(DecodeParams const& p, PieceShare const& share,
+                          DecodeWork<Config>& work) {
   auto const size = [&](int sequence) { return sequence_size<Config>(p, sequence); };
-  Piece const piece = find_piece(p.split, static_cast<int>(blockIdx.x), WarpLanes{}, size);
+  Piece const piece = find_piece(p.split, share.piece(), WarpLanes{}, size);
   if (threadIdx.x != 0) {
     return;
   }
@@ -51,8 +53,10 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
   }
   DecodeTile<Config> const tile(p, piece.sequence, piece.tile);
   KeyLimits const visible = visible_keys(tile.mask, tile.info.seqlen_q);
-  UnitRange const range = piece.range(num_units<Config>(visible));
+  UnitRange const range =
+      even_share(piece.range(num_units<Config>(visible)), share.rank(), share.blocks());
   work.tile = tile;
+  work.has_first_keys = piece.split == 0 && share.rank() == 0;
   work.begin = visible.begin + range.begin * Config::kUnit;
   work.end = min(visible.begin + range.end * Config::kUnit, visible.end);
   work.pages = KeyPages(p.fwd.pages, tile.info, tile.sequence);
@@ -61,13 +65,14 @@ __device__ void find_work(DecodeParams const& p, DecodeWork<Config>& work) {
   work.v = static_cast<Element const*>(p.fwd.v.ptr) + tile.head_kv * p.fwd.v.head_stride;
 }
 
-template <class Config>
+template <class Config, bool kClusters>
 __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_range) {
+  PieceShare const share{kClusters ? p.split.cluster_log2 : 0};
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
-    find_work(p, work);
+    find_work(p, share, work);
   }
   __syncthreads();
   if (!work.piece.valid) {
@@ -78,20 +83,33 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
   attend(p, work, smem.ring[warp], warp, lane, acc);
   using Output = DecodeOutput<Config>;
-  bool const cut = work.piece.splits > 1;
-  Output const output{p, work, cut ? work.piece.split : Output::kWhole};
-  merge_and_store(output, smem.merge, warp, lane, acc);
-  if (cut) {
-    merge_pieces(p, work, counter_range, smem.pieces);
+  if constexpr (kClusters) {
+    merge_and_store(ShownOutput<Config>{p, work, smem.merge}, smem.merge, warp, lane, acc);
+    merge_cluster(Output{p, work, Output::kWhole}, share, smem.merge);
+  } else {
+    bool const cut = work.piece.splits > 1;
+    Output const output{p, work, cut ? work.piece.split : Output::kWhole};
+    merge_and_store(output, smem.merge, warp, lane, acc);
+    if (cut) {
+      merge_pieces(p, work, counter_range, smem.pieces);
+    }
   }
 }
 
-template <class Config>
+// A kernel of its own for clusters: the other one keeps its code and registers.
+template <class Config, bool kClusters>
 __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
     decode_kernel(__grid_constant__ DecodeParams const p, int counter_range) {
-  decode_piece<Config>(p, counter_range);
-  if (blockIdx.x == gridDim.x - 1) {
-    wait_for_launch_before();  // for all that come later
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr bool kRuns = !kClusters;
+#else
+  constexpr bool kRuns = true;
+#endif
+  if constexpr (kRuns) {
+    decode_piece<Config, kClusters>(p, counter_range);
+    if (blockIdx.x == gridDim.x - 1) {
+      wait_for_launch_before();  // for all that come later
+    }
   }
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "core/split_schedule.h"
+#include "core/wanted_clusters.h"
+#include "host/largest_cluster.h"
 #include "host/launch_kernel.h"
 #include "host/places.h"
 #include "host/tile_counter.h"
@@ -33,16 +35,41 @@ int shared_memory(DecodeParams const& params, LaunchContext const& launch) {
   return std::max<int>(kSmemBytes<Config>, spread);
 }
 
-template <class Config>
-void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+template <class Config, bool kClusters>
+void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
   int const counters = counter_range(params, launch);
   // A memset between them is a launch before that nobody lets start early.
   bool const early = params.beside && (counters >= 0 || !params.counters);
-  launch_kernel<decode_kernel<Config>>(
+  launch_kernel<decode_kernel<Config, kClusters>>(
       launch,
-      {num_pieces(params.split), Config::kThreads, shared_memory<Config>(params, launch),
-       /*cluster=*/1, early},
+      {num_thread_blocks(params.split), Config::kThreads, shared_memory<Config>(params, launch),
+       1 << params.split.cluster_log2, early},
       params, counters);
+}
+
+// No larger clusters than this device runs. Without any, a tile still is one block's.
+template <class Config>
+DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext const& launch) {
+  LaunchShape const largest{0, Config::kThreads, shared_memory<Config>(params, launch),
+                            1 << kMostClusterLog2};
+  int const blocks = largest_cluster<decode_kernel<Config, true>>(launch, largest);
+  DecodeParams fitting = params;
+  while (1 << fitting.split.cluster_log2 > blocks) {
+    --fitting.split.cluster_log2;
+  }
+  return fitting;
+}
+
+template <class Config>
+void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+  if constexpr (Config::kHasClusters) {
+    if (params.split.cluster_log2 > 0) {
+      DecodeParams const fitting = with_fitting_clusters<Config>(params, launch);
+      return fitting.split.cluster_log2 > 0 ? launch_pieces<Config, true>(fitting, launch)
+                                            : launch_pieces<Config, false>(fitting, launch);
+    }
+  }
+  launch_pieces<Config, false>(params, launch);
 }
 
 }  // namespace flash::sm80

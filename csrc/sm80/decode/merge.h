@@ -44,9 +44,9 @@ __device__ OnlineSoftmax<2> merged_softmax(MergeStorage<Config>& smem, OnlineSof
   return merged;
 }
 
-template <class Config>
-__device__ void merge_and_store(DecodeOutput<Config> const& output, MergeStorage<Config>& smem,
-                                int warp, int lane, WarpAccumulators<Config>& acc) {
+template <class Config, class Output>
+__device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem, int warp,
+                                int lane, WarpAccumulators<Config>& acc) {
   FragmentCoord<1> const coord(lane);
   int const rows = output.work.tile.rows;
   __syncthreads();  // every warp is done with its ring, which lies in the same memory

@@ -29,7 +29,7 @@ struct BlockRows {
     Seqlens const& s = p.fwd.seqlens;
     first = min(max(before, -1), s.seqlen_k) - work.tile.info.leftpad;
     queries = p.rows.rotary.cos ? work.tile.rows : 0;
-    bool const is_first = work.piece.split == 0 && work.tile.first_row == 0;
+    bool const is_first = work.has_first_keys && work.tile.first_row == 0;
     begin = is_first ? 0 : max(work.begin - first, 0);
     end = is_first ? s.new_k : min(work.end - first, s.new_k);
   }

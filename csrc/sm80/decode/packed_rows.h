@@ -56,6 +56,19 @@ __device__ int num_units(KeyLimits keys) {
   return int(unsigned(keys.end - keys.begin + Config::kUnit - 1) / Config::kUnit);
 }
 
+// Which of the thread blocks that share a tile's piece this one is: of a cluster, or the only one.
+struct PieceShare {
+  int log2;  // of how many they are
+
+  __device__ int blocks() const { return 1 << log2; }
+  __device__ int rank() const { return static_cast<int>(blockIdx.x) & (blocks() - 1); }
+  __device__ int piece() const { return static_cast<int>(blockIdx.x) >> log2; }
+
+  // The blocks take turns at the rows that are merged, and so do groups of threads in them.
+  __device__ int first_row(int group) const { return (group << log2) + rank(); }
+  __device__ int row_step(int groups) const { return groups << log2; }
+};
+
 // What one thread block does: keys [begin, end) of a tile.
 template <class Config>
 struct DecodeWork {
@@ -63,6 +76,7 @@ struct DecodeWork {
   DecodeTile<Config> tile;
   int begin;
   int end;
+  bool has_first_keys;  // or there are none
   KeyPages pages;
   typename Config::Element const* k;  // of the tile's KV head
   typename Config::Element const* v;

@@ -37,8 +37,8 @@ class SharedMemory {
   alignas(1024) char bytes_[232448];
 };
 
-// By rank in a cluster: no GPU is sure to have larger ones.
-inline std::array<SharedMemory, 8> shared_memory;
+// By rank in a cluster: Hopper's GPUs have none with more.
+inline std::array<SharedMemory, 16> shared_memory;
 
 // A launch orders nothing, except for kernels that wait for blocks launched before.
 inline bool last_block_first = false;
