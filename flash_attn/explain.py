@@ -401,13 +401,18 @@ def _ask_library(problem: _Problem) -> Explanation:
 def _extent(problem: _Problem) -> tuple:
     """What a forward's row chooses its tile by."""
     device = torch.cuda.get_device_properties(problem.q.device)
-    left, right = (x if 0 <= x < _UNCOUNTED else -1 for x in problem.window_size)
     total_q, total_k = (x.shape[0] if problem.packed else -1 for x in (problem.q, problem.k))
     return (
         device.multi_processor_count, problem.batch, problem.longest_q, problem.capacity,
-        problem.q.shape[-2], problem.k.shape[-2], total_q, total_k, left,
-        0 if problem.causal else right, problem.page_size, problem.batch_invariant,
+        problem.q.shape[-2], problem.k.shape[-2], total_q, total_k, *_limits(problem),
+        problem.page_size, problem.batch_invariant,
     )  # fmt: skip
+
+
+def _limits(problem: _Problem) -> tuple[int, int]:
+    """The mask's left and right width; -1: none."""
+    left, right = (x if 0 <= x < _UNCOUNTED else -1 for x in problem.window_size)
+    return left, 0 if problem.causal else right
 
 
 def _slow_on_gpu(
@@ -447,6 +452,7 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
         problem.capacity, problem.q.shape[-2], problem.k.shape[-2],
         min(problem.num_splits, _UNCOUNTED), problem.page_size, problem.cached,
         problem.q.shape[0] if problem.packed else -1, problem.batch_invariant, problem.odd_rows,
+        *_limits(problem),
     )  # fmt: skip
     if answer is None:
         return None

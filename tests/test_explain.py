@@ -51,7 +51,7 @@ class Library:
 
     def explain_decode(self, *request) -> str | None:
         batch, seqlen_q, seqlen_k, heads, heads_kv = request[6:11]
-        num_splits, page_size, cached, total_q, batch_invariant, _odd_rows = request[11:]
+        num_splits, page_size, cached, total_q, batch_invariant, _odd_rows = request[11:17]
         self.asked_about_decode.append((num_splits, page_size, cached))
         self.packed_batches.append((batch, seqlen_q, seqlen_k, heads, heads_kv, total_q,
                                     batch_invariant))  # fmt: skip

@@ -150,14 +150,14 @@ class TestLibrary:
 
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none."""
-        about = 'explain_decode(90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0)'
+        about = 'explain_decode(90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0, -1, -1)'
         program = f"import flash_attn; print(flash_attn.backend.library.{about})"
         assert '"variant": {"name": "decode_' in run(sys.executable, "-c", program).stdout
 
     @pytest.mark.parametrize(("longest", "scores"), [(1, "full"), (100, "plain")])
     def test_explains_decode_of_odd_rows(self, longest, scores):
         """Read where they lie, unless a forward beside it has copied them."""
-        shape = f"80, 'bf16', 104, 104, 0, 108, 4, {longest}, 4096, 8, 2, 0, 16, 0, 200, 0, 1"
+        shape = f"80, 'bf16', 104, 104, 0, 108, 4, {longest}, 4096, 8, 2, 0, 16, 0, 200, 0, 1, -1, 0"
         program = (
             "import flash_attn, json;"
             f"print(json.loads(flash_attn.backend.library.explain_decode({shape}))['variant'])"

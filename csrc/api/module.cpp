@@ -118,7 +118,8 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   char const* dtype = nullptr;
   if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &device.sm_count,
              &p.seqlens.batch, &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv,
-             &num_splits, &page_size, &cached, &total_q, &batch_invariant, &odd_rows)) {
+             &num_splits, &page_size, &cached, &total_q, &batch_invariant, &odd_rows, &p.mask.left,
+             &p.mask.right)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
@@ -195,8 +196,9 @@ PyMethodDef methods[] = {
      "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON as of explain_forward."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows) -> JSON as of "
-     "explain_forward, with the most splits of a sequence; None for a call that the forward kernel "
+     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows, left, right) "
+     "-> JSON as of explain_forward, with the most splits of a sequence, or blocks of a cluster that "
+     "are wanted; None for a call that the forward kernel "
      "serves. total_q: of a packed batch, else -1. odd_rows: of a cache, no multiples of 16 bytes. "
      "few_queries: if not 0, this is about sequences of no more queries, and the forward kernel "
      "serves the others."},

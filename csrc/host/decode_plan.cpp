@@ -65,13 +65,14 @@ constexpr int kFewKeys = 1024;
 
 // Of a draft's window, and the like: a cluster for each tile has all keys, each block a few steps
 // of them. On an H200, 8 queries of 8 heads on 2 that see 2,047 keys: 15.3 µs instead of 17.5.
-bool clusters_have_all_keys(FwdParams const& p, DeviceInfo const& device) {
+bool clusters_have_all_keys(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
   constexpr int kMostColumns = 128;  // larger head dims have no clusters
   constexpr int kMostBlocks = 2;
   constexpr int64_t kMostKeys = 4096;
   int const blocks = row_blocks(packed_rows(p));
   int64_t const tiles = int64_t(blocks) * p.heads_kv * p.seqlens.batch;
-  return std::max(p.head_dim, p.head_dim_v) <= kMostColumns && blocks <= kMostBlocks &&
+  return num_splits == 0 && std::max(p.head_dim, p.head_dim_v) <= kMostColumns &&
+         blocks <= kMostBlocks &&
          keys_of_block(p, longest_q(p.seqlens)) <= kMostKeys &&
          tiles << kMostClusterLog2 <= device.sm_count;
 }
@@ -79,12 +80,13 @@ bool clusters_have_all_keys(FwdParams const& p, DeviceInfo const& device) {
 // Of pages, and more rows than a tile of decode's: it would read the keys again for each tile of
 // them, where Hopper's forward reads them once for 64 rows, and cuts them as well. On an H200, 8
 // queries of 4 heads: 152 µs instead of 198 (32 sequences, 4k keys), 60 instead of 67 (one, 32k).
-bool forward_reads_pages_faster(FwdParams const& p, DeviceInfo const& device) {
+bool forward_reads_pages_faster(FwdParams const& p, int64_t num_splits,
+                                DeviceInfo const& device) {
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? s.total_q * group_of(p) / std::max(s.batch, 1) : packed_rows(p);
-  return device.sm == 90 && rows > kTileRows && s.seqlen_k >= kFewKeys && !p.batch_invariant &&
+  return num_splits <= 1 && device.sm == 90 && rows > kTileRows && s.seqlen_k >= kFewKeys && !p.batch_invariant &&
          !p.scores.has_hooks() && page_layout(p) == PageLayout::Boxes &&
-         !clusters_have_all_keys(p, device);
+         !clusters_have_all_keys(p, num_splits, device);
 }
 
 }  // namespace
@@ -97,7 +99,7 @@ bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& dev
     return true;  // others need a copy of the cache
   }
   if (p.pages.table) {
-    return num_splits > 1 || !forward_reads_pages_faster(p, device);
+    return !forward_reads_pages_faster(p, num_splits, device);
   }
   // Measured against Hopper's forward: up to 3 times faster with 64 rows.
   return device.sm != 90 || packed_rows(p) <= kTileRows || num_splits > 1 || leaves_room(p, device);
@@ -132,6 +134,8 @@ int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device
   return decodes ? kAllQueries : 0;
 }
 
+namespace {
+
 // Row blocks of all sequences that are decoded, at most: who has any queries has a last one that
 // lacks some rows, of whole queries.
 int packed_row_blocks(FwdParams const& p) {
@@ -152,7 +156,8 @@ bool is_built_for_hopper() {
   return has;
 }
 
-// Each tile of a schedule that the host chose is a cluster's, uncut, if that is faster.
+// Each tile of a schedule that the host chose is a cluster's, uncut, if that is faster. Row blocks
+// that the rows of a packed q might be, and are not, have clusters as well: few, or none at all.
 void give_to_clusters(SplitSchedule& s, Variant const& variant, FwdParams const& p,
                       DeviceInfo const& device) {
   int64_t const queries = longest_q(p.seqlens);
@@ -161,11 +166,17 @@ void give_to_clusters(SplitSchedule& s, Variant const& variant, FwdParams const&
   int const rows = static_cast<int>(std::min(queries * group_of(p), kTileRows));
   int64_t const tiles = s.alike * int64_t(s.tiles.divisor);
   s.cluster_log2 = wanted_cluster_log2({rows, units, s.columns / s.alike, tiles}, device.sm_count);
-  if (s.cluster_log2 > 0) {
-    s.max_splits = 1;
-    s.blocks_per_sm = 0;
+  constexpr int kMostBlocks = 3;  // a multiprocessor
+  int64_t const blocks = s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2;
+  if (s.cluster_log2 == 0 || blocks > kMostBlocks * int64_t(device.sm_count)) {
+    s.cluster_log2 = 0;
+    return;
   }
+  s.max_splits = 1;
+  s.blocks_per_sm = 0;
 }
+
+}  // namespace
 
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int num_splits,
                               DeviceInfo const& device) {

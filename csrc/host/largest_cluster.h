@@ -9,9 +9,9 @@
 
 namespace flash {
 
-// Whether there is room for one, of a kernel that may have what it asks for.
+// Whether there is room for one, of a kernel that may have what it asks for. Not sure: nobody said.
 template <auto kKernel>
-bool holds_cluster(LaunchShape const& shape) {
+bool holds_cluster(LaunchShape const& shape, bool& sure) {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute = cluster_attribute(shape.cluster);
   config.gridDim.x = shape.cluster;
@@ -23,7 +23,8 @@ bool holds_cluster(LaunchShape const& shape) {
   cudaError_t const error =
       cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<void const*>(kKernel), &config);
   if (error != cudaSuccess) {
-    cudaGetLastError();  // a device that has none of this size says so by an error, too
+    cudaGetLastError();
+    sure = sure && error == cudaErrorInvalidClusterSize;  // of a device that has none of this size
   }
   return error == cudaSuccess && clusters > 0;
 }
@@ -43,10 +44,13 @@ int largest_cluster(LaunchContext const& launch, LaunchShape shape) {
     shape.cluster = 1;
   }
   allow<kKernel>(launch, shape);
-  while (shape.cluster > 1 && !holds_cluster<kKernel>(shape)) {
+  bool sure = true;
+  while (shape.cluster > 1 && !holds_cluster<kKernel>(shape, sure)) {
     shape.cluster /= 2;
   }
-  answer.store(shape.cluster, std::memory_order_relaxed);
+  if (sure) {
+    answer.store(shape.cluster, std::memory_order_relaxed);
+  }
   return shape.cluster;
 }
 

@@ -266,3 +266,8 @@ def test_splits_that_were_asked_for_decode_packed_keys(kernels):
         call = packed(64, 5, 320, (32, 8), **pages)
         assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL
     assert kernels.few_queries(call, 0, 80, sm_count=132) == ALL
+
+
+def test_a_draft_in_one_split_has_no_clusters(kernels):
+    call = packed(1, 8, 8, (8, 2), **DRAFT)
+    assert [kernels.few_queries(call, n, 90, sm_count=132) for n in (0, 1, 2)] == [ALL, 0, ALL]

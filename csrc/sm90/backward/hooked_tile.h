@@ -111,7 +111,7 @@ struct HookedTile : ScoreTile<false, Config> {
     }
   }
 
-  // Of any lane of the warp; a NaN is above everything.
+  // Of any lane of the warp. A maximum is never NaN: one goes through the powers as through tanh.
   __device__ static bool any_above(float top, float limit) {
     return __any_sync(0xffffffffu, !(top <= limit));
   }

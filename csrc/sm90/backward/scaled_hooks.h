@@ -58,7 +58,8 @@ struct LeftBias {
   }
 };
 
-// Of |product|, up to which so many powers have tanh; nowhere if they overflow.
+// Of |product|, up to which so many powers have tanh, within 6e-8 and 2e-7; nowhere if they overflow
+// or underflow.
 struct TanhLimits {
   float few;   // 3
   float many;  // 5
@@ -67,9 +68,9 @@ struct TanhLimits {
     constexpr float kFew = 0.25f, kMany = 0.75f;  // of |tanh|'s argument
     float const slope = fabsf(mod.softmax_scale * reciprocal_fast(mod.softcap));
     float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
-    bool const finite = slope < 1e3f && inverse < 1e15f;
-    few = finite ? kFew * inverse : -1.f;
-    many = finite ? kMany * inverse : -1.f;
+    bool const finite = slope < 1e3f;
+    few = finite && inverse < 1e7f ? kFew * inverse : -1.f;
+    many = finite && inverse < 1e4f ? kMany * inverse : -1.f;
   }
 };
 
