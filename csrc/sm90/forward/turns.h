@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cutlass/arch/barrier.h>
+
 #include "sm90/forward/config.h"
 
 namespace flash::sm90 {
