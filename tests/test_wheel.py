@@ -157,7 +157,9 @@ class TestLibrary:
     @pytest.mark.parametrize(("longest", "scores"), [(1, "full"), (100, "plain")])
     def test_explains_decode_of_odd_rows(self, longest, scores):
         """Read where they lie, unless a forward beside it has copied them."""
-        shape = f"80, 'bf16', 104, 104, 0, 108, 4, {longest}, 4096, 8, 2, 0, 16, 0, 200, 0, 1, -1, 0"
+        shape = (
+            f"80, 'bf16', 104, 104, 0, 108, 4, {longest}, 4096, 8, 2, 0, 16, 0, 200, 0, 1, -1, 0"
+        )
         program = (
             "import flash_attn, json;"
             f"print(json.loads(flash_attn.backend.library.explain_decode({shape}))['variant'])"

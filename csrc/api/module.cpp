@@ -197,7 +197,8 @@ PyMethodDef methods[] = {
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
      "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows, left, right) "
-     "-> JSON as of explain_forward, with the most splits of a sequence, or blocks of a cluster that "
+     "-> JSON as of explain_forward, with the most splits of a sequence, or blocks of a cluster "
+     "that "
      "are wanted; None for a call that the forward kernel "
      "serves. total_q: of a packed batch, else -1. odd_rows: of a cache, no multiples of 16 bytes. "
      "few_queries: if not 0, this is about sequences of no more queries, and the forward kernel "

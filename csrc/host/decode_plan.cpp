@@ -72,20 +72,18 @@ bool clusters_have_all_keys(FwdParams const& p, int64_t num_splits, DeviceInfo c
   int const blocks = row_blocks(packed_rows(p));
   int64_t const tiles = int64_t(blocks) * p.heads_kv * p.seqlens.batch;
   return num_splits == 0 && std::max(p.head_dim, p.head_dim_v) <= kMostColumns &&
-         blocks <= kMostBlocks &&
-         keys_of_block(p, longest_q(p.seqlens)) <= kMostKeys &&
+         blocks <= kMostBlocks && keys_of_block(p, longest_q(p.seqlens)) <= kMostKeys &&
          tiles << kMostClusterLog2 <= device.sm_count;
 }
 
 // Of pages, and more rows than a tile of decode's: it would read the keys again for each tile of
 // them, where Hopper's forward reads them once for 64 rows, and cuts them as well. On an H200, 8
 // queries of 4 heads: 152 µs instead of 198 (32 sequences, 4k keys), 60 instead of 67 (one, 32k).
-bool forward_reads_pages_faster(FwdParams const& p, int64_t num_splits,
-                                DeviceInfo const& device) {
+bool forward_reads_pages_faster(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? s.total_q * group_of(p) / std::max(s.batch, 1) : packed_rows(p);
-  return num_splits <= 1 && device.sm == 90 && rows > kTileRows && s.seqlen_k >= kFewKeys && !p.batch_invariant &&
-         !p.scores.has_hooks() && page_layout(p) == PageLayout::Boxes &&
+  return num_splits <= 1 && device.sm == 90 && rows > kTileRows && s.seqlen_k >= kFewKeys &&
+         !p.batch_invariant && !p.scores.has_hooks() && page_layout(p) == PageLayout::Boxes &&
          !clusters_have_all_keys(p, num_splits, device);
 }
 

@@ -23,6 +23,10 @@ struct Columns {
 // quarter of what L2 hands out is no limit to memory.
 constexpr int kSharers = 4;
 
+// On Hopper, where with four of them a causal call's columns are more than L2 holds. 2k keys on an
+// H200: a backward takes 1% less at d 128, 2% at d 192, 4% at d 256, a forward 3% at d 192.
+constexpr int kHopperSharers = 8;
+
 // Who takes tiles.
 struct TileTakers {
   int places;  // thread blocks, or clusters that share a tile, that run at a time
@@ -60,7 +64,8 @@ inline bool limits(int width, Seqlens const& s) {
 
 // Of a forward: a tile per row block, a column per head and batch entry.
 template <class Config>
-TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, ForwardTile const& tile) {
+TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, ForwardTile const& tile,
+                      TileTakers const& takers) {
   int64_t const row_bytes =
       (Config::kHeadDim + Config::kHeadDimV) * int64_t(sizeof(typename Config::Element));
   bool const causal = limits(params.mask.right, params.seqlens);
@@ -73,8 +78,7 @@ TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, Forward
                         tile.heads / std::max(params.heads_kv, 1),
                         num_m_blocks(params.seqlens.seqlen_q, tile.block_m), !causal};
   // Causal: the last row block sees most keys.
-  TileOrder const order{columns_side_by_side(device, {device.sm_count}, columns),
-                        /*longest_first=*/causal};
+  TileOrder const order{columns_side_by_side(device, takers, columns), /*longest_first=*/causal};
   return make_tile_grid(params.seqlens, tile.heads, tile.block_m, order);
 }
 

@@ -9,8 +9,8 @@ namespace flash::sm80 {
 
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& launch) {
-  TileGrid const grid =
-      forward_grid<Config>(params, launch.device, {Config::kBlockM, params.heads_q});
+  TileGrid const grid = forward_grid<Config>(
+      params, launch.device, {Config::kBlockM, params.heads_q}, {launch.device.sm_count});
   launch_kernel<forward_kernel<Config>>(
       launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
 }

@@ -65,10 +65,7 @@ inline int turn_columns(DeviceInfo const& device) { return device.sm_count / kSh
 template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
-  // Of 4, what a causal call's columns read is more than L2 holds: 2k keys on an H200, d 128 -1%,
-  // d 192 -2%, d 256 -4%.
-  constexpr int kSharersOfRows = 8;
-  TileGrid const grid = backward_grid<Config>(params, launch.device, {resident, kSharersOfRows},
+  TileGrid const grid = backward_grid<Config>(params, launch.device, {resident, kHopperSharers},
                                               turn_columns(launch.device));
   int64_t const num_tiles = Config::kColumns ? num_columns(params) : grid.num_tiles();
   if (num_tiles == 0) {

@@ -58,8 +58,8 @@ struct LeftBias {
   }
 };
 
-// Of |product|, up to which so many powers have tanh, within 6e-8 and 2e-7; nowhere if they overflow
-// or underflow.
+// Of |product|, up to which so many powers have tanh, within 6e-8 and 2e-7; nowhere if they
+// overflow or underflow.
 struct TanhLimits {
   float few;   // 3
   float many;  // 5
