@@ -150,8 +150,8 @@ class TestLibrary:
 
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none."""
-        about = 'explain_decode(90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0, -1, -1)'
-        program = f"import flash_attn; print(flash_attn.backend.library.{about})"
+        call = '90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0, -1, -1'
+        program = f"import flash_attn; print(flash_attn.backend.library.explain_decode({call}))"
         assert '"variant": {"name": "decode_' in run(sys.executable, "-c", program).stdout
 
     @pytest.mark.parametrize(("longest", "scores"), [(1, "full"), (100, "plain")])
