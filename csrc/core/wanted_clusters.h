@@ -22,6 +22,10 @@ constexpr int kRowsWorthClusters = 8;
 // A block has two units to read, at least, as long as it takes to start; and so few, at most, that
 // it does not matter if there would be more pieces than a cluster has blocks.
 constexpr int kLeastUnitsOfBlock = 2, kFewUnitsOfBlock = 4;
+// So many that what the end of a tile costs is nothing, and that blocks of a cluster, of which one
+// waits for the last, lose more. On an H200, 4 queries of 4 heads: of 32k keys, 32 units for each
+// block, clusters take 5% less, of 144k 10% more.
+constexpr int kMostUnitsOfBlock = 64;
 
 // 16 are more than every GPU is sure to have, and what Hopper's have.
 constexpr int kMostClusterLog2 = 4;
@@ -40,7 +44,8 @@ inline int wanted_cluster_log2(ClusterWork const& work, int sm_count) {
   }
   bool const has_few = work.units <= int64_t(kFewUnitsOfBlock) << log2;
   bool const are_as_many = 8 * (int64_t(1) << log2) >= 7 * work.pieces;
-  return has_few || are_as_many ? log2 : 0;
+  bool const has_too_many = work.units > int64_t(kMostUnitsOfBlock) << log2;
+  return (has_few || are_as_many) && !has_too_many ? log2 : 0;
 }
 
 }  // namespace flash

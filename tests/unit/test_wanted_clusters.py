@@ -15,6 +15,9 @@ ROWS = 8  # of a tile, that are worth a cluster
         (16, 33, 33, 8, 16),  # two of them
         (16, 33, 33, 9, 1),  # more have too few blocks for so many steps
         (16, 512, 16, 8, 16),  # 4 queries of 32k keys, 4 heads on each of 8
+        (16, 2304, 16, 8, 1),  # of 144k keys
+        (16, 1024, 16, 8, 16),
+        (16, 1025, 16, 8, 1),
         (16, 512, 33, 4, 1),  # on each of 4: half of the GPU would be idle
         (16, 512, 8, 16, 8),
         (16, 512, 9, 14, 8),
