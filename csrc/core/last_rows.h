@@ -60,6 +60,7 @@ struct EqualRowBlocks {
   double step_time;
   double part_time;    // what a part takes beside its steps
   double row_of_part;  // what merging takes, for each row of each part
+  int64_t most_rows;   // of parts, that memory is to be taken for
 };
 
 // The last rows of each sequence, and into how many parts their keys are cut.
@@ -100,7 +101,10 @@ inline LastRows best_last_rows(EqualRowBlocks const& b) {
   int64_t const apart = (most - blocks_of(over)) / kCuts + 1;
   for (int64_t cut = blocks_of(over); cut <= most; cut += apart) {
     int const rows = b.rows - static_cast<int>(row_blocks - cut) * b.block_m;
-    for (int parts = 2; parts <= kMostParts && parts * kLeastSteps <= b.part_steps; ++parts) {
+    int64_t const by_memory = b.most_rows / (rows * b.columns);
+    int64_t const most_parts =
+        std::min<int64_t>({kMostParts, b.part_steps / kLeastSteps, by_memory});
+    for (int parts = 2; parts <= most_parts; ++parts) {
       double const time = time_with(b, {rows, parts});
       if (time < least) {
         least = time;

@@ -17,7 +17,7 @@ bool may_cut(FwdParams const& p, Variant const& variant) {
   bool const fixed = !s.cu_q && !s.cu_k && !s.used_k && !s.leftpad_k && !s.batch_k && !s.new_k;
   bool const full = !limits(p.mask.left, s) && !limits(p.mask.right, s);
   return cuts_keys(p, variant) && fixed && full && !p.pages.table && !p.batch_invariant &&
-         s.batch > 0 && s.seqlen_q > 0 && s.seqlen_k > 0;
+         s.batch > 0 && p.heads_q > 0 && s.seqlen_q > 0 && s.seqlen_k > 0;
 }
 
 // Of a row block of 128 rows, for each key of its cost: on an H200 a step of 128 keys takes 1.47 µs
@@ -30,6 +30,7 @@ double key_time(Variant const& variant) {
 EqualRowBlocks row_blocks(FwdParams const& p, Variant const& variant, DeviceInfo const& device) {
   // A part's rows go out in fp32, from registers; merged, they come from L2, 3 TB/s.
   constexpr double kBytesTime = 1. / 3e6, kStoreKeys = 0.5;
+  int64_t const row_bytes = (p.head_dim_v + 1) * int64_t(sizeof(float));
   Seqlens const& s = p.seqlens;
   KeyTile const tile{variant.head_dim, variant.head_dim_v, variant.block_m, variant.block_n,
                      variant.stages};
@@ -47,7 +48,8 @@ EqualRowBlocks row_blocks(FwdParams const& p, Variant const& variant, DeviceInfo
           steps(tile),
           step,
           step + time * kStoreKeys * variant.head_dim_v,
-          (p.head_dim_v + 1.) * sizeof(float) * kBytesTime * p.heads_q / p.heads_kv};
+          double(row_bytes) * kBytesTime * p.heads_q / p.heads_kv,
+          kMostBytes / row_bytes};
 }
 
 }  // namespace
@@ -56,10 +58,7 @@ LastRows last_rows(FwdParams const& p, Variant const& variant, DeviceInfo const&
   if (!may_cut(p, variant) || packed_queries(p, variant.block_m, /*plain=*/true) > 0) {
     return {};
   }
-  LastRows const last = best_last_rows(row_blocks(p, variant, device));
-  FwdParams const cut = with_rows(p, p.seqlens.seqlen_q - last.rows, p.seqlens.seqlen_q);
-  int64_t const bytes = key_splits_workspace(cut, last.parts) * int64_t(sizeof(float));
-  return bytes <= kMostBytes ? last : LastRows{};
+  return best_last_rows(row_blocks(p, variant, device));
 }
 
 FwdParams with_rows(FwdParams p, int begin, int end) {

@@ -34,7 +34,7 @@ def test_time(core, whole, parts, takers, start):
 CALL = {
     "rows": 8192, "block_m": 192, "columns": 16, "part_block_m": 192, "part_columns": 16,
     "takers": 132, "tile_time": 90.6, "part_steps": 64, "step_time": 1.4, "part_time": 1.7,
-    "row_of_part": 1e-4,
+    "row_of_part": 1e-4, "most_rows": 100_000,
 }  # fmt: skip
 
 
@@ -54,10 +54,17 @@ def test_a_round_with_many_empty_places(core):
         {"tile_time": 9, "step_time": 0.14, "part_time": 0.17},  # less lost than two launches take
         {"row_of_part": 1},
         {"part_steps": 3},
+        {"most_rows": 2 * 192 * 16},
     ],
 )
 def test_where_nothing_is_gained(core, change):
     assert core.best_last_rows(**CALL | change) == (0, 0)
+
+
+def test_memory_limits_the_parts(core):
+    rows, parts = core.best_last_rows(**CALL | {"most_rows": 3 * 320 * 16})
+    assert rows * 16 * parts <= 3 * 320 * 16
+    assert parts < core.best_last_rows(**CALL)[1]
 
 
 def test_few_row_blocks(core):
