@@ -120,7 +120,8 @@ TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking
   // No sequence is longer than a row block: one thread block after another takes one of them.
   return s.cu_q && s.seqlen_q <= tile.block_m
              ? make_first_blocks_grid(s, tile.heads, tile.block_m)
-             : forward_grid<Config>(params, device, tile, {device.sm_count, kHopperSharers});
+             : forward_grid<Config>(params, device, tile,
+                                    {device.sm_count, kHopperSharers, kFewTilesRounds});
 }
 
 // Which one a launch draws from; -1: none is left.
