@@ -67,7 +67,8 @@ constexpr int kEight = 8;
 
 template <class Config>
 TensorMap eights_map(TensorMapRequest request, int box_keys) {
-  if constexpr (!Config::kPagesOnly) {
+  constexpr bool kOneSize = Config::kPagesOnly && !Config::kLargePages;
+  if constexpr (!kOneSize) {
     return {};
   }
   request.box_rows = box_keys;
@@ -123,6 +124,23 @@ TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking
              : forward_grid<Config>(params, device, tile, {device.sm_count, kHopperSharers});
 }
 
+// With what a kernel for large pages has more.
+template <class Config>
+ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMapRequest v) {
+  if constexpr (!Config::kLargePages) {
+    return args;
+  } else {
+    LargePageArgs more{args, {}, {}};
+    k.boxes = v.boxes = Boxes::OfEights;
+    for (int i = 0; i < PageBox::kSizes; ++i) {
+      k.box_rows = v.box_rows = PageBox::kLargest >> i;
+      more.k_boxes[i] = make_tensor_map(k);
+      more.v_boxes[i] = make_tensor_map(v);
+    }
+    return more;
+  }
+}
+
 template <class Config>
 void launch(FwdParams const& params, LaunchContext const& launch, RowPacking const& rows) {
   TileGrid const grid = tile_grid<Config>(params, launch.device, rows);
@@ -153,7 +171,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       {static_cast<uint32_t>(num_tiles), counter >= 0},
       counter};
   launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
-                                        args);
+                                        with_boxes<Config>(args, k, v));
 }
 
 // Shared memory that nobody uses: with less, blocks that start early would crowd on the few
@@ -203,7 +221,11 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
       }
       if constexpr (Config::kSecondN > kMostPagedKeys) {
         if (suit_long_tiles(params, Config::kHeadDim, Config::kHeadDimV)) {
-          return launch<typename Config::SecondPages>(params, context, rows);
+          using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
+          using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
+          return PageBox::suit(params.pages.page_size.divisor)
+                     ? launch<Large>(params, context, rows)
+                     : launch<Small>(params, context, rows);
         }
       }
     }
