@@ -37,7 +37,7 @@ def str_of(x) -> str:
 
 def with_room(table: torch.Tensor, page_size: int) -> torch.Tensor:
     """For many keys; none is listed there."""
-    more = max(0, MANY_KEYS // page_size - table.shape[1])
+    more = max(0, -(-MANY_KEYS // page_size) - table.shape[1])
     return torch.nn.functional.pad(table, (0, more), value=-1)
 
 

@@ -24,6 +24,7 @@ def check_tile(core, position: int, left: int, page_size: int) -> None:
             assert begin // page_size == (begin + keys - 1) // page_size
         if 0 < keys < size:
             assert keys < 16  # whole boxes have all keys but the last few
+            assert size == min(s for f, s, _ in boxes if s and f >= first)  # fewest eights
     assert sorted(covered) == list(range(TILE))
 
 
