@@ -34,6 +34,11 @@ std::string describe(HeadGroup const& group) {
   return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
 }
 
+std::string describe(LastRows const& last) {
+  return last.rows > 0 ? concat(", keys of the last ", last.rows, " rows in ", last.parts, " parts")
+                       : std::string();
+}
+
 std::string describe(KeyColumns const& columns) {
   return columns.used() ? ", keys one block after the other" : "";
 }
@@ -53,9 +58,9 @@ void trace(std::string const& problem, Variant const& variant, int block_n) {
 
 }  // namespace
 
-void trace_launch(FwdParams const& params, Variant const& variant) {
+void trace_launch(FwdParams const& params, Variant const& variant, LastRows const& last) {
   if (enabled()) {
-    trace(describe(params), variant, keys_of_tile(variant, params));
+    trace(describe(params) + describe(last), variant, keys_of_tile(variant, params));
   }
 }
 

@@ -58,7 +58,7 @@ inline int64_t num_columns(BwdParams const& p) {
 
 // In a deterministic call, columns whose tiles run side by side: as many as leave each enough tiles
 // at a time that share what they read. These queue for their turns, but nobody who computes waits.
-inline int turn_columns(DeviceInfo const& device) { return device.sm_count / kSharers; }
+inline int turn_columns(int resident) { return resident / kSharers; }
 
 // Calls start(args, drawers) if there are tiles: for a launch of `drawers` thread blocks, or
 // clusters of them, that draw tiles, as many as are resident at a time.
@@ -66,7 +66,7 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid<Config>(params, launch.device, {resident, kHopperSharers},
-                                              turn_columns(launch.device));
+                                              turn_columns(resident));
   int64_t const num_tiles = Config::kColumns ? num_columns(params) : grid.num_tiles();
   if (num_tiles == 0) {
     return;
