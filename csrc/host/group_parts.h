@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/group_parts.h"
 #include "host/places.h"
@@ -55,7 +56,8 @@ inline int64_t most_parts(BwdParams const& p, Variant const& variant) {
 // bits.
 inline HeadGroup head_group(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
   int const heads = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
-  if (heads == 1 || num_keys(p.seqlens) == 0) {
+  char const* const text = std::getenv("FLASH_ATTN_TRY_HEADS");  // EXPERIMENT: "0": whole groups
+  if (heads == 1 || num_keys(p.seqlens) == 0 || (text && *text == '0')) {
     return HeadGroup::in_parts(heads, heads);
   }
   GroupTiles const tiles = group_tiles(p, variant.block_n);

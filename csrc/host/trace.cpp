@@ -34,6 +34,11 @@ std::string describe(HeadGroup const& group) {
   return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
 }
 
+std::string describe(CutTiles const& cut) {
+  return cut.used() ? concat(", the last ", cut.count, " tiles in ", cut.parts, " parts")
+                    : std::string();
+}
+
 std::string describe(KeyColumns const& columns) {
   return columns.used() ? ", keys one block after the other" : "";
 }
@@ -61,8 +66,9 @@ void trace_launch(FwdParams const& params, Variant const& variant) {
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params) + describe(params.group) + describe(params.columns), variant,
-          variant.block_n);
+    trace(describe(params) + describe(params.group) + describe(params.columns) +
+              describe(params.cut),
+          variant, variant.block_n);
   }
 }
 

@@ -163,6 +163,12 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
     p.columns = flash::in_columns(p, variant, launch.device);
     p.columns.places = launch.device.sm_count;  // several, of pairs as well
   }
+  if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
+    int const tiles =
+        p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+    int const count = std::min(number<int>(call, "cut_tiles", 1), tiles);
+    p.cut = flash::CutTiles::last(tiles - count, count, parts);
+  }
   auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);

@@ -17,8 +17,8 @@ struct DrawnTiles {
 
   // The first one that is valid, or none: then it is over. Drawn when it is asked for and not with
   // the tile before: who is still at work then may not be the first who is done.
-  __device__ WorkTile next() {
-    WorkTile tile{0, 0, 0, false};
+  __device__ KeyTile next() {
+    KeyTile tile{};
     do {
       draw();
       if (over()) {
@@ -33,12 +33,15 @@ struct DrawnTiles {
 
   // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
   // deterministic call others wait for it. Nobody waits for the search.
-  __device__ WorkTile tile_at(uint32_t number) const {
+  __device__ KeyTile tile_at(uint32_t number) const {
     if (in_columns) {
       return first_of_column(args.params, number);
     }
     Seqlens const& s = args.params.seqlens;
-    return args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(number));
+    CutTiles const& cut = args.params.cut;
+    int const drawn = static_cast<int>(number), slot = cut.slot_of(drawn);
+    int const index = slot < 0 ? drawn : cut.tile_of(slot);
+    return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};
   }
 
  private:

@@ -14,6 +14,18 @@
 
 namespace flash::sm90 {
 
+// A tile as it was drawn.
+struct KeyTile : WorkTile {
+  int slot = -1;  // of a part of a cut tile, and of its sums
+};
+
+// Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
+// one key to the next. step 0: there are none, the tile is whole.
+struct SumRows {
+  int64_t first;
+  int step;
+};
+
 // Everything about one block of keys that stays the same while the rows go by.
 template <class Config>
 struct KeyBlock {
@@ -34,8 +46,9 @@ struct KeyBlock {
   int64_t block_begin;  // the sequence's first one
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
+  SumRows sums;
 
-  __device__ KeyBlock(BackwardArgs const& args, WorkTile const& tile_, uint32_t number_)
+  __device__ KeyBlock(BackwardArgs const& args, KeyTile const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
 
   // Numbers the row blocks of all heads, as the workspaces do.
@@ -78,7 +91,28 @@ struct KeyBlock {
     return info.seqlen_k <= Config::kBlockN;
   }
 
-  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, uint32_t number_,
+  // Rows are visited from the last to the first: a part's run of them, too.
+  __device__ static RowRange part_of(CutTiles const& cut, int slot, RowRange range) {
+    int const part = cut.part_of(slot), count = range.count();
+    int const end = range.end;
+    range.end = end - cut.steps_before(part, count);
+    range.begin = end - cut.steps_before(part + 1, count);
+    return range;
+  }
+
+  __device__ SumRows sum_rows(BwdParams const& p, int slot) const {
+    if (slot >= 0) {
+      return {int64_t(slot) * Config::kBlockN, 1};
+    }
+    if (p.group.parts == 1) {
+      return {0, 0};
+    }
+    int const heads = p.heads_kv * p.group.parts;
+    int64_t const key = row_k + (p.seqlens.cu_k ? 0 : int64_t(tile.batch) * p.seqlens.seqlen_k);
+    return {key * heads + tile.head, heads};
+  }
+
+  __device__ KeyBlock(BwdParams const& p, KeyTile const& tile_, uint32_t number_,
                       BlockInfo const& info)
       : tile(tile_),
         number(number_),
@@ -93,6 +127,10 @@ struct KeyBlock {
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
+    if (tile_.slot >= 0) {
+      range = part_of(p.cut, tile_.slot, range);
+    }
+    sums = sum_rows(p, tile_.slot);
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);

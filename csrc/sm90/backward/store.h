@@ -30,7 +30,7 @@ struct KeyGradients {
   }
 };
 
-// Where the gradient of the keys or values goes: to its rows, or to the sums of a group's part.
+// Where the gradient of the keys or values goes: to its rows, or to the sums of a part.
 struct KeyRows {
   TensorView<void> const& rows;
   TensorView<float> const& sums;
@@ -54,10 +54,11 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
   WorkTile const& tile = block.tile;
   int64_t const key = block.row_k + first;
   Extent const extent{block.slots - first, to.columns};
-  if (to.sums.ptr) {
+  if (block.sums.step > 0 && to.sums.ptr) {
+    int64_t const row = block.sums.first + first * block.sums.step;
+    int64_t const columns = to.sums.head_stride;
     scale(sum, to.factor);
-    store_sums(sum, to.sums.ptr + to.sums.offset(tile.batch, key, tile.head), to.sums.row_stride,
-               extent.rows, thread);
+    store_sums(sum, to.sums.ptr + row * columns, block.sums.step * columns, extent.rows, thread);
   } else if (to.rows.ptr) {
     scale(sum, to.factor);
     store_rows<Element>(
