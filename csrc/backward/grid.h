@@ -22,7 +22,7 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, TileTa
       params.seqlens.seqlen_q * row_bytes * params.group.part_heads, 1,
       num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
       !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
-  int group = columns_side_by_side(device, takers, columns);
+  int group = columns_side_by_side(device.l2_bytes, takers, columns);
   if (params.workspace.turns) {
     int const wide = static_cast<int>(std::min<int64_t>(columns.count, turn_columns));
     group = std::max(group, even_group(std::max(wide, 1), columns.count));

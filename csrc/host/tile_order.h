@@ -2,52 +2,12 @@
 // longest does not come last.
 #pragma once
 
-#include <algorithm>
-
+#include "core/tile_columns.h"
 #include "core/tile_grid.h"
 #include "host/variant.h"
 #include "params/fwd_params.h"
 
 namespace flash {
-
-// What a column's tiles have in common: K and V of a forward, Q, dO and dQ of a backward.
-struct Columns {
-  int64_t count;
-  int64_t bytes;     // that the tiles of a column read
-  int sharing;       // neighbouring columns that read the same bytes
-  int tiles;         // of a column
-  bool equal_tiles;  // all of them take the same time
-};
-
-// Tiles of a column that run at a time, at least: those that start together read together, and a
-// quarter of what L2 hands out is no limit to memory.
-constexpr int kSharers = 4;
-
-// On Hopper, where with four of them a causal call's columns are more than L2 holds. 2k keys on an
-// H200: a backward takes 1% less at d 128, 2% at d 192, 4% at d 256, a forward 3% at d 192.
-constexpr int kHopperSharers = 8;
-
-// Who takes tiles.
-struct TileTakers {
-  int places;  // thread blocks, or clusters that share a tile, that run at a time
-  int sharers = kSharers;
-};
-
-// Columns to run side by side. Tiles of equal length: as many as fill the GPU once, so that a
-// column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
-// of unequal length even out inside a group only, so there a group is four times as wide. It ends
-// where the columns neither fit half of L2 (the rest is for what is on its way) nor run so
-// many tiles at a time as are to share what they read.
-inline int columns_side_by_side(DeviceInfo const& device, TileTakers const& takers,
-                                Columns const& columns) {
-  constexpr int kRounds = 4;
-  int64_t const tiles = int64_t(takers.places) * (columns.equal_tiles ? 1 : kRounds);
-  int64_t const filling = tiles / std::max(columns.tiles, 1) + 1;
-  int const fitting = l2_group(device.l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
-  int64_t const limit = std::max(fitting, takers.places / takers.sharers);
-  int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
-  return even_group(static_cast<int>(group), columns.count);
-}
 
 // What a tile of a forward is: block_m queries of one of `heads`, which are the query heads, or KV
 // heads with all of their query heads at once.
@@ -78,7 +38,8 @@ TileGrid forward_grid(FwdParams const& params, DeviceInfo const& device, Forward
                         tile.heads / std::max(params.heads_kv, 1),
                         num_m_blocks(params.seqlens.seqlen_q, tile.block_m), !causal};
   // Causal: the last row block sees most keys.
-  TileOrder const order{columns_side_by_side(device, takers, columns), /*longest_first=*/causal};
+  TileOrder const order{columns_side_by_side(device.l2_bytes, takers, columns),
+                        /*longest_first=*/causal};
   return make_tile_grid(params.seqlens, tile.heads, tile.block_m, order);
 }
 

@@ -1,0 +1,78 @@
+"""The order of tiles: what comes from memory, by a model of takers in step and an L2 of columns."""
+
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MiB = 1 << 20
+H200_L2 = 50 * MiB
+H200_SMS = 132
+
+
+def times_read(core, group, *, l2_bytes, places, count, bytes, sharing, tiles, **_):
+    """How often a column's bytes come from memory, on average: `places` tiles at a time, in their
+    order, each of which reads its column whole; L2 forgets what was wanted the longest ago."""
+    order = core.DenseSchedule(m_blocks=tiles, heads=count, batch=1, group=group)
+    columns = [head // sharing for _, head, _ in order.tiles(block=0, num_blocks=1)]
+    kept = OrderedDict()
+    reads = 0
+    for first in range(0, len(columns), places):
+        for column in dict.fromkeys(columns[first : first + places]):
+            reads += column not in kept
+            kept[column] = None
+            kept.move_to_end(column)
+            while len(kept) * bytes > l2_bytes:
+                kept.popitem(last=False)
+    return reads / (count / sharing)
+
+
+@st.composite
+def launches(draw):
+    places = draw(st.sampled_from((4, 66, 108, 132)))
+    sharing = draw(st.sampled_from((1, 1, 4)))
+    return {
+        "l2_bytes": draw(st.sampled_from((6 * MiB, 40 * MiB, H200_L2))),
+        "places": places,
+        "sharers": draw(st.sampled_from((4, 8))),
+        "count": sharing * draw(st.integers(1, 96)),
+        "bytes": draw(st.sampled_from((MiB // 4, MiB, 2 * MiB, 5 * MiB))),
+        "sharing": sharing,
+        "tiles": draw(st.integers(1, 48)),
+        "equal_tiles": draw(st.booleans()),
+    }
+
+
+@settings(deadline=None, max_examples=300)
+@given(launches())
+def test_a_column_is_read_once_or_by_several_tiles_at_a_time(core, launch):
+    group = core.columns_side_by_side(**launch)
+    assert 1 <= group <= launch["count"]
+    reads = times_read(core, group, **launch)
+    if group // launch["sharing"] * launch["bytes"] <= launch["l2_bytes"] // 2:
+        assert reads == 1
+    else:  # the first and the last time perhaps with fewer
+        assert reads <= launch["tiles"] / launch["sharers"] + 2
+
+
+@pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096])
+@pytest.mark.parametrize(("head_dim", "heads"), [(192, 10), (256, 8)])
+def test_pairs_count_as_one(core, head_dim, heads, seqlen):
+    """A causal backward by pairs of thread blocks, 16k tokens: Q, dO and the sums of dQ are read
+    once up to 2k keys. By the number of multiprocessors, twice as many columns would run."""
+    launch = {
+        "l2_bytes": H200_L2,
+        "places": H200_SMS // 2,
+        "sharers": core.HOPPER_SHARERS,
+        "count": heads * 16384 // seqlen,
+        "bytes": seqlen * head_dim * (2 + 2 + 4),
+        "sharing": 1,
+        "tiles": seqlen // 128,
+        "equal_tiles": False,
+    }
+    group = core.columns_side_by_side(**launch)
+    wide = core.columns_side_by_side(**launch | {"places": H200_SMS, "sharers": core.SHARERS})
+    assert times_read(core, group, **launch) <= (1 if seqlen <= 2048 else 2.5)
+    if seqlen >= 2048:
+        assert times_read(core, wide, **launch) > 4
