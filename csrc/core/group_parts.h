@@ -26,7 +26,7 @@ constexpr double kSumRows = 160;   // a tile's sums in fp32, written and read
 // Rows until the last of `places` that thread blocks run at is done; a shorter last part counts as
 // a whole one. Tiles that are alike come in waves. Others fill the places evenly, except that the
 // last ones may begin late: an H200 loses a seventh where the longest takes as long as all of a
-// place's together or more, a thirtieth where it takes half of that.
+// place's together, a thirtieth where it takes half of that.
 inline double rows_until_done(GroupTiles const& t, int part_heads, int places) {
   constexpr double kUneven = 0.15;
   double const parts = double(t.parts(part_heads)), tiles = double(t.count) * parts;
@@ -37,8 +37,7 @@ inline double rows_until_done(GroupTiles const& t, int part_heads, int places) {
     return double(waves) * longest + sums;
   }
   double const even = tiles * (part_heads * t.rows + kTileRows) / places;
-  double const uneven = tiles > places ? kUneven * longest * std::min(1., longest / even) : 0.;
-  return std::max(even, longest) + uneven + sums;
+  return std::max(even, longest) + kUneven * longest * longest / even + sums;
 }
 
 // The fewest parts, up to `most_parts`, of which more would save less than a thirtieth of the time.

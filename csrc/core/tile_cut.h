@@ -1,69 +1,51 @@
-// How many of a backward's last tiles are cut along the rows, and into how many parts, so that no
-// multiprocessor idles while the last ones are done.
+// Whether a backward cuts its tiles of keys along the rows, and into how many parts: where there
+// are few, as of one sequence and few heads, whose longest tiles end long after the others.
 #pragma once
 
 #include "core/group_parts.h"
 
 namespace flash {
 
-struct TileCut {
-  int64_t count = 0;  // of tiles, the last ones
-  int parts = 1;      // of each
-};
-
 // What is told of the places that tiles are done at, and of parts.
 struct CutLimits {
   int places;          // thread blocks that run at a time
   int block_m;         // parts have whole row blocks
-  int64_t most_slots;  // parts of all cut tiles together
+  int64_t most_slots;  // parts of all tiles together
 };
 
 constexpr double kPassRows = 100;  // another launch, in the time of so many rows
-constexpr int kMostCutParts = 64;
+constexpr int kMostRowParts = 8;
 
-// Rows until the last is done, of tiles whose groups are whole.
-inline double rows_until_done(GroupTiles const& t, TileCut cut, CutLimits const& by) {
-  if (cut.count == 0) {
-    return rows_until_done(t, t.heads, by.places);
-  }
-  double const slots = double(cut.count) * cut.parts;
-  double const sums = slots * kSumRows / by.places + kPassRows;
-  if (t.rows != t.most) {
-    GroupTiles const parts{1, cut.count * cut.parts, t.heads * t.rows / cut.parts,
-                           t.heads * t.most / cut.parts};
-    return rows_until_done(parts, 1, by.places) + sums;
-  }
+// Rows until the last is done, of tiles whose groups are whole and whose rows are in so many parts.
+inline double rows_until_cut_are_done(GroupTiles const& t, int parts, CutLimits const& by) {
   int64_t const blocks = (int64_t(t.most) + by.block_m - 1) / by.block_m;
-  double const part = double((blocks + cut.parts - 1) / cut.parts * by.block_m);
-  double const rounds = double((t.count - cut.count + by.places - 1) / by.places);
-  double const of_parts = double((cut.count * cut.parts + by.places - 1) / by.places);
-  return rounds * (t.heads * t.most + kTileRows) + of_parts * (t.heads * part + kTileRows) + sums;
+  double const longest =
+      parts > 1 ? t.heads * double((blocks + parts - 1) / parts * by.block_m) : t.heads * t.most;
+  double const average = t.rows == t.most ? longest : t.heads * t.rows / parts;
+  GroupTiles const cut{1, t.count * parts, average, longest};
+  double const sums = parts > 1 ? double(cut.count) * kSumRows / by.places + kPassRows : 0.;
+  if (cut.count <= by.places) {  // each of them has a place of its own
+    return longest + kTileRows + sums;
+  }
+  // Whole tiles are thought to fill the places evenly, so that what is cut is surely faster.
+  double const even = double(cut.count) * (average + kTileRows) / by.places;
+  return parts == 1 && average < longest ? std::max(even, longest + kTileRows)
+                                         : rows_until_done(cut, 1, by.places) + sums;
 }
 
-// None, unless another saves a hundredth of the time, or a twentieth where that is less well known.
-// Of tiles that are alike what is beyond whole rounds, or a round more; of others, whose longest
-// come first, all or none.
-inline TileCut best_cut(GroupTiles const& t, CutLimits const& by) {
-  bool const alike = t.rows == t.most;
-  double const kGain = alike ? 0.99 : 0.95;
-  int64_t const rest = alike ? t.count % by.places : t.count;
+// The fewest parts of which more would save less than a twentieth of the time.
+inline int best_row_parts(GroupTiles const& t, CutLimits const& by) {
+  constexpr double kGain = 0.95;
   int64_t const blocks = (int64_t(t.most) + by.block_m - 1) / by.block_m;
-  TileCut best;
-  double least = kGain * rows_until_done(t, best, by);
-  for (int64_t count : {rest, rest + by.places}) {
-    if (count == 0 || count > t.count || (count == by.places && rest == 0)) {
-      continue;
-    }
-    for (int parts = 2; parts <= std::min<int64_t>(blocks, kMostCutParts); ++parts) {
-      if (count * parts > by.most_slots) {
-        break;
-      }
-      TileCut const cut{count, parts};
-      double const rows = rows_until_done(t, cut, by);
-      if (rows < least) {
-        best = cut;
-        least = rows;
-      }
+  int64_t const most = std::min({blocks, by.most_slots / std::max<int64_t>(t.count, 1),
+                                 int64_t{kMostRowParts}});
+  int best = 1;
+  double least = rows_until_cut_are_done(t, best, by);
+  for (int parts = 2; parts <= most; ++parts) {
+    double const rows = rows_until_cut_are_done(t, parts, by);
+    if (rows < kGain * least) {
+      best = parts;
+      least = rows;
     }
   }
   return best;

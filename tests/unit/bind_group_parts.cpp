@@ -13,14 +13,11 @@ void bind_group_parts(py::module_& m) {
       py::kw_only(), py::arg("heads"), py::arg("tiles"), py::arg("rows"), py::arg("most"),
       py::arg("places"), py::arg("most_parts"));
 
-  // Tiles that are cut, the last ones, and parts of each.
   m.def(
-      "best_cut",
+      "best_row_parts",
       [](int heads, int64_t tiles, double rows, double most, int places, int block_m,
          int64_t most_slots) {
-        auto const cut =
-            flash::best_cut({heads, tiles, rows, most}, {places, block_m, most_slots});
-        return std::make_pair(cut.count, cut.parts);
+        return flash::best_row_parts({heads, tiles, rows, most}, {places, block_m, most_slots});
       },
       py::kw_only(), py::arg("heads"), py::arg("tiles"), py::arg("rows"), py::arg("most"),
       py::arg("places"), py::arg("block_m"), py::arg("most_slots"));

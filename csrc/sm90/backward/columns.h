@@ -8,16 +8,16 @@
 namespace flash::sm90 {
 
 // The number-th column's first tile.
-__device__ inline KeyTile first_of_column(BwdParams const& p, uint32_t number) {
+__device__ inline WorkTile first_of_column(BwdParams const& p, uint32_t number) {
   Seqlens const& s = p.seqlens;
   uint32_t const heads = p.heads_kv * p.group.parts;
   int const column = static_cast<int>(number / heads), head = static_cast<int>(number % heads);
   if (!s.cu_k) {
-    return {{0, head, column, true}};
+    return {0, head, column, true};
   }
   int const sequence = p.workspace.order ? p.workspace.order[column] : column;
   PackedRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
-  return {{0, head, sequence, keys.run(sequence).length > 0}};
+  return {0, head, sequence, keys.run(sequence).length > 0};
 }
 
 // What the key block does with the dQ of a row block that it sees.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "core/block_info.h"
 #include "core/mask.h"
@@ -14,10 +15,13 @@
 
 namespace flash::sm90 {
 
-// A tile as it was drawn.
-struct KeyTile : WorkTile {
-  int slot = -1;  // of a part of a cut tile, and of its sums
+// A tile, or a part of one, as it was drawn.
+struct CutTile : WorkTile {
+  int slot = -1;  // of a part, and of its sums; of whole tiles -1
 };
+
+template <class Config>
+using KeyTile = std::conditional_t<Config::kCutsTiles, CutTile, WorkTile>;
 
 // Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
 // one key to the next. step 0: there are none, the tile is whole.
@@ -25,6 +29,9 @@ struct SumRows {
   int64_t first;
   int step;
 };
+
+// Kernels that cut no tiles have them where the tile's head is.
+struct NoSumRows {};
 
 // Everything about one block of keys that stays the same while the rows go by.
 template <class Config>
@@ -46,9 +53,9 @@ struct KeyBlock {
   int64_t block_begin;  // the sequence's first one
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
-  SumRows sums;
+  [[no_unique_address]] std::conditional_t<Config::kCutsTiles, SumRows, NoSumRows> sums;
 
-  __device__ KeyBlock(BackwardArgs const& args, KeyTile const& tile_, uint32_t number_)
+  __device__ KeyBlock(BackwardArgs const& args, KeyTile<Config> const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
 
   // Numbers the row blocks of all heads, as the workspaces do.
@@ -71,6 +78,33 @@ struct KeyBlock {
       for (int step = 0; step < count; ++step) {
         visit(head, range.from_last(step));
       }
+    }
+  }
+
+  // Whether dK and dV go to sums, if there are any.
+  __device__ bool has_sums() const {
+    if constexpr (Config::kCutsTiles) {
+      return sums.step > 0;
+    } else {
+      return true;
+    }
+  }
+
+  // In `to`, of the block's `first` key.
+  __device__ int64_t sum_offset(TensorView<float> const& to, int first) const {
+    if constexpr (Config::kCutsTiles) {
+      return (sums.first + first * sums.step) * to.head_stride;
+    } else {
+      return to.offset(tile.batch, row_k + first, tile.head);
+    }
+  }
+
+  // From one key to the next.
+  __device__ int64_t sum_stride(TensorView<float> const& to) const {
+    if constexpr (Config::kCutsTiles) {
+      return sums.step * to.head_stride;
+    } else {
+      return to.row_stride;
     }
   }
 
@@ -112,7 +146,7 @@ struct KeyBlock {
     return {key * heads + tile.head, heads};
   }
 
-  __device__ KeyBlock(BwdParams const& p, KeyTile const& tile_, uint32_t number_,
+  __device__ KeyBlock(BwdParams const& p, KeyTile<Config> const& tile_, uint32_t number_,
                       BlockInfo const& info)
       : tile(tile_),
         number(number_),
@@ -127,10 +161,12 @@ struct KeyBlock {
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
-    if (tile_.slot >= 0) {
-      range = part_of(p.cut, tile_.slot, range);
+    if constexpr (Config::kCutsTiles) {
+      if (tile_.slot >= 0) {
+        range = part_of(p.cut, tile_.slot, range);
+      }
+      sums = sum_rows(p, tile_.slot);
     }
-    sums = sum_rows(p, tile_.slot);
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);

@@ -68,9 +68,11 @@ TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resid
 // Behind a kernel that as many take tiles of: dK and dV of cut ones.
 template <class Config>
 void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
-  if (params.cut.used()) {
-    launch_cut_tiles<typename Config::Element>(
-        params, {drawn_grid<Config>(params, launch.device, resident), Config::kBlockN}, launch);
+  if constexpr (Config::kCutsTiles) {
+    if (params.cut.used()) {
+      launch_cut_tiles<typename Config::Element>(
+          params, {drawn_grid<Config>(params, launch.device, resident), Config::kBlockN}, launch);
+    }
   }
 }
 

@@ -54,11 +54,10 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
   WorkTile const& tile = block.tile;
   int64_t const key = block.row_k + first;
   Extent const extent{block.slots - first, to.columns};
-  if (block.sums.step > 0 && to.sums.ptr) {
-    int64_t const row = block.sums.first + first * block.sums.step;
-    int64_t const columns = to.sums.head_stride;
+  if (block.has_sums() && to.sums.ptr) {
     scale(sum, to.factor);
-    store_sums(sum, to.sums.ptr + row * columns, block.sums.step * columns, extent.rows, thread);
+    store_sums(sum, to.sums.ptr + block.sum_offset(to.sums, first), block.sum_stride(to.sums),
+               extent.rows, thread);
   } else if (to.rows.ptr) {
     scale(sum, to.factor);
     store_rows<Element>(
