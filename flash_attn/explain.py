@@ -30,7 +30,8 @@ class Explanation:
     or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
     variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
     splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
-    follows from the lengths, on the GPU. rejected: (name, why not) of the others. few_queries: of a
+    follows from the lengths, on the GPU. split_rows: how many, if it is the last queries of each
+    sequence alone whose keys are cut. rejected: (name, why not) of the others. few_queries: of a
     batch that two kernels share, each sequence by its own length, few_kernel serves those of up to
     so many queries, and splits are its. slow: why the call takes longer than one that asks for a
     little less.
@@ -48,6 +49,7 @@ class Explanation:
     few_queries: int = 0
     few_kernel: str | None = None
     slow: tuple[str, ...] = ()
+    split_rows: int = 0
 
     def __str__(self) -> str:
         rows = [
@@ -61,8 +63,9 @@ class Explanation:
         if self.tile is not None:
             rows.append(("tile", f"{self.tile[0]} rows x {self.tile[1]} keys"))
         if self.backend == "cuda":
-            up_to = "up to " if self.splits > 1 else ""
-            rows.append(("splits", f"{up_to}{self.splits}"))
+            up_to = "up to " if self.splits > 1 and not self.split_rows else ""
+            of = f", of the last {self.split_rows} queries alone" if self.split_rows else ""
+            rows.append(("splits", f"{up_to}{self.splits}{of}"))
         rows.append(("why", self.why))
         rows += [("slow", reason) for reason in self.slow]
         rows += [("not" if i == 0 else "", f"{n}: {w}") for i, (n, w) in enumerate(self.rejected)]
@@ -379,16 +382,17 @@ def _ask_library(problem: _Problem) -> Explanation:
         why += f"; rows of the cache are read by {problem.word} bytes"
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
-    block_n, splits = variant["block_n"], answer["splits"]
+    block_n, splits, split_rows = variant["block_n"], answer["splits"], 0
     if variant["direction"] == "fwd":
-        block_n, splits = backend.library.explain_tile(
+        block_n, splits, split_rows = backend.library.explain_tile(
             variant["name"], *_extent(problem), head_dim, head_dim_v,
             0 if few is None else few["few_queries"], min(problem.num_splits, _UNCOUNTED),
+            problem.cached,
         )  # fmt: skip
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], block_n), splits, tuple(rejected), variant,
-        slow=_slow_on_gpu(problem, variant, major, padded),
+        slow=_slow_on_gpu(problem, variant, major, padded), split_rows=split_rows,
     )  # fmt: skip
     if answer is few or few is None:
         return explanation

@@ -63,9 +63,9 @@ class Library:
     def explain_forward(self, *request) -> str:
         return self._select(request, ROW)
 
-    def explain_tile(self, name: str, *extent) -> tuple[int, int]:
+    def explain_tile(self, name: str, *extent) -> tuple[int, int, int]:
         self.asked_about_tile.append(extent)
-        return (ROW["block_n"], 1) if extent[3] < 4096 else (LONG_BLOCK_N, 3)
+        return (ROW["block_n"], 1, 0) if extent[3] < 4096 else (LONG_BLOCK_N, 3, 320)
 
     def explain_backward(self, *request) -> str:
         return self._select(request, ROW | {"name": "bwd_test", "direction": "bwd"})
@@ -205,7 +205,8 @@ def test_cuda_tile_depends_on_the_keys(library):
     q, k = fake("cuda", (2, 100, 4, 64), (2, 4096, 2, 64))
     choice = flash_attn.explain(q, k, k, causal=True, window_size=(7, 9), num_splits=5)
     assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
-    asked = (132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False, 64, 64, 0, 5)
+    assert "splits     3, of the last 320 queries alone" in str(choice)
+    asked = (132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False, 64, 64, 0, 5, False)
     assert library.asked_about_tile == [asked]
     assert flash_attn.explain(*qkv()).tile == (128, 64)
     assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
@@ -216,7 +217,7 @@ def test_cuda_tile_of_packed_sequences(library):
     tensors, options = packed(7)
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)
     # Beside decode, which has the sequences of up to one query.
-    asked = (132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False, 64, 64, 1, 0)
+    asked = (132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False, 64, 64, 1, 0, False)
     assert library.asked_about_tile == [asked]
 
 

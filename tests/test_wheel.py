@@ -176,8 +176,8 @@ class TestLibrary:
             batch, seqlen_k = 64, (5 if block_n == 80 else 3) * block_n
             totals = (batch * 256, batch * seqlen_k) if is_packed else (-1, -1)
             extent = (132, batch, 256, seqlen_k, 8, 8, *totals, -1, -1, 0, 0)
-            call = (row.name, *extent, row.head_dim, row.head_dim_v, 0, 0)
-            program += f"assert explain{call} == {(block_n, 1)}, {call}\n"
+            call = (row.name, *extent, row.head_dim, row.head_dim_v, 0, 0, 0)
+            program += f"assert explain{call} == {(block_n, 1, 0)}, {call}\n"
         run(sys.executable, "-c", program)
 
     @pytest.mark.parametrize("minor", range(10, 16))

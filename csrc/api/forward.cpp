@@ -14,6 +14,7 @@
 #include "host/decode_plan.h"
 #include "host/device.h"
 #include "host/key_splits.h"
+#include "host/last_rows.h"
 #include "host/select.h"
 #include "host/trace.h"
 #include "probabilities/launch.h"
@@ -176,6 +177,31 @@ struct Filled<kForward, Outputs (*)(Tensor, Parameters...)> {
 
 }  // namespace
 
+namespace {
+
+void launch_in_parts(Tensor const& q, FwdParams p, Variant const& variant, int splits) {
+  Scratch const workspace(q, key_splits_workspace(p, splits), ScalarType::Float);
+  if (splits > 1) {
+    p.splits = place_key_splits(p, splits, workspace.data<float>());
+  }
+  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
+      p, {current_device(), current_stream(q), variant.name});
+}
+
+// All rows but the last whole, and these in parts beside the others' last round.
+void launch_with_last_rows(Tensor const& q, FwdParams const& p, Variant const& variant,
+                           LastRows const& last) {
+  int const rows = p.seqlens.seqlen_q, whole = rows - last.rows;
+  if (whole > 0) {
+    launch_in_parts(q, with_rows(p, 0, whole), variant, 1);
+  }
+  FwdParams behind = with_rows(p, whole, rows);
+  behind.early = whole > 0;
+  launch_in_parts(q, behind, variant, last.parts);
+}
+
+}  // namespace
+
 KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q) {
   if (!p.odd.any()) {
     return std::nullopt;
@@ -188,7 +214,7 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
   return copies;
 }
 
-void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits) {
+void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits, bool of_cache) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
   // Hopper's loads can end with any key only where rows of all batch entries can be numbered.
@@ -203,13 +229,14 @@ void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits) {
       select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
               p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
   int const splits = key_splits(p, variant, device, num_splits);
-  Scratch const workspace(q, key_splits_workspace(p, splits), ScalarType::Float);
-  if (splits > 1) {
-    p.splits = place_key_splits(p, splits, workspace.data<float>());
+  bool const may_cut_rows = splits == 1 && num_splits == 0 && !of_cache;
+  LastRows const last = may_cut_rows ? last_rows(p, variant, device) : LastRows{};
+  trace_launch(p, variant, last);
+  if (last.rows > 0) {
+    launch_with_last_rows(q, p, variant, last);
+  } else {
+    launch_in_parts(q, p, variant, splits);
   }
-  trace_launch(p, variant);
-  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
-      p, {device, current_stream(q), variant.name});
 }
 
 void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside,

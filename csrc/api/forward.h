@@ -9,8 +9,8 @@
 namespace flash::api {
 
 // Runs the forward kernel that serves the call, on the current device. q is the tensor in p.q.
-// num_splits: see host/key_splits.h.
-void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits);
+// num_splits: see host/key_splits.h. of_cache: lengths of keys are less than they may be.
+void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits, bool of_cache = false);
 
 // If p has odd rows: copies of k and v, of whole chunks, which it then reads instead. For the
 // forward kernels; to be kept until they are launched.

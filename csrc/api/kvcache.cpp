@@ -187,7 +187,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
     launch_decode(query, p, num_splits, /*beside=*/false, rows);
   } else if (attends) {
     KeyCopies const copies = copy_odd_rows(p, k_cache, v_cache, q);
-    launch_forward(query, p, num_splits);
+    launch_forward(query, p, num_splits, /*of_cache=*/true);
   }
   return {out, lse};
 }

@@ -12,6 +12,7 @@
 #include "host/decode_plan.h"
 #include "host/error.h"
 #include "host/key_splits.h"
+#include "host/last_rows.h"
 #include "host/second_tile.h"
 #include "host/select.h"
 
@@ -157,12 +158,12 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   DeviceInfo device{};
   FwdParams p{};
   char const* name = nullptr;
-  int page_size = 0, batch_invariant = 0, num_splits = 0;
+  int page_size = 0, batch_invariant = 0, num_splits = 0, cached = 0;
   long long total_q = 0, total_k = 0;
   if (!parse(args, &name, &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
              &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q, &total_k, &p.mask.left,
              &p.mask.right, &page_size, &batch_invariant, &p.head_dim, &p.head_dim_v,
-             &p.seqlens.few_q, &num_splits)) {
+             &p.seqlens.few_q, &num_splits, &cached)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
@@ -177,8 +178,11 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   p.batch_invariant = batch_invariant;
   for (Variant const& row : variants()) {
     if (std::string_view(row.name) == name) {
-      p.splits.count = FastDiv(key_splits(p, row, device, num_splits));
-      return Py_BuildValue("ii", keys_of_tile(row, p), static_cast<int>(p.splits.count.divisor));
+      int const splits = key_splits(p, row, device, num_splits);
+      bool const may_cut_rows = splits == 1 && num_splits == 0 && !cached;
+      LastRows const last = may_cut_rows ? last_rows(p, row, device) : LastRows{};
+      p.splits.count = FastDiv(splits);
+      return Py_BuildValue("iii", keys_of_tile(row, p), std::max(splits, last.parts), last.rows);
     }
   }
   PyErr_SetString(PyExc_ValueError, concat("no row ", name).c_str());
@@ -205,9 +209,10 @@ PyMethodDef methods[] = {
      "serves the others."},
     {"explain_tile", explain_tile, METH_VARARGS,
      "(name, sm_count, batch, seqlen_q, seqlen_k, heads, heads_kv, total_q, total_k, left, right, "
-     "page_size, batch_invariant, head_dim, head_dim_v, few_queries, num_splits) -> the keys of "
-     "the tile with which the forward's row of that name serves the call, and the parts that keys "
-     "are cut into. total_q, total_k: of what is packed, else -1. few_queries: as of "
+     "page_size, batch_invariant, head_dim, head_dim_v, few_queries, num_splits, cached) -> the "
+     "keys of the tile with which the forward's row of that name serves the call, the parts that "
+     "keys are cut into, and if that is so for the last queries of each sequence alone, how many; "
+     "else 0. total_q, total_k: of what is packed, else -1. few_queries: as of "
      "explain_decode, else 0."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};

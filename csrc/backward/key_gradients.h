@@ -1,5 +1,5 @@
-// After a main kernel whose groups or tiles were cut: dK and dV, each row the sum of its parts, in their
-// order, so that they are the same bits in every run.
+// After a main kernel whose groups or tiles were cut: dK and dV, each row the sum of its parts, in
+// their order, so that they are the same bits in every run.
 #pragma once
 
 #include "backward/preprocess.h"

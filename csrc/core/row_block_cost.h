@@ -32,14 +32,16 @@ constexpr int staged_columns(KeyTile const& tile) {
   return std::min(room / (tile.block_m * kRun) * kRun, tile.head_dim_v);
 }
 
-// In the time of so many keys. A step takes as long as 28 keys more than its tile has, and what
-// begins and ends a row block as long as a step: on an H200 that told of 96, 112, 128 and 176 keys,
-// d 128 and 192, 512 to 16k keys, which takes how much less, within 2%. A column of O that goes out
-// from registers takes as long as a quarter of a key: without, d 192 lost 1% at 512 keys. So does
-// one that waits for another's room (kStoresLate): without, d 256 took 64 keys at 1k, and lost
-// 0.7%.
+// A step takes as long as so many keys more than its tile has.
+constexpr double kStepKeys = 28;
+
+// In the time of so many keys. What begins and ends a row block takes as long as a step: on an H200
+// that told of 96, 112, 128 and 176 keys, d 128 and 192, 512 to 16k keys, which takes how much
+// less, within 2%. A column of O that goes out from registers takes as long as a quarter of a key:
+// without, d 192 lost 1% at 512 keys. So does one that waits for another's room (kStoresLate):
+// without, d 256 took 64 keys at 1k, and lost 0.7%.
 inline double row_block_cost(double steps, KeyTile const& tile) {
-  constexpr double kStepKeys = 28, kColumnKeys = 0.25;
+  constexpr double kColumnKeys = 0.25;
   return (steps + 1) * (tile.block_n + kStepKeys) +
          (tile.head_dim_v - staged_columns(tile)) * kColumnKeys;
 }

@@ -37,8 +37,8 @@ inline double rows_until_cut_are_done(GroupTiles const& t, int parts, CutLimits 
 inline int best_row_parts(GroupTiles const& t, CutLimits const& by) {
   constexpr double kGain = 0.95;
   int64_t const blocks = (int64_t(t.most) + by.block_m - 1) / by.block_m;
-  int64_t const most = std::min({blocks, by.most_slots / std::max<int64_t>(t.count, 1),
-                                 int64_t{kMostRowParts}});
+  int64_t const most =
+      std::min({blocks, by.most_slots / std::max<int64_t>(t.count, 1), int64_t{kMostRowParts}});
   int best = 1;
   double least = rows_until_cut_are_done(t, best, by);
   for (int parts = 2; parts <= most; ++parts) {

@@ -23,11 +23,6 @@ constexpr int kMostSplits = 32;
 // Those of no sequence take no time; but all rows are in the workspace, once for each part.
 constexpr int kMostRounds = 8;
 
-// Heads of a KV head share row blocks where keys are cut: fewer row blocks, more parts of each.
-int queries_of_block(FwdParams const& p, Variant const& variant) {
-  return variant.block_m / kWarpgroupRows * (kWarpgroupRows / (p.heads_q / p.heads_kv));
-}
-
 int64_t row_blocks(FwdParams const& p, int queries) {
   Seqlens const& s = p.seqlens;
   int64_t const of_longest = int64_t(s.batch) * num_m_blocks(s.seqlen_q, queries);
@@ -51,6 +46,15 @@ int64_t parts_by_keys(FwdParams const& p, int queries, int block_n) {
 
 }  // namespace
 
+bool cuts_keys(FwdParams const& p, Variant const& variant) {
+  return variant.arch == 90 && std::string_view(variant.scores) == "plain" && p.heads_kv > 0 &&
+         p.heads_q / p.heads_kv <= kWarpgroupRows && p.q.head_stride != 0;
+}
+
+int queries_of_part(FwdParams const& p, Variant const& variant) {
+  return variant.block_m / kWarpgroupRows * (kWarpgroupRows / (p.heads_q / p.heads_kv));
+}
+
 int64_t keys_of_block(FwdParams const& p, int64_t queries) {
   Mask const& m = p.mask;
   int64_t const seqlen_k = p.seqlens.seqlen_k;
@@ -60,16 +64,13 @@ int64_t keys_of_block(FwdParams const& p, int64_t queries) {
 
 int key_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& device,
                int64_t num_splits) {
-  bool const can = variant.arch == 90 && std::string_view(variant.scores) == "plain" &&
-                   p.heads_kv > 0 && p.heads_q / p.heads_kv <= kWarpgroupRows &&
-                   p.q.head_stride != 0;
   // Without sequences there are no keys, whatever rows there are.
   bool const has_rows = p.seqlens.batch > 0 && rows_of_parts(p) > 0;
   // Beside decode the GPU is full; and nobody else's presence may change a sequence's bits.
-  if (!can || !has_rows || p.batch_invariant || p.seqlens.few_q > 0) {
+  if (!cuts_keys(p, variant) || !has_rows || p.batch_invariant || p.seqlens.few_q > 0) {
     return 1;
   }
-  int const queries = queries_of_block(p, variant);
+  int const queries = queries_of_part(p, variant);
   // None, if the caller says that the longest sequence has no rows.
   int64_t const by_places = device.sm_count / std::max<int64_t>(row_blocks(p, queries), 1);
   int64_t const by_keys = parts_by_keys(p, queries, variant.block_n);

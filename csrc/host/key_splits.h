@@ -22,6 +22,13 @@ inline bool merges_at_once(FwdParams const& p) {
   return rows_of_parts(p) <= kMostRowsAtOnce && p.splits.count.divisor <= kMostPartsAtOnce;
 }
 
+// Whether a row has a kernel for parts of such a call.
+bool cuts_keys(FwdParams const& params, Variant const& variant);
+
+// Of its row blocks. Heads of a KV head share them where keys are cut: fewer row blocks, more parts
+// of each.
+int queries_of_part(FwdParams const& params, Variant const& variant);
+
 // Of a sequence, that a block of so many of its queries goes through, at most.
 int64_t keys_of_block(FwdParams const& params, int64_t queries);
 

@@ -21,8 +21,8 @@ inline CutTiles cut_tiles(BwdParams const& p, Variant const& variant, DeviceInfo
                           bool deterministic) {
   Seqlens const& s = p.seqlens;
   bool const has_kernel =
-      variant.arch == 90 && cuts_tiles(variant.head_dim, variant.head_dim_v,
-                                       std::string_view(variant.scores) == "plain");
+      variant.arch == 90 &&
+      cuts_tiles(variant.head_dim, variant.head_dim_v, std::string_view(variant.scores) == "plain");
   if (!has_kernel || deterministic || s.cu_q || s.cu_k || p.columns.used() || p.group.parts > 1 ||
       p.heads_q == 0 || num_keys(s) == 0 || s.seqlen_q == 0) {
     return {};

@@ -35,8 +35,12 @@ std::string describe(HeadGroup const& group) {
 }
 
 std::string describe(CutTiles const& cut) {
-  return cut.used() ? concat(", the last ", cut.count, " tiles in ", cut.parts, " parts")
-                    : std::string();
+  return cut.used() ? concat(", rows in ", cut.parts, " parts") : std::string();
+}
+
+std::string describe(LastRows const& last) {
+  return last.rows > 0 ? concat(", keys of the last ", last.rows, " rows in ", last.parts, " parts")
+                       : std::string();
 }
 
 std::string describe(KeyColumns const& columns) {
@@ -58,17 +62,17 @@ void trace(std::string const& problem, Variant const& variant, int block_n) {
 
 }  // namespace
 
-void trace_launch(FwdParams const& params, Variant const& variant) {
+void trace_launch(FwdParams const& params, Variant const& variant, LastRows const& last) {
   if (enabled()) {
-    trace(describe(params), variant, keys_of_tile(variant, params));
+    trace(describe(params) + describe(last), variant, keys_of_tile(variant, params));
   }
 }
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params) + describe(params.group) + describe(params.columns) +
-              describe(params.cut),
-          variant, variant.block_n);
+    trace(
+        describe(params) + describe(params.group) + describe(params.columns) + describe(params.cut),
+        variant, variant.block_n);
   }
 }
 

@@ -34,8 +34,8 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   return {sums ? summed * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
           sums && deterministic && !columns.used() ? blocks : 0,
           columns.used() && columns.ordered ? PackedRows::count(params.seqlens.batch) : 0,
-          sum_rows(params, variant) * ((params.dk.ptr ? variant.head_dim : 0) +
-                                       (params.dv.ptr ? variant.head_dim_v : 0))};
+          sum_rows(params, variant) *
+              ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};
 }
 
 // memory: as many numbers as workspace_size says.

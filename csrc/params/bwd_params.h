@@ -50,7 +50,7 @@ struct BwdParams {
   int heads_kv;
   HeadGroup group;
   KeyColumns columns;
-  CutTiles cut;  // only where groups are whole, and of a dense call
+  CutTiles cut;    // only where groups are whole, and of a dense call
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 };

@@ -12,8 +12,9 @@ constexpr bool cuts_tiles(int head_dim, int head_dim_v, bool plain) {
   return plain && head_dim == head_dim_v && head_dim != 96;
 }
 
-// The last tiles of a backward, cut into parts so that few of them fill a GPU: each part has a run of the row blocks that see a tile's keys, and
-// its sums of dK and dV a slot of their own in the workspace.
+// The last tiles of a backward, cut into parts so that few of them fill a GPU: each part has a run
+// of the row blocks that see a tile's keys, and its sums of dK and dV a slot of their own in the
+// workspace.
 struct CutTiles {
   int count = 0;           // of tiles that are cut
   int whole = 0x7fffffff;  // tiles before those

@@ -5,9 +5,10 @@
 
 namespace flash::sm90 {
 
-// Zero when the library is loaded and, since each launch leaves them so, before every launch.
+// Zero when the library is loaded and, since each launch leaves them so, before every launch. The
+// second half is for launches that start while the one before, of the same number, still draws.
 constexpr int kTileCounters = 1 << 14;
-__device__ static uint32_t tile_counters[kTileCounters];
+__device__ static uint32_t tile_counters[2 * kTileCounters];
 
 __device__ inline uint32_t draw(int counter, uint32_t last) {
   return threadIdx.x == 0 ? atomicInc(&tile_counters[counter], last) : 0;

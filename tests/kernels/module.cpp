@@ -20,6 +20,7 @@
 #include "host/key_columns.h"
 #include "host/key_splits.h"
 #include "host/largest_cluster.h"
+#include "host/last_rows.h"
 #include "host/launch_kernel.h"
 #include "host/second_tile.h"
 #include "host/select.h"
@@ -194,6 +195,18 @@ flash::Variant const& find(std::string const& name) {
   throw py::value_error("no variant " + name);
 }
 
+void run_forward(flash::FwdParams p, flash::Variant const& variant,
+                 flash::LaunchContext const& launch, int splits) {
+  Scratch<float> workspace(flash::key_splits_workspace(p, splits),
+                           std::numeric_limits<float>::quiet_NaN());
+  if (splits > 1) {
+    p.splits = flash::place_key_splits(p, splits, workspace.data());
+  }
+  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(p, launch);
+  workspace.check();
+}
+
+// last_rows: of each sequence, whose keys alone are cut.
 void run(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
   flash::Variant const& variant = find(name);
@@ -204,16 +217,15 @@ void run(std::string const& name, py::dict const& call) {
   if (variant.launch.backward) {
     run_backward(variant, call, launch);
   } else {
-    auto* const forward = variant.launch.paged ? variant.launch.paged : variant.launch.forward;
-    flash::FwdParams p = forward_params(call);
+    flash::FwdParams const p = forward_params(call);
     int const splits = number<int>(call, "key_splits", 1);
-    Scratch<float> workspace(flash::key_splits_workspace(p, splits),
-                             std::numeric_limits<float>::quiet_NaN());
-    if (splits > 1) {
-      p.splits = flash::place_key_splits(p, splits, workspace.data());
+    int const last = number<int>(call, "last_rows"), rows = p.seqlens.seqlen_q;
+    if (last > 0) {
+      run_forward(flash::with_rows(p, 0, rows - last), variant, launch, 1);
     }
-    forward(p, launch);
-    workspace.check();
+    flash::FwdParams in_parts = last > 0 ? flash::with_rows(p, rows - last, rows) : p;
+    in_parts.early = last > 0;
+    run_forward(in_parts, variant, launch, splits);
   }
 }
 
@@ -276,6 +288,14 @@ int key_splits(std::string const& name, py::dict const& call, int sm_count) {
   device.sm_count = sm_count;
   return flash::key_splits(forward_params(call), find(name), device,
                            number<int>(call, "num_splits"));
+}
+
+// (rows, parts) on an H200: the last rows of each sequence that it cuts along the keys.
+std::pair<int, int> last_rows(std::string const& name, py::dict const& call, int sm_count) {
+  flash::DeviceInfo device = sm90;
+  device.sm_count = sm_count;
+  flash::LastRows const last = flash::last_rows(forward_params(call), find(name), device);
+  return {last.rows, last.parts};
 }
 
 // Whether the results of so many parts are merged all parts of a row at once.
@@ -425,6 +445,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("last_rows", &last_rows, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("merges_at_once", &merges_at_once, py::arg("call"));
   m.def("keys_of_tile", &keys_of_tile, py::arg("name"), py::arg("call"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),

@@ -26,8 +26,7 @@ struct BackwardConfig {
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false;
-  static constexpr bool kCutsTiles =
-      cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);

@@ -58,11 +58,11 @@ inline int64_t num_columns(BwdParams const& p) {
 
 // In a deterministic call, columns whose tiles run side by side: as many as leave each enough tiles
 // at a time that share what they read. These queue for their turns, but nobody who computes waits.
-inline int turn_columns(DeviceInfo const& device) { return device.sm_count / kSharers; }
+inline int turn_columns(int resident) { return resident / kSharers; }
 
 template <class Config>
 TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resident) {
-  return backward_grid<Config>(params, device, {resident, kHopperSharers}, turn_columns(device));
+  return backward_grid<Config>(params, device, {resident, kHopperSharers}, turn_columns(resident));
 }
 
 // Behind a kernel that as many take tiles of: dK and dV of cut ones.

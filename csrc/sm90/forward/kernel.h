@@ -51,6 +51,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
       Describer<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
+      if constexpr (Config::kSplit) {
+        wait_for_launch_before();  // nothing that it wrote: but who comes next waits for this alone
+      }
     } else if (warp == 1) {
       Loader<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
     } else if constexpr (Config::kServesPages) {

@@ -120,7 +120,14 @@ TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking
   // No sequence is longer than a row block: one thread block after another takes one of them.
   return s.cu_q && s.seqlen_q <= tile.block_m
              ? make_first_blocks_grid(s, tile.heads, tile.block_m)
-             : forward_grid<Config>(params, device, tile, {device.sm_count, kHopperSharers});
+             : forward_grid<Config>(params, device, tile,
+                                    {device.sm_count, kHopperSharers, kFewTilesRounds});
+}
+
+// Which one a launch draws from; -1: none is left.
+inline int queue_counter(FwdParams const& params, LaunchContext const& launch) {
+  int const number = tile_counter(launch.stream, kTileCounters);
+  return params.early && number >= 0 ? number + kTileCounters : number;
 }
 
 template <class Config>
@@ -135,7 +142,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
   // Beside decode fewer blocks may have all tiles.
   bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
-  int const counter = draws ? tile_counter(launch.stream, kTileCounters) : -1;
+  int const counter = draws ? queue_counter(params, launch) : -1;
   auto const k = key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim);
   auto const v = key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v);
   int const box = box_keys<Config>(params);
@@ -152,8 +159,9 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       grid,
       {static_cast<uint32_t>(num_tiles), counter >= 0},
       counter};
-  launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
-                                        args);
+  bool const early = Config::kSplit && params.early;
+  launch_kernel<forward_kernel<Config>>(
+      launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early}, args);
 }
 
 // Shared memory that nobody uses: with less, blocks that start early would crowd on the few
