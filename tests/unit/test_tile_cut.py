@@ -65,7 +65,7 @@ def test_parts_are_about_as_fast_as_any(core, is_causal):
     to_best = [chosen / best for chosen, _, best in results]
     assert statistics.mean(to_best) < 1.02
     assert max(to_best) < 1.3
-    assert max(chosen / whole for chosen, whole, _ in results) < 1.01
+    assert max(chosen / whole for chosen, whole, _ in results) < 1.03
     assert min(chosen / whole for chosen, whole, _ in results) < 0.5  # and it is worth it
 
 
