@@ -62,7 +62,8 @@ inline int turn_columns(int resident) { return resident / kSharers; }
 
 template <class Config>
 TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resident) {
-  return backward_grid<Config>(params, device, {resident, kHopperSharers}, turn_columns(resident));
+  return backward_grid<Config>(params, device, {resident, kHopperSharers, kFewBackwardTiles},
+                               turn_columns(resident));
 }
 
 // Behind a kernel that as many take tiles of: dK and dV of cut ones.

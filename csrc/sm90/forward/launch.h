@@ -122,7 +122,7 @@ TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking
   return s.cu_q && s.seqlen_q <= tile.block_m
              ? make_first_blocks_grid(s, tile.heads, tile.block_m)
              : forward_grid<Config>(params, device, tile,
-                                    {device.sm_count, kHopperSharers, kFewTilesRounds});
+                                    {device.sm_count, kHopperSharers, kFewForwardTiles});
 }
 
 // Which one a launch draws from; -1: none is left.
