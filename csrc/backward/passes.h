@@ -8,9 +8,9 @@
 
 namespace flash {
 
-// How the main kernel's threads hold a row block's dQ (block_m, head_dim), and where each adds it.
-// Warps form a grid over the rows, 16 each, and the columns. A thread's numbers are (2 columns, 2
-// rows, row tiles, groups of 8 columns).
+// What the main kernel reads of a row block, and how its threads hold a row block's dQ (block_m,
+// head_dim), and where each adds it. Warps form a grid over the rows, 16 each, and the columns. A
+// thread's numbers are (2 columns, 2 rows, row tiles, groups of 8 columns).
 struct QueryTile {
   int block_m;
   int head_dim;
@@ -22,6 +22,9 @@ struct QueryTile {
   int element_stride;  // from one of the four numbers of (2 columns, 2 rows) to the next
   int tile_stride;     // from a row tile to the next
   int group_stride;    // from a group of columns to the next
+
+  // Of probabilities, which comes to them with LSE, less by this, and goes with D, over it.
+  float unit_log2 = 0.f;
 };
 
 // Before: softmax_d, the workspace's stats, zeros in its dq and turns.

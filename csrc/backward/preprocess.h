@@ -139,8 +139,9 @@ __device__ inline void write_row(BwdParams const& p, QueryTile const& shape, Row
   // dropout the kept part of dP is not divided by 1 - p; D is multiplied by it instead.
   bool const empty = lse == -INFINITY;
   float* const stats = p.workspace.stats + at.row_block * (2 * shape.block_m);
-  stats[at.in_block] = empty ? INFINITY : lse * kLog2e;
-  stats[shape.block_m + at.in_block] = empty ? 0.f : d * (1.f - p.scores.dropout_p);
+  stats[at.in_block] = empty ? INFINITY : lse * kLog2e - shape.unit_log2;
+  stats[shape.block_m + at.in_block] =
+      empty ? 0.f : d * (1.f - p.scores.dropout_p) * exp2f(-shape.unit_log2);
 }
 
 // The longest sequence of keys first, so that no long one is left when the others are done. Any

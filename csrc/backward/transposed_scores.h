@@ -70,7 +70,8 @@ struct KeepBits {
   static constexpr int kBlocks = kRows / 2 * (kColumns / 4);
   uint32_t word[(kBlocks + 3) / 4];
 
-  template <class Coord>
+  // kWide: see DropoutMask::draw.
+  template <bool kWide = false, class Coord>
   __device__ void draw(DropoutMask const& mask, int row_begin, int key_begin, Coord coord) {
     TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
     // Blocks start at multiples of 16, at this thread's place in them less its place.
@@ -84,7 +85,8 @@ struct KeepBits {
         int const c = block / (kRows / 2) * 4, r = block % (kRows / 2) * 2;
         int const blocks_down = (coord.col(c) - coord.col(0)) / 16;
         int const blocks_right = (coord.row(r) - coord.row(0)) / 16;
-        mask.keep_by_parity(group.later(blocks_down, blocks_right), 8 * (block - first), kept);
+        mask.keep_by_parity<kWide>(group.later(blocks_down, blocks_right), 8 * (block - first),
+                                   kept);
       }
       uint32_t const partners = __shfl_sync(0xffffffffu, lane.for_partner(kept), lane.partner());
       word[first / 4] = lane.keep_bits(kept, partners);

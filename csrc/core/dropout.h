@@ -97,9 +97,11 @@ struct DropoutMask {
     return {first.row + own.row, first.col + own.col};
   }
 
-  // Sixteen bits for each entry of a group, in dropout_bit's order, two to a word.
+  // Sixteen bits for each entry of a group, in dropout_bit's order, two to a word. kWide: with
+  // other instructions (philox.h).
+  template <bool kWide = false>
   FLASH_HD PhiloxWords draw(DropoutGroup group) const {
-    return philox<7>(key, {{group.row, group.col, batch_head, offset_low}});
+    return philox<7, kWide>(key, {{group.row, group.col, batch_head, offset_low}});
   }
 
   // The eight keep bits of a group, in dropout_bit's order.
@@ -116,8 +118,9 @@ struct DropoutMask {
 
   // The same by the key's parity, for who holds every second key: entry (query, key) is bit
   // first + 2 * (key >> 3 & 1) + 4 * (query >> 3 & 1) of kept[key & 1], which is 0 before.
+  template <bool kWide = false>
   FLASH_HD void keep_by_parity(DropoutGroup group, int first, uint32_t (&kept)[2]) const {
-    PhiloxWords const random = draw(group);
+    PhiloxWords const random = draw<kWide>(group);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       uint32_t const bit = 1u << (first + w / 2 * 2 + w % 2 * 4);
@@ -161,23 +164,64 @@ struct TransposedDropout {
     return kept[odd_key()] << odd_key() | from_partner << (1 - odd_key());
   }
 
- private:
   FLASH_HD int odd_key() const { return (lane >> 2) & 1; }
 };
 
-// Two neighbouring bits as masks of a word's halves.
-FLASH_HD uint32_t halves_of_bits(uint32_t bits, int first) {
+// Four of the bytes of a and b, 0 to 7, each named by four bits of the selector, of which the
+// highest asks for the byte's sign in all of its bits.
+FLASH_HD uint32_t permuted_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
-  // Each bit as its byte's sign, which a permutation of bytes repeats.
-  int const byte = first / 8, place = first % 8;
-  uint32_t mask;
-  asm("prmt.b32 %0, %1, %2, %3;"
-      : "=r"(mask)
-      : "r"(bits << (7 - place)), "r"(bits << (6 - place)), "r"(0xcc88 + byte * 0x1111));
-  return mask;
+  uint32_t x;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(selector));
+  return x;
 #else
-  return (bits >> first & 1 ? 0xffffu : 0) | (bits >> first & 2 ? 0xffff0000u : 0);
+  uint32_t x = 0;
+  for (int i = 0; i < 4; ++i) {
+    uint32_t const name = selector >> 4 * i & 0xf;
+    uint32_t const byte = uint32_t((uint64_t{b} << 32 | a) >> 8 * (name & 7)) & 0xff;
+    x |= (name & 8 ? (byte & 0x80 ? 0xffu : 0) : byte) << 8 * i;
+  }
+  return x;
 #endif
 }
+
+// A bit of each of two words as masks of a word's halves: as the sign of its byte.
+FLASH_HD uint32_t halves_of_bit(uint32_t lower, uint32_t upper, int bit) {
+  int const byte = bit / 8, place = bit % 8;
+  return permuted_bytes(lower << (7 - place), upper << (7 - place), 0xcc88 + byte * 0x1111);
+}
+
+// Two neighbouring bits, in one byte, as such masks.
+FLASH_HD uint32_t halves_of_bits(uint32_t bits, int first) {
+  int const byte = first / 8, place = first % 8;
+  return permuted_bytes(bits << (7 - place), bits << (6 - place), 0xcc88 + byte * 0x1111);
+}
+
+// Which of a word's halves are below a threshold, as masks of them, two instructions for both: the
+// lesser of a half and the threshold, less the threshold, is 0 or negative, and cut off at -1.
+struct HalvesBelow {
+  static constexpr uint32_t kLargest = 0x8000;  // of more the differences are no halves with a sign
+
+  uint32_t thresholds;
+  uint32_t negatives;
+
+  FLASH_HD explicit HalvesBelow(uint32_t threshold)
+      : thresholds(threshold * 0x10001), negatives((-threshold & 0xffff) * 0x10001) {}
+
+  FLASH_HD uint32_t operator()(uint32_t word) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return __viaddmax_s16x2(__vminu2(word, thresholds), negatives, 0xffffffff);
+#else
+    return one(word) | one(word >> 16) << 16;
+#endif
+  }
+
+ private:
+  FLASH_HD uint32_t one(uint32_t half) const {
+    uint32_t const own = half & 0xffff, threshold = thresholds & 0xffff;
+    auto const difference = static_cast<int16_t>((own < threshold ? own : threshold) + negatives);
+    return difference < 0 ? 0xffff : 0;
+  }
+};
 
 }  // namespace flash

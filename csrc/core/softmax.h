@@ -55,6 +55,14 @@ FLASH_HD int ordered_bits(float x) {
 #endif
 }
 
+FLASH_HD float from_ordered_bits(int bits) {
+#if defined(__CUDA_ARCH__)
+  return __int_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
 // One instruction from sm_90 on; there is none for floats.
 FLASH_HD int max_of_three(int a, int b, int c) {
 #if defined(__CUDA_ARCH__)

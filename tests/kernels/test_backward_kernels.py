@@ -22,6 +22,11 @@ DTYPES = {"bf16": BF16, "fp16": FP16}
 TILES = [v for v in ROWS if v.dtype == "bf16"]
 PLAIN = [v for v in TILES if v.scores == "plain"]
 FULL = [v for v in TILES if v.scores == "full"]
+# d 64 has other numbers in either type: probabilities in units, dropped by their halves.
+HOOKED = [
+    v for v in ROWS
+    if (v.arch, v.scores) == ("sm90", "full") and (v.dtype == "bf16" or v.head_dim == 64)
+]  # fmt: skip
 
 
 def one_of_each_kind(rows: list) -> list:
@@ -160,17 +165,24 @@ def test_score_hooks(kernels, row, hooks):
     check_hooks(kernels, row, **hooks)
 
 
-@pytest.mark.parametrize("row", [v for v in FULL if v.arch == "sm90"], ids=id_of)
+@pytest.mark.parametrize("row", HOOKED, ids=id_of)
 @pytest.mark.parametrize(
     "hooks",
     [
-        dict(softcap=40.0),  # scores are well below: tanh has three powers
+        dict(softcap=40.0),  # scores are well below: tanh has two powers
+        dict(softcap=1e6),
         dict(softcap=9.0),  # or five
         dict(softcap=2.0, causal=True),  # or none
+        dict(softcap=1e-3),
         dict(softcap=9.0, scale=-0.1),
+        dict(softcap=40.0, dlse=True),
+        dict(softcap=40.0, sinks=True, sq=190, causal=True),  # rows with nothing but the sink
         dict(alibi="h"),  # keys on both sides of the diagonal
         dict(alibi="h", sq=290, sk=290, causal=True),  # left of it alone, and at it
         dict(dropout_p=0.3, sq=290, causal=True),
+        dict(dropout_p=0.5, dlse=True, window=(50, 3)),
+        dict(dropout_p=0.6),  # of more than half there is no loop of its own
+        dict(dropout_p=0.3, sinks=True, sq=190, causal=True),
         dict(softcap=9.0, dropout_p=0.3),
         dict(alibi="h", dropout_p=0.3, causal=True),
         dict(softcap=9.0, alibi="h"),
@@ -316,19 +328,43 @@ def test_softmax_d(kernels, row):
     torch.testing.assert_close(softmax_d.double(), expected, atol=1e-4, rtol=1e-5)
 
 
+def kept_by(kernels, row, b: int, heads: int, sq: int, sk: int, p: float) -> torch.Tensor:
+    """(b, h, sq, sk): q = 0 and dO, n rows at a time, the identity, so that dV tells."""
+    n = min(row.head_dim_v, 96)
+    _, q, k, v, _, lse, lengths = exact(row, b=b, sq=sq, sk=sk, h=heads, hk=heads, dv=n)
+    kept = []
+    for begin in range(0, sq, n):
+        rows = min(n, sq - begin)
+        dout = torch.zeros(b, sq, heads, n, dtype=q.dtype)
+        dout[:, begin : begin + rows] = torch.eye(n, dtype=q.dtype)[:rows, None]
+        _, _, _, dv = calls.backward(
+            kernels, row.name, dout, q.zero_(), k, v, dout, lse, lengths,
+            dropout_p=p, rng_state=rng_state("cpu"),
+        )  # fmt: skip
+        kept.append(dv.permute(0, 2, 3, 1)[:, :, :rows] != 0)
+    return torch.cat(kept, dim=2)
+
+
 @pytest.mark.parametrize("row", FULL, ids=id_of)
 def test_dropout_bits_are_the_contracts(kernels, row):
-    """q = 0 and dO the identity: dV tells for every (query, key) whether it was kept."""
-    n, heads, p = min(row.head_dim_v, 96), 3, 0.4
-    shape = dict(b=1, sq=n, sk=77, h=heads, hk=heads, dv=n)
-    _, q, k, v, _, lse, lengths = exact(row, **shape)
-    dout = torch.eye(n, dtype=q.dtype)[None, :, None].expand(1, n, heads, n).contiguous()
-    _, _, _, dv = calls.backward(
-        kernels, row.name, dout, q.zero_(), k, v, dout, lse, lengths,
-        dropout_p=p, rng_state=rng_state("cpu"),
-    )  # fmt: skip
-    kept = dv.permute(0, 2, 3, 1) != 0  # (b, h, sq, sk)
-    assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, heads, n, 77, p))
+    n = min(row.head_dim_v, 96)
+    kept = kept_by(kernels, row, 1, 3, n, 77, 0.4)
+    assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, 3, n, 77, 0.4))
+
+
+@pytest.mark.parametrize("row", [v for v in HOOKED if v.head_dim == 64], ids=id_of)
+@pytest.mark.parametrize("p", [1e-4, 0.1, 0.5, 0.50002, 0.999, 1 - 1e-9])
+def test_dropout_bits_of_any_threshold(kernels, row, p):
+    """Two at a time up to a half; in several row blocks, of several sequences."""
+    kept = kept_by(kernels, row, 2, 2, 150, 140, p)
+    assert torch.equal(kept, keep_mask(SEED, OFFSET, 2, 2, 150, 140, p))
+
+
+@pytest.mark.parametrize("row", [v for v in HOOKED if v.head_dim == 64], ids=id_of)
+@pytest.mark.parametrize("hooks", [{}, dict(softcap=40.0), dict(dropout_p=0.1)], ids=str)
+def test_probabilities_of_one(kernels, row, hooks):
+    """One key: P is 1 and, in its units, as large as it gets; dV is dO, or that kept."""
+    check_hooks(kernels, row, **dict(b=1, sq=1, sk=1, scale=-0.1) | hooks)
 
 
 @pytest.mark.parametrize("row", [v for v in TILES if v.arch == "sm80"], ids=id_of)

@@ -78,4 +78,11 @@ void bind_dropout(py::module_& m) {
           },
           py::arg("kept"), py::arg("from_partner"));
   m.def("halves_of_bits", &flash::halves_of_bits, py::arg("bits"), py::arg("first"));
+  m.def("halves_of_bit", &flash::halves_of_bit, py::arg("lower"), py::arg("upper"), py::arg("bit"));
+  m.def("permuted_bytes", &flash::permuted_bytes, py::arg("a"), py::arg("b"), py::arg("selector"));
+
+  py::class_<flash::HalvesBelow>(m, "HalvesBelow")
+      .def(py::init<uint32_t>(), py::arg("threshold"))
+      .def_readonly_static("largest", &flash::HalvesBelow::kLargest)
+      .def("__call__", &flash::HalvesBelow::operator(), py::arg("word"));
 }

@@ -153,6 +153,43 @@ def test_bits_as_masks_of_halves(core):
             assert core.halves_of_bits(bits << first | others, first) == mask
 
 
+def test_a_bit_of_two_words_as_masks_of_halves(core):
+    for lower, upper in [(0, 0), (1, 0), (0, 1), (1, 1)]:
+        for bit in range(32):
+            expected = lower * 0xFFFF + upper * 0xFFFF0000
+            others = 0xFFFFFFFF & ~(1 << bit)
+            assert core.halves_of_bit(lower << bit, upper << bit, bit) == expected
+            words = (lower << bit | others, upper << bit | others)
+            assert core.halves_of_bit(*words, bit) == expected
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 7))
+def test_permuted_bytes(core, a, b, byte):
+    x = (b << 32 | a) >> 8 * byte & 0xFF
+    assert core.permuted_bytes(a, b, byte << 4) & 0xFF00 == x << 8
+    sign = 0xFF if x & 0x80 else 0
+    assert core.permuted_bytes(a, b, (byte | 8) << 12) >> 24 == sign
+
+
+def test_halves_below_every_threshold(core):
+    """Beside each other, all numbers that can go wrong: by the threshold, and by the sign."""
+    assert core.HalvesBelow.largest == 0x8000
+    for threshold in range(0x8001):
+        below = core.HalvesBelow(threshold)
+        numbers = {0, threshold - 1, threshold, threshold + 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF}
+        for x in numbers - {-1}:
+            y = 0xFFFF - x
+            expected = (x < threshold) * 0xFFFF + (y < threshold) * 0xFFFF0000
+            assert below(y << 16 | x) == expected, (threshold, x)
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 6554, 0x7FFF, 0x8000])
+def test_halves_below_a_threshold(core, threshold):
+    below = core.HalvesBelow(threshold)
+    for x in range(2**16):
+        assert below(x) == (x < threshold) * 0xFFFF + (threshold > 0) * 0xFFFF0000
+
+
 @pytest.mark.parametrize(("block_row", "block_col"), [(0, 0), (3, 5)])
 def test_transposed_fragment(core, block_row, block_col):
     """Two lanes that draw one group each, and swap them, know all their sixteen entries."""

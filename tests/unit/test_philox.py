@@ -53,6 +53,11 @@ def test_equals_the_formula(core, key, counter, rounds):
     assert philox(core, rounds)(key, counter) == philox4x32(rounds, key, counter)
 
 
+@given(st.tuples(word, word), st.tuples(word, word, word, word))
+def test_wide_products_are_the_same(core, key, counter):
+    assert core.philox_7_wide(key, counter) == core.philox_7(key, counter)
+
+
 @given(st.tuples(word, word), st.lists(st.tuples(word, word, word, word), min_size=1, max_size=8))
 def test_equals_the_cpu_backend(core, key, counters):
     columns = torch.tensor(counters, dtype=torch.int64).unbind(1)

@@ -68,6 +68,11 @@ struct BackwardConfig {
   // Scores with hooks have factors of 16 bits, each hook a loop of its own, and masked and whole
   // row blocks one body (hooked_tile.h).
   static constexpr bool kHookedTiles = !kPlain && kHeadDim == 64;
+  // Their probabilities are multiples of 2 to the power of minus this, for which LSE is less. They
+  // are at most 1, or little more where LSE is large and rounded: of their products with
+  // derivatives, in such units, fp16 has 11 bits from 2^-26 to 16.
+  static constexpr int kProbabilityLog2 = kHookedTiles ? 12 : 0;
+  static constexpr float kProbabilityUnit = 1 << kProbabilityLog2;
 
   // As rows, for products that reduce over the columns, and the same memory the other way round.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;

@@ -57,7 +57,8 @@ struct Consumer {
       number = block.number + 1;  // not kept in a register until here
       int const first = warpgroup * kWarpgroupRows;
       store_key_rows(rows_of_dk(args.params), block, first, thread, sums.dk);
-      store_key_rows(rows_of_dv(args.params), block, first, thread, sums.dv);
+      store_key_rows(rows_of_dv(args.params, Config::kProbabilityUnit), block, first, thread,
+                     sums.dv);
     }
   }
 
@@ -200,11 +201,15 @@ struct Consumer {
     }
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
                                           here.stage, sums.dv);
-    using Delta = std::conditional_t<Config::kReadsAhead, NumbersAhead, RowNumbers>;
+    using Delta = std::conditional_t<Tile::kReadsAhead, NumbersAhead, RowNumbers>;
     Delta const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
-    tile.score_gradients(dp, s, softmax_d);
+    if constexpr (Config::kHookedTiles) {
+      tile.score_gradients(dp, p_words, softmax_d);
+    } else {
+      tile.score_gradients(dp, s, softmax_d);
+    }
     Tensor ds_words = recast<uint32_t>(ds);
     pack<Element>(dp, ds_words);
     share(ds);
@@ -212,7 +217,7 @@ struct Consumer {
     start_query_gradient(shared - 2, dq);
     start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{}, here.stage,
                                         sums.dk);
-    std::conditional_t<Config::kReadsAhead, Visit const, Visit const&> rows_before =
+    std::conditional_t<Tile::kReadsAhead, Visit const, Visit const&> rows_before =
         smem.row_visit(visits - 1);
     warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
     warpgroup_fence_operand(p);

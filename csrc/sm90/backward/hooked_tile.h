@@ -3,7 +3,8 @@
 #pragma once
 
 #include "params/scores.h"
-#include "sm90/backward/scaled_hooks.h"
+#include "sm90/backward/dropped_pairs.h"
+#include "sm90/backward/lone_hooks.h"
 #include "sm90/backward/scores.h"
 
 namespace flash::sm90 {
@@ -12,13 +13,16 @@ namespace flash::sm90 {
 enum class HookKind {
   Cap,   // a softcap alone
   Bias,  // ALiBi alone
-  Drop,  // dropout alone
+  Drop,  // dropout alone, of a half at most
   Any,   // what the call has
 };
 
 __device__ inline HookKind hook_kind(Scores const& scores) {
   bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes,
              drops = scores.dropout_p > 0;
+  if (drops && scores.dropout_threshold > HalvesBelow::kLargest) {
+    return HookKind::Any;
+  }
   if (caps + biased + drops != 1) {
     return HookKind::Any;
   }
@@ -32,15 +36,16 @@ struct HookedTile : ScoreTile<false, Config> {
   using Base = ScoreTile<false, Config>;
   using Element = typename Config::Element;
   using Factor = cutlass::half_t;
+  static constexpr bool kReadsAhead = kKind == HookKind::Cap;
 
   bool masked;                            // a limit cuts through the row block
-  uint32_t factors[Config::kBlockM / 4];  // pairs, times kFactorUnit
+  uint32_t factors[Config::kBlockM / 4];  // pairs, in units of P
 
   __device__ HookedTile(BwdParams const& p, KeyBlock<Config> const& block, RowVisit const& rows,
                         int warpgroup, int thread)
       : Base(p, block, rows, warpgroup, thread), masked(rows.masked) {}
 
-  // The probabilities that the values meet, in 16 bits, to `operand`.
+  // The probabilities that the values meet, in 16 bits and units, to `operand`.
   template <class Scores, class Words, class Lse>
   __device__ __forceinline__ void probabilities(Scores const& s, Words& operand, Lse const& lse) {
     if (masked) {
@@ -48,28 +53,52 @@ struct HookedTile : ScoreTile<false, Config> {
     } else {
       apply_hooks<false>(s, operand, lse);
     }
-    if (drops()) {
+    if constexpr (kKind == HookKind::Drop) {
+      drop_pairs(s, operand);
+    } else if (drops()) {
       Base::drop(s, operand);
     }
   }
 
-  // dP → dS / softmax_scale, in place. Under dropout both are (1 - dropout_p) times that.
-  template <class Gradient, class Scores, class Delta>
-  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Scores const& /*s*/,
+  // dP → dS / softmax_scale, in place. Under dropout both are (1 - dropout_p) times that. D comes
+  // over the unit of P.
+  template <class Gradient, class Words, class Delta>
+  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Words const& operand,
                                                   Delta const& softmax_d) const {
-    constexpr float kInverse = 1.f / kFactorUnit;
+    constexpr float kInverse = 1.f / Config::kProbabilityUnit;
     Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));
-    if (drops()) {
+    if (kKind == HookKind::Any && drops()) {
       this->keep.apply(dp);
     }
     Base::for_each_pair([&](int r, int c) {
-      float2 const delta = softmax_d(c), factor = factors_of(dp.layout()(r, c) / 2);
-      dp(r, c) = (dp(r, c) * kInverse - delta.x * kInverse) * factor.x;
-      dp(r, c + 1) = (dp(r, c + 1) * kInverse - delta.y * kInverse) * factor.y;
+      int const word = dp.layout()(r, c) / 2;
+      float2 const delta = softmax_d(c), factor = factors_of(word);
+      float a = dp(r, c), b = dp(r, c + 1);
+      if constexpr (kKind == HookKind::Drop) {
+        // Of what is 0 without having been dropped, the factor is 0, too.
+        clear_where_zero<Element>(operand.data()[word], a, b);
+      }
+      dp(r, c) = (a * kInverse - delta.x) * factor.x;
+      dp(r, c + 1) = (b * kInverse - delta.y) * factor.y;
     });
   }
 
  private:
+  template <class Scores, class Words>
+  __device__ __forceinline__ void drop_pairs(Scores const& s_mma, Words& operand) const {
+    static_assert(Base::kColumns == 4 * DroppedPairs::kBlocks);
+    auto const layout = rows_and_columns(s_mma.layout());
+    DropoutMask mask = this->block.dropout;
+    mask.batch_head += this->head - this->block.head_begin;
+    TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
+    DropoutGroup const first =
+        mask.group((this->row_begin + this->coord.col(0)) / 16 * 16 + lane.query(),
+                   (this->key_begin + this->coord.row(0)) / 16 * 16 + lane.key());
+    DroppedPairs const dropped(mask, first, lane);
+    dropped.for_each_pair(
+        [&](int r, int c, uint32_t halves) { operand.data()[layout(r, c) / 2] &= ~halves; });
+  }
+
   __device__ bool drops() const {
     return kKind == HookKind::Any ? Base::drops() : kKind == HookKind::Drop;
   }
@@ -86,13 +115,17 @@ struct HookedTile : ScoreTile<false, Config> {
     bool const caps = kKind == HookKind::Any ? mod.softcap > 0.f : kKind == HookKind::Cap;
     bool const biased = kKind == HookKind::Any ? mod.alibi_slope != 0.f : kKind == HookKind::Bias;
     if (caps && biased) {
-      exponentiate<kMasked>(s, operand, lse, CapAndBias(mod, bias(mod)));
+      float const double_scale_log2 =
+          2.f * mod.softmax_scale * kLog2e * reciprocal_fast(mod.softcap);
+      TransposedBias const bias = this->bias(mod);
+      exponentiate<kMasked>(s, operand, lse,
+                            CapHook{double_scale_log2, bias.sign * mod.softcap * kLog2e, bias});
     } else if (caps) {
       apply_cap<kMasked>(s, operand, lse, mod);
     } else if (biased) {
       apply_bias<kMasked>(s, operand, lse, mod);
     } else {
-      exponentiate<kMasked>(s, operand, lse, ScaleAlone{mod.softmax_scale * kLog2e});
+      exponentiate<kMasked>(s, operand, lse, ScaleHook{mod.softmax_scale * kLog2e});
     }
   }
 
@@ -101,17 +134,30 @@ struct HookedTile : ScoreTile<false, Config> {
   __device__ __forceinline__ void apply_cap(Scores const& s, Words& operand, Lse const& lse,
                                             ScoreMod const& mod) {
     TanhLimits const limits(mod);
-    float const top = largest_score(s);
-    if (!any_above(top, limits.few)) {
-      exponentiate<kMasked>(s, operand, lse, TanhHook<3>(mod));
-    } else if (!any_above(top, limits.many)) {
-      exponentiate<kMasked>(s, operand, lse, TanhHook<5>(mod));
+    float const top = largest_of(s);
+    if (!any_above(top, limits.near)) {
+      exponentiate<kMasked>(s, operand, lse, NearTanhHook(mod));
+    } else if (!any_above(top, limits.middle)) {
+      exponentiate<kMasked>(s, operand, lse, TanhHook(mod));
     } else {
       exponentiate<kMasked>(s, operand, lse, AnyTanhHook(mod));
     }
   }
 
-  // Of any lane of the warp. A maximum is never NaN: one goes through the powers as through tanh.
+  // As largest_score, but three at once, by their bits.
+  template <class Scores>
+  __device__ static float largest_of(Scores const& s) {
+    int tops[4] = {};
+#pragma unroll
+    for (int i = 0; i < size(s); i += 4) {
+      int& top = tops[i / 4 % 4];
+      top = max_of_three(top, ordered_bits(fmaxf(fabsf(s(i)), fabsf(s(i + 1)))),
+                         ordered_bits(fmaxf(fabsf(s(i + 2)), fabsf(s(i + 3)))));
+    }
+    return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
+  }
+
+  // Of any lane of the warp. One NaN is no maximum: it goes through powers as through tanh.
   __device__ static bool any_above(float top, float limit) {
     return __any_sync(0xffffffffu, !(top <= limit));
   }
@@ -123,7 +169,9 @@ struct HookedTile : ScoreTile<false, Config> {
     if (!kMasked && distance >= kWarpgroupRows - 1) {
       exponentiate<kMasked>(s, operand, lse, LeftBias(mod, distance, this->coord));
     } else {
-      exponentiate<kMasked>(s, operand, lse, Bias(mod, bias(mod)));
+      TransposedBias const bias = this->bias(mod);
+      exponentiate<kMasked>(s, operand, lse,
+                            BiasHook{bias.sign * mod.softmax_scale * kLog2e, bias});
     }
   }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/block_info.h"
+#include "core/dropout.h"
 #include "core/mask.h"
 #include "core/row_blocks.h"
 #include "core/row_range.h"
@@ -54,6 +55,9 @@ struct KeyBlock {
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
   [[no_unique_address]] std::conditional_t<Config::kCutsTiles, SumRows, NoSumRows> sums;
+  // Of head_begin, under dropout: whoever draws bits in a visit need not wait for global memory.
+  struct NoDropout {};
+  [[no_unique_address]] std::conditional_t<Config::kHookedTiles, DropoutMask, NoDropout> dropout;
 
   __device__ KeyBlock(BackwardArgs const& args, KeyTile<Config> const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
@@ -172,6 +176,11 @@ struct KeyBlock {
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
     GroupPart const part = p.group.part(tile.head);
     heads = part.heads;
+    if constexpr (Config::kHookedTiles) {
+      if (p.scores.dropout_p > 0.f && tile.batch < p.seqlens.batch) {
+        dropout = DropoutMask(p.scores, tile.batch, p.heads_q, part.head_begin);
+      }
+    }
     head_begin = part.head_begin;
     // A packed tensor is one batch entry.
     q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};

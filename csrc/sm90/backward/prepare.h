@@ -116,7 +116,8 @@ constexpr QueryTile query_tile() {
           .thread_stride = 4,
           .element_stride = 1,
           .tile_stride = kWarpgroupRows * Config::kHeadDim,
-          .group_stride = 4 * kWarpgroup};
+          .group_stride = 4 * kWarpgroup,
+          .unit_log2 = Config::kProbabilityLog2};
 }
 
 }  // namespace flash::sm90

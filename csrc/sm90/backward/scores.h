@@ -40,6 +40,7 @@ struct RowNumbersAhead {
 template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
+  static constexpr bool kReadsAhead = Config::kReadsAhead;
   static constexpr int kRows = 2;
   static constexpr int kColumns = Config::kBlockM / 4;
 
@@ -117,7 +118,8 @@ struct ScoreTile {
   template <class Scores, class Words>
   __device__ __forceinline__ void drop(Scores const& s_mma, Words& operand) {
     auto const layout = rows_and_columns(s_mma.layout());
-    keep.draw({p.scores, block.tile.batch, p.heads_q, head}, row_begin, key_begin, coord);
+    keep.template draw<Config::kHookedTiles>({p.scores, block.tile.batch, p.heads_q, head},
+                                             row_begin, key_begin, coord);
     for_each_pair(
         [&](int r, int c) { keep.apply_to_pair(operand.data()[layout(r, c) / 2], r, c); });
   }

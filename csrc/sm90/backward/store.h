@@ -41,8 +41,9 @@ struct KeyRows {
 __device__ inline KeyRows rows_of_dk(BwdParams const& p) {
   return {p.dk, p.workspace.dk, p.head_dim, p.scores.softmax_scale / (1.f - p.scores.dropout_p)};
 }
-__device__ inline KeyRows rows_of_dv(BwdParams const& p) {
-  return {p.dv, p.workspace.dv, p.head_dim_v, 1.f / (1.f - p.scores.dropout_p)};
+// unit: of the probabilities
+__device__ inline KeyRows rows_of_dv(BwdParams const& p, float unit = 1.f) {
+  return {p.dv, p.workspace.dv, p.head_dim_v, 1.f / (1.f - p.scores.dropout_p) * (1.f / unit)};
 }
 
 // Of a warpgroup's 64 keys, from the block's `first` on, those that exist; if it is wanted. The two

@@ -37,6 +37,8 @@ struct PairedBackwardConfig {
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false;
   static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kHookedTiles = false;
+  static constexpr int kProbabilityLog2 = 0;
   static constexpr bool kShareRows = false;
   static constexpr int kQueryColumns = kHeadDim / kPair;
   // K is read by halves, too.
