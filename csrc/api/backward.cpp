@@ -9,6 +9,7 @@
 #include "host/group_parts.h"
 #include "host/key_columns.h"
 #include "host/select.h"
+#include "host/tile_cut.h"
 #include "host/trace.h"
 #include "host/workspace.h"
 
@@ -110,6 +111,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   p.softmax_d = rows(softmax_d, "softmax_d", q);
   p.group = head_group(p, variant, device);
   p.columns = key_columns(p, variant, device, deterministic);
+  p.cut = cut_tiles(p, variant, device, deterministic);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
       parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),

@@ -48,6 +48,12 @@ void launch_key_gradients(BwdParams const& params, LaunchContext const& launch) 
   launch_kernel<key_gradients_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params);
 }
 
+template <class Element>
+void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch) {
+  int64_t const blocks = (cut_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<cut_tiles_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);
+}
+
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
   launch_kernel<sink_gradient_kernel>(
       launch, {params.heads_q, kPassThreads, kPassThreads * int(sizeof(float))}, params);
@@ -62,5 +68,9 @@ template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile
                                                      LaunchContext const&);
 template void launch_key_gradients<cutlass::bfloat16_t>(BwdParams const&, LaunchContext const&);
 template void launch_key_gradients<cutlass::half_t>(BwdParams const&, LaunchContext const&);
+template void launch_cut_tiles<cutlass::bfloat16_t>(BwdParams const&, KeyTiles const&,
+                                                    LaunchContext const&);
+template void launch_cut_tiles<cutlass::half_t>(BwdParams const&, KeyTiles const&,
+                                                LaunchContext const&);
 
 }  // namespace flash

@@ -2,6 +2,7 @@
 // is a number for them, and one compilation for each dtype serves all rows of the table.
 #pragma once
 
+#include "core/tile_grid.h"
 #include "host/variant.h"
 #include "params/bwd_params.h"
 
@@ -37,6 +38,16 @@ void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContex
 // After: dk and dv from their parts in the workspace.
 template <class Element>
 void launch_key_gradients(BwdParams const& params, LaunchContext const& launch);
+
+// The tiles of keys of a main kernel.
+struct KeyTiles {
+  TileGrid grid;
+  int block_n;
+};
+
+// The same for cut tiles.
+template <class Element>
+void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch);
 
 // After: ds_aux from softmax_d and LSE.
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);

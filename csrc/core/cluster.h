@@ -1,13 +1,13 @@
-// What the thread blocks of a cluster show each other in shared memory. Code for GPUs before Hopper
-// has none of it. The tests put a header of the same name before this one.
+// What the thread blocks of a cluster write into each other's shared memory. Code for GPUs before
+// Hopper has none of it. The tests put a header of the same name before this one.
 #pragma once
 
 #include <cstdint>
 
 namespace flash {
 
-// Until all threads of the cluster are here, and what they wrote can be read. Also before a block
-// ends that others may read: its shared memory ends with it.
+// Until all threads of the cluster are here, and what they wrote, in whichever block's memory, can
+// be read. Also before a block ends that others write to: its shared memory ends with it.
 __device__ inline void sync_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __syncwarp();  // both instructions are a whole warp's
@@ -18,28 +18,38 @@ __device__ inline void sync_cluster() {
 #endif
 }
 
+// A barrier in two halves, which only says that every block has begun and its shared memory is
+// there: it orders nothing that was written before. Between them a thread may do anything but
+// arrive again.
+__device__ inline void announce_to_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+#endif
+}
+
 // Shared memory of the cluster's block `rank`, as addresses of this block's are there.
 class ClusterBlock {
  public:
   __device__ explicit ClusterBlock(int rank) : rank_(rank) {}
 
-  __device__ float read(float const& here) const {
-    float x = 0.f;
+  __device__ void write(float& here, float x) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there(&here)) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there(&here)), "f"(x) : "memory");
 #endif
-    return x;
   }
 
-  __device__ float4 read(float4 const& here) const {
-    float4 x{};
+  __device__ void write(float4& here, float4 x) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(there(&here))
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there(&here)), "f"(x.x),
+                 "f"(x.y), "f"(x.z), "f"(x.w)
                  : "memory");
 #endif
-    return x;
   }
 
  private:

@@ -196,6 +196,14 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   if (s.max_splits == 1 && !s.packed) {
     return {column, tile, 0, 1, index, tiles, true};
   }
+  // A sequence alone that is not cut: nothing to search for.
+  if (s.max_splits == 1 && s.batch == 1) {
+    int const row_blocks = sizes(0).row_blocks;
+    if (column < row_blocks) {
+      int const place = tile + column * tiles;
+      return {0, place, 0, 1, place, row_blocks * tiles, row_blocks <= num_columns(s)};
+    }
+  }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
   Chunk const chunk = s.max_splits == 1 ? Chunk{INT32_MAX, 0, 0} : fitting_chunk(batch);
   if (s.equal) {

@@ -26,17 +26,33 @@ constexpr int kSharers = 4;
 // H200: a backward takes 1% less at d 128, 2% at d 192, 4% at d 256, a forward 3% at d 192.
 constexpr int kHopperSharers = 8;
 
-// Rounds of tiles of unequal length that are to even out, and of those that differ by four at most:
-// 512 keys causal, a forward on an H200 takes 4% less at d 128, 2% at d 192 by two rounds than by
-// three.
-constexpr int kRounds = 4, kFewTiles = 4, kFewTilesRounds = 2;
+// Rounds of tiles of unequal length that are to even out.
+constexpr int kRounds = 4;
+
+// Columns of few tiles, which differ little: fewer rounds do, whole ones, and leave more of L2.
+struct FewTiles {
+  int tiles = 0;  // of a column, at most
+  int rounds = kRounds;
+};
+
+// On an H200, causal, 16k tokens: 512 keys, forward, −4% at d 128 and −2% at d 192; 1k keys,
+// backward, −1 to −2% at d 64 to 128 and −2.5% at d 192 and 256.
+constexpr FewTiles kFewForwardTiles{4, 2}, kFewBackwardTiles{8, 1};
 
 // Who takes tiles.
 struct TileTakers {
   int places;  // thread blocks, or clusters that share a tile, that run at a time
   int sharers = kSharers;
-  int few_tiles_rounds = kRounds;
+  FewTiles few{};
 };
+
+// Columns that have so many tiles together: not less, or, of few tiles, not more.
+inline int64_t filling_columns(TileTakers const& takers, Columns const& columns) {
+  bool const few = !columns.equal_tiles && columns.tiles <= takers.few.tiles;
+  int64_t const rounds = columns.equal_tiles ? 1 : few ? takers.few.rounds : kRounds;
+  int64_t const whole = rounds * takers.places / std::max(columns.tiles, 1);
+  return few ? std::max<int64_t>(whole, 1) : whole + 1;
+}
 
 // Columns to run side by side. Tiles of equal length: as many as fill the GPU once, so that a
 // column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
@@ -45,9 +61,7 @@ struct TileTakers {
 // many tiles at a time as are to share what they read.
 inline int columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
                                 Columns const& columns) {
-  int const unequal = columns.tiles <= kFewTiles ? takers.few_tiles_rounds : kRounds;
-  int64_t const tiles = int64_t(takers.places) * (columns.equal_tiles ? 1 : unequal);
-  int64_t const filling = tiles / std::max(columns.tiles, 1) + 1;
+  int64_t const filling = filling_columns(takers, columns);
   int const fitting = l2_group(l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
   int64_t const limit = std::max(fitting, takers.places / takers.sharers);
   int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});

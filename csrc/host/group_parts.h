@@ -41,14 +41,17 @@ inline GroupTiles group_tiles(BwdParams const& p, int block_n) {
 }
 
 // Sums of parts take as much memory as those of dQ at most, or what nobody misses.
-inline int64_t most_parts(BwdParams const& p, Variant const& variant) {
-  constexpr double kLittle = 32 << 20;  // bytes
+inline double most_sum_bytes(BwdParams const& p, Variant const& variant) {
+  constexpr double kLittle = 32 << 20;
   Seqlens const& s = p.seqlens;
   double const rows = s.cu_q ? double(s.total_q) : double(s.batch) * s.seqlen_q;
-  double const dq = sizeof(float) * rows * p.heads_q * variant.head_dim;
-  double const part =
-      sizeof(float) * double(num_keys(s)) * p.heads_kv * (variant.head_dim + variant.head_dim_v);
-  return static_cast<int64_t>(std::max(dq, kLittle) / part);
+  return std::max(sizeof(float) * rows * p.heads_q * variant.head_dim, kLittle);
+}
+
+inline int64_t most_parts(BwdParams const& p, Variant const& variant) {
+  double const part = sizeof(float) * double(num_keys(p.seqlens)) * p.heads_kv *
+                      (variant.head_dim + variant.head_dim_v);
+  return static_cast<int64_t>(most_sum_bytes(p, variant) / part);
 }
 
 // By the call and the GPU alone, whatever is wanted and in whatever order: dK and dV have the same

@@ -34,6 +34,10 @@ std::string describe(HeadGroup const& group) {
   return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
 }
 
+std::string describe(CutTiles const& cut) {
+  return cut.used() ? concat(", rows in ", cut.parts, " parts") : std::string();
+}
+
 std::string describe(LastRows const& last) {
   return last.rows > 0 ? concat(", keys of the last ", last.rows, " rows in ", last.parts, " parts")
                        : std::string();
@@ -66,8 +70,9 @@ void trace_launch(FwdParams const& params, Variant const& variant, LastRows cons
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(describe(params) + describe(params.group) + describe(params.columns), variant,
-          variant.block_n);
+    trace(
+        describe(params) + describe(params.group) + describe(params.columns) + describe(params.cut),
+        variant, variant.block_n);
   }
 }
 

@@ -16,11 +16,10 @@ struct BwdWorkspaceSize {
   int64_t parts;  // of dk and dv together
 };
 
-// Numbers of one key's dK or dV in the workspace, if it is there in parts: of all columns that the
-// kernel computes.
-inline int64_t part_row(BwdParams const& p, TensorView<void> const& gradient, int columns) {
-  bool const in_parts = p.group.parts > 1 && gradient.ptr;
-  return in_parts ? int64_t(p.heads_kv) * p.group.parts * columns : 0;
+// Rows that parts' sums of dK, or of dV, have in the workspace: of each key, or of each cut tile.
+inline int64_t sum_rows(BwdParams const& p, Variant const& variant) {
+  return p.group.parts > 1 ? num_keys(p.seqlens) * p.heads_kv * p.group.parts
+                           : int64_t(p.cut.slots()) * variant.block_n;
 }
 
 inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& variant,
@@ -35,21 +34,22 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   return {sums ? summed * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
           sums && deterministic && !columns.used() ? blocks : 0,
           columns.used() && columns.ordered ? PackedRows::count(params.seqlens.batch) : 0,
-          num_keys(params.seqlens) * (part_row(params, params.dk, variant.head_dim) +
-                                      part_row(params, params.dv, variant.head_dim_v))};
+          sum_rows(params, variant) *
+              ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};
 }
 
 // memory: as many numbers as workspace_size says.
 inline void place_parts(BwdParams& p, Variant const& variant, float* memory) {
   Seqlens const& s = p.seqlens;
+  int64_t const rows = sum_rows(p, variant);
   auto const place = [&](TensorView<void> const& gradient, int columns) -> TensorView<float> {
-    int64_t const row = part_row(p, gradient, columns);
-    if (row == 0) {
+    if (rows == 0 || !gradient.ptr) {
       return {};
     }
     float* const begin = memory;
-    memory += num_keys(s) * row;
-    return {begin, s.cu_k ? 0 : s.seqlen_k * row, row, columns};
+    memory += rows * columns;
+    int64_t const key = p.group.parts > 1 ? int64_t(p.heads_kv) * p.group.parts * columns : columns;
+    return {begin, s.cu_k ? 0 : s.seqlen_k * key, key, columns};
   };
   p.workspace.dk = place(p.dk, variant.head_dim);
   p.workspace.dv = place(p.dv, variant.head_dim_v);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "params/cut_tiles.h"
 #include "params/head_group.h"
 #include "params/key_columns.h"
 #include "params/mask.h"
@@ -20,10 +21,10 @@ struct BwdWorkspace {
                  // columns
   int* order;    // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
                  // first; null: by their number
-  // Each part's gradients; ptr null where groups are whole, or where they are not wanted. Of as
-  // many columns as the variant computes.
-  TensorView<float> dk;  // [b, sk, hk * parts, d]
-  TensorView<float> dv;  // [b, sk, hk * parts, dv]
+  // Each part's gradients; ptr null where groups and tiles are whole, or where they are not wanted.
+  // Of as many columns as the variant computes.
+  TensorView<float> dk;  // [b, sk, hk * parts, d], or of cut tiles [1, slots * block_n, 1, d]
+  TensorView<float> dv;  // the same of dv columns
 };
 
 // One backward call. Element types are erased here; the variant that is picked knows them. A
@@ -49,6 +50,7 @@ struct BwdParams {
   int heads_kv;
   HeadGroup group;
   KeyColumns columns;
+  CutTiles cut;    // only where groups are whole, and of a dense call
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 };

@@ -34,7 +34,7 @@ struct FwdParams {
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
-  bool early;  // starts while the launch before ends: the same call's, of other rows
+  bool early;            // starts while the launch before ends: the same call's, of other rows
   KeySplits splits;
   OddRows odd;
 };

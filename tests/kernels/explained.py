@@ -37,7 +37,7 @@ def ends(lengths: list[int]) -> Tensor:
 
 def pages(choice: Callable, seqlen: int, batch: int, *head: int) -> tuple[Tensor, Tensor, Tensor]:
     """k, v and a table."""
-    size = choice([1, 8, 16, 48, 64])
+    size = choice([1, 8, 16, 48, 64, 80])
     count = -(-seqlen // size)
     table = torch.randint(0, count + 3, (batch, count), dtype=torch.int32)
     return tokens(count + 3, size, *head), tokens(count + 3, size, *head), table

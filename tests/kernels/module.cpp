@@ -24,6 +24,7 @@
 #include "host/launch_kernel.h"
 #include "host/second_tile.h"
 #include "host/select.h"
+#include "host/tile_cut.h"
 #include "host/workspace.h"
 #include "probabilities/launch.h"
 
@@ -164,6 +165,12 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
     p.columns = flash::in_columns(p, variant, launch.device);
     p.columns.places = launch.device.sm_count;  // several, of pairs as well
   }
+  if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
+    int const tiles =
+        p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+    int const count = std::min(number<int>(call, "cut_tiles", 1), tiles);
+    p.cut = flash::CutTiles::last(tiles - count, count, parts);
+  }
   auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
@@ -247,6 +254,16 @@ int group_parts(std::string const& name, py::dict const& call, int sm_count) {
   flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
   return flash::head_group(params<flash::BwdParams>(call), find(name), device).parts;
+}
+
+// Into how many parts it cuts the rows of its tiles.
+int row_parts(std::string const& name, py::dict const& call, int sm_count, bool deterministic) {
+  flash::DeviceInfo device = sm90;
+  device.sm_count = sm_count;
+  flash::Variant const& variant = find(name);
+  auto p = params<flash::BwdParams>(call);
+  p.group = flash::head_group(p, variant, device);
+  return flash::cut_tiles(p, variant, device, deterministic).parts;
 }
 
 // Whether it takes a sequence's keys one block after the other.
@@ -423,6 +440,8 @@ PYBIND11_MODULE(flash_kernels, m) {
       },
       py::arg("call"));
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("row_parts", &row_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"),
+        py::arg("deterministic") = false);
   m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));

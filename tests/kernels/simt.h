@@ -218,6 +218,9 @@ class Cluster {
   // Runs `body` as every thread, to its end. Rethrows what a thread throws.
   void run(std::function<void()> const& body);
 
+  // Whether a block can know that another one has begun: by the barrier.
+  bool have_begun() const { return barrier.generation > 0; }
+
   std::deque<Block> blocks;
   ClusterBarrier barrier;
 

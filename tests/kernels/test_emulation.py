@@ -297,6 +297,7 @@ def test_what_has_yet_to_come_from_another_block_is_nan(selftest):
         ("a receiver that ends", "block 0: block 1 of the cluster has ended"),
         ("a multicast to a block that ends", "block 1: the block ends before 1 of its bulk loads"),
         ("an arrival at a block that has ended", "block 0, thread .*: block 1 .* has ended"),
+        ("an arrival at a block that has not begun", "thread .*: block [01] .* not have begun"),
         (
             "a deadlock of two blocks",
             r"deadlock:\n  block 0, threads 0 to 63 wait for mbarrier .*64 of 64 arrivals"

@@ -292,12 +292,12 @@ def test_the_tile_that_costs_less(kernels, row):
 
 
 @pytest.mark.parametrize("row", TWO_TILES, ids=id_of)
-@pytest.mark.parametrize(("page_size", "small"), [(16, True), (64, False)])
-def test_which_tile_pages_take(kernels, row, page_size, small):
-    """Small ones what is too long for a kernel of any keys, if the row has that."""
+@pytest.mark.parametrize("page_size", [8, 16, 48, 64, 72, 80, 256])
+def test_which_tile_pages_take(kernels, row, page_size):
+    """What is too long for a kernel of any keys, if the row has that."""
     call = calls.problem(batch=2, seqlen_q=8192, seqlen_k=8192, heads_q=16, heads_kv=16,
                          block_table=1, page_size=page_size) | {"q": (0, 0, 0, 128)}  # fmt: skip
-    expected = row.second_block_n if small and row.second_block_n > 128 else row.block_n
+    expected = row.second_block_n if row.second_block_n > 128 else row.block_n
     assert kernels.keys_of_tile(row.name, call) == expected
     assert kernels.keys_of_tile(row.name, call | {"few_q": 16}) == row.block_n  # beside decode
     packed = {"cu_q": 1, "cu_k": 1, "total_q": 16384, "total_k": 512}

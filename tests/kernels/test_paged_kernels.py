@@ -37,7 +37,7 @@ def str_of(x) -> str:
 
 def with_room(table: torch.Tensor, page_size: int) -> torch.Tensor:
     """For many keys; none is listed there."""
-    more = max(0, MANY_KEYS // page_size - table.shape[1])
+    more = max(0, -(-MANY_KEYS // page_size) - table.shape[1])
     return torch.nn.functional.pad(table, (0, more), value=-1)
 
 
@@ -106,15 +106,23 @@ def test_pages_on_hopper(kernels, row, case):
         CacheCase("pages_of_16", page_size=16, causal=False, cache_seqlens=(360, -1, 177)),
         CacheCase("pages_of_24", page_size=24, cache_seqlens=(300, 183, 7)),
         CacheCase("pages_of_48", page_size=48, causal=False, cache_seqlens=(352, 353, 9)),
+        CacheCase("pages_of_64", page_size=64, cache_seqlens=(352, 337, 15)),
+        CacheCase("pages_of_72", page_size=72, causal=False, cache_seqlens=(300, 257, 9)),
+        CacheCase("pages_of_80", page_size=80, causal=False, cache_seqlens=(415, -1, 177)),
+        CacheCase("pages_of_128", page_size=128, cache_seqlens=(513, 383, 0)),
         CacheCase("pages_of_176", page_size=176, cache_seqlens=(340, 256, 33), sinks=True),
+        CacheCase("pages_of_256", page_size=256, causal=False, cache_seqlens=(529, 256, 7)),
         CacheCase("many", b=1, page_size=16, window=(3550, 0), cache_seqlens=(3801,)),
+        CacheCase("many_large", b=1, page_size=64, window=(3550, 0), cache_seqlens=(3801,)),
+        CacheCase("share", b=2, page_size=144, h=6, sq=256, cache_seqlens=(500, 160)),
     ],
     ids=id_of,
 )
 def test_long_tiles_of_pages(kernels, row, case):
-    case = replace(case, h=2, hk=2, sq=130)  # heads that share keys would share row blocks
+    # Of few queries heads that share keys would share row blocks.
+    case = case if case.sq > 1 else replace(case, h=2, hk=2, sq=130)
     lse = check(calls.OnTiles(kernels, row.second_block_n), row, case, has_room=True)
-    if case.name != "many":
+    if case.window[0] < 0:
         usual = check(calls.OnTiles(kernels, row.block_n), row, case)
         assert not torch.equal(lse, usual)  # sums of other tiles
 
@@ -142,14 +150,17 @@ def test_entries_of_a_cache(kernels, row):
 
 
 @pytest.mark.parametrize(
-    ("row", "has_room"),
-    [*((row, False) for row in [*PLAIN, *HOPPER]), *((row, True) for row in LONG)],
+    ("row", "size", "has_room"),
+    [
+        *((row, 16, False) for row in [*PLAIN, *HOPPER]),
+        *((row, size, True) for row in LONG for size in (16, 64, 80, 256)),
+    ],
     ids=str_of,
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_missing_page_has_no_keys(kernels, row, has_room, causal):
+def test_a_missing_page_has_no_keys(kernels, row, size, has_room, causal):
     """In the interior, where no limit asks for mask code; and masks count the missing keys."""
-    n, sq, size = 500, 40, 16
+    n, sq = 500 if size == 16 else 13 * size - 12, 40
     gen = torch.Generator().manual_seed(0)
     q = torch.randn(1, sq, 1, row.head_dim, generator=gen).to(DTYPES[row.dtype])
     k, v = (
@@ -187,7 +198,7 @@ def test_a_missing_page_has_no_keys(kernels, row, has_room, causal):
     [
         *((row, 7, False) for row in PLAIN),
         *((row, 8, False) for row in HOPPER),
-        *((row, 16, True) for row in LONG),
+        *((row, size, True) for row in LONG for size in (16, 64, 96)),
     ],
     ids=str_of,
 )

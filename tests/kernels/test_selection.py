@@ -187,6 +187,50 @@ def test_parts_take_no_more_memory_than_dq(kernels, seqlen_k, expected):
     assert kernels.group_parts("bwd_sm90_bf16_d128_plain", call, sm_count=1000) == expected
 
 
+@pytest.mark.parametrize(
+    ("row", "shape", "causal", "expected"),
+    [
+        # One sequence, few heads: the longest tile takes as long as two of the average.
+        ("bf16_d128_plain", (1, 4096, 4, 4), True, 2),
+        ("bf16_d64_plain", (1, 4096, 4, 4), True, 2),
+        ("fp16_d64_plain", (1, 2048, 8, 8), True, 2),
+        # A place for each tile, and no more; tiles that fill the places evenly.
+        ("bf16_d128_plain", (1, 4096, 4, 4), False, 1),
+        ("bf16_d128_plain", (1, 4096, 8, 8), True, 1),
+        ("bf16_d128_plain", (1, 16384, 16, 16), False, 1),
+        # Tiles on half of the places.
+        ("bf16_d128_plain", (1, 8192, 1, 1), False, 2),
+        # Pairs have half as many places.
+        ("bf16_d192_plain", (1, 2048, 4, 4), True, 2),
+        ("bf16_d192_plain", (1, 2048, 8, 8), True, 1),
+        # Groups are cut already.
+        ("bf16_d128_plain", (1, 4096, 16, 1), True, 1),
+        # Kernels that cannot.
+        ("bf16_d96_plain", (1, 4096, 4, 4), True, 1),
+        ("bf16_d192x128_plain", (1, 2048, 4, 4), True, 1),
+        ("bf16_d128_full", (1, 4096, 4, 4), True, 1),
+    ],
+    ids=str,
+)
+def test_rows_in_parts(kernels, row, shape, causal, expected):
+    batch, seqlen, heads_q, heads_kv = shape
+    call = calls.problem(
+        batch=batch, seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads_q, heads_kv=heads_kv
+    )
+    call |= {"right": 0 if causal else -1}
+    assert kernels.row_parts(f"bwd_sm90_{row}", call, sm_count=132) == expected
+    assert kernels.row_parts(f"bwd_sm90_{row}", call, sm_count=132, deterministic=True) == 1
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(2, 4), (4, 2), (16, 1)])
+def test_parts_of_rows_take_no_more_memory_than_dq(kernels, heads, expected):
+    """Nor than 32 MiB: 64 parts of 128 keys are 8 MiB."""
+    call = calls.problem(
+        batch=1, seqlen_q=4096, seqlen_k=4096, heads_q=heads, heads_kv=heads
+    ) | {"right": 0}  # fmt: skip
+    assert kernels.row_parts("bwd_sm90_bf16_d128_plain", call, sm_count=4000) == expected
+
+
 ANY = 1  # a pointer that nobody follows
 
 

@@ -11,6 +11,7 @@ void bind_block_info(py::module_& m);
 void bind_block_range(py::module_& m);
 void bind_dropout(py::module_& m);
 void bind_group_parts(py::module_& m);
+void bind_page_boxes(py::module_& m);
 void bind_paging(py::module_& m);
 void bind_philox(py::module_& m);
 void bind_rotary(py::module_& m);

@@ -5,6 +5,7 @@ PYBIND11_MODULE(flash_core, m) {
   bind_block_range(m);
   bind_dropout(m);
   bind_group_parts(m);
+  bind_page_boxes(m);
   bind_paging(m);
   bind_philox(m);
   bind_rotary(m);

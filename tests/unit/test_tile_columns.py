@@ -41,6 +41,7 @@ def launches(draw):
         "sharing": sharing,
         "tiles": draw(st.integers(1, 48)),
         "equal_tiles": draw(st.booleans()),
+        "few": draw(st.sampled_from(((0, 0), (4, 2), (8, 1)))),
     }
 
 
@@ -79,18 +80,31 @@ def test_pairs_count_as_one(core, head_dim, heads, seqlen):
         assert times_read(core, wide, **launch) > 4
 
 
-@pytest.mark.parametrize(("head_dim", "heads"), [(128, 16), (192, 10)])
-def test_groups_of_few_tiles_end_with_a_round(core, head_dim, heads):
-    """512 keys causal, a forward of 16k tokens: 64 columns of four tiles, nearly two rounds."""
+@pytest.mark.parametrize(
+    ("few", "seqlen", "head_dim", "heads", "places", "row_bytes", "expected"),
+    [
+        ("FEW_FORWARD_TILES", 512, 128, 16, H200_SMS, 4, 64),  # nearly two rounds of four tiles
+        ("FEW_FORWARD_TILES", 512, 192, 10, H200_SMS, 4, 64),
+        ("FEW_BACKWARD_TILES", 1024, 64, 32, H200_SMS, 8, 16),  # nearly one round of eight
+        ("FEW_BACKWARD_TILES", 1024, 128, 16, H200_SMS, 8, 16),
+        ("FEW_BACKWARD_TILES", 1024, 256, 8, H200_SMS // 2, 8, 8),
+    ],
+)
+def test_groups_of_few_tiles_end_with_a_round(
+    core, few, seqlen, head_dim, heads, places, row_bytes, expected
+):
     launch = {
         "l2_bytes": H200_L2,
-        "places": H200_SMS,
+        "places": places,
         "sharers": core.HOPPER_SHARERS,
-        "count": heads * 32,
-        "bytes": 512 * head_dim * (2 + 2),
+        "count": heads * 16384 // seqlen,
+        "bytes": seqlen * head_dim * row_bytes,
         "sharing": 1,
         "equal_tiles": False,
-        "few_tiles_rounds": core.FEW_TILES_ROUNDS,
+        "few": getattr(core, few),
     }
-    assert core.columns_side_by_side(**launch, tiles=4) == 64
-    assert core.columns_side_by_side(**launch | {"count": heads * 16}, tiles=8) > 40
+    tiles = seqlen // 128
+    group = core.columns_side_by_side(**launch, tiles=tiles)
+    assert group == expected
+    rounds = group * tiles / places
+    assert 0.95 < rounds / round(rounds) <= 1

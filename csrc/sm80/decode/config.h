@@ -21,6 +21,8 @@ struct DecodeConfig {
   static constexpr ScoreLevel kScores = kScores_;
   // Where blocks do little but to read (host/decode_plan.cpp), a cluster of them may have a tile.
   static constexpr bool kHasClusters = kScores == ScoreLevel::Plain && kWarps >= 4;
+  // Calls that bring no new rows have a kernel without the code that writes them.
+  static constexpr bool kHasReaders = kScores == ScoreLevel::Plain;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
   static_assert(kBlockM == 16, "the rows of one instruction");
   static_assert(kBlockN % 16 == 0 && kBlockN <= 32, "a lane looks up one key's page");
@@ -48,7 +50,6 @@ struct MergeStorage {
   float max[Config::kWarps][Config::kBlockM];
   float sum[Config::kWarps][Config::kBlockM];
   alignas(16) float out[Config::kWarps][Config::kBlockM][kRowStride];
-  float lse[Config::kBlockM];  // of all warps, for the cluster's other blocks
 };
 
 // Rows that one thread block merges in a round. 160 KiB at d 128, which it reads in 1.5 µs, the

@@ -17,8 +17,9 @@
 namespace flash::sm80 {
 
 // Three thread blocks fit a multiprocessor of Hopper's by shared memory; registers have to let
-// them.
-constexpr int kDecodeBlocks = 3;
+// them. A cluster's blocks have one each (core/wanted_clusters.h), and as many as there are.
+template <bool kClusters>
+constexpr int kDecodeBlocks = kClusters ? 2 : 3;
 
 // What the batch is cut up by. The rows that another kernel has do not count.
 template <class Config>
@@ -65,27 +66,35 @@ __device__ void find_work(DecodeParams const& p, PieceShare const& share,
   work.v = static_cast<Element const*>(p.fwd.v.ptr) + tile.head_kv * p.fwd.v.head_stride;
 }
 
-template <class Config, bool kClusters>
+template <class Config, bool kClusters, bool kWritesRows>
 __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_range) {
   PieceShare const share{kClusters ? p.split.cluster_log2 : 0};
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (kClusters) {
+    announce_to_cluster();
+  }
   if (warp == 0) {
     find_work(p, share, work);
   }
   __syncthreads();
   if (!work.piece.valid) {
+    if constexpr (kClusters) {
+      wait_for_cluster();
+    }
     return;
   }
   // At the full level scores are scaled before they come to the softmax.
   constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
-  attend(p, work, smem.ring[warp], warp, lane, acc);
+  attend<kWritesRows>(p, work, smem.ring[warp], warp, lane, acc);
   using Output = DecodeOutput<Config>;
   if constexpr (kClusters) {
-    merge_and_store(ShownOutput<Config>{p, work, smem.merge}, smem.merge, warp, lane, acc);
-    merge_cluster(Output{p, work, Output::kWhole}, share, smem.merge);
+    auto& inbox = reinterpret_cast<ClusterStorage<Config>*>(dynamic_smem())->inbox;
+    merge_and_store(SentOutput<Config>{p, work, share, inbox}, smem.merge, warp, lane, acc);
+    sync_cluster();
+    merge_inbox(Output{p, work, Output::kWhole}, share, inbox);
   } else {
     bool const cut = work.piece.splits > 1;
     Output const output{p, work, cut ? work.piece.split : Output::kWhole};
@@ -96,9 +105,10 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
   }
 }
 
-// A kernel of its own for clusters: the other one keeps its code and registers.
-template <class Config, bool kClusters>
-__global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
+// Kernels of their own for clusters and for calls that bring new rows: code that a call does not
+// need takes time to get past, and registers.
+template <class Config, bool kClusters, bool kWritesRows>
+__global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks<kClusters>)
     decode_kernel(__grid_constant__ DecodeParams const p, int counter_range) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   constexpr bool kRuns = !kClusters;
@@ -106,7 +116,7 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks)
   constexpr bool kRuns = true;
 #endif
   if constexpr (kRuns) {
-    decode_piece<Config, kClusters>(p, counter_range);
+    decode_piece<Config, kClusters, kWritesRows>(p, counter_range);
     if (blockIdx.x == gridDim.x - 1) {
       wait_for_launch_before();  // for all that come later
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/split_schedule.h"
 #include "core/wanted_clusters.h"
@@ -28,31 +29,32 @@ inline int counter_range(DecodeParams const& params, LaunchContext const& launch
   return range;
 }
 
-template <class Config>
+template <class Config, bool kClusters>
 int shared_memory(DecodeParams const& params, LaunchContext const& launch) {
   int const blocks = params.split.blocks_per_sm;
   int const spread = blocks > 0 ? memory_for_at_most(blocks, launch.device) : 0;
-  return std::max<int>(kSmemBytes<Config>, spread);
+  using Storage = std::conditional_t<kClusters, ClusterStorage<Config>, DecodeStorage<Config>>;
+  return std::max<int>(sizeof(Storage), spread);
 }
 
-template <class Config, bool kClusters>
+template <class Config, bool kClusters, bool kWritesRows>
 void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
   int const counters = counter_range(params, launch);
   // A memset between them is a launch before that nobody lets start early.
   bool const early = params.beside && (counters >= 0 || !params.counters);
-  launch_kernel<decode_kernel<Config, kClusters>>(
+  launch_kernel<decode_kernel<Config, kClusters, kWritesRows>>(
       launch,
-      {num_thread_blocks(params.split), Config::kThreads, shared_memory<Config>(params, launch),
-       1 << params.split.cluster_log2, early},
+      {num_thread_blocks(params.split), Config::kThreads,
+       shared_memory<Config, kClusters>(params, launch), 1 << params.split.cluster_log2, early},
       params, counters);
 }
 
 // No larger clusters than this device runs. Without any, a tile still is one block's.
-template <class Config>
+template <class Config, bool kWritesRows>
 DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext const& launch) {
-  LaunchShape const largest{0, Config::kThreads, shared_memory<Config>(params, launch),
+  LaunchShape const largest{0, Config::kThreads, shared_memory<Config, true>(params, launch),
                             1 << kMostClusterLog2};
-  int const blocks = largest_cluster<decode_kernel<Config, true>>(launch, largest);
+  int const blocks = largest_cluster<decode_kernel<Config, true, kWritesRows>>(launch, largest);
   DecodeParams fitting = params;
   while (1 << fitting.split.cluster_log2 > blocks) {
     --fitting.split.cluster_log2;
@@ -60,16 +62,27 @@ DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext con
   return fitting;
 }
 
-template <class Config>
-void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+template <class Config, bool kWritesRows>
+void launch_tiles(DecodeParams const& params, LaunchContext const& launch) {
   if constexpr (Config::kHasClusters) {
     if (params.split.cluster_log2 > 0) {
-      DecodeParams const fitting = with_fitting_clusters<Config>(params, launch);
-      return fitting.split.cluster_log2 > 0 ? launch_pieces<Config, true>(fitting, launch)
-                                            : launch_pieces<Config, false>(fitting, launch);
+      DecodeParams const fitting = with_fitting_clusters<Config, kWritesRows>(params, launch);
+      return fitting.split.cluster_log2 > 0
+                 ? launch_pieces<Config, true, kWritesRows>(fitting, launch)
+                 : launch_pieces<Config, false, kWritesRows>(fitting, launch);
     }
   }
-  launch_pieces<Config, false>(params, launch);
+  launch_pieces<Config, false, kWritesRows>(params, launch);
+}
+
+template <class Config>
+void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+  if constexpr (Config::kHasReaders) {
+    if (!params.rows.k_cache.ptr) {
+      return launch_tiles<Config, false>(params, launch);
+    }
+  }
+  launch_tiles<Config, true>(params, launch);
 }
 
 }  // namespace flash::sm80

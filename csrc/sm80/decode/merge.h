@@ -44,20 +44,28 @@ __device__ OnlineSoftmax<2> merged_softmax(MergeStorage<Config>& smem, OnlineSof
   return merged;
 }
 
+// Output: where the rows go. Of one that only opens later (Output::kOpensLate) that is waited for
+// when there is something to send.
 template <class Config, class Output>
 __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem, int warp,
                                 int lane, WarpAccumulators<Config>& acc) {
   FragmentCoord<1> const coord(lane);
   int const rows = output.work.tile.rows;
   __syncthreads();  // every warp is done with its ring, which lies in the same memory
-  float factor[2];
+  float factor[2], lse[2];
+  auto const store_lse = [&](int r) {
+    if (warp == 0 && coord.col0 == 0 && coord.row(r) < rows) {
+      output.store_lse(coord.row(r), lse[r]);
+    }
+  };
   OnlineSoftmax<2> softmax = merged_softmax<Config>(smem, acc.softmax, warp, coord, factor);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     auto const row = softmax.finish(r, output.sink(coord.row(r)), NoReduce{});
     factor[r] *= row.out_scale;
-    if (warp == 0 && coord.col0 == 0 && coord.row(r) < rows) {
-      output.store_lse(coord.row(r), row.lse);
+    lse[r] = row.lse;
+    if constexpr (!Output::kOpensLate) {
+      store_lse(r);
     }
   }
   acc.rescale(factor);
@@ -71,6 +79,13 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
     }
   }
   __syncthreads();
+  if constexpr (Output::kOpensLate) {
+    output.wait_until_open();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      store_lse(r);
+    }
+  }
   constexpr int kChunks = Config::kHeadDimV / 8;
   for (int i = threadIdx.x; i < rows * kChunks; i += Config::kThreads) {
     int const r = i / kChunks, col = i % kChunks * 8;

@@ -11,6 +11,7 @@ namespace flash::sm80 {
 template <class Config>
 struct DecodeOutput {
   static constexpr int kWhole = -1;
+  static constexpr bool kOpensLate = false;
   using Element = typename Config::Element;
   DecodeParams const& p;
   DecodeWork<Config> const& work;

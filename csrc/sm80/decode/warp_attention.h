@@ -100,8 +100,9 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
 }
 
 // Fills the ring; of a call that brings new rows, writes this thread block's, by all of its warps:
-// before the loads if one of those reads them, else while they are on their way.
-template <class Config>
+// before the loads if one of those reads them, else while they are on their way. Without
+// new rows what takes time is to fetch code that runs once: hence no unrolling.
+template <bool kWritesRows, class Config>
 __device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& work,
                             KeyRing<Config>& ring) {
   constexpr int kStages = Config::kStages;
@@ -112,14 +113,14 @@ __device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& wor
       __syncthreads();
     }
   };
-  bool const brings = p.rows.k_cache.ptr;
+  bool const brings = kWritesRows && p.rows.k_cache.ptr;
 #pragma unroll 1  // one copy of the code
   for (int turn = 0; turn < 2; ++turn) {
     if (brings) {
       write(turn == 0);
     }
     if (turn == 0) {
-#pragma unroll
+#pragma unroll(kWritesRows ? kStages : 1)
       for (int stage = 0; stage < kStages; ++stage) {
         ring.load_k(stage);
         ring.load_v(stage);
@@ -128,8 +129,8 @@ __device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& wor
   }
 }
 
-// The piece's keys that are this warp's, into acc.
-template <class Config>
+// The piece's keys that are this warp's, into acc. kWritesRows: the call may bring new ones.
+template <bool kWritesRows, class Config>
 __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& work,
                        RingStorage<Config>& storage, int warp, int lane,
                        WarpAccumulators<Config>& acc) {
@@ -137,7 +138,7 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   FwdParams const& p = params.fwd;
   FastDiv const& group = params.group;
   KeyRing<Config> ring(p, work, storage, warp, lane);
-  begin_loads(params, work, ring);
+  begin_loads<kWritesRows>(params, work, ring);
   FragmentCoord<1> const coord(lane);
   LaneRows<Config> const rows(p, work.tile, group, coord);
   Tensor const q = load_queries(p, work.tile, group, lane);

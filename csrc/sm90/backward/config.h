@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/score_level.h"
+#include "params/cut_tiles.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
@@ -25,6 +26,7 @@ struct BackwardConfig {
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false;
+  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);
@@ -96,6 +98,7 @@ struct BackwardConfig {
 template <class Config>
 struct InColumns : Config {
   static constexpr bool kColumns = true;
+  static constexpr bool kCutsTiles = false;
 
   // Of a tile's details some do not suit d 128 here: 512 keys, causal, of FA3 0.98 with, 1.09
   // without.

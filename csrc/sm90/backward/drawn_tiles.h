@@ -7,7 +7,10 @@ namespace flash::sm90 {
 
 // The tiles of one block of the grid, or of a cluster that works as one. All lanes of a warp, whose
 // first thread is the block's, call its functions together.
+template <class Config>
 struct DrawnTiles {
+  using Tile = KeyTile<Config>;
+
   BackwardArgs const& args;
   uint32_t block;
   uint32_t blocks;     // who draw tiles
@@ -17,8 +20,8 @@ struct DrawnTiles {
 
   // The first one that is valid, or none: then it is over. Drawn when it is asked for and not with
   // the tile before: who is still at work then may not be the first who is done.
-  __device__ WorkTile next() {
-    WorkTile tile{0, 0, 0, false};
+  __device__ Tile next() {
+    Tile tile{};
     do {
       draw();
       if (over()) {
@@ -33,12 +36,18 @@ struct DrawnTiles {
 
   // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
   // deterministic call others wait for it. Nobody waits for the search.
-  __device__ WorkTile tile_at(uint32_t number) const {
-    if (in_columns) {
-      return first_of_column(args.params, number);
-    }
+  __device__ Tile tile_at(uint32_t number) const {
     Seqlens const& s = args.params.seqlens;
-    return args.grid.tile(s.cu_k, s.batch, s.total_k, static_cast<int>(number));
+    int const drawn = static_cast<int>(number);
+    if constexpr (Config::kCutsTiles) {
+      CutTiles const& cut = args.params.cut;
+      int const slot = cut.slot_of(drawn);
+      int const index = slot < 0 ? drawn : cut.tile_of(slot);
+      return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};
+    } else {
+      return in_columns ? first_of_column(args.params, number)
+                        : args.grid.tile(s.cu_k, s.batch, s.total_k, drawn);
+    }
   }
 
  private:

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      DrawnTiles tiles{
+      DrawnTiles<Config> tiles{
           .args = args, .block = blockIdx.x, .blocks = gridDim.x, .in_columns = Config::kColumns};
       Loader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}}.load_all(tiles);
     } else if (in_turns && warp <= kTurnKeepers) {

@@ -16,6 +16,24 @@
 
 namespace flash::sm90 {
 
+// A tile, or a part of one, as it was drawn.
+struct CutTile : WorkTile {
+  int slot = -1;  // of a part, and of its sums; of whole tiles -1
+};
+
+template <class Config>
+using KeyTile = std::conditional_t<Config::kCutsTiles, CutTile, WorkTile>;
+
+// Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
+// one key to the next. step 0: there are none, the tile is whole.
+struct SumRows {
+  int64_t first;
+  int step;
+};
+
+// Kernels that cut no tiles have them where the tile's head is.
+struct NoSumRows {};
+
 // Everything about one block of keys that stays the same while the rows go by.
 template <class Config>
 struct KeyBlock {
@@ -36,11 +54,12 @@ struct KeyBlock {
   int64_t block_begin;  // the sequence's first one
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
+  [[no_unique_address]] std::conditional_t<Config::kCutsTiles, SumRows, NoSumRows> sums;
   // Of head_begin, under dropout: whoever draws bits in a visit need not wait for global memory.
   struct NoDropout {};
   [[no_unique_address]] std::conditional_t<Config::kHookedTiles, DropoutMask, NoDropout> dropout;
 
-  __device__ KeyBlock(BackwardArgs const& args, WorkTile const& tile_, uint32_t number_)
+  __device__ KeyBlock(BackwardArgs const& args, KeyTile<Config> const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
 
   // Numbers the row blocks of all heads, as the workspaces do.
@@ -66,6 +85,33 @@ struct KeyBlock {
     }
   }
 
+  // Whether dK and dV go to sums, if there are any.
+  __device__ bool has_sums() const {
+    if constexpr (Config::kCutsTiles) {
+      return sums.step > 0;
+    } else {
+      return true;
+    }
+  }
+
+  // In `to`, of the block's `first` key.
+  __device__ int64_t sum_offset(TensorView<float> const& to, int first) const {
+    if constexpr (Config::kCutsTiles) {
+      return (sums.first + first * sums.step) * to.head_stride;
+    } else {
+      return to.offset(tile.batch, row_k + first, tile.head);
+    }
+  }
+
+  // From one key to the next.
+  __device__ int64_t sum_stride(TensorView<float> const& to) const {
+    if constexpr (Config::kCutsTiles) {
+      return sums.step * to.head_stride;
+    } else {
+      return to.row_stride;
+    }
+  }
+
   __device__ TileCoord rows_at(int head, int m_block) const {
     int const row = m_block * Config::kBlockM;
     return {q_at.row + row, min(seqlen_q - row, Config::kBlockM), q_at.head + head, q_at.batch};
@@ -83,7 +129,28 @@ struct KeyBlock {
     return info.seqlen_k <= Config::kBlockN;
   }
 
-  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, uint32_t number_,
+  // Rows are visited from the last to the first: a part's run of them, too.
+  __device__ static RowRange part_of(CutTiles const& cut, int slot, RowRange range) {
+    int const part = cut.part_of(slot), count = range.count();
+    int const end = range.end;
+    range.end = end - cut.steps_before(part, count);
+    range.begin = end - cut.steps_before(part + 1, count);
+    return range;
+  }
+
+  __device__ SumRows sum_rows(BwdParams const& p, int slot) const {
+    if (slot >= 0) {
+      return {int64_t(slot) * Config::kBlockN, 1};
+    }
+    if (p.group.parts == 1) {
+      return {0, 0};
+    }
+    int const heads = p.heads_kv * p.group.parts;
+    int64_t const key = row_k + (p.seqlens.cu_k ? 0 : int64_t(tile.batch) * p.seqlens.seqlen_k);
+    return {key * heads + tile.head, heads};
+  }
+
+  __device__ KeyBlock(BwdParams const& p, KeyTile<Config> const& tile_, uint32_t number_,
                       BlockInfo const& info)
       : tile(tile_),
         number(number_),
@@ -98,6 +165,12 @@ struct KeyBlock {
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
+    if constexpr (Config::kCutsTiles) {
+      if (tile_.slot >= 0) {
+        range = part_of(p.cut, tile_.slot, range);
+      }
+      sums = sum_rows(p, tile_.slot);
+    }
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);

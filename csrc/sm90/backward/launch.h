@@ -31,6 +31,7 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
     launch_tiles<Config>(params, launch, launch.device.sm_count);
   };
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
+  finish_cut_tiles<Config>(params, launch, launch.device.sm_count);
 }
 
 }  // namespace flash::sm90

@@ -60,14 +60,32 @@ inline int64_t num_columns(BwdParams const& p) {
 // at a time that share what they read. These queue for their turns, but nobody who computes waits.
 inline int turn_columns(int resident) { return resident / kSharers; }
 
+template <class Config>
+TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resident) {
+  return backward_grid<Config>(params, device, {resident, kHopperSharers, kFewBackwardTiles},
+                               turn_columns(resident));
+}
+
+// Behind a kernel that as many take tiles of: dK and dV of cut ones.
+template <class Config>
+void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
+  if constexpr (Config::kCutsTiles) {
+    if (params.cut.used()) {
+      launch_cut_tiles<typename Config::Element>(
+          params, {drawn_grid<Config>(params, launch.device, resident), Config::kBlockN}, launch);
+    }
+  }
+}
+
 // Calls start(args, drawers) if there are tiles: for a launch of `drawers` thread blocks, or
 // clusters of them, that draw tiles, as many as are resident at a time.
 template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
-  TileGrid const grid = backward_grid<Config>(params, launch.device, {resident, kHopperSharers},
-                                              turn_columns(resident));
-  int64_t const num_tiles = Config::kColumns ? num_columns(params) : grid.num_tiles();
+  TileGrid const grid = drawn_grid<Config>(params, launch.device, resident);
+  CutTiles const& cut = params.cut;
+  int64_t const num_tiles =
+      Config::kColumns ? num_columns(params) : grid.num_tiles() - cut.count + cut.slots();
   if (num_tiles == 0) {
     return;
   }

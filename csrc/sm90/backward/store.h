@@ -30,7 +30,7 @@ struct KeyGradients {
   }
 };
 
-// Where the gradient of the keys or values goes: to its rows, or to the sums of a group's part.
+// Where the gradient of the keys or values goes: to its rows, or to the sums of a part.
 struct KeyRows {
   TensorView<void> const& rows;
   TensorView<float> const& sums;
@@ -55,9 +55,9 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
   WorkTile const& tile = block.tile;
   int64_t const key = block.row_k + first;
   Extent const extent{block.slots - first, to.columns};
-  if (to.sums.ptr) {
+  if (block.has_sums() && to.sums.ptr) {
     scale(sum, to.factor);
-    store_sums(sum, to.sums.ptr + to.sums.offset(tile.batch, key, tile.head), to.sums.row_stride,
+    store_sums(sum, to.sums.ptr + block.sum_offset(to.sums, first), block.sum_stride(to.sums),
                extent.rows, thread);
   } else if (to.rows.ptr) {
     scale(sum, to.factor);

@@ -72,7 +72,7 @@ struct TileLoader {
 
   // In a column its next block of keys, if it has one.
   template <class Tiles>
-  __device__ WorkTile after(Block const& block, Tiles& tiles) {
+  __device__ KeyTile<Config> after(Block const& block, Tiles& tiles) {
     if constexpr (Config::kColumns) {
       if (block.slots > Config::kBlockN) {
         return {block.tile.m_block + 1, block.tile.head, block.tile.batch, true};
@@ -81,7 +81,7 @@ struct TileLoader {
     return tiles.next();
   }
 
-  __device__ void describe(WorkTile const& tile) {
+  __device__ void describe(KeyTile<Config> const& tile) {
     if (elected) {
       if (tile.valid) {
         new (&smem.key_block(described)) Block(args, tile, described);

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <type_traits>
+
+#include "core/page_boxes.h"
 #include "core/query_row.h"
 #include "core/tile_grid.h"
 #include "core/tile_queue.h"
@@ -26,7 +29,7 @@ struct ForwardArgs {
   TensorMap q;  // boxes of a warpgroup's rows
   TensorMap k;  // boxes of box_keys keys; of a kernel for pages only, of eight
   TensorMap v;
-  TensorMap k_eights;  // boxes of box_keys keys with all columns; only of a kernel for pages only
+  TensorMap k_eights;  // boxes of box_keys keys with all columns; only of a kernel for small pages
   TensorMap v_eights;
   TensorMap out;  // boxes of a warp's rows; only where tiles of it are stored
   int box_keys;   // kBlockN; of keys in pages, a power of two that divides it and a page
@@ -36,5 +39,14 @@ struct ForwardArgs {
   TileQueue queue;
   int counter;  // which one, if the queue is shared
 };
+
+// Of a kernel for large pages: boxes with all columns, of each of PageBox's sizes.
+struct LargePageArgs : ForwardArgs {
+  TensorMap k_boxes[PageBox::kSizes];
+  TensorMap v_boxes[PageBox::kSizes];
+};
+
+template <class Config>
+using ArgsOf = std::conditional_t<Config::kLargePages, LargePageArgs, ForwardArgs>;
 
 }  // namespace flash::sm90

@@ -10,14 +10,15 @@
 
 namespace flash::sm90 {
 
+enum class KeyPlace { Any, SmallPages, LargePages };
+
 // kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
 // what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
 // kSecondN_: keys of a tile where that takes less time, in a kernel of its own; 0: there is none.
-// kPagesOnly_: keys are in pages, and lie in shared memory as their boxes bring them
-// (pages.h).
+// kKeys_: keys are in pages, and lie in shared memory as their boxes bring them (pages.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPacked_ = false,
-          bool kSplit_ = false, bool kPagesOnly_ = false>
+          bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -35,9 +36,11 @@ struct ForwardConfig {
   static constexpr int kSecondN = kSecondN_;
   using Second = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                kStages_, 0, kScores_>;
-  static constexpr bool kPagesOnly = kPagesOnly_;
-  using SecondPages = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
-                                    kStages_, 0, kScores_, false, false, true>;
+  static constexpr bool kPagesOnly = kKeys_ != KeyPlace::Any;
+  static constexpr bool kLargePages = kKeys_ == KeyPlace::LargePages;
+  template <KeyPlace kKeys>
+  using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
+                                 kStages_, 0, kScores_, false, false, kKeys>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup loads, each of the others computes 64 rows.

@@ -17,14 +17,22 @@ namespace flash::sm90 {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    forward_kernel(__grid_constant__ ForwardArgs const args) {
+    forward_kernel(__grid_constant__ ArgsOf<Config> const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   let_next_launch_start();
   if (threadIdx.x == 32) {  // on their way while the first row block is looked for
     constexpr bool kEights = Config::kPagesOnly;
-    for (TensorMap const* const tensor :
-         {&args.q, kEights ? &args.k_eights : &args.k, kEights ? &args.v_eights : &args.v}) {
+    auto const* const k = kEights ? k_eights<Config>(args) : &args.k;
+    auto const* const v = kEights ? v_eights<Config>(args) : &args.v;
+    for (TensorMap const* const tensor : {&args.q, k, v}) {
       prefetch_tma_descriptor(&tensor->map);
+    }
+    if constexpr (Config::kLargePages) {
+#pragma unroll 1
+      for (int i = 1; i < PageBox::kSizes; ++i) {
+        prefetch_tma_descriptor(&k[i].map);
+        prefetch_tma_descriptor(&v[i].map);
+      }
     }
   }
   if (threadIdx.x < 32) {
@@ -58,9 +66,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Loader<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
     } else if constexpr (Config::kServesPages) {
       if (args.params.pages.table && warp == 2) {
-        load_k_from_pages(args, smem);
+        load_k_from_pages<Config>(args, smem);
       } else if (args.params.pages.table && warp == 3) {
-        load_v_from_pages(args, smem);
+        load_v_from_pages<Config>(args, smem);
       }
     }
   } else {

@@ -67,7 +67,8 @@ constexpr int kEight = 8;
 
 template <class Config>
 TensorMap eights_map(TensorMapRequest request, int box_keys) {
-  if constexpr (!Config::kPagesOnly) {
+  constexpr bool kOneSize = Config::kPagesOnly && !Config::kLargePages;
+  if constexpr (!kOneSize) {
     return {};
   }
   request.box_rows = box_keys;
@@ -121,13 +122,30 @@ TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking
   return s.cu_q && s.seqlen_q <= tile.block_m
              ? make_first_blocks_grid(s, tile.heads, tile.block_m)
              : forward_grid<Config>(params, device, tile,
-                                    {device.sm_count, kHopperSharers, kFewTilesRounds});
+                                    {device.sm_count, kHopperSharers, kFewForwardTiles});
 }
 
 // Which one a launch draws from; -1: none is left.
 inline int queue_counter(FwdParams const& params, LaunchContext const& launch) {
   int const number = tile_counter(launch.stream, kTileCounters);
   return params.early && number >= 0 ? number + kTileCounters : number;
+}
+
+// With what a kernel for large pages has more.
+template <class Config>
+ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMapRequest v) {
+  if constexpr (!Config::kLargePages) {
+    return args;
+  } else {
+    LargePageArgs more{args, {}, {}};
+    k.boxes = v.boxes = Boxes::OfEights;
+    for (int i = 0; i < PageBox::kSizes; ++i) {
+      k.box_rows = v.box_rows = PageBox::kLargest >> i;
+      more.k_boxes[i] = make_tensor_map(k);
+      more.v_boxes[i] = make_tensor_map(v);
+    }
+    return more;
+  }
 }
 
 template <class Config>
@@ -161,7 +179,8 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       counter};
   bool const early = Config::kSplit && params.early;
   launch_kernel<forward_kernel<Config>>(
-      launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early}, args);
+      launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},
+      with_boxes<Config>(args, k, v));
 }
 
 // Shared memory that nobody uses: with less, blocks that start early would crowd on the few
@@ -211,7 +230,11 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
       }
       if constexpr (Config::kSecondN > kMostPagedKeys) {
         if (suit_long_tiles(params, Config::kHeadDim, Config::kHeadDimV)) {
-          return launch<typename Config::SecondPages>(params, context, rows);
+          using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
+          using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
+          return PageBox::suit(params.pages.page_size.divisor)
+                     ? launch<Large>(params, context, rows)
+                     : launch<Small>(params, context, rows);
         }
       }
     }

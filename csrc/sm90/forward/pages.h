@@ -35,14 +35,14 @@ struct KeyEight {
   }
 };
 
-// The same of a kernel for pages only, each of whose lanes has one of a tile's boxes.
+// The same of a kernel for small pages, each of whose lanes has one of a tile's boxes.
 template <class Config>
-struct KeyBox {
+struct SmallPageBox {
   int first;  // key of the tile
   int keys;   // of the sequence, from `first` on, but no more than a box has
   PageSlot slot;
 
-  __device__ KeyBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
+  __device__ SmallPageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
       : first(WarpLanes{}.index() * args.box_keys), slot{PageSlot::kNoPage, 0} {
     static_assert(Config::kBlockN <= WarpLanes::kCount * KeyEight::kKeys);
     int const position = block.range.block_at(step) * Config::kBlockN + first;
@@ -53,7 +53,42 @@ struct KeyBox {
   }
 
   __device__ bool in_tile() const { return first < Config::kBlockN; }
+  __device__ static int size(ForwardArgs const& args) { return args.box_keys; }
+  __device__ static TensorMap const& map(TensorMap const* maps) { return *maps; }
 };
+
+// The same of a kernel for large pages.
+template <class Config>
+struct LargePageBox {
+  static_assert(Config::kBlockN <= PageBox::kMostKeys && Config::kBlockN % PageBox::kLeast == 0);
+
+  int first;     // key of the tile
+  int box_keys;  // 0: the lane has none
+  int keys;      // of the sequence, from `first` on, but no more than the box has
+  PageSlot slot;
+
+  __device__ LargePageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
+      : slot{PageSlot::kNoPage, 0} {
+    int const position = block.range.block_at(step) * Config::kBlockN;
+    PageBox const box(WarpLanes{}.index(), position, block.keys_at.rows - position, Config::kBlockN,
+                      args.params.pages.page_size);
+    first = box.first;
+    box_keys = box.size;
+    keys = box.keys;
+    if (keys > 0) {
+      slot = KeyPages(args.params.pages, block.tile.batch).slot(position + first);
+    }
+  }
+
+  __device__ bool in_tile() const { return box_keys > 0; }
+  __device__ int size(ForwardArgs const&) const { return box_keys; }
+  __device__ static TensorMap const& map(TensorMap const* maps) {
+    return maps[PageBox::size_index(WarpLanes{}.index())];
+  }
+};
+
+template <class Config>
+using KeyBox = std::conditional_t<Config::kLargePages, LargePageBox<Config>, SmallPageBox<Config>>;
 
 // Whether a page of the keys that the row block goes through is missing. By all lanes of a warp.
 template <class Config>
@@ -81,7 +116,7 @@ struct PageLoader {
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   TensorMap const& tensor;
-  TensorMap const& eights;  // the same by boxes of eights, of a kernel for pages only
+  TensorMap const* eights;  // the same by boxes of eights, of a kernel for pages only
   Ring<Config::kStages>& ring;
   Element (&buffers)[Config::kStages][kTile];
   // Where to put what consumers want to know of a tile; null: nowhere
@@ -138,7 +173,7 @@ struct PageLoader {
     KeyBox<Config> const box(args, block, step);
     ring.wait_empty(at);
     bool const has_page = uint32_t(box.slot.page) < uint32_t(args.params.pages.count);
-    tell_existing(at, has_page, elected);
+    tell_existing(at, box, has_page, elected);
     Barrier& full = ring.full(at.stage);
     if (elected) {
       full.arrive_and_expect_tx(kTile * sizeof(Element));
@@ -147,16 +182,17 @@ struct PageLoader {
     constexpr auto kHint = TMA::CacheHintSm90::EVICT_LAST;
     TileCoord at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head, box.slot.page};
     Element* const target = buffers[at.stage] + box.first * kColumns;
-    bool const ends = at_keys.rows > 0 && at_keys.rows < args.box_keys;
+    TensorMap const& map = box.map(eights);
+    bool const ends = at_keys.rows > 0 && at_keys.rows < box.size(args);
     if (box.in_tile() && !ends) {
-      auto const c = eights.eights(at_keys);
-      SM90_TMA_LOAD_5D::copy(&eights.map, reinterpret_cast<uint64_t*>(&full),
+      auto const c = map.eights(at_keys);
+      SM90_TMA_LOAD_5D::copy(&map.map, reinterpret_cast<uint64_t*>(&full),
                              static_cast<uint64_t>(kHint), target, 0, c.c1, c.c2, c.c3, c.c4);
     }
     // The sequence's last keys: what lies behind them in the page is not read.
     if (ends) {
 #pragma unroll 1
-      for (int key = 0; key < args.box_keys; key += KeyEight::kKeys) {
+      for (int key = 0; key < box.size(args); key += KeyEight::kKeys) {
         TileCoord const eight{at_keys.row + key, min(max(at_keys.rows - key, 0), KeyEight::kKeys),
                               at_keys.head, at_keys.batch};
         load_tile<KeyEight::kKeys, kColumns>(tensor, eight, target + key * kColumns, full, kHint);
@@ -166,7 +202,8 @@ struct PageLoader {
   }
 
   // By all lanes, each of which knows whether its box has a page.
-  __device__ void tell_existing(Position at, bool has_page, bool elected) const {
+  __device__ void tell_existing(Position at, SmallPageBox<Config> const&, bool has_page,
+                                bool elected) const {
     if (!exist) {
       return;
     }
@@ -181,18 +218,64 @@ struct PageLoader {
       }
     }
   }
+
+  __device__ void tell_existing(Position at, LargePageBox<Config> const& box, bool has_page,
+                                bool elected) const {
+    if (!exist) {
+      return;
+    }
+    unsigned const found = __ballot_sync(WarpLanes::kAll, has_page && box.keys > 0);
+#pragma unroll
+    for (int word = 0; word < Config::kKeyWords; ++word) {
+      int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyEight::kKeys;
+      uint32_t existing = 0;
+      if (found == __ballot_sync(WarpLanes::kAll, box.keys > 0)) {
+        existing = ~uint32_t{0};  // all pages: what is behind the sequence is the mask's
+      } else {
+        // Rarely: each box says which keys are its own.
+#pragma unroll 1
+        for (int lane = 0; lane < WarpLanes::kCount; ++lane) {
+          int const first = __shfl_sync(WarpLanes::kAll, box.first, lane);
+          int const size = __shfl_sync(WarpLanes::kAll, box.box_keys, lane);
+          bool const has = key >= first && key < first + size && (found >> lane & 1);
+          existing |= __ballot_sync(WarpLanes::kAll, has);
+        }
+      }
+      if (elected) {
+        exist[at.in_two_rounds()][word] = existing;
+      }
+    }
+  }
 };
 
+// Of K or V, by boxes of eights: as many maps as a kernel for pages only has sizes of them.
 template <class Config>
-__device__ void load_k_from_pages(ForwardArgs const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileK>{args,        smem,   args.k,    args.k_eights,
+__device__ TensorMap const* k_eights(ArgsOf<Config> const& args) {
+  if constexpr (Config::kLargePages) {
+    return args.k_boxes;
+  } else {
+    return &args.k_eights;
+  }
+}
+template <class Config>
+__device__ TensorMap const* v_eights(ArgsOf<Config> const& args) {
+  if constexpr (Config::kLargePages) {
+    return args.v_boxes;
+  } else {
+    return &args.v_eights;
+  }
+}
+
+template <class Config>
+__device__ void load_k_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
+  PageLoader<Config, Config::kTileK>{args,        smem,   args.k,    k_eights<Config>(args),
                                      smem.k_ring, smem.k, smem.exist}
       .run();
 }
 
 template <class Config>
-__device__ void load_v_from_pages(ForwardArgs const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileV>{args,        smem,   args.v, args.v_eights,
+__device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
+  PageLoader<Config, Config::kTileV>{args,        smem,   args.v, v_eights<Config>(args),
                                      smem.v_ring, smem.v, nullptr}
       .run();
 }

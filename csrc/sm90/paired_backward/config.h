@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/score_level.h"
+#include "params/cut_tiles.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/tensor_core.h"
 
@@ -35,6 +36,7 @@ struct PairedBackwardConfig {
   static constexpr int kConsumers = kPair;
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false;
+  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr bool kHookedTiles = false;
   static constexpr int kProbabilityLog2 = 0;
   static constexpr bool kShareRows = false;

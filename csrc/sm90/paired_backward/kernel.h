@@ -26,11 +26,11 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     int const warp = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      DrawnTiles const drawn{.args = args,
-                             .block = blockIdx.x / Config::kPair,
-                             .blocks = gridDim.x / Config::kPair,
-                             .in_columns = Config::kColumns};
-      PairedTiles tiles{drawn, smem.draws, rank};
+      DrawnTiles<Config> const drawn{.args = args,
+                                     .block = blockIdx.x / Config::kPair,
+                                     .blocks = gridDim.x / Config::kPair,
+                                     .in_columns = Config::kColumns};
+      PairedTiles<Config> tiles{drawn, smem.draws, rank};
       PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
     } else if (args.params.workspace.turns && warp <= kTurnKeepers) {
       keep_turns(smem, TurnKeeper<Config>{args.params.workspace.turns, smem.turns, warp});

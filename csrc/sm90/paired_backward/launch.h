@@ -34,6 +34,7 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
     launch_pairs<Config>(params, launch, launch.device.sm_count / Config::kPair);
   };
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
+  finish_cut_tiles<Config>(params, launch, launch.device.sm_count / Config::kPair);
 }
 
 }  // namespace flash::sm90

@@ -17,25 +17,26 @@ struct PairedDraws {
 };
 
 // All lanes of the loading warps call its functions together.
+template <class Config>
 struct PairedTiles {
   using Position = RingPosition<PairedDraws::kStages>;
 
-  DrawnTiles drawn;
+  DrawnTiles<Config> drawn;
   PairedDraws& draws;
   uint32_t rank;
   uint32_t number = 0;  // draws so far
 
-  __device__ WorkTile next() {
+  __device__ KeyTile<Config> next() {
     Position const at(number++);
     if (rank == 0) {
-      WorkTile const tile = drawn.next();
+      KeyTile<Config> const tile = drawn.next();
       tell(at);
       return tile;
     }
     draws.ring.wait_full(at);
     drawn.index = draws.draw[at.stage].index;
     draws.ring.release_in_pair(at.stage);
-    return drawn.over() ? WorkTile{0, 0, 0, false} : drawn.tile_at(drawn.index);
+    return drawn.over() ? KeyTile<Config>{} : drawn.tile_at(drawn.index);
   }
 
   __device__ bool over() const { return drawn.over(); }

@@ -12,6 +12,8 @@ class InBlock {
   explicit InBlock(uint32_t rank) {
     auto& blocks = running->cluster.blocks;
     expect(rank < blocks.size(), "there is no block ", rank, " in a cluster of ", blocks.size());
+    expect(rank == running->rank || running->cluster.have_begun(), "block ", rank,
+           " of the cluster may not have begun");
     expect(!blocks[rank].has_ended(), "block ", rank,
            " of the cluster has ended, and its shared memory with it");
     block = &blocks[rank];

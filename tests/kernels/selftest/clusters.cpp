@@ -33,14 +33,14 @@ struct Call {
 
 using Body = void (*)(Call const&);
 
-void clusters_kernel(Body body, CUtensorMap const map, float* out) {
+void clusters_kernel(bool begins, Body body, CUtensorMap const map, float* out) {
   Call const call{*reinterpret_cast<Storage*>(flash::dynamic_smem()), map, out};
   if (threadIdx.x == 0) {
     call.full().init(1);
     call.ready().init(kThreads);
     cutlass::arch::fence_barrier_init();
   }
-  cluster_sync();
+  if (begins) cluster_sync();
   body(call);
 }
 
@@ -271,6 +271,8 @@ std::map<std::string, Body> const kBodies = {
          call.ready().arrive(1);
        }
      }},
+    {"an arrival at a block that has not begun",
+     [](Call const& call) { call.ready().arrive(call.other); }},
     {"a deadlock of two blocks",
      [](Call const& call) { call.rank == 0 ? call.ready().wait(0) : cluster_sync(); }},
     {"an mbarrier that is not there yet",
@@ -302,7 +304,9 @@ std::map<std::string, Body> const kBodies = {
 void run_clusters(std::string const& what, int blocks, void const* x, float* out) {
   CUtensorMap const map =
       make_map(x, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, {kColumns, kRows}, {kColumns, kRows / 2}, 0);
-  launch<clusters_kernel>({blocks, kThreads, sizeof(Storage), 2}, kBodies.at(what), map, out);
+  bool const begins = what != "an arrival at a block that has not begun";
+  launch<clusters_kernel>({blocks, kThreads, sizeof(Storage), 2}, begins, kBodies.at(what), map,
+                          out);
 }
 
 }  // namespace selftest

@@ -10,15 +10,18 @@ inline void sync_cluster() {
   simt::cluster_wait();
 }
 
+inline void announce_to_cluster() { simt::cluster_arrive(); }
+inline void wait_for_cluster() { simt::cluster_wait(); }
+
 class ClusterBlock {
  public:
   explicit ClusterBlock(int rank) : rank_(rank) {}
 
   template <class T>
-  T read(T const& here) const {
-    auto const offset = reinterpret_cast<char const*>(&here) - simt::block->smem;
+  void write(T& here, T x) const {
+    auto const offset = reinterpret_cast<char*>(&here) - simt::block->smem;
     simt::InBlock const there(rank_);
-    return *reinterpret_cast<T const*>(simt::block->smem + offset);
+    *reinterpret_cast<T*>(simt::block->smem + offset) = x;
   }
 
  private:

@@ -1,0 +1,36 @@
+// Whether a backward on Hopper cuts its tiles along the rows.
+#pragma once
+
+#include <string_view>
+
+#include "core/tile_cut.h"
+#include "host/group_parts.h"
+
+namespace flash {
+
+// Parts of tiles that the memory has room for which sums of parts may take: as parts of groups'.
+inline int64_t most_slots(BwdParams const& p, Variant const& variant) {
+  int64_t const slot =
+      int64_t(sizeof(float)) * variant.block_n * (variant.head_dim + variant.head_dim_v);
+  return static_cast<int64_t>(most_sum_bytes(p, variant)) / slot;
+}
+
+// Of a call whose groups and columns are known. By the call and the GPU alone, whatever is wanted
+// and in whatever order.
+inline CutTiles cut_tiles(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
+                          bool deterministic) {
+  Seqlens const& s = p.seqlens;
+  bool const has_kernel =
+      variant.arch == 90 &&
+      cuts_tiles(variant.head_dim, variant.head_dim_v, std::string_view(variant.scores) == "plain");
+  if (!has_kernel || deterministic || s.cu_q || s.cu_k || p.columns.used() || p.group.parts > 1 ||
+      p.heads_q == 0 || num_keys(s) == 0 || s.seqlen_q == 0) {
+    return {};
+  }
+  GroupTiles const tiles = group_tiles(p, variant.block_n);
+  CutLimits const by{backward_places(variant, device), variant.block_m, most_slots(p, variant)};
+  int const parts = best_row_parts(tiles, by);
+  return parts > 1 ? CutTiles::last(0, static_cast<int>(tiles.count), parts) : CutTiles{};
+}
+
+}  // namespace flash
