@@ -14,7 +14,9 @@ namespace flash {
 struct PageBox {
   static constexpr int kSizes = 4, kLargest = 128, kLeast = 16;
   static constexpr int kLanes = 32, kTail = kLanes / kSizes - 1;
-  static constexpr int kLeastPage = 64, kMostKeys = (kTail - 1) * kLeastPage;  // of a tile
+  static constexpr int kLeastPage = 64;
+  // Of a tile: it is in as many pages, and what is in one is a box of each size at most.
+  static constexpr int kMostKeys = std::min((kTail - 1) * kLeastPage, 2 * kLargest - kLeast);
   static constexpr int kMostPage = INT32_MAX / kTail;  // so that a few of them are an int
 
   int first;  // key of the tile

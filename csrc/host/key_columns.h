@@ -80,21 +80,27 @@ inline bool columns_pay(BwdParams const& p, Variant const& variant, DeviceInfo c
 // causal: -1% on an H200.
 constexpr int kMostColumnBlocks = 4;
 
-// For a call whose groups are in parts already. By what is said of lengths: of one block of keys
-// there is nothing to add up, but a packed call's columns need no search.
-inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
-                              bool deterministic) {
+// Whether a call whose groups are in parts already has a kernel for columns, and they are faster if
+// dQ is wanted. By what is said of lengths: of one block of keys there is nothing to add up, but a
+// packed call's columns need no search.
+inline bool suits_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
+                          bool deterministic) {
   Seqlens const& s = p.seqlens;
   bool const has_kernel = variant.arch == 90 && std::string_view(variant.scores) == "plain";
   if (!has_kernel || num_keys(s) == 0 || p.heads_q == 0 ||
       num_m_blocks(s.seqlen_k, variant.block_n) > kMostColumnBlocks) {
-    return {};
+    return false;
   }
-  bool const one_block = s.seqlen_k <= variant.block_n;
-  bool const pays = one_block ? s.cu_k != nullptr
-                              : p.dq.ptr && rows_fit(p, variant, device) &&
-                                    columns_pay(p, variant, device, deterministic);
-  return pays ? in_columns(p, variant, device) : KeyColumns{};
+  return s.seqlen_k <= variant.block_n
+             ? s.cu_k != nullptr
+             : rows_fit(p, variant, device) && columns_pay(p, variant, device, deterministic);
+}
+
+inline KeyColumns key_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
+                              bool deterministic) {
+  bool const adds = p.dq.ptr || p.seqlens.seqlen_k <= variant.block_n;
+  return adds && suits_columns(p, variant, device, deterministic) ? in_columns(p, variant, device)
+                                                                  : KeyColumns{};
 }
 
 }  // namespace flash

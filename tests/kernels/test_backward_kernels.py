@@ -194,6 +194,13 @@ def test_one_or_two_hooks(kernels, row, hooks):
     check_hooks(kernels, row, **dict(b=1, sq=150, sk=210) | hooks)
 
 
+# The bar is standard attention in the row's dtype, of which fp16 does not have such a cap.
+@pytest.mark.parametrize("row", [v for v in HOOKED if v.dtype == "bf16"], ids=id_of)
+@pytest.mark.parametrize("softcap", [1e6, 1e8, 1e12])
+def test_a_cap_out_of_reach_changes_nothing(kernels, row, softcap):
+    check_hooks(kernels, row, b=1, sq=150, sk=210, softcap=softcap)
+
+
 @pytest.mark.parametrize("row", FULL, ids=id_of)
 @pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
 def test_all_hooks_together(kernels, row, part_heads):

@@ -34,7 +34,7 @@ struct TanhLimits {
     float const slope = fabsf(mod.softmax_scale * reciprocal_fast(mod.softcap));
     float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
     bool const finite = slope < 1e3f;
-    near = finite && inverse < 1e7f ? kNear * inverse : -1.f;
+    near = finite && inverse < 1e18f ? kNear * inverse : -1.f;
     middle = finite && inverse < 1e4f ? kMiddle * inverse : -1.f;
   }
 };

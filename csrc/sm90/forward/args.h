@@ -29,8 +29,6 @@ struct ForwardArgs {
   TensorMap q;  // boxes of a warpgroup's rows
   TensorMap k;  // boxes of box_keys keys; of a kernel for pages only, of eight
   TensorMap v;
-  TensorMap k_eights;  // boxes of box_keys keys with all columns; only of a kernel for small pages
-  TensorMap v_eights;
   TensorMap out;  // boxes of a warp's rows; only where tiles of it are stored
   int box_keys;   // kBlockN; of keys in pages, a power of two that divides it and a page
   RowPacking rows;
@@ -40,13 +38,18 @@ struct ForwardArgs {
   int counter;  // which one, if the queue is shared
 };
 
-// Of a kernel for large pages: boxes with all columns, of each of PageBox's sizes.
-struct LargePageArgs : ForwardArgs {
-  TensorMap k_boxes[PageBox::kSizes];
-  TensorMap v_boxes[PageBox::kSizes];
+// Of a kernel for pages only: boxes with all columns, of box_keys keys of small pages, of each of
+// PageBox's sizes of large ones.
+template <int kSizes>
+struct PagesArgs : ForwardArgs {
+  TensorMap k_boxes[kSizes];
+  TensorMap v_boxes[kSizes];
 };
 
 template <class Config>
-using ArgsOf = std::conditional_t<Config::kLargePages, LargePageArgs, ForwardArgs>;
+constexpr int kBoxSizes = Config::kLargePages ? PageBox::kSizes : 1;
+
+template <class Config>
+using ArgsOf = std::conditional_t<Config::kPagesOnly, PagesArgs<kBoxSizes<Config>>, ForwardArgs>;
 
 }  // namespace flash::sm90

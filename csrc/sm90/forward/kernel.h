@@ -21,9 +21,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   let_next_launch_start();
   if (threadIdx.x == 32) {  // on their way while the first row block is looked for
-    constexpr bool kEights = Config::kPagesOnly;
-    auto const* const k = kEights ? k_eights<Config>(args) : &args.k;
-    auto const* const v = kEights ? v_eights<Config>(args) : &args.v;
+    auto const* const k = Config::kPagesOnly ? k_boxes<Config>(args) : &args.k;
+    auto const* const v = Config::kPagesOnly ? v_boxes<Config>(args) : &args.v;
     for (TensorMap const* const tensor : {&args.q, k, v}) {
       prefetch_tma_descriptor(&tensor->map);
     }

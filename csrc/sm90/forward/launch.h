@@ -65,17 +65,6 @@ int box_keys(FwdParams const& p) {
 // A kernel for pages only has boxes of all columns, and small ones for a sequence's end.
 constexpr int kEight = 8;
 
-template <class Config>
-TensorMap eights_map(TensorMapRequest request, int box_keys) {
-  constexpr bool kOneSize = Config::kPagesOnly && !Config::kLargePages;
-  if constexpr (!kOneSize) {
-    return {};
-  }
-  request.box_rows = box_keys;
-  request.boxes = Boxes::OfEights;
-  return make_tensor_map(request);
-}
-
 template <class Config, int kColumns>
 TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& view, int columns) {
   Seqlens const& s = p.seqlens;
@@ -131,16 +120,16 @@ inline int queue_counter(FwdParams const& params, LaunchContext const& launch) {
   return params.early && number >= 0 ? number + kTileCounters : number;
 }
 
-// With what a kernel for large pages has more.
+// With what a kernel for pages only has more.
 template <class Config>
 ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMapRequest v) {
-  if constexpr (!Config::kLargePages) {
+  if constexpr (!Config::kPagesOnly) {
     return args;
   } else {
-    LargePageArgs more{args, {}, {}};
+    ArgsOf<Config> more{args, {}, {}};
     k.boxes = v.boxes = Boxes::OfEights;
-    for (int i = 0; i < PageBox::kSizes; ++i) {
-      k.box_rows = v.box_rows = PageBox::kLargest >> i;
+    for (int i = 0; i < kBoxSizes<Config>; ++i) {
+      k.box_rows = v.box_rows = Config::kLargePages ? PageBox::kLargest >> i : args.box_keys;
       more.k_boxes[i] = make_tensor_map(k);
       more.v_boxes[i] = make_tensor_map(v);
     }
@@ -168,8 +157,6 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       make_tensor_map(q_request<Config>(params, rows)),
       make_tensor_map(k),
       make_tensor_map(v),
-      eights_map<Config>(k, box),
-      eights_map<Config>(v, box),
       Config::kStoresTiles ? make_tensor_map(out_request<Config>(params)) : TensorMap{},
       box,
       rows,

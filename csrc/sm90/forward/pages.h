@@ -248,34 +248,32 @@ struct PageLoader {
   }
 };
 
-// Of K or V, by boxes of eights: as many maps as a kernel for pages only has sizes of them.
+// Of K or V, by boxes with all columns: of a kernel for pages only as many as it has sizes of them.
 template <class Config>
-__device__ TensorMap const* k_eights(ArgsOf<Config> const& args) {
-  if constexpr (Config::kLargePages) {
+__device__ TensorMap const* k_boxes(ArgsOf<Config> const& args) {
+  if constexpr (Config::kPagesOnly) {
     return args.k_boxes;
-  } else {
-    return &args.k_eights;
   }
+  return nullptr;
 }
 template <class Config>
-__device__ TensorMap const* v_eights(ArgsOf<Config> const& args) {
-  if constexpr (Config::kLargePages) {
+__device__ TensorMap const* v_boxes(ArgsOf<Config> const& args) {
+  if constexpr (Config::kPagesOnly) {
     return args.v_boxes;
-  } else {
-    return &args.v_eights;
   }
+  return nullptr;
 }
 
 template <class Config>
 __device__ void load_k_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileK>{args,        smem,   args.k,    k_eights<Config>(args),
+  PageLoader<Config, Config::kTileK>{args,        smem,   args.k,    k_boxes<Config>(args),
                                      smem.k_ring, smem.k, smem.exist}
       .run();
 }
 
 template <class Config>
 __device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileV>{args,        smem,   args.v, v_eights<Config>(args),
+  PageLoader<Config, Config::kTileV>{args,        smem,   args.v, v_boxes<Config>(args),
                                      smem.v_ring, smem.v, nullptr}
       .run();
 }
