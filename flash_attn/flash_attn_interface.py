@@ -75,9 +75,9 @@ def flash_attn_func(
     arXiv:2205.14135; Dao 2023, arXiv:2307.08691). Differentiable in q, k, v and s_aux. On CUDA
     the backward takes scratch memory beside the gradients: a float32 for each number of dq, in
     whole blocks of 64 or 128 rows and a head_dim that there is a kernel for, and 12 bytes a row
-    and head. Where sequences are short, Hopper needs those of the sequences alone that it works on
-    at a time, about as much as its L2 holds. With so few heads in k and v that their blocks would
-    not fill the GPU, at most as much again, or 32 MiB.
+    and head. Of packed batches of short sequences Hopper needs those of the sequences alone that it
+    works on at a time, about as much as its L2 holds. With so few heads in k and v that their
+    blocks would not fill the GPU, at most as much again, or 32 MiB.
 
     With fewer heads in k and v than in q, query head ``i`` reads head ``i // (heads / heads_k)``
     (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245).

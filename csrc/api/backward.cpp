@@ -8,6 +8,7 @@
 #include "host/device.h"
 #include "host/group_parts.h"
 #include "host/key_columns.h"
+#include "host/key_relay.h"
 #include "host/select.h"
 #include "host/tile_cut.h"
 #include "host/trace.h"
@@ -110,6 +111,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
   p.softmax_d = rows(softmax_d, "softmax_d", q);
   p.group = head_group(p, variant, device);
+  p.relay = key_relay(p, variant, device, deterministic);
   p.columns = key_columns(p, variant, device, deterministic);
   p.cut = cut_tiles(p, variant, device, deterministic);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);

@@ -6,9 +6,9 @@
 namespace flash {
 
 // A tile per block of keys and part of a KV head's group. The first key blocks come first: they are
-// those that most rows see under a causal mask, and in a deterministic call the later ones wait for
-// them. turn_columns: so many at least run side by side in a deterministic call, where neighbours
-// that add to the same sums queue for their turns.
+// those that most rows see under a causal mask, and in turns the later ones wait for them.
+// turn_columns: so many at least run side by side in a deterministic call that is no relay, where
+// neighbours that add to the same sums queue for their turns.
 template <class Config>
 TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, TileTakers const& takers,
                        int turn_columns) {
@@ -23,7 +23,9 @@ TileGrid backward_grid(BwdParams const& params, DeviceInfo const& device, TileTa
       num_m_blocks(params.seqlens.seqlen_k, Config::kBlockN),
       !limits(params.mask.left, params.seqlens) && !limits(params.mask.right, params.seqlens)};
   int group = columns_side_by_side(device.l2_bytes, takers, columns);
-  if (params.workspace.turns) {
+  if (params.relay.used) {
+    group = waiting_columns_side_by_side(device.l2_bytes, takers, columns);
+  } else if (params.workspace.turns) {
     int const wide = static_cast<int>(std::min<int64_t>(columns.count, turn_columns));
     group = std::max(group, even_group(std::max(wide, 1), columns.count));
   }

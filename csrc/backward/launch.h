@@ -11,7 +11,7 @@ void launch_with_passes(BwdParams const& params, QueryTile const& tile, LaunchCo
                         Main main) {
   launch_preprocess<Element>(params, tile, launch);
   main();
-  if (params.dq.ptr && params.workspace.dq && !params.columns.used()) {
+  if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
     launch_query_gradient<Element>(params, tile, launch);
   }
   if (params.group.parts > 1) {

@@ -84,16 +84,16 @@ __device__ inline bool sees_keys(BwdParams const& p, BlockInfo const& info, int 
 }
 
 // Where the main kernel adds, or the rows of dq where it stores those that see a key, or never
-// comes. In columns it stores all row blocks that it comes to.
+// comes. If it finishes sums itself, those of row blocks that it does not come to.
 template <class Element>
 __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
                                     WorkTile const& tile, BlockInfo const& info, int64_t row_block,
                                     bool is_sequence) {
-  if (p.columns.used() && is_sequence &&
+  if (p.finishes_sums() && is_sequence &&
       sees_keys(p, info, tile.m_block * shape.block_m, shape.block_m)) {
     return;
   }
-  if (!p.workspace.dq || p.columns.used() || !is_sequence) {
+  if (!p.workspace.dq || p.finishes_sums() || !is_sequence) {
     int const row_begin = tile.m_block * shape.block_m;
     int const chunks = p.head_dim / kChunk,
               rows = std::min(info.seqlen_q - row_begin, shape.block_m);

@@ -39,11 +39,19 @@ struct FewTiles {
 // backward, −1 to −2% at d 64 to 128 and −2.5% at d 192 and 256.
 constexpr FewTiles kFewForwardTiles{4, 2}, kFewBackwardTiles{8, 1};
 
+// Of tiles that wait for others of their column: many columns at work mean few of its tiles at a
+// time, so that nobody waits for long.
+struct WaitingTiles {
+  int l2_eighths = 3;     // that hold what the columns at work read
+  int equal_sharers = 1;  // of tiles of equal length: columns are at most places by this
+};
+
 // Who takes tiles.
 struct TileTakers {
   int places;  // thread blocks, or clusters that share a tile, that run at a time
   int sharers = kSharers;
   FewTiles few{};
+  WaitingTiles waiting{};
 };
 
 // Columns that have so many tiles together: not less, or, of few tiles, not more.
@@ -66,6 +74,21 @@ inline int columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
   int64_t const limit = std::max(fitting, takers.places / takers.sharers);
   int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
   return even_group(static_cast<int>(group), columns.count);
+}
+
+// Columns to run side by side whose tiles wait for each other. Of tiles of unequal length half of
+// the rows are at work on average.
+inline int waiting_columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
+                                        Columns const& columns) {
+  WaitingTiles const& waiting = takers.waiting;
+  int64_t const tiles = std::max(columns.tiles, 1);
+  int64_t const at_work =
+      columns.equal_tiles ? columns.bytes : columns.bytes * (tiles + 1) / (2 * tiles);
+  int64_t const fitting = l2_bytes / 8 * waiting.l2_eighths / std::max<int64_t>(at_work, 1);
+  int const most = columns.equal_tiles ? takers.places / waiting.equal_sharers : takers.places;
+  int64_t const limit = std::max<int64_t>(fitting, takers.places / takers.sharers);
+  int64_t const group = std::min({limit, int64_t(most), columns.count});
+  return even_group(static_cast<int>(std::max<int64_t>(group, 1)), columns.count);
 }
 
 }  // namespace flash

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "host/group_parts.h"
+#include "host/key_relay.h"
 
 namespace flash {
 
@@ -81,14 +81,16 @@ inline bool columns_pay(BwdParams const& p, Variant const& variant, DeviceInfo c
 constexpr int kMostColumnBlocks = 4;
 
 // Whether a call whose groups are in parts already has a kernel for columns, and they are faster if
-// dQ is wanted. By what is said of lengths: of one block of keys there is nothing to add up, but a
-// packed call's columns need no search.
+// dQ is wanted. A relay is faster still. By what is said of
+// lengths: of one block of keys there is nothing to add up, but a packed call's columns need no
+// search.
 inline bool suits_columns(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                           bool deterministic) {
   Seqlens const& s = p.seqlens;
   bool const has_kernel = variant.arch == 90 && std::string_view(variant.scores) == "plain";
   if (!has_kernel || num_keys(s) == 0 || p.heads_q == 0 ||
-      num_m_blocks(s.seqlen_k, variant.block_n) > kMostColumnBlocks) {
+      num_m_blocks(s.seqlen_k, variant.block_n) > kMostColumnBlocks ||
+      suits_relay(p, variant, device, deterministic)) {
     return false;
   }
   return s.seqlen_k <= variant.block_n

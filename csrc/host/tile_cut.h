@@ -17,7 +17,8 @@ inline int64_t most_slots(BwdParams const& p, Variant const& variant) {
 }
 
 // Of a call whose groups are in parts already. By the call and the GPU alone, whatever is wanted
-// and in whatever order: what goes in columns for dQ's sake is not cut without it, either.
+// and in whatever order: what goes in columns or a relay for dQ's sake is not cut without it,
+// either.
 inline CutTiles cut_tiles(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                           bool deterministic) {
   Seqlens const& s = p.seqlens;
@@ -25,7 +26,8 @@ inline CutTiles cut_tiles(BwdParams const& p, Variant const& variant, DeviceInfo
       variant.arch == 90 &&
       cuts_tiles(variant.head_dim, variant.head_dim_v, std::string_view(variant.scores) == "plain");
   if (!has_kernel || deterministic || s.cu_q || s.cu_k || p.group.parts > 1 || p.heads_q == 0 ||
-      num_keys(s) == 0 || s.seqlen_q == 0 || suits_columns(p, variant, device, deterministic)) {
+      num_keys(s) == 0 || s.seqlen_q == 0 || suits_relay(p, variant, device, deterministic) ||
+      suits_columns(p, variant, device, deterministic)) {
     return {};
   }
   GroupTiles tiles = group_tiles(p, variant.block_n);

@@ -47,6 +47,8 @@ std::string describe(KeyColumns const& columns) {
   return columns.used() ? ", keys one block after the other" : "";
 }
 
+std::string describe(KeyRelay const& relay) { return relay.used ? ", sums of dq handed on" : ""; }
+
 // block_n: keys of the row's tile that serves it.
 void trace(std::string const& problem, Variant const& variant, int block_n) {
   static std::mutex mutex;
@@ -70,9 +72,9 @@ void trace_launch(FwdParams const& params, Variant const& variant, LastRows cons
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
   if (enabled()) {
-    trace(
-        describe(params) + describe(params.group) + describe(params.columns) + describe(params.cut),
-        variant, variant.block_n);
+    trace(describe(params) + describe(params.group) + describe(params.columns) +
+              describe(params.relay) + describe(params.cut),
+          variant, variant.block_n);
   }
 }
 

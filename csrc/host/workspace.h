@@ -31,8 +31,9 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
                      : blocks;
   // One block of keys has nothing to add to, and nobody to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
+  bool const in_turns = sums && !columns.used() && (deterministic || params.relay.used);
   return {sums ? summed * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
-          sums && deterministic && !columns.used() ? blocks : 0,
+          in_turns ? blocks : 0,
           columns.used() && columns.ordered ? PackedRows::count(params.seqlens.batch) : 0,
           sum_rows(params, variant) *
               ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};

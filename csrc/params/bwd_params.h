@@ -3,6 +3,7 @@
 #include "params/cut_tiles.h"
 #include "params/head_group.h"
 #include "params/key_columns.h"
+#include "params/key_relay.h"
 #include "params/mask.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
@@ -17,8 +18,8 @@ struct BwdWorkspace {
                  // null where one block holds all keys, and writes dq itself. In columns
                  // [places, heads of a part, row_blocks, block_m * head_dim]
   float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
-  int* turns;    // [h, blocks] key blocks that have added to dq; null unless deterministic, and in
-                 // columns
+  int* turns;    // [h, blocks] thread blocks that have added to dq, but for a relay's last; null
+                 // unless deterministic or a relay, and in columns
   int* order;    // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
                  // first; null: by their number
   // Each part's gradients; ptr null where groups and tiles are whole, or where they are not wanted.
@@ -50,9 +51,13 @@ struct BwdParams {
   int heads_kv;
   HeadGroup group;
   KeyColumns columns;
+  KeyRelay relay;  // not with columns or cut tiles
   CutTiles cut;    // only where groups are whole, and of a dense call
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
+
+  // Whether the main kernel turns sums into dq, of all row blocks that it comes to.
+  FLASH_HD bool finishes_sums() const { return columns.used() || relay.used; }
 };
 
 }  // namespace flash

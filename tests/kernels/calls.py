@@ -336,14 +336,16 @@ def backward(
     last_block_first: bool = False,
     part_heads: int | None = None,
     columns: bool = False,
+    relay: bool = False,
     cut: tuple[int, int] = (0, 1),
     **full,
 ) -> tuple[Tensor, ...]:
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
     lengths: of `dense_lengths` or `varlen_lengths`. part_heads: query heads of a group that a tile
-    of keys has; None: all. columns: a thread block, or a pair, takes all keys of a sequence. cut:
-    so many of the last tiles, or all, into so many parts of their rows.
+    of keys has; None: all. columns: a thread block, or a pair, takes all keys of a sequence.
+    relay: key blocks hand sums of dq on. cut: so many of the last tiles, or all, into so many parts
+    of their rows.
     NaN wherever no kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}
@@ -355,7 +357,7 @@ def backward(
     call |= {name: view(getattr(output, name)) for name in wanted}
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
-    call |= {"columns": columns, "cut_tiles": cut[0], "cut_parts": cut[1]}
+    call |= {"columns": columns, "relay": relay, "cut_tiles": cut[0], "cut_parts": cut[1]}
     if part_heads is not None:
         call["part_heads"] = part_heads
     if dlse is not None:

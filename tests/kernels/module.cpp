@@ -18,6 +18,7 @@
 #include "host/group_parts.h"
 #include "host/head_packing.h"
 #include "host/key_columns.h"
+#include "host/key_relay.h"
 #include "host/key_splits.h"
 #include "host/largest_cluster.h"
 #include "host/last_rows.h"
@@ -165,13 +166,15 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
     p.columns = flash::in_columns(p, variant, launch.device);
     p.columns.places = launch.device.sm_count;  // several, of pairs as well
   }
+  bool const deterministic = number<bool>(call, "deterministic");
+  p.relay = {number<bool>(call, "relay"), deterministic};
   if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
     int const count = std::min(number<int>(call, "cut_tiles", 1), tiles);
     p.cut = flash::CutTiles::last(tiles - count, count, parts);
   }
-  auto const size = flash::workspace_size(p, variant, number<bool>(call, "deterministic"));
+  auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
   Scratch<int> turns(size.turns, -1), order(size.order, -1);
@@ -276,6 +279,17 @@ bool takes_columns(std::string const& name, py::dict const& call, int sm_count) 
   flash::Variant const& variant = find(name);
   p.group = flash::head_group(p, variant, device);
   return flash::key_columns(p, variant, device, number<bool>(call, "deterministic")).used();
+}
+
+// Whether its key blocks hand sums of dQ on.
+bool runs_relay(std::string const& name, py::dict const& call, int sm_count) {
+  flash::DeviceInfo device = sm90;
+  device.sm_count = sm_count;
+  auto p = params<flash::BwdParams>(call);
+  p.dq = view<void>(call, "dq");
+  flash::Variant const& variant = find(name);
+  p.group = flash::head_group(p, variant, device);
+  return flash::key_relay(p, variant, device, number<bool>(call, "deterministic")).used;
 }
 
 bool packs_heads(py::dict const& call, int block_m, int packed) {
@@ -442,6 +456,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("row_parts", &row_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"),
         py::arg("deterministic") = false);
+  m.def("runs_relay", &runs_relay, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));

@@ -163,9 +163,12 @@ def packed_call(mean: int, longest: int, total: int = 16384) -> dict:
 
 def test_where_the_host_takes_columns(kernels):
     takes = partial(pays, kernels)
-    assert takes(64)
-    for head_dim in (64, 96, 128, 192, 256):  # of a causal column half is at work
-        assert takes(head_dim, right=0)
+    assert takes(heads_kv=16, right=0)  # two heads a tile: no relay
+    assert takes(heads_kv=16, seqlen_k=256)
+    for head_dim in (64, 128, 256):  # of a causal column half is at work
+        assert takes(head_dim, heads_kv=1024 // head_dim, seqlen_k=200, right=0)
+    for head_dim in (64, 96, 128, 192, 256):
+        assert takes(head_dim, **packed_call(256, 512), right=0)
     assert takes(**packed_call(256, 512))
     for head_dim in (64, 256):  # of one block of keys: nothing to search
         assert takes(head_dim, **packed_call(34, 60))
@@ -174,8 +177,11 @@ def test_where_the_host_takes_columns(kernels):
 def test_where_the_host_takes_tiles(kernels):
     takes = partial(pays, kernels)
     assert not takes(seqlen_k=128)  # one block of keys each: tiles are columns
-    for head_dim in (96, 128, 192, 256):  # what L2 does not hold
+    for head_dim in (64, 96, 128, 192, 256):  # which are in a relay
         assert not takes(head_dim)
+        assert not takes(head_dim, right=0)
+    assert not takes(heads_kv=16)  # what L2 does not hold
+    assert not takes(128, heads_kv=8, seqlen_k=256)
     assert not takes(seqlen_k=1024)
     assert not takes(seqlen_k=1024, right=0)  # more than four blocks of keys
     assert not takes(seqlen_k=2048, right=0)

@@ -222,6 +222,19 @@ def test_rows_in_parts(kernels, row, shape, causal, expected):
     assert kernels.row_parts(f"bwd_sm90_{row}", call, sm_count=132, deterministic=True) == 1
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_rows_of_a_relay_are_whole(kernels, wanted):
+    """A kernel that hands sums of dq on has no parts; dk has the same bits if dq is not wanted."""
+    row, heads = "bwd_sm90_bf16_d128_plain", dict(heads_q=67, heads_kv=67)
+    call = calls.problem(batch=1, seqlen_q=16384, seqlen_k=512, **heads)
+    call |= {"dq": (16 * wanted, 0, 0, 0), "deterministic": False}
+    assert kernels.row_parts(row, call, sm_count=132) == 1
+    assert kernels.runs_relay(row, call, sm_count=132) == wanted
+    few = call | {"heads_q": 30, "heads_kv": 30}
+    assert kernels.row_parts(row, few, sm_count=132) > 1
+    assert not kernels.runs_relay(row, few, sm_count=132)
+
+
 @pytest.mark.parametrize(("heads", "expected"), [(2, 4), (4, 2), (16, 1)])
 def test_parts_of_rows_take_no_more_memory_than_dq(kernels, heads, expected):
     """Nor than 32 MiB: 64 parts of 128 keys are 8 MiB."""

@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "core/block_range.h"
+#include "core/key_turn.h"
 #include "core/mask.h"
 #include "core/row_block_cost.h"
 #include "core/row_range.h"
@@ -64,6 +65,14 @@ void bind_block_range(py::module_& m) {
            py::arg("row_end"), py::arg("block_n"))
       .def("mean_steps", &flash::mean_steps, py::kw_only(), py::arg("seqlen_q"), py::arg("block_m"),
            py::arg("block_n"))
+      .def(
+          "key_turn",
+          [](SequenceMask const& mask, int row_begin, int row_last, int key_begin, int block_n) {
+            auto const turn = flash::key_turn(mask, row_begin, row_last, key_begin, block_n);
+            return std::make_tuple(turn.first(), turn.before, turn.last);
+          },
+          py::kw_only(), py::arg("row_begin"), py::arg("row_last"), py::arg("key_begin"),
+          py::arg("block_n"))
       .def("row_range", &flash::row_range, py::kw_only(), py::arg("seqlen_q"), py::arg("key_begin"),
            py::arg("block_n"), py::arg("block_m"));
 }

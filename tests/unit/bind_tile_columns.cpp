@@ -17,4 +17,15 @@ void bind_tile_columns(py::module_& m) {
       py::kw_only(), py::arg("l2_bytes"), py::arg("places"), py::arg("sharers"), py::arg("count"),
       py::arg("bytes"), py::arg("sharing"), py::arg("tiles"), py::arg("equal_tiles"),
       py::arg("few") = std::pair(0, 0));
+  m.def(
+      "waiting_columns_side_by_side",
+      [](int64_t l2_bytes, int places, int sharers, int64_t count, int64_t bytes, int tiles,
+         bool equal_tiles, int l2_eighths, int equal_sharers) {
+        return flash::waiting_columns_side_by_side(
+            l2_bytes, {places, sharers, {}, {l2_eighths, equal_sharers}},
+            {count, bytes, /*sharing=*/1, tiles, equal_tiles});
+      },
+      py::kw_only(), py::arg("l2_bytes"), py::arg("places"), py::arg("sharers"), py::arg("count"),
+      py::arg("bytes"), py::arg("tiles"), py::arg("equal_tiles"), py::arg("l2_eighths"),
+      py::arg("equal_sharers"));
 }

@@ -97,3 +97,31 @@ def test_a_window_has_masks_at_both_ends(core):
     masked, whole = visits(core, 256, 0, 512, 128, 64)
     assert masked == [8, 9, 12, 13]
     assert whole == [10, 11]
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    windows,
+    windows,
+    st.integers(1, 100),
+    st.integers(1, 100),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_turns_of_key_blocks(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+    """Who is the first to see a row block, who the last, and how many come before."""
+    mask = core.SequenceMask(left=left, right=right, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    key_begins = range(0, seqlen_k, block_n)
+    for row_begin in range(0, seqlen_q, block_m):
+        row_last = min(row_begin + block_m, seqlen_q) - 1
+        seen = {
+            key
+            for row in range(row_begin, row_last + 1)
+            for key in visible(left, right, seqlen_q, seqlen_k, row)
+        }
+        takers = [begin for begin in key_begins if seen & set(range(begin, begin + block_n))]
+        for number, key_begin in enumerate(takers):
+            turn = mask.key_turn(
+                row_begin=row_begin, row_last=row_last, key_begin=key_begin, block_n=block_n
+            )
+            assert turn == (number == 0, number, number == len(takers) - 1)

@@ -108,3 +108,53 @@ def test_groups_of_few_tiles_end_with_a_round(
     assert group == expected
     rounds = group * tiles / places
     assert 0.95 < rounds / round(rounds) <= 1
+
+
+WAITING = {"l2_eighths": st.sampled_from((1, 2, 3)), "equal_sharers": st.sampled_from((1, 8))}
+
+
+@settings(deadline=None, max_examples=300)
+@given(launches(), st.fixed_dictionaries(WAITING))
+def test_columns_of_tiles_that_wait_stay_in_l2_or_share(core, launch, waiting):
+    del launch["few"], launch["sharing"]
+    group = core.waiting_columns_side_by_side(**launch, **waiting)
+    assert 1 <= group <= min(launch["count"], launch["places"])
+    if launch["equal_tiles"]:
+        assert group <= max(launch["places"] // waiting["equal_sharers"], 1)
+    half = 1 if launch["equal_tiles"] else (launch["tiles"] + 1) / (2 * launch["tiles"])
+    assert (
+        group <= max(launch["places"] // launch["sharers"], 1)
+        or group * launch["bytes"] * half <= launch["l2_bytes"] / 8 * waiting["l2_eighths"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "seqlen", "causal", "least", "most"),
+    [  # as measured on an H200: less than 2% behind the best number
+        (64, 512, True, 88, 132),
+        (64, 512, False, 44, 90),
+        (64, 1024, False, 40, 46),
+        (96, 1024, True, 40, 60),
+        (128, 512, False, 40, 50),
+        (128, 512, True, 44, 90),
+        (128, 1024, True, 33, 44),
+        (192, 512, False, 8, 22),
+        (192, 1024, True, 16, 24),
+        (256, 512, False, 8, 8),
+        (256, 512, True, 20, 26),
+    ],
+)
+def test_columns_that_wait_on_an_h200(core, head_dim, seqlen, causal, least, most):
+    pair = head_dim > 128
+    group = core.waiting_columns_side_by_side(
+        l2_bytes=60 * MiB,
+        places=H200_SMS // 2 if pair else H200_SMS,
+        sharers=core.HOPPER_SHARERS,
+        count=2048 // head_dim * 16384 // seqlen,
+        bytes=seqlen * head_dim * 8,
+        tiles=seqlen // 128,
+        equal_tiles=not causal,
+        l2_eighths=2 if pair else 3,
+        equal_sharers=8 if pair else 1,
+    )
+    assert least <= group <= most

@@ -1,9 +1,9 @@
 // Columns: a thread block's, or a pair's, blocks of keys of one sequence, one after the other, and
-// where the sums of dQ are that they share.
+// which sums of dQ a visit is about, there and in relays.
 #pragma once
 
 #include "core/packed_rows.h"
-#include "sm90/backward/key_block.h"
+#include "sm90/backward/query_step.h"
 
 namespace flash::sm90 {
 
@@ -20,22 +20,6 @@ __device__ inline WorkTile first_of_column(BwdParams const& p, uint32_t number) 
   return {0, head, sequence, keys.run(sequence).length > 0};
 }
 
-// What the key block does with the dQ of a row block that it sees.
-template <class Config>
-__device__ QueryStep query_step(BwdParams const& p, KeyBlock<Config> const& block, int m_block) {
-  if (!p.workspace.dq) {
-    return p.dq.ptr ? QueryStep::Store : QueryStep::Nothing;
-  }
-  int const row_begin = m_block * Config::kBlockM;
-  int const row_last = min(row_begin + Config::kBlockM, block.seqlen_q) - 1;
-  bool const first = block.mask.begin(row_begin) >= block.key_begin;
-  bool const last = block.mask.end(row_last) <= block.key_begin + Config::kBlockN;
-  if (first) {
-    return last ? QueryStep::Store : QueryStep::Put;
-  }
-  return last ? QueryStep::Finish : QueryStep::Add;
-}
-
 // Numbers the sums of a column's row blocks; those that were not expected share the last one's.
 template <class Config>
 __device__ int column_sums(BwdParams const& p, int head, int m_block) {
@@ -45,11 +29,13 @@ __device__ int column_sums(BwdParams const& p, int head, int m_block) {
   return heads * rows + min(m_block, rows - 1);
 }
 
+// In a relay there are sums of all row blocks, numbered as these are.
 template <class Config>
-__device__ ColumnVisit column_visit(BwdParams const& p, KeyBlock<Config> const& block,
-                                    RowVisit const& rows) {
-  return {rows, query_step(p, block, rows.m_block),
-          column_sums<Config>(p, rows.head, rows.m_block)};
+__device__ StepVisit step_visit(BwdParams const& p, KeyBlock<Config> const& block,
+                                RowVisit const& rows) {
+  int const sums = Config::kRelay ? static_cast<int>(rows.row_block)
+                                  : column_sums<Config>(p, rows.head, rows.m_block);
+  return {rows, query_step(p, block, rows.m_block), sums};
 }
 
 }  // namespace flash::sm90

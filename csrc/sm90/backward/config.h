@@ -25,7 +25,8 @@ struct BackwardConfig {
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false;
+  static constexpr bool kColumns = false, kRelay = false;
+  static constexpr bool kHasSteps = false;  // the first and the last to add to dQ differ
   static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
@@ -97,7 +98,7 @@ struct BackwardConfig {
 // this took 2 to 12% of others' time (H200, d 96 most): ptxas makes other code of the whole loop.
 template <class Config>
 struct InColumns : Config {
-  static constexpr bool kColumns = true;
+  static constexpr bool kColumns = true, kHasSteps = true;
   static constexpr bool kCutsTiles = false;
 
   // Of a tile's details some do not suit d 128 here: 512 keys, causal, of FA3 0.98 with, 1.09
@@ -107,6 +108,20 @@ struct InColumns : Config {
   static constexpr bool kCountsVisits = Config::kCountsVisits && kSuit;
   static constexpr bool kReadsAhead = Config::kReadsAhead && kSuit;
   static constexpr bool kReadsLseAhead = Config::kReadsLseAhead && kSuit;
+};
+
+// The same for a kernel whose key blocks hand sums of dQ on.
+template <class Config>
+struct InRelay : Config {
+  static constexpr bool kRelay = true, kHasSteps = true;
+  static constexpr bool kCutsTiles = false;
+
+  // As measured here (docs/kernels/sm90_backward.md, Relays).
+  static constexpr bool kScoresFirst = Config::kHeadDim <= 96;
+  static constexpr bool kCountsVisits = true;
+  static constexpr bool kReadsAhead = false;
+  static constexpr bool kReadsLseAhead = false;
+  static constexpr bool kStartsFirst = false;
 };
 
 }  // namespace flash::sm90

@@ -105,7 +105,7 @@ struct Consumer {
     start_scores_of_keys(at, s);
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
-    if constexpr (Config::kOwnLoopToAdd && !Config::kColumns) {
+    if constexpr (Config::kOwnLoopToAdd && !Config::kHasSteps) {
       if (args.params.workspace.dq) {
         visit_each<QueryEnd::Added>(block, sums, s);
       } else {
@@ -352,9 +352,9 @@ struct Consumer {
     QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
     bool const adds =
         kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr : kEnd == QueryEnd::Added;
-    if constexpr (Config::kColumns) {
+    if constexpr (Config::kHasSteps) {
       if (wanted) {
-        gradient.leave(dq, rows);
+        gradient.leave(dq, rows, visits - 1);
       }
     } else if (wanted && adds) {
       gradient.add(dq, rows.row_block, visits - 1);

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           .args = args, .block = blockIdx.x, .blocks = gridDim.x, .in_columns = Config::kColumns};
       Loader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}}.load_all(tiles);
     } else if (in_turns && warp <= kTurnKeepers) {
-      keep_turns(smem, TurnKeeper<Config>{args.params.workspace.turns, smem.turns, warp});
+      keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -119,8 +119,11 @@ struct KeyBlock {
 
  private:
   // More keys than the caller said are in other blocks, too, which store to the same rows; more
-  // rows than he said have no sums of their own.
+  // rows than he said have no sums of their own in a column. A relay's call is dense.
   __device__ static bool has_all_of_dq(BwdParams const& p, BlockInfo const& info) {
+    if constexpr (Config::kRelay) {
+      return true;
+    }
     if constexpr (Config::kColumns) {
       if (p.workspace.dq) {
         return info.seqlen_q <= p.columns.row_blocks * Config::kBlockM;
@@ -196,21 +199,6 @@ struct RowVisit {
   int m_block;
   bool masked;  // a limit cuts through
   bool more;    // the tile has another behind it
-};
-
-// What becomes of the dQ that a block of keys of a column has of a row block.
-enum class QueryStep : uint8_t {
-  Nothing,  // it is not wanted
-  Add,      // to sums
-  Put,      // there first
-  Finish,   // and what is there already is dq
-  Store,    // alone it is dq
-};
-
-// The same in a column.
-struct ColumnVisit : RowVisit {
-  QueryStep step;
-  int sums;  // which
 };
 
 // Of the rows of one row block, which are columns here; as in the workspace.

@@ -27,6 +27,9 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
       if (params.columns.used()) {
         return launch_tiles<InColumns<Config>>(params, launch, params.columns.places);
       }
+      if (params.relay.used) {
+        return launch_tiles<InRelay<Config>>(params, launch, launch.device.sm_count);
+      }
     }
     launch_tiles<Config>(params, launch, launch.device.sm_count);
   };

@@ -49,8 +49,8 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     Position const at(visits);
     smem.q_ring.wait_empty(at);
     if (elected) {
-      if constexpr (Config::kColumns) {
-        smem.row_visit(visits) = column_visit(args.params, block, rows);
+      if constexpr (Config::kHasSteps) {
+        smem.row_visit(visits) = step_visit(args.params, block, rows);
       } else {
         smem.row_visit(visits) = rows;
       }

@@ -20,7 +20,8 @@ __device__ inline void add_to(float* sum, float a, float b, float c, float d) {
 #endif
 }
 
-// Four sums that this thread alone has added to: behind its own additions, and not from L1.
+// Four sums that this thread alone has added to, or whose turn has come: behind those additions,
+// and not from L1.
 __device__ inline float4 read_sums(float const* sum) {
 #if defined(__CUDA_ARCH__)
   float4 x;
@@ -69,10 +70,14 @@ struct QueryGradient {
     }
   }
 
-  // In a column, where this thread alone adds to its sums, one block of keys after the other.
-  __device__ __forceinline__ void leave(Fragment& dq, ColumnVisit const& rows) const {
+  // In a column, where this thread alone adds to its sums, one block of keys after the other; or in
+  // a relay, when the turn has come.
+  __device__ __forceinline__ void leave(Fragment& dq, StepVisit const& rows, uint32_t visit) const {
     float* const sums = sums_of(rows.sums);
     QueryStep const step = rows.step;
+    if constexpr (Config::kRelay) {
+      turns.begin(visit);
+    }
     if (step == QueryStep::Add) {
       add_all(dq, sums);
     } else if (step == QueryStep::Put) {
@@ -82,6 +87,9 @@ struct QueryGradient {
         take(dq, sums);
       }
       store(dq, block.head_begin + rows.head, rows.m_block);
+    }
+    if constexpr (Config::kRelay) {
+      turns.end(visit);
     }
   }
 
@@ -150,7 +158,7 @@ struct QueryGradient {
                           p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
     store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
-                        thread, [&](int group) { return !Config::kColumns || adds(group); });
+                        thread, [&](int group) { return !Config::kHasSteps || adds(group); });
   }
 
   // Of columns that both warpgroups compute, each adds half.

@@ -2,7 +2,6 @@
 
 #include <type_traits>
 
-#include "sm90/backward/key_block.h"
 #include "sm90/backward/turns.h"
 
 namespace flash::sm90 {
@@ -20,7 +19,7 @@ struct SharedStorage {
   // More than are being loaded and computed at any time.
   static constexpr int kRowVisits = 8;
   static_assert(kRowVisits > Config::kStages + 1);
-  using Visit = std::conditional_t<Config::kColumns, ColumnVisit, RowVisit>;
+  using Visit = std::conditional_t<Config::kHasSteps, StepVisit, RowVisit>;
   Visit row_visits[kRowVisits];  // come with Q
   Ring<1> k_ring;                // full also means: the key block is described in `block`
   Ring<1> v_ring;

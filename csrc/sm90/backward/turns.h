@@ -1,10 +1,10 @@
-// In a deterministic call key blocks take turns at adding to a row block's dQ, in their order. Two
-// warps that do not compute see to it, so that nobody who does waits for L2: one looks whether a
-// turn has come, visits ahead of its use; one waits until what was added is there, and passes the
-// turn on.
+// In a deterministic call key blocks take turns at adding to a row block's dQ, in their order; in a
+// relay the first and the last one do. Two warps that do not compute see to it, so that nobody who
+// does waits for L2: one looks whether a turn has come, visits ahead of its use; one waits until
+// what was added is there, and passes the turn on.
 #pragma once
 
-#include "sm90/backward/key_block.h"
+#include "sm90/backward/query_step.h"
 #include "sm90/pipeline.h"
 
 namespace flash::sm90 {
@@ -46,6 +46,15 @@ __device__ inline int read_turn(int const* turn) {
 #endif
 }
 
+// Behind all that was seen, by this thread or by those it has waited for: a release is cumulative.
+__device__ inline void pass_turn(int* turn) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(turn), "r"(1) : "memory");
+#else
+  atomicAdd(turn, 1);
+#endif
+}
+
 // The warps of the loading warpgroup that keep turns: after the first, which loads.
 constexpr int kTurnWaiter = 1, kTurnPasser = 2, kTurnKeepers = 2;
 
@@ -55,7 +64,7 @@ struct TurnKeeper {
   using Block = KeyBlock<Config>;
   using Position = TurnStorage::Position;
 
-  int* turns;  // [h, blocks]
+  BwdParams const& p;
   TurnStorage& storage;
   int warp;             // of the warpgroup
   uint32_t visits = 0;  // row blocks so far
@@ -70,15 +79,25 @@ struct TurnKeeper {
   }
 
  private:
+  __device__ int* turns_at(Block const& block, int head, int m_block) const {
+    return p.workspace.turns + block.row_block(head, m_block);
+  }
+
+  // Additions that those of a visit come behind: those of all key blocks before it, or, between the
+  // first of a relay and the last one, of the first alone.
+  __device__ int additions_before(KeyTurn const& turn) const {
+    bool const loose = Config::kRelay && !p.relay.in_order && !turn.last;
+    return Config::kAdders * (loose ? min(turn.before, 1) : turn.before);
+  }
+
   // The key blocks before this one belong to thread blocks that run, so waiting for them always
   // ends.
   __device__ void wait(Block const& block) {
     block.for_each_visit([&](int head, int m_block) {
       storage.ring.wait_empty(Position(visits));
       if (threadIdx.x % 32 == 0) {
-        int const first_key = block.mask.begin(m_block * Config::kBlockM);
-        int const turn = Config::kAdders * (block.tile.m_block - first_key / Config::kBlockN);
-        while (read_turn(turns + block.row_block(head, m_block)) < turn) {
+        int const before = additions_before(turn_of(block, m_block));
+        while (before > 0 && read_turn(turns_at(block, head, m_block)) < before) {
           __nanosleep(20);
         }
         storage.ring.full(Position(visits).stage).arrive();
@@ -87,13 +106,14 @@ struct TurnKeeper {
     });
   }
 
-  // The fence speaks for all who added: their arrivals come before it.
+  // It speaks for all who added: their arrivals come before it.
   __device__ void pass_on(Block const& block) {
     block.for_each_visit([&](int head, int m_block) {
       storage.wait_for_end(visits);
-      if (threadIdx.x % 32 == 0) {
-        __threadfence();
-        atomicAdd(turns + block.row_block(head, m_block), 1);
+      // Nobody waits for the last of a relay.
+      bool const passes = !Config::kRelay || !turn_of(block, m_block).last;
+      if (threadIdx.x % 32 == 0 && passes) {
+        pass_turn(turns_at(block, head, m_block));
       }
       storage.ring.release(Position(visits++));
     });

@@ -35,7 +35,7 @@ struct PairedBackwardConfig {
   // A block's dQ is of all the pair's keys and half of the columns.
   static constexpr int kConsumers = kPair;
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false;
+  static constexpr bool kColumns = false, kRelay = false, kHasSteps = false;
   static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr bool kHookedTiles = false;
   static constexpr int kProbabilityLog2 = 0;

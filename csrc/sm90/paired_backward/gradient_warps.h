@@ -85,8 +85,8 @@ struct GradientWarps {
     if (row_block == kNone) {
       return;
     }
-    if constexpr (Config::kColumns) {
-      gradient.leave(dq, smem.column_visit(at.visits - 1));
+    if constexpr (Config::kHasSteps) {
+      gradient.leave(dq, smem.step_visit(at.visits - 1), at.visits - 1);
     } else if (args.params.workspace.dq) {
       gradient.add(dq, row_block, at.visits - 1);
     } else if (args.params.dq.ptr) {

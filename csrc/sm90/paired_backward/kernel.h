@@ -33,7 +33,7 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
       PairedTiles<Config> tiles{drawn, smem.draws, rank};
       PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
     } else if (args.params.workspace.turns && warp <= kTurnKeepers) {
-      keep_turns(smem, TurnKeeper<Config>{args.params.workspace.turns, smem.turns, warp});
+      keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();

@@ -25,16 +25,20 @@ void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resi
 
 template <class Config>
 void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
+  int const pairs = launch.device.sm_count / Config::kPair;
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.columns.used()) {
         return launch_pairs<InColumns<Config>>(params, launch, params.columns.places);
       }
+      if (params.relay.used) {
+        return launch_pairs<InRelay<Config>>(params, launch, pairs);
+      }
     }
-    launch_pairs<Config>(params, launch, launch.device.sm_count / Config::kPair);
+    launch_pairs<Config>(params, launch, pairs);
   };
   launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
-  finish_cut_tiles<Config>(params, launch, launch.device.sm_count / Config::kPair);
+  finish_cut_tiles<Config>(params, launch, pairs);
 }
 
 }  // namespace flash::sm90

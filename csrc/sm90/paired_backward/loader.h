@@ -62,8 +62,8 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     RingPosition<Config::kQStages> const at(visits);
     smem.q_ring.wait_empty(at);
     if (elected) {
-      if constexpr (Config::kColumns) {
-        smem.column_visit(visits) = column_visit(args.params, block, rows);
+      if constexpr (Config::kHasSteps) {
+        smem.step_visit(visits) = step_visit(args.params, block, rows);
       }
       Barrier& full = smem.q_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));

@@ -19,10 +19,10 @@ struct PairedStorage {
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
   alignas(16) RowStats<Config::kBlockM> stats[Config::kQStages];  // come and go with Q
-  // In columns, with Q; more than are being loaded and computed at any time.
-  static constexpr int kColumnVisits = Config::kColumns ? 8 : 0;
-  static_assert(!Config::kColumns || kColumnVisits > Config::kQStages + 1);
-  ColumnVisit column_visits[Config::kColumns ? kColumnVisits : 1];  // an array has an element
+  // With Q, where there are steps; more than are being loaded and computed at any time.
+  static constexpr int kStepVisits = Config::kHasSteps ? 8 : 0;
+  static_assert(!Config::kHasSteps || kStepVisits > Config::kQStages + 1);
+  StepVisit step_visits[Config::kHasSteps ? kStepVisits : 1];  // an array has an element
   Ring<1> k_ring;  // with other_k; full also means: the key block is described in `block`
   Ring<1> v_ring;
   Ring<Config::kQStages> q_ring;             // empty: in both blocks
@@ -34,9 +34,7 @@ struct PairedStorage {
   static constexpr int kDescriptions = 3;                // as in SharedStorage
   alignas(16) char block[kDescriptions][sizeof(Block)];  // what the pair works on
 
-  __device__ ColumnVisit& column_visit(uint32_t number) {
-    return column_visits[number % kColumnVisits];
-  }
+  __device__ StepVisit& step_visit(uint32_t number) { return step_visits[number % kStepVisits]; }
   __device__ Block& key_block(uint32_t number) {
     return *reinterpret_cast<Block*>(block[number % kDescriptions]);
   }

@@ -1,0 +1,114 @@
+"""Hopper's backward where the key blocks that see a row block hand its sum of dQ on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from compare import assert_bitwise
+
+from . import calls
+from .test_backward_columns import NAMES, PLAIN
+from .test_backward_kernels import check, exact, id_of, sized
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(sq=1, sk=300),
+        dict(sq=130, sk=400, b=2, h=4, hk=4),
+        dict(sq=300, sk=300, causal=True, b=3),
+        dict(sq=257, sk=129, causal=True),  # the first rows see nothing
+        dict(sq=500, sk=170, causal=True),  # nor do whole blocks of rows
+        dict(sq=150, sk=300, window=(37, 5)),  # the first keys are seen by nobody
+        dict(sq=450, sk=150, window=(0, 17)),
+        dict(sq=300, sk=500, window=(100, 30), b=2),  # a row's first keys and last ones vary
+        dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
+        dict(sq=128, sk=256, window=(-1, 0), b=5, h=1),
+        dict(sq=0, sk=170),
+    ],
+    ids=str,
+)
+def test_masks_and_lengths(kernels, row, deterministic, shape):
+    check(kernels, row, sized(row, **shape), relay=True, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize(
+    ("part_heads", "shape"),
+    [
+        (1, dict(h=4, hk=2, sq=150, sk=300, causal=True)),
+        (2, dict(h=5, b=2, sq=130, sk=210, window=(90, 40))),  # the last part has one head
+    ],
+    ids=str,
+)
+def test_groups_in_parts(kernels, row, part_heads, shape):
+    check(kernels, row, sized(row, **shape), part_heads=part_heads, relay=True)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
+    dims = dict(d=row.head_dim - 24, dv=row.head_dim_v - 8)
+    case = sized(row, b=2, h=3, hk=3, sq=190, sk=290, causal=True, sinks=True, **dims)
+    check(kernels, row, case, dlse=True, relay=True)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("mask", [dict(causal=True), dict(window_size=(140, 60))], ids=str)
+def test_sums_in_the_order_of_turns(kernels, row, mask):
+    """A deterministic relay has the bits of turns with zeros before them and a pass behind."""
+    run = partial(
+        calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400),
+        deterministic=True, **mask,
+    )  # fmt: skip
+    in_turns = run()
+    for last_block_first in (False, True):
+        results = run(relay=True, last_block_first=last_block_first)
+        for name, a, b in zip(NAMES, results, in_turns, strict=True):
+            assert_bitwise(name, a, b)
+
+
+def runs(
+    kernels, head_dim: int = 64, arch="sm90", scores="plain", deterministic=False, heads_kv=None,
+    wanted=True, **shape,
+) -> bool:  # fmt: skip
+    """Whether the host has one on an H200, for 16k tokens of 2,048 numbers by default."""
+    length, heads = shape.get("seqlen_k", 512), 2048 // head_dim
+    lengths = dict(batch=16384 // length, seqlen_q=length, seqlen_k=length)
+    call = calls.problem(
+        heads_q=heads, heads_kv=heads_kv or heads, dq=(16 * wanted, 0, 0, 0), **lengths | shape
+    )
+    call |= {"deterministic": deterministic}
+    return kernels.runs_relay(f"bwd_{arch}_bf16_d{head_dim}_{scores}", call, sm_count=132)
+
+
+def test_where_the_host_has_a_relay(kernels):
+    takes = partial(runs, kernels)
+    for head_dim in (64, 96, 128, 192, 256):
+        assert takes(head_dim)
+        assert takes(head_dim, seqlen_k=1024, right=0)
+        assert takes(head_dim, seqlen_k=2048, right=0, deterministic=True)
+    for head_dim in (64, 96, 128, 192):
+        assert takes(head_dim, seqlen_k=1024)
+    for head_dim in (64, 128):
+        assert takes(head_dim, seqlen_k=8192, left=1024, right=0)
+        assert not takes(head_dim, seqlen_k=2048, right=0)
+    assert takes(192, seqlen_k=2048, right=0)
+    assert takes(256, seqlen_k=8192, right=0, deterministic=True)
+
+
+def test_where_the_host_has_none(kernels):
+    takes = partial(runs, kernels)
+    assert not takes(seqlen_k=128)  # one block of keys: nothing to add up
+    assert not takes(seqlen_k=2048)
+    assert not takes(256, seqlen_k=2048, right=0)
+    assert not takes(seqlen_k=4096, right=0, deterministic=True)
+    assert not takes(256, seqlen_k=1024)
+    assert not takes(batch=1)  # all key blocks at a time: each would wait for the others
+    assert not takes(heads_kv=8)  # those with few rows would wait at each head
+    assert not takes(batch=64, total_q=16384, total_k=16384, cu_q=16, cu_k=16)
+    assert not takes(arch="sm80")
+    assert not takes(scores="full")
+    assert not takes(wanted=False)
