@@ -8,21 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cache_cases import NAN, CacheCase, expected, make_cache
-from cases import BF16, FP16, poisoned
-from compare import assert_accurate, assert_bitwise, assert_lse
+from cache_cases import CacheCase, expected, make_cache
+from cases import BF16, FP16
+from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 from test_kvcache import check_cache
 
 from build_tools.instantiate import load_table
 
 from . import calls
-from .test_append_kernels import append
 
 TABLE = load_table().VARIANTS
 ROWS = [v for v in TABLE if v.direction == "decode"]
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
-APPEND = {v.dtype: v for v in TABLE if v.direction == "append"}
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
 
@@ -34,14 +32,12 @@ def run(kernels, row, case: CacheCase, x, num_splits: int, last_block_first: boo
     extra = {"rotary_cos": None, "rotary_sin": None} | x.extra
     tables = extra.pop("rotary_cos"), extra.pop("rotary_sin")
     local = case.causal or case.window != (-1, -1)
-    turned = poisoned(torch.full(x.q.shape, NAN, dtype=x.q.dtype))
-    result = calls.cached(
+    return calls.cached(
         kernels, row.name, x.q, x.k_cache, x.v_cache, new=case.new, causal=case.causal,
         window_size=case.window, cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32),
         num_splits=num_splits, last_block_first=last_block_first,
-        brings=calls.new_rows(turned, x.k, x.v, *tables, case.interleaved, local), **extra, **more,
+        brings=calls.new_rows(None, x.k, x.v, *tables, case.interleaved, local), **extra, **more,
     )  # fmt: skip
-    return *result, turned
 
 
 def check(
@@ -51,15 +47,11 @@ def check(
     x = make_cache(case, "cpu")
     before = x.clone()
     ref, standard = (expected(case, before, f) for f in (attention_ref, standard_attention))
-    out, lse, turned = run(kernels, row, case, x, num_splits, last_block_first, **more)
+    out, lse = run(kernels, row, case, x, num_splits, last_block_first, **more)
     assert_accurate("out", out, ref.out, standard.out)
     assert_lse("lse", lse, ref.lse)
     check_cache("k_cache", x.k_cache, ref.k_cache, before.k_cache, ref.touched)
     check_cache("v_cache", x.v_cache, ref.v_cache, before.v_cache, ref.touched)
-    if case.rotary_dim:
-        assert_bitwise("q", turned, append(kernels, APPEND[row.dtype], case, before))
-    else:
-        assert turned._base.isnan().all()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
@@ -90,8 +82,10 @@ CASES = [
     CacheCase("to_empty", new=2, sq=6, cache_seqlens=(0, 1, 0), rotary_dim=64),
     CacheCase("not_causal", new=3, sq=3, causal=False, rotary_dim=64, **LONG),
     CacheCase("to_the_last_row", new=2, sq=2, cache_seqlens=(148, 0, 1), rotary_dim=32),
-    CacheCase("odd", new=3, rotary_dim=20, **LONG),
-    CacheCase("odd_halves", new=3, rotary_dim=20, interleaved=False, **LONG),
+    CacheCase("few_pairs", new=3, rotary_dim=24, **LONG),
+    CacheCase("few_pairs_in_halves", new=3, rotary_dim=24, interleaved=False, **LONG),
+    CacheCase("all_of_d", new=3, d=64, rotary_dim=64, interleaved=False, **LONG),
+    CacheCase("many_rows", new=2, sq=2, h=14, hk=1, rotary_dim=64, **LONG),
     CacheCase("small", new=2, d=8, rotary_dim=8, interleaved=False, **LONG),
     CacheCase("d_v", new=2, d=64, dv=40, rotary_dim=64, **LONG),
     CacheCase("batch_idx", new=2, batch_idx=True, rotary_dim=64, **LONG),
@@ -107,6 +101,22 @@ CASES = [
 @pytest.mark.parametrize("last_block_first", [False, True])
 def test_calls(kernels, row, case, num_splits, last_block_first):
     check(kernels, row, case, num_splits, last_block_first)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("many", new=9),
+        CacheCase("pairs_that_are_no_fours", new=1, rotary_dim=20),
+        CacheCase("odd_rows", new=1, d=60, dv=60),
+    ],
+    ids=id_of,
+)
+def test_others_have_a_launch_of_their_own(kernels, row, case):
+    x = make_cache(case, "cpu")
+    with pytest.raises(ValueError, match="a launch of their own"):
+        run(kernels, row, case, x, 1, False)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
