@@ -75,12 +75,12 @@ struct BlockRows {
     part.first = (is_split ? kPairs : Part::kColumns) * at.part;
     part.second = part.first + (is_split ? rotary.rotary_dim / 2 : kPairs);
     int row = at.row, head = work.tile.head_kv;
-    int position = max(before, 0) + row;
+    auto position = uint32_t(max(before, 0)) + row;  // anything
     if (at.kind == PartPlace::Query) {
       QueryRow const query = work.tile.row(p.group, row);
       row = query.query;
       head = query.head;
-      position = max(before, 0) + (rotary.advance_q ? row : 0);
+      position = uint32_t(max(before, 0)) + (rotary.advance_q ? row : 0);
     }
     TensorView<const void> const& from = at.kind == PartPlace::Query ? p.fwd.q
                                          : at.kind == PartPlace::Key ? p.rows.k
@@ -93,7 +93,7 @@ struct BlockRows {
     if (is_turned) {
       // A position behind the tables is an error that nobody can report from here: no fault at
       // least.
-      int64_t const angles = min(position, rotary.positions - 1);
+      int64_t const angles = min(position, uint32_t(rotary.positions) - 1);
       auto const* const cos = static_cast<Element const*>(rotary.cos);
       auto const* const sin = static_cast<Element const*>(rotary.sin);
       part.cos = chunk(cos + angles * rotary.cos_stride + at.part * kPairs);
@@ -108,8 +108,19 @@ struct BlockRows {
     }
     bool const is_query = at.kind == PartPlace::Query;
     Element* const to = is_query ? tile + at.row * Config::kQueryStride : target(at);
+    if (!to) {
+      return;
+    }
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      if (p.rows.odd && !is_query) [[unlikely]] {
+        int const end = at.kind == PartPlace::Key ? p.rows.columns_k : p.rows.columns_v;
+        store_each(to, part.first, part.x, end);
+        store_each(to, part.second, part.y, end);
+        return;
+      }
+    }
     // Columns behind the head's are zero in the tile: what they meet there is zero as well.
-    if (to && at.part * Part::kColumns < (is_query ? Config::kHeadDim : columns(at.kind))) {
+    if (at.part * Part::kColumns < (is_query ? Config::kHeadDim : columns(at.kind))) {
       *reinterpret_cast<Chunk*>(to + part.first) = part.x;
       *reinterpret_cast<Chunk*>(to + part.second) = part.y;
     }
@@ -140,6 +151,16 @@ struct BlockRows {
 
   static __device__ Chunk chunk(Element const* source) {
     return *reinterpret_cast<Chunk const*>(source);
+  }
+
+  // To a row that is no chunks, [col, col + kPairs) of its columns [0, end).
+  static __device__ void store_each(Element* row, int col, Chunk const& from, int end) {
+#pragma unroll
+    for (int i = 0; i < Part::kPairs; ++i) {
+      if (col + i < end) {
+        row[col + i] = from[i];
+      }
+    }
   }
 
   // The cache's row of a new key; null if it has no place.
