@@ -67,17 +67,13 @@ Variant const& variant_for(Direction direction, Tensor const& q, FwdParams const
 // A dimension that divides, also where there is nothing to divide.
 FastDiv divisor(int64_t n) { return FastDiv(static_cast<int>(std::max<int64_t>(n, 1))); }
 
-// The call's new rows. q_turned: where to turn its queries to, if they turn.
-NewRows new_rows(Tensor const& q, FwdParams const& p, Brought const& a, Tensor const& q_turned) {
+NewRows new_rows(Tensor const& q, FwdParams const& p, Brought const& a) {
   auto const writable = [](TensorView<const void> const& x) -> TensorView<void> {
     return {const_cast<void*>(x.ptr), x.batch_stride, x.row_stride, x.head_stride};
   };
   NewRows rows{};
   rows.rotary = rotary(a, p, q);
   rows.q = p.q;
-  if (rows.rotary.cos) {
-    rows.q_turned = view<void>(q_turned, q_turned.data_ptr());
-  }
   rows.k = operand(*a.k, "k", q);
   rows.v = operand(*a.v, "v", q);
   rows.k_cache = writable(p.k);
@@ -159,7 +155,6 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   p.scores = scores(arguments, p.seqlens, p.heads_q, q, std::nullopt);
 
   NewRows rows{};
-  Tensor query = q;
   if (k) {
     check(cache_seqlens.has_value(), "cache_seqlens says where new keys go");
     check(k->dim() == 4 && k->size(0) == batch && k->size(2) == k_cache.size(2) &&
@@ -169,17 +164,19 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
               v->size(2) == v_cache.size(2) && v->size(3) == out.size(3),
           "v must be (b, s_new, hk, dv) with b, s_new of k and hk, dv of v_cache, rounded up");
     p.seqlens.new_k = count(k->size(1), "s_new");
-    if (rotary_cos) {
-      query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
-    }
     // By what the caller asked for: a window too wide to matter is gone from p.mask.
     bool const local = causal || window_left >= 0 || window_right >= 0;
-    rows = new_rows(q, p, {k, v, rotary_cos, rotary_sin, rotary_interleaved, local}, query);
-    p.q = operand(query, "q", q);
+    rows = new_rows(q, p, {k, v, rotary_cos, rotary_sin, rotary_interleaved, local});
   }
   bool const attends = lse.numel() > 0;
   bool const decodes = attends && decodes_cache(p, num_splits, current_device());
-  if (k && !(decodes && decode_appends(p))) {
+  Tensor query = q;
+  if (k && !(decodes && decode_appends(p, rows))) {
+    if (rotary_cos) {
+      query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
+      rows.q_turned = view<void>(query, query.data_ptr());
+      p.q = operand(query, "q", q);
+    }
     launch_append(q, p, rows);
     rows = {};
   }

@@ -103,11 +103,15 @@ bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& dev
   return device.sm != 90 || packed_rows(p) <= kTileRows || num_splits > 1 || leaves_room(p, device);
 }
 
-bool decode_appends(FwdParams const& p) {
-  // A thread block writes them one after the other; a launch that does nothing else has one for
-  // each eight of them.
-  constexpr int kFew = 8;
-  return p.seqlens.new_k <= kFew;
+bool decode_appends(FwdParams const& p, NewRows const& rows) {
+  // Four pairs at a time (sm80/decode/row_part.h), and never less.
+  constexpr int kPairs = 4;
+  Rotary const& r = rows.rotary;
+  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
+  bool const turns =
+      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
+                 address % (2 * kPairs) == 0);  // elements have two bytes
+  return p.seqlens.new_k <= kMostNewKeys && turns;
 }
 
 bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {

@@ -13,8 +13,8 @@ namespace flash {
 // reads them once per 64 to 192 rows, of one thread block. num_splits as below.
 bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
-// Whether it writes that call's new rows as well, or they are better written before.
-bool decode_appends(FwdParams const& params);
+// Whether it writes that call's new rows as well, or they are written before.
+bool decode_appends(FwdParams const& params, NewRows const& rows);
 
 // Whether the decode kernel serves a dense call without a cache.
 bool decodes_dense(FwdParams const& params, DeviceInfo const& device);

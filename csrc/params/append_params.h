@@ -21,8 +21,8 @@ struct Rotary {
 
 // What a call brings to a cache: keys and values that go into it, keys and queries that turn.
 struct NewRows {
-  TensorView<const void> q;   // [b, sq, h, d]; read where q turns
-  TensorView<void> q_turned;  // [b, sq, h, d]; null: q stays as it is
+  TensorView<const void> q;   // [b, sq, h, d]; where q turns, it and q_turned are there
+  TensorView<void> q_turned;  // [b, sq, h, d]
   TensorView<const void> k;   // [b, new_k, hk, d]
   TensorView<const void> v;
   TensorView<void> k_cache;  // [b, sk, hk, d], or pages; null: the call brings nothing
@@ -32,6 +32,10 @@ struct NewRows {
   bool odd;  // see OddRows
   Rotary rotary;
 };
+
+// A thread block of decode's writes all that it reads; more than these have a launch of their own
+// (host/decode_plan.h).
+constexpr int kMostNewKeys = 8;
 
 // NewRows, as a kernel of its own writes them.
 struct AppendParams {

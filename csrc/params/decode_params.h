@@ -19,7 +19,7 @@ struct DecodeParams {
   float* partial_lse;  // [pieces, block_m]
   uint32_t* counters;  // [pieces] if this call has to bring its own
   bool beside;         // runs beside the launch before it, with which it has nothing to do
-  NewRows rows;        // that it writes first
+  NewRows rows;        // that it writes; none: k_cache is null
 };
 
 }  // namespace flash

@@ -276,11 +276,13 @@ def append(
 
 
 def new_rows(
-    turned: Tensor, k: Tensor, v: Tensor, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
-    interleaved: bool, local: bool,
+    turned: Tensor | None, k: Tensor, v: Tensor, rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None, interleaved: bool, local: bool,
 ) -> dict:  # fmt: skip
-    """What a call brings to a cache; turned: where its queries go that turn."""
-    rows = {"q_turned": view(turned), "k_new": view(k), "v_new": view(v)}
+    """What a call brings to a cache; turned: where its queries go that turn, if anywhere."""
+    rows = {"k_new": view(k), "v_new": view(v)}
+    if turned is not None:
+        rows["q_turned"] = view(turned)
     if rotary_cos is not None:
         rows |= {
             "cos": rotary_cos.data_ptr(),

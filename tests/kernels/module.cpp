@@ -349,7 +349,9 @@ bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm
 flash::NewRows new_rows(py::dict const& call) {
   flash::NewRows rows{};
   rows.q = view<void const>(call, "q");
-  rows.q_turned = view<void>(call, "q_turned");
+  if (call.contains("q_turned")) {
+    rows.q_turned = view<void>(call, "q_turned");
+  }
   rows.k = view<void const>(call, "k_new");
   rows.v = view<void const>(call, "v_new");
   rows.k_cache = view<void>(call, "k");
@@ -410,7 +412,9 @@ bool run_decode(std::string const& name, py::dict const& call) {
   flash::NewRows rows{};
   if (call.contains("k_new")) {
     rows = new_rows(call);
-    p.q = rows.rotary.cos ? view<void const>(call, "q_turned") : p.q;
+    if (!flash::decode_appends(p, rows)) {
+      throw std::invalid_argument("these new rows have a launch of their own");
+    }
   }
   auto const split = schedule_of(variant, p, call);
   float const nan = std::numeric_limits<float>::quiet_NaN();

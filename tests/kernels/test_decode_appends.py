@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cache_cases import NAN, CacheCase, expected, make_cache
-from cases import BF16, FP16, poisoned
+from cache_cases import CacheCase, expected, make_cache
+from cases import BF16, FP16
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention
 from test_kvcache import check_cache
+from torch import Tensor
+from torch.nn.functional import pad
 
 from build_tools.instantiate import load_table
 
@@ -22,6 +24,7 @@ from .test_append_kernels import append
 TABLE = load_table().VARIANTS
 ROWS = [v for v in TABLE if v.direction == "decode"]
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
+SMALL_FULL = [v for v in ROWS if v.head_dim == 64 and v.scores == "full" and v.dtype == "bf16"]
 APPEND = {v.dtype: v for v in TABLE if v.direction == "append"}
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
@@ -30,18 +33,30 @@ def id_of(x) -> str:
     return x.name
 
 
-def run(kernels, row, case: CacheCase, x, num_splits: int, last_block_first: bool, **more):
+def whole_chunks(x: Tensor) -> Tensor:
+    """With columns up to a multiple of 8, as the ops are given q and new rows."""
+    return pad(x, (0, -x.shape[-1] % 8))
+
+
+def run(
+    kernels, row, case: CacheCase, x, num_splits: int, last_block_first: bool = False,
+    turned: Tensor | None = None, **more,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """turned: x's queries, where another launch turned them and wrote x's rows."""
     extra = {"rotary_cos": None, "rotary_sin": None} | x.extra
     tables = extra.pop("rotary_cos"), extra.pop("rotary_sin")
     local = case.causal or case.window != (-1, -1)
-    turned = poisoned(torch.full(x.q.shape, NAN, dtype=x.q.dtype))
-    result = calls.cached(
-        kernels, row.name, x.q, x.k_cache, x.v_cache, new=case.new, causal=case.causal,
-        window_size=case.window, cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32),
-        num_splits=num_splits, last_block_first=last_block_first,
-        brings=calls.new_rows(turned, x.k, x.v, *tables, case.interleaved, local), **extra, **more,
+    q, k, v = (whole_chunks(t) for t in (x.q, x.k, x.v))
+    brings = None
+    if turned is None:
+        brings = calls.new_rows(None, k, v, *tables, case.interleaved, local)
+    out, lse = calls.cached(
+        kernels, row.name, q if turned is None else turned, x.k_cache, x.v_cache, new=case.new,
+        causal=case.causal, window_size=case.window, softmax_scale=case.d**-0.5,
+        cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32), num_splits=num_splits,
+        last_block_first=last_block_first, brings=brings, **extra, **more,
     )  # fmt: skip
-    return *result, turned
+    return out[..., : x.v.shape[-1]], lse
 
 
 def check(
@@ -51,15 +66,11 @@ def check(
     x = make_cache(case, "cpu")
     before = x.clone()
     ref, standard = (expected(case, before, f) for f in (attention_ref, standard_attention))
-    out, lse, turned = run(kernels, row, case, x, num_splits, last_block_first, **more)
+    out, lse = run(kernels, row, case, x, num_splits, last_block_first, **more)
     assert_accurate("out", out, ref.out, standard.out)
     assert_lse("lse", lse, ref.lse)
     check_cache("k_cache", x.k_cache, ref.k_cache, before.k_cache, ref.touched)
     check_cache("v_cache", x.v_cache, ref.v_cache, before.v_cache, ref.touched)
-    if case.rotary_dim:
-        assert_bitwise("q", turned, append(kernels, APPEND[row.dtype], case, before))
-    else:
-        assert turned._base.isnan().all()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
@@ -90,8 +101,10 @@ CASES = [
     CacheCase("to_empty", new=2, sq=6, cache_seqlens=(0, 1, 0), rotary_dim=64),
     CacheCase("not_causal", new=3, sq=3, causal=False, rotary_dim=64, **LONG),
     CacheCase("to_the_last_row", new=2, sq=2, cache_seqlens=(148, 0, 1), rotary_dim=32),
-    CacheCase("odd", new=3, rotary_dim=20, **LONG),
-    CacheCase("odd_halves", new=3, rotary_dim=20, interleaved=False, **LONG),
+    CacheCase("few_pairs", new=3, rotary_dim=24, **LONG),
+    CacheCase("few_pairs_in_halves", new=3, rotary_dim=24, interleaved=False, **LONG),
+    CacheCase("all_of_d", new=3, d=64, rotary_dim=64, interleaved=False, **LONG),
+    CacheCase("many_rows", new=2, sq=2, h=14, hk=1, rotary_dim=64, **LONG),
     CacheCase("small", new=2, d=8, rotary_dim=8, interleaved=False, **LONG),
     CacheCase("d_v", new=2, d=64, dv=40, rotary_dim=64, **LONG),
     CacheCase("batch_idx", new=2, batch_idx=True, rotary_dim=64, **LONG),
@@ -109,13 +122,81 @@ def test_calls(kernels, row, case, num_splits, last_block_first):
     check(kernels, row, case, num_splits, last_block_first)
 
 
+def check_bits(kernels, row, case: CacheCase, x) -> None:
+    """As if the new rows had had a launch of their own."""
+    apart = x.clone()
+    turned = append(kernels, APPEND[row.dtype], case, apart)
+    results = run(kernels, row, case, x, 100)
+    for name, ours, theirs in zip(
+        ("out", "lse", "k_cache", "v_cache"),
+        (*results, x.k_cache, x.v_cache),
+        (*run(kernels, row, case, apart, 100, turned=turned), apart.k_cache, apart.v_cache),
+        strict=True,
+    ):
+        assert_bitwise(name, ours, theirs)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("interleaved", new=4, sq=4, h=16, hk=2, rotary_dim=64, **LONG),
+        CacheCase("halves", new=4, sq=4, h=16, hk=2, rotary_dim=64, interleaved=False, **LONG),
+        CacheCase("few_pairs", new=3, sq=2, rotary_dim=24, interleaved=False, **LONG),
+        CacheCase("at_one_angle", new=3, sq=3, causal=False, rotary_dim=40, **LONG),
+        CacheCase("pages", new=8, sq=8, page_size=16, rotary_dim=64, cache_seqlens=(700, -1, 60)),
+    ],
+    ids=id_of,
+)
+def test_bits(kernels, row, case):
+    check_bits(kernels, row, case, make_cache(case, "cpu"))
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+def test_positions_beyond_an_int(kernels, row):
+    """Several queries behind the largest length turn by the last position that there is."""
+    case = CacheCase("full", new=1, sq=5, cache_seqlens=(150, 150, 150), rotary_dim=64)
+    x = make_cache(case, "cpu")
+    beyond = (2**31 - 3, 2**31 - 1, 150)
+    check_bits(kernels, row, replace(case, cache_seqlens=beyond), x)
+
+
+@pytest.mark.parametrize("row", SMALL_FULL, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("halves", d=60, dv=44, new=3, sq=3, rotary_dim=32, interleaved=False, **LONG),
+        CacheCase("any_bytes", d=33, dv=51, new=2, sq=2, rotary_dim=32, **LONG),
+        CacheCase("pages", d=50, page_size=16, new=8, sq=2, cache_seqlens=(700, -1, 60)),
+    ],
+    ids=id_of,
+)
+def test_rows_that_are_no_chunks(kernels, row, case):
+    check(kernels, row, case, 100)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("many", new=9),
+        CacheCase("pairs_that_are_no_fours", new=1, rotary_dim=20),
+    ],
+    ids=id_of,
+)
+def test_others_have_a_launch_of_their_own(kernels, row, case):
+    x = make_cache(case, "cpu")
+    with pytest.raises(ValueError, match="a launch of their own"):
+        run(kernels, row, case, x, 1)
+
+
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("lengths", [(149, 150, 2**31 - 1), (-(2**31), 150, 149)])
 def test_what_has_no_place_is_not_written(kernels, row, lengths):
     case = CacheCase("full", new=2, rotary_dim=64)
     x = make_cache(case, "cpu")
     before = x.clone()
-    run(kernels, row, replace(case, cache_seqlens=lengths), x, 100, False)
+    run(kernels, row, replace(case, cache_seqlens=lengths), x, 100)
     touched = torch.tensor([[n == 149 and i == 149 for i in range(150)] for n in lengths])
     assert torch.equal(x.v_cache[touched], x.v[torch.tensor(lengths) == 149, 0])
     check_cache("k_cache", x.k_cache, x.k_cache, before.k_cache, touched)

@@ -21,11 +21,12 @@ struct DecodeConfig {
   static constexpr ScoreLevel kScores = kScores_;
   // Where blocks do little but to read (host/decode_plan.cpp), a cluster of them may have a tile.
   static constexpr bool kHasClusters = kScores == ScoreLevel::Plain && kWarps >= 4;
-  // Calls that bring no new rows have a kernel without the code that writes them.
-  static constexpr bool kHasReaders = kScores == ScoreLevel::Plain;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
   static_assert(kBlockM == 16, "the rows of one instruction");
   static_assert(kBlockN % 16 == 0 && kBlockN <= 32, "a lane looks up one key's page");
+
+  // Elements from row to row of Q in shared memory, so that eight of them lie in different banks.
+  static constexpr int kQueryStride = kHeadDim + 8;
 
   using TiledMma = StackedMma<Element, 1>;  // every warp on its own
   using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;

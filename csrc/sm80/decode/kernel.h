@@ -88,7 +88,7 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
   // At the full level scores are scaled before they come to the softmax.
   constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
-  attend<kWritesRows>(p, work, smem.ring[warp], warp, lane, acc);
+  attend<kWritesRows>(p, work, smem, warp, lane, acc);
   using Output = DecodeOutput<Config>;
   if constexpr (kClusters) {
     auto& inbox = reinterpret_cast<ClusterStorage<Config>*>(dynamic_smem())->inbox;

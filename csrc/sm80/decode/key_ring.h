@@ -37,6 +37,15 @@ struct KeyRing {
   // Bits of the keys that exist in the step at the ring's head.
   __device__ unsigned existing() const { return exist[0]; }
 
+  // The ring's first steps, [stage, end). Cold code is what takes time here: hence no unrolling.
+  __device__ void fill(int& stage, int end) {
+#pragma unroll 1
+    for (; stage < end; ++stage) {
+      load_k(stage);
+      load_v(stage);
+    }
+  }
+
   __device__ void load_k(int stage) {
     current = next;
     bool const mine = work.pages.exists(current);

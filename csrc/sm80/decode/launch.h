@@ -77,12 +77,11 @@ void launch_tiles(DecodeParams const& params, LaunchContext const& launch) {
 
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
-  if constexpr (Config::kHasReaders) {
-    if (!params.rows.k_cache.ptr) {
-      return launch_tiles<Config, false>(params, launch);
-    }
+  if (params.rows.k_cache.ptr) {
+    launch_tiles<Config, true>(params, launch);
+  } else {
+    launch_tiles<Config, false>(params, launch);
   }
-  launch_tiles<Config, true>(params, launch);
 }
 
 }  // namespace flash::sm80

@@ -89,6 +89,8 @@ struct DecodeStorage {
     MergeStorage<Config> merge;
     PieceMergeStorage<Config> pieces;
   };
+  // Q, until the warps have it in registers.
+  alignas(16) array_aligned<typename Config::Element, Config::kBlockM * Config::kQueryStride> q;
   // Here, read again at each use: in registers these words would make the kernel spill.
   alignas(16) char work[sizeof(DecodeWork<Config>)];
 };

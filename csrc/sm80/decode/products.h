@@ -6,31 +6,41 @@
 
 namespace flash::sm80 {
 
-// Q (kBlockM, kHeadDim) as operands, straight from global memory: every warp needs all of it, and
-// the first keys are on their way meanwhile. Rows and columns that do not exist are zero.
+// The tile's rows on their way to shared memory, by all threads; a group of each. Columns behind
+// the head's become zero.
 template <class Config>
-__device__ auto load_queries(FwdParams const& p, DecodeTile<Config> const& tile,
-                             FastDiv const& group, int lane) {
+__device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
+                             FastDiv const& group, typename Config::Element* target) {
+  using Element = typename Config::Element;
+  using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
+  constexpr int kChunks = Config::kHeadDim / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tile.rows * kChunks; i += Config::kThreads) {
+    int const r = i / kChunks, col = i % kChunks * 8;
+    QueryRow const row = tile.row(group, r);
+    Element const* const source = static_cast<Element const*>(p.q.ptr) +
+                                  p.q.offset(tile.sequence, tile.info.row_q + row.query, row.head) +
+                                  col;
+    CopyOp::copy(*reinterpret_cast<uint128_t const*>(source),
+                 *reinterpret_cast<uint128_t*>(target + r * Config::kQueryStride + col),
+                 col < p.head_dim);
+  }
+  cp_async_fence();
+}
+
+// Q (kBlockM, kHeadDim) as operands: every warp needs all of it. Rows that do not exist hold
+// anything, which stays in them.
+template <class Config>
+__device__ auto read_queries(typename Config::Element* source, int lane) {
   using Element = typename Config::Element;
   constexpr int kM = Config::kBlockM, kD = Config::kHeadDim;
   typename Config::TiledMma mma;
+  Layout<Shape<Int<kM>, Int<kD>>, Stride<Int<Config::kQueryStride>, _1>> const layout;
+  Tensor sQ = make_tensor(make_smem_ptr(source), layout);
   Tensor q = make_tensor<Element>(partition_shape_A(mma, Shape<Int<kM>, Int<kD>>{}));
-  Tensor words = recast<uint32_t>(q);  // ((1, 2 rows, 2 halves of 16 columns), 1, kD / 16)
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    int const tile_row = lane / 4 + 8 * r;
-    bool const row_exists = tile_row < tile.rows;
-    QueryRow const row = tile.row(group, tile_row);
-    Element const* const source = static_cast<Element const*>(p.q.ptr) +
-                                  p.q.offset(tile.sequence, tile.info.row_q + row.query, row.head);
-#pragma unroll
-    for (int chunk = 0; chunk < kD / 8; ++chunk) {
-      int const col = chunk * 8 + lane % 4 * 2;
-      bool const exists = row_exists && col < p.head_dim;
-      words(make_coord(_0{}, r, chunk % 2), _0{}, chunk / 2) =
-          exists ? *reinterpret_cast<uint32_t const*>(source + col) : 0u;
-    }
-  }
+  auto copy_q = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
+  auto thread_q = copy_q.get_slice(lane);
+  copy(copy_q, thread_q.partition_S(sQ), thread_q.retile_D(q));
   return q;
 }
 

@@ -99,49 +99,36 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
   }
 }
 
-// Fills the ring; of a call that brings new rows, writes this thread block's, by all of its warps:
-// before the loads if one of those reads them, else while they are on their way. Without
-// new rows what takes time is to fetch code that runs once: hence no unrolling.
+// Fills the ring, and gets Q to `tile`, for all warps. Q is asked for first: it takes little code,
+// and is wanted with the first keys.
 template <bool kWritesRows, class Config>
 __device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& work,
-                            KeyRing<Config>& ring) {
-  constexpr int kStages = Config::kStages;
-  auto const write = [&](bool before_loads) {
-    BlockRows<Config> const rows(p, work);
-    if (rows.are_among(kStages * Config::kUnit) == before_loads) {
-      rows.write();
-      __syncthreads();
-    }
-  };
-  bool const brings = kWritesRows && p.rows.k_cache.ptr;
-#pragma unroll 1  // one copy of the code
-  for (int turn = 0; turn < 2; ++turn) {
-    if (brings) {
-      write(turn == 0);
-    }
-    if (turn == 0) {
-#pragma unroll(kWritesRows ? kStages : 1)
-      for (int stage = 0; stage < kStages; ++stage) {
-        ring.load_k(stage);
-        ring.load_v(stage);
-      }
-    }
+                            KeyRing<Config>& ring, typename Config::Element* tile, int warp) {
+  if constexpr (kWritesRows) {
+    fill_with_new_rows(BlockRows<Config>(p, work, tile, warp), ring);
+  } else {
+    copy_queries<Config>(p.fwd, work.tile, p.group, tile);
+    int stage = 0;
+    ring.fill(stage, Config::kStages);
+    cp_async_wait<2 * Config::kStages>();  // Q
+    __syncthreads();
   }
 }
 
-// The piece's keys that are this warp's, into acc. kWritesRows: the call may bring new ones.
+// The piece's keys that are this warp's, into acc. kWritesRows: the call brings new ones.
 template <bool kWritesRows, class Config>
 __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& work,
-                       RingStorage<Config>& storage, int warp, int lane,
+                       DecodeStorage<Config>& smem, int warp, int lane,
                        WarpAccumulators<Config>& acc) {
   constexpr int kN = Config::kBlockN, kStages = Config::kStages;
   FwdParams const& p = params.fwd;
   FastDiv const& group = params.group;
+  RingStorage<Config>& storage = smem.ring[warp];
   KeyRing<Config> ring(p, work, storage, warp, lane);
-  begin_loads<kWritesRows>(params, work, ring);
+  begin_loads<kWritesRows>(params, work, ring, smem.q.data(), warp);
   FragmentCoord<1> const coord(lane);
   LaneRows<Config> const rows(p, work.tile, group, coord);
-  Tensor const q = load_queries(p, work.tile, group, lane);
+  Tensor const q = read_queries<Config>(smem.q.data(), lane);
   int stage = 0;
   for (int key = work.begin + warp * kN, end = work.end; key < end; key += Config::kWarps * kN) {
     ring.wait();
