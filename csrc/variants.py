@@ -113,11 +113,11 @@ _SM90_BACKWARDS = [
     *_rows(**_SM90_BACKWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=64,
            allow_spills=256, why="128 rows do not fit the registers"),
     *_rows(**_SM90_BACKWARD, scores="full", head_dim=64, head_dim_v=64, block_m=128,
-           allow_spills=648, why="4k keys, softcap, H200: 0.75 of plain's rate, 64 rows 0.60"),
+           allow_spills=936, why="4k keys, softcap, H200: 0.75 of plain's rate, 64 rows 0.60"),
     *_rows(**_SM90_BACKWARD, scores="full", head_dim=96, head_dim_v=96, block_m=64,
            allow_spills=152, why="as plain"),
     *_rows(**_SM90_BACKWARD, scores="full", head_dim=128, head_dim_v=128, block_m=64,
-           allow_spills=244, why="as plain, and a slope's sign"),
+           allow_spills=628, why="as plain; a softcap alone has a loop of its own"),
 ]  # fmt: skip
 
 # Each block of the pair has 64 keys; of its three warpgroups one loads, one has the scores.
@@ -133,11 +133,11 @@ _SM90_PAIRED_BACKWARDS = [
     *_rows(**_SM90_PAIRED, scores="plain", head_dim=256, head_dim_v=256,
            allow_spills=424,
            why="8k keys, H200: 600 TFLOP/s; all shared memory in use; what spills is the loader"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, allow_spills=52,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, allow_spills=64,
            why="as plain"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, allow_spills=96,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, allow_spills=152,
            why="as plain"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=504,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=1368,
            why="as plain"),
 ]  # fmt: skip
 

@@ -41,7 +41,7 @@ class Case:
     dropout_p: float = 0.0
     sinks: bool = False
     layout: str = "poisoned"  # contiguous | transposed | packed | poisoned
-    kind: str = "normal"  # normal | low_rank | outliers | large | constant
+    kind: str = "normal"  # normal | low_rank | outliers | large | constant | growing
     seed: int = 0
 
     @property
@@ -134,6 +134,8 @@ def values(kind: str, shape: tuple[int, ...], role: str, gen: torch.Generator) -
         x[..., :: max(d // 3, 1)] *= 50  # the same channels in q, k and v
     elif kind == "large" and role != "v":
         x *= 30  # logits with a standard deviation of about 900
+    elif kind == "growing" and role != "v":
+        x *= torch.linspace(0, 3, s, dtype=FP64)[:, None, None]  # first logits near 0, last up to 9
     elif kind == "constant":
         x = torch.full(shape, {"q": 0.75, "k": 0.5, "v": -1.3}[role], dtype=FP64)
     return x

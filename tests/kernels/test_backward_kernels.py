@@ -175,6 +175,8 @@ def test_score_hooks(kernels, row, hooks):
         dict(softcap=2.0, causal=True),  # or none
         dict(softcap=1e-3),
         dict(softcap=9.0, scale=-0.1),
+        dict(softcap=9.0, kind="growing", sq=290, sk=290, causal=True),  # each in turn
+        dict(softcap=9.0, kind="growing", sq=290, window=(50, 3)),
         dict(softcap=40.0, dlse=True),
         dict(softcap=40.0, sinks=True, sq=190, causal=True),  # rows with nothing but the sink
         dict(alibi="h"),  # keys on both sides of the diagonal
@@ -192,6 +194,13 @@ def test_score_hooks(kernels, row, hooks):
 def test_one_or_two_hooks(kernels, row, hooks):
     """Each alone has a loop of its own, and a way for scores that allow a shorter one."""
     check_hooks(kernels, row, **dict(b=1, sq=150, sk=210) | hooks)
+
+
+@pytest.mark.parametrize("row", HOOKED, ids=id_of)
+@pytest.mark.parametrize("hook", [dict(softcap=9.0), dict(alibi="h")], ids=str)
+def test_one_hook_in_turns(kernels, row, hook):
+    shape = dict(b=1, sq=150, sk=300, kind="growing", causal=True)
+    check_hooks(kernels, row, how=dict(deterministic=True), **shape | hook)
 
 
 # The bar is standard attention in the row's dtype, of which fp16 does not have such a cap.

@@ -3,6 +3,7 @@
 #include "core/tile_grid.h"
 #include "core/tile_queue.h"
 #include "params/bwd_params.h"
+#include "sm90/backward/lone_hooks.h"
 #include "sm90/tensor_map.h"
 
 namespace flash::sm90 {
@@ -16,7 +17,8 @@ struct BackwardArgs {
   BwdParams params;
   TileGrid grid;
   TileQueue queue;
-  int counter;  // which one, if the queue is shared
+  int counter;             // which one, if the queue is shared
+  NearTanhHook near_tanh;  // of a softcap
 };
 
 }  // namespace flash::sm90

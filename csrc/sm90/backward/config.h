@@ -69,8 +69,21 @@ struct BackwardConfig {
   // Scores with hooks have factors of 16 bits, each hook a loop of its own, and masked and whole
   // row blocks one body (hooked_tile.h).
   static constexpr bool kHookedTiles = !kPlain && kHeadDim == 64;
-  // Their probabilities are multiples of 2 to the power of minus this, for which LSE is less. They
-  // are at most 1, or little more where LSE is large and rounded: of their products with
+  // Elsewhere a softcap alone has a loop of its own, where that is faster, and one body as well
+  // (lone_tile.h).
+  static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
+  // Details of the loop for a softcap alone. 4k causal, H200, of plain: d 64 0.740 with those of
+  // the other hooks, 0.749 with these; d 128 0.730 in one loop for all hooks, 0.820.
+  struct CapLoop {
+    static constexpr bool kStartsFirst = kHeadDim == 64;
+    static constexpr bool kCountsVisits = kHeadDim == 64;
+    static constexpr bool kReadsAhead = true;
+    // The next row block's scores are started before this one's dK, and the largest of them, which
+    // decides how tanh is computed, is looked for under it.
+    static constexpr bool kScansAhead = kHeadDim == 128;
+  };
+  // Probabilities of hooked tiles are multiples of 2 to the power of minus this, for which LSE is
+  // less. They are at most 1, or little more where LSE is large and rounded: of their products with
   // derivatives, in such units, fp16 has 11 bits from 2^-26 to 16.
   static constexpr int kProbabilityLog2 = kHookedTiles ? 12 : 0;
   static constexpr float kProbabilityUnit = 1 << kProbabilityLog2;

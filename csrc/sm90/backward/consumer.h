@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/backward/hooked_tile.h"
+#include "sm90/backward/lone_tile.h"
 #include "sm90/backward/query_gradient.h"
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/store.h"
@@ -37,6 +38,7 @@ struct Consumer {
   uint32_t shared = 0;   // dS so far
   Position at{0};        // of the visit
   LseAhead lse_ahead{};  // of the next visit's rows
+  float largest = 0.f;   // of the next visit's scores, absolute, of a thread's
 
   __device__ __forceinline__ void run() {
     find_warpgroup();
@@ -78,7 +80,7 @@ struct Consumer {
     int done = 0;  // of them
     bool begun = false;
 
-    __device__ bool has_begun() const { return Config::kCountsVisits ? done > 0 : begun; }
+    __device__ bool has_begun(bool counts) const { return counts ? done > 0 : begun; }
     __device__ void advance() {
       ++done;
       begun = true;
@@ -113,6 +115,12 @@ struct Consumer {
       }
     } else if constexpr (Config::kHookedTiles) {
       visit_each_hooked(block, sums, s);
+    } else if constexpr (Config::kLoneCap) {
+      if (hook_kind(args.params.scores) == HookKind::Cap) {
+        visit_each_alike<LoneTile<HookKind::Cap, Config>>(block, sums, s);
+      } else {
+        visit_each<QueryEnd::Asked>(block, sums, s);
+      }
     } else {
       visit_each<QueryEnd::Asked>(block, sums, s);
     }
@@ -125,7 +133,7 @@ struct Consumer {
   template <QueryEnd kEnd>
   __device__ __forceinline__ void visit_each(Block const& block, Sums& sums, ScoreFragment& s) {
     read_lse_ahead(at);
-    Progress progress{Config::kCountsVisits ? block.range.count() * block.heads : 0};
+    Progress progress{visits_of(block, Config::kCountsVisits)};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
       more = smem.row_visit(visits).masked
@@ -139,24 +147,33 @@ struct Consumer {
                                                     ScoreFragment& s) {
     switch (hook_kind(args.params.scores)) {
       case HookKind::Cap:
-        return visit_each_hooked<HookKind::Cap>(block, sums, s);
+        return visit_each_alike<HookedTile<HookKind::Cap, Config>>(block, sums, s);
       case HookKind::Bias:
-        return visit_each_hooked<HookKind::Bias>(block, sums, s);
+        return visit_each_alike<HookedTile<HookKind::Bias, Config>>(block, sums, s);
       case HookKind::Drop:
-        return visit_each_hooked<HookKind::Drop>(block, sums, s);
+        return visit_each_alike<HookedTile<HookKind::Drop, Config>>(block, sums, s);
       case HookKind::Any:
-        return visit_each_hooked<HookKind::Any>(block, sums, s);
+        return visit_each_alike<HookedTile<HookKind::Any, Config>>(block, sums, s);
     }
   }
 
-  template <HookKind kKind>
-  __device__ __forceinline__ void visit_each_hooked(Block const& block, Sums& sums,
-                                                    ScoreFragment& s) {
-    Progress progress{};
+  // In one body for masked row blocks and whole ones.
+  template <class Tile>
+  __device__ __forceinline__ void visit_each_alike(Block const& block, Sums& sums,
+                                                   ScoreFragment& s) {
+    if constexpr (Tile::kScansAhead) {
+      largest = largest_of(s);
+    }
+    Progress progress{visits_of(block, Tile::kCountsVisits)};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
-      more = visit<HookedTile<kKind, Config>, QueryEnd::Asked>(block, progress, sums, s);
+      more = visit<Tile, QueryEnd::Asked>(block, progress, sums, s);
     }
+  }
+
+  // If they are counted.
+  __device__ static int visits_of(Block const& block, bool counted) {
+    return counted ? block.range.count() * block.heads : 0;
   }
 
   // One row block: P and dS from its scores, then dV and dK; dQ of the row block before, for which
@@ -179,7 +196,7 @@ struct Consumer {
         next.advance();
       }
     };
-    if constexpr (Config::kCountsVisits) {
+    if constexpr (Tile::kCountsVisits) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
     auto const lse = lse_ahead;  // itself in its place, ptxas stores 632 spilled bytes, not 108
@@ -187,11 +204,14 @@ struct Consumer {
     smem.dout_ring.wait_full(here);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
-    if constexpr (Config::kStartsFirst) {
+    if constexpr (Tile::kStartsFirst) {
       __syncwarp();  // ptxas puts nothing of a product behind it
     }
     auto const& stats = smem.stats[here.stage];
-    Tile tile(args.params, block, rows, warpgroup, thread);
+    Tile tile(args, block, rows, warpgroup, thread);
+    if constexpr (Tile::kScansAhead) {
+      tile.largest = largest;
+    }
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
     if constexpr (Config::kReadsLseAhead) {
@@ -215,33 +235,56 @@ struct Consumer {
     share(ds);
     QueryFragment dq;
     start_query_gradient(shared - 2, dq);
-    start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{}, here.stage,
-                                        sums.dk);
-    std::conditional_t<Tile::kReadsAhead, Visit const, Visit const&> rows_before =
-        smem.row_visit(visits - 1);
-    warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
-    warpgroup_fence_operand(p);
-    warpgroup_fence_operand(sums.dv);
-    smem.dout_ring.release(here);
-    auto const end_query_gradient = [&] {
-      finish_query_gradient<kEnd>(block, shared - 2, progress.has_begun(), rows_before, dq);
+    auto const start_keys = [&] {
+      start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{},
+                                          here.stage, sums.dk);
     };
-    if constexpr (!Config::kScoresFirst) {
-      end_query_gradient();
-    }
+    auto const end_values = [&] {
+      warpgroup_fence_operand(p);
+      warpgroup_fence_operand(sums.dv);
+      smem.dout_ring.release(here);
+    };
+    auto const end_query_gradient = [&](Visit const& rows_before) {
+      bool const begun = progress.has_begun(Tile::kCountsVisits);
+      finish_query_gradient<kEnd>(block, shared - 2, begun, rows_before, dq);
+    };
     // Behind the last row block as well, of rows that are there: a product that is not asked for in
     // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
     // its registers until here.
-    if constexpr (!Config::kCountsVisits) {
-      look_ahead(rows.more);
-    }
-    smem.q_ring.wait_full(next);
-    read_lse_ahead(next);
     ScoreFragment s_next;
-    start_scores_of_keys(next, s_next);
-    if constexpr (Config::kScoresFirst) {
+    auto const wait_for_next = [&] {
+      if constexpr (!Tile::kCountsVisits) {
+        look_ahead(rows.more);
+      }
+      smem.q_ring.wait_full(next);
+      read_lse_ahead(next);
+    };
+    if constexpr (Tile::kScansAhead) {
+      wait_for_next();
+      warpgroup_wait<1>();
+      end_values();
+      start_scores_of_keys(next, s_next);
+      start_keys();
       warpgroup_wait<2>();
-      end_query_gradient();
+      end_query_gradient(smem.row_visit(visits - 1));
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(s_next);
+      largest = largest_of(s_next);
+    } else {
+      start_keys();
+      std::conditional_t<Tile::kReadsAhead, Visit const, Visit const&> rows_before =
+          smem.row_visit(visits - 1);
+      warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
+      end_values();
+      if constexpr (!Config::kScoresFirst) {
+        end_query_gradient(rows_before);
+      }
+      wait_for_next();
+      start_scores_of_keys(next, s_next);
+      if constexpr (Config::kScoresFirst) {
+        warpgroup_wait<2>();
+        end_query_gradient(rows_before);
+      }
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(ds);

@@ -2,32 +2,11 @@
 // registers beside P and dP: here they are 16 bits each.
 #pragma once
 
-#include "params/scores.h"
 #include "sm90/backward/dropped_pairs.h"
-#include "sm90/backward/lone_hooks.h"
+#include "sm90/backward/hook_kind.h"
 #include "sm90/backward/scores.h"
 
 namespace flash::sm90 {
-
-// Which hooks a loop over row blocks has.
-enum class HookKind {
-  Cap,   // a softcap alone
-  Bias,  // ALiBi alone
-  Drop,  // dropout alone, of a half at most
-  Any,   // what the call has
-};
-
-__device__ inline HookKind hook_kind(Scores const& scores) {
-  bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes,
-             drops = scores.dropout_p > 0;
-  if (drops && scores.dropout_threshold > HalvesBelow::kLargest) {
-    return HookKind::Any;
-  }
-  if (caps + biased + drops != 1) {
-    return HookKind::Any;
-  }
-  return caps ? HookKind::Cap : biased ? HookKind::Bias : HookKind::Drop;
-}
 
 // As ScoreTile, but for factors, and that a visit has one body for masked row blocks and whole
 // ones: only the hooks' loops are there twice.
@@ -36,14 +15,21 @@ struct HookedTile : ScoreTile<false, Config> {
   using Base = ScoreTile<false, Config>;
   using Element = typename Config::Element;
   using Factor = cutlass::half_t;
-  static constexpr bool kReadsAhead = kKind == HookKind::Cap;
+  using CapLoop = typename Config::CapLoop;
+  static constexpr bool kCap = kKind == HookKind::Cap;
+  static constexpr bool kStartsFirst = kCap && CapLoop::kStartsFirst;
+  static constexpr bool kCountsVisits = kCap && CapLoop::kCountsVisits;
+  static constexpr bool kReadsAhead = kCap && CapLoop::kReadsAhead;
 
+  NearTanhHook const& near_tanh;
   bool masked;                            // a limit cuts through the row block
   uint32_t factors[Config::kBlockM / 4];  // pairs, in units of P
 
-  __device__ HookedTile(BwdParams const& p, KeyBlock<Config> const& block, RowVisit const& rows,
-                        int warpgroup, int thread)
-      : Base(p, block, rows, warpgroup, thread), masked(rows.masked) {}
+  __device__ HookedTile(BackwardArgs const& args, KeyBlock<Config> const& block,
+                        RowVisit const& rows, int warpgroup, int thread)
+      : Base(args, block, rows, warpgroup, thread),
+        near_tanh(args.near_tanh),
+        masked(rows.masked) {}
 
   // The probabilities that the values meet, in 16 bits and units, to `operand`.
   template <class Scores, class Words, class Lse>
@@ -112,71 +98,24 @@ struct HookedTile : ScoreTile<false, Config> {
   template <bool kMasked, class Scores, class Words, class Lse>
   __device__ __forceinline__ void apply_hooks(Scores const& s, Words& operand, Lse const& lse) {
     ScoreMod const mod = Base::score_mod();
-    bool const caps = kKind == HookKind::Any ? mod.softcap > 0.f : kKind == HookKind::Cap;
+    bool const caps = kKind == HookKind::Any ? mod.softcap > 0.f : kCap;
     bool const biased = kKind == HookKind::Any ? mod.alibi_slope != 0.f : kKind == HookKind::Bias;
+    auto const exponentiate = [&](auto const& hook) {
+      this->template exponentiate<kMasked>(s, operand, lse, hook);
+    };
     if (caps && biased) {
       float const double_scale_log2 =
           2.f * mod.softmax_scale * kLog2e * reciprocal_fast(mod.softcap);
-      TransposedBias const bias = this->bias(mod);
-      exponentiate<kMasked>(s, operand, lse,
-                            CapHook{double_scale_log2, bias.sign * mod.softcap * kLog2e, bias});
+      TransposedBias const bias(mod, this->row_begin + this->coord.col(0),
+                                this->key_begin + this->coord.row(0));
+      exponentiate(CapHook{double_scale_log2, bias.sign * mod.softcap * kLog2e, bias});
     } else if (caps) {
-      apply_cap<kMasked>(s, operand, lse, mod);
+      with_tanh(mod, near_tanh, largest_of(s), exponentiate);
     } else if (biased) {
-      apply_bias<kMasked>(s, operand, lse, mod);
+      with_bias<kMasked>(mod, this->row_begin, this->key_begin, this->coord, exponentiate);
     } else {
-      exponentiate<kMasked>(s, operand, lse, ScaleHook{mod.softmax_scale * kLog2e});
+      exponentiate(ScaleHook{mod.softmax_scale * kLog2e});
     }
-  }
-
-  // With the fewest powers that all of a warp's scores allow.
-  template <bool kMasked, class Scores, class Words, class Lse>
-  __device__ __forceinline__ void apply_cap(Scores const& s, Words& operand, Lse const& lse,
-                                            ScoreMod const& mod) {
-    TanhLimits const limits(mod);
-    float const top = largest_of(s);
-    if (!any_above(top, limits.near)) {
-      exponentiate<kMasked>(s, operand, lse, NearTanhHook(mod));
-    } else if (!any_above(top, limits.middle)) {
-      exponentiate<kMasked>(s, operand, lse, TanhHook(mod));
-    } else {
-      exponentiate<kMasked>(s, operand, lse, AnyTanhHook(mod));
-    }
-  }
-
-  // As largest_score, but three at once, by their bits.
-  template <class Scores>
-  __device__ static float largest_of(Scores const& s) {
-    int tops[4] = {};
-#pragma unroll
-    for (int i = 0; i < size(s); i += 4) {
-      int& top = tops[i / 4 % 4];
-      top = max_of_three(top, ordered_bits(fmaxf(fabsf(s(i)), fabsf(s(i + 1)))),
-                         ordered_bits(fmaxf(fabsf(s(i + 2)), fabsf(s(i + 3)))));
-    }
-    return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
-  }
-
-  // Of any lane of the warp. One NaN is no maximum: it goes through powers as through tanh.
-  __device__ static bool any_above(float top, float limit) {
-    return __any_sync(0xffffffffu, !(top <= limit));
-  }
-
-  template <bool kMasked, class Scores, class Words, class Lse>
-  __device__ __forceinline__ void apply_bias(Scores const& s, Words& operand, Lse const& lse,
-                                             ScoreMod const& mod) {
-    int const distance = this->row_begin + mod.shift - this->key_begin;  // of the first row and key
-    if (!kMasked && distance >= kWarpgroupRows - 1) {
-      exponentiate<kMasked>(s, operand, lse, LeftBias(mod, distance, this->coord));
-    } else {
-      TransposedBias const bias = this->bias(mod);
-      exponentiate<kMasked>(s, operand, lse,
-                            BiasHook{bias.sign * mod.softmax_scale * kLog2e, bias});
-    }
-  }
-
-  __device__ TransposedBias bias(ScoreMod const& mod) const {
-    return {mod, this->row_begin + this->coord.col(0), this->key_begin + this->coord.row(0)};
   }
 
   template <bool kMasked, class Scores, class Words, class Lse, class Hook>

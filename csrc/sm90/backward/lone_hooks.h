@@ -1,7 +1,8 @@
-// Softcap or ALiBi alone, in fewer instructions than beside each other (hooked_tile.h).
+// Softcap or ALiBi alone, in fewer instructions than beside each other.
 #pragma once
 
 #include "sm90/backward/score_hooks.h"
+#include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
 
@@ -24,41 +25,34 @@ struct LeftBias {
   }
 };
 
-// Of |product|, up to which a hook has tanh; nowhere if powers overflow or underflow.
-struct TanhLimits {
-  float near;    // NearTanhHook
-  float middle;  // TanhHook
-
-  __device__ explicit TanhLimits(ScoreMod const& mod) {
-    constexpr float kNear = 0.125f, kMiddle = 0.75f;  // of |tanh|'s argument
-    float const slope = fabsf(mod.softmax_scale * reciprocal_fast(mod.softcap));
-    float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
-    bool const finite = slope < 1e3f;
-    near = finite && inverse < 1e18f ? kNear * inverse : -1.f;
-    middle = finite && inverse < 1e4f ? kMiddle * inverse : -1.f;
-  }
-};
+// Of |product|, up to which |tanh|'s argument is `widest`; nowhere if powers of its slope overflow,
+// or underflow beyond `flattest`, the inverse of one.
+FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
+  float const slope = fabsf(mod.softmax_scale * reciprocal_fast(mod.softcap));
+  float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
+  return slope < 1e3f && inverse < flattest ? widest * inverse : -1.f;
+}
 
 // Scores within an eighth of the cap: tanh(x) / x and 1 - tanh(x)^2 are lines in x^2, within 6e-7
 // of tanh and 3e-5 of the derivative. Minimax of those that are 1 at 0: under a cap so large that
-// it does nothing, scores are what they are.
+// it does nothing, scores are what they are. The host makes it: each visit would anew.
 struct NearTanhHook {
+  float limit;    // of |product|, up to which this holds
   float log2[2];  // of the powers of product^2
-  float slope[2];
+  float slope;    // of product^2
 
-  __device__ explicit NearTanhHook(ScoreMod const& mod) {
+  FLASH_HD explicit NearTanhHook(ScoreMod const& mod) : limit(tanh_limit(mod, 0.125f, 1e18f)) {
     float const slope_of_tanh = mod.softmax_scale * reciprocal_fast(mod.softcap);
     float const square = slope_of_tanh * slope_of_tanh;
     log2[0] = 0.9999999f * mod.softmax_scale * kLog2e;
     log2[1] = -0.33153321f * mod.softmax_scale * kLog2e * square;
-    slope[0] = 1.f;
-    slope[1] = -0.99143987f * square;
+    slope = -0.99143987f * square;
   }
 
   __device__ HookedScore operator()(float product, float lse, int, int) const {
     float const square = product * product;
     float const sum = log2[1] * square + log2[0];
-    return {sum * product - lse, slope[1] * square + slope[0]};
+    return {sum * product - lse, slope * square + 1.f};
   }
 };
 
@@ -68,6 +62,8 @@ struct TanhHook {
   static constexpr int kPowers = 5;
   float coefficient[kPowers];  // of the powers of product^2
   float cap_log2;
+
+  __device__ static float limit(ScoreMod const& mod) { return tanh_limit(mod, 0.75f, 1e4f); }
 
   __device__ explicit TanhHook(ScoreMod const& mod) : cap_log2(mod.softcap * kLog2e) {
     float const slope = mod.softmax_scale * reciprocal_fast(mod.softcap);
@@ -112,5 +108,46 @@ struct AnyTanhHook {
     return {(cap_log2 - lse) - 2.f * cap_log2 * fall, 4.f * (fall - fall * fall)};
   }
 };
+
+// As largest_score, but three at once, by their bits.
+template <class Scores>
+__device__ __forceinline__ float largest_of(Scores const& s) {
+  int tops[4] = {};
+#pragma unroll
+  for (int i = 0; i < cute::size(s); i += 4) {
+    int& top = tops[i / 4 % 4];
+    top = max_of_three(top, ordered_bits(fmaxf(fabsf(s(i)), fabsf(s(i + 1)))),
+                       ordered_bits(fmaxf(fabsf(s(i + 2)), fabsf(s(i + 3)))));
+  }
+  return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
+}
+
+// body(hook), of the fewest powers that all of a warp's products allow. largest: of a lane's. One
+// NaN is no maximum: it goes through powers as through tanh.
+template <class Body>
+__device__ __forceinline__ void with_tanh(ScoreMod const& mod, NearTanhHook const& near_tanh,
+                                          float largest, Body body) {
+  auto const any_above = [&](float limit) { return __any_sync(0xffffffffu, !(largest <= limit)); };
+  if (!any_above(near_tanh.limit)) {
+    body(near_tanh);
+  } else if (!any_above(TanhHook::limit(mod))) {
+    body(TanhHook(mod));
+  } else {
+    body(AnyTanhHook(mod));
+  }
+}
+
+// body(hook), of a tile that begins with this row and key.
+template <bool kMasked, class Body>
+__device__ __forceinline__ void with_bias(ScoreMod const& mod, int row_begin, int key_begin,
+                                          FragmentCoord<4> coord, Body body) {
+  int const distance = row_begin + mod.shift - key_begin;
+  if (!kMasked && distance >= kWarpgroupRows - 1) {
+    body(LeftBias(mod, distance, coord));
+  } else {
+    TransposedBias const bias(mod, row_begin + coord.col(0), key_begin + coord.row(0));
+    body(BiasHook{bias.sign * mod.softmax_scale * kLog2e, bias});
+  }
+}
 
 }  // namespace flash::sm90

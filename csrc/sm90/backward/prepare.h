@@ -47,7 +47,8 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           params,
           grid,
           {},
-          -1};
+          -1,
+          NearTanhHook({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
 }
 
 // A packed batch has sequences more: the keys that belong to none (see PackedRows).

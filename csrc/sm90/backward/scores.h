@@ -7,7 +7,7 @@
 #include "core/score_hooks.h"
 #include "core/softmax.h"
 #include "sm90/backward/key_block.h"
-#include "sm90/backward/score_hooks.h"
+#include "sm90/backward/lone_hooks.h"
 
 namespace flash::sm90 {
 
@@ -40,7 +40,10 @@ struct RowNumbersAhead {
 template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
+  static constexpr bool kStartsFirst = Config::kStartsFirst;
+  static constexpr bool kCountsVisits = Config::kCountsVisits;
   static constexpr bool kReadsAhead = Config::kReadsAhead;
+  static constexpr bool kScansAhead = false;
   static constexpr int kRows = 2;
   static constexpr int kColumns = Config::kBlockM / 4;
 
@@ -52,17 +55,17 @@ struct ScoreTile {
   FragmentCoord<4> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
 
-  __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_, int head_, int m_block,
-                       int warpgroup, int thread)
-      : p(p_),
+  __device__ ScoreTile(BackwardArgs const& args, KeyBlock<Config> const& block_, int head_,
+                       int m_block, int warpgroup, int thread)
+      : p(args.params),
         block(block_),
         head(block_.head_begin + head_),
         row_begin(m_block * Config::kBlockM),
         key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
         coord(thread) {}
-  __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_, RowVisit const& rows,
-                       int warpgroup, int thread)
-      : ScoreTile(p_, block_, rows.head, rows.m_block, warpgroup, thread) {}
+  __device__ ScoreTile(BackwardArgs const& args, KeyBlock<Config> const& block_,
+                       RowVisit const& rows, int warpgroup, int thread)
+      : ScoreTile(args, block_, rows.head, rows.m_block, warpgroup, thread) {}
 
   // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
   // the factors of score_gradients: those before dropout, times the softcap's derivative.
@@ -85,12 +88,21 @@ struct ScoreTile {
   template <class Gradient, class Factors, class Delta>
   __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Factors const& factors,
                                                   Delta const& softmax_d) const {
-    Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));
     if constexpr (kFull) {
       if (drops()) {
+        Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));
         keep.apply(dp);
       }
     }
+    multiply(dp_mma, factors, softmax_d);
+  }
+
+ protected:
+  // The same of dP without what was dropped.
+  template <class Gradient, class Factors, class Delta>
+  __device__ __forceinline__ static void multiply(Gradient& dp_mma, Factors const& factors,
+                                                  Delta const& softmax_d) {
+    Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
       float2 const delta = softmax_d(c);
@@ -106,7 +118,6 @@ struct ScoreTile {
     }
   }
 
- protected:
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
 
   __device__ ScoreMod score_mod() const {
@@ -147,6 +158,23 @@ struct ScoreTile {
     return key < keys.begin || key >= keys.end ? INFINITY : lse;
   }
 
+  // A pair at a time, so that derivatives need no registers beside the scores'.
+  template <bool kLimited, class Scores, class Words, class Lse, class Hook>
+  __device__ __forceinline__ void exponentiate_hooked(Scores& s_mma, Words& operand,
+                                                      Lse const& lse_log2, Hook const& hook) const {
+    using Element = typename Config::Element;
+    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+    for_each_pair([&](int r, int c) {
+      float2 const lse = lse_log2(c);
+      HookedScore const a = hook(s(r, c), seen<kLimited>(lse.x, r, c), r, c);
+      HookedScore const b = hook(s(r, c + 1), seen<kLimited>(lse.y, r, c + 1), r, c + 1);
+      float const pa = exp2_fast(a.log2), pb = exp2_fast(b.log2);
+      operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
+      s(r, c) = pa * a.slope;
+      s(r, c + 1) = pb * b.slope;
+    });
+  }
+
  private:
   // The conditions are the same for a whole tile, so they stand outside the loops over its scores.
   template <class Scores, class Words, class Lse>
@@ -159,32 +187,15 @@ struct ScoreTile {
       float const inverse_cap = reciprocal_fast(mod.softcap);
       if (bias.sign < 0.f || __any_sync(0xffffffffu, largest_score(s) > small.limit)) {
         CapHook const hook{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
-        exponentiate_hooked(s, operand, lse, hook);
+        exponentiate_hooked<kMasked>(s, operand, lse, hook);
       } else {
-        exponentiate_hooked(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
+        exponentiate_hooked<kMasked>(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
       }
     } else if (mod.alibi_slope != 0.f) {
-      exponentiate_hooked(s, operand, lse, BiasHook{bias.sign * scale_log2, bias});
+      exponentiate_hooked<kMasked>(s, operand, lse, BiasHook{bias.sign * scale_log2, bias});
     } else {
-      exponentiate_hooked(s, operand, lse, ScaleHook{scale_log2});
+      exponentiate_hooked<kMasked>(s, operand, lse, ScaleHook{scale_log2});
     }
-  }
-
-  // A pair at a time, so that derivatives need no registers beside the scores'.
-  template <class Scores, class Words, class Lse, class Hook>
-  __device__ __forceinline__ void exponentiate_hooked(Scores& s_mma, Words& operand,
-                                                      Lse const& lse_log2, Hook const& hook) const {
-    using Element = typename Config::Element;
-    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
-    for_each_pair([&](int r, int c) {
-      float2 const lse = lse_log2(c);
-      HookedScore const a = hook(s(r, c), seen<kMasked>(lse.x, r, c), r, c);
-      HookedScore const b = hook(s(r, c + 1), seen<kMasked>(lse.y, r, c + 1), r, c + 1);
-      float const pa = exp2_fast(a.log2), pb = exp2_fast(b.log2);
-      operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
-      s(r, c) = pa * a.slope;
-      s(r, c + 1) = pb * b.slope;
-    });
   }
 
   // exp2(score * scale_log2 - LSE); rows that do not exist or saw no key have LSE +inf.

@@ -2,6 +2,7 @@
 // the rest of the pair.
 #pragma once
 
+#include "sm90/backward/lone_tile.h"
 #include "sm90/backward/scores.h"
 #include "sm90/backward/store.h"
 #include "sm90/cluster.h"
@@ -52,22 +53,37 @@ struct ScoreWarps {
 
  private:
   __device__ __forceinline__ void visit_rows(Block const& block, ValueFragment& dv) {
+    if constexpr (Config::kLoneHooks) {
+      HookKind const kind = hook_kind(args.params.scores);
+      if (kind == HookKind::Cap) {
+        return visit_each<LoneTile<HookKind::Cap, Config>>(block, dv);
+      }
+      if (kind == HookKind::Bias) {
+        return visit_each<LoneTile<HookKind::Bias, Config>>(block, dv);
+      }
+    }
+    visit_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);
+  }
+
+  template <class Whole, class Masked = Whole>
+  __device__ __forceinline__ void visit_each(Block const& block, ValueFragment& dv) {
+    constexpr bool kAlike = std::is_same_v<Whole, Masked>;
     RowRange const range = block.range;  // not asked for while products could run
     int const heads = block.heads;
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < range.count(); ++step) {
         int const m_block = range.from_last(step);
-        if (range.masked(m_block)) {
-          visit<true>(block, head, m_block, dv);
+        if (!kAlike && range.masked(m_block)) {
+          visit<Masked>(block, head, m_block, dv);
         } else {
-          visit<false>(block, head, m_block, dv);
+          visit<Whole>(block, head, m_block, dv);
         }
       }
     }
   }
 
-  template <bool kMasked>
+  template <class Tile>
   __device__ __forceinline__ void visit(Block const& block, int head, int m_block,
                                         ValueFragment& dv) {
     auto const q_at = at.q();
@@ -83,8 +99,7 @@ struct ScoreWarps {
     Numbers const lse(numbers(stats.lse_log2));
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
-    ScoreTile<kMasked, Config> tile(args.params, block, head, m_block, static_cast<int>(rank),
-                                    thread);
+    Tile tile(args, block, head, m_block, static_cast<int>(rank), thread);
     Operand p;
     Tensor p_words = recast<uint32_t>(p);
     tile.probabilities(s, p_words, lse);

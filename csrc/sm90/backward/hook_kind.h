@@ -1,0 +1,28 @@
+#pragma once
+
+#include "core/dropout.h"
+#include "params/scores.h"
+
+namespace flash::sm90 {
+
+// Which hooks a loop over row blocks has.
+enum class HookKind {
+  Cap,   // a softcap alone
+  Bias,  // ALiBi alone
+  Drop,  // dropout alone, of a half at most
+  Any,   // what the call has
+};
+
+__device__ inline HookKind hook_kind(Scores const& scores) {
+  bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes,
+             drops = scores.dropout_p > 0;
+  if (drops && scores.dropout_threshold > HalvesBelow::kLargest) {
+    return HookKind::Any;
+  }
+  if (caps + biased + drops != 1) {
+    return HookKind::Any;
+  }
+  return caps ? HookKind::Cap : biased ? HookKind::Bias : HookKind::Drop;
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,66 @@
+// A softcap or ALiBi alone, without the code of whatever else a call may have. Factors stay where
+// the scores were, which 64 rows at once have registers for.
+#pragma once
+
+#include "sm90/backward/hook_kind.h"
+#include "sm90/backward/scores.h"
+
+namespace flash::sm90 {
+
+// As ScoreTile, but that a visit has one body for masked row blocks and whole ones: only the hook
+// is there twice.
+template <HookKind kKind, class Config>
+struct LoneTile : ScoreTile<false, Config> {
+  static constexpr bool kCap = kKind == HookKind::Cap;
+  static_assert(kCap || kKind == HookKind::Bias);
+  using Base = ScoreTile<false, Config>;
+  using CapLoop = typename Config::CapLoop;
+  static constexpr bool kReadsAhead = kCap && CapLoop::kReadsAhead;
+  static constexpr bool kScansAhead = kCap && CapLoop::kScansAhead;
+
+  NearTanhHook const& near_tanh;
+  bool masked;          // a limit cuts through the row block
+  float largest = 0.f;  // product, absolute, of a thread's, if it was looked for ahead
+
+  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowVisit const& rows,
+                      int warpgroup, int thread)
+      : Base(args, block, rows, warpgroup, thread),
+        near_tanh(args.near_tanh),
+        masked(rows.masked) {}
+  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, int head,
+                      int m_block, int warpgroup, int thread)
+      : Base(args, block, head, m_block, warpgroup, thread),
+        near_tanh(args.near_tanh),
+        masked(block.range.masked(m_block)) {}
+
+  template <class Scores, class Words, class Lse>
+  __device__ __forceinline__ void probabilities(Scores& s, Words& operand, Lse const& lse) const {
+    if (masked) {
+      apply_hook<true>(s, operand, lse);
+    } else {
+      apply_hook<false>(s, operand, lse);
+    }
+  }
+
+  template <class Gradient, class Factors, class Delta>
+  __device__ __forceinline__ void score_gradients(Gradient& dp, Factors const& factors,
+                                                  Delta const& softmax_d) const {
+    Base::multiply(dp, factors, softmax_d);
+  }
+
+ private:
+  template <bool kMasked, class Scores, class Words, class Lse>
+  __device__ __forceinline__ void apply_hook(Scores& s, Words& operand, Lse const& lse) const {
+    ScoreMod const mod = Base::score_mod();
+    auto const exponentiate = [&](auto const& hook) {
+      this->template exponentiate_hooked<kMasked>(s, operand, lse, hook);
+    };
+    if constexpr (kCap) {
+      with_tanh(mod, near_tanh, kScansAhead ? largest : largest_of(s), exponentiate);
+    } else {
+      with_bias<kMasked>(mod, this->row_begin, this->key_begin, this->coord, exponentiate);
+    }
+  }
+};
+
+}  // namespace flash::sm90
