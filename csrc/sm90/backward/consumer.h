@@ -244,46 +244,46 @@ struct Consumer {
       warpgroup_fence_operand(sums.dv);
       smem.dout_ring.release(here);
     };
-    auto const end_query_gradient = [&](Visit const& rows_before) {
-      bool const begun = progress.has_begun(Tile::kCountsVisits);
-      finish_query_gradient<kEnd>(block, shared - 2, begun, rows_before, dq);
+    if constexpr (!Tile::kScansAhead) {
+      start_keys();
+    }
+    std::conditional_t<Tile::kReadsAhead && !Tile::kScansAhead, Visit const, Visit const&>
+        rows_before = smem.row_visit(visits - 1);
+    auto const end_query_gradient = [&] {
+      finish_query_gradient<kEnd>(block, shared - 2, progress.has_begun(Tile::kCountsVisits),
+                                  rows_before, dq);
     };
+    if constexpr (!Tile::kScansAhead) {
+      warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
+      end_values();
+      if constexpr (!Config::kScoresFirst) {
+        end_query_gradient();
+      }
+    }
     // Behind the last row block as well, of rows that are there: a product that is not asked for in
     // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
     // its registers until here.
+    if constexpr (!Tile::kCountsVisits) {
+      look_ahead(rows.more);
+    }
+    smem.q_ring.wait_full(next);
+    read_lse_ahead(next);
     ScoreFragment s_next;
-    auto const wait_for_next = [&] {
-      if constexpr (!Tile::kCountsVisits) {
-        look_ahead(rows.more);
-      }
-      smem.q_ring.wait_full(next);
-      read_lse_ahead(next);
-    };
     if constexpr (Tile::kScansAhead) {
-      wait_for_next();
       warpgroup_wait<1>();
       end_values();
       start_scores_of_keys(next, s_next);
       start_keys();
       warpgroup_wait<2>();
-      end_query_gradient(smem.row_visit(visits - 1));
+      end_query_gradient();
       warpgroup_wait<1>();
       warpgroup_fence_operand(s_next);
       largest = largest_of(s_next);
     } else {
-      start_keys();
-      std::conditional_t<Tile::kReadsAhead, Visit const, Visit const&> rows_before =
-          smem.row_visit(visits - 1);
-      warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
-      end_values();
-      if constexpr (!Config::kScoresFirst) {
-        end_query_gradient(rows_before);
-      }
-      wait_for_next();
       start_scores_of_keys(next, s_next);
       if constexpr (Config::kScoresFirst) {
         warpgroup_wait<2>();
-        end_query_gradient(rows_before);
+        end_query_gradient();
       }
     }
     warpgroup_wait<0>();
