@@ -1,8 +1,8 @@
 """Turns the rows of csrc/variants.py into short .cu files and the C++ registry.
 
-Rows of one family, direction and head dim share a file: what takes the compiler's time is reading
-CUTLASS and working out CuTe's layouts, and both are done once for all of them. The machine code of
-each is the same as it is alone.
+Rows that have much in common share a file: what takes the compiler's time is reading CUTLASS and
+working out CuTe's layouts, and both are done once for all of them. The machine code of each is the
+same as it is alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from build_tools.targets import targets
@@ -59,6 +60,10 @@ _CONFIG = {
     "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "append": ("head_dim", "block_m"),
 }
+
+# Directions whose kernels compile so quickly that sm80's of every head dim share a file, and it is
+# still not the longest one.
+_QUICK = frozenset({"fwd", "paged", "decode"})
 
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code, and the tiles were chosen, and freed of spills, with this one.
@@ -118,8 +123,16 @@ def rows_for(archs: list[str]) -> list:
 
 def file_stem(row) -> str:
     """The name of the row's .cu file: what its rows have in common."""
+    if row.arch == "sm80" and row.direction in _QUICK:
+        return family_stem(row)
     head, _, _ = row.name.partition(f"_{row.scores}")
     return head.replace(f"_{row.dtype}_", "_")
+
+
+def family_stem(row) -> str:
+    """The same for files with every head dim of a family's direction: the least work of all, but
+    the longest file alone takes longer than many cores take for the rest."""
+    return f"{'paired_' if row.pair else ''}{row.direction}_{row.arch}"
 
 
 def kernel_name(stem: str, mangled: str) -> str:
@@ -172,14 +185,15 @@ def _kernel_file(rows: list) -> str:
     return _FILE.format(**_fields(rows[0]), kernels=kernels)
 
 
-def generate(out_dir: Path, archs: list[str]) -> list[Path]:
-    """Writes the instantiations and the registry for `archs` and returns their paths."""
+def generate(out_dir: Path, archs: list[str], stem: Callable[..., str] = file_stem) -> list[Path]:
+    """Writes the instantiations and the registry for `archs` and returns their paths; `stem` of a
+    row is the name of its file."""
     rows = rows_for(archs)
     out_dir = Path(out_dir)
     by_file: dict[str, list] = {}
     for row in rows:
-        by_file.setdefault(file_stem(row), []).append(row)
-    files = [_write(out_dir / f"{stem}.cu", _kernel_file(own)) for stem, own in by_file.items()]
+        by_file.setdefault(stem(row), []).append(row)
+    files = [_write(out_dir / f"{name}.cu", _kernel_file(own)) for name, own in by_file.items()]
     variants = [_fields(row) for row in rows]
     registry = _REGISTRY.format(
         declarations="".join(_DECLARATION.format(**v) for v in variants),

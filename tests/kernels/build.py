@@ -1,7 +1,7 @@
 """Compile every kernel of the variant table for the host, to build/kernels.
 
-The instantiations are those of the GPU build. Only what they include to launch themselves, and the
-instructions that CuTe's structs stand for, come from this folder.
+The instantiations are those of the GPU build, in fewer files. Only what they include to launch
+themselves, and the instructions that CuTe's structs stand for, come from this folder.
 """
 
 import os
@@ -69,7 +69,9 @@ def build() -> Path:
         f"-isystem{TORCH / 'include'}",
         f"-include{HERE / 'library' / 'prelude.h'}",
     ]
-    generated = instantiate.generate(OUT / "gen", ["80", "90a"])
+    generated = instantiate.generate(OUT / "gen", ["80", "90a"], instantiate.family_stem)
+    # The longest first, so that no core waits for another one's at the end.
+    generated.sort(key=lambda path: path.stat().st_size, reverse=True)
     kernels = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp"]
     kernels += (HERE / "hopper").glob("*.cpp")
     flags = dict.fromkeys(kernels, _kernel_flags())
@@ -158,7 +160,7 @@ def _compile(module: str, source: Path, flags: list[str]) -> str:
     target = str(OUT / f"{module}_{source.parent.name}_{source.stem}.o")
     optimised = ["-O3"] if source.name == "matrix.cpp" else []  # most of the work is there
     command = [
-        *host_build.cached_compiler(), *flags, *optimised, "-x", "c++", "-c", str(source),
+        *host_build.cached_compiler(), *flags, *optimised, "-MD", "-x", "c++", "-c", str(source),
         "-o", target,
     ]  # fmt: skip
     host_build.run(command)
