@@ -192,7 +192,7 @@ def test_score_hooks(kernels, row, hooks):
     ids=str,
 )
 def test_one_or_two_hooks(kernels, row, hooks):
-    """Each alone has a loop of its own, and a way for scores that allow a shorter one."""
+    """Where one alone has a loop of its own, scores that allow it have a shorter way."""
     check_hooks(kernels, row, **dict(b=1, sq=150, sk=210) | hooks)
 
 
@@ -203,9 +203,16 @@ def test_one_hook_in_turns(kernels, row, hook):
     check_hooks(kernels, row, how=dict(deterministic=True), **shape | hook)
 
 
+@pytest.mark.parametrize("row", [v for v in FULL if v.dtype == "fp16"], ids=id_of)
+@pytest.mark.parametrize("hook", [dict(softcap=9.0), dict(alibi="h")], ids=str)
+def test_one_hook_in_fp16_and_groups_in_parts(kernels, row, hook):
+    shape = dict(b=1, sq=90, sk=150, causal=True)
+    check_hooks(kernels, row, how=dict(part_heads=1), **shape | hook)
+
+
 # The bar is standard attention in the row's dtype, of which fp16 does not have such a cap.
 @pytest.mark.parametrize("row", [v for v in HOOKED if v.dtype == "bf16"], ids=id_of)
-@pytest.mark.parametrize("softcap", [1e6, 1e8, 1e12])
+@pytest.mark.parametrize("softcap", [1e6, 1e8, 1e12, 1e18, 1e20, 1e30])
 def test_a_cap_out_of_reach_changes_nothing(kernels, row, softcap):
     check_hooks(kernels, row, b=1, sq=150, sk=210, softcap=softcap)
 

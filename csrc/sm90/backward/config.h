@@ -72,14 +72,15 @@ struct BackwardConfig {
   // Elsewhere a softcap alone has a loop of its own, where that is faster, and one body as well
   // (lone_tile.h).
   static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
-  // Details of the loop for a softcap alone. 4k causal, H200, of plain: d 64 0.740 with those of
-  // the other hooks, 0.749 with these; d 128 0.730 in one loop for all hooks, 0.820.
+  // Details of the loop for a softcap alone, where there is one. 4k causal, H200, of plain: d 64
+  // 0.740 with those of the other hooks, 0.749 with these; d 128 0.730 in one loop for all hooks,
+  // 0.820.
   struct CapLoop {
     static constexpr bool kStartsFirst = kHeadDim == 64;
     static constexpr bool kCountsVisits = kHeadDim == 64;
     static constexpr bool kReadsAhead = true;
     // The next row block's scores are started before this one's dK, and the largest of them, which
-    // decides how tanh is computed, is looked for under it.
+    // decides how tanh is computed, is looked for under it. Of what is read ahead D remains.
     static constexpr bool kScansAhead = kHeadDim == 128;
   };
   // Probabilities of hooked tiles are multiples of 2 to the power of minus this, for which LSE is

@@ -26,11 +26,12 @@ struct LeftBias {
 };
 
 // Of |product|, up to which |tanh|'s argument is `widest`; nowhere if powers of its slope overflow,
-// or underflow beyond `flattest`, the inverse of one.
+// and of a flatter one than the inverse of `flattest`, whose powers underflow, only where these are
+// nothing beside 1.
 FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
   float const slope = fabsf(mod.softmax_scale * reciprocal_fast(mod.softcap));
   float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
-  return slope < 1e3f && inverse < flattest ? widest * inverse : -1.f;
+  return slope < 1e3f ? widest * fminf(inverse, flattest) : -1.f;
 }
 
 // Scores within an eighth of the cap: tanh(x) / x and 1 - tanh(x)^2 are lines in x^2, within 6e-7

@@ -20,7 +20,7 @@ struct LoneTile : ScoreTile<false, Config> {
 
   NearTanhHook const& near_tanh;
   bool masked;          // a limit cuts through the row block
-  float largest = 0.f;  // product, absolute, of a thread's, if it was looked for ahead
+  float largest = 0.f;  // of a thread's products, absolute; with kScansAhead alone
 
   __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowVisit const& rows,
                       int warpgroup, int thread)
