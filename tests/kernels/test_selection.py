@@ -230,7 +230,7 @@ def test_rows_of_a_relay_are_whole(kernels, wanted):
     call |= {"dq": (16 * wanted, 0, 0, 0), "deterministic": False}
     assert kernels.row_parts(row, call, sm_count=132) == 1
     assert kernels.runs_relay(row, call, sm_count=132) == wanted
-    few = call | {"heads_q": 30, "heads_kv": 30}
+    few = call | {"heads_q": 16, "heads_kv": 16}
     assert kernels.row_parts(row, few, sm_count=132) > 1
     assert not kernels.runs_relay(row, few, sm_count=132)
 
