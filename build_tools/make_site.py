@@ -38,7 +38,8 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_packed sm80_append rotary sm80_backward
             sm90_forward sm90_forward_pages sm90_forward_scores sm90_forward_measured
-            sm90_backward sm90_paired_backward tile_counters probabilities emulation""",
+            sm90_backward sm90_backward_scores sm90_paired_backward tile_counters probabilities
+            emulation""",
     },
 }
 
