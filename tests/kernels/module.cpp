@@ -109,6 +109,20 @@ Params params(py::dict const& call) {
 flash::DeviceInfo const sm80{0, 80, 40 << 20, 166912, 4};
 flash::DeviceInfo const sm90{0, 90, 50 << 20, 232448, 3};
 
+// How many thread blocks a call has run side by side; 1: one after the other.
+flash::SideBySide side_by_side(py::dict const& call) {
+  return {number<int>(call, "side_by_side", 1), number<uint64_t>(call, "seed")};
+}
+
+// With a multiprocessor for each block that runs side by side with others.
+flash::DeviceInfo running_device(flash::DeviceInfo device, py::dict const& call) {
+  if (int const blocks = side_by_side(call).blocks; blocks > 1) {
+    device.sm_count = blocks;
+    device.l2_bytes = number<int64_t>(call, "l2_bytes", device.l2_bytes);
+  }
+  return device;
+}
+
 flash::FwdParams forward_params(py::dict const& call) {
   auto p = params<flash::FwdParams>(call);
   p.batch_invariant = number<bool>(call, "batch_invariant");
@@ -216,7 +230,9 @@ void run(std::string const& name, py::dict const& call) {
   // Another for each call, but the same whenever it is repeated.
   simt::first_order = std::hash<std::string>{}(name) + number<int>(call, "seqlen_q") +
                       3 * number<int>(call, "seqlen_k") + number<int>(call, "left", -1);
-  flash::LaunchContext const launch{variant.arch == 90 ? sm90 : sm80, nullptr, variant.name};
+  flash::RunSideBySide const so(side_by_side(call));
+  flash::DeviceInfo const device = running_device(variant.arch == 90 ? sm90 : sm80, call);
+  flash::LaunchContext const launch{device, nullptr, variant.name};
   if (variant.launch.backward) {
     run_backward(variant, call, launch);
   } else {
@@ -423,6 +439,7 @@ bool run_decode(std::string const& name, py::dict const& call) {
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
   flash::DeviceInfo const device = decoding_device(call);
   flash::largest_of_device = number<int>(call, "largest_cluster", 16);
+  flash::RunSideBySide const so(side_by_side(call));
   variant.launch.decode(params, {device, stream, variant.name});
   workspace.check();
   if (!params.counters || params.counters[0] == std::bit_cast<uint32_t>(nan)) {

@@ -1,5 +1,7 @@
-// Which thread of a cluster goes on, until all have ended.
+// Which thread goes on, of which block, of which cluster, until all have ended.
 #pragma once
+
+#include <random>
 
 #include "simt.h"
 
@@ -21,12 +23,33 @@ inline void fiber_main() {
 
 constexpr int kStackBytes = 256 * 1024;
 
-inline void Block::start(std::unique_ptr<char[]> const* stacks) {
-  for (size_t i = 0; i < threads.size(); ++i) {
-    getcontext(&threads[i].start);
-    threads[i].start.uc_stack = {stacks[i].get(), 0, kStackBytes};
-    threads[i].start.uc_link = nullptr;
-    makecontext(&threads[i].start, fiber_main, 0);
+// Of threads that have ended: new memory costs more than a small block does.
+inline std::vector<std::unique_ptr<char[]>> free_stacks;
+
+inline std::unique_ptr<char[]> take_stack() {
+  if (free_stacks.empty()) {
+    return std::make_unique_for_overwrite<char[]>(kStackBytes);
+  }
+  std::unique_ptr<char[]> stack = std::move(free_stacks.back());
+  free_stacks.pop_back();
+  return stack;
+}
+
+inline void Block::start() {
+  for (Thread& thread : threads) {
+    thread.stack = take_stack();
+    getcontext(&thread.start);
+    thread.start.uc_stack = {thread.stack.get(), 0, kStackBytes};
+    thread.start.uc_link = nullptr;
+    makecontext(&thread.start, fiber_main, 0);
+  }
+}
+
+inline Block::~Block() {
+  for (Thread& thread : threads) {
+    if (thread.stack) {
+      free_stacks.push_back(std::move(thread.stack));
+    }
   }
 }
 
@@ -141,7 +164,7 @@ inline std::string Block::stuck() const {
   auto const wait_of = [](Thread const& t) {
     return t.done ? "" : t.waits ? t.waits->what() : "what it polls";
   };
-  std::string const me = cluster.blocks.size() > 1 ? concat("block ", rank, ", ") : "";
+  std::string const me = gridDim.x > 1 ? concat("block ", index, ", ") : "";
   std::string all;
   for (size_t begin = 0, end; begin < threads.size(); begin = end) {
     std::string const what = wait_of(threads[begin]);
@@ -157,29 +180,32 @@ inline std::string Block::stuck() const {
 // ---- a cluster ----------------------------------------------------------------------------------
 
 inline void Cluster::start() {
-  // Kept from cluster to cluster: new memory costs more than a small block does.
-  static std::vector<std::unique_ptr<char[]>> stacks;
-  while (stacks.size() < static_cast<size_t>(barrier.expected)) {
-    stacks.push_back(std::make_unique_for_overwrite<char[]>(kStackBytes));
-  }
-  auto const* next = stacks.data();
   for (Block& block : blocks) {
-    block.start(next);
-    next += block.threads.size();
+    block.start();
   }
 }
 
-// Until no thread of any block can go on.
-inline void Cluster::run_blocks() {
+inline bool Cluster::go_on(size_t turns) {
   bool const backwards = blocks.front().order.last_first;
   size_t const count = blocks.size();
+  bool any = false;
   // Blocks in a row that have nothing to do, be it that they have just done it all.
   size_t idle = 0;
-  for (size_t turn = 0; idle < count; ++turn) {
-    Block& next = blocks[backwards ? count - 1 - turn % count : turn % count];
+  for (size_t last = turn_ + turns; turn_ < last && !has_ended(); ++turn_) {
+    Block& next = blocks[backwards ? count - 1 - turn_ % count : turn_ % count];
     bool const happened = next.run_warps();
+    any |= happened;
     idle = !happened ? idle + 1 : next.order.in_turns ? 0 : 1;
+    // When no thread of any block can go on.
+    if (idle == count && !has_ended()) {
+      if (!advance_units()) {
+        break;
+      }
+      any = true;
+      idle = 0;
+    }
   }
+  return any;
 }
 
 inline bool Cluster::advance_units() {
@@ -188,15 +214,70 @@ inline bool Cluster::advance_units() {
                                            : std::any_of(blocks.begin(), blocks.end(), advances);
 }
 
-inline void Cluster::run(std::function<void()> const& body) {
+// ---- a launch -----------------------------------------------------------------------------------
+
+// Where clusters of a launch run, one after the other; all places at the same time.
+class Place {
+ public:
+  virtual ~Place() = default;
+  // The next of the launch's clusters; null: there is none left.
+  virtual std::unique_ptr<Cluster> next() = 0;
+  virtual void has_ended() = 0;
+
+  void start() {
+    if ((cluster_ = next())) {
+      cluster_->start();
+    }
+  }
+
+  // For so many turns of each block, or until none can. Whether anything happened.
+  bool go_on(size_t turns) {
+    if (!cluster_ || !cluster_->go_on(turns * cluster_->blocks.size())) {
+      return false;
+    }
+    if (cluster_->has_ended()) {
+      cluster_.reset();
+      has_ended();
+      start();
+    }
+    return true;
+  }
+
+  std::string stuck() const {
+    std::string all;
+    for (size_t i = 0; cluster_ && i < cluster_->blocks.size(); ++i) {
+      all += cluster_->blocks[i].stuck();
+    }
+    return all;
+  }
+
+ private:
+  std::unique_ptr<Cluster> cluster_;
+};
+
+// Runs `body` as every thread of every cluster. Where there are several places, chance says which
+// of them goes on, and how far: from a turn of each block to as many as take it to its end.
+inline void run_places(std::vector<std::unique_ptr<Place>> const& places, uint64_t seed,
+                       std::function<void()> const& body) {
+  constexpr size_t kAll = 1 << 30, kMostLog2 = 12;
   fiber_body = &body;
-  start();
-  do {
-    run_blocks();
-  } while (barrier.expected > 0 && advance_units());
+  std::mt19937_64 chance(seed);
+  size_t const count = places.size();
+  for (auto const& place : places) {
+    place->start();
+  }
+  for (bool any = true; any;) {
+    size_t const first = count > 1 ? chance() % count : 0;
+    size_t const turns = count > 1 ? size_t{1} << chance() % (kMostLog2 + 1) : kAll;
+    any = false;
+    // If the one that chance picks cannot go on, the next that can.
+    for (size_t i = 0; i < count && !any; ++i) {
+      any = places[(first + i) % count]->go_on(turns);
+    }
+  }
   std::string who;
-  for (Block const& block : blocks) {
-    who += block.stuck();
+  for (auto const& place : places) {
+    who += place->stuck();
   }
   if (!who.empty()) {
     throw std::logic_error("deadlock:" + who);

@@ -1,6 +1,6 @@
-// Thread blocks on the host, a cluster at a time: their threads are fibers that take turns and
-// switch only where they wait for each other. intrinsics.h has CUDA's names for what is here,
-// scheduler.h says whose turn it is.
+// Thread blocks on the host: their threads are fibers that take turns and switch only where they
+// wait for each other. intrinsics.h has CUDA's names for what is here, scheduler.h says whose turn
+// it is.
 #pragma once
 
 #include <setjmp.h>
@@ -81,6 +81,7 @@ struct PendingCopy {
 };
 
 struct Thread {
+  std::unique_ptr<char[]> stack;
   ucontext_t start;
   jmp_buf here;  // where it goes on; swapcontext would do, but for a system call at each switch
   bool started = false;
@@ -160,6 +161,7 @@ class Block {
         running_(setup.threads) {
     barrier.count = setup.threads;
   }
+  ~Block();
 
   // The block's U, made when first asked for.
   template <class U>
@@ -172,7 +174,7 @@ class Block {
     return static_cast<U&>(*units_[slot]);
   }
 
-  void start(std::unique_ptr<char[]> const* stacks);
+  void start();
   // Until every warp has to wait, or one turn of each. Whether anything happened.
   bool run_warps();
   bool advance_units();
@@ -215,8 +217,11 @@ class Cluster {
     barrier.missing = barrier.expected += setup.threads;
   }
 
-  // Runs `body` as every thread, to its end. Rethrows what a thread throws.
-  void run(std::function<void()> const& body);
+  void start();
+  // For so many turns of its blocks, or until none can go on. Whether anything happened. Rethrows
+  // what a thread throws.
+  bool go_on(size_t turns);
+  bool has_ended() const { return barrier.expected == 0; }
 
   // Whether a block can know that another one has begun: by the barrier.
   bool have_begun() const { return barrier.generation > 0; }
@@ -225,9 +230,9 @@ class Cluster {
   ClusterBarrier barrier;
 
  private:
-  void start();
-  void run_blocks();
   bool advance_units();
+
+  size_t turn_ = 0;
 };
 
 // Whose thread or unit is at work, and whose shared memory and units it works with: they differ

@@ -213,7 +213,7 @@ def test_threads(selftest, what):
         ("half a warp at a barrier", "a part of a warp arrives"),
         (
             "one warp too few",
-            r"deadlock:\n  threads 32 to 127 wait for named barrier 11 \(96 of 128",
+            r"deadlock:\n  block 0, threads 32 to 127 wait for named barrier 11 \(96 of 128",
         ),
         ("arriving twice", "arrives twice"),
         ("one arrival too many", "one arrival too many"),
@@ -322,3 +322,37 @@ def test_cluster_faults_are_found(selftest, what, message):
 def test_grids_are_whole_clusters(selftest):
     with pytest.raises(ValueError, match="does not take 3 blocks in clusters of 2"):
         clusters(selftest, "ranks", blocks=3)
+
+
+ONE_AT_A_TIME = 1
+
+
+@pytest.mark.parametrize("at_a_time", [ONE_AT_A_TIME, 3, 16])
+def test_blocks_side_by_side(selftest, at_a_time):
+    for seed in range(5):
+        done = selftest.side_by_side("in turns", 20, at_a_time, seed)
+        assert done == list(range(1, 21))
+
+
+def test_chance_says_how_far_blocks_are(selftest):
+    def order(at_a_time: int, seed: int) -> list[int]:
+        return selftest.side_by_side("which of them is done when", 8, at_a_time, seed)
+
+    assert order(ONE_AT_A_TIME, 1) == list(range(1, 9))
+    assert order(8, 1) == order(8, 1)
+    assert len({tuple(order(8, seed)) for seed in range(10)}) > 5
+
+
+def test_blocks_that_do_not_run_at_the_same_time_do_not_wait_for_each_other(selftest):
+    selftest.side_by_side("waiting for the last block", 16, 16, 0)
+    with pytest.raises(RuntimeError, match=r"deadlock:\n  block \d, thread(.|\n)*what it polls"):
+        selftest.side_by_side("waiting for the last block", 16, 15, 0)
+
+
+def test_faults_that_one_block_at_a_time_does_not_show(selftest):
+    def right(at_a_time: int, seed: int) -> bool:
+        done = selftest.side_by_side("a turn passed too early", 16, at_a_time, seed)
+        return done == list(range(1, 17))
+
+    assert right(ONE_AT_A_TIME, 0)
+    assert not all(right(16, seed) for seed in range(10))

@@ -58,6 +58,8 @@ void run_bulk(void const* from, void* to, int bytes);
 void run_threads(std::string const& what);
 // x [16, 32], out [blocks, 16, 32]
 void run_clusters(std::string const& what, int blocks, void const* x, float* out);
+// out [blocks]
+void run_side_by_side(std::string const& what, int blocks, flash::SideBySide how, int* out);
 
 template <auto kKernel, class... Args>
 void launch(flash::LaunchShape const& shape, Args const&... args) {

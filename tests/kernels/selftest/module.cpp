@@ -107,4 +107,9 @@ PYBIND11_MODULE(flash_selftest, m) {
   m.def("clusters", [](std::string const& what, int blocks, uintptr_t x, uintptr_t out) {
     run_clusters(what, blocks, at<void>(x), at<float>(out));
   });
+  m.def("side_by_side", [](std::string const& what, int blocks, int at_a_time, uint64_t seed) {
+    std::vector<int> out(blocks);
+    run_side_by_side(what, blocks, {at_a_time, seed}, out.data());
+    return out;
+  });
 }
