@@ -56,6 +56,14 @@ def test_several_tiles(case, device, needs):
         check_backward(case, make_inputs(case, device), with_dlse=False)
 
 
+@pytest.mark.parametrize("dropout_p", [0.5, 0.6])  # Hopper compares bits in pairs up to one half
+@pytest.mark.parametrize("d", [64, 128])
+def test_much_dropout(d, dropout_p, device, needs):
+    case = Case(sq=150, sk=200, d=d, causal=True, dropout_p=dropout_p)
+    with needs("backward", *case.features):
+        check_backward(case, make_inputs(case, device), with_dlse=False)
+
+
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_random(seed, device, needs):
     case = random_case(seed)

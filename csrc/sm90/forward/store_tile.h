@@ -63,6 +63,8 @@ __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Con
   using Element = typename Config::Element;
   constexpr int kRunColumns = kRun<Config::kHeadDimV>, kPlaces = Config::kTileColumns / kRunColumns;
   static_assert(kRunColumns == 64);
+  // Or a row block's first run would be written where the last one of the block before still is.
+  static_assert(Config::kHeadDimV / kRunColumns % kPlaces == 0);
   int const warp = thread / 32, lane = thread % 32;
   int const own_group = lane / kWarpRows ^ lane % 8;
   int const first = warpgroup * kWarpgroupRows + warp * kWarpRows;
