@@ -83,8 +83,8 @@ using MmaRegisterA = decltype(make_tiled_mma(
 
 // Starts accumulator (+)= a·b and returns; warpgroup_wait tells when it is done. Until then nobody
 // touches the accumulator, or `a` if it is in registers.
-template <bool kAccumulate, class Mma, class A, class B, class Accumulator>
-__device__ __forceinline__ void start_product(Mma mma, A const& a, B const& b,
+template <class Mma, class A, class B, class Accumulator>
+__device__ __forceinline__ void start_product(bool accumulate, Mma mma, A const& a, B const& b,
                                               Accumulator& accumulator) {
   constexpr bool kRegisterA = !std::is_same_v<typename A::value_type, GmmaDescriptor>;
   warpgroup_fence_operand(accumulator);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void start_product(Mma mma, A const& a, B const& b,
     warpgroup_fence_operand(const_cast<A&>(a));
   }
   warpgroup_arrive();
-  mma.accumulate_ = kAccumulate ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
+  mma.accumulate_ = accumulate ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
 #pragma unroll
   for (int k = 0; k < size<2>(a); ++k) {
     cute::gemm(mma, a(_, _, k), b(_, _, k), accumulator);
@@ -100,6 +100,12 @@ __device__ __forceinline__ void start_product(Mma mma, A const& a, B const& b,
   }
   warpgroup_commit_batch();
   warpgroup_fence_operand(accumulator);
+}
+
+template <bool kAccumulate, class Mma, class A, class B, class Accumulator>
+__device__ __forceinline__ void start_product(Mma mma, A const& a, B const& b,
+                                              Accumulator& accumulator) {
+  start_product(kAccumulate, mma, a, b, accumulator);
 }
 
 // A wgmma accumulator ((2 cols, 2 rows, N / 8), 1, 1) seen as (rows, columns).
