@@ -41,11 +41,36 @@ __device__ inline void store_if(bool condition, void* to, uint2 x) {
 #endif
 }
 
+__device__ inline void store_if(bool condition, void* to, uint4 x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(
+          int(condition)),
+      "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
+#else
+  if (condition) *static_cast<uint4*>(to) = x;
+#endif
+}
+
 // Lane t of a quad holds columns 2 t and 2 t + 1 of two groups of eight. Afterwards lanes 0 and 2
 // hold the halves of the first group, lanes 1 and 3 those of the second.
 __device__ inline uint2 halves_of_groups(uint32_t first, uint32_t second, bool odd) {
   uint32_t const theirs = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
   return odd ? uint2{theirs, second} : uint2{first, theirs};
+}
+
+// The same of four groups, whole: afterwards lane t holds the t-th.
+__device__ inline uint4 group_of_quad(uint32_t const (&of)[4], int quad_lane) {
+  bool const odd = quad_lane % 2, high = quad_lane / 2;
+  // Lanes t and t ^ 1 have half of a group each then, of the first two and of the last two.
+  uint32_t const first = __shfl_xor_sync(0xffffffffu, odd ? of[0] : of[1], 1);
+  uint32_t const last = __shfl_xor_sync(0xffffffffu, odd ? of[2] : of[3], 1);
+  uint2 const of_first = odd ? uint2{first, of[1]} : uint2{of[0], first};
+  uint2 const of_last = odd ? uint2{last, of[3]} : uint2{of[2], last};
+  uint32_t const x = __shfl_xor_sync(0xffffffffu, high ? of_first.x : of_last.x, 2);
+  uint32_t const y = __shfl_xor_sync(0xffffffffu, high ? of_first.y : of_last.y, 2);
+  return high ? uint4{x, y, of_last.x, of_last.y} : uint4{of_first.x, of_first.y, x, y};
 }
 
 // What there is of a tile in memory.
@@ -79,6 +104,32 @@ __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Eleme
     for (int group = 0; group < kGroups; group += 2) {
       store_if(column + group * 8 < columns && wanted(group), row + group * 8,
                halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
+    }
+  }
+}
+
+// The same, 64 bytes of a row at a time. wanted: which groups of 8 columns.
+template <class Element, class Accumulator, class Wanted = AllGroups>
+__device__ __forceinline__ void store_wide_rows(Accumulator const& accumulator, Element* target,
+                                                int64_t row_stride, Extent extent, int thread,
+                                                Wanted wanted = {}) {
+  constexpr int kGroups = decltype(size(accumulator))::value / 4;
+  static_assert(kGroups % 4 == 0);
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  pack<Element>(accumulator, pairs);
+  FragmentCoord<4> const coord(thread);
+  int const quad_lane = thread % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    int const columns = coord.row(r) < extent.rows ? extent.columns : 0;
+    Element* const row = target + coord.row(r) * row_stride + quad_lane * 8;
+#pragma unroll
+    for (int first = 0; first < kGroups; first += 4) {
+      uint32_t const words[4] = {pairs(r, first), pairs(r, first + 1), pairs(r, first + 2),
+                                 pairs(r, first + 3)};
+      int const group = first + quad_lane;
+      store_if(group * 8 < columns && wanted(group), row + first * 8,
+               group_of_quad(words, quad_lane));
     }
   }
 }

@@ -27,6 +27,10 @@ struct BackwardConfig {
   static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false, kRelay = false;
   static constexpr bool kHasSteps = false;  // the first and the last to add to dQ differ
+  static constexpr bool kStreamsTiles = false;
+  static constexpr int kKeyStages = 1;  // buffers for K
+  // Lanes store 16 bytes each: of dK and dV, and of dQ.
+  static constexpr bool kWideKeyRows = false, kWideQueryRows = false;
   static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
@@ -94,8 +98,10 @@ struct BackwardConfig {
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
   using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
-  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, 1>;
-  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, 1>;
+  template <int kBuffers>
+  using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kBuffers>;
+  template <int kBuffers>
+  using SmemLayoutKt = SmemTilesTransposed<Element, kBlockN, kHeadDim, kBuffers>;
   using SmemLayoutV = SmemTiles<Element, kBlockN, kHeadDimV, 1>;
   // dSᵀ: (keys, rows)
   using SmemLayoutDS = SmemTiles<Element, kBlockN, kBlockM, kScoreStages>;
@@ -130,12 +136,21 @@ struct InRelay : Config {
   static constexpr bool kRelay = true, kHasSteps = true;
   static constexpr bool kCutsTiles = false;
 
+  // Tiles are one stream of visits: a tile's last one starts the next tile's first scores, whose
+  // visit brings this one's last dQ to its row block, so that between tiles nobody waits for a
+  // product with nothing else to do. There K of both is wanted, so it has two buffers. Pairs have
+  // no room for them.
+  static constexpr bool kStreamsTiles = Config::kAdders == 1;
+  static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;
+
   // As measured here (docs/kernels/sm90_backward.md, Relays).
   static constexpr bool kScoresFirst = Config::kHeadDim <= 96;
   static constexpr bool kCountsVisits = true;
   static constexpr bool kReadsAhead = false;
   static constexpr bool kReadsLseAhead = false;
   static constexpr bool kStartsFirst = false;
+  static constexpr bool kWideKeyRows = kStreamsTiles;
+  static constexpr bool kWideQueryRows = kStreamsTiles && Config::kHeadDim <= 96;
 };
 
 }  // namespace flash::sm90

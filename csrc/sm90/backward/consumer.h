@@ -14,6 +14,10 @@ struct Consumer {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
   using ScorePosition = RingPosition<Config::kScoreStages>;
+  using KeyPosition = RingPosition<Config::kKeyStages>;
+  using ValuePosition = RingPosition<1>;
+  using SmemLayoutK = typename Config::template SmemLayoutK<Config::kKeyStages>;
+  using SmemLayoutKt = typename Config::template SmemLayoutKt<Config::kKeyStages>;
   using MmaScores = typename Config::MmaScores;
   using MmaQuery = typename Config::MmaQuery;
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockM>>;
@@ -39,18 +43,23 @@ struct Consumer {
   Position at{0};        // of the visit
   LseAhead lse_ahead{};  // of the next visit's rows
   float largest = 0.f;   // of the next visit's scores, absolute, of a thread's
+  // Of a stream of tiles (stream_consumer.h):
+  uint32_t tiles = 0;    // before this one
+  KeyPosition keys{0};   // its K
+  bool started = false;  // its first scores were, by the tile before, whose last dQ is to come
+  bool crosses = false;  // the visit starts the next tile's
 
   __device__ __forceinline__ void run() {
     find_warpgroup();
     for (uint32_t number = 0;;) {
       find_thread();
-      smem.k_ring.wait_full(RingPosition<1>(number));
+      smem.k_ring.wait_full(KeyPosition(number));
       Block const& block = smem.key_block(number);
       if (!block.tile.valid) {
         break;
       }
       Sums sums;
-      smem.v_ring.wait_full(RingPosition<1>(number));
+      smem.v_ring.wait_full(ValuePosition(number));
       if (block.range.count() > 0) {
         visit_rows(block, sums);
       }
@@ -64,7 +73,7 @@ struct Consumer {
     }
   }
 
- private:
+ protected:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
   // What a visit does with the dQ of the row block before.
@@ -99,14 +108,19 @@ struct Consumer {
   }
   __device__ void find_thread() { thread = find_index() % kWarpgroup; }
 
+  // Of a tile that is not led to by another.
+  __device__ __forceinline__ void start_first_scores(ScoreFragment& s) {
+    smem.q_ring.wait_full(at);
+    start_scores_of_keys(at, keys.stage, s);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(s);
+  }
+
   // The rows of all query heads of the part, head by head.
   __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
     ScoreFragment s;
     share_zeros();
-    smem.q_ring.wait_full(at);
-    start_scores_of_keys(at, s);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(s);
+    start_first_scores(s);
     if constexpr (Config::kOwnLoopToAdd && !Config::kHasSteps) {
       if (args.params.workspace.dq) {
         visit_each<QueryEnd::Added>(block, sums, s);
@@ -125,7 +139,7 @@ struct Consumer {
       visit_each<QueryEnd::Asked>(block, sums, s);
     }
     QueryFragment dq;
-    start_query_gradient(shared - 1, dq);
+    start_query_gradient(shared - 1, dq, keys.stage);
     warpgroup_wait<0>();
     finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true, smem.row_visit(visits - 1), dq);
   }
@@ -199,10 +213,19 @@ struct Consumer {
     if constexpr (Tile::kCountsVisits) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
+    bool late = false;  // the dQ that ends here is the tile's before
+    if constexpr (Config::kStreamsTiles) {
+      crosses = __any_sync(kAll, rows.followed);
+      if (crosses) {
+        next.advance();
+      }
+      late = started && progress.done == 0;
+    }
+    KeyPosition const next_keys(tiles + crosses), keys_before(tiles - late);
     auto const lse = lse_ahead;  // itself in its place, ptxas stores 632 spilled bytes, not 108
     ScoreFragment dp;
     smem.dout_ring.wait_full(here);
-    start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
+    start_scores(smem.v, typename Config::SmemLayoutV{}, /*key_stage=*/0, smem.dout[0],
                  typename Config::SmemLayoutDO{}, here.stage, dp);
     if constexpr (Tile::kStartsFirst) {
       __syncwarp();  // ptxas puts nothing of a product behind it
@@ -212,6 +235,7 @@ struct Consumer {
     if constexpr (Tile::kScansAhead) {
       tile.largest = largest;
     }
+    bool const adds = !Config::kStreamsTiles || progress.done > 0;  // to what dK and dV are
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
     if constexpr (Config::kReadsLseAhead) {
@@ -220,11 +244,14 @@ struct Consumer {
       tile.probabilities(s, p_words, numbers(stats.lse_log2));
     }
     start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
-                                          here.stage, sums.dv);
+                                          here.stage, adds, sums.dv);
     using Delta = std::conditional_t<Tile::kReadsAhead, NumbersAhead, RowNumbers>;
     Delta const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
+    if (Config::kStreamsTiles && !more) {
+      smem.v_ring.release(0);
+    }
     if constexpr (Config::kHookedTiles) {
       tile.score_gradients(dp, p_words, softmax_d);
     } else {
@@ -234,10 +261,10 @@ struct Consumer {
     pack<Element>(dp, ds_words);
     share(ds);
     QueryFragment dq;
-    start_query_gradient(shared - 2, dq);
+    start_query_gradient(shared - 2, dq, keys_before.stage);
     auto const start_keys = [&] {
       start_sum<typename Config::MmaKeys>(ds, smem.q[0], typename Config::SmemLayoutQt{},
-                                          here.stage, sums.dk);
+                                          here.stage, adds, sums.dk);
     };
     auto const end_values = [&] {
       warpgroup_fence_operand(p);
@@ -250,8 +277,11 @@ struct Consumer {
     std::conditional_t<Tile::kReadsAhead && !Tile::kScansAhead, Visit const, Visit const&>
         rows_before = smem.row_visit(visits - 1);
     auto const end_query_gradient = [&] {
-      finish_query_gradient<kEnd>(block, shared - 2, progress.has_begun(Tile::kCountsVisits),
-                                  rows_before, dq);
+      finish_query_gradient<kEnd>(late ? smem.key_block(tiles - 1) : block, shared - 2,
+                                  late || progress.has_begun(Tile::kCountsVisits), rows_before, dq);
+      if (late) {
+        smem.k_ring.release(keys_before);
+      }
     };
     if constexpr (!Tile::kScansAhead) {
       warpgroup_wait<Config::kScoresFirst ? 2 : 1>();
@@ -272,7 +302,7 @@ struct Consumer {
     if constexpr (Tile::kScansAhead) {
       warpgroup_wait<1>();
       end_values();
-      start_scores_of_keys(next, s_next);
+      start_scores_of_keys(next, next_keys.stage, s_next);
       start_keys();
       warpgroup_wait<2>();
       end_query_gradient();
@@ -280,7 +310,7 @@ struct Consumer {
       warpgroup_fence_operand(s_next);
       largest = largest_of(s_next);
     } else {
-      start_scores_of_keys(next, s_next);
+      start_scores_of_keys(next, next_keys.stage, s_next);
       if constexpr (Config::kScoresFirst) {
         warpgroup_wait<2>();
         end_query_gradient();
@@ -304,8 +334,9 @@ struct Consumer {
   }
 
   // Sᵀ of a visit's rows, which are there; not waited for
-  __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, ScoreFragment& s) {
-    start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
+  __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, int key_stage,
+                                                       ScoreFragment& s) {
+    start_scores(smem.k[0], SmemLayoutK{}, key_stage, smem.q[0], typename Config::SmemLayoutQ{},
                  rows_at.stage, s);
   }
 
@@ -323,24 +354,25 @@ struct Consumer {
 
   // Sᵀ or dPᵀ (64 keys, rows), not waited for
   template <class KeyLayout, class RowLayout>
-  __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, Element* rows, RowLayout,
-                                               int stage, ScoreFragment& to) {
+  __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, int key_stage,
+                                               Element* rows, RowLayout, int stage,
+                                               ScoreFragment& to) {
     auto const slice = MmaScores{}.get_slice(0);
-    Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{})(_, _, 0);
-    Tensor own_keys = local_tile(all_keys, make_shape(Int<kWarpgroupRows>{}, size<1>(all_keys)),
-                                 make_coord(warpgroup, 0));
+    Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{});
+    auto const own = make_shape(Int<kWarpgroupRows>{}, size<1>(all_keys), size<2>(all_keys));
+    Tensor own_keys = local_tile(all_keys, own, make_coord(warpgroup, 0, 0));
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
-    start_product<false>(MmaScores{}, slice.partition_fragment_A(own_keys),
+    start_product<false>(MmaScores{}, slice.partition_fragment_A(own_keys)(_, _, _, key_stage),
                          slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
-  // dV += Pᵀ·dO or dK += dSᵀ·Q, not waited for
+  // dV (+)= Pᵀ·dO or dK (+)= dSᵀ·Q, not waited for
   template <class Mma, class RowLayout, class Sum>
   __device__ __forceinline__ void start_sum(Operand const& operand, Element* rows, RowLayout,
-                                            int stage, Sum& to) {
+                                            int stage, bool adds, Sum& to) {
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
-    start_product<true>(Mma{}, operand,
-                        Mma{}.get_slice(0).partition_fragment_B(all_rows)(_, _, _, stage), to);
+    start_product(adds, Mma{}, operand,
+                  Mma{}.get_slice(0).partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
   // dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 at its key
@@ -367,7 +399,8 @@ struct Consumer {
   }
 
   // dQ = dS·K of the number-th dS, not waited for
-  __device__ __forceinline__ void start_query_gradient(uint32_t number, QueryFragment& dq) {
+  __device__ __forceinline__ void start_query_gradient(uint32_t number, QueryFragment& dq,
+                                                       int key_stage) {
     using Gradient = QueryGradient<Config>;
     ScorePosition const at(number);
     smem.ds_ring.wait_full(at);
@@ -376,13 +409,13 @@ struct Consumer {
     Tensor ds =
         local_tile(all_ds(_, _, at.stage), Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>{},
                    make_coord(Gradient::row_begin(warpgroup) / kWarpgroupRows, 0));
-    Tensor all_k = make_tensor(make_smem_ptr(smem.k), typename Config::SmemLayoutKt{});
-    Tensor from_column =
-        domain_offset(make_coord(Gradient::column_begin(warpgroup), 0, 0), all_k)(_, _, 0);
-    Tensor k = local_tile(from_column, Shape<Int<Config::kQueryColumns>, Int<Config::kBlockN>>{},
-                          make_coord(0, 0));
-    start_product<false>(MmaQuery{}, slice.partition_fragment_A(ds), slice.partition_fragment_B(k),
-                         dq);
+    Tensor all_k = make_tensor(make_smem_ptr(smem.k[0]), SmemLayoutKt{});
+    Tensor from_column = domain_offset(make_coord(Gradient::column_begin(warpgroup), 0, 0), all_k);
+    Tensor k = local_tile(from_column,
+                          make_shape(Int<Config::kQueryColumns>{}, size<1>(all_k), size<2>(all_k)),
+                          make_coord(0, 0, 0));
+    start_product<false>(MmaQuery{}, slice.partition_fragment_A(ds),
+                         slice.partition_fragment_B(k)(_, _, _, key_stage), dq);
   }
 
   // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
@@ -392,6 +425,12 @@ struct Consumer {
                                                         QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
+    put_query_gradient<kEnd>(block, wanted, rows, dq);
+  }
+
+  template <QueryEnd kEnd>
+  __device__ __forceinline__ void put_query_gradient(Block const& block, bool wanted,
+                                                     Visit const& rows, QueryFragment& dq) {
     QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
     bool const adds =
         kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr : kEnd == QueryEnd::Added;

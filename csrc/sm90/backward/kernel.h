@@ -8,9 +8,9 @@
 
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
-#include "sm90/backward/consumer.h"
 #include "sm90/backward/drawn_tiles.h"
 #include "sm90/backward/loader.h"
+#include "sm90/backward/stream_consumer.h"
 
 namespace flash::sm90 {
 
@@ -39,7 +39,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-    Consumer<Config>{args, smem}.run();
+    using Computing =
+        std::conditional_t<Config::kStreamsTiles, StreamConsumer<Config>, Consumer<Config>>;
+    Computing{args, smem}.run();
   }
 }
 

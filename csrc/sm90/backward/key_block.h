@@ -197,8 +197,9 @@ struct RowVisit {
   int64_t row_block;  // its number in the workspaces
   int head;           // of the tile's
   int m_block;
-  bool masked;  // a limit cuts through
-  bool more;    // the tile has another behind it
+  bool masked;    // a limit cuts through
+  bool more;      // the tile has another behind it
+  bool followed;  // it has none, but the next tile has, whose first scores are started here
 };
 
 // Of the rows of one row block, which are columns here; as in the workspace.

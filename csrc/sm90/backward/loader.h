@@ -12,6 +12,7 @@ template <class Config>
 struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
+  using KeyPosition = RingPosition<Config::kKeyStages>;
   using Block = KeyBlock<Config>;
   using Base = TileLoader<Loader<Config>, Config, SharedStorage<Config>>;
   using Base::args, Base::smem, Base::elected, Base::visits;
@@ -20,12 +21,12 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
 
   // Its arrival also announces the description.
   __device__ void load_keys(uint32_t number, bool wanted) {
-    smem.k_ring.wait_empty(RingPosition<1>(number));
-    Barrier& full = smem.k_ring.full(0);
+    KeyPosition const at(number);
+    smem.k_ring.wait_empty(at);
+    Barrier& full = smem.k_ring.full(at.stage);
     if (elected && wanted) {
       full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, smem.key_block(number).keys_at, smem.k,
-                                                   full, kOnce);
+      load_keys_of(smem.key_block(number), at, full);
     } else if (elected) {
       full.arrive();
     }
@@ -43,11 +44,16 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     }
   }
 
-  // With the rows' LSE and D. Its arrival also announces the visit.
-  __device__ void load_q(Block const& block, RowVisit const& rows) {
+  // With the rows' LSE and D. Its arrival also announces the visit. with_keys: and with K, whose
+  // own arrival announces the description alone, as soon as there is a buffer.
+  __device__ void load_q(Block const& block, RowVisit const& rows, bool with_keys = false) {
     using Stats = RowStats<Config::kBlockM>;
     Position const at(visits);
+    KeyPosition const keys_at(block.number);
     smem.q_ring.wait_empty(at);
+    if (with_keys) {
+      smem.k_ring.wait_empty(keys_at);
+    }
     if (elected) {
       if constexpr (Config::kHasSteps) {
         smem.row_visit(visits) = step_visit(args.params, block, rows);
@@ -55,7 +61,12 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
         smem.row_visit(visits) = rows;
       }
       Barrier& full = smem.q_ring.full(at.stage);
-      full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
+      int const elements = Config::kTileQ + (with_keys ? Config::kTileK : 0);
+      full.arrive_and_expect_tx(elements * sizeof(Element) + sizeof(Stats));
+      if (with_keys) {
+        load_keys_of(block, keys_at, full);
+        smem.k_ring.full(keys_at.stage).arrive();
+      }
       load_tile<Config::kBlockM, Config::kHeadDim>(args.q, block.rows_at(rows.head, rows.m_block),
                                                    smem.q[at.stage], full, kOften);
       SM90_BULK_COPY_G2S::copy(args.params.workspace.stats + rows.row_block * (2 * Config::kBlockM),
@@ -73,6 +84,12 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
       load_tile<Config::kBlockM, Config::kHeadDimV>(args.dout, block.rows_at(head, m_block),
                                                     smem.dout[at.stage], full, kOften);
     }
+  }
+
+ private:
+  __device__ void load_keys_of(Block const& block, KeyPosition const& at, Barrier& full) {
+    load_tile<Config::kBlockN, Config::kHeadDim>(args.k, block.keys_at, smem.k[at.stage], full,
+                                                 kOnce);
   }
 };
 

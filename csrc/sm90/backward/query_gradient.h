@@ -157,8 +157,13 @@ struct QueryGradient {
     Element* const rows = static_cast<Element*>(p.dq.ptr) +
                           p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
-    store_rows<Element>(dq, rows, p.dq.row_stride, {block.seqlen_q - row, p.head_dim - column},
-                        thread, [&](int group) { return !Config::kHasSteps || adds(group); });
+    Extent const extent{block.seqlen_q - row, p.head_dim - column};
+    auto const wanted = [&](int group) { return !Config::kHasSteps || adds(group); };
+    if constexpr (Config::kWideQueryRows) {
+      store_wide_rows<Element>(dq, rows, p.dq.row_stride, extent, thread, wanted);
+    } else {
+      store_rows<Element>(dq, rows, p.dq.row_stride, extent, thread, wanted);
+    }
   }
 
   // Of columns that both warpgroups compute, each adds half.

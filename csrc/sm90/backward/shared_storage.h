@@ -10,7 +10,7 @@ template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
 
-  alignas(1024) Element k[Config::kTileK];
+  alignas(1024) Element k[Config::kKeyStages][Config::kTileK];
   alignas(1024) Element v[Config::kTileV];
   alignas(1024) Element q[Config::kStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
@@ -21,15 +21,19 @@ struct SharedStorage {
   static_assert(kRowVisits > Config::kStages + 1);
   using Visit = std::conditional_t<Config::kHasSteps, StepVisit, RowVisit>;
   Visit row_visits[kRowVisits];  // come with Q
-  Ring<1> k_ring;                // full also means: the key block is described in `block`
+  // Full also means: the key block is described in `block`; in a stream of tiles it means nothing
+  // else, and K is there with the tile's first Q.
+  Ring<Config::kKeyStages> k_ring;
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kStages> dout_ring;
   Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
   TurnStorage turns;
   // Three: the loader describes a key block while the others compute the one before, and a warp
-  // that is late may still be storing the one before that.
-  static constexpr int kDescriptions = 3;
+  // that is late may still be storing the one before that. One more in a stream of tiles: m + 1 is
+  // described when K and V of m - 1 were asked for, so that those of m - 3 and m - 2 were released,
+  // and nobody has anything to do with m - 3 any more.
+  static constexpr int kDescriptions = Config::kStreamsTiles ? 4 : 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
   __device__ Visit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }

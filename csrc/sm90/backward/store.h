@@ -24,7 +24,13 @@ struct KeyGradients {
   Fragment<typename Config::MmaKeys, Config::kHeadDim> dk;
   Fragment<typename Config::MmaValues, Config::kHeadDimV> dv;
 
+  // In a stream of tiles the first visit's products have nothing to be added to.
   __device__ KeyGradients() {
+    if constexpr (!Config::kStreamsTiles) {
+      begin();
+    }
+  }
+  __device__ void begin() {
     clear(dk);
     clear(dv);
   }
@@ -46,6 +52,14 @@ __device__ inline KeyRows rows_of_dv(BwdParams const& p, float unit = 1.f) {
   return {p.dv, p.workspace.dv, p.head_dim_v, 1.f / (1.f - p.scores.dropout_p) * (1.f / unit)};
 }
 
+// Of plain scores, without a division.
+__device__ inline KeyRows plain_rows_of_dk(BwdParams const& p) {
+  return {p.dk, p.workspace.dk, p.head_dim, p.scores.softmax_scale};
+}
+__device__ inline KeyRows plain_rows_of_dv(BwdParams const& p) {
+  return {p.dv, p.workspace.dv, p.head_dim_v, 1.f};
+}
+
 // Of a warpgroup's 64 keys, from the block's `first` on, those that exist; if it is wanted. The two
 // ways have nothing in common: with one multiplication for both, ptxas spills in the main loop.
 template <class Config, class Accumulator>
@@ -61,9 +75,13 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
                extent.rows, thread);
   } else if (to.rows.ptr) {
     scale(sum, to.factor);
-    store_rows<Element>(
-        sum, static_cast<Element*>(to.rows.ptr) + to.rows.offset(tile.batch, key, tile.head),
-        to.rows.row_stride, extent, thread);
+    Element* const rows =
+        static_cast<Element*>(to.rows.ptr) + to.rows.offset(tile.batch, key, tile.head);
+    if constexpr (Config::kWideKeyRows) {
+      store_wide_rows<Element>(sum, rows, to.rows.row_stride, extent, thread);
+    } else {
+      store_rows<Element>(sum, rows, to.rows.row_stride, extent, thread);
+    }
   }
 }
 

@@ -15,19 +15,25 @@ struct TileLoader {
   // Row blocks before the end of a tile at which the next is drawn: who draws earlier may be the
   // one who is done last.
   static constexpr int kAhead = 4;
+  static constexpr int kAheadInStream = 2;  // before the last one, which starts its scores
 
   BackwardArgs const& args;
   Storage& smem;
   bool elected;            // the lane that talks to TMA
   uint32_t described = 0;  // key blocks so far
   uint32_t visits = 0;     // row blocks so far
+  bool followed = false;   // the last tile, whose last visit starts the next one's scores
 
   // A tile that is not valid, described last, ends the others' loops.
   template <class Tiles>
   __device__ void load_all(Tiles& tiles) {
     describe(tiles.next());
     while (!tiles.over()) {
-      load(tiles);
+      if constexpr (Config::kStreamsTiles) {
+        load_in_stream(tiles);
+      } else {
+        load(tiles);
+      }
     }
     loads().load_keys(described - 1, false);
   }
@@ -43,10 +49,7 @@ struct TileLoader {
     Block const& block = smem.key_block(number);
     int const count = block.range.count(), heads = block.heads;
     if (count == 0) {
-      loads().load_keys(number, false);
-      loads().load_values(number, false);
-      describe(after(block, tiles));
-      return;
+      return skip(number, tiles);
     }
     for (int head = 0; head < heads; ++head) {
       for (int step = 0; step < count; ++step) {
@@ -68,6 +71,55 @@ struct TileLoader {
         ++visits;
       }
     }
+  }
+
+  // The same of a stream of tiles: the next one is described before this one's last visit, which is
+  // to start its scores. K comes with the first Q; V, whose one buffer is free when the tile before
+  // ends, behind the rows of two visits.
+  template <class Tiles>
+  __device__ void load_in_stream(Tiles& tiles) {
+    uint32_t const number = described - 1;
+    Block const& block = smem.key_block(number);
+    int const total = block.heads * block.range.count();
+    if (total == 0) {
+      followed = false;
+      return skip(number, tiles);
+    }
+    bool const led = followed;  // the tile before has started this one's scores
+    int left = total;
+    block.for_each_visit([&](int head, int m_block) {
+      if (left == min(kAheadInStream, total)) {
+        describe(after(block, tiles));
+      }
+      if (left == 1) {
+        // A tile's only visit cannot bring the last dQ of the tile before to its row block and
+        // start the next one's scores, too: the K of both would be in the same buffer.
+        followed = next_has_rows() && !(total == 1 && led);
+      }
+      RowVisit const rows{block.row_block(head, m_block), head,     m_block,
+                          block.range.masked(m_block),    left > 1, left == 1 && followed};
+      loads().load_q(block, rows, left == total);
+      loads().load_dout(block, head, m_block);
+      if (left == max(total - 1, 1)) {
+        loads().load_values(number, true);
+      }
+      ++visits;
+      --left;
+    });
+  }
+
+  // A tile without rows.
+  template <class Tiles>
+  __device__ void skip(uint32_t number, Tiles& tiles) {
+    loads().load_keys(number, false);
+    loads().load_values(number, false);
+    describe(after(smem.key_block(number), tiles));
+  }
+
+  // The tile that was described last.
+  __device__ bool next_has_rows() const {
+    Block const& next = smem.key_block(described - 1);
+    return next.tile.valid && next.range.count() > 0;
   }
 
   // In a column its next block of keys, if it has one.

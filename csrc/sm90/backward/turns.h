@@ -124,15 +124,21 @@ struct TurnKeeper {
 template <class Storage, class Config>
 __device__ void keep_turns(Storage& smem, TurnKeeper<Config> keeper) {
   for (uint32_t number = 0;; ++number) {
-    smem.k_ring.wait_full(RingPosition<1>(number));
+    RingPosition<Config::kKeyStages> const at(number);
+    smem.k_ring.wait_full(at);
     KeyBlock<Config> const& block = smem.key_block(number);
     if (!block.tile.valid) {
       return;
     }
-    // At once, or the next keys would wait for turns to be passed on. What describes the block
-    // stays for two more.
-    smem.k_ring.release(0);
-    keeper.keep(block);
+    if constexpr (Config::kKeyStages > 1) {
+      keeper.keep(block);
+      smem.k_ring.release(at);
+    } else {
+      // At once, or the next keys would wait for turns to be passed on. What describes the block
+      // stays for two more.
+      smem.k_ring.release(at);
+      keeper.keep(block);
+    }
   }
 }
 

@@ -36,6 +36,8 @@ struct PairedBackwardConfig {
   static constexpr int kConsumers = kPair;
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false, kRelay = false, kHasSteps = false;
+  static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
+  static constexpr int kKeyStages = 1;
   static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr bool kHookedTiles = false;
   // A softcap alone and ALiBi alone have loops of their own (4k causal, d 192, H200, of plain:
