@@ -11,6 +11,15 @@ from . import calls
 from .test_backward_columns import NAMES, PLAIN
 from .test_backward_kernels import check, exact, id_of, sized
 
+# Tiles of so few visits that each is the first of its tile, the last, or both.
+SHORT = [
+    dict(sq=64, sk=400, b=2, hk=2),  # one
+    dict(sq=130, sk=130, causal=True, b=5, hk=2),  # one behind two or three
+    dict(sq=200, sk=300, h=1),  # a thread block has three tiles
+    dict(sq=64, sk=600, window=(150, 0), b=3, h=1),  # one or none: most keys are seen by nobody
+    dict(sq=300, sk=140, window=(-1, 0), b=3, hk=2),  # the second block of keys has the last rows
+]
+
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -31,6 +40,14 @@ from .test_backward_kernels import check, exact, id_of, sized
     ids=str,
 )
 def test_masks_and_lengths(kernels, row, deterministic, shape):
+    check(kernels, row, sized(row, **shape), relay=True, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("shape", SHORT, ids=str)
+def test_short_tiles(kernels, row, deterministic, shape):
+    """A tile's last visit starts the next one's scores, whose first visit has its last dQ."""
     check(kernels, row, sized(row, **shape), relay=True, deterministic=deterministic)
 
 

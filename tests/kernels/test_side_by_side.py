@@ -14,6 +14,7 @@ from compare import assert_bitwise
 from . import calls, test_decode_kernels, test_packed_decode
 from .test_backward_columns import NAMES, PLAIN
 from .test_backward_kernels import check, exact, id_of, sized
+from .test_backward_relay import SHORT
 from .test_hopper_forward import SAMPLES
 
 SEEDS = range(3)
@@ -54,6 +55,15 @@ def test_backward(kernels, row, deterministic, way, seeds, blocks, shape):
     case = sized(row, h=2, hk=2, **shape)
     for seed in range(seeds):
         check(SideBySide(kernels, blocks, seed), row, case, deterministic=deterministic, **way)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("shape", SHORT, ids=str)
+def test_short_tiles_of_a_relay(kernels, row, shape):
+    """Several to a thread block, whose last dQ others wait for while it is at the next one."""
+    case = sized(row, **shape)
+    for seed in SEEDS:
+        check(SideBySide(kernels, 3, seed), row, case, relay=True, deterministic=seed == 0)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
