@@ -82,7 +82,6 @@ struct TileLoader {
     Block const& block = smem.key_block(number);
     int const total = block.heads * block.range.count();
     if (total == 0) {
-      followed = false;
       return skip(number, tiles);
     }
     bool const led = followed;  // the tile before has started this one's scores
