@@ -59,11 +59,16 @@ def test_backward(kernels, row, deterministic, way, seeds, blocks, shape):
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("shape", SHORT, ids=str)
-def test_short_tiles_of_a_relay(kernels, row, shape):
-    """Several to a thread block, whose last dQ others wait for while it is at the next one."""
+@pytest.mark.parametrize("l2_bytes", [1 << 16, 50 << 20])
+def test_short_tiles_of_a_relay(kernels, row, shape, l2_bytes):
+    """Many to a thread block, whose last dQ the other waits for while it is at the next one.
+
+    With a small L2 one column comes after the other: tiles without rows behind others with some.
+    """
     case = sized(row, **shape)
     for seed in SEEDS:
-        check(SideBySide(kernels, 3, seed), row, case, relay=True, deterministic=seed == 0)
+        beside = SideBySide(kernels, 2, seed, l2_bytes)
+        check(beside, row, case, relay=True, deterministic=seed == 0)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
