@@ -117,9 +117,14 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
       parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),
-      order(q, size.order, ScalarType::Int);
-  p.workspace = {
-      sums.data<float>(), stats.data<float>(), turns.data<int>(), order.data<int>(), {}, {}};
+      found(q, size.found, ScalarType::Int), order(q, size.order, ScalarType::Int);
+  p.workspace = {sums.data<float>(),
+                 stats.data<float>(),
+                 turns.data<int>(),
+                 found.data<int>(),
+                 order.data<int>(),
+                 {},
+                 {}};
   place_parts(p, variant, parts.data<float>());
   trace_launch(p, variant);
   variant.launch.backward(p, {device, current_stream(q), variant.name});

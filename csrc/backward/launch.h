@@ -1,16 +1,13 @@
-// The launches of one backward call; what is different from kernel to kernel is handed in.
+// The launches of one backward call behind its main kernel.
 #pragma once
 
 #include "backward/passes.h"
 
 namespace flash {
 
-// main: starts the kernel between the passes.
-template <class Element, class Main>
-void launch_with_passes(BwdParams const& params, QueryTile const& tile, LaunchContext const& launch,
-                        Main main) {
-  launch_preprocess<Element>(params, tile, launch);
-  main();
+template <class Element>
+void launch_passes_behind(BwdParams const& params, QueryTile const& tile,
+                          LaunchContext const& launch) {
   if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
     launch_query_gradient<Element>(params, tile, launch);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backward/begin_relay.h"
 #include "backward/key_gradients.h"
 #include "backward/postprocess.h"
 #include "backward/preprocess.h"
@@ -25,6 +26,14 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
   TileGrid const grid = row_grid(params, tile);
   launch_kernel<preprocess_kernel<Element>>(launch, {grid.num_tiles(), kPassThreads, 0}, params,
                                             tile, grid);
+}
+
+template <class Element>
+void launch_begin_relay(BwdParams const& params, QueryTile tile, int heads,
+                        LaunchContext const& launch) {
+  int64_t const blocks = int64_t(heads) * RowBlockOrder(params, tile.block_m).row_blocks;
+  launch_kernel<begin_relay_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
+                                             heads);
 }
 
 template <class Element>
@@ -62,6 +71,10 @@ void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) 
 template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                      LaunchContext const&);
 template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
+template void launch_begin_relay<cutlass::bfloat16_t>(BwdParams const&, QueryTile, int,
+                                                      LaunchContext const&);
+template void launch_begin_relay<cutlass::half_t>(BwdParams const&, QueryTile, int,
+                                                  LaunchContext const&);
 template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                          LaunchContext const&);
 template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,

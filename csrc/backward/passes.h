@@ -31,6 +31,11 @@ struct QueryTile {
 template <class Element>
 void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
+// In its place, before a relay that finds D: of `heads` heads it is found here.
+template <class Element>
+void launch_begin_relay(BwdParams const& params, QueryTile tile, int heads,
+                        LaunchContext const& launch);
+
 // After: dq from the sums in the workspace.
 template <class Element>
 void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch);

@@ -3,15 +3,14 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "backward/passes.h"
+#include "backward/row_stats.h"
 #include "core/block_info.h"
 #include "core/launch_order.h"
 #include "core/mask.h"
 #include "core/packed_rows.h"
 #include "core/row_blocks.h"
-#include "core/softmax.h"
 #include "core/tile_grid.h"
 
 namespace flash {
@@ -113,37 +112,6 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
   }
 }
 
-struct RowPlace {
-  WorkTile tile;
-  int64_t row;
-  int64_t row_block;  // in the workspace
-  int in_block;
-};
-
-// What the main kernel reads of a row, and softmax_d. dot: dO * O
-__device__ inline void write_row(BwdParams const& p, QueryTile const& shape, RowPlace const& at,
-                                 bool exists, bool is_sequence, float dot) {
-  int const batch = at.tile.batch, head = at.tile.head;
-  float lse = -INFINITY, d = dot;
-  if (exists) {
-    if (is_sequence) {
-      lse = *p.lse.at(batch, at.row, head);
-      d -= p.dlse.ptr ? *p.dlse.at(batch, at.row, head) : 0.f;
-    }
-    *p.softmax_d.at(batch, at.row, head) = d;
-  }
-  if (!is_sequence) {
-    return;
-  }
-  // exp2(x - inf) = 0: rows without keys, and those that do not exist, need no predicate. Under
-  // dropout the kept part of dP is not divided by 1 - p; D is multiplied by it instead.
-  bool const empty = lse == -INFINITY;
-  float* const stats = p.workspace.stats + at.row_block * (2 * shape.block_m);
-  stats[at.in_block] = empty ? INFINITY : lse * kLog2e - shape.unit_log2;
-  stats[shape.block_m + at.in_block] =
-      empty ? 0.f : d * (1.f - p.scores.dropout_p) * exp2f(-shape.unit_log2);
-}
-
 // The longest sequence of keys first, so that no long one is left when the others are done. Any
 // lengths have an order, in which each sequence comes once. A warp finds the place of one.
 __device__ inline void order_sequences(Seqlens const& s, int* order) {
@@ -163,6 +131,38 @@ __device__ inline void order_sequences(Seqlens const& s, int* order) {
     }
     if (lane == 0) {
       order[before] = sequence;
+    }
+  }
+}
+
+// LSE and D of a row block's rows.
+template <class Element>
+__device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile const& tile,
+                          BlockInfo const& info, int64_t row_block, bool is_sequence) {
+  int const row_begin = tile.m_block * shape.block_m;
+  int const rows = info.seqlen_q - row_begin;  // at least; the rest of the block does not exist
+  RowLanes const lanes(p.head_dim_v);
+  int const column = lanes.lane * kChunk;
+  for (int first = lanes.first; first < shape.block_m; first += kRowsTogether * lanes.step) {
+    int64_t const row = info.row_q + row_begin + first;
+    PartialDots<Element> const dots(
+        static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head) +
+            column,
+        p.dout.row_stride,
+        static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head) + column,
+        p.out.row_stride, is_sequence && column < p.head_dim_v ? rows - first : 0, lanes.step);
+    // Each of the first lanes has one of the rows, so that their LSEs come together.
+    float dot = 0.f;
+#pragma unroll
+    for (int i = 0; i < kRowsTogether; ++i) {
+      float const sum = lanes.sum(dots.sum[i]);
+      dot = lanes.lane == i ? sum : dot;
+    }
+    int const r = first + lanes.lane * lanes.step;
+    if (lanes.lane < kRowsTogether && r < shape.block_m) {
+      RowPlace const at{tile, info.row_q + row_begin + r, row_block, r};
+      float const lse = lse_of(p, at, r < rows && is_sequence);
+      write_row(p, shape, at, r < rows, is_sequence, lse, dot);
     }
   }
 }
@@ -191,33 +191,9 @@ __global__ void __launch_bounds__(kPassThreads)
   BlockInfo const info(p.seqlens, tile.batch);
   int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
                             row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
-  int const row_begin = tile.m_block * shape.block_m;
-  int const rows = info.seqlen_q - row_begin;  // at least; the rest of the block does not exist
   // Of the others nobody may count on the contents, and they have no place in the workspace.
   bool const is_sequence = tile.batch < p.seqlens.batch;
-  RowLanes const lanes(p.head_dim_v);
-  int const column = lanes.lane * kChunk;
-  for (int first = lanes.first; first < shape.block_m; first += kRowsTogether * lanes.step) {
-    int64_t const row = info.row_q + row_begin + first;
-    PartialDots<Element> const dots(
-        static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head) +
-            column,
-        p.dout.row_stride,
-        static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head) + column,
-        p.out.row_stride, is_sequence && column < p.head_dim_v ? rows - first : 0, lanes.step);
-    // Each of the first lanes has one of the rows, so that their LSEs come together.
-    float dot = 0.f;
-#pragma unroll
-    for (int i = 0; i < kRowsTogether; ++i) {
-      float const sum = lanes.sum(dots.sum[i]);
-      dot = lanes.lane == i ? sum : dot;
-    }
-    int const r = first + lanes.lane * lanes.step;
-    if (lanes.lane < kRowsTogether && r < shape.block_m) {
-      write_row(p, shape, {tile, info.row_q + row_begin + r, row_block, r}, r < rows, is_sequence,
-                dot);
-    }
-  }
+  find_rows<Element>(p, shape, tile, info, row_block, is_sequence);
   // Last: loads would wait behind the stores.
   if (p.dq.ptr) {
     zero_query_gradient<Element>(p, shape, tile, info, row_block, is_sequence);

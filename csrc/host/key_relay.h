@@ -58,9 +58,18 @@ inline bool suits_relay(BwdParams const& p, Variant const& variant, DeviceInfo c
          blocks_that_see(p, variant.block_n) <= most_in_relay(p, variant, deterministic);
 }
 
+// Whether every row of a dense call does: then there is none whose dQ is zero and whom no key block
+// comes to. The first one sees least to the right.
+inline bool all_rows_see_keys(BwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  return p.mask.right < 0 || int64_t(s.seqlen_k) - s.seqlen_q + p.mask.right >= 0;
+}
+
 inline KeyRelay key_relay(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                           bool deterministic) {
-  return {p.dq.ptr && suits_relay(p, variant, device, deterministic), deterministic};
+  bool const used = p.dq.ptr && suits_relay(p, variant, device, deterministic);
+  bool const finds_delta = used && relay_finds_delta(variant.head_dim) && all_rows_see_keys(p);
+  return {used, deterministic, finds_delta};
 }
 
 }  // namespace flash

@@ -12,6 +12,7 @@ struct BwdWorkspaceSize {
   int64_t dq;
   int64_t stats;
   int64_t turns;
+  int64_t found;
   int64_t order;
   int64_t parts;  // of dk and dv together
 };
@@ -32,8 +33,10 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   // One block of keys has nothing to add to, and nobody to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
   bool const in_turns = sums && !columns.used() && (deterministic || params.relay.used);
-  return {sums ? summed * variant.block_m * variant.head_dim : 0, blocks * 2 * variant.block_m,
+  return {sums ? summed * variant.block_m * variant.head_dim : 0,
+          blocks * 2 * variant.block_m,
           in_turns ? blocks : 0,
+          params.relay.finds_delta ? int64_t(params.heads_q) * params.seqlens.batch + 1 : 0,
           columns.used() && columns.ordered ? PackedRows::count(params.seqlens.batch) : 0,
           sum_rows(params, variant) *
               ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};

@@ -7,7 +7,11 @@ namespace flash {
 // there are no zeros before the main kernel and no pass behind it.
 struct KeyRelay {
   bool used;
-  bool in_order;  // those between the first and the last, too: the call is deterministic
+  bool in_order;     // those between the first and the last, too: the call is deterministic
+  bool finds_delta;  // the main kernel finds D = rowsum(dO * O), but for the first heads
 };
+
+// Head dims whose relays have room in shared memory to find D, beside all that they compute with.
+constexpr bool relay_finds_delta(int head_dim) { return head_dim <= 96 || head_dim == 192; }
 
 }  // namespace flash

@@ -339,6 +339,7 @@ def backward(
     part_heads: int | None = None,
     columns: bool = False,
     relay: bool = False,
+    finds_delta: bool = False,
     cut: tuple[int, int] = (0, 1),
     **full,
 ) -> tuple[Tensor, ...]:
@@ -359,7 +360,8 @@ def backward(
     call |= {name: view(getattr(output, name)) for name in wanted}
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
-    call |= {"columns": columns, "relay": relay, "cut_tiles": cut[0], "cut_parts": cut[1]}
+    call |= {"columns": columns, "relay": relay, "finds_delta": finds_delta}
+    call |= {"cut_tiles": cut[0], "cut_parts": cut[1]}
     if part_heads is not None:
         call["part_heads"] = part_heads
     if dlse is not None:

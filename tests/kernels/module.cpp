@@ -181,7 +181,7 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
     p.columns.places = launch.device.sm_count;  // several, of pairs as well
   }
   bool const deterministic = number<bool>(call, "deterministic");
-  p.relay = {number<bool>(call, "relay"), deterministic};
+  p.relay = {number<bool>(call, "relay"), deterministic, number<bool>(call, "finds_delta")};
   if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
@@ -191,15 +191,16 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
-  Scratch<int> turns(size.turns, -1), order(size.order, -1);
+  Scratch<int> turns(size.turns, -1), found(size.found, -1), order(size.order, -1);
   p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr,
-                 size.order ? order.data() : nullptr};
+                 size.found ? found.data() : nullptr, size.order ? order.data() : nullptr};
   flash::place_parts(p, variant, parts.data());
   variant.launch.backward(p, launch);
   dq.check();
   stats.check();
   parts.check();
   turns.check();
+  found.check();
   order.check();
 }
 

@@ -43,6 +43,18 @@ def test_masks_and_lengths(kernels, row, deterministic, shape):
     check(kernels, row, sized(row, **shape), relay=True, deterministic=deterministic)
 
 
+# Those that find D by the way, where each row sees a key.
+FINDING = [row for row in PLAIN if row.head_dim <= 96 or row.head_dim == 192]
+FOUND = [
+    dict(sq=1, sk=300),
+    dict(sq=300, sk=300, causal=True, b=3),
+    dict(sq=450, sk=450, causal=True, b=2, h=3, hk=3),
+    dict(sq=300, sk=500, window=(100, 30), b=2),
+    dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
+    dict(sq=128, sk=256, b=5, h=1),
+]
+
+
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("shape", SHORT, ids=str)
@@ -69,6 +81,15 @@ def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
     dims = dict(d=row.head_dim - 24, dv=row.head_dim_v - 8)
     case = sized(row, b=2, h=3, hk=3, sq=190, sk=290, causal=True, sinks=True, **dims)
     check(kernels, row, case, dlse=True, relay=True)
+
+
+@pytest.mark.parametrize("row", FINDING, ids=id_of)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("shape", FOUND, ids=str)
+def test_finds_delta_itself(kernels, row, deterministic, shape):
+    """While the others compute: no pass over dO and O before."""
+    case = sized(row, **shape)
+    check(kernels, row, case, relay=True, finds_delta=True, dlse=True, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)

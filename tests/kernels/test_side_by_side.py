@@ -14,7 +14,7 @@ from compare import assert_bitwise
 from . import calls, test_decode_kernels, test_packed_decode
 from .test_backward_columns import NAMES, PLAIN
 from .test_backward_kernels import check, exact, id_of, sized
-from .test_backward_relay import SHORT
+from .test_backward_relay import FINDING, FOUND, SHORT
 from .test_hopper_forward import SAMPLES
 
 SEEDS = range(3)
@@ -55,6 +55,16 @@ def test_backward(kernels, row, deterministic, way, seeds, blocks, shape):
     case = sized(row, h=2, hk=2, **shape)
     for seed in range(seeds):
         check(SideBySide(kernels, blocks, seed), row, case, deterministic=deterministic, **way)
+
+
+@pytest.mark.parametrize("row", FINDING, ids=id_of)
+@pytest.mark.parametrize("shape", FOUND, ids=str)
+def test_relay_that_finds_delta(kernels, row, shape):
+    """Rows wait for D that another thread block finds."""
+    case = sized(row, **shape)
+    for seed in SEEDS:
+        beside = SideBySide(kernels, 2, seed)
+        check(beside, row, case, relay=True, finds_delta=True, deterministic=seed == 0)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)

@@ -25,12 +25,14 @@ constexpr QueryTile query_tile() {
 
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
-  launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, [&] {
-    int const places = launch.device.sm_count;
-    TileGrid const grid = backward_grid<Config>(params, launch.device, {places}, places);
-    launch_kernel<backward_kernel<Config>>(
-        launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
-  });
+  using Element = typename Config::Element;
+  constexpr QueryTile kTile = query_tile<Config>();
+  launch_preprocess<Element>(params, kTile, launch);
+  int const places = launch.device.sm_count;
+  TileGrid const grid = backward_grid<Config>(params, launch.device, {places}, places);
+  launch_kernel<backward_kernel<Config>>(
+      launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
+  launch_passes_behind<Element>(params, kTile, launch);
 }
 
 }  // namespace flash::sm80

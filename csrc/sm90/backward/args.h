@@ -14,6 +14,8 @@ struct BackwardArgs {
   TensorMap dout;
   TensorMap k;  // boxes of kBlockN keys
   TensorMap v;
+  TensorMap delta_dout;  // of a relay that finds D: boxes of kDeltaRows rows
+  TensorMap delta_out;
   BwdParams params;
   TileGrid grid;
   TileQueue queue;

@@ -3,6 +3,7 @@
 
 #include "core/score_level.h"
 #include "params/cut_tiles.h"
+#include "params/key_relay.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
@@ -25,7 +26,7 @@ struct BackwardConfig {
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false, kRelay = false;
+  static constexpr bool kColumns = false, kRelay = false, kFindsDelta = false;
   static constexpr bool kHasSteps = false;  // the first and the last to add to dQ differ
   static constexpr bool kStreamsTiles = false;
   static constexpr int kKeyStages = 1;  // buffers for K
@@ -142,6 +143,15 @@ struct InRelay : Config {
   // no room for them.
   static constexpr bool kStreamsTiles = Config::kAdders == 1;
   static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;
+
+  // A warp finds D of rows ahead of the tiles: rows of dO and O that come at a time, and buffers.
+  static constexpr bool kFindsDelta = relay_finds_delta(Config::kHeadDim);
+  static constexpr int kDeltaRows = Config::kHeadDimV > 128 ? 8 : 16;
+  static constexpr int kDeltaStages = Config::kAdders > 1 ? 2 : Config::kHeadDim == 64 ? 3 : 4;
+  // Enough for it where those who compute do not miss them.
+  static constexpr bool kLoadsWide = Config::kHeadDim == 96;
+  static constexpr int kLoaderRegisters = kLoadsWide ? 40 : Config::kLoaderRegisters;
+  static constexpr int kConsumerRegisters = kLoadsWide ? 232 : Config::kConsumerRegisters;
 
   // As measured here (docs/kernels/sm90_backward.md, Relays).
   static constexpr bool kScoresFirst = Config::kHeadDim <= 96;

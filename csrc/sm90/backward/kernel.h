@@ -36,6 +36,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Loader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}}.load_all(tiles);
     } else if (in_turns && warp <= kTurnKeepers) {
       keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
+    } else if constexpr (Config::kFindsDelta) {
+      if (warp == kDeltaWarp && args.params.relay.finds_delta) {
+        DeltaFinder<Config>{args, smem.delta}.run();
+      }
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -22,19 +22,22 @@ void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resi
 
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
+  int const places = launch.device.sm_count;
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.columns.used()) {
         return launch_tiles<InColumns<Config>>(params, launch, params.columns.places);
       }
       if (params.relay.used) {
-        return launch_tiles<InRelay<Config>>(params, launch, launch.device.sm_count);
+        return launch_tiles<InRelay<Config>>(params, launch, places);
       }
     }
-    launch_tiles<Config>(params, launch, launch.device.sm_count);
+    launch_tiles<Config>(params, launch, places);
   };
-  launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
-  finish_cut_tiles<Config>(params, launch, launch.device.sm_count);
+  launch_before<Config>(params, launch, places);
+  main();
+  launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
+  finish_cut_tiles<Config>(params, launch, places);
 }
 
 }  // namespace flash::sm90

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "sm90/backward/turns.h"
+#include "sm90/backward/delta_finder.h"
 
 namespace flash::sm90 {
 
@@ -15,6 +15,7 @@ struct SharedStorage {
   alignas(1024) Element q[Config::kStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
+  [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
   // More than are being loaded and computed at any time.
   static constexpr int kRowVisits = 8;
@@ -49,6 +50,7 @@ struct SharedStorage {
     dout_ring.init(Config::kConsumerWarps);
     ds_ring.init(Config::kConsumerWarps, /*writing_warps=*/Config::kConsumerWarps);
     turns.init(Config::kConsumerWarps);
+    delta.init();
     cutlass::arch::fence_barrier_init();
   }
 };

@@ -2,8 +2,7 @@
 
 #include <new>
 
-#include "sm90/backward/args.h"
-#include "sm90/backward/key_block.h"
+#include "sm90/backward/delta_finder.h"
 
 namespace flash::sm90 {
 
@@ -51,6 +50,7 @@ struct TileLoader {
     if (count == 0) {
       return skip(number, tiles);
     }
+    wait_for_rows(block);
     for (int head = 0; head < heads; ++head) {
       for (int step = 0; step < count; ++step) {
         int const m_block = block.range.from_last(step);
@@ -84,6 +84,7 @@ struct TileLoader {
     if (total == 0) {
       return skip(number, tiles);
     }
+    wait_for_rows(block);
     bool const led = followed;  // the tile before has started this one's scores
     int left = total;
     block.for_each_visit([&](int head, int m_block) {
@@ -105,6 +106,16 @@ struct TileLoader {
       ++visits;
       --left;
     });
+  }
+
+  // Until what goes with a tile's Q is there. Here, before its loop, it costs those who compute
+  // nothing (docs/kernels/sm90_backward.md, D found by the way).
+  __device__ void wait_for_rows(Block const& block) const {
+    if constexpr (Config::kFindsDelta) {
+      if (args.params.relay.finds_delta) {
+        wait_for_delta(args.params, block);
+      }
+    }
   }
 
   // A tile without rows.

@@ -36,6 +36,7 @@ struct PairedBackwardConfig {
   static constexpr int kConsumers = kPair;
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
   static constexpr bool kColumns = false, kRelay = false, kHasSteps = false;
+  static constexpr bool kFindsDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
   static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);

@@ -34,6 +34,10 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
       PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
     } else if (args.params.workspace.turns && warp <= kTurnKeepers) {
       keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
+    } else if constexpr (Config::kFindsDelta) {
+      if (warp == kDeltaWarp && args.params.relay.finds_delta) {
+        DeltaFinder<Config>{args, smem.delta}.run();
+      }
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();

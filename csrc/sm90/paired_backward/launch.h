@@ -37,7 +37,9 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
     }
     launch_pairs<Config>(params, launch, pairs);
   };
-  launch_with_passes<typename Config::Element>(params, query_tile<Config>(), launch, main);
+  launch_before<Config>(params, launch, pairs);
+  main();
+  launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
   finish_cut_tiles<Config>(params, launch, pairs);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "sm90/backward/turns.h"
+#include "sm90/backward/delta_finder.h"
 #include "sm90/paired_backward/config.h"
 #include "sm90/paired_backward/paired_tiles.h"
 
@@ -18,6 +18,7 @@ struct PairedStorage {
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
+  [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kQStages];  // come and go with Q
   // With Q, where there are steps; more than are being loaded and computed at any time.
   static constexpr int kStepVisits = Config::kHasSteps ? 8 : 0;
@@ -50,6 +51,7 @@ struct PairedStorage {
     ds_ring.init(kWarps * kPair, /*writing_warps=*/kWarps);
     other_ds_ring.init(1);
     turns.init(/*adding_warps=*/kWarps);
+    delta.init();
     cutlass::arch::fence_barrier_init();
   }
 };

@@ -1,0 +1,235 @@
+// D = rowsum(dO * O) - dLSE in a relay that finds it: a warp of each thread block that would be
+// idle does, row block by row block in the order in which tiles come to them, while the others
+// compute. So no pass over all of dO and O comes before. It waits for nobody; who loads rows waits
+// for it. dO and O come by TMA: loads would wait behind the additions of those who compute.
+#pragma once
+
+#include "backward/row_block_order.h"
+#include "backward/row_stats.h"
+#include "sm90/backward/key_block.h"
+#include "sm90/backward/query_tile.h"
+#include "sm90/backward/turns.h"
+#include "sm90/tma.h"
+
+namespace flash::sm90 {
+
+// Of the loading warpgroup: behind those that keep turns.
+constexpr int kDeltaWarp = kTurnKeepers + 1;
+
+// What the warp alone fills and reads: tiles of few rows.
+template <class Config>
+struct DeltaTiles {
+  using Element = typename Config::Element;
+  static constexpr int kRows = Config::kDeltaRows, kStages = Config::kDeltaStages;
+  static constexpr int kElements = kRows * Config::kHeadDimV;
+
+  alignas(1024) Element dout[kStages][kElements];
+  alignas(1024) Element out[kStages][kElements];
+  alignas(8) uint64_t full_[kStages];
+  WorkTile row_blocks[2];  // the one whose D is found, and the next: registers are few
+
+  __device__ Barrier& full(int stage) { return reinterpret_cast<Barrier&>(full_[stage]); }
+  __device__ WorkTile& row_block(uint32_t number) { return row_blocks[number % 2]; }
+
+  __device__ void init() {
+    for (int stage = 0; stage < kStages; ++stage) {
+      full(stage).init(1);
+    }
+  }
+};
+
+struct NoDeltaTiles {
+  __device__ void init() {}
+};
+
+template <class Config>
+using DeltaTilesOf = std::conditional_t<Config::kFindsDelta, DeltaTiles<Config>, NoDeltaTiles>;
+
+// Eight products, of 16 bytes each, to two sums.
+template <class Element>
+__device__ __forceinline__ void add_products(float& sum, float& other, uint4 const& a,
+                                             uint4 const& b) {
+  uint32_t const x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
+      auto const as_float = [](uint32_t word) { return reinterpret_cast<float const&>(word); };
+      sum += as_float(x[i] << 16) * as_float(y[i] << 16);
+      other += as_float(x[i] & 0xffff0000u) * as_float(y[i] & 0xffff0000u);
+    } else {
+      auto const lower = [](uint32_t word) {
+        return float(Element::bitcast(static_cast<uint16_t>(word)));
+      };
+      sum += lower(x[i]) * lower(y[i]);
+      other += lower(x[i] >> 16) * lower(y[i] >> 16);
+    }
+  }
+}
+
+// All lanes call its functions together.
+template <class Config>
+struct DeltaFinder {
+  using Element = typename Config::Element;
+  using Tiles = DeltaTiles<Config>;
+  using Position = RingPosition<Tiles::kStages>;
+  static constexpr unsigned kAll = 0xffffffffu;  // lanes
+  static constexpr int kRows = Tiles::kRows, kAhead = Tiles::kStages - 1;
+  static constexpr int kTiles = Config::kBlockM / kRows;  // of a row block
+  // Rows of which D is written together, one by each lane; and found together, each by four.
+  static constexpr int kPartRows = 32, kParts = Config::kBlockM / kPartRows;
+  static constexpr int kLanes = 4, kDotRows = 32 / kLanes;
+  static_assert(kAhead <= kTiles && kRows % kDotRows == 0 && kPartRows % kRows == 0);
+
+  BackwardArgs const& args;
+  Tiles& tiles;
+  uint32_t read = 0;     // tiles so far
+  float lse = 0.f;       // of the next part
+  int* found = nullptr;  // is to be told of the row block before
+
+  __device__ void run() {
+    place(0, start_taking());
+    place(1, start_taking());
+    int behind = start_taking();  // its number comes while others are found
+    for (int tile = 0; tile < kAhead; ++tile) {
+      ask(0, tile, tile);
+    }
+    lse = lse_of_part(0, 0);
+    for (uint32_t number = 0; tiles.row_block(number).valid; ++number) {
+      find(number);
+      WorkTile const& here = tiles.row_block(number);
+      found = args.params.workspace.found + here.batch * args.params.heads_q + here.head;
+      place(number + 2, behind);
+      behind = start_taking();
+    }
+    announce();
+  }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static bool speaks() { return lane() == 0; }
+
+  __device__ RowBlockOrder order() const { return {args.params, Config::kBlockM}; }
+
+  // Its number, in the first lane.
+  __device__ int start_taking() const {
+    return speaks() ? atomicAdd(args.params.workspace.found + order().all_heads(), 1) : 0;
+  }
+
+  __device__ void place(uint32_t number, int taken) const {
+    __syncwarp();
+    if (speaks()) {
+      tiles.row_block(number) = order().at(taken);
+    }
+    __syncwarp();
+  }
+
+  // For a tile of a row block, if there is one.
+  __device__ void ask(uint32_t number, int tile, uint32_t into) const {
+    __syncwarp();  // all are through with what was there
+    WorkTile const& from = tiles.row_block(number);
+    if (speaks() && from.valid) {
+      int const stage = Position(into).stage;
+      int const row = from.m_block * Config::kBlockM + tile * kRows;
+      int const rows = min(max(args.params.seqlens.seqlen_q - row, 0), kRows);
+      TileCoord const at{row, rows, from.head, from.batch};
+      Barrier& full = tiles.full(stage);
+      full.arrive_and_expect_tx(2 * Tiles::kElements * sizeof(Element));
+      constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // tiles read it soon
+      constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;
+      load_tile<kRows, Config::kHeadDimV>(args.delta_dout, at, tiles.dout[stage], full, kOften);
+      load_tile<kRows, Config::kHeadDimV>(args.delta_out, at, tiles.out[stage], full, kOnce);
+    }
+    __syncwarp();
+  }
+
+  // The first tiles of the next row block are asked for meanwhile.
+  __device__ void find(uint32_t number) {
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      float const its_lse = lse;
+      bool const same = part + 1 < kParts;
+      lse = same ? lse_of_part(number, part + 1) : lse_of_part(number + 1, 0);
+      float dot = 0.f;
+#pragma unroll 1
+      for (int row = 0; row < kPartRows; row += kRows) {
+        int const tile = (part * kPartRows + row) / kRows + kAhead;
+        ask(number + (tile >= kTiles), tile % kTiles, read + kAhead);
+        Position const at(read++);
+        tiles.full(at.stage).wait(at.phase);
+        compiler_fence();
+#pragma unroll 1
+        for (int first = 0; first < kRows; first += kDotRows) {
+          float const its = __shfl_sync(kAll, dot_of(at.stage, first + lane() / kLanes),
+                                        lane() % kDotRows * kLanes);
+          dot = lane() / kDotRows == (row + first) / kDotRows ? its : dot;
+        }
+      }
+      if (part == 0) {
+        announce();
+      }
+      RowPlace const at = place_of(number, part);
+      write_row(args.params, query_tile<Config>(), at, exists(at), true, its_lse, dot);
+    }
+  }
+
+  // Of a row of a tile, in four lanes. The swizzle moves a row's 16 bytes by bits of its number.
+  __device__ float dot_of(int stage, int row) const {
+    constexpr int kRunColumns = kRun<Config::kHeadDimV>, kColumns = kLanes * 8;
+    constexpr int kSteps = Config::kHeadDimV / kColumns, kUnroll = kSteps % 3 == 0 ? 3 : 2;
+    int const swizzle = kRunColumns == 64 ? row % 8 : row / 2 % 4;
+    float sum = 0.f, other = 0.f;
+#pragma unroll kUnroll
+    for (int column = 0; column < Config::kHeadDimV; column += kColumns) {
+      int const piece = (column % kRunColumns / 8 + lane() % kLanes) ^ swizzle;
+      int const at = (column / kRunColumns * kRows + row) * kRunColumns + piece * 8;
+      add_products<Element>(sum, other, *reinterpret_cast<uint4 const*>(tiles.dout[stage] + at),
+                            *reinterpret_cast<uint4 const*>(tiles.out[stage] + at));
+    }
+    sum += other;
+    sum += __shfl_xor_sync(kAll, sum, 1);
+    return sum + __shfl_xor_sync(kAll, sum, 2);
+  }
+
+  // A lane's row of a part.
+  __device__ RowPlace place_of(uint32_t number, int part) const {
+    WorkTile const& tile = tiles.row_block(number);
+    int const in_block = part * kPartRows + lane();
+    return {tile, tile.m_block * Config::kBlockM + in_block, order().place(tile), in_block};
+  }
+  __device__ bool exists(RowPlace const& at) const {
+    return at.tile.valid && at.row < args.params.seqlens.seqlen_q;
+  }
+  __device__ float lse_of_part(uint32_t number, int part) const {
+    RowPlace const at = place_of(number, part);
+    return lse_of(args.params, at, exists(at));
+  }
+
+  // Of the row block before, whose D was written long ago: nobody waits for that to be done.
+  __device__ void announce() const {
+    __syncwarp();
+    if (speaks() && found) {
+      pass_turn(found);
+    }
+  }
+};
+
+// Until all D of a tile's heads is there, for copies that a thread of the warp starts. All lanes
+// look, and vote, so that they stay together for ptxas, too: if one looked for all of them, the
+// loop that loads would spill.
+template <class Config>
+__device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Config> const& block) {
+  int const row_blocks = num_m_blocks(block.seqlen_q, Config::kBlockM);
+  int const* const found = p.workspace.found + block.tile.batch * p.heads_q + block.head_begin;
+#pragma unroll 1
+  for (int head = 0; head < block.heads; ++head) {
+#pragma unroll 1
+    while (__any_sync(0xffffffffu, read_turn(found + head) < row_blocks)) {
+      __nanosleep(20);
+    }
+  }
+#if defined(__CUDA_ARCH__)
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "backward/passes.h"
+#include "sm90/tensor_core.h"
+
+namespace flash::sm90 {
+
+// 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
+// once.
+template <class Config>
+constexpr QueryTile query_tile() {
+  return {.block_m = Config::kBlockM,
+          .head_dim = Config::kHeadDim,
+          .threads = kWarpgroup,
+          .row_warps = kWarpgroup / 32,
+          .warp_columns = 0,
+          .group_columns = 16,
+          .thread_stride = 4,
+          .element_stride = 1,
+          .tile_stride = kWarpgroupRows * Config::kHeadDim,
+          .group_stride = 4 * kWarpgroup,
+          .unit_log2 = Config::kProbabilityLog2};
+}
+
+}  // namespace flash::sm90
