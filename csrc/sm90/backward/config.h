@@ -146,8 +146,8 @@ struct InRelay : Config {
 
   // A warp finds D of rows ahead of the tiles: rows of dO and O that come at a time, and buffers.
   static constexpr bool kFindsDelta = relay_finds_delta(Config::kHeadDim);
-  static constexpr int kDeltaRows = Config::kHeadDimV > 128 ? 8 : 16;
-  static constexpr int kDeltaStages = Config::kAdders > 1 ? 2 : Config::kHeadDim == 64 ? 3 : 4;
+  static constexpr int kDeltaRows = Config::kHeadDimV > 128 ? 8 : Config::kHeadDim == 96 ? 32 : 16;
+  static constexpr int kDeltaStages = Config::kAdders > 1 ? 2 : 3;
   // Enough for it where those who compute do not miss them.
   static constexpr bool kLoadsWide = Config::kHeadDim == 96;
   static constexpr int kLoaderRegisters = kLoadsWide ? 40 : Config::kLoaderRegisters;

@@ -128,7 +128,7 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
 // 1% from 1k on).
 template <class Config>
 int heads_before(BwdParams const& p, DeviceInfo const& device, int resident) {
-  constexpr double kVisits = 16, kMostRounds = 4;
+  constexpr double kVisits = 12, kMostRounds = 4;
   int const row_blocks = num_m_blocks(p.seqlens.seqlen_q, Config::kBlockM);
   int const key_blocks = num_m_blocks(p.seqlens.seqlen_k, Config::kBlockN);
   double const visits = blocks_that_see(p, Config::kBlockN) / key_blocks * row_blocks;
