@@ -20,10 +20,10 @@ struct BwdWorkspace {
   float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
   int* turns;    // [h, blocks] thread blocks that have added to dq, but for a relay's last; null
                  // unless deterministic or a relay, and in columns
-  int* found;    // [h * b + 1] of a relay that finds D: of each head of each batch entry, row blocks
-                 // whose D is there; and those of all of them that were taken to be found; else null
-  int* order;    // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
-                 // first; null: by their number
+  int* found;  // [h * b + 1] of a relay that finds D: of each head of each batch entry, row blocks
+               // whose D is there; and those of all of them that were taken to be found; else null
+  int* order;  // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
+               // first; null: by their number
   // Each part's gradients; ptr null where groups and tiles are whole, or where they are not wanted.
   // Of as many columns as the variant computes.
   TensorView<float> dk;  // [b, sk, hk * parts, d], or of cut tiles [1, slots * block_n, 1, d]
