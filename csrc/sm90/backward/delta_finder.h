@@ -45,25 +45,26 @@ struct NoDeltaTiles {
 template <class Config>
 using DeltaTilesOf = std::conditional_t<Config::kFindsDelta, DeltaTiles<Config>, NoDeltaTiles>;
 
-// Eight products, of 16 bytes each, to two sums.
+// Of eight columns, 16 bytes of each; one after the other.
 template <class Element>
-__device__ __forceinline__ void add_products(float& sum, float& other, uint4 const& a,
-                                             uint4 const& b) {
+__device__ __forceinline__ float dot_of_chunk(uint4 const& a, uint4 const& b) {
   uint32_t const x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
       auto const as_float = [](uint32_t word) { return reinterpret_cast<float const&>(word); };
       sum += as_float(x[i] << 16) * as_float(y[i] << 16);
-      other += as_float(x[i] & 0xffff0000u) * as_float(y[i] & 0xffff0000u);
+      sum += as_float(x[i] & 0xffff0000u) * as_float(y[i] & 0xffff0000u);
     } else {
       auto const lower = [](uint32_t word) {
         return float(Element::bitcast(static_cast<uint16_t>(word)));
       };
       sum += lower(x[i]) * lower(y[i]);
-      other += lower(x[i] >> 16) * lower(y[i] >> 16);
+      sum += lower(x[i] >> 16) * lower(y[i] >> 16);
     }
   }
+  return sum;
 }
 
 // All lanes call its functions together.
@@ -172,22 +173,31 @@ struct DeltaFinder {
     }
   }
 
-  // Of a row of a tile, in four lanes. The swizzle moves a row's 16 bytes by bits of its number.
+  // Of a row of a tile, in four lanes; added in the order in which the pass before other kernels
+  // adds (backward/preprocess.h), so that D has the same bits. The swizzle moves a row's 16 bytes
+  // by bits of its number.
   __device__ float dot_of(int stage, int row) const {
     constexpr int kRunColumns = kRun<Config::kHeadDimV>, kColumns = kLanes * 8;
-    constexpr int kSteps = Config::kHeadDimV / kColumns, kUnroll = kSteps % 3 == 0 ? 3 : 2;
+    constexpr int kSteps = Config::kHeadDimV / kColumns;
     int const swizzle = kRunColumns == 64 ? row % 8 : row / 2 % 4;
-    float sum = 0.f, other = 0.f;
-#pragma unroll kUnroll
-    for (int column = 0; column < Config::kHeadDimV; column += kColumns) {
+    float sums[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      int const column = step * kColumns;
       int const piece = (column % kRunColumns / 8 + lane() % kLanes) ^ swizzle;
       int const at = (column / kRunColumns * kRows + row) * kRunColumns + piece * 8;
-      add_products<Element>(sum, other, *reinterpret_cast<uint4 const*>(tiles.dout[stage] + at),
-                            *reinterpret_cast<uint4 const*>(tiles.out[stage] + at));
+      sums[step] = dot_of_chunk<Element>(*reinterpret_cast<uint4 const*>(tiles.dout[stage] + at),
+                                         *reinterpret_cast<uint4 const*>(tiles.out[stage] + at));
     }
-    sum += other;
-    sum += __shfl_xor_sync(kAll, sum, 1);
-    return sum + __shfl_xor_sync(kAll, sum, 2);
+#pragma unroll
+    for (int apart = 4; apart > 0; apart /= 2) {
+#pragma unroll
+      for (int step = 0; step < apart && step + apart < kSteps; ++step) {
+        sums[step] += sums[step + apart];
+      }
+    }
+    float const sum = sums[0] + __shfl_xor_sync(kAll, sums[0], 2);
+    return sum + __shfl_xor_sync(kAll, sum, 1);
   }
 
   // A lane's row of a part.
