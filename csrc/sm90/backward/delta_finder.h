@@ -232,10 +232,16 @@ __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Conf
   int const* const found = p.workspace.found + block.tile.batch * p.heads_q + block.head_begin;
 #pragma unroll 1
   for (int head = 0; head < block.heads; ++head) {
+#if defined(__CUDA_ARCH__)
 #pragma unroll 1
     while (__any_sync(0xffffffffu, read_turn(found + head) < row_blocks)) {
       __nanosleep(20);
     }
+#else  // a vote is something that happens, so that nobody else would be let go on
+    while (read_turn(found + head) < row_blocks) {
+      __nanosleep(20);
+    }
+#endif
   }
 #if defined(__CUDA_ARCH__)
   asm volatile("fence.proxy.async.global;" ::: "memory");
