@@ -12,6 +12,6 @@ struct KeyRelay {
 };
 
 // Head dims whose relays have room in shared memory to find D, beside all that they compute with.
-constexpr bool relay_finds_delta(int head_dim) { return head_dim <= 96 || head_dim == 192; }
+constexpr bool relay_finds_delta(int head_dim) { return head_dim <= 192; }
 
 }  // namespace flash

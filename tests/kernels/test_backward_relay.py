@@ -44,7 +44,7 @@ def test_masks_and_lengths(kernels, row, deterministic, shape):
 
 
 # Those that find D by the way, where each row sees a key.
-FINDING = [row for row in PLAIN if row.head_dim <= 96 or row.head_dim == 192]
+FINDING = [row for row in PLAIN if row.head_dim <= 192]
 FOUND = [
     dict(sq=1, sk=300),
     dict(sq=300, sk=300, causal=True, b=3),
@@ -129,18 +129,26 @@ def test_where_the_host_has_a_relay(kernels):
         assert takes(head_dim, seqlen_k=2048, right=0, deterministic=True)
     for head_dim in (64, 96, 128, 192):
         assert takes(head_dim, seqlen_k=1024)
-    for head_dim in (64, 128):
+        assert takes(head_dim, seqlen_k=2048, right=0)
         assert takes(head_dim, seqlen_k=8192, left=1024, right=0)
-        assert not takes(head_dim, seqlen_k=2048, right=0)
-    assert takes(192, seqlen_k=2048, right=0)
+    for head_dim in (64, 96):
+        assert takes(head_dim, seqlen_k=2048)
+        assert takes(head_dim, seqlen_k=3072, right=0)
+    assert takes(128, seqlen_k=1536)
+    assert takes(192, seqlen_k=3072, right=0)
     assert takes(256, seqlen_k=8192, right=0, deterministic=True)
 
 
 def test_where_the_host_has_none(kernels):
     takes = partial(runs, kernels)
     assert not takes(seqlen_k=128)  # one block of keys: nothing to add up
-    assert not takes(seqlen_k=2048)
+    for head_dim in (128, 192, 256):
+        assert not takes(head_dim, seqlen_k=2048)
+    for head_dim in (64, 96, 128, 192):
+        assert not takes(head_dim, seqlen_k=4096, right=0)
+    assert not takes(128, seqlen_k=3072, right=0)
     assert not takes(256, seqlen_k=2048, right=0)
+    assert not takes(seqlen_k=2048, deterministic=True)
     assert not takes(seqlen_k=4096, right=0, deterministic=True)
     assert not takes(256, seqlen_k=1024)
     assert not takes(batch=1)  # all key blocks at a time: each would wait for the others

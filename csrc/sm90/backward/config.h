@@ -18,9 +18,10 @@ struct BackwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kKeys = kBlockN;  // of a thread block
   static constexpr ScoreLevel kScores = kScores_;
-  static constexpr int kStages = kStages_;  // buffers for Q, and for dO
+  static constexpr int kStages = kStages_;  // buffers for Q
   static_assert(kStages >= 2);  // the next row block's scores need its Q beside this one's
-  static constexpr int kScoreStages = 2;  // buffers for dS
+  static constexpr int kDoutStages = kStages;  // buffers for dO
+  static constexpr int kScoreStages = 2;       // buffers for dS
 
   // The first warpgroup loads, each of the others computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
@@ -97,8 +98,10 @@ struct BackwardConfig {
   // As rows, for products that reduce over the columns, and the same memory the other way round.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
-  using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
-  using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kStages>;
+  template <int kBuffers>
+  using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kBuffers>;
+  template <int kBuffers>
+  using SmemLayoutDOt = SmemTilesTransposed<Element, kBlockM, kHeadDimV, kBuffers>;
   template <int kBuffers>
   using SmemLayoutK = SmemTiles<Element, kBlockN, kHeadDim, kBuffers>;
   template <int kBuffers>
@@ -145,8 +148,12 @@ struct InRelay : Config {
   static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;
 
   // A warp finds D of rows ahead of the tiles: rows of dO and O that come at a time, and buffers.
+  // At d 128 they have the room of a third buffer for dO, which is worth half a percent.
   static constexpr bool kFindsDelta = relay_finds_delta(Config::kHeadDim);
-  static constexpr int kDeltaRows = Config::kHeadDimV > 128 ? 8 : Config::kHeadDim == 96 ? 32 : 16;
+  static constexpr bool kDeltaOfDout = Config::kHeadDim == 128;
+  static constexpr int kDoutStages = kDeltaOfDout ? 2 : Config::kStages;
+  static constexpr bool kFewDeltaRows = kDeltaOfDout || Config::kHeadDimV > 128;
+  static constexpr int kDeltaRows = kFewDeltaRows ? 8 : Config::kHeadDim == 96 ? 32 : 16;
   static constexpr int kDeltaStages = Config::kAdders > 1 ? 2 : 3;
   // Enough for it where those who compute do not miss them.
   static constexpr bool kLoadsWide = Config::kHeadDim == 96;

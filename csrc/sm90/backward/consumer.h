@@ -13,10 +13,13 @@ template <class Config>
 struct Consumer {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
+  using DoutPosition = RingPosition<Config::kDoutStages>;
   using ScorePosition = RingPosition<Config::kScoreStages>;
   using KeyPosition = RingPosition<Config::kKeyStages>;
   using ValuePosition = RingPosition<1>;
   using SmemLayoutK = typename Config::template SmemLayoutK<Config::kKeyStages>;
+  using SmemLayoutDO = typename Config::template SmemLayoutDO<Config::kDoutStages>;
+  using SmemLayoutDOt = typename Config::template SmemLayoutDOt<Config::kDoutStages>;
   using SmemLayoutKt = typename Config::template SmemLayoutKt<Config::kKeyStages>;
   using MmaScores = typename Config::MmaScores;
   using MmaQuery = typename Config::MmaQuery;
@@ -224,9 +227,10 @@ struct Consumer {
     KeyPosition const next_keys(tiles + crosses), keys_before(tiles - late);
     auto const lse = lse_ahead;  // itself in its place, ptxas stores 632 spilled bytes, not 108
     ScoreFragment dp;
-    smem.dout_ring.wait_full(here);
+    DoutPosition const dout_at = dout_position();
+    smem.dout_ring.wait_full(dout_at);
     start_scores(smem.v, typename Config::SmemLayoutV{}, /*key_stage=*/0, smem.dout[0],
-                 typename Config::SmemLayoutDO{}, here.stage, dp);
+                 SmemLayoutDO{}, dout_at.stage, dp);
     if constexpr (Tile::kStartsFirst) {
       __syncwarp();  // ptxas puts nothing of a product behind it
     }
@@ -243,8 +247,8 @@ struct Consumer {
     } else {
       tile.probabilities(s, p_words, numbers(stats.lse_log2));
     }
-    start_sum<typename Config::MmaValues>(p, smem.dout[0], typename Config::SmemLayoutDOt{},
-                                          here.stage, adds, sums.dv);
+    start_sum<typename Config::MmaValues>(p, smem.dout[0], SmemLayoutDOt{}, dout_at.stage, adds,
+                                          sums.dv);
     using Delta = std::conditional_t<Tile::kReadsAhead, NumbersAhead, RowNumbers>;
     Delta const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
@@ -269,7 +273,7 @@ struct Consumer {
     auto const end_values = [&] {
       warpgroup_fence_operand(p);
       warpgroup_fence_operand(sums.dv);
-      smem.dout_ring.release(here);
+      smem.dout_ring.release(dout_at);
     };
     if constexpr (!Tile::kScansAhead) {
       start_keys();
@@ -330,6 +334,15 @@ struct Consumer {
   __device__ __forceinline__ void read_lse_ahead(Position const& rows_at) {
     if constexpr (Config::kReadsLseAhead) {
       lse_ahead = NumbersAhead(numbers(smem.stats[rows_at.stage].lse_log2));
+    }
+  }
+
+  // Of the visit: that of its Q, where there are as many buffers for dO.
+  __device__ __forceinline__ DoutPosition dout_position() const {
+    if constexpr (Config::kDoutStages == Config::kStages) {
+      return at;
+    } else {
+      return DoutPosition(visits);
     }
   }
 

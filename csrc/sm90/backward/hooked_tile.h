@@ -110,7 +110,7 @@ struct HookedTile : ScoreTile<false, Config> {
                                 this->key_begin + this->coord.row(0));
       exponentiate(CapHook{double_scale_log2, bias.sign * mod.softcap * kLog2e, bias});
     } else if (caps) {
-      with_tanh(mod, near_tanh, largest_of(s), exponentiate);
+      cap_in_parts<kMasked, kCap ? 2 : 1>(mod, s, operand, lse);
     } else if (biased) {
       with_bias<kMasked>(mod, this->row_begin, this->key_begin, this->coord, exponentiate);
     } else {
@@ -118,11 +118,28 @@ struct HookedTile : ScoreTile<false, Config> {
     }
   }
 
-  template <bool kMasked, class Scores, class Words, class Lse, class Hook>
+  // By parts of the columns, each with the tanh that it needs: the first one's exponentials begin
+  // sooner. A softcap alone, of plain (4k causal, H200): 0.748, in halves 0.795, in quarters 0.739.
+  template <bool kMasked, int kParts, class Scores, class Words, class Lse>
+  __device__ __forceinline__ void cap_in_parts(ScoreMod const& mod, Scores const& s_mma,
+                                               Words& operand, Lse const& lse) {
+    constexpr int kPart = Base::kColumns / kParts;
+    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+    for_each(make_int_sequence<kParts>{}, [&](auto part) {
+      constexpr int kBegin = part * kPart;
+      Tensor own = local_tile(s, Shape<Int<Base::kRows>, Int<kPart>>{}, make_coord(0, part));
+      with_tanh(mod, near_tanh, largest_of(own), [&](auto const& hook) {
+        this->template exponentiate<kMasked, kBegin, kBegin + kPart>(s_mma, operand, lse, hook);
+      });
+    });
+  }
+
+  template <bool kMasked, int kBegin = 0, int kEnd = Base::kColumns, class Scores, class Words,
+            class Lse, class Hook>
   __device__ __forceinline__ void exponentiate(Scores const& s_mma, Words& operand,
                                                Lse const& lse_log2, Hook const& hook) {
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
-    Base::for_each_pair([&](int r, int c) {
+    Base::template for_each_pair<kBegin, kEnd>([&](int r, int c) {
       float2 const lse = lse_log2(c);
       HookedScore const a = hook(s(r, c), Base::template seen<kMasked>(lse.x, r, c), r, c);
       HookedScore const b =

@@ -12,6 +12,7 @@ template <class Config>
 struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
+  using DoutPosition = RingPosition<Config::kDoutStages>;
   using KeyPosition = RingPosition<Config::kKeyStages>;
   using Block = KeyBlock<Config>;
   using Base = TileLoader<Loader<Config>, Config, SharedStorage<Config>>;
@@ -76,7 +77,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   }
 
   __device__ void load_dout(Block const& block, int head, int m_block) {
-    Position const at(visits);
+    DoutPosition const at(visits);
     smem.dout_ring.wait_empty(at);
     if (elected) {
       Barrier& full = smem.dout_ring.full(at.stage);

@@ -74,10 +74,12 @@ inline int64_t num_columns(BwdParams const& p) {
 inline int turn_columns(int resident) { return resident / kSharers; }
 
 // Pairs, whose visits are longer, wait less, and gain by sharing what they read (on an H200, 512
-// keys, full, d 256: 4% by eight at a time).
+// keys, full, d 256: 4% by eight at a time; with an eighth of L2, 1k causal: 3%, where d 192
+// loses).
 template <class Config>
-constexpr WaitingTiles kWaitingTiles =
-    Config::kAdders == 1 ? WaitingTiles{3, 1} : WaitingTiles{2, 8};
+constexpr WaitingTiles kWaitingTiles = Config::kAdders == 1      ? WaitingTiles{3, 1}
+                                       : Config::kHeadDim <= 192 ? WaitingTiles{2, 8}
+                                                                 : WaitingTiles{1, 8};
 
 template <class Config>
 TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resident) {
@@ -123,18 +125,22 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   start(args, in_turns && counter < 0 ? num_tiles : drawers);
 }
 
-// In a relay that finds D: heads of which it is found before, those that tiles come to first. Tiles
-// of few visits soon want the next ones' (on an H200, 2 and 4 rounds gain 1 to 4% at 512 keys, one
-// 1% from 1k on).
+// Row blocks whose D a warp finds while the others visit one: what fits the best numbers of heads
+// found before, of 512 and 1k keys on an H200.
+template <class Config>
+constexpr double kFoundInVisit = Config::kAdders > 1      ? 0.4
+                                 : Config::kHeadDim == 96 ? 0.3
+                                                          : 0.17;
+
+// In a relay that finds D: heads of which it is found before. Those that tiles come to first; and
+// where tiles come to row blocks faster than D is found, as it is once for all blocks of keys that
+// see a row, so many that all others' is there in time.
 template <class Config>
 int heads_before(BwdParams const& p, DeviceInfo const& device, int resident) {
-  constexpr double kVisits = 12, kMostRounds = 4;
-  int const row_blocks = num_m_blocks(p.seqlens.seqlen_q, Config::kBlockM);
-  int const key_blocks = num_m_blocks(p.seqlens.seqlen_k, Config::kBlockN);
-  double const visits = blocks_that_see(p, Config::kBlockN) / key_blocks * row_blocks;
-  double const rounds = std::clamp(kVisits / visits, 1., kMostRounds);
-  int const side_by_side = drawn_grid<Config>(p, device, resident).dense.order.group;
-  return std::min(static_cast<int>(rounds * side_by_side), p.heads_q * p.seqlens.batch);
+  int const heads = p.heads_q * p.seqlens.batch;
+  double const in_time = kFoundInVisit<Config> * blocks_that_see(p, Config::kBlockN);
+  int const first = drawn_grid<Config>(p, device, resident).dense.order.group;
+  return std::min(std::max(static_cast<int>((1 - in_time) * heads), first), heads);
 }
 
 // What comes before a kernel of thread blocks, or pairs of them, that so many are resident of.

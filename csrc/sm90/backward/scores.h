@@ -136,10 +136,10 @@ struct ScoreTile {
   }
 
   // Two neighbouring queries of a key are a word of the operand.
-  template <class Visit>
+  template <int kBegin = 0, int kEnd = kColumns, class Visit>
   __device__ __forceinline__ static void for_each_pair(Visit visit) {
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 2) {
+    for (int c = kBegin; c < kEnd; c += 2) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         visit(r, c);

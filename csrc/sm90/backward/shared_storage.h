@@ -13,7 +13,7 @@ struct SharedStorage {
   alignas(1024) Element k[Config::kKeyStages][Config::kTileK];
   alignas(1024) Element v[Config::kTileV];
   alignas(1024) Element q[Config::kStages][Config::kTileQ];
-  alignas(1024) Element dout[Config::kStages][Config::kTileDO];
+  alignas(1024) Element dout[Config::kDoutStages][Config::kTileDO];
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
@@ -27,7 +27,7 @@ struct SharedStorage {
   Ring<Config::kKeyStages> k_ring;
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
-  Ring<Config::kStages> dout_ring;
+  Ring<Config::kDoutStages> dout_ring;
   Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
   TurnStorage turns;
   // Three: the loader describes a key block while the others compute the one before, and a warp
