@@ -487,7 +487,6 @@ def test_selective_checkpoint_when_compiled(device, needs, saved):
 # --- CUDA graphs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.gpu
 def test_cuda_graphs_of_a_compiled_step(cuda):
     """mode="reduce-overhead": a step is captured, replayed, and right with other values."""
     module, _ = attention(cuda)

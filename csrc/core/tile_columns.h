@@ -66,13 +66,18 @@ inline int64_t filling_columns(TileTakers const& takers, Columns const& columns)
 // column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
 // of unequal length even out inside a group only, so there a group is some times as wide. It ends
 // where the columns neither fit half of L2 (the rest is for what is on its way) nor run so
-// many tiles at a time as are to share what they read.
+// many tiles at a time as are to share what they read. Where L2 has no room for the bytes of two, a
+// group of fewer than share them does not go across.
 inline int columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
                                 Columns const& columns) {
   int64_t const filling = filling_columns(takers, columns);
   int const fitting = l2_group(l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
   int64_t const limit = std::max(fitting, takers.places / takers.sharers);
-  int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
+  int64_t group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
+  bool const within = fitting <= columns.sharing && group < columns.sharing;
+  while (within && columns.sharing % group != 0) {
+    --group;
+  }
   return even_group(static_cast<int>(group), columns.count);
 }
 

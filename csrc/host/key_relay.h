@@ -27,20 +27,16 @@ inline double blocks_that_see(BwdParams const& p, int block_n) {
 // under a causal mask, where turns queue longest, they gain by it whenever there are turns anyway
 // (docs/kernels/sm90_backward.md, Relays).
 inline double most_in_relay(BwdParams const& p, Variant const& variant, bool deterministic) {
-  constexpr double kBlocksOfWindow = 10, kInOrder = 9, kWideBlocks = 5;
+  constexpr double kBlocks = 16, kBlocksOf128 = 12, kWideBlocks = 5, kWideBlocksOfWindow = 10;
   bool const left = limits(p.mask.left, p.seqlens), right = limits(p.mask.right, p.seqlens);
-  if (variant.head_dim > 192) {
-    return !deterministic  ? kWideBlocks
-           : left || right ? std::numeric_limits<double>::infinity()
-                           : kInOrder;
-  }
-  if (left && right) {
-    return kBlocksOfWindow;
+  bool const window = left && right;
+  if (variant.head_dim <= 192) {
+    return (variant.head_dim == 128 ? kBlocksOf128 : kBlocks) + (window ? 1 : 0);
   }
   if (deterministic) {
-    return kInOrder;
+    return left || right ? std::numeric_limits<double>::infinity() : kBlocks;
   }
-  return variant.head_dim <= 96 ? 16 : variant.head_dim == 128 ? 12 : 14;
+  return window ? kWideBlocksOfWindow : kWideBlocks;
 }
 
 // Whether a call whose groups are in parts already is to be one, if dQ is wanted. Who has several

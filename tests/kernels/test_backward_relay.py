@@ -121,36 +121,42 @@ def runs(
     return kernels.runs_relay(f"bwd_{arch}_bf16_d{head_dim}_{scores}", call, sm_count=132)
 
 
-def test_where_the_host_has_a_relay(kernels):
-    takes = partial(runs, kernels)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_where_the_host_has_a_relay(kernels, deterministic):
+    takes = partial(runs, kernels, deterministic=deterministic)
     for head_dim in (64, 96, 128, 192, 256):
         assert takes(head_dim)
         assert takes(head_dim, seqlen_k=1024, right=0)
-        assert takes(head_dim, seqlen_k=2048, right=0, deterministic=True)
+        assert takes(head_dim, seqlen_k=8192, left=1151, right=0)
     for head_dim in (64, 96, 128, 192):
-        assert takes(head_dim, seqlen_k=1024)
+        assert takes(head_dim, seqlen_k=1536)
         assert takes(head_dim, seqlen_k=2048, right=0)
-        assert takes(head_dim, seqlen_k=8192, left=1024, right=0)
-    for head_dim in (64, 96):
+        assert takes(head_dim, seqlen_k=8192, left=1535, right=0)
+    for head_dim in (64, 96, 192):
         assert takes(head_dim, seqlen_k=2048)
         assert takes(head_dim, seqlen_k=3072, right=0)
-    assert takes(128, seqlen_k=1536)
-    assert takes(192, seqlen_k=3072, right=0)
-    assert takes(256, seqlen_k=8192, right=0, deterministic=True)
+        assert takes(head_dim, seqlen_k=8192, left=2047, right=0)
 
 
-def test_where_the_host_has_none(kernels):
-    takes = partial(runs, kernels)
+def test_where_turns_have_a_relay(kernels):
+    takes = partial(runs, kernels, 256)
+    for shape in (dict(seqlen_k=2048), dict(seqlen_k=8192, right=0)):
+        assert takes(**shape, deterministic=True)
+        assert not takes(**shape)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_where_the_host_has_none(kernels, deterministic):
+    takes = partial(runs, kernels, deterministic=deterministic)
     assert not takes(seqlen_k=128)  # one block of keys: nothing to add up
-    for head_dim in (128, 192, 256):
-        assert not takes(head_dim, seqlen_k=2048)
     for head_dim in (64, 96, 128, 192):
         assert not takes(head_dim, seqlen_k=4096, right=0)
+        assert not takes(head_dim, seqlen_k=8192, left=2175, right=0)
+    assert not takes(128, seqlen_k=2048)
     assert not takes(128, seqlen_k=3072, right=0)
-    assert not takes(256, seqlen_k=2048, right=0)
-    assert not takes(seqlen_k=2048, deterministic=True)
-    assert not takes(seqlen_k=4096, right=0, deterministic=True)
-    assert not takes(256, seqlen_k=1024)
+    assert not takes(128, seqlen_k=8192, left=2047, right=0)
+    assert not takes(256, seqlen_k=4096)
+    assert deterministic or not takes(256, seqlen_k=8192, left=1279, right=0)
     assert not takes(batch=1)  # all key blocks at a time: each would wait for the others
     assert not takes(heads_kv=8)  # those with few rows would wait at each head
     assert not takes(batch=64, total_q=16384, total_k=16384, cu_q=16, cu_k=16)
