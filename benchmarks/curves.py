@@ -59,7 +59,14 @@ def draw(curves: Curves, path: Path) -> None:
         axis.set_title(f"head_dim {head_dim}", fontsize=10)
     # Not every contender has all panels.
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    axes[0][0].legend(lines.values(), lines, frameon=False, fontsize=8)
+    figure.legend(
+        lines.values(),
+        lines,
+        loc="outside upper center",
+        ncols=len(lines),
+        frameon=False,
+        fontsize=9,
+    )
     figure.savefig(path, dpi=110)
 
 
