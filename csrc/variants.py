@@ -17,7 +17,8 @@ class Variant:
     arch: family ("sm80", "sm90"); dtype: "bf16" or "fp16".
     head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
-    stages: buffers for what goes by in shared memory: K and V, or in a backward Q and dO.
+    stages: buffers for what goes by in shared memory: K and V, or in a backward Q and dO (of dO
+        in relays of d 128 one less, sm90/backward/config.h).
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.

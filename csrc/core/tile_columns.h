@@ -46,6 +46,11 @@ struct WaitingTiles {
   int equal_sharers = 1;  // of tiles of equal length: columns are at most places by this
 };
 
+// Of thread blocks; of pairs, whose visits are longer: they wait less, and gain by sharing what
+// they read; of pairs of more than 192 columns. On an H200, d 256: 512 keys, full, 4% by eight at a
+// time; 1k causal 3% by an eighth of L2, with which d 192 loses.
+constexpr WaitingTiles kWaitingTiles{3, 1}, kWaitingPairs{2, 8}, kWaitingWidePairs{1, 8};
+
 // Who takes tiles.
 struct TileTakers {
   int places;  // thread blocks, or clusters that share a tile, that run at a time
@@ -62,23 +67,35 @@ inline int64_t filling_columns(TileTakers const& takers, Columns const& columns)
   return few ? std::max<int64_t>(whole, 1) : whole + 1;
 }
 
+// Where L2 has no room for the bytes of two, a group ends with those that share them: one across
+// would read both anew for each tile.
+inline int within_shared(int group, int64_t l2_bytes, Columns const& columns) {
+  int const sharing = columns.sharing;
+  if (sharing <= 1 || columns.count <= sharing || 2 * columns.bytes <= l2_bytes) {
+    return group;
+  }
+  if (group >= sharing) {
+    return group - group % sharing;
+  }
+  while (sharing % group != 0) {
+    --group;
+  }
+  return group;
+}
+
 // Columns to run side by side. Tiles of equal length: as many as fill the GPU once, so that a
 // column's tiles run together and what they share is read from memory once, at a steady rate. Tiles
 // of unequal length even out inside a group only, so there a group is some times as wide. It ends
 // where the columns neither fit half of L2 (the rest is for what is on its way) nor run so
-// many tiles at a time as are to share what they read. Where L2 has no room for the bytes of two, a
-// group of fewer than share them does not go across.
+// many tiles at a time as are to share what they read.
 inline int columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
                                 Columns const& columns) {
   int64_t const filling = filling_columns(takers, columns);
   int const fitting = l2_group(l2_bytes / 2, columns.bytes, columns.sharing, columns.count);
   int64_t const limit = std::max(fitting, takers.places / takers.sharers);
-  int64_t group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
-  bool const within = fitting <= columns.sharing && group < columns.sharing;
-  while (within && columns.sharing % group != 0) {
-    --group;
-  }
-  return even_group(static_cast<int>(group), columns.count);
+  int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
+  int const even = even_group(static_cast<int>(group), columns.count);
+  return within_shared(even, l2_bytes, columns);
 }
 
 // Columns to run side by side whose tiles wait for each other. Of tiles of unequal length half of

@@ -64,6 +64,14 @@ inline bool all_rows_see_keys(BwdParams const& p) {
   return p.mask.right < 0 || int64_t(s.seqlen_k) - s.seqlen_q + p.mask.right >= 0;
 }
 
+// In a relay that finds D: heads of which it is found before. Those that tiles come to `first`; and
+// where tiles come to row blocks faster than D is found, so many that all others' is there in time.
+// found: of the row blocks that tiles visit, those whose D is found meanwhile, each once for all
+// blocks of keys that see it.
+inline int heads_before(int heads, int first, double found) {
+  return std::clamp(static_cast<int>((1 - found) * heads), std::min(first, heads), heads);
+}
+
 inline KeyRelay key_relay(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                           bool deterministic) {
   bool const used = p.dq.ptr && suits_relay(p, variant, device, deterministic);

@@ -18,9 +18,10 @@ namespace flash::sm90 {
 
 using namespace cute;
 
-constexpr int kWarpgroup = 128;     // threads
-constexpr int kWarpgroupRows = 64;  // of one wgmma
-constexpr int kWarpRows = 16;       // of them, in a warp's accumulators
+constexpr int kWarpgroup = 128;        // threads
+constexpr int kWarpgroupRows = 64;     // of one wgmma
+constexpr int kWarpRows = 16;          // of them, in a warp's accumulators
+constexpr int kMostSmem = 227 * 1024;  // bytes of shared memory, of a thread block
 
 // A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: one row of a swizzle
 // pattern, and of what one TMA instruction copies. Run follows run; in a run, row follows row.

@@ -478,6 +478,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("row_parts", &row_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"),
         py::arg("deterministic") = false);
+  m.def("heads_before", &flash::heads_before, py::arg("heads"), py::arg("first"), py::arg("found"));
   m.def("runs_relay", &runs_relay, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));

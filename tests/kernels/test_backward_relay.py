@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from compare import assert_bitwise
 
 from . import calls
 from .test_backward_columns import NAMES, PLAIN
-from .test_backward_kernels import check, exact, id_of, sized
+from .test_backward_kernels import ROWS, check, exact, id_of, sized
 
 # Tiles of so few visits that each is the first of its tile, the last, or both.
 SHORT = [
@@ -53,6 +54,39 @@ FOUND = [
     dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
     dict(sq=128, sk=256, b=5, h=1),
 ]
+
+
+@pytest.mark.parametrize(
+    "row", [v for v in ROWS if v.name.replace("fp16", "bf16") in map(id_of, FINDING)], ids=id_of
+)
+def test_delta_has_the_bits_of_the_pass(kernels, row):
+    """And what is computed with it: of columns that are not there, groups and sinks."""
+    dims = dict(d=row.head_dim - 24, dv=row.head_dim_v - 8)
+    x = exact(row, b=2, h=4, hk=2, sq=290, sk=400, **dims)
+    sinks = torch.tensor([0.5, -1.0, 2.0, float("-inf")])
+    run = partial(
+        calls.backward, kernels, row.name, *x, causal=True, s_aux=sinks, dlse=torch.rand(2, 4, 290),
+        relay=True, part_heads=1, deterministic=True,
+    )  # fmt: skip
+    by_the_pass, found = run(), run(finds_delta=True)
+    for name, a, b in zip((*NAMES, "ds_aux"), found, by_the_pass, strict=True):
+        assert_bitwise(name, a, b)
+
+
+@pytest.mark.parametrize("row", FINDING, ids=id_of)
+@pytest.mark.parametrize("shape", SHORT[:3], ids=str)
+def test_finds_delta_of_short_tiles(kernels, row, shape):
+    """In which each row sees a key."""
+    check(kernels, row, sized(row, **shape), relay=True, finds_delta=True)
+
+
+def test_heads_whose_delta_is_found_before(kernels):
+    """Those that tiles come to first, or as many as the warp would be late with."""
+    assert kernels.heads_before(heads=1024, first=88, found=0.75) == 256
+    assert kernels.heads_before(heads=1024, first=300, found=0.75) == 300
+    assert kernels.heads_before(heads=1024, first=44, found=1.25) == 44
+    assert kernels.heads_before(heads=12, first=44, found=1.25) == 12
+    assert kernels.heads_before(heads=12, first=1, found=0.0) == 12
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)

@@ -59,11 +59,13 @@ def test_backward(kernels, row, deterministic, way, seeds, blocks, shape):
 
 @pytest.mark.parametrize("row", FINDING, ids=id_of)
 @pytest.mark.parametrize("shape", FOUND, ids=str)
-def test_relay_that_finds_delta(kernels, row, shape):
-    """Rows wait for D that another thread block finds."""
+@pytest.mark.parametrize("l2_bytes", [1 << 16, 50 << 20])
+def test_relay_that_finds_delta(kernels, row, shape, l2_bytes):
+    """Rows wait for D that another thread block finds. With a small L2 little of it is found
+    before."""
     case = sized(row, **shape)
     for seed in SEEDS:
-        beside = SideBySide(kernels, 2, seed)
+        beside = SideBySide(kernels, 2, seed, l2_bytes)
         check(beside, row, case, relay=True, finds_delta=True, deterministic=seed == 0)
 
 

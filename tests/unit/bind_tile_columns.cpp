@@ -7,6 +7,12 @@ void bind_tile_columns(py::module_& m) {
   auto const few = [](flash::FewTiles const& f) { return std::pair(f.tiles, f.rounds); };
   m.attr("FEW_FORWARD_TILES") = few(flash::kFewForwardTiles);
   m.attr("FEW_BACKWARD_TILES") = few(flash::kFewBackwardTiles);
+  auto const waiting = [](flash::WaitingTiles const& w) {
+    return std::pair(w.l2_eighths, w.equal_sharers);
+  };
+  m.attr("WAITING_TILES") = waiting(flash::kWaitingTiles);
+  m.attr("WAITING_PAIRS") = waiting(flash::kWaitingPairs);
+  m.attr("WAITING_WIDE_PAIRS") = waiting(flash::kWaitingWidePairs);
   m.def(
       "columns_side_by_side",
       [](int64_t l2_bytes, int places, int sharers, int64_t count, int64_t bytes, int sharing,

@@ -31,7 +31,7 @@ def times_read(core, group, *, l2_bytes, places, count, bytes, sharing, tiles, *
 @st.composite
 def launches(draw):
     places = draw(st.sampled_from((4, 66, 108, 132)))
-    sharing = draw(st.sampled_from((1, 1, 4)))
+    sharing = draw(st.sampled_from((1, 1, 4, 5, 7, 8)))
     return {
         "l2_bytes": draw(st.sampled_from((6 * MiB, 40 * MiB, H200_L2))),
         "places": places,
@@ -50,11 +50,13 @@ THREE_OF_FOUR = {
     "l2_bytes": 6 * MiB, "places": 4, "sharers": 8, "count": 12, "bytes": 5 * MiB, "sharing": 4,
     "tiles": 8, "equal_tiles": False, "few": (0, 0),
 }  # fmt: skip
+SIX_OF_FIVE = THREE_OF_FOUR | {"places": 66, "count": 40, "sharing": 5, "tiles": 48}
 
 
 @settings(deadline=None, max_examples=500)
 @given(launches())
 @example(THREE_OF_FOUR)
+@example(SIX_OF_FIVE)
 def test_a_column_is_read_once_or_by_several_tiles_at_a_time(core, launch):
     group = core.columns_side_by_side(**launch)
     assert 1 <= group <= launch["count"]
@@ -149,11 +151,14 @@ def test_columns_of_tiles_that_wait_stay_in_l2_or_share(core, launch, waiting):
         (192, 512, False, 8, 22),
         (192, 1024, True, 16, 24),
         (256, 512, False, 8, 8),
-        (256, 512, True, 20, 26),
+        (256, 512, True, 12, 26),
+        (256, 1024, True, 6, 12),
     ],
 )
 def test_columns_that_wait_on_an_h200(core, head_dim, seqlen, causal, least, most):
     pair = head_dim > 128
+    waiting = "TILES" if not pair else "PAIRS" if head_dim <= 192 else "WIDE_PAIRS"
+    l2_eighths, equal_sharers = getattr(core, f"WAITING_{waiting}")
     group = core.waiting_columns_side_by_side(
         l2_bytes=60 * MiB,
         places=H200_SMS // 2 if pair else H200_SMS,
@@ -162,7 +167,7 @@ def test_columns_that_wait_on_an_h200(core, head_dim, seqlen, causal, least, mos
         bytes=seqlen * head_dim * 8,
         tiles=seqlen // 128,
         equal_tiles=not causal,
-        l2_eighths=2 if pair else 3,
-        equal_sharers=8 if pair else 1,
+        l2_eighths=l2_eighths,
+        equal_sharers=equal_sharers,
     )
     assert least <= group <= most

@@ -12,6 +12,7 @@ namespace flash::sm90 {
 
 template <class Config>
 void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
+  static_assert(kSmemBytes<Config> <= kMostSmem);  // the table knows of tiles alone
   auto const start = [&](BackwardArgs const& args, int64_t blocks) {
     launch_kernel<backward_kernel<Config>>(
         launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, /*early=*/true},

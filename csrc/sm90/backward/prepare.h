@@ -73,17 +73,14 @@ inline int64_t num_columns(BwdParams const& p) {
 // at a time that share what they read. These queue for their turns, but nobody who computes waits.
 inline int turn_columns(int resident) { return resident / kSharers; }
 
-// Pairs, whose visits are longer, wait less, and gain by sharing what they read (on an H200, 512
-// keys, full, d 256: 4% by eight at a time; with an eighth of L2, 1k causal: 3%, where d 192
-// loses).
 template <class Config>
-constexpr WaitingTiles kWaitingTiles = Config::kAdders == 1      ? WaitingTiles{3, 1}
-                                       : Config::kHeadDim <= 192 ? WaitingTiles{2, 8}
-                                                                 : WaitingTiles{1, 8};
+constexpr WaitingTiles kWaiting = Config::kAdders == 1      ? kWaitingTiles
+                                  : Config::kHeadDim <= 192 ? kWaitingPairs
+                                                            : kWaitingWidePairs;
 
 template <class Config>
 TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resident) {
-  TileTakers const takers{resident, kHopperSharers, kFewBackwardTiles, kWaitingTiles<Config>};
+  TileTakers const takers{resident, kHopperSharers, kFewBackwardTiles, kWaiting<Config>};
   return backward_grid<Config>(params, device, takers, turn_columns(resident));
 }
 
@@ -132,23 +129,14 @@ constexpr double kFoundInVisit = Config::kAdders > 1      ? 0.4
                                  : Config::kHeadDim == 96 ? 0.3
                                                           : 0.17;
 
-// In a relay that finds D: heads of which it is found before. Those that tiles come to first; and
-// where tiles come to row blocks faster than D is found, as it is once for all blocks of keys that
-// see a row, so many that all others' is there in time.
-template <class Config>
-int heads_before(BwdParams const& p, DeviceInfo const& device, int resident) {
-  int const heads = p.heads_q * p.seqlens.batch;
-  double const in_time = kFoundInVisit<Config> * blocks_that_see(p, Config::kBlockN);
-  int const first = drawn_grid<Config>(p, device, resident).dense.order.group;
-  return std::min(std::max(static_cast<int>((1 - in_time) * heads), first), heads);
-}
-
 // What comes before a kernel of thread blocks, or pairs of them, that so many are resident of.
 template <class Config>
 void launch_before(BwdParams const& params, LaunchContext const& launch, int resident) {
   using Element = typename Config::Element;
   if (params.relay.finds_delta) {
-    int const heads = heads_before<Config>(params, launch.device, resident);
+    double const in_time = kFoundInVisit<Config> * blocks_that_see(params, Config::kBlockN);
+    int const first = drawn_grid<Config>(params, launch.device, resident).dense.order.group;
+    int const heads = heads_before(params.heads_q * params.seqlens.batch, first, in_time);
     launch_begin_relay<Element>(params, query_tile<Config>(), heads, launch);
   } else {
     launch_preprocess<Element>(params, query_tile<Config>(), launch);

@@ -74,7 +74,7 @@ struct PairedBackwardConfig {
     int const rows = q_stages * kTileQ + kStages * kTileDO;
     return (once + rows + 2 * score_stages * kTileDS) * int(sizeof(Element));
   }
-  static constexpr int kMostSmem = 227 * 1024, kOtherSmem = 3 * 1024;
+  static constexpr int kOtherSmem = 3 * 1024;
   static constexpr int kMostTileBytes = kMostSmem - kOtherSmem;
   static constexpr int kScoreStages = tile_bytes(kStages, 2) <= kMostTileBytes ? 2 : 1;
   static constexpr int kQStages =

@@ -12,7 +12,7 @@ namespace flash::sm90 {
 
 template <class Config>
 void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resident) {
-  static_assert(kPairedSmemBytes<Config> <= Config::kMostSmem);  // the table knows of tiles alone
+  static_assert(kPairedSmemBytes<Config> <= kMostSmem);  // the table knows of tiles alone
   auto const start = [&](BackwardArgs const& args, int64_t pairs) {
     launch_kernel<paired_backward_kernel<Config>>(
         launch,
