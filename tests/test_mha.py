@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from flash_attn.modules.mha import MHA, get_alibi_slopes
 from flash_attn.utils.generation import InferenceParams
@@ -104,6 +105,18 @@ def test_under_autocast():
     torch.testing.assert_close(out.float(), mha(x), atol=2e-2, rtol=2e-2)
 
 
+def test_depthwise_convolution_of_grouped_heads():
+    mha = make(dwconv=True, num_heads_kv=2, use_flash_attn=False).double()
+    x = torch.randn(2, SEQLEN, DIM, dtype=torch.float64)
+    convolutions = mha.dwconv_q, mha.dwconv_kv
+    weight = torch.cat([c.weight for c in convolutions])
+    bias = torch.cat([c.bias for c in convolutions])
+    qkv = F.pad(mha.Wqkv(x).transpose(1, 2), (2, 0))  # a row sees itself and the two before
+    qkv = F.conv1d(qkv, weight, bias, groups=len(bias)).transpose(1, 2).unflatten(-1, (8, -1))
+    out = plain_attention(*qkv.split([4, 2, 2], dim=2), causal_bias(SEQLEN)[0])
+    torch.testing.assert_close(mha(x), mha.out_proj(out.flatten(-2)))
+
+
 def test_alibi_slopes():
     assert get_alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
     assert get_alibi_slopes(12)[8:] == [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]
@@ -197,6 +210,22 @@ def test_generation_equals_one_pass(options, heads_kv, use_flash_attn):
     assert state.key_value_memory_dict[0].shape == (2, 16, 2, heads_kv, DIM // HEADS)
 
 
+@pytest.mark.parametrize("options", ROTARY)
+@pytest.mark.parametrize("heads_kv", [4, 2])
+@pytest.mark.parametrize("use_flash_attn", [True, False])
+@torch.no_grad()
+def test_generation_without_a_causal_mask(options, heads_kv, use_flash_attn):
+    """Each row of a step has a position of its own, and sees all that is in the cache by then."""
+    mha = make(num_heads_kv=heads_kv, use_flash_attn=use_flash_attn, causal=False, **options)
+    x = torch.randn(2, SEQLEN, DIM)
+    state = InferenceParams(max_seqlen=16, max_batch_size=2)
+    for step in (slice(0, 6), slice(6, 7), slice(7, SEQLEN)):
+        out = mha(x[:, step], inference_params=state)
+        expected = mha(x[:, : step.stop])[:, step]
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        state.seqlen_offset = step.stop
+
+
 @torch.no_grad()
 def test_generation_with_a_length_per_sequence():
     mha = make(rotary_emb_dim=16, num_heads_kv=2)
@@ -286,6 +315,9 @@ def test_parameter_names_of_checkpoints():
     assert names == {"Wqkv.weight", "Wqkv.bias", "out_proj.weight", "out_proj.bias"}
     names = set(make(cross_attn=True, dwconv=True, qkv_proj_bias=False).state_dict())
     assert {"Wq.weight", "Wkv.weight", "dwconv_q.weight", "dwconv_kv.bias"} <= names
+    for heads_kv, convolutions in ((4, {"dwconv_qkv"}), (2, {"dwconv_q", "dwconv_kv"})):
+        names = make(dwconv=True, num_heads_kv=heads_kv).state_dict()
+        assert {name.split(".")[0] for name in names} == {"Wqkv", "out_proj"} | convolutions
 
 
 def test_bad_input():

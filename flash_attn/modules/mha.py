@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flash_attn.bert_padding import pad_input, unpad_input
-from flash_attn.flash_attn_interface import flash_attn_with_kvcache
 from flash_attn.layers.rotary import RotaryEmbedding
+from flash_attn.modules.cached_attention import CachedAttention
 from flash_attn.modules.inner_attention import (
     CrossAttention,
     FlashCrossAttention,
@@ -55,7 +55,7 @@ class LinearResidual(nn.Linear):
         return super().forward(input), input
 
 
-class MHA(nn.Module):
+class MHA(CachedAttention):
     """Multi-head self- or cross-attention.
 
     Args:
@@ -68,7 +68,8 @@ class MHA(nn.Module):
         causal: bottom-right aligned.
         layer_idx: key of this layer's cache in ``inference_params``; needed to generate.
         dwconv: a causal depthwise convolution of width 3 after the projections (Primer,
-            arXiv:2109.08668).
+            arXiv:2109.08668): ``dwconv_qkv``, or ``dwconv_q`` and ``dwconv_kv`` for grouped heads
+            and cross attention.
         rotary_emb_dim: channels of each head that are rotated; 0 for none.
         rotary_emb_base, rotary_emb_scale_base, rotary_emb_interleaved: see ``RotaryEmbedding``.
         use_alibi, window_size: only with ``use_flash_attn``.
@@ -146,7 +147,7 @@ class MHA(nn.Module):
             self.Wkv = nn.Linear(embed_dim, kv_dim, bias=qkv_proj_bias, **where)
         else:
             self.Wqkv = self._make_wqkv(embed_dim + kv_dim, qkv_proj_bias, where)
-        if dwconv and cross_attn:
+        if dwconv and (cross_attn or num_heads != num_heads_kv):
             self.dwconv_q = self._depthwise(embed_dim, where)
             self.dwconv_kv = self._depthwise(kv_dim, where)
         elif dwconv:
@@ -174,14 +175,6 @@ class MHA(nn.Module):
     @staticmethod
     def _depthwise(channels: int, where: dict) -> nn.Conv1d:
         return nn.Conv1d(channels, channels, kernel_size=3, padding=2, groups=channels, **where)
-
-    def allocate_inference_cache(
-        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """An empty cache (batch_size, max_seqlen, 2, num_heads_kv, head_dim)."""
-        weight = self.out_proj.weight
-        shape = (batch_size, max_seqlen, 2, self.num_heads_kv, self.head_dim)
-        return torch.empty(shape, dtype=dtype or weight.dtype, device=weight.device)
 
     def forward(
         self,
@@ -225,7 +218,7 @@ class MHA(nn.Module):
         if self.cross_attn:
             q, kv = self._project_cross(x, x_kv, mixer_subset)
         else:
-            qkv = self._conv(self.Wqkv(x), "dwconv_qkv").unflatten(-1, (-1, self.head_dim))
+            qkv = self._project_self(x)
             q, kv = self._split(qkv)
         if inference_params is not None:
             context = self._attend_cache(q, kv, inference_params)
@@ -287,6 +280,16 @@ class MHA(nn.Module):
             return x
         return getattr(self, name)(x.transpose(1, 2))[..., :-2].transpose(1, 2).contiguous()
 
+    def _project_self(self, x: Tensor) -> Tensor:
+        """(..., embed_dim) -> (..., heads + 2 * heads_kv, d)"""
+        qkv = self.Wqkv(x)
+        if not self.dwconv or self.num_heads == self.num_heads_kv:
+            qkv = self._conv(qkv, "dwconv_qkv")
+        else:
+            q, kv = qkv.tensor_split([self.embed_dim], dim=-1)
+            qkv = torch.cat((self._conv(q, "dwconv_q"), self._conv(kv, "dwconv_kv")), dim=-1)
+        return qkv.unflatten(-1, (-1, self.head_dim))
+
     def _project_cross(self, x, x_kv, mixer_subset) -> tuple[Tensor, Tensor]:
         q = self.Wq(x if mixer_subset is None else x[:, mixer_subset])
         kv = self.Wkv(x if x_kv is None else x_kv)
@@ -318,65 +321,6 @@ class MHA(nn.Module):
             return self._run(self.inner_attn, qkv, **kwargs)
         q, kv = self._split(qkv)
         return self._run(self.inner_cross_attn, q, kv, **kwargs)
-
-    def _attend_cache(self, q: Tensor, kv: Tensor, inference_params) -> Tensor:
-        """Append kv to this layer's cache and attend to all of it: the first tokens or the next."""
-        if torch.is_grad_enabled() and q.requires_grad:
-            raise RuntimeError("a KV cache has no gradient: call under torch.no_grad()")
-        caches, first = inference_params.key_value_memory_dict, inference_params.batch_size_offset
-        if self.layer_idx not in caches:
-            caches[self.layer_idx] = self.allocate_inference_cache(
-                inference_params.max_batch_size, inference_params.max_seqlen, kv.dtype
-            )
-        rows = slice(first, first + q.shape[0])
-        cache = caches[self.layer_idx][rows]  # (batch, max_seqlen, 2, heads_kv, d)
-        lengths = inference_params.lengths_per_sample
-        offset = inference_params.seqlen_offset if lengths is None else lengths[rows]
-
-        rotary = self._rotary_tables(cache.shape[1], q) if self.rotary_emb_dim > 0 else {}
-        if self.rotary_emb_dim > 0 and (not rotary or not self.use_flash_attn):
-            q, kv = self.rotary_emb(q, kv, seqlen_offset=offset, max_seqlen=cache.shape[1])
-            rotary = {}
-        if not self.use_flash_attn:
-            return self._attend_cache_standard(q, kv, cache, offset)
-        attention = self.inner_cross_attn
-        return flash_attn_with_kvcache(
-            q,
-            *cache.unbind(dim=2),
-            *kv.unbind(dim=2),
-            cache_seqlens=offset,
-            softmax_scale=attention.softmax_scale,
-            causal=attention.causal,
-            window_size=attention.window_size,
-            alibi_slopes=attention.alibi_slopes,
-            **rotary,
-        )
-
-    def _rotary_tables(self, positions: int, like: Tensor) -> dict:
-        """The rotary arguments of ``flash_attn_with_kvcache``; {} for xPos, whose k has its own."""
-        rotary = self.rotary_emb
-        if rotary.scale is not None:
-            return {}
-        # As long as the cache, which is known when it is compiled: not made anew for every token.
-        cos, sin, _, _ = rotary._tables(
-            positions, like.device, like.dtype, keep=not torch.compiler.is_exporting()
-        )
-        return {
-            "rotary_cos": cos,
-            "rotary_sin": sin,
-            "rotary_interleaved": rotary.interleaved,
-        }
-
-    def _attend_cache_standard(
-        self, q: Tensor, kv: Tensor, cache: Tensor, offset: int | Tensor
-    ) -> Tensor:
-        if isinstance(offset, Tensor):
-            raise NotImplementedError("lengths_per_sample needs use_flash_attn=True")
-        end = offset + kv.shape[1]
-        if end > cache.shape[1]:
-            raise ValueError(f"the cache holds {cache.shape[1]} tokens; this call needs {end}")
-        cache[:, offset:end] = kv
-        return self.inner_cross_attn(q, cache[:, :end])
 
 
 class ParallelMHA(MHA):
