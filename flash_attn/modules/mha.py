@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flash_attn.bert_padding import pad_input, unpad_input
 from flash_attn.layers.rotary import RotaryEmbedding
-from flash_attn.modules.cached_attention import CachedAttention
+from flash_attn.modules._cached_attention import CachedAttention
 from flash_attn.modules.inner_attention import (
     CrossAttention,
     FlashCrossAttention,
