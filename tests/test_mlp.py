@@ -59,13 +59,34 @@ def test_derivatives(name):
 
 
 def test_gelu_with_a_bias():
-    y, bias = torch.randn(4, 6, requires_grad=True), torch.randn(6)
+    y, bias = torch.randn(2, 4, 6, requires_grad=True), torch.randn(6, requires_grad=True)
     expected = F.gelu(y + bias, approximate="tanh")
-    torch.testing.assert_close(activations.bias_gelu(y, bias), expected)
     g = torch.randn_like(y)
-    (gradient,) = torch.autograd.grad(activations.bias_gelu_impl(y, bias), y, g)
-    torch.testing.assert_close(activations.bias_gelu_back(g, y.detach(), bias), gradient)
+    gradients = torch.autograd.grad(expected, (y, bias), g)
+    for function in (activations.bias_gelu, activations.bias_gelu_impl):
+        out = function(y, bias)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out, (y, bias), g), gradients)
     torch.testing.assert_close(activations.fast_gelu_impl(y + bias), expected)
+    # Both gradients, as in the 2.8 package, and for backward passes of the caller's own: the one of
+    # y alone, of two rows, would unpack into what looks like both.
+    y, bias = y.detach()[0, :2], bias.detach()
+    grad_y, grad_bias = activations.bias_gelu_back(g[0, :2], y, bias)
+    torch.testing.assert_close(grad_y, activations.gelu_bwd(g[0, :2], y + bias))
+    torch.testing.assert_close(grad_bias, grad_y.sum(0))
+
+
+def test_gelu_with_a_bias_rounds_once_to_the_dtype_of_each_argument():
+    y, g = (torch.randn(64, 64).bfloat16() for _ in "yg")
+    bias = torch.randn(64)
+    wide = activations.gelu_fwd(y.float() + bias)
+    assert torch.equal(activations.bias_gelu(y, bias), wide.bfloat16())
+    exact_y, exact_bias = activations.bias_gelu_back(g.double(), y.double(), bias.double())
+    grad_y, grad_bias = activations.bias_gelu_back(g, y, bias)
+    assert (grad_y.dtype, grad_bias.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(grad_y.double(), exact_y, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(grad_bias.double(), exact_bias, rtol=1e-5, atol=1e-5)
+    assert activations.gelu_bwd(g.float(), y).dtype == torch.bfloat16
 
 
 def test_squared_relu():

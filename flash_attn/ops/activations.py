@@ -34,22 +34,43 @@ def gelu_fwd(x: Tensor) -> Tensor:
 
 
 def gelu_bwd(g: Tensor, x: Tensor) -> Tensor:
-    """g times the derivative of ``gelu_fwd`` at x."""
-    return torch.ops.aten.gelu_backward(g, x, approximate="tanh")
+    """g times the derivative of ``gelu_fwd`` at x, in the dtype of x."""
+    return _cast(torch.ops.aten.gelu_backward(g, x, approximate="tanh"), x.dtype)
 
 
 def bias_gelu(y: Tensor, bias: Tensor) -> Tensor:
-    """gelu(y + bias): y (..., features), bias (features,)."""
-    return gelu_fwd(y + bias)
+    """gelu(y + bias) in the dtype of y, with one rounding: y (..., features), bias (features,)."""
+    wide_y, wide_bias = _wide(y, bias)
+    return _cast(gelu_fwd(wide_y + wide_bias), y.dtype)
 
 
-def bias_gelu_back(g: Tensor, y: Tensor, bias: Tensor) -> Tensor:
-    """The gradient of ``bias_gelu`` with respect to y; that of bias is its sum over the rows."""
-    return gelu_bwd(g, y + bias)
+def bias_gelu_back(g: Tensor, y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of ``bias_gelu`` with respect to y and bias, each in its dtype, from g, that of
+    the result: (..., features), and summed over the rows (features,)."""
+    wide_g, wide_y, wide_bias = _wide(g, y, bias)
+    gradient = gelu_bwd(wide_g, wide_y + wide_bias)
+    return _cast(gradient, y.dtype), _cast(gradient.sum_to_size(bias.shape), bias.dtype)
+
+
+class _BiasGelu(torch.autograd.Function):
+    """Keeps y and bias as they came, and no fp32 sum of them."""
+
+    @staticmethod
+    def forward(ctx, y, bias):
+        ctx.save_for_backward(y, bias)
+        return bias_gelu(y, bias)
+
+    @staticmethod
+    def backward(ctx, g):
+        return bias_gelu_back(g, *ctx.saved_tensors)
+
+
+def bias_gelu_impl(y: Tensor, bias: Tensor) -> Tensor:
+    """``bias_gelu``, whose backward is ``bias_gelu_back``."""
+    return _BiasGelu.apply(y, bias)
 
 
 # Differentiable, as everything of torch's is.
-bias_gelu_impl = bias_gelu
 fast_gelu_impl = gelu_fwd
 
 
@@ -73,12 +94,15 @@ def _wide(*tensors: Tensor) -> list[Tensor]:
     return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
 
 
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in dtype; a cast of nothing loses the gradient when torch 2.11 compiles ``swiglu``."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def swiglu_fwd(x: Tensor, y: Tensor) -> Tensor:
     """silu(x) · y, with one rounding."""
     wide_x, wide_y = _wide(x, y)
-    out = F.silu(wide_x) * wide_y
-    # A cast of nothing at the end loses the gradient when torch 2.11 compiles `swiglu`.
-    return out if out.dtype == x.dtype else out.to(x.dtype)
+    return _cast(F.silu(wide_x) * wide_y, x.dtype)
 
 
 def swiglu_bwd(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
