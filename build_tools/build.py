@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from build_tools import report, resources
+from build_tools import report, resources, switches
 from build_tools.ninja_file import NinjaFile, Sources, Toolchain, object_path
 from build_tools.plan import REQUEST, Plan, make_plan
 from build_tools.probe import BuildError
@@ -80,8 +80,7 @@ def _announce(sources: Sources, jobs: int, toolchain: Toolchain) -> None:
 
 
 def _strict(plan: Plan, env: Mapping[str, str]) -> bool:
-    setting = env.get("FLASH_ATTN_STRICT", "").strip()
-    return setting == "1" if setting else plan.nvcc.version == STRICT_NVCC
+    return switches.flag("FLASH_ATTN_STRICT", env, otherwise=plan.nvcc.version == STRICT_NVCC)
 
 
 def _run_ninja(ninja_file: Path, jobs: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_tools import resources
+from build_tools import resources, switches
 from build_tools.instantiate import file_stem
 from build_tools.plan import MIN_TORCH, Plan
 from build_tools.probe import BuildError
@@ -106,7 +106,7 @@ class Toolchain:
             cxx=cxx,
             ccache=shutil.which("ccache"),
             threads=resources.nvcc_threads(env),
-            lineinfo=env.get("FLASH_ATTN_LINEINFO", "0") == "1",
+            lineinfo=switches.flag("FLASH_ATTN_LINEINFO", env),
             strict=strict,
         )
 

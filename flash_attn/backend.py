@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from flash_attn import _load_errors
+from flash_attn import _load_errors, _log, _switches
 
 _MODULE = "flash_attn._C"
 _MISS = "flash_attn: not implemented: "
@@ -25,8 +23,10 @@ library: Any = None
 #: Why there is no compiled library; empty when it is loaded.
 why_not_loaded = "backend.load() has not run"
 
-LOG = os.environ.get("FLASH_ATTN_LOG", "0") not in ("", "0")
-CHECK = os.environ.get("FLASH_ATTN_CHECK", "0") not in ("", "0")
+_switches.check_arch()
+CHECK = bool(_switches.flag("FLASH_ATTN_CHECK"))
+LOG = _log.start()
+trace = _log.trace
 
 
 def library_path() -> Path:
@@ -44,6 +44,8 @@ def load() -> None:
     try:
         library = importlib.import_module(_MODULE)
         why_not_loaded = ""
+        if LOG:
+            library.trace_to(trace)
     except ImportError as error:
         why_not_loaded = _load_errors.explain(path, str(error))
 
@@ -133,13 +135,3 @@ def check_gpu(device: torch.device) -> None:
             f"flash_attn: {device} is a {name} with compute capability {major}.{minor}; "
             "8.0 (Ampere) or newer is needed"
         )
-
-
-def trace(line: str) -> None:
-    """What FLASH_ATTN_LOG=1 prints, once per distinct line."""
-    if line not in _traced:
-        _traced.add(line)
-        print(f"flash_attn: {line}", file=sys.stderr)
-
-
-_traced: set[str] = set()

@@ -15,6 +15,7 @@
 #include "host/last_rows.h"
 #include "host/second_tile.h"
 #include "host/select.h"
+#include "host/trace.h"
 
 namespace flash::api {
 namespace {
@@ -191,7 +192,30 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
 
+PyObject* trace_listener_ = nullptr;  // kept for ever, and called by any thread
+
+void tell_python(std::string const& line) {
+  PyGILState_STATE const state = PyGILState_Ensure();
+  PyObject* const text = string(line);
+  PyObject* const result =
+      text ? PyObject_CallFunctionObjArgs(trace_listener_, text, nullptr) : nullptr;
+  if (!result) {
+    PyErr_WriteUnraisable(trace_listener_);  // a launch does not fail because of its line
+  }
+  Py_XDECREF(result);
+  Py_XDECREF(text);
+  PyGILState_Release(state);
+}
+
+PyObject* trace_to(PyObject*, PyObject* listener) {
+  trace_listener_ = Py_NewRef(listener);
+  ::flash::trace_to(listener == Py_None ? nullptr : tell_python);
+  return Py_NewRef(Py_None);
+}
+
 PyMethodDef methods[] = {
+    {"trace_to", trace_to, METH_O,
+     "(listener): from now on it is called with a line of text for each launch; None: no more."},
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, page_size) -> JSON: the variant and why not "

@@ -1,11 +1,6 @@
 #include "host/trace.h"
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <mutex>
-#include <set>
-#include <string>
+#include <atomic>
 
 #include "host/error.h"
 #include "host/second_tile.h"
@@ -13,13 +8,7 @@
 namespace flash {
 namespace {
 
-bool enabled() {
-  static bool const on = [] {
-    char const* const text = std::getenv("FLASH_ATTN_LOG");
-    return text && *text && std::strcmp(text, "0") != 0;
-  }();
-  return on;
-}
+std::atomic<TraceListener> listener_{nullptr};
 
 template <class Params>
 std::string describe(Params const& p) {
@@ -50,31 +39,27 @@ std::string describe(KeyColumns const& columns) {
 std::string describe(KeyRelay const& relay) { return relay.used ? ", sums of dq handed on" : ""; }
 
 // block_n: keys of the row's tile that serves it.
-void trace(std::string const& problem, Variant const& variant, int block_n) {
-  static std::mutex mutex;
-  static std::set<std::string> seen;
-  std::string const line = concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x",
-                                  block_n, ", ", variant.warps, " warps, ", variant.stages,
-                                  " stages, ", variant.smem_bytes / 1024, " KiB shared)");
-  std::lock_guard<std::mutex> const lock(mutex);
-  if (seen.insert(line).second) {
-    std::fprintf(stderr, "flash_attn: %s\n", line.c_str());
-  }
+std::string line(std::string const& problem, Variant const& variant, int block_n) {
+  return concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x", block_n, ", ",
+                variant.warps, " warps, ", variant.stages, " stages, ", variant.smem_bytes / 1024,
+                " KiB shared)");
 }
 
 }  // namespace
 
+void trace_to(TraceListener listener) { listener_ = listener; }
+
 void trace_launch(FwdParams const& params, Variant const& variant, LastRows const& last) {
-  if (enabled()) {
-    trace(describe(params) + describe(last), variant, keys_of_tile(variant, params));
+  if (TraceListener const tell = listener_) {
+    tell(line(describe(params) + describe(last), variant, keys_of_tile(variant, params)));
   }
 }
 
 void trace_launch(BwdParams const& params, Variant const& variant) {
-  if (enabled()) {
-    trace(describe(params) + describe(params.group) + describe(params.columns) +
-              describe(params.relay) + describe(params.cut),
-          variant, variant.block_n);
+  if (TraceListener const tell = listener_) {
+    tell(line(describe(params) + describe(params.group) + describe(params.columns) +
+                  describe(params.relay) + describe(params.cut),
+              variant, variant.block_n));
   }
 }
 
