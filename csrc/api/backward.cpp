@@ -10,6 +10,7 @@
 #include "host/key_columns.h"
 #include "host/key_relay.h"
 #include "host/select.h"
+#include "host/stream_lock.h"
 #include "host/tile_cut.h"
 #include "host/trace.h"
 #include "host/workspace.h"
@@ -127,7 +128,8 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                  {}};
   place_parts(p, variant, parts.data<float>());
   trace_launch(p, variant);
-  variant.launch.backward(p, {device, current_stream(q), variant.name});
+  StreamLock const lock(current_stream(q));
+  variant.launch.backward(p, {device, lock.stream(), variant.name});
   return softmax_d;
 }
 

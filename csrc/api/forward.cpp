@@ -3,20 +3,17 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
-#include <limits>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "api/forward.h"
+#include "api/launches.h"
 #include "api/rng.h"
 #include "host/decode_plan.h"
 #include "host/device.h"
-#include "host/key_splits.h"
-#include "host/last_rows.h"
-#include "host/select.h"
-#include "host/trace.h"
+#include "host/stream_lock.h"
 #include "probabilities/launch.h"
 
 namespace flash::api {
@@ -35,36 +32,52 @@ struct Attributes {
   int64_t num_splits = 0;
 };
 
-Request decode_request(Tensor const& q, FwdParams const& p) {
-  DeviceInfo const& device = current_device();
-  bool const full = p.scores.has_hooks() || p.odd.any();
-  return {Direction::Decode, dtype_name(q, "q"),   p.head_dim, p.head_dim_v, full,
-          device.sm,         device.smem_per_block};
-}
-
 // By the forward kernel, the decode kernel, or each of them what is its of a packed batch.
-void launch_attention(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
-                      int64_t num_splits) {
-  DeviceInfo const& device = current_device();
-  bool decodes = false, leaves = true;
-  if (p.seqlens.cu_q) {
+class AttentionLaunches {
+ public:
+  AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
+                    Attributes const& a) {
+    bool leaves = true, decodes = false;
+    if (a.may_decode) {
+      std::tie(leaves, decodes) = share_out(q, p, a.num_splits);
+    }
+    if (leaves) {
+      copies_ = copy_odd_rows(p, k, v, q);
+      forward_.emplace(q, p, a.num_splits);
+    }
+    if (decodes) {
+      decode_.emplace(q, p, a.num_splits, /*beside=*/leaves);
+    }
+  }
+
+  void start(StreamLock const& lock) const {
+    if (forward_) {
+      forward_->start(lock);
+    }
+    if (decode_) {
+      decode_->start(lock);
+    }
+  }
+
+ private:
+  // Whether the forward kernel has any of it, and whether the decode kernel has; of a packed batch
+  // it says in `p` which sequences.
+  static std::pair<bool, bool> share_out(Tensor const& q, FwdParams& p, int64_t num_splits) {
+    DeviceInfo const& device = current_device();
+    if (!p.seqlens.cu_q) {
+      bool const decodes = decodes_dense(p, device) && DecodeLaunch::serves(q, p);
+      return {!decodes, decodes};
+    }
     int const few_q = few_queries(p, num_splits, device);
-    decodes = few_q > 0 && find(decode_request(q, p));
+    bool const decodes = few_q > 0 && DecodeLaunch::serves(q, p);
     p.seqlens.few_q = decodes ? few_q : 0;
-    leaves = p.seqlens.few_q != kAllQueries;
-  } else if (decodes_dense(p, device)) {
-    decodes = find(decode_request(q, p));
-    leaves = !decodes;
+    return {p.seqlens.few_q != kAllQueries, decodes};
   }
-  KeyCopies copies;
-  if (leaves) {
-    copies = copy_odd_rows(p, k, v, q);
-    launch_forward(q, p, num_splits);
-  }
-  if (decodes) {
-    launch_decode(q, p, num_splits, /*beside=*/leaves);
-  }
-}
+
+  KeyCopies copies_;
+  std::optional<ForwardLaunch> forward_;
+  std::optional<DecodeLaunch> decode_;
+};
 
 // Lengths, heads and pages are in `p` already.
 Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, Attributes const& a,
@@ -86,18 +99,17 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.scores = scores(a.score, p.seqlens, p.heads_q, q, rng_state);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  if (a.may_decode) {
-    launch_attention(q, k, v, p, a.num_splits);
-  } else {
-    KeyCopies const copies = copy_odd_rows(p, k, v, q);
-    launch_forward(q, p, a.num_splits);
-  }
+  AttentionLaunches const attention(q, k, v, p, a);
   OptionalTensor s_dmask;
   if (a.return_softmax) {
     Seqlens const& s = p.seqlens;
     s_dmask = empty(q, {s.batch, p.heads_q, s.seqlen_q, s.seqlen_k}, q.scalar_type());
+  }
+  StreamLock const lock(current_stream(q));
+  attention.start(lock);
+  if (s_dmask) {
     launch_probabilities(p, dtype_name(q, "q"), s_dmask->data_ptr(),
-                         {current_device(), current_stream(q), "probabilities"});
+                         {current_device(), lock.stream(), "probabilities"});
   }
   return {out, lse, s_dmask, rng_state};
 }
@@ -176,81 +188,6 @@ struct Filled<kForward, Outputs (*)(Tensor, Parameters...)> {
 };
 
 }  // namespace
-
-namespace {
-
-void launch_in_parts(Tensor const& q, FwdParams p, Variant const& variant, int splits) {
-  Scratch const workspace(q, key_splits_workspace(p, splits), ScalarType::Float);
-  if (splits > 1) {
-    p.splits = place_key_splits(p, splits, workspace.data<float>());
-  }
-  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(
-      p, {current_device(), current_stream(q), variant.name});
-}
-
-// All rows but the last whole, and these in parts beside the others' last round.
-void launch_with_last_rows(Tensor const& q, FwdParams const& p, Variant const& variant,
-                           LastRows const& last) {
-  int const rows = p.seqlens.seqlen_q, whole = rows - last.rows;
-  if (whole > 0) {
-    launch_in_parts(q, with_rows(p, 0, whole), variant, 1);
-  }
-  FwdParams behind = with_rows(p, whole, rows);
-  behind.early = whole > 0;
-  launch_in_parts(q, behind, variant, last.parts);
-}
-
-}  // namespace
-
-KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q) {
-  if (!p.odd.any()) {
-    return std::nullopt;
-  }
-  auto const widened = [](Tensor const& t) {
-    return torch::stable::pad(t, {0, in_chunks(t.size(-1)) - t.size(-1)});
-  };
-  KeyCopies copies{{widened(k), widened(v)}};
-  set_keys(p, {copies->first, copies->second, /*of_cache=*/true}, q);
-  return copies;
-}
-
-void launch_forward(Tensor const& q, FwdParams p, int64_t num_splits, bool of_cache) {
-  DeviceInfo const& device = current_device();
-  bool const paged = p.pages.table;
-  // Hopper's loads can end with any key only where rows of all batch entries can be numbered.
-  // Strides for which they cannot are rare enough for the other kernels to serve them.
-  Seqlens const& s = p.seqlens;
-  auto const numbered = [&](TensorView<const void> const& x) {
-    return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);
-  };
-  bool const odd_strides = !paged && s.used_k && !s.cu_k && !(numbered(p.k) && numbered(p.v));
-  int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
-  Variant const& variant =
-      select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
-              p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
-  int const splits = key_splits(p, variant, device, num_splits);
-  bool const may_cut_rows = splits == 1 && num_splits == 0 && !of_cache;
-  LastRows const last = may_cut_rows ? last_rows(p, variant, device) : LastRows{};
-  trace_launch(p, variant, last);
-  if (last.rows > 0) {
-    launch_with_last_rows(q, p, variant, last);
-  } else {
-    launch_in_parts(q, p, variant, splits);
-  }
-}
-
-void launch_decode(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside,
-                   NewRows const& rows) {
-  DeviceInfo const& device = current_device();
-  Variant const& variant = select(decode_request(q, p));
-  constexpr int64_t most = std::numeric_limits<int>::max();
-  SplitSchedule const split =
-      decode_schedule(variant, p, static_cast<int>(std::min(num_splits, most)), device);
-  Scratch const workspace(q, decode_workspace(variant, p, split), ScalarType::Float);
-  trace_launch(p, variant);
-  variant.launch.decode(decode_params(variant, p, split, workspace.data<float>(), beside, rows),
-                        {device, current_stream(q), variant.name});
-}
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
   serve<&forward, &Filled<&forward>::call>(library, "_flash_attn_forward");

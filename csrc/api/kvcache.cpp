@@ -7,11 +7,12 @@
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "api/forward.h"
+#include "api/launches.h"
 #include "api/tensors.h"
 #include "host/decode_plan.h"
 #include "host/device.h"
 #include "host/select.h"
+#include "host/stream_lock.h"
 #include "host/trace.h"
 
 namespace flash::api {
@@ -84,7 +85,8 @@ NewRows new_rows(Tensor const& q, FwdParams const& p, Brought const& a) {
   return rows;
 }
 
-// Writes them, before attention reads them.
+// Writes them, before attention reads them. A unit of its own: nothing of it is early, and odd rows
+// are copied behind it.
 void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   AppendParams n{};
   n.rows = rows;
@@ -181,10 +183,12 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
     rows = {};
   }
   if (decodes) {
-    launch_decode(query, p, num_splits, /*beside=*/false, rows);
+    DecodeLaunch const decode(query, p, num_splits, /*beside=*/false, rows);
+    decode.start(StreamLock(current_stream(q)));
   } else if (attends) {
     KeyCopies const copies = copy_odd_rows(p, k_cache, v_cache, q);
-    launch_forward(query, p, num_splits, /*of_cache=*/true);
+    ForwardLaunch const forward(query, p, num_splits, /*of_cache=*/true);
+    forward.start(StreamLock(current_stream(q)));
   }
   return {out, lse};
 }

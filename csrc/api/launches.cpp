@@ -1,0 +1,115 @@
+#include "api/launches.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "api/arguments.h"
+#include "host/decode_plan.h"
+#include "host/device.h"
+#include "host/key_splits.h"
+#include "host/last_rows.h"
+#include "host/select.h"
+#include "host/trace.h"
+
+namespace flash::api {
+namespace {
+
+Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
+  DeviceInfo const& device = current_device();
+  bool const paged = p.pages.table;
+  // Hopper's loads can end with any key only where rows of all batch entries can be numbered.
+  // Strides for which they cannot are rare enough for the other kernels to serve them.
+  Seqlens const& s = p.seqlens;
+  auto const numbered = [&](TensorView<const void> const& x) {
+    return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);
+  };
+  bool const odd_strides = !paged && s.used_k && !s.cu_k && !(numbered(p.k) && numbered(p.v));
+  int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
+  return select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
+                 p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
+}
+
+Request decode_request(Tensor const& q, FwdParams const& p) {
+  DeviceInfo const& device = current_device();
+  bool const full = p.scores.has_hooks() || p.odd.any();
+  return {Direction::Decode, dtype_name(q, "q"),   p.head_dim, p.head_dim_v, full,
+          device.sm,         device.smem_per_block};
+}
+
+SplitSchedule schedule_for(Variant const& variant, FwdParams const& p, int64_t num_splits) {
+  constexpr int64_t most = std::numeric_limits<int>::max();
+  return decode_schedule(variant, p, static_cast<int>(std::min(num_splits, most)),
+                         current_device());
+}
+
+}  // namespace
+
+KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q) {
+  if (!p.odd.any()) {
+    return std::nullopt;
+  }
+  auto const widened = [](Tensor const& t) {
+    return torch::stable::pad(t, {0, in_chunks(t.size(-1)) - t.size(-1)});
+  };
+  KeyCopies copies{{widened(k), widened(v)}};
+  set_keys(p, {copies->first, copies->second, /*of_cache=*/true}, q);
+  return copies;
+}
+
+ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache)
+    : variant_(forward_variant(q, p)) {
+  DeviceInfo const& device = current_device();
+  int const splits = key_splits(p, variant_, device, num_splits);
+  bool const may_cut_rows = splits == 1 && num_splits == 0 && !of_cache;
+  LastRows const last = may_cut_rows ? last_rows(p, variant_, device) : LastRows{};
+  trace_launch(p, variant_, last);
+  if (last.rows == 0) {
+    rows_ = in_parts(q, p, splits);
+    return;
+  }
+  int const rows = p.seqlens.seqlen_q, whole = rows - last.rows;
+  if (whole > 0) {
+    rows_ = in_parts(q, with_rows(p, 0, whole), 1);
+  }
+  FwdParams behind = with_rows(p, whole, rows);
+  behind.early = whole > 0;
+  last_rows_ = in_parts(q, behind, last.parts);
+}
+
+ForwardLaunch::Rows ForwardLaunch::in_parts(Tensor const& q, FwdParams p, int splits) {
+  Scratch parts(q, key_splits_workspace(p, splits), ScalarType::Float);
+  if (splits > 1) {
+    p.splits = place_key_splits(p, splits, parts.data<float>());
+  }
+  return {p, std::move(parts)};
+}
+
+void ForwardLaunch::start(StreamLock const& lock) const {
+  auto const launch = variant_.launch.paged ? variant_.launch.paged : variant_.launch.forward;
+  for (std::optional<Rows> const* const rows : {&rows_, &last_rows_}) {
+    if (*rows) {
+      launch((*rows)->params, {current_device(), lock.stream(), variant_.name});
+    }
+  }
+}
+
+bool DecodeLaunch::serves(Tensor const& q, FwdParams const& p) {
+  return find(decode_request(q, p)) != nullptr;
+}
+
+DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside,
+                           NewRows const& rows)
+    : variant_(select(decode_request(q, p))),
+      split_(schedule_for(variant_, p, num_splits)),
+      pieces_(q, decode_workspace(variant_, p, split_), ScalarType::Float),
+      params_(decode_params(variant_, p, split_, pieces_.data<float>(), beside, rows)) {
+  trace_launch(p, variant_);
+}
+
+void DecodeLaunch::start(StreamLock const& lock) const {
+  variant_.launch.decode(params_, {current_device(), lock.stream(), variant_.name});
+}
+
+}  // namespace flash::api
