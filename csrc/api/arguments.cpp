@@ -5,6 +5,7 @@
 #include "api/rng.h"
 #include "core/dropout.h"
 #include "core/mask.h"
+#include "core/score_mod.h"
 
 namespace flash::api {
 namespace {
@@ -128,7 +129,7 @@ Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tens
               OptionalTensor const& rng_state) {
   Scores s{};
   s.softmax_scale = static_cast<float>(a.softmax_scale);
-  s.softcap = static_cast<float>(a.softcap);
+  s.softcap = softcap_in_range(a.softcap);
   if (a.alibi_slopes) {
     set_alibi(s, *a.alibi_slopes, lengths.batch, heads_q, q);
   }

@@ -241,8 +241,14 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-// ds_aux[h] = -sum over rows of exp(s_aux - lse) * softmax_d: one thread block per head, in one
-// order. Rows of LSE -inf saw not even a sink.
+// A sink's share of a row's denominator, as far as a gradient asks for it: one of +inf has all of
+// it wherever it moves to. LSE -inf: the row saw not even a sink.
+__device__ inline float sink_share(float sink, float lse) {
+  bool const none = lse == -INFINITY || sink == INFINITY;
+  return none ? 0.f : exp2_fast((sink - lse) * kLog2e);
+}
+
+// ds_aux[h] = -sum over rows of sink_share * softmax_d: one thread block per head, in one order.
 __global__ void __launch_bounds__(kPassThreads)
     sink_gradient_kernel(__grid_constant__ BwdParams const p) {
   auto* const sums = reinterpret_cast<float*>(dynamic_smem());
@@ -255,7 +261,7 @@ __global__ void __launch_bounds__(kPassThreads)
   for (int batch = 0; batch < batches; ++batch) {
     for (int64_t row = threadIdx.x; row < rows; row += kPassThreads) {
       float const lse = *p.lse.at(batch, row, head);
-      float const weight = lse == -INFINITY ? 0.f : exp2_fast((sink - lse) * kLog2e);
+      float const weight = sink_share(sink, lse);
       sum += weight == 0.f ? 0.f : weight * *p.softmax_d.at(batch, row, head);
     }
   }

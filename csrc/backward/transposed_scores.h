@@ -40,11 +40,18 @@ __device__ void apply_score_mod_transposed(Accumulator& s_mma, Scores& s, Slope&
   }
   if (mod.softcap > 0.f) {
     float const inverse = 1.f / mod.softcap;
+    auto const cap = [&](auto tanh) {
 #pragma unroll
-    for (int i = 0; i < cute::size(s_mma); ++i) {
-      float const t = tanh_exact(s_mma(i) * inverse);
-      s_mma(i) = mod.softcap * t;
-      slope(i) = 1.f - t * t;
+      for (int i = 0; i < cute::size(s_mma); ++i) {
+        float const t = tanh(s_mma(i) * inverse);
+        s_mma(i) = mod.softcap * t;
+        slope(i) = 1.f - t * t;
+      }
+    };
+    if (mod.has_usual_cap()) {
+      cap([](float x) { return tanh_absolute(x); });
+    } else {
+      cap([](float x) { return tanh_relative(x); });
     }
   } else {
 #pragma unroll

@@ -79,13 +79,23 @@ __device__ __forceinline__ float largest_score(Scores const& s) {
   return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
 }
 
+// The softcap of any products.
+template <class Scores>
+__device__ __forceinline__ void apply_cap(Scores& s, ScoreMod const& mod) {
+  if (mod.has_usual_cap()) {
+    for_each_score(s, [&](float product, int, int) { return mod.usual_cap(product); });
+  } else {
+    for_each_score(s, [&](float product, int, int) { return mod.cap(product); });
+  }
+}
+
 // Scale, softcap and ALiBi, but for the scale that is left to the softmax. The conditions are the
 // same for a whole row block, so they stand outside the loops over a thread's scores.
 template <int kWarps, class Scores>
 __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
                                 FragmentCoord<kWarps> coord) {
   if (mod.softcap > 0.f) {
-    for_each_score(s, [&](float score, int, int) { return mod.cap(score); });
+    apply_cap(s, mod);
   } else if (!mod.folds_scale()) {
     for_each_score(s, [&](float score, int, int) { return score * mod.softmax_scale; });
   }

@@ -2,6 +2,7 @@
 // there the scale folds into the softmax's exponent.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/softmax.h"
@@ -12,7 +13,42 @@ namespace flash {
 // Absolute error below 5e-7, which tanh.approx (5e-4) is far from; both ends saturate.
 FLASH_HD float falling_logistic(float x_log2) { return reciprocal_fast(1.f + exp2_fast(x_log2)); }
 
-FLASH_HD float tanh_exact(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
+// tanh, within 5e-7: as good as exact beside 1, but all that there is of a tanh that small.
+FLASH_HD float tanh_absolute(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
+
+// tanh(x) / x in powers of x^2, minimax for |x| <= kWidest of those that are 1 at 0: under a cap so
+// large that it does nothing, scores are what they are. Error of tanh(x): 4e-7, and 1e-6 of it.
+struct SmallTanh {
+  static constexpr float kWidest = 0.75f;
+  static constexpr int kPowers = 5;
+
+  FLASH_HD static constexpr float power(int i) {
+    constexpr float powers[kPowers] = {1.f, -0.33328751f, 0.13259583f, -0.05003375f, 0.01289240f};
+    return powers[i];
+  }
+
+  FLASH_HD static float of(float x) {
+    float const square = x * x;
+    float sum = power(kPowers - 1);
+#pragma unroll
+    for (int i = kPowers - 2; i >= 0; --i) {
+      sum = sum * square + power(i);
+    }
+    return sum * x;
+  }
+};
+
+// tanh within 1e-6 of itself, in twice the instructions.
+FLASH_HD float tanh_relative(float x) {
+  float const wide = tanh_absolute(x);
+  return fabsf(x) < SmallTanh::kWidest ? SmallTanh::of(x) : wide;
+}
+
+// What softcap is to the kernels. Beyond these limits nothing changes but what is computed on the
+// way, which would overflow: a cap above does nothing, and one below makes all scores 0.
+inline float softcap_in_range(double softcap) {
+  return softcap == 0. ? 0.f : static_cast<float>(std::clamp(softcap, 1e-20, 1e30));
+}
 
 // The scores of one head.
 struct ScoreMod {
@@ -36,9 +72,20 @@ struct ScoreMod {
     return folds_scale() ? alibi_slope * reciprocal_fast(softmax_scale) : alibi_slope;
   }
 
+  // Whether 5e-7 of the cap is too little to show in a score.
+  FLASH_HD bool has_usual_cap() const { return softcap <= 256.f; }
+
+  // What tanh is taken of, over the product
+  FLASH_HD float slope_of_tanh() const { return softmax_scale * reciprocal_fast(softcap); }
+
   // softcap * tanh(softmax_scale * product / softcap), of a product q·k
   FLASH_HD float cap(float product) const {
-    float const scale_log2 = 2.f * kLog2e * softmax_scale * reciprocal_fast(softcap);
+    return softcap * tanh_relative(slope_of_tanh() * product);
+  }
+
+  // The same with a usual cap.
+  FLASH_HD float usual_cap(float product) const {
+    float const scale_log2 = 2.f * kLog2e * slope_of_tanh();
     return softcap - 2.f * softcap * falling_logistic(scale_log2 * product);
   }
 
@@ -56,30 +103,28 @@ struct ScoreMod {
 // The same cap where scores are well below it, as a polynomial without special functions, of which
 // an SM evaluates an eighth of its multiplications.
 struct SmallCap {
-  float limit;           // of |product|, up to which this holds
-  float coefficient[5];  // of the powers of product^2
+  static constexpr int kPowers = SmallTanh::kPowers;
+  float limit;                 // of |product|, up to which this holds
+  float coefficient[kPowers];  // of the powers of product^2
 
   FLASH_HD explicit SmallCap(ScoreMod const& mod) {
-    // tanh(x) / x in powers of x^2: minimax for |x| <= kWidest, absolute error of tanh(x) 2e-7
-    constexpr float kWidest = 0.75f;
-    constexpr float powers[5] = {0.99999723f, -0.33323076f, 0.13226091f, -0.04928044f, 0.01231883f};
-    float const slope = mod.softmax_scale * reciprocal_fast(mod.softcap);
+    float const slope = mod.slope_of_tanh();
     float factor = mod.softmax_scale;
 #pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      coefficient[i] = factor * powers[i];
+    for (int i = 0; i < kPowers; ++i) {
+      coefficient[i] = factor * SmallTanh::power(i);
       factor *= slope * slope;
     }
     // Nowhere if powers of the slope overflow.
     bool const finite = fabsf(factor) < INFINITY;
-    limit = finite ? kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
+    limit = finite ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
   }
 
   FLASH_HD float operator()(float product) const {
     float const square = product * product;
-    float sum = coefficient[4];
+    float sum = coefficient[kPowers - 1];
 #pragma unroll
-    for (int i = 3; i >= 0; --i) {
+    for (int i = kPowers - 2; i >= 0; --i) {
       sum = sum * square + coefficient[i];
     }
     return sum * product;

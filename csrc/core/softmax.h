@@ -46,6 +46,9 @@ FLASH_HD float log2_fast(float x) {
 #endif
 }
 
+// 2^(x - top), x <= top, which may both be infinite.
+FLASH_HD float power_below(float x, float top) { return x == top ? 1.f : exp2_fast(x - top); }
+
 // The order of floats that are not negative is that of their bits, and those that are come first.
 FLASH_HD int ordered_bits(float x) {
 #if defined(__CUDA_ARCH__)
@@ -263,7 +266,8 @@ struct OnlineSoftmax {
     float lse;        // natural log; -inf for a row without keys
   };
 
-  // Closes row r, once all its keys were seen. A sink logit joins the denominator (-inf: none).
+  // Closes row r, once all its keys were seen. A sink logit joins the denominator (-inf: none;
+  // +inf, also in units of log2: it takes all).
   template <class Reduce>
   FLASH_HD Row finish(int r, float sink, Reduce reduce) {
     float const total = reduce(sum[r], Sum{});
@@ -273,10 +277,11 @@ struct OnlineSoftmax {
     // No key, or nothing but NaN, which a maximum does not see and the sum does. Selected, not
     // branched on: rows are finished side by side.
     bool const empty = top == -INFINITY;
-    float const offset = empty ? 0.f : top;
-    float const weight = exp2_fast(keys - offset);
-    float const denominator = total * weight + exp2_fast(sink_log2 - offset);
-    float const lse = (top + log2_fast(denominator)) * kLn2;
+    float const weight = power_below(keys, top);
+    float const denominator = total * weight + power_below(sink_log2, top);
+    // Of a sink alone this is the sink, whose gradient is about the difference.
+    float const above = keys > sink_log2 ? max[r] * (scale_log2 * kLn2) : sink;
+    float const lse = above + log2_fast(denominator) * kLn2;
     return {empty ? 0.f : weight * reciprocal_fast(denominator), !empty         ? lse
                                                                  : total == 0.f ? -INFINITY
                                                                                 : total};

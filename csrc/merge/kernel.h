@@ -43,14 +43,15 @@ struct Merged {
   float share_b;  // of the denominator
 };
 
-// A row that sees nothing has LSE -inf, and no share; one that saw NaN has NaN, and so has what it
-// is merged with.
+// A row that sees nothing has LSE -inf, and no share; one whose sink takes all has +inf, and all of
+// it; one that saw NaN has NaN, and so has what it is merged with.
 FLASH_HD Merged merged(float lse_a, float lse_b) {
   if (lse_b == -INFINITY) {
     return {lse_a, 0.f};
   }
   float const larger = fmaxf(lse_a, lse_b);
-  float const a = expf(lse_a - larger), b = expf(lse_b - larger);
+  float const a = lse_a == larger ? 1.f : expf(lse_a - larger);
+  float const b = lse_b == larger ? 1.f : expf(lse_b - larger);
   return {larger + logf(a + b), b / (a + b)};
 }
 

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <array>
 
 #include "host/device.h"
@@ -65,11 +64,23 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
   return map;
 }
 
+// A tensor without elements is never read, and may have any strides: its map need only be one that
+// the driver takes.
+TensorMapRequest with_elements(TensorMapRequest r) {
+  if (!r.has_elements()) {
+    r.batch = 1;
+    r.rows = 8;  // so that there is one of eights
+    r.heads = r.group;
+    r.head_stride = r.columns;
+    r.row_stride = r.batch_stride = r.columns * r.group;
+  }
+  return r;
+}
+
 }  // namespace
 
-TensorMap make_tensor_map(TensorMapRequest const& r) {
-  // A tensor without rows is never read; its map need only be one that the driver takes.
-  int64_t const all_rows = std::max<int64_t>(r.rows, 1);
+TensorMap make_tensor_map(TensorMapRequest const& request) {
+  TensorMapRequest const r = with_elements(request);
   int64_t const row_bytes = (r.rows > 1 ? r.row_stride : r.columns) * kElementBytes;
   int64_t const head_bytes = r.head_stride * kElementBytes;
   // An expanded dimension becomes one of size 1.
@@ -79,7 +90,7 @@ TensorMap make_tensor_map(TensorMapRequest const& r) {
   Dimension const heads{has_heads ? r.heads / r.group : 1, head_bytes * r.group, 1};
   if (r.boxes == Boxes::EndWithTensor) {
     Dimension const group{r.group, head_bytes, r.group};
-    Dimension const rows{all_rows, row_bytes, r.box_rows};
+    Dimension const rows{r.rows, row_bytes, r.box_rows};
     Dimension const batch{has_batch ? r.batch : 1, r.batch_stride * kElementBytes, 1};
     return {encode(r, {columns, group, heads, rows, batch}), r.boxes, has_heads, has_batch};
   }
@@ -90,7 +101,7 @@ TensorMap make_tensor_map(TensorMapRequest const& r) {
     Dimension const run{kRunColumns, kElementBytes, kRunColumns};
     Dimension const rows{kRows, row_bytes, kRows};
     Dimension const all_runs{runs, kRunColumns * kElementBytes, runs};
-    Dimension const eights{((r.batch - 1) * apart + all_rows) / kRows, kRows * row_bytes,
+    Dimension const eights{((r.batch - 1) * apart + r.rows) / kRows, kRows * row_bytes,
                            r.box_rows / kRows};
     return {encode(r, {run, rows, all_runs, eights, heads}), r.boxes, has_heads,
             static_cast<int>(apart)};
@@ -100,7 +111,7 @@ TensorMap make_tensor_map(TensorMapRequest const& r) {
   int64_t const rows_apart = !has_batch ? 0 : entries_are_rows ? 1 : r.batch_stride / r.row_stride;
   int64_t const step = entries_are_rows ? r.batch_stride * kElementBytes : row_bytes;
   Dimension const clip{kClip, step, r.box_rows};
-  Dimension const rows{(r.batch - 1) * rows_apart + all_rows + 1, step, 1};
+  Dimension const rows{(r.batch - 1) * rows_apart + r.rows + 1, step, 1};
   constexpr int64_t kWrap = int64_t{1} << 34;  // kClip times this is 2^64
   Dimension const back{int64_t{kClip} + 1, kWrap - step, 1};
   return {encode(r, {columns, clip, heads, rows, back}), r.boxes, has_heads,

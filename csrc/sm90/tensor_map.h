@@ -43,6 +43,8 @@ struct TensorMapRequest {
   int box_columns;
   Boxes boxes;
   int group;
+
+  bool has_elements() const { return rows > 0 && heads > 0 && batch > 0; }
 };
 
 // Rows [row, row + rows) of a head, or of a group of heads, of one batch entry. rows: at most a

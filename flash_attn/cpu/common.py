@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from flash_attn._sinks import sink_share
 
 ROWS = 1024  # rows converted at a time, so that no full-size copy in the accumulation type is made
 
@@ -38,7 +38,6 @@ def sink_gradient(s_aux: Tensor, lse: Tensor, softmax_d: Tensor, head_dim: int) 
     lse and softmax_d have their heads in dimension head_dim.
     """
     lse, softmax_d = (x.movedim(head_dim, -1) for x in (lse, softmax_d))
-    # A row of LSE -inf saw nothing, not even a sink (its logit is -inf).
-    p_sink = torch.where(lse == -math.inf, 0.0, (s_aux.to(lse.dtype) - lse).exp_())
+    p_sink = sink_share(s_aux, lse)
     products = torch.where(p_sink == 0, 0.0, p_sink * softmax_d)
     return products.flatten(0, -2).sum(0).neg_()

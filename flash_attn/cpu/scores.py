@@ -99,11 +99,17 @@ def make_scores(q: Tensor, batch: int, asked: Scoring, rng_state: Tensor | None 
         softmax_scale=asked.softmax_scale,
         left=left if left >= 0 else UNBOUNDED,
         right=0 if asked.causal else right if right >= 0 else UNBOUNDED,
-        softcap=asked.softcap,
+        softcap=_softcap_in_range(asked.softcap),
         slopes=slopes,
         sinks=None if asked.s_aux is None else asked.s_aux.to(dtype),
         dropout=dropout,
     )
+
+
+def _softcap_in_range(softcap: float) -> float:
+    """As csrc/core/score_mod.h has it: beyond these limits nothing changes but what is computed on
+    the way, which would overflow."""
+    return min(max(softcap, 1e-20), 1e30) if softcap else 0.0
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -134,7 +134,8 @@ class OnlineSoftmax:
         if keep is not None:
             tile.mul_(keep)
         if self.max is not None:
-            decay = self.max.sub(safe).exp_()
+            # A sink of +inf stays what it is: the difference would be NaN.
+            decay = self.max.sub(safe).exp_().masked_fill_(self.max == safe, 1.0)
             total.addcmul_(self.sum, decay)
         if self.out is None:
             self.out = torch.bmm(tile, v_tile)

@@ -9,7 +9,6 @@ the order of the steps: in half precision nothing is lost on the way, at half of
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flash_attn import _autograd, _ops
+from flash_attn._sinks import sink_share
 from flash_attn.distributed import calls, sums
 from flash_attn.distributed.calls import Plan, Rows, Scoring, ring_plan
 from flash_attn.distributed.exchange import Transfer
@@ -192,8 +192,6 @@ def sink_gradient(s_aux: Tensor, rows: Rows) -> Tensor:
         delta = (rows.dout[:, at].to(lse.dtype) * rows.out[:, at]).sum(-1).transpose(1, 2)
         if rows.dlse is not None:
             delta = delta - rows.dlse[:, :, at]
-        here = lse[:, :, at]
-        p_sink = (s_aux.to(lse.dtype).view(1, -1, 1) - here).exp()
-        p_sink = torch.where(here == -math.inf, 0.0, p_sink)
+        p_sink = sink_share(s_aux.view(1, -1, 1), lse[:, :, at])
         total -= torch.where(p_sink == 0, 0.0, p_sink * delta).sum((0, 2))
     return total.to(s_aux.dtype)

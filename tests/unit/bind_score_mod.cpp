@@ -16,6 +16,8 @@ void bind_score_mod(py::module_& m) {
            py::kw_only(), py::arg("softmax_scale") = 1.f, py::arg("softcap") = 0.f,
            py::arg("alibi_slope") = 0.f, py::arg("shift") = 0)
       .def("cap", &ScoreMod::cap, py::arg("product"))
+      .def("usual_cap", &ScoreMod::usual_cap, py::arg("product"))
+      .def("has_usual_cap", &ScoreMod::has_usual_cap)
       .def("scaled", &ScoreMod::scaled, py::arg("product"))
       .def("folds_scale", &ScoreMod::folds_scale)
       .def("exponent_scale", &ScoreMod::exponent_scale)
@@ -25,4 +27,7 @@ void bind_score_mod(py::module_& m) {
       .def(py::init<ScoreMod const&>())
       .def("__call__", &SmallCap::operator(), py::arg("product"))
       .def_readonly("limit", &SmallCap::limit);
+  m.def("softcap_in_range", &flash::softcap_in_range, py::arg("softcap"));
+  m.def("tanh_absolute", &flash::tanh_absolute, py::arg("x"));
+  m.def("tanh_relative", &flash::tanh_relative, py::arg("x"));
 }

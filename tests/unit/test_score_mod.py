@@ -13,8 +13,54 @@ softcaps = st.sampled_from([0.5, 1.0, 15.0, 50.0])
 def test_softcap(core, softcap, scale, product):
     mod = core.ScoreMod(softcap=softcap, softmax_scale=scale)
     expected = softcap * math.tanh(scale * product / softcap)
-    assert mod.cap(product) == pytest.approx(expected, abs=1e-6 * softcap)
+    assert mod.has_usual_cap()
+    assert mod.usual_cap(product) == pytest.approx(expected, abs=1e-6 * softcap)
+    assert mod.cap(product) == pytest.approx(expected, rel=2e-6, abs=1e-30)
     assert mod.scaled(product) == mod.cap(product)
+
+
+@given(
+    st.sampled_from([1e-20, 1e-3, 50.0, 257.0, 1e5, 1e7, 1e12, 1e30]),
+    st.sampled_from([0.125, 1.0, -0.5]),
+    st.floats(2**-10, 2**15, width=32),
+)
+def test_a_softcap_of_any_size(core, softcap, scale, product):
+    """To rounding: scores far below a large cap keep all digits, and so differ as they did."""
+    mod = core.ScoreMod(softcap=core.softcap_in_range(softcap), softmax_scale=scale)
+    expected = softcap * math.tanh(scale * product / softcap)
+    assert mod.cap(product) == pytest.approx(expected, rel=2e-6)
+    small = core.SmallCap(mod)
+    if product <= small.limit:
+        assert small(product) == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize("softcap", [1e5, 1e7, 1e30])
+def test_a_cap_that_does_nothing(core, softcap):
+    mod = core.ScoreMod(softcap=softcap, softmax_scale=0.125)
+    assert not mod.has_usual_cap()
+    for product in (1.0, -3.0, 40.5):
+        assert mod.cap(product) == pytest.approx(0.125 * product, rel=2e-7)
+        assert core.SmallCap(mod)(product) == pytest.approx(0.125 * product, rel=2e-7)
+
+
+def test_softcaps_that_arithmetic_would_overflow_for(core):
+    assert core.softcap_in_range(0.0) == 0.0
+    assert core.softcap_in_range(50.0) == 50.0
+    assert core.softcap_in_range(1e-300) == pytest.approx(1e-20)
+    for softcap in (1e31, 1e300, math.inf):
+        assert core.softcap_in_range(softcap) == pytest.approx(1e30)
+
+
+@given(st.floats(-20, 20, width=32))
+def test_tanh(core, x):
+    assert core.tanh_absolute(x) == pytest.approx(math.tanh(x), abs=5e-7)
+    assert core.tanh_relative(x) == pytest.approx(math.tanh(x), rel=2e-6, abs=1e-30)
+
+
+def test_tanh_of_nan_and_infinity(core):
+    assert core.tanh_relative(math.inf) == 1.0
+    assert core.tanh_relative(-math.inf) == -1.0
+    assert math.isnan(core.tanh_relative(math.nan))
 
 
 @given(softcaps, st.sampled_from([0.125, 1.0, -0.5]), st.floats(-1, 1, width=32))
@@ -54,11 +100,12 @@ def test_a_softcap_is_about_scaled_scores(core):
 @given(softcaps)
 def test_softcap_ends(core, softcap):
     """An exponential that overflows, or vanishes, is the limit of tanh and not NaN."""
-    cap = core.ScoreMod(softcap=softcap).cap
-    assert cap(0.0) == 0.0
-    for score in (1e4, 1e30, math.inf):
-        assert cap(score) == softcap
-        assert cap(-score) == -softcap
+    mod = core.ScoreMod(softcap=softcap)
+    for cap in (mod.cap, mod.usual_cap):
+        assert cap(0.0) == 0.0
+        for score in (1e4, 1e30, math.inf):
+            assert cap(score) == softcap
+            assert cap(-score) == -softcap
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(5, 5), (3, 8), (8, 3)])

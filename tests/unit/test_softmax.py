@@ -1,5 +1,6 @@
 """The online softmax of one thread's rows, against softmax over the whole row in float64."""
 
+import ctypes
 import math
 
 import pytest
@@ -118,6 +119,21 @@ def test_no_keys(core):
     for out, lse in attend(core, [], 1.0, sink=1.5):
         assert out == 0.0
         assert lse == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("sink", [1e5, 1e8, 2e38, 3e38, math.inf])
+@pytest.mark.parametrize("score", [NOTHING, 0.0, -100.0])
+def test_a_sink_far_above_the_scores(core, sink, score):
+    """It takes all weight, and LSE is the sink to the bit: its gradient is about the difference."""
+    exact = ctypes.c_float(sink).value
+    for out, lse in attend(core, [[[score] * COLS] * ROWS], 1.0, sink):
+        assert out == 0.0
+        assert lse == exact
+
+
+def test_a_sink_far_below_the_scores(core):
+    plain = attend(core, [[[1.0, 2.0, 3.0, 4.0]] * ROWS], 1.0, NOTHING)
+    assert attend(core, [[[1.0, 2.0, 3.0, 4.0]] * ROWS], 1.0, -3e38) == plain
 
 
 @pytest.mark.parametrize("sink", [NOTHING, 1.0])

@@ -29,7 +29,7 @@ struct LeftBias {
 // and of a flatter one than the inverse of `flattest`, whose powers underflow, only where these are
 // nothing beside 1.
 FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
-  float const slope = fabsf(mod.softmax_scale * reciprocal_fast(mod.softcap));
+  float const slope = fabsf(mod.slope_of_tanh());
   float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
   return slope < 1e3f ? widest * fminf(inverse, flattest) : -1.f;
 }
@@ -43,8 +43,7 @@ struct NearTanhHook {
   float slope;    // of product^2
 
   FLASH_HD explicit NearTanhHook(ScoreMod const& mod) : limit(tanh_limit(mod, 0.125f, 1e18f)) {
-    float const slope_of_tanh = mod.softmax_scale * reciprocal_fast(mod.softcap);
-    float const square = slope_of_tanh * slope_of_tanh;
+    float const square = mod.slope_of_tanh() * mod.slope_of_tanh();
     log2[0] = 0.9999999f * mod.softmax_scale * kLog2e;
     log2[1] = -0.33153321f * mod.softmax_scale * kLog2e * square;
     slope = -0.99143987f * square;
@@ -60,18 +59,20 @@ struct NearTanhHook {
 // Within three quarters: five powers, within 2e-7. tanh's square gives the derivative, its multiple
 // the score.
 struct TanhHook {
-  static constexpr int kPowers = 5;
+  static constexpr int kPowers = SmallTanh::kPowers;
   float coefficient[kPowers];  // of the powers of product^2
   float cap_log2;
 
-  __device__ static float limit(ScoreMod const& mod) { return tanh_limit(mod, 0.75f, 1e4f); }
+  __device__ static float limit(ScoreMod const& mod) {
+    return tanh_limit(mod, SmallTanh::kWidest, 1e4f);
+  }
 
   __device__ explicit TanhHook(ScoreMod const& mod) : cap_log2(mod.softcap * kLog2e) {
-    float const slope = mod.softmax_scale * reciprocal_fast(mod.softcap);
+    float const slope = mod.slope_of_tanh();
     float factor = slope;
 #pragma unroll
     for (int i = 0; i < kPowers; ++i) {
-      coefficient[i] = factor * power(i);
+      coefficient[i] = factor * SmallTanh::power(i);
       factor *= slope * slope;
     }
   }
@@ -86,27 +87,18 @@ struct TanhHook {
     float const tanh = sum * product;
     return {tanh * cap_log2 - lse, 1.f - tanh * tanh};
   }
-
- private:
-  // tanh(x) / x in powers of x^2, minimax
-  __device__ static constexpr float power(int i) {
-    constexpr float powers[kPowers] = {0.99999723f, -0.33323076f, 0.13226091f, -0.04928044f,
-                                       0.01231883f};
-    return powers[i];
-  }
 };
 
 struct AnyTanhHook {
-  float double_scale_log2;  // over the cap
+  float slope;
   float cap_log2;
 
   __device__ explicit AnyTanhHook(ScoreMod const& mod)
-      : double_scale_log2(2.f * mod.softmax_scale * kLog2e * reciprocal_fast(mod.softcap)),
-        cap_log2(mod.softcap * kLog2e) {}
+      : slope(mod.slope_of_tanh()), cap_log2(mod.softcap * kLog2e) {}
 
   __device__ HookedScore operator()(float product, float lse, int, int) const {
-    float const fall = falling_logistic(double_scale_log2 * product);
-    return {(cap_log2 - lse) - 2.f * cap_log2 * fall, 4.f * (fall - fall * fall)};
+    float const tanh = tanh_relative(slope * product);
+    return {tanh * cap_log2 - lse, 1.f - tanh * tanh};
   }
 };
 

@@ -37,7 +37,7 @@ struct SoftcapHook : NoHooks {
   template <class Scores>
   __device__ __forceinline__ void on_scores(Scores& s, int /*key_begin*/, Coord, Offsets&) const {
     if (__any_sync(0xffffffffu, largest_score(s) > small.limit)) {
-      for_each_score(s, [&](float product, int, int) { return mod.cap(product); });
+      apply_cap(s, mod);
     } else {
       for_each_score(s, [&](float product, int, int) { return small(product); });
     }

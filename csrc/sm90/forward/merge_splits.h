@@ -48,8 +48,12 @@ struct PartWeight {
       softmax.max[0] =
           fmaxf(softmax.max[0], __shfl_xor_sync(WarpLanes::kAll, softmax.max[0], distance));
     }
-    // Where nothing was seen there is no part with a weight. NaN, which no maximum sees, goes on.
-    weight = own == -INFINITY ? 0.f : exp2_fast((own - softmax.max[0]) * softmax.scale_log2);
+    // Where nothing was seen there is no part with a weight, and a sink of +inf takes all of it.
+    // NaN, which no maximum sees, goes on.
+    bool const top = own == softmax.max[0];
+    weight = own == -INFINITY ? 0.f
+             : top            ? 1.f
+                              : exp2_fast((own - softmax.max[0]) * softmax.scale_log2);
     softmax.sum[0] = weight;
 #pragma unroll
     for (int distance = WarpLanes::kCount / 2; distance > 0; distance /= 2) {
