@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit coverage bench build spills sass sanitize docs lint format hooks wheel sdist clean
+.PHONY: help demo test unit coverage bench figures pictures build spills sass sanitize docs lint format hooks wheel sdist clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -35,8 +35,15 @@ unit: $(VENV)/.env-test  ## the tests of csrc/core, compiled for the host
 coverage: $(VENV)/.env-test  ## which lines of the Python code the tests run, and whether they are enough
 	$(PYTEST) --cov --ignore=tests/kernels --ignore=tests/unit -k "not host and not import_is_quick" $(ARGS)
 
-bench: $(VENV)/.env-demo build  ## benchmarks; ARGS="--help" for what there is
+bench: $(VENV)/.env-demo build  ## benchmarks, to build/bench; ARGS="--help" for what there is
 	$(PY) -m benchmarks $(ARGS)
+
+figures: $(VENV)/.env-demo build  ## the figures that the documents quote, and their pictures; ARGS="fwd,bwd"
+	$(PY) -m benchmarks --record $(ARGS)
+	$(PY) -m benchmarks.pictures
+
+pictures: $(VENV)/.env-demo  ## the documents' pictures, from the committed figures
+	$(PY) -m benchmarks.pictures
 
 build: $(VENV)/.env-base  ## compile the kernels in place: this GPU's, or FLASH_ATTN_CUDA_ARCHS="80;90a"
 	@$(PY) -m build_tools.build

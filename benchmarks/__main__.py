@@ -1,8 +1,9 @@
-"""Command line of the benchmarks: run presets, print a table, write JSON and a plot."""
+"""Command line of the benchmarks: run presets, print a table, write JSON and a picture."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import time
@@ -16,7 +17,9 @@ from benchmarks.compare import regressions
 from benchmarks.presets import NEEDS_GPU, PRESETS
 from benchmarks.rows import Options, Row
 
-RESULTS = Path(__file__).parent / "results"
+# Of a user: git ignores them. Those that the documents quote are written with --record.
+RESULTS = Path(__file__).resolve().parent.parent / "build" / "bench"
+RECORDS = Path(__file__).resolve().parent / "results"
 
 
 def _numbers(text: str) -> set[int]:
@@ -47,10 +50,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--compare", type=Path, help="JSON of an earlier run: exit 1 if slower")
     parser.add_argument("--threshold", type=float, default=0.05, help="of --compare (%(default)s)")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
-    parser.add_argument("--out", type=Path, help=f"JSON file (default: in {RESULTS.name}/)")
+    out = parser.add_mutually_exclusive_group()
+    out.add_argument("--out", type=Path, help="JSON file (default: in build/bench/)")
+    out.add_argument(
+        "--record", action="store_true",
+        help="one JSON file a preset, named after the GPU, in benchmarks/results/, for documents",
+    )  # fmt: skip
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
     args.presets = args.presets.split(",")
+    if args.record and (args.dims or args.seqlens):
+        parser.error("--record takes whole presets, without --dims and --seqlens")
     if unknown := set(args.presets) - set(PRESETS):
         parser.error(f"no preset {', '.join(sorted(unknown))}; there are {', '.join(PRESETS)}")
     if args.device == "cpu" and (gpu := NEEDS_GPU.intersection(args.presets)):
@@ -85,20 +95,39 @@ def measure(args: argparse.Namespace) -> list[Row]:
                 rows.append(row)
                 print(report.table_line(row), flush=True)
     except KeyboardInterrupt:
+        if args.record:
+            raise
         print("interrupted", flush=True)
     return rows
 
 
 def write(args: argparse.Namespace, rows: list[Row], machine: dict, title: str) -> list[Path]:
-    path = args.out or RESULTS / f"{'-'.join(args.presets)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     notes = linear.crossings(rows)
     print(*filter(None, [*notes, report.missing(rows), report.summary(rows)]), sep="\n")
+    if args.record:
+        return record(rows, machine)
+    path = args.out or RESULTS / f"{'-'.join(args.presets)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     report.write_json(path, rows, machine, notes)
     if args.no_plot:
         return [path]
     report.plot(path.with_suffix(".png"), rows, title)
     return [path, path.with_suffix(".png")]
+
+
+def record(rows: list[Row], machine: dict) -> list[Path]:
+    """One file a preset: cpu.json, h200_fwd.json, h200_fwd_sm80.json."""
+    gpu = machine.get("gpu", "cpu").removeprefix("NVIDIA ").lower().replace(" ", "-")
+    arch = os.environ.get("FLASH_ATTN_ARCH")
+    presets: dict[str, list[Row]] = {}
+    for row in rows:
+        presets.setdefault(row.preset, []).append(row)
+    paths = []
+    for preset, of_preset in presets.items():
+        words = dict.fromkeys([gpu, preset, *([f"sm{arch}"] if arch else [])])
+        paths.append(RECORDS / f"{'_'.join(words)}.json")
+        report.write_json(paths[-1], of_preset, machine, linear.crossings(of_preset))
+    return paths
 
 
 def compare(args: argparse.Namespace, rows: list[Row]) -> int:

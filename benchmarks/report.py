@@ -1,14 +1,10 @@
-"""Rows as a table, as JSON and as a picture, and the picture of a JSON file:
-
-python -m benchmarks.report benchmarks/results/h200_linear.json docs/linear.png
-"""
+"""Rows as a table, as JSON and as a picture."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,6 +25,20 @@ COLORS = {
     "simple gla": "#2da44e",
     "torch": "#57606a",
 }
+NAMES = {  # in pictures
+    "ours": "this library",
+    "fa3": "FA3",
+    "cudnn": "cuDNN",
+    "fa2": "FA2 (torch)",
+    "sdpa": "torch's SDPA",
+    "standard": "softmax(QKᵀ)V",
+    "gla chunk": "GLA, chunk",
+    "gla fused_chunk": "GLA, fused_chunk",
+    "gla fused_recurrent": "GLA, fused_recurrent",
+    "mamba2": "Mamba 2",
+}
+AXES = {"head_dim": "columns of a head (head_dim)", "seqlen": "sequence length, tokens"}
+MUTED = {"ha": "left", "fontsize": 9.5, "color": "#57606a"}
 
 
 def _number(value: float | None) -> str:
@@ -105,27 +115,45 @@ def plot(path: Path, rows: list[Row], title: str) -> None:
     figure, axes = plt.subplots(
         lines,
         columns,
-        figsize=(6.2 * columns, (1.6 + 0.42 * tallest) * lines),
+        figsize=(6.2 * columns, (1.9 + 0.42 * tallest) * lines),
         squeeze=False,
         constrained_layout=True,
     )
     for axis, (name, group) in zip(axes.flat, panels.items()):
-        (_curves if group[0].axis else _bars)(axis, name, group)
+        (_curves if group[0].axis else _bars)(axis, group)
+        _dress(axis, name)
     for axis in axes.flat[len(panels) :]:
         axis.remove()
-    figure.suptitle(title, x=0.008, ha="left", fontsize=9.5, color="#57606a")
+    if not all(row.axis for row in rows):
+        title += "\nd: head_dim, b: batch, s: sequence length, h: heads of q/heads of k and v"
+    figure.suptitle(title, x=0.008, **MUTED)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def _curves(axis, name: str, rows: list[Row]) -> None:
+def goal(unit: str) -> str:
+    """A unit, and where the better figures are."""
+    name = {"Mtok/s": "million tokens/s"}.get(unit, unit)
+    return f"{name} ({'lower' if unit == 'MB' else 'higher'} is better)"
+
+
+def _dress(axis, name: str) -> None:
+    """A title, and a line of its own below it for the legend, where no point can be."""
+    axis.set_title(name, loc="left", fontweight="bold", fontsize=11, pad=22)
+    axis.spines[["top", "right"]].set_visible(False)
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+    contenders = len(axis.get_legend_handles_labels()[0])
+    axis.legend(frameon=False, fontsize=8, ncols=contenders, columnspacing=1.2, **above)
+
+
+def _curves(axis, rows: list[Row]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     for contender in dict.fromkeys(key for row in rows for key in row.rates):
         points = [(row.x, rate) for row in rows if (rate := row.rates.get(contender))]
         if points:
             style = {"marker": "o", "markersize": 3, "color": COLORS.get(contender)}
-            axis.plot(*zip(*points), label=contender, **style)
+            axis.plot(*zip(*points), label=NAMES.get(contender, contender), **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -135,33 +163,24 @@ def _curves(axis, name: str, rows: list[Row]) -> None:
     labels = [f"{x / 1024:g}k" if x >= 1024 else f"{x:g}" for x in places]
     axis.set_xticks(places, labels, fontsize=8)
     axis.set_xticks([], minor=True)
-    axis.set_title(f"{name}, {rows[0].unit}", loc="left", fontweight="bold", fontsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel(AXES.get(rows[0].axis, rows[0].axis))
+    axis.set_ylabel(goal(rows[0].unit))
     axis.grid(color="#e8ebef")
-    axis.legend(frameon=False, fontsize=8)
 
 
-def _bars(axis, name: str, rows: list[Row]) -> None:
+def _bars(axis, rows: list[Row]) -> None:
     contenders = list(dict.fromkeys(key for row in rows for key in row.rates))
     thickness = 0.8 / len(contenders)
     for i, contender in enumerate(contenders):
         places = [n + i * thickness for n in range(len(rows))]
         rates = [row.rates.get(contender) or 0 for row in rows]
-        axis.barh(places, rates, thickness, label=contender, color=COLORS.get(contender))
+        style = {"label": NAMES.get(contender, contender), "color": COLORS.get(contender)}
+        axis.barh(places, rates, thickness, **style)
     middle = 0.4 - thickness / 2
     labels = [row.problem.split(maxsplit=1)[1] for row in rows]
     axis.set_yticks([n + middle for n in range(len(rows))], labels, fontsize=8)
     axis.invert_yaxis()
-    axis.set_title(f"{name}, {rows[0].unit}", loc="left", fontweight="bold", fontsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel(goal(rows[0].unit))
     axis.grid(axis="x", color="#e8ebef")
     axis.set_axisbelow(True)
     axis.margins(y=0.01)
-    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(contenders)}
-    axis.legend(frameon=False, fontsize=8, **above)
-
-
-if __name__ == "__main__":
-    results, picture = map(Path, sys.argv[1:])
-    found, machine = read_json(results)
-    plot(picture, found, machine.get("gpu", ""))

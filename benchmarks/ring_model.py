@@ -13,6 +13,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report import MUTED
+
 BYTES = 2  # of a number in 16 bits
 
 
@@ -153,14 +155,15 @@ def plot(path: Path, layers: list[Layer], machine: Machine) -> None:
 
     matplotlib.use("Agg")  # a file, on machines without a display
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     from examples.gpt.plot import STYLE
 
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
+        figure, axis = plt.subplots(figsize=(8, 4.6), constrained_layout=True)
         for layer, color in zip(layers, ("#1f6feb", "#d1603d", "#2da44e", "#9aa4b2")):
             ranks, flat, nested = zip(*efficiencies(layer, machine))
-            label = f"{layer.seqlen // 1024}k tokens"
+            label = f"{_count(layer.seqlen)} tokens"
             axis.plot(ranks, nested, "o-", color=color, markersize=4, label=label)
             axis.plot(ranks, flat, "--", color=color, alpha=0.6)
             points = [r for r in measured(layer.seqlen) if r["what"] == "fwd+bwd"]
@@ -168,12 +171,30 @@ def plot(path: Path, layers: list[Layer], machine: Machine) -> None:
             axis.plot(x, y, "x", color=color, markersize=8)
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks, map(str, ranks))
-        axis.set_xlabel("GPUs, 8 a host")
+        axis.set_xlabel(f"GPUs, {machine.host_gpus} a host")
+        axis.set_ylabel("efficiency, T(1) / (n T(n)) (higher is better)")
         axis.set_ylim(0, 1.05)
-        axis.set_title("Modelled: a ring of hosts, and (dashed) over all adapters; x: measured")
-        axis.legend()
+        axis.set_title("Ring attention, forward + backward: modelled, and measured up to 4 GPUs")
+        kinds = {"ring of hosts": "-o", "ring over adapters": "--", "measured": "x"}
+        lines, labels = axis.get_legend_handles_labels()
+        for name, style in kinds.items():
+            line, mark = style.strip("ox"), style.strip("-")
+            labels.append(name)
+            lines.append(Line2D([], [], linestyle=line, marker=mark, color="#57606a", markersize=4))
+        figure.legend(lines, labels, loc="outside lower center", ncols=len(lines), fontsize=8)
+        layer = layers[0]
+        about = (
+            f"H200, 16 bits, causal, batch {layer.batch}, {layer.heads} heads of q and "
+            f"{layer.heads_k} of k and v, head_dim {layer.head_dim}; "
+            f"{machine.inside / 1e9:.0f} GB/s in a host, {machine.between / 1e9:.0f} between hosts"
+        )
+        figure.suptitle(about, x=0.008, **MUTED)
         figure.savefig(path, dpi=150)
         plt.close(figure)
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens >> 20}M" if tokens >= 1 << 20 else f"{tokens >> 10}k"
 
 
 def table(layers: list[Layer], machine: Machine) -> list[str]:

@@ -1,16 +1,12 @@
-"""An engine's steps (preset `serve`) beside FA3, as a picture.
-
-python -m benchmarks.steps benchmarks/results/h200_serve.json --out docs/serve.png
-"""
+"""An engine's steps (preset `serve`) beside FA3, as a picture."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
 
-from benchmarks.report import COLORS
+from benchmarks.report import COLORS, MUTED
 
 STEP = re.compile(r"graph (.*), page (\d+)$")
 
@@ -26,13 +22,13 @@ def read(path: Path) -> Steps:
     return steps
 
 
-def draw(steps: Steps, path: Path) -> None:
+def draw(steps: Steps, path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(9, 0.6 + 0.3 * len(steps)), constrained_layout=True)
+    figure, axis = plt.subplots(figsize=(9, 1.2 + 0.3 * len(steps)), constrained_layout=True)
     pages = sorted({page for of_page in steps.values() for page in of_page})
     marks = dict(zip(pages, ("o", "D", "s")))
     for page in pages:
@@ -42,13 +38,15 @@ def draw(steps: Steps, path: Path) -> None:
         fill = {} if page == pages[0] else {"markerfacecolor": "white"}
         label = f"pages of {page}"
         axis.plot(ratios, rows, marks[page], label=label, color=COLORS["ours"], alpha=0.8, **fill)
-    axis.axvline(1, color=COLORS["fa3"], linewidth=1)
+    axis.axvline(1, color=COLORS["fa3"], linewidth=1, label="as fast as FA3")
     axis.set_yticks(range(len(steps)), [f"{name}: {_microseconds(s)}" for name, s in steps.items()])
+    axis.set_ylabel("a step, and this library's time for it")
     axis.invert_yaxis()
-    axis.set_xlabel("FA3's time / ours (right of the line: ours is faster)")
+    axis.set_xlabel("FA3's time / this library's (higher is better)")
     axis.grid(axis="x", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, loc="lower right")
+    axis.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(pages) + 1)
+    figure.suptitle(title, x=0.008, **MUTED)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -56,15 +54,3 @@ def draw(steps: Steps, path: Path) -> None:
 def _microseconds(of_page: dict[int, dict[str, float]]) -> str:
     times = [1e3 * times["ours"] for _, times in sorted(of_page.items())]
     return ", ".join(f"{t:,.0f}" if t >= 100 else f"{t:.1f}" for t in times) + " µs"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    draw(read(args.result), args.out)
-
-
-if __name__ == "__main__":
-    main()

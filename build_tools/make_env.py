@@ -56,15 +56,19 @@ def make(options: argparse.Namespace) -> None:
         )
     python = options.venv / "bin" / "python"
     if not python.exists():
-        create(options.venv, shared=has_torch())
+        torch = torch_here()
+        create(options.venv, shared=torch is not None)
+        if torch and not torch_in(python):
+            show_folder(python, torch.root.parent)
     if not torch_in(python):
         install_torch(python, options.torch)
     install_package(python, options.extras)
 
 
-def has_torch() -> bool:
+def torch_here() -> probe.Torch | None:
+    """That of the Python that runs this, if it is new enough."""
     torch = probe.find_torch({})
-    return torch is not None and torch.release >= MIN_TORCH
+    return torch if torch and torch.release >= MIN_TORCH else None
 
 
 def create(venv: Path, shared: bool) -> None:
@@ -83,6 +87,14 @@ def create(venv: Path, shared: bool) -> None:
         f"{sys.executable} can make no virtual environment: apt-get install python3-venv, "
         "or pip install virtualenv."
     )
+
+
+def show_folder(python: Path, packages: Path) -> None:
+    """For a Python that is a virtual environment's own: --system-site-packages shows what the
+    Python has that it was made of, and nothing of the environment."""
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    (Path(site) / "shared.pth").write_text(f"{packages}\n")
 
 
 def torch_in(python: Path) -> bool:

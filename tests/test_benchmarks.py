@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 import types
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import compare, linear, presets, problems, report, rotary, steps
+from benchmarks import compare, linear, pictures, presets, problems, report, rotary
 from benchmarks.clock import Clock
 from benchmarks.presets import cpu
 from benchmarks.rows import Options, Row
@@ -283,9 +286,116 @@ def test_a_picture_has_a_panel_for_each_kind(tmp_path, monkeypatch, kinds):
     assert panels == [kinds]
 
 
-def test_a_picture_of_an_engines_steps(tmp_path):
-    pytest.importorskip("matplotlib")
-    found = steps.read(command.RESULTS / "h200_serve.json")
-    assert set(found["64 x 1 query, 4k keys"]) == {16, 256}
-    steps.draw(found, tmp_path / "steps.png")
-    assert (tmp_path / "steps.png").stat().st_size > 0
+def labels(figure) -> list[tuple[str, str]]:
+    return [(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes]
+
+
+@pytest.mark.parametrize("axis", ["", "seqlen"])
+@pytest.mark.parametrize("unit", ["TFLOP/s", "MB"])
+def test_a_picture_says_what_it_shows(tmp_path, monkeypatch, axis, unit):
+    module = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    monkeypatch.setattr(module.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    rows = [Row("fwd", "fwd d64", unit, {"ours": 1.0}, {"ours": 1.0}, axis=axis, x=64.0)]
+    report.plot(tmp_path / "rows.png", rows, "an H200")
+    (figure,) = drawn
+    across, up = labels(figure)[0]
+    better = "lower" if unit == "MB" else "higher"
+    assert (up if axis else across) == f"{unit} ({better} is better)"
+    assert across == "sequence length, tokens" or not axis
+    assert figure.get_suptitle().startswith("an H200")
+    assert ("h: heads of q" in figure.get_suptitle()) == (not axis)
+    # The legend is above the panel: no point is there.
+    legend = figure.axes[0].get_legend()
+    legend.figure.canvas.draw()
+    assert legend.get_window_extent().y0 >= figure.axes[0].get_window_extent().y1 - 1
+
+
+# --- The documents' pictures ----------------------------------------------------------------------
+
+
+def text_of(path: Path) -> str:
+    return path.read_bytes()[:400].decode("latin1")
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_shows_the_committed_figures(name):
+    """By the digest in it: `make pictures` draws it again."""
+    assert pictures.PICTURES[name].digest() in text_of(pictures.ROOT / name)
+
+
+def test_every_picture_of_the_documents_is_drawn_from_figures():
+    found = {
+        path.relative_to(pictures.ROOT).as_posix() for path in pictures.ROOT.glob("docs/*.png")
+    }
+    assert found == set(pictures.PICTURES)
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_pictures_are_drawn(name, tmp_path, monkeypatch):
+    module = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    save = module.Figure.savefig
+
+    def savefig(figure, *args, **kwargs):
+        drawn.append(figure)
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(module.Figure, "savefig", savefig)
+    pictures.draw(name, tmp_path / "picture.png")
+    assert pictures.PICTURES[name].digest() in text_of(tmp_path / "picture.png")
+    (figure,) = drawn
+    assert any("is better" in label for pair in labels(figure) for label in pair)
+    assert re.match("NVIDIA H200|H200|a CPU", figure.get_suptitle())
+
+
+# --- Where figures go -----------------------------------------------------------------------------
+
+
+def run_cpu(monkeypatch, tmp_path, *arguments: str) -> None:
+    rows = [Row("cpu", "fwd a", "GFLOP/s", {"ours": 1.0}, {"ours": 1.0})]
+    monkeypatch.setitem(command.PRESETS, "cpu", lambda options: rows)
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "of a user")
+    monkeypatch.setattr(command, "RECORDS", tmp_path)
+    monkeypatch.delenv("FLASH_ATTN_ARCH", raising=False)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "cpu", "--device", "cpu", *arguments])
+    assert command.main() == 0
+
+
+def test_a_users_figures_change_nothing_that_git_has():
+    listed = subprocess.run(
+        ["git", "check-ignore", "-q", command.RESULTS / "cpu.json"], cwd=pictures.ROOT
+    )
+    assert listed.returncode in (0, 128)  # 128: not a checkout
+    assert command.RESULTS.is_relative_to(pictures.ROOT / "build")
+
+
+def test_figures_go_to_the_users_folder(monkeypatch, tmp_path):
+    run_cpu(monkeypatch, tmp_path, "--no-plot")
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["cpu.json"]
+    assert (tmp_path / "of a user" / "cpu.json").exists()
+
+
+def test_recorded_figures(monkeypatch, tmp_path):
+    run_cpu(monkeypatch, tmp_path, "--record")
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.json"]
+    rows = [Row(name, "fwd a", "TFLOP/s", {"ours": 1.0}) for name in ("fwd", "bwd")]
+    monkeypatch.setenv("FLASH_ATTN_ARCH", "80")
+    paths = command.record(rows, {"gpu": "NVIDIA H200"})
+    assert [path.name for path in paths] == ["h200_fwd_sm80.json", "h200_bwd_sm80.json"]
+
+
+def test_only_whole_presets_are_recorded(monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run_cpu(monkeypatch, tmp_path, "--record", "--dims", "64")
+    assert "whole presets" in capsys.readouterr().err
+
+    def interrupted(options):
+        yield Row("cpu", "fwd a", "GFLOP/s", {"ours": 1.0}, {"ours": 1.0})
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command.PRESETS, "cpu", interrupted)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "cpu", "--device", "cpu", "--record"])
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,106 @@
+"""The documents' pictures, from the committed figures: `make pictures`.
+
+    python -m benchmarks.pictures [docs/h200.png ...]
+
+Each picture names the figures that it shows by their digest, so that a test sees when they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import curves, report, ring_model, steps
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Picture:
+    figures: tuple[str, ...]  # files of RESULTS
+    draw: Callable[[list[Path], Path], None]  # of these files, to a path
+
+    @property
+    def sources(self) -> list[Path]:
+        return [RESULTS / name for name in self.figures]
+
+    def digest(self) -> str:
+        return hashlib.sha256(b"".join(p.read_bytes() for p in self.sources)).hexdigest()[:16]
+
+
+def _machine(path: Path) -> str:
+    _, machine = report.read_json(path)
+    where = machine.get("gpu") or f"a CPU, {machine['cpu_threads']} threads"
+    return f"{where}, torch {machine['torch'].split('+')[0]}"
+
+
+def _curves(paths: list[Path], out: Path) -> None:
+    size = "batch × sequence length = 16,384 tokens, as many heads of k and v as of q"
+    curves.draw(curves.read(paths), out, f"{_machine(paths[0])}, bf16; {size}")
+
+
+def _linear(paths: list[Path], out: Path) -> None:
+    rows, _ = report.read_json(paths[0])
+    size = (
+        "one causal layer, bf16, hidden size 2,048 (heads × head_dim); by head_dim: batch 4 of "
+        "4,096 tokens;\nby seqlen: 16 heads of 128, batch × sequence length = 16,384 tokens up to "
+        "16k, batch 1 beyond"
+    )
+    report.plot(out, rows, f"{_machine(paths[0])}; {size}")
+
+
+def _steps(paths: list[Path], out: Path) -> None:
+    size = "bf16, 32 heads of q and 8 of k and v, head_dim 128, causal,\nreplayed from a CUDA graph"
+    steps.draw(steps.read(paths[0]), out, f"{_machine(paths[0])}; {size}")
+
+
+def _cpu(paths: list[Path], out: Path) -> None:
+    rows, _ = report.read_json(paths[0])
+    report.plot(out, rows, _machine(paths[0]))
+
+
+def _ring(paths: list[Path], out: Path) -> None:
+    layers = [ring_model.Layer(n) for n in (2**17, 2**20, 2**23)]
+    ring_model.plot(out, layers, ring_model.Machine())
+
+
+PICTURES = {
+    "docs/h200.png": Picture(("h200_fwd.json", "h200_bwd.json"), _curves),
+    "docs/linear.png": Picture(("h200_linear.json",), _linear),
+    "docs/serve.png": Picture(("h200_serve.json",), _steps),
+    "docs/cpu.png": Picture(("cpu.json",), _cpu),
+    "docs/distributed.png": Picture(("h200_ring.json",), _ring),
+}
+DIGEST = "Figures"
+
+
+def draw(name: str, out: Path) -> None:
+    from PIL import Image, PngImagePlugin  # matplotlib brings it
+
+    picture = PICTURES[name]
+    picture.draw(picture.sources, out)
+    told = PngImagePlugin.PngInfo()
+    told.add_text(DIGEST, picture.digest())
+    with Image.open(out) as image:
+        image.convert("RGB").save(out, pnginfo=told, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.pictures", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("names", nargs="*", help=f"some of {', '.join(PICTURES)} (default: all)")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(PICTURES):
+        parser.error(f"no picture {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
+    for name in options.names or PICTURES:
+        draw(name, ROOT / name)
+        print(name)
+
+
+if __name__ == "__main__":
+    main()
