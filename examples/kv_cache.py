@@ -1,6 +1,6 @@
 """One decoding step after another: rotary, append and attention in one call, over a paged cache.
 
-python -m examples.kv_cache
+python examples/kv_cache.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Train the demo's GPT on one long sequence, its tokens shared by n processes.
 
-    torchrun --nproc-per-node 2 -m examples.long_context
-    torchrun --nproc-per-node 2 -m examples.long_context --method all_to_all --seqlen 65536
+    torchrun --nproc-per-node 2 examples/long_context.py
+    torchrun --nproc-per-node 2 examples/long_context.py --method all_to_all --seqlen 65536
 
 The loss of each step is that of one process (without torchrun), up to rounding: every rank embeds,
 normalises and multiplies its own tokens, and only attention sees the others'.

@@ -4,7 +4,7 @@ Each part sees some of the keys and returns its output and its LSE, the log of i
 denominator. The whole is their average with weights exp(lse_part - lse_whole). A sink, a logit that
 joins the denominator and has no value, is one more part with output 0.
 
-    python -m examples.merge_lse
+    python examples/merge_lse.py
 """
 
 import torch

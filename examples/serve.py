@@ -1,12 +1,12 @@
-"""Continuous batching over a paged KV cache, with the demo's GPT: one attention call for prompts in
-chunks and for single tokens together.
+"""Serve the demo's GPT by continuous batching over a paged KV cache.
 
-    python -m examples.serve
+    python examples/serve.py
 
-A request is admitted while pages are free; each step runs up to --budget tokens, first one for each
-request that generates, then chunks of prompts; when no page is left for a token, the request that
-came last gives its pages back, and is computed again later. The texts are those that the model
-writes one by one. The weights are random: what counts is the loop.
+One attention call serves prompts in chunks and single tokens together. A request is admitted
+while pages are free; each step runs up to --budget tokens, first one for each request that
+generates, then chunks of prompts; when no page is left for a token, the request that came last
+gives its pages back, and is computed again later. The texts are those that the model writes one
+by one. The weights are random: what counts is the loop.
 
 It needs tqdm: `pip install ".[demo]"`, which `make demo` does.
 """
@@ -14,10 +14,14 @@ It needs tqdm: `pip install ".[demo]"`, which `make demo` does.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the package `examples`
 
 import torch
 from torch import Tensor
@@ -201,12 +205,18 @@ def make_requests(count: int, new_tokens: int, longest: int) -> list[Request]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     on_gpu = torch.cuda.is_available()
-    parser.add_argument("--requests", type=int, default=512 if on_gpu else 12)
-    parser.add_argument("--new-tokens", type=int, default=256 if on_gpu else 24)
-    parser.add_argument("--pages", type=int, default=4096 if on_gpu else 24)
-    parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--budget", type=int, default=1024 if on_gpu else 64, help="tokens a step")
-    parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
+
+    def number(name: str, meaning: str, gpu: int, cpu: int) -> None:
+        default = gpu if on_gpu else cpu
+        parser.add_argument(name, type=int, default=default, help=f"{meaning} (default {default})")
+
+    number("--requests", "how many there are, all at once", 512, 12)
+    number("--new-tokens", "generated for each request", 256, 24)
+    number("--pages", "of the cache; fewer evict more requests", 4096, 24)
+    number("--page-size", "tokens a page", 16, 16)
+    number("--budget", "tokens a step, of prompts and generated ones together", 1024, 64)
+    device = "cuda" if on_gpu else "cpu"
+    parser.add_argument("--device", default=device, help=f"where it runs (default {device})")
     args = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device(args.device)

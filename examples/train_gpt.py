@@ -1,6 +1,6 @@
 """Train a byte-level GPT on the Python standard library, generate from it, measure attention.
 
-    python -m examples.train_gpt            (or: make demo)
+    python examples/train_gpt.py            (or: make demo)
 
 Nothing is downloaded. Training stops after --seconds, whatever the machine. It runs on the GPU
 where every operation that it needs has a kernel there, and on the CPU otherwise.
@@ -27,10 +27,11 @@ from tqdm import tqdm
 
 import flash_attn
 from examples.gpt.data import Corpus
-from examples.gpt.generate import generate
+from examples.gpt.generate import generate, printable
 from examples.gpt.measure import flash_attention, standard_attention, sweep
 from examples.gpt.model import GPT, GPTConfig
 from examples.gpt.plot import plot
+from examples.gpt.schedule import Schedule
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
 
 PROMPT = b"class Reader:\n    def __init__(self, "
@@ -128,21 +129,21 @@ class Trainer:
         return torch.stack(losses).mean().item()
 
     def run(self) -> None:
-        seen, start, evaluations = 0.0, time.perf_counter(), 0
+        seen, start = 0.0, time.perf_counter()
+        schedule = Schedule(self.args.seconds)
         with tqdm(total=100, bar_format="{l_bar}{bar}| {elapsed}{postfix}", desc="Training") as bar:
-            while (progress := (time.perf_counter() - start) / self.args.seconds) < 1:
-                loss = self.step(progress)
+            while (elapsed := time.perf_counter() - start) < self.args.seconds:
+                loss = self.step(elapsed / self.args.seconds)
                 seen += self.args.tokens / 1e6
                 self.losses.append((seen, loss))
-                if 10 * progress >= evaluations:
+                if schedule.is_due(now := time.perf_counter() - start):
                     self.held_out.append((seen, self.evaluate()))
-                    evaluations += 1
-                bar.update(min(100, 100 * progress) - bar.n)
+                    schedule.took(now, time.perf_counter() - start - now)
+                bar.update(min(100, 100 * elapsed / self.args.seconds) - bar.n)
+                told = [f"loss {loss:.2f}"]
+                told += [f"held out {value:.2f}" for _, value in self.held_out[-1:]]
                 speed = seen / (time.perf_counter() - start)
-                bar.set_postfix_str(
-                    f"loss {loss:.2f}, held out {self.held_out[-1][1]:.2f}, "
-                    f"{1e3 * speed:.1f}k bytes/s"
-                )
+                bar.set_postfix_str(", ".join([*told, f"{1e3 * speed:.1f}k bytes/s"]))
             bar.update(100 - bar.n)
         self.held_out.append((seen, self.evaluate()))
 
@@ -153,7 +154,7 @@ def show_generation(trainer: Trainer, dtype: torch.dtype) -> None:
     with trainer.autocast:
         sample = generate(model, PROMPT, 400, dtype=dtype, temperature=0.6)
         print("\n" + "─" * 78)
-        print((PROMPT + sample.text).decode(errors="replace"))
+        print(printable(PROMPT + sample.text))
         print("─" * 78)
     # The CPU compares in fp32, where the two agree to rounding; GPU kernels have 16 bits.
     on_gpu = trainer.device.type == "cuda"
@@ -173,8 +174,9 @@ def show_generation(trainer: Trainer, dtype: torch.dtype) -> None:
     print(f"Both give {verdict}; their logits differ by at most {gap:.1e}.")
 
 
-def show_sweeps(device: torch.device) -> dict:
-    """Flash and standard attention side by side, as far as standard attention's memory goes."""
+def show_sweeps(device: torch.device) -> tuple[dict, str]:
+    """Flash and standard attention side by side, as far as standard attention's memory goes; and
+    of what problem."""
     on_gpu = device.type == "cuda"
     longest, dtype = (16384, torch.bfloat16) if on_gpu else (4096, torch.float32)
     seqlens = [2**n for n in range(8, longest.bit_length())]
@@ -182,8 +184,8 @@ def show_sweeps(device: torch.device) -> dict:
         "flash_attn": sweep(flash_attention, [*seqlens, 2 * longest], device, dtype),
         "standard": sweep(standard_attention, seqlens, device, dtype),
     }
-    kind = "bf16" if on_gpu else "fp32"
-    print(f"\nAttention, forward + backward ({kind}, causal, 4 heads of 64, one sequence)")
+    problem = f"{'bf16' if on_gpu else 'fp32'}, causal, 4 heads of 64, one sequence"
+    print(f"\nAttention, forward + backward ({problem})")
     print(f"{'':>10}{'flash_attn':>26}{'standard':>26}")
     standard = {p.seqlen: p for p in sweeps["standard"]}
     for p in sweeps["flash_attn"]:
@@ -191,7 +193,7 @@ def show_sweeps(device: torch.device) -> dict:
         if other := standard.get(p.seqlen):
             line += f"{other.milliseconds:>14.1f} ms{other.megabytes:>6.0f} MB"
         print(line)
-    return sweeps
+    return sweeps, problem
 
 
 def main() -> None:
@@ -216,9 +218,9 @@ def main() -> None:
     final = trainer.held_out[-1][1]
     print(f"Held-out loss {final:.3f} nats per byte ({final / math.log(2):.2f} bits)")
     show_generation(trainer, dtype)
-    sweeps = show_sweeps(device)
+    sweeps, problem = show_sweeps(device)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    plot(args.out, trainer.losses, trainer.held_out, sweeps, about)
+    plot(args.out, trainer.losses, trainer.held_out, sweeps, f"{about}; attention: {problem}")
     print(f"\nThe plot is {args.out}. The whole run took {time.perf_counter() - started:.0f} s.")
 
 

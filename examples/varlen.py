@@ -1,6 +1,6 @@
 """Sequences of different lengths without padding: pack, attend, unpack.
 
-python -m examples.varlen
+python examples/varlen.py
 """
 
 import torch

@@ -1,15 +1,23 @@
 """The demo, small enough for a test: what it claims holds."""
 
+import ast
+import importlib.util
+import re
+import sys
+
 import pytest
 import torch
 
 from examples.gpt.data import Corpus
-from examples.gpt.generate import generate
+from examples.gpt.generate import generate, printable
 from examples.gpt.measure import Point, flash_attention, standard_attention, sweep
 from examples.gpt.model import GPT, GPTConfig
+from examples.gpt.schedule import Schedule
 from examples.serve import Engine, Request, serve
+from tests.commands import ROOT, run
 
 CPU = torch.device("cpu")
+PROGRAMS = sorted(path.name for path in (ROOT / "examples").glob("[a-z]*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +114,67 @@ def test_flash_memory_grows_linearly_and_standard_memory_with_the_square():
     assert standard[1].megabytes > 12 * standard[0].megabytes
 
 
-def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
+@pytest.mark.parametrize(
+    "losses", [[(0.1, 3.0), (0.2, 2.0)], [(0.1, 5.6)], [(0.1, 5.6), (0.2, 5.5)]]
+)
+def test_plot(tmp_path, monkeypatch, losses):
+    """Also of a machine so slow that there were a step or two, of an untrained model."""
+    figures = pytest.importorskip("matplotlib.figure")
     from examples.gpt.plot import plot
 
+    drawn = []
+    save = figures.Figure.savefig
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda f, *args, **how: [drawn.append(f), save(f, *args, **how)]
+    )
     points = [Point(256, 10.0, 3.0), Point(512, 1500.0, 2000.0)]
     sweeps = {"flash_attn": points, "standard": points[:1]}
-    plot(tmp_path / "demo.png", [(0.1, 3.0), (0.2, 2.0)], [(0.1, 3.1)], sweeps, "a machine")
+    plot(tmp_path / "demo.png", losses, [(0.1, 5.7)], sweeps, "a machine")
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+    panels = drawn[0].axes
+    bottom, top = panels[0].get_ylim()
+    assert bottom < min(loss for _, loss in losses) < 5.7 < top
+    assert all(panel.get_xlabel() and "lower is better" in panel.get_ylabel() for panel in panels)
+
+
+@pytest.mark.parametrize(("step", "evaluation", "most"), [(0.1, 0.2, 10), (9.0, 25.0, 1)])
+def test_evaluations_leave_the_time_to_training(step, evaluation, most):
+    """On a fast machine ten of them; on a slow one no more than a tenth of the time."""
+    schedule, now, count = Schedule(75), 0.0, 0
+    while now < 75:
+        now += step
+        if schedule.is_due(now):
+            schedule.took(now, evaluation)
+            now += evaluation
+            count += 1
+    assert count in (most, most - 1)
+
+
+def test_what_a_model_writes_moves_no_cursor():
+    assert printable(b"a\tb\n") == "a\tb\n"
+    assert printable(b"\x1b[2J\x00\x7f\r\xff") == "\ufffd[2J" + 4 * "\ufffd"
+    assert printable("é".encode()) == "é"
+
+
+# --- The programs ---------------------------------------------------------------------------------
+
+
+def test_the_index_has_every_program():
+    text = (ROOT / "examples" / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[(\w+\.py)\]", text, re.MULTILINE)) == sorted(
+        set(PROGRAMS) - {"__init__.py"}
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "__init__.py"])
+def test_a_program_runs_from_anywhere(name, tmp_path):
+    """Those with options say what they do; the others are done in a moment."""
+    path = ROOT / "examples" / name
+    if "matplotlib" in path.read_text() and importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("no matplotlib")
+    has_options = "parse_args()" in path.read_text()
+    done = run(sys.executable, path, *["--help"] * has_options, cwd=tmp_path)
+    if has_options:
+        summary = ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
+        assert summary.endswith(".")
+        assert summary in " ".join(done.stdout.split())

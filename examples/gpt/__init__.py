@@ -1,1 +1,1 @@
-"""A small byte-level GPT, to read and to run: ``python -m examples.train_gpt``."""
+"""A small byte-level GPT, to read and to run: ``python examples/train_gpt.py``."""

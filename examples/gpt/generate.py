@@ -18,6 +18,14 @@ class Generated:
     tokens_per_second: float
 
 
+def printable(text: bytes) -> str:
+    """Without what would move a terminal's cursor: an untrained model writes any byte."""
+    kept = (
+        c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.decode(errors="replace")
+    )
+    return "".join(kept)
+
+
 def choose(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """(vocab,) -> () token; the likeliest one at temperature 0."""
     if temperature == 0:

@@ -45,7 +45,9 @@ def plot(
         figure, axes = plt.subplots(1, 3, figsize=(14, 4.4), constrained_layout=True)
         _plot_loss(axes[0], losses, held_out)
         _plot_sweep(axes[1], sweeps, "milliseconds", "Time of attention, forward + backward", _time)
+        axes[1].set_ylabel("time (lower is better)")
         _plot_sweep(axes[2], sweeps, "megabytes", "Peak memory of attention", _memory)
+        axes[2].set_ylabel("memory (lower is better)")
         figure.suptitle(subtitle, x=0.008, ha="left", fontsize=9.5, color="#57606a")
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -53,15 +55,18 @@ def plot(
 
 def _plot_loss(axis, losses, held_out) -> None:
     seen, loss = zip(*losses, strict=True)
+    one = {"marker": "o", "markersize": 4} if len(loss) == 1 else {}  # no line, so a point
     axis.plot(seen, loss, color=FLASH, alpha=0.25, linewidth=0.8)
-    axis.plot(seen, _smoothed(loss), color=FLASH, linewidth=2, label="training")
+    axis.plot(seen, _smoothed(loss), color=FLASH, linewidth=2, label="training", **one)
     axis.plot(
         *zip(*held_out, strict=True), "o-", color=STANDARD, markersize=4, label="held-out files"
     )
-    axis.set_title("Loss, nats per byte")
+    axis.set_title("Loss")
     axis.set_xlabel("million bytes seen")
-    axis.set_ylim(bottom=0.8 * min(loss), top=min(max(loss), 4.5))
-    axis.legend()
+    axis.set_ylabel("nats per byte (lower is better)")
+    both = [*loss, *(value for _, value in held_out)]
+    axis.set_ylim(bottom=0.8 * min(both), top=1.05 * max(both))
+    axis.legend(loc="upper right")
 
 
 def _smoothed(values) -> list[float]:
