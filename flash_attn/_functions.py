@@ -7,14 +7,20 @@ is the public function with its arguments in the order that those classes take t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 
+class Applied(Protocol):
+    """A class that is called by ``apply`` alone."""
+
+    apply: Callable[..., Any]
+
+
 def function_class(
-    name: str, module: str, function: Callable, takes_grad_mode: bool = False
-) -> Any:
+    name: str, module: str, function: Callable[..., Any], takes_grad_mode: bool = False
+) -> Applied:
     """A class with ``apply``. takes_grad_mode: the last argument there, is_grad_enabled, may come
     after those of the function."""
     count = function.__code__.co_argcount

@@ -12,10 +12,12 @@ from flash_attn.ops.triton.layer_norm import (
     RMSNorm,
     layer_norm_fn,
     layer_norm_linear_fn,
+    layer_norm_ref,
     rms_norm_fn,
 )
 
 ROWS, HIDDEN, EPS = (2, 5), 24, 1e-4
+HALF = torch.bfloat16
 
 
 def tensor(*shape, dtype=torch.float64):
@@ -215,6 +217,81 @@ def test_half_precision_with_a_float32_weight(recwarn):
     assert not recwarn.list  # torch's own has no fused way and says so
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """torch's norm of a GPU wants one dtype; that of a CPU takes wider parameters, too."""
+    on_cpu = F.layer_norm
+
+    def layer_norm(x, shape, weight, bias, eps):
+        assert {t.dtype for t in (x, weight, bias) if t is not None} == {x.dtype}
+        return on_cpu(x, shape, weight, bias, eps)
+
+    monkeypatch.setattr(F, "layer_norm", layer_norm)
+
+
+@pytest.mark.parametrize("dtypes", [(HALF, torch.float32), (torch.float32, HALF), (HALF, HALF)])
+@pytest.mark.parametrize("bias_dtype", [None, HALF, torch.float32])
+def test_layer_norm_of_any_dtypes(as_on_a_gpu, dtypes, bias_dtype):
+    x, weight = (torch.randn(*shape).to(t) for shape, t in zip(((4, HIDDEN), (HIDDEN,)), dtypes))
+    bias = None if bias_dtype is None else torch.randn(HIDDEN).to(bias_dtype)
+    out = layer_norm_module.layer_norm(x, weight, bias, EPS)
+    assert out.dtype == x.dtype
+    wide = None if bias is None else bias.double()
+    expected = plain_norm(x.double(), weight.double(), wide, is_rms=False)
+    atol = 1e-6 if x.dtype == HALF else 1e-5
+    torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=atol)
+
+
+def test_layer_norm_of_two_dtypes_on_a_gpu(cuda):
+    x, weight = torch.randn(4, HIDDEN, dtype=HALF, device=cuda), torch.ones(HIDDEN, device=cuda)
+    out = layer_norm_module.layer_norm(x, weight, None, EPS)
+    torch.testing.assert_close(out, F.layer_norm(x, (HIDDEN,), eps=EPS))
+
+
+def test_zero_centered_weights_keep_their_bits():
+    """In 16 bits 1 + weight would be 1 for most of them."""
+    x, weight = torch.randn(4, HIDDEN).to(HALF), (1e-3 * torch.randn(HIDDEN)).to(HALF)
+    out = rms_norm_fn(x, weight, None, eps=EPS, zero_centered_weight=True)
+    expected = plain_norm(x.double(), 1 + weight.double(), None, is_rms=True)
+    assert torch.equal(out, expected.to(HALF))
+
+
+@pytest.mark.parametrize("is_rms", [True, False])
+def test_factors_of_flattened_rows(is_rms):
+    x, weight = torch.randn(*ROWS, HIDDEN), torch.ones(HIDDEN)
+    rows = torch.rand(ROWS)
+    for function in (layer_norm_fn, layer_norm_ref):
+        expected = function(x, weight, None, rowscale=rows, is_rms_norm=is_rms)
+        got = function(x, weight, None, rowscale=rows.flatten(), is_rms_norm=is_rms)
+        assert torch.equal(got, expected)
+    fn = (
+        rms_norm_module.dropout_add_rms_norm if is_rms else layer_norm_module.dropout_add_layer_norm
+    )
+    assert torch.equal(
+        fn(x, None, weight, None, 0.0, EPS, rowscale=rows.flatten()),
+        fn(x, None, weight, None, 0.0, EPS, rowscale=rows),
+    )
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda **where: layer_norm_module.DropoutAddLayerNorm(HIDDEN, **where),
+        lambda **where: rms_norm_module.DropoutAddRMSNorm(HIDDEN, **where),
+        lambda **where: rms_norm_module.RMSNorm(HIDDEN, **where),
+        lambda **where: RMSNorm(HIDDEN, zero_centered_weight=True, **where),
+    ],
+)
+def test_initialisation_on_the_meta_device(module):
+    """As FSDP does it: memory first, and then what it is filled with."""
+    expected, later = module(), module(device="meta").to_empty(device="cpu")
+    for parameter in later.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    later.reset_parameters()
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(later.get_parameter(name), parameter)
+
+
 def test_bad_input():
     x, weight = torch.randn(2, 3, HIDDEN), torch.ones(HIDDEN)
     with pytest.raises(ValueError, match="weight has shape"):
@@ -222,7 +299,8 @@ def test_bad_input():
     for p in (-0.1, 1.5):
         with pytest.raises(ValueError, match=f"dropout_p is {p}; expected 0 to 1"):
             rms_norm_fn(x, weight, None, dropout_p=p, return_dropout_mask=True)
-    with pytest.raises(ValueError, match="rowscale has shape"):
-        rms_norm_fn(x, weight, None, rowscale=torch.ones(2))
+    for shape in ((2,), (3, 2), (2, 3, 1)):
+        with pytest.raises(ValueError, match=r"rowscale has shape .* \(2, 3\) or \(6,\)"):
+            rms_norm_fn(x, weight, None, rowscale=torch.ones(shape))
     with pytest.raises(ValueError, match="rowscale with x1"):
         rms_norm_fn(x, weight, None, x1=x, rowscale=torch.ones(2, 3))

@@ -271,6 +271,18 @@ def test_module_tables_grow_and_survive_a_cast():
     assert "inv_freq" not in rotary.state_dict()
 
 
+@pytest.mark.parametrize("scale_base", [None, 512.0])
+def test_initialisation_on_the_meta_device(scale_base):
+    """As FSDP does it: memory first, and then what it is filled with."""
+    expected = RotaryEmbedding(16, scale_base=scale_base)
+    later = RotaryEmbedding(16, scale_base=scale_base, device="meta").to_empty(device="cpu")
+    for buffer in later.buffers():
+        buffer.fill_(torch.nan)
+    later.reset_parameters()
+    for name, buffer in expected.named_buffers():
+        assert torch.equal(later.get_buffer(name), buffer)
+
+
 def test_tables_made_in_inference_mode_do_not_break_training():
     rotary = RotaryEmbedding(8)
     with torch.inference_mode():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from flash_attn._functions import function_class
+from flash_attn._functions import Applied, function_class
 from flash_attn._rotary import Parts, Turn, rotate, traced
 from flash_attn.ops.rotary import check_rotary, make_turn
 
@@ -322,9 +322,9 @@ def apply_rotary_emb_kv_(
     return _rotate(_kv, (kv,), turn)
 
 
-ApplyRotaryEmb = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
-ApplyRotaryEmbQKV_ = function_class("ApplyRotaryEmbQKV_", __name__, apply_rotary_emb_qkv_)
-ApplyRotaryEmbKV_ = function_class("ApplyRotaryEmbKV_", __name__, apply_rotary_emb_kv_)
+ApplyRotaryEmb: Applied = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
+ApplyRotaryEmbQKV_: Applied = function_class("ApplyRotaryEmbQKV_", __name__, apply_rotary_emb_qkv_)
+ApplyRotaryEmbKV_: Applied = function_class("ApplyRotaryEmbKV_", __name__, apply_rotary_emb_kv_)
 
 
 _Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -342,6 +342,8 @@ class RotaryEmbedding(nn.Module):
         pos_idx_in_fp32: compute positions times frequencies in fp32 even if the module was cast to
             16 bits, where positions past 256 would not be exact.
     """
+
+    base: float
 
     def __init__(
         self,
@@ -362,20 +364,28 @@ class RotaryEmbedding(nn.Module):
         self.scale_base = scale_base
         self.pos_idx_in_fp32 = pos_idx_in_fp32
         self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
-        scale = None
-        if scale_base is not None:
-            channel = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
-            scale = (channel + 0.4 * dim) / (1.4 * dim)
-        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("scale", self._compute_scale(device), persistent=False)
         self._seq_len_cached = 0
         self._cos_cached: Tensor | None = None
         self._sin_cached: Tensor | None = None
         self._cos_k_cached: Tensor | None = None
         self._sin_k_cached: Tensor | None = None
 
+    def reset_parameters(self) -> None:
+        """Fill the buffers, which no checkpoint has, after ``to_empty``."""
+        self.inv_freq.copy_(self._compute_inv_freq(self.inv_freq.device))
+        if self.scale is not None:
+            self.scale.copy_(self._compute_scale(self.scale.device))
+
     def _compute_inv_freq(self, device: torch.device | str | None = None) -> Tensor:
         channel = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
         return 1.0 / self.base ** (channel / self.dim)
+
+    def _compute_scale(self, device: torch.device | str | None = None) -> Tensor | None:
+        if self.scale_base is None:
+            return None
+        channel = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
+        return (channel + 0.4 * self.dim) / (1.4 * self.dim)
 
     def _update_cos_sin_cache(
         self,

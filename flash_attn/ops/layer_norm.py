@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flash_attn import _names
@@ -19,8 +20,11 @@ __all__ = [
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """LayerNorm over the last dimension: (..., hidden) -> (..., hidden)."""
-    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+    """LayerNorm over the last dimension: (..., hidden) -> (..., hidden) in the dtype of x.
+
+    ``weight`` and ``bias`` (hidden,) may have another dtype.
+    """
+    return layer_norm_fn(x, weight, bias, eps=epsilon)
 
 
 def dropout_add_norm(
@@ -36,7 +40,7 @@ def dropout_add_norm(
     residual_in_fp32: bool,
     return_dropout_mask: bool,
     is_rms_norm: bool,
-):
+) -> Any:
     """``norm(dropout(x0 * rowscale * layerscale) + residual)``; see ``dropout_add_layer_norm``."""
     if layerscale is not None:
         # Dropout only scales or zeroes an entry, so the order does not matter.
@@ -69,13 +73,13 @@ def dropout_add_layer_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
-):
+) -> Any:
     """``LayerNorm(dropout(x0 * rowscale * layerscale) + residual)``; differentiable.
 
     Args:
         x0, residual: (..., hidden); residual may be None.
         weight, bias, layerscale: (hidden,); the last two may be None.
-        rowscale: (...), or None.
+        rowscale: (...) or (rows,), or None.
         prenorm: also return the sum that is normalised, in the dtype of ``residual`` (without one:
             fp32 if ``residual_in_fp32``, else the dtype of x0).
         return_dropout_mask: also return the mask (bool; None if dropout_p is 0).
@@ -116,7 +120,7 @@ def dropout_add_layer_norm_subset(
     return_dropout_mask: bool = False,
     *,
     is_rms_norm: bool = False,
-):
+) -> Any:
     """``dropout_add_layer_norm`` where some rows have no x0, or no place in the result.
 
     With stochastic depth the rows that a branch leaves out need not be computed at all.
@@ -177,7 +181,7 @@ def dropout_add_layer_norm_parallel_residual(
     return_dropout_mask: bool = False,
     *,
     is_rms_norm: bool = False,
-):
+) -> Any:
     """Two norms of one sum ``dropout(x0) + dropout(x1) + residual``, as parallel blocks need them.
 
     Returns:
@@ -205,6 +209,9 @@ def dropout_add_layer_norm_parallel_residual(
 class DropoutAddLayerNorm(nn.Module):
     """The module of ``dropout_add_layer_norm``: ``forward(x0, residual=None)``."""
 
+    weight: nn.Parameter
+    bias: nn.Parameter
+
     def __init__(
         self,
         hidden_size: int,
@@ -220,10 +227,15 @@ class DropoutAddLayerNorm(nn.Module):
         self.p = p
         self.eps = eps
         self.residual_in_fp32 = residual_in_fp32
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
 
-    def forward(self, x0: Tensor, residual: Tensor | None = None):
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x0: Tensor, residual: Tensor | None = None) -> Any:
         return dropout_add_layer_norm(
             x0,
             residual,
@@ -236,4 +248,5 @@ class DropoutAddLayerNorm(nn.Module):
         )
 
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -39,7 +41,7 @@ def dropout_add_rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
-):
+) -> Any:
     """``dropout_add_layer_norm`` with RMSNorm."""
     return dropout_add_norm(
         x0,
@@ -72,7 +74,7 @@ def dropout_add_rms_norm_subset(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
-):
+) -> Any:
     """``dropout_add_layer_norm_subset`` with RMSNorm."""
     return dropout_add_layer_norm_subset(
         x0,
@@ -106,7 +108,7 @@ def dropout_add_rms_norm_parallel_residual(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
-):
+) -> Any:
     """``dropout_add_layer_norm_parallel_residual`` with RMSNorm."""
     return dropout_add_layer_norm_parallel_residual(
         x0,
@@ -127,6 +129,8 @@ def dropout_add_rms_norm_parallel_residual(
 
 class RMSNorm(nn.Module):
     """RMSNorm with a learnable weight (hidden_size,)."""
+
+    weight: nn.Parameter
 
     def __init__(
         self,
@@ -150,6 +154,8 @@ class RMSNorm(nn.Module):
 class DropoutAddRMSNorm(nn.Module):
     """The module of ``dropout_add_rms_norm``: ``forward(x0, residual=None)``."""
 
+    weight: nn.Parameter
+
     def __init__(
         self,
         hidden_size: int,
@@ -165,10 +171,14 @@ class DropoutAddRMSNorm(nn.Module):
         self.p = p
         self.eps = eps
         self.residual_in_fp32 = residual_in_fp32
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)
+        self.reset_parameters()
 
-    def forward(self, x0: Tensor, residual: Tensor | None = None):
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x0: Tensor, residual: Tensor | None = None) -> Any:
         return dropout_add_rms_norm(
             x0,
             residual,

@@ -7,12 +7,15 @@ arXiv:1910.07467.
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flash_attn import _names
-from flash_attn._functions import function_class
+from flash_attn._functions import Applied, function_class
 
 __all__ = [
     "LayerNormFn",
@@ -68,13 +71,19 @@ def _check(
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; x {tuple(x.shape)} needs ({x.shape[-1]},)"
         )
-    if rowscale is not None and rowscale.shape != x.shape[:-1]:
+    rows = tuple(x.shape[:-1])
+    if rowscale is not None and tuple(rowscale.shape) not in (rows, (math.prod(rows),)):
         raise ValueError(
             f"rowscale has shape {tuple(rowscale.shape)}; expected one factor per row of x, "
-            f"{tuple(x.shape[:-1])}"
+            f"{rows} or ({math.prod(rows)},)"
         )
     if rowscale is not None and x1 is not None:
         raise ValueError("rowscale with x1: it is not defined which of the two it scales")
+
+
+def _scaled_rows(x: Tensor, rowscale: Tensor) -> Tensor:
+    """x (..., hidden) times a factor per row: (...) or (rows,)."""
+    return x * rowscale.reshape(x.shape[:-1]).unsqueeze(-1)
 
 
 def layer_norm_fn(
@@ -96,7 +105,7 @@ def layer_norm_fn(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
-):
+) -> Any:
     """Norm of ``z = dropout(x * rowscale) + dropout(x1) + residual``; differentiable.
 
     Args:
@@ -105,7 +114,7 @@ def layer_norm_fn(
         weight1, bias1: of a second norm of the same z (parallel blocks), or None.
         eps: joins the variance (LayerNorm) or the mean square (RMSNorm).
         dropout_p: 0 to 1; applied as often as the function is called: pass 0 in evaluation.
-        rowscale: (...), one factor per row of x (stochastic depth); not with x1.
+        rowscale: (...) or (rows,), one factor per row of x (stochastic depth); not with x1.
         prenorm: also return z.
         residual_in_fp32: z is returned in fp32 when ``residual`` is None, else in its dtype.
         zero_centered_weight: the norm multiplies by ``weight + 1``.
@@ -128,15 +137,14 @@ def layer_norm_fn(
     out_dtype = out_dtype or x.dtype
 
     alone = residual is None and x1 is None and rowscale is None and dropout_p == 0.0
+    parameters = [t.dtype for t in (weight, bias, weight1, bias1) if t is not None]
+    # With nothing to add, torch's own norm reads x as it is and widens inside; what it reads beside
+    # x has to have the dtype of x on a GPU, and would be rounded to it here.
+    as_it_is = alone and not zero_centered_weight and {*parameters, out_dtype} == {x.dtype}
+    z = x if as_it_is else x.to(torch.promote_types(x.dtype, torch.float32))
     mask = mask1 = None
-    # With nothing to add, torch's own norm reads x as it is and widens inside.
-    z = (
-        x
-        if alone and weight.dtype == x.dtype == out_dtype
-        else x.to(torch.promote_types(x.dtype, torch.float32))
-    )
     if rowscale is not None:
-        z = z * rowscale.unsqueeze(-1)
+        z = _scaled_rows(z, rowscale)
     z, mask = _dropout(z, dropout_p, return_dropout_mask)
     if x1 is not None:
         dropped, mask1 = _dropout(x1.to(z.dtype), dropout_p, return_dropout_mask)
@@ -177,7 +185,7 @@ def rms_norm_fn(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
-):
+) -> Any:
     """``layer_norm_fn`` with ``is_rms_norm=True``."""
     return layer_norm_fn(
         x,
@@ -212,7 +220,7 @@ def layer_norm_linear_fn(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     is_rms_norm: bool = False,
-):
+) -> Any:
     """``F.linear(norm(x + residual))``: (..., hidden) -> (..., features); and z if ``prenorm``."""
     y, z = layer_norm_fn(
         x,
@@ -230,6 +238,8 @@ def layer_norm_linear_fn(
 
 class RMSNorm(nn.Module):
     """RMSNorm of ``dropout(x) + residual``; see ``rms_norm_fn``."""
+
+    weight: nn.Parameter
 
     def __init__(
         self,
@@ -257,7 +267,7 @@ class RMSNorm(nn.Module):
         residual: Tensor | None = None,
         prenorm: bool = False,
         residual_in_fp32: bool = False,
-    ):
+    ) -> Any:
         return rms_norm_fn(
             x,
             self.weight,
@@ -289,7 +299,7 @@ def layer_norm_ref(
     upcast: bool = False,
     *,
     is_rms_norm: bool = False,
-):
+) -> Any:
     """``layer_norm_fn`` step by step in the dtype of its inputs, or fp32 with ``upcast``.
 
     To compare with. ``dropout_mask`` and ``dropout_mask1`` are True where x and x1 are kept.
@@ -303,7 +313,7 @@ def layer_norm_ref(
             None if t is None else t.float()
             for t in (x, weight, bias, residual, x1, weight1, bias1, rowscale)
         )
-    z = x if rowscale is None else x * rowscale[..., None]
+    z = x if rowscale is None else _scaled_rows(x, rowscale)
     z = _masked_dropout(z, dropout_p, dropout_mask)
     if x1 is not None:
         z = z + _masked_dropout(x1, dropout_p, dropout_mask1)
@@ -324,12 +334,13 @@ def _masked_dropout(x: Tensor, p: float, mask: Tensor | None) -> Tensor:
     return F.dropout(x, p) if mask is None else x.masked_fill(~mask, 0.0) / (1.0 - p)
 
 
-def rms_norm_ref(*args, **kwargs):
+def rms_norm_ref(*args: Any, **kwargs: Any) -> Any:
     """``layer_norm_ref`` with RMSNorm."""
     return layer_norm_ref(*args, is_rms_norm=True, **kwargs)
 
 
-LayerNormFn = function_class("LayerNormFn", __name__, layer_norm_fn)
-LayerNormLinearFn = function_class("LayerNormLinearFn", __name__, layer_norm_linear_fn)
+LayerNormFn: Applied = function_class("LayerNormFn", __name__, layer_norm_fn)
+LayerNormLinearFn: Applied = function_class("LayerNormLinearFn", __name__, layer_norm_linear_fn)
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)
