@@ -210,8 +210,13 @@ def check_embeddings(rank: int, group) -> None:
         assert flat.dim() == 2
     with pytest.raises(ValueError, match="num_embeddings is 9; a multiple of the 2 ranks"):
         VocabParallelEmbedding(9, DIM, process_group=group)
-    with pytest.raises(ValueError, match="padding_idx"):
+    with pytest.raises(ValueError, match="padding_idx: got 0 in a group of 2 ranks"):
         VocabParallelEmbedding(10, DIM, process_group=group, padding_idx=0)
+    alone = [dist.new_group([one]) for one in range(WORLD)][rank]
+    for of_one in (alone, None):
+        embedding = VocabParallelEmbedding(10, DIM, process_group=of_one, padding_idx=3)
+        embedding(torch.tensor([2, 3])).sum().backward()
+        assert embedding.weight.grad.any(dim=1).nonzero().flatten().tolist() == [2]
 
 
 def check_helpers(rank: int, group) -> None:

@@ -68,7 +68,9 @@ def test_decode_is_the_greedy_loop():
     assert len(output.scores) == 6
     torch.testing.assert_close(output.scores[-1], model(output.sequences[:, :-1]).logits[:, -1])
     assert torch.equal(model.generate(PROMPT, 9), output.sequences)
-    assert model.generate(PROMPT, 9, return_dict_in_generate=True).scores == ()
+    assert model.generate(PROMPT, 9, return_dict_in_generate=True).scores is None
+    shared = model.generate(PROMPT, 9, tensor_parallel=2)  # its layers would know
+    assert torch.equal(shared, output.sequences)
 
 
 def test_decode_stops_streams_and_is_taught():
@@ -276,6 +278,15 @@ def test_weights_of_a_name_are_those_that_the_hub_has(tmp_path, monkeypatch):
     assert state_dict_from_pretrained("maker/model").keys() == WEIGHTS.keys()
     missing_is_fine = {"_raise_exceptions_for_missing_entries": False}
     assert asked[-1] == ("maker/model", "pytorch_model.bin", missing_is_fine)
+
+
+def test_a_shard_is_missing(tmp_path):
+    index = {"weight_map": {"a": "1-of-3.bin", "b": "2-of-3.bin", "c": "3-of-3.bin"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    torch.save({"b": torch.ones(1)}, tmp_path / "2-of-3.bin")
+    said = r"has no 1-of-3\.bin, 3-of-3\.bin, which its pytorch_model\.bin\.index\.json names"
+    with pytest.raises(OSError, match=said):
+        state_dict_from_pretrained(str(tmp_path))
 
 
 def test_no_weights(tmp_path):

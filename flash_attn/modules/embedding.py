@@ -5,6 +5,8 @@ A vocabulary shared out among ranks: Shoeybi et al. 2019, arXiv:1909.08053.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -36,6 +38,10 @@ class GPT2Embeddings(nn.Module):
         device, dtype: of the parameters.
     """
 
+    word_embeddings: nn.Embedding
+    project_in: nn.Linear | None
+    position_embeddings: nn.Embedding
+
     def __init__(
         self,
         embed_dim: int,
@@ -43,8 +49,8 @@ class GPT2Embeddings(nn.Module):
         max_position_embeddings: int,
         padding_idx: int | None = None,
         word_embed_proj_dim: int | None = None,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
@@ -71,6 +77,10 @@ class GPT2Embeddings(nn.Module):
 class BertEmbeddings(nn.Module):
     """Of tokens, positions and token types; ``type_vocab_size`` 0 for none of the last."""
 
+    word_embeddings: nn.Embedding
+    position_embeddings: nn.Embedding
+    token_type_embeddings: nn.Embedding
+
     def __init__(
         self,
         embed_dim: int,
@@ -78,8 +88,8 @@ class BertEmbeddings(nn.Module):
         max_position_embeddings: int,
         type_vocab_size: int,
         padding_idx: int | None = None,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
@@ -117,20 +127,23 @@ def _share(features: int, process_group: dist.ProcessGroup | None, name: str) ->
 
 class VocabParallelEmbedding(nn.Embedding):
     """Each rank has some of the tokens; the sum over the ranks, which is the caller's, is the
-    embedding. A token of another rank is 0."""
+    embedding. A token of another rank is 0. ``padding_idx`` needs all tokens on one rank."""
 
     def __init__(
         self,
         num_embeddings: int,
-        *args,
+        *args: Any,
         process_group: dist.ProcessGroup | None = None,
         padding_idx: int | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         self.process_group = process_group
         share = _share(num_embeddings, process_group, "num_embeddings")
-        if process_group is not None and padding_idx is not None:
-            raise ValueError("padding_idx: got one with process_group; only one rank would know it")
+        if share != num_embeddings and padding_idx is not None:
+            raise ValueError(
+                f"padding_idx: got {padding_idx} in a group of {num_embeddings // share} ranks; it "
+                "needs a group of one"
+            )
         super().__init__(share, *args, padding_idx=padding_idx, **kwargs)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -149,9 +162,9 @@ class ColumnParallelEmbedding(nn.Embedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        *args,
+        *args: Any,
         process_group: dist.ProcessGroup | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         self.process_group = process_group
         share = _share(embedding_dim, process_group, "embedding_dim")
@@ -164,6 +177,9 @@ class ParallelGPT2Embeddings(nn.Module):
     With ``sequence_parallel`` each rank gets its share of the rows of dimension 0.
     """
 
+    word_embeddings: VocabParallelEmbedding
+    position_embeddings: ColumnParallelEmbedding
+
     def __init__(
         self,
         embed_dim: int,
@@ -172,8 +188,8 @@ class ParallelGPT2Embeddings(nn.Module):
         process_group: dist.ProcessGroup | None,
         padding_idx: int | None = None,
         sequence_parallel: bool = True,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         where = {"process_group": process_group, "device": device, "dtype": dtype}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -88,16 +89,25 @@ def sample(logits: Tensor, top_k: int = 1, top_p: float = 0.0, temperature: floa
 
 
 class Decoded(NamedTuple):
-    """What ``decode`` returns: the tokens (batch, length), and the logits of each new one."""
+    """What ``decode`` returns: the tokens (batch, length), and the logits (batch, vocab) of each
+    new one, which ``generate`` leaves out unless it is asked for them."""
 
     sequences: Tensor
-    scores: tuple[Tensor, ...]
+    scores: tuple[Tensor, ...] | None
+
+
+class _Streamer(Protocol):
+    """Gets tokens as they are made, as those of transformers do."""
+
+    def put(self, value: Tensor) -> object: ...
+
+    def end(self) -> object: ...
 
 
 @torch.no_grad()
 def decode(
     input_ids: Tensor,
-    model,
+    model: Callable[..., Any],
     max_length: int,
     top_k: int = 1,
     top_p: float = 0.0,
@@ -105,9 +115,10 @@ def decode(
     eos_token_id: int | None = None,
     teacher_outputs: Tensor | None = None,
     vocab_size: int | None = None,
+    tensor_parallel: int = 1,
     cg: bool = False,
     enable_timing: bool = False,
-    streamer=None,
+    streamer: _Streamer | None = None,
 ) -> Decoded:
     """Prompts of one length (batch, seqlen), continued up to ``max_length`` tokens.
 
@@ -119,6 +130,7 @@ def decode(
         teacher_outputs: (batch, length): the tokens to go on with instead of the sampled ones.
         vocab_size: logits past it are padding.
         streamer: gets each column of tokens by ``put``, and ``end``.
+        tensor_parallel: accepted for the drop-in; layers know how many ranks share them.
         cg: not offered: capture or compile the model instead.
         enable_timing: accepted for the drop-in.
     """
@@ -159,7 +171,9 @@ def decode(
 class GenerationMixin:
     """Gives a model ``generate``, by ``decode``."""
 
-    def allocate_inference_cache(self, batch_size: int, max_seqlen: int, dtype=None, **kwargs):
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> Any:
         """Of each layer; for the model to say."""
         raise NotImplementedError
 
@@ -172,15 +186,17 @@ class GenerationMixin:
         temperature: float = 1.0,
         return_dict_in_generate: bool = False,
         output_scores: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> Tensor | Decoded:
-        """The tokens (batch, length), or with return_dict_in_generate what ``decode`` returns."""
+        """The tokens (batch, length), or with return_dict_in_generate what ``decode`` returns, its
+        ``scores`` None unless ``output_scores``."""
         output = decode(
             input_ids, self, max_length, top_k, top_p, temperature=temperature, **kwargs
         )
         if not return_dict_in_generate:
             return output.sequences
-        return output if output_scores else output._replace(scores=())
+        return output if output_scores else output._replace(scores=None)
 
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)

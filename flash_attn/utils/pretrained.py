@@ -48,7 +48,7 @@ def state_dict_from_pretrained(
         dtype: of the floating ones; default theirs.
 
     Raises:
-        OSError: no weights there.
+        OSError: no weights there, or not all of the files that their index names.
     """
     found = ((file, _find(model_name, file)) for file in _FILES)
     file, path = next(((file, path) for file, path in found if path is not None), (None, None))
@@ -58,6 +58,9 @@ def state_dict_from_pretrained(
     if file.endswith(".index.json"):
         shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
         paths = [_find(model_name, shard) for shard in shards]
+        missing = [shard for shard, found in zip(shards, paths) if found is None]
+        if missing:
+            raise OSError(f"{model_name} has no {', '.join(missing)}, which its {file} names")
     weights = {}
     for part in paths:
         weights.update(_load(part, device))
