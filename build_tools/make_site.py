@@ -30,7 +30,7 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
         "Use": """install arguments packing caches determinism cpu accuracy torch modules
-            errors distributed porting""",
+            errors switches distributed porting""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",
         "How it is made": "build benchmarks kernels/index",
@@ -38,7 +38,7 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_packed sm80_append rotary sm80_backward
             sm90_forward sm90_forward_pages sm90_forward_scores sm90_forward_measured
-            sm90_backward sm90_backward_scores sm90_paired_backward tile_counters probabilities
+            sm90_backward sm90_backward_scores sm90_paired_backward counters probabilities
             emulation""",
     },
 }

@@ -91,6 +91,8 @@ def _self_test(devices: list[str], quiet: bool) -> list[_selftest.Result]:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 1 if a test failed, else 0."""
     parser = argparse.ArgumentParser("python -m flash_attn", description=__doc__)
+    about = f"flash_attn {flash_attn.__version__} (build {flash_attn.__build__})"
+    parser.add_argument("--version", action="version", version=about)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-test", action="store_true", help="skip the self-test")
     options = parser.parse_args(arguments)

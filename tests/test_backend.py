@@ -255,6 +255,14 @@ def test_command_line():
     assert {r["status"] for r in found["self_test"] if r["name"].startswith("cpu")} == {"ok"}
 
 
+def test_version_of_the_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["--version"])
+    assert ended.value.code == 0
+    expected = f"flash_attn {flash_attn.__version__} (build {flash_attn.__build__})\n"
+    assert capsys.readouterr().out == expected
+
+
 def test_report_without_test(capsys):
     assert __main__.main(["--no-test"]) == 0
     text = capsys.readouterr().out

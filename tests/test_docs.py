@@ -7,11 +7,14 @@ import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
-from build_tools import feature_matrix
+import flash_attn
+from build_tools import feature_matrix, instantiate
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+BESIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+DOCUMENTS = [*(ROOT / name for name in BESIDE), *sorted((ROOT / "docs").rglob("*.md"))]
 # A Python block, and the text block right behind it if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -66,6 +69,39 @@ def test_serving_example_runs(monkeypatch, capsys):
 def test_quickstart_is_the_example_of_the_readme():
     code = (ROOT / "examples/quickstart.py").read_text().split('"""')[2].strip()
     assert code in (ROOT / "README.md").read_text()
+
+
+# What it takes to build, and how large it becomes.
+BUILD_FIGURE = re.compile(r"\b\d+ (?:minutes|MiB|kernels)\b")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/install.md"])
+def test_figures_of_the_build_are_on_one_page(name):
+    assert not BUILD_FIGURE.findall((ROOT / name).read_text())
+
+
+def test_the_number_of_kernels_is_that_of_the_table():
+    rows = instantiate.rows_for(["80", "90a"])
+    tiles = sum(bool(row.second_block_n) for row in rows)
+    sources = list((ROOT / "csrc").rglob("*.cu"))
+    files = {instantiate.file_stem(row) for row in rows}
+    text = (ROOT / "docs" / "build.md").read_text().split("## Time and size")[1]
+    assert f"| kernels | {len(rows) + tiles}: a row of the table each, and {tiles} rows" in text
+    assert f"in {len(files) + len(sources)} files |" in text
+
+
+def test_the_citation_is_of_this_version():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert found["version"] == flash_attn.__version__
+    assert found["license"] == "BSD-3-Clause"
+    assert [paper["year"] for paper in found["references"]] == [2022, 2023, 2024]
+
+
+def test_the_changelog_begins_with_what_is_not_released_or_with_this_release():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert f"{flash_attn.__build__}" in releases[:2]
+    assert releases[0] in ("Not yet released", flash_attn.__build__)
 
 
 def test_feature_matrix_is_up_to_date():

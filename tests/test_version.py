@@ -21,6 +21,17 @@ def installed(tmp_path, monkeypatch) -> str:
     return importlib.metadata.version("flash-attn")
 
 
+def test_metadata(installed):
+    """What a package index, and pip, show of it."""
+    found = importlib.metadata.metadata("flash-attn")
+    links = dict(url.split(", ", 1) for url in found.get_all("Project-URL"))
+    assert {"FlashAttention", "FlashAttention-2", "FlashAttention-3"} <= set(links)
+    classifiers = found.get_all("Classifier")
+    assert "Typing :: Typed" in classifiers
+    assert "Environment :: GPU :: NVIDIA CUDA :: 13" in classifiers
+    assert not any(name.startswith("License") for name in classifiers)  # License-Expression says it
+
+
 def between(lowest: str, highest: str):
     return lambda version: Version(lowest) <= Version(version) <= Version(highest)
 
