@@ -90,9 +90,7 @@ class Toolchain:
 
     @classmethod
     def detect(cls, plan: Plan, env: Mapping[str, str], strict: bool) -> Toolchain:
-        cxx = env.get("CXX") or shutil.which("g++") or shutil.which("c++")
-        if cxx is None:
-            raise BuildError("No C++ compiler found: install g++, or set CXX.")
+        cxx = _find_cxx(env)
         if not (_python_include() / "Python.h").exists():
             raise BuildError(
                 f"Python.h is missing from {_python_include()}: install the python3-dev package."
@@ -113,6 +111,16 @@ class Toolchain:
     @property
     def launcher(self) -> str:
         return f"{self.ccache} " if self.ccache else ""
+
+
+def _find_cxx(env: Mapping[str, str]) -> str:
+    asked = env.get("CXX", "").strip()
+    if asked and not shutil.which(asked, path=env.get("PATH")):
+        raise BuildError(f'CXX is "{asked}"; accepted: a C++ compiler on PATH, or the path of one.')
+    found = asked or shutil.which("g++") or shutil.which("c++")
+    if not found:
+        raise BuildError("No C++ compiler found: install g++, or set CXX.")
+    return found
 
 
 def _python_include() -> Path:

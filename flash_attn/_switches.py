@@ -65,7 +65,7 @@ AT_BUILD_TIME = (
     Switch("NVCC_THREADS", "a whole number from 1", "1",
            "architectures that one nvcc compiles side by side"),
     Switch("CUDA_HOME", "a folder", "`CUDA_PATH`, nvcc on `PATH`, then `/usr/local/cuda`",
-           "the CUDA toolkit"),
+           "the CUDA toolkit; a folder without `bin/nvcc` is passed over"),
     Switch("CXX", "a command", "`g++`, then `c++`", "the host compiler"),
     Switch("CCACHE_DIR", "a folder", "ccache's own", "where ccache, if installed, keeps objects"),
 )  # fmt: skip

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from build_tools import build, switch_page, switches
+from build_tools import build, ninja_file, switch_page, switches
 from build_tools.probe import BuildError
 from flash_attn import _switches
-from tests.commands import ROOT, run
+from tests.commands import ROOT, run, script
 
 SWITCHES = _switches.AT_RUN_TIME + _switches.AT_BUILD_TIME
 IMPORT = (sys.executable, "-c", "import flash_attn")
@@ -61,6 +61,14 @@ def test_flags_of_the_build():
         strict(13, 0, FLASH_ATTN_STRICT="maybe")
     assert switches.flag("FLASH_ATTN_LINEINFO", {"FLASH_ATTN_LINEINFO": "yes"})
     assert not switches.flag("FLASH_ATTN_LINEINFO", {})
+
+
+def test_the_compiler_is_one(tmp_path):
+    script(tmp_path / "c++-99", "exit 0")
+    for cxx in ("c++-99", str(tmp_path / "c++-99")):
+        assert ninja_file._find_cxx({"CXX": cxx, "PATH": str(tmp_path)}) == cxx
+    with pytest.raises(BuildError, match='CXX is "no-such-compiler"'):
+        ninja_file._find_cxx({"CXX": "no-such-compiler"})
 
 
 def test_the_table_has_every_variable_that_is_read():
