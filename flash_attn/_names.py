@@ -89,7 +89,10 @@ ABSENT: dict[str, str] = {
 
 
 def refusing(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module that has some of its names in the table."""
+    """The ``__getattr__`` of a module that has some of its names in the table.
+
+    Not under TYPE_CHECKING: to a type checker a module that has one has every name.
+    """
 
     def __getattr__(name: str) -> Any:
         instead = NAMES[module].get(name)

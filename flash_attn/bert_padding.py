@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn._functions import function_class
+from flash_attn._functions import Applied, function_class
 
 __all__ = [
     "IndexFirstAxis",
@@ -60,9 +60,9 @@ def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, T
     return index_first_axis(input, indices), input
 
 
-IndexFirstAxis = function_class("IndexFirstAxis", __name__, index_first_axis)
-IndexPutFirstAxis = function_class("IndexPutFirstAxis", __name__, index_put_first_axis)
-IndexFirstAxisResidual = function_class(
+IndexFirstAxis: Applied = function_class("IndexFirstAxis", __name__, index_first_axis)
+IndexPutFirstAxis: Applied = function_class("IndexPutFirstAxis", __name__, index_put_first_axis)
+IndexFirstAxisResidual: Applied = function_class(
     "IndexFirstAxisResidual", __name__, index_first_axis_residual
 )
 

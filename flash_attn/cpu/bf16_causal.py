@@ -104,7 +104,10 @@ def _rectangles(start: int, count: int, size: int, rows: int) -> Iterator[Piece]
         yield Piece(part, keys, diagonal=False)
 
 
-def backward(dout, q, k, v, out, lse, dq, dk, dv, scores: Scores) -> None:
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, scores: Scores,
+) -> None:  # fmt: skip
     """Shapes as in attend.attend_backward; writes those of dq, dk, dv that are not None."""
     for bs, qs, hs in native.converted_parts(q, k):
         queries = [x[bs, :, qs] for x in (dout, q, out)]

@@ -14,8 +14,8 @@ done for all of them at once is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,11 @@ from torch import Tensor
 from . import tiling
 from .scores import Scores, accumulation_dtype, cuts, no_keys, visible_keys
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_aten = torch.ops.aten
+_forward = _aten._scaled_dot_product_flash_attention_for_cpu.default
+kernel_backward: Callable[..., Any] = (
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+)
 
 # The kernel's own causal mask skips in steps of 512 keys.  Shorter sequences than this gain from a
 # call per row block (fp32, d 64, forward + backward at 512: 60 against 90 ms); longer ones gain
@@ -211,7 +214,10 @@ def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     lse.copy_(torch.logaddexp(lse, sinks))
 
 
-def backward(dout, q, k, v, out, lse, dq, dk, dv, scores: Scores) -> None:
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, scores: Scores,
+) -> None:  # fmt: skip
     """Shapes as in forward, out and lse with sinks; writes those of dq, dk, dv that are not None.
 
     Half precision goes through float32, a few heads at a time: the kernel sums dK and dV of row

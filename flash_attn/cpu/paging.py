@@ -12,11 +12,14 @@ class Pages:
     A table entry of -1 is a page that does not exist: it is neither read nor written.
     """
 
+    k: Tensor
+    v: Tensor
+
     def __init__(self, k: Tensor, v: Tensor, block_table: Tensor):
         self.k, self.v = k, v
-        self.page_size = k.shape[1]
+        self.page_size: int = k.shape[1]
         self.table = block_table
-        self.capacity = block_table.shape[1] * self.page_size
+        self.capacity: int = block_table.shape[1] * self.page_size
 
     def check(self, lengths: list[int]) -> None:
         """Table entries that hold one of a sequence's `lengths` positions must be pages, or -1."""

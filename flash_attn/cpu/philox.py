@@ -9,6 +9,8 @@ every backend and every tile size drops the same entries. One Philox call covers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,9 @@ _TOP_BITS = 0x80008000 - (1 << 32)  # of both 16-bit halves, as an int32
 BLOCK = 16  # both sides of the block that the counters are laid out in
 
 
-def philox4x32(counter, key, rounds: int = ROUNDS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox4x32(
+    counter: Sequence[Tensor], key: Sequence[Tensor | int], rounds: int = ROUNDS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Four 32-bit words (int64 tensors) for a counter of four and a key of two 32-bit words.
 
     Counter words are int64 tensors of shapes that broadcast; they are expanded only where the
@@ -89,7 +93,15 @@ def keep_blocks(
 
 
 def keep_mask(
-    seed: int, offset: int, batch, head, rows, cols, p: float, *, num_heads: int
+    seed: int,
+    offset: int,
+    batch: int | Tensor,
+    head: int | Tensor,
+    rows: range | Tensor,
+    cols: range | Tensor,
+    p: float,
+    *,
+    num_heads: int,
 ) -> Tensor:
     """Which entries dropout keeps.
 

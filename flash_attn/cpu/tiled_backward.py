@@ -18,7 +18,10 @@ from .scores import Scores, accumulation_dtype, tile_keep, visible_keys
 from .tiled_forward import Place, score_tile
 
 
-def backward(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores: Scores) -> None:
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, softmax_d: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, scores: Scores,
+) -> None:  # fmt: skip
     """Shapes as in attend.attend_backward."""
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]

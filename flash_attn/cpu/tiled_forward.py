@@ -25,8 +25,8 @@ from .scores import (
 
 
 def forward(
-    q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None = None,
-    wanted: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores,
+    hidden_keys: Tensor | None = None, wanted: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Shapes as in attend.attend; wanted (sq,) bool: tiles without such a row are left out."""
     batch, seqlen_q, heads, _ = q.shape
@@ -112,7 +112,9 @@ def score_tile(
 class OnlineSoftmax:
     """Running maximum, sum and output of one row tile."""
 
-    def __init__(self, scores: Scores, batch, kv_heads, groups, rows, dtype):
+    def __init__(
+        self, scores: Scores, batch: int, kv_heads: int, groups: int, rows: int, dtype: torch.dtype
+    ):
         self.out: Tensor | None = None  # (b * hk, rows * g, dv), unnormalised
         self.max: Tensor | None = None  # (b * hk, rows * g, 1)
         self.sum: Tensor | None = None

@@ -206,7 +206,9 @@ class Rows(NamedTuple):
     dlse: Tensor | None
 
     @classmethod
-    def of(cls, dout: Tensor | None, q, out, lse, dlse: Tensor | None) -> Rows:
+    def of(
+        cls, dout: Tensor | None, q: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+    ) -> Rows:
         """From what autograd hands to a backward."""
         dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
         return cls(dout, q, out, lse, dlse)

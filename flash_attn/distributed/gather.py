@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,7 +71,7 @@ def _scatter(x: Tensor, like: Tensor, job: Gather) -> Tensor:
 class GatherAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, job: Gather
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, job: Gather
     ) -> tuple[Tensor, Tensor]:
         """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
         total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), q.dtype)
@@ -86,7 +87,7 @@ class GatherAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * 5
 

@@ -10,6 +10,7 @@ the order of the steps: in half precision nothing is lost on the way, at half of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,7 +71,7 @@ def _empty_rows(x: Tensor, rows: int) -> Tensor:
 class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
     ) -> tuple[Tensor, Tensor]:
         """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
         total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), ring.sum_dtype(q.dtype))
@@ -88,7 +89,7 @@ class RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * 5
 

@@ -29,6 +29,10 @@ class PatchEmbed(nn.Module):
         ValueError: an image of another size, or one that is no multiple of the patches.
     """
 
+    img_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    proj: nn.Linear
+
     def __init__(
         self,
         img_size: int | tuple[int, int] = 224,
@@ -40,17 +44,18 @@ class PatchEmbed(nn.Module):
         bias: bool = True,
         fused_bias_fc: bool = False,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         self.img_size, self.patch_size = _pair(img_size), _pair(patch_size)
         if any(size % patch for size, patch in zip(self.img_size, self.patch_size)):
             raise ValueError(f"img_size is {self.img_size}; no multiple of {self.patch_size}")
         rows, columns = (size // patch for size, patch in zip(self.img_size, self.patch_size))
-        self.grid_size = (rows, columns)
-        self.num_patches = rows * columns
+        self.grid_size: tuple[int, int] = (rows, columns)
+        self.num_patches: int = rows * columns
         self.flatten = flatten
         pixels = in_chans * self.patch_size[0] * self.patch_size[1]
         self.proj = nn.Linear(pixels, embed_dim, bias=bias)
-        self.norm = norm_layer(embed_dim) if norm_layer else nn.Identity()
+        self.norm: nn.Module = norm_layer(embed_dim) if norm_layer else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.img_size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
@@ -28,9 +29,10 @@ class CrossEntropyLoss(nn.Module):
         logit_scale: float = 1.0,
         lse_square_scale: float = 0.0,
         inplace_backward: bool = False,
-        process_group=None,
+        process_group: dist.ProcessGroup | None = None,
         return_z_loss: bool = False,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
@@ -40,7 +42,7 @@ class CrossEntropyLoss(nn.Module):
         self.logit_scale = logit_scale
         self.lse_square_scale = lse_square_scale
         self.inplace_backward = inplace_backward
-        self.process_group = process_group
+        self.process_group: dist.ProcessGroup | None = process_group
         self.return_z_loss = return_z_loss
 
     def forward(

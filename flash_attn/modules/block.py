@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class StochasticDepth(nn.Module):
     """In training a row of dimension 0 is 0 with probability p, else divided by 1 − p."""
 
     def __init__(self, p: float):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"p is {p}; expected 0 to 1")
@@ -105,7 +107,9 @@ class _Residual(nn.Module):
             **_kind(norm),
         )
 
-    def allocate_inference_cache(self, batch_size: int, max_seqlen: int, dtype=None, **kwargs):
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> Any:
         """That of the mixer."""
         return self.mixer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
 
@@ -130,6 +134,9 @@ class Block(_Residual):
             ``flash_attn.utils.distributed``.
     """
 
+    drop_path1: StochasticDepth
+    drop_path2: StochasticDepth
+
     def __init__(
         self,
         dim: int,
@@ -148,21 +155,22 @@ class Block(_Residual):
         sequence_parallel: bool = False,
         mark_shared_params: bool = False,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         if residual_in_fp32 and not prenorm:
             raise ValueError("residual_in_fp32 needs prenorm=True: else no residual is passed on")
         self.prenorm = prenorm
         self.return_residual = return_residual
-        self.mixer = (mixer_cls or partial(MHA, num_heads=dim // 64))(dim)
-        self.dropout1 = dropout_cls(resid_dropout1)
+        self.mixer: nn.Module = (mixer_cls or partial(MHA, num_heads=dim // 64))(dim)
+        self.dropout1: nn.Module = dropout_cls(resid_dropout1)
         self.drop_path1 = StochasticDepth(drop_path1)
-        self.norm1 = norm_cls(dim)
-        self.mlp = (mlp_cls or partial(Mlp, hidden_features=4 * dim))(dim)
+        self.norm1: nn.Module = norm_cls(dim)
+        self.mlp: nn.Module = (mlp_cls or partial(Mlp, hidden_features=4 * dim))(dim)
         norms = [self.norm1]
         if not isinstance(self.mlp, nn.Identity):
-            self.dropout2 = dropout_cls(resid_dropout2)
+            self.dropout2: nn.Module = dropout_cls(resid_dropout2)
             self.drop_path2 = StochasticDepth(drop_path2)
-            self.norm2 = norm_cls(dim)
+            self.norm2: nn.Module = norm_cls(dim)
             norms.append(self.norm2)
         self._init_residual(
             norms, fused_dropout_add_ln, residual_in_fp32, sequence_parallel, mark_shared_params
@@ -173,7 +181,7 @@ class Block(_Residual):
         hidden_states: Tensor,
         residual: Tensor | None = None,
         mixer_subset: Tensor | slice | None = None,
-        mixer_kwargs: dict | None = None,
+        mixer_kwargs: dict[str, Any] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(..., dim) → (hidden_states, residual) of a pre-norm block, else hidden_states.
 
@@ -241,6 +249,7 @@ class ParallelBlock(_Residual):
         sequence_parallel: bool = False,
         mark_shared_params: bool = False,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         if fused_dropout_add_ln and resid_dropout1 != resid_dropout2:
             raise ValueError(
@@ -248,14 +257,14 @@ class ParallelBlock(_Residual):
                 "fused_dropout_add_ln there is one probability for both"
             )
         self.tied_norm = tied_norm
-        self.mixer = (mixer_cls or partial(MHA, num_heads=dim // 64))(dim)
-        self.dropout1 = dropout_cls(resid_dropout1)
-        self.norm1 = norm_cls(dim)
-        self.mlp = (mlp_cls or partial(Mlp, hidden_features=4 * dim))(dim)
-        self.dropout2 = dropout_cls(resid_dropout2)
+        self.mixer: nn.Module = (mixer_cls or partial(MHA, num_heads=dim // 64))(dim)
+        self.dropout1: nn.Module = dropout_cls(resid_dropout1)
+        self.norm1: nn.Module = norm_cls(dim)
+        self.mlp: nn.Module = (mlp_cls or partial(Mlp, hidden_features=4 * dim))(dim)
+        self.dropout2: nn.Module = dropout_cls(resid_dropout2)
         norms = [self.norm1]
         if not tied_norm:
-            self.norm2 = norm_cls(dim)
+            self.norm2: nn.Module = norm_cls(dim)
             norms.append(self.norm2)
         self._init_residual(
             norms, fused_dropout_add_ln, residual_in_fp32, sequence_parallel, mark_shared_params
@@ -266,7 +275,7 @@ class ParallelBlock(_Residual):
         hidden_states1: Tensor,
         hidden_states2: Tensor | None = None,
         residual: Tensor | None = None,
-        mixer_kwargs: dict | None = None,
+        mixer_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The two branches' outputs and the residual stream they have yet to be added to.
 

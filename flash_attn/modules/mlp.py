@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,6 +44,9 @@ class Mlp(nn.Module):
         device, dtype: of the parameters.
     """
 
+    fc1: nn.Linear
+    fc2: nn.Linear
+
     def __init__(
         self,
         in_features: int,
@@ -52,9 +56,10 @@ class Mlp(nn.Module):
         bias1: bool = True,
         bias2: bool = True,
         return_residual: bool = False,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         hidden = hidden_features or 4 * in_features
         where = {"device": device, "dtype": dtype}
@@ -75,6 +80,9 @@ class ParallelMLP(nn.Module):
     ``sequence_parallel`` as in ``ColumnParallelLinear``; the others as in ``Mlp``.
     """
 
+    fc1: ColumnParallelLinear
+    fc2: RowParallelLinear
+
     def __init__(
         self,
         in_features: int,
@@ -85,9 +93,10 @@ class ParallelMLP(nn.Module):
         sequence_parallel: bool = True,
         bias1: bool = True,
         bias2: bool = True,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         _needs_ranks(process_group)
         hidden = hidden_features or 4 * in_features
@@ -112,6 +121,9 @@ class GatedMlp(nn.Module):
         activation: of the gate: ``F.sigmoid`` is GLU, ``F.silu`` SwiGLU.
     """
 
+    fc1: nn.Linear
+    fc2: nn.Linear
+
     def __init__(
         self,
         in_features: int,
@@ -122,9 +134,10 @@ class GatedMlp(nn.Module):
         bias2: bool = True,
         multiple_of: int = 128,
         return_residual: bool = False,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         hidden = _gated_features(in_features, hidden_features, multiple_of)
         where = {"device": device, "dtype": dtype}
@@ -145,6 +158,9 @@ class ParallelGatedMlp(nn.Module):
     A rank's ``fc1`` makes its share of y and then its share of the gate.
     """
 
+    fc1: ColumnParallelLinear
+    fc2: RowParallelLinear
+
     def __init__(
         self,
         in_features: int,
@@ -156,9 +172,10 @@ class ParallelGatedMlp(nn.Module):
         bias2: bool = True,
         multiple_of: int = 128,
         sequence_parallel: bool = True,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         _needs_ranks(process_group)
         hidden = _gated_features(in_features, hidden_features, multiple_of)

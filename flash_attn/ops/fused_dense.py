@@ -9,7 +9,9 @@ and ``torch.compile`` fuses the activation; nothing else is fused here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -67,7 +69,7 @@ def fused_dense_func(
     return_residual: bool = False,
     process_group: dist.ProcessGroup | None = None,
     sequence_parallel: bool = True,
-):
+) -> Any:
     """``F.linear(x, weight, bias)``; with ``process_group`` of the rows of all ranks.
 
     x (..., in_features) → (..., out_features), or that and x with ``return_residual``.
@@ -85,13 +87,14 @@ class FusedDense(nn.Linear):
         out_features: int,
         bias: bool = True,
         return_residual: bool = False,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.return_residual = return_residual
 
-    def forward(self, x: Tensor, process_group: dist.ProcessGroup | None = None):
+    def forward(self, x: Tensor, process_group: dist.ProcessGroup | None = None) -> Any:
         return fused_dense_func(
             x, self.weight, self.bias, self.return_residual, process_group=process_group
         )
@@ -126,9 +129,10 @@ class ColumnParallelLinear(nn.Linear):
         bias: bool = True,
         sequence_parallel: bool = True,
         multiple_of: int = 1,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         share = _share(out_features, process_group, multiple_of, "out_features")
         super().__init__(in_features, share, bias=bias, device=device, dtype=dtype)
         self.process_group = process_group
@@ -160,9 +164,10 @@ class RowParallelLinear(nn.Linear):
         bias: bool = True,
         sequence_parallel: bool = True,
         multiple_of: int = 1,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         share = _share(in_features, process_group, multiple_of, "in_features")
         bias = bias and dist.get_rank(process_group) == 0
         super().__init__(share, out_features, bias=bias, device=device, dtype=dtype)
@@ -188,7 +193,7 @@ def fused_mlp_func(
     heuristic: int | str = 0,
     process_group: dist.ProcessGroup | None = None,
     sequence_parallel: bool = True,
-):
+) -> Any:
     """``linear2(activation(linear1(x)))``, with linear1 of the rows of all ranks.
 
     Args:
@@ -230,6 +235,9 @@ class FusedMLP(nn.Module):
         activation, return_residual, checkpoint_lvl, heuristic: as in ``fused_mlp_func``.
     """
 
+    fc1: nn.Linear
+    fc2: nn.Linear
+
     def __init__(
         self,
         in_features: int,
@@ -241,9 +249,10 @@ class FusedMLP(nn.Module):
         return_residual: bool = False,
         checkpoint_lvl: int = 0,
         heuristic: int | str = "auto",
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         _activation(activation)
         where = {"device": device, "dtype": dtype}
@@ -255,7 +264,7 @@ class FusedMLP(nn.Module):
         self.fc1 = nn.Linear(in_features, hidden, bias=bias1, **where)
         self.fc2 = nn.Linear(hidden, out_features or in_features, bias=bias2, **where)
 
-    def forward(self, x: Tensor, process_group: dist.ProcessGroup | None = None):
+    def forward(self, x: Tensor, process_group: dist.ProcessGroup | None = None) -> Any:
         """(..., in_features) → (..., out_features), and x with ``return_residual``."""
         out = fused_mlp_func(
             x,
@@ -274,6 +283,9 @@ class FusedMLP(nn.Module):
 class ParallelFusedMLP(nn.Module):
     """``FusedMLP`` with hidden features shared out among ranks; see ``ColumnParallelLinear``."""
 
+    fc1: ColumnParallelLinear
+    fc2: RowParallelLinear
+
     def __init__(
         self,
         in_features: int,
@@ -286,9 +298,10 @@ class ParallelFusedMLP(nn.Module):
         sequence_parallel: bool = True,
         checkpoint_lvl: int = 0,
         heuristic: int | str = "auto",
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         _activation(activation)
         if process_group is None:
@@ -321,4 +334,5 @@ class ParallelFusedMLP(nn.Module):
         return out_of_ranks(out, self.process_group, self.sequence_parallel)
 
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)

@@ -7,6 +7,7 @@ For figures that are to be compared, with the cache flushed and contenders in tu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.utils.benchmark as benchmark
@@ -23,6 +24,9 @@ __all__ = [
 ]
 
 
+_Measured = tuple[benchmark.Timer, benchmark.Measurement]
+
+
 def _first(out) -> Tensor:
     return out[0] if isinstance(out, (tuple, list)) else out
 
@@ -32,7 +36,9 @@ def _amp(amp: bool, dtype: torch.dtype):
     return torch.autocast(device, dtype=dtype, enabled=amp)
 
 
-def _measure(run: Callable[[], object], what: str, desc: str, repeats: int, verbose: bool):
+def _measure(
+    run: Callable[[], object], what: str, desc: str, repeats: int, verbose: bool
+) -> _Measured:
     timer = benchmark.Timer(stmt="run()", globals={"run": run}, num_threads=torch.get_num_threads())
     if verbose:
         print(desc, f"- {what}")
@@ -58,9 +64,9 @@ def _upstream(out: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def benchmark_forward(
-    fn: Callable, *inputs, repeats: int = 10, desc: str = "", verbose: bool = True,
-    amp: bool = False, amp_dtype: torch.dtype = torch.float16, **kwinputs,
-):  # fmt: skip
+    fn: Callable, *inputs: Any, repeats: int = 10, desc: str = "", verbose: bool = True,
+    amp: bool = False, amp_dtype: torch.dtype = torch.float16, **kwinputs: Any,
+) -> _Measured:  # fmt: skip
     """``fn(*inputs, **kwinputs)``, under autocast with ``amp``.
 
     Returns:
@@ -75,9 +81,10 @@ def benchmark_forward(
 
 
 def benchmark_backward(
-    fn: Callable, *inputs, grad: Tensor | None = None, repeats: int = 10, desc: str = "",
-    verbose: bool = True, amp: bool = False, amp_dtype: torch.dtype = torch.float16, **kwinputs,
-):  # fmt: skip
+    fn: Callable, *inputs: Any, grad: Tensor | None = None, repeats: int = 10, desc: str = "",
+    verbose: bool = True, amp: bool = False, amp_dtype: torch.dtype = torch.float16,
+    **kwinputs: Any,
+) -> _Measured:  # fmt: skip
     """The backward alone, of the first result of ``fn``; ``grad`` is random by default."""
     with _amp(amp, amp_dtype):
         out = _first(fn(*inputs, **kwinputs))
@@ -91,9 +98,10 @@ def benchmark_backward(
 
 
 def benchmark_combined(
-    fn: Callable, *inputs, grad: Tensor | None = None, repeats: int = 10, desc: str = "",
-    verbose: bool = True, amp: bool = False, amp_dtype: torch.dtype = torch.float16, **kwinputs,
-):  # fmt: skip
+    fn: Callable, *inputs: Any, grad: Tensor | None = None, repeats: int = 10, desc: str = "",
+    verbose: bool = True, amp: bool = False, amp_dtype: torch.dtype = torch.float16,
+    **kwinputs: Any,
+) -> _Measured:  # fmt: skip
     """Forward and backward in one; otherwise as ``benchmark_backward``."""
     with _amp(amp, amp_dtype):
         grad = _upstream(_first(fn(*inputs, **kwinputs)), grad)
@@ -107,7 +115,9 @@ def benchmark_combined(
     return _measure(run, "Forward + Backward pass", desc, repeats, verbose)
 
 
-def benchmark_fwd_bwd(fn: Callable, *inputs, grad: Tensor | None = None, **options):
+def benchmark_fwd_bwd(
+    fn: Callable, *inputs: Any, grad: Tensor | None = None, **options: Any
+) -> tuple[_Measured, _Measured]:
     """``benchmark_forward`` and ``benchmark_backward``."""
     return (
         benchmark_forward(fn, *inputs, **options),
@@ -115,7 +125,9 @@ def benchmark_fwd_bwd(fn: Callable, *inputs, grad: Tensor | None = None, **optio
     )
 
 
-def benchmark_all(fn: Callable, *inputs, grad: Tensor | None = None, **options):
+def benchmark_all(
+    fn: Callable, *inputs: Any, grad: Tensor | None = None, **options: Any
+) -> tuple[_Measured, _Measured, _Measured]:
     """``benchmark_forward``, ``benchmark_backward`` and ``benchmark_combined``."""
     return (
         *benchmark_fwd_bwd(fn, *inputs, grad=grad, **options),
@@ -124,9 +136,9 @@ def benchmark_all(fn: Callable, *inputs, grad: Tensor | None = None, **options):
 
 
 def pytorch_profiler(
-    fn: Callable, *inputs, trace_filename: str | None = None, backward: bool = False,
+    fn: Callable, *inputs: Any, trace_filename: str | None = None, backward: bool = False,
     amp: bool = False, amp_dtype: torch.dtype = torch.float16, cpu: bool = False,
-    verbose: bool = True, **kwinputs,
+    verbose: bool = True, **kwinputs: Any,
 ) -> None:  # fmt: skip
     """Profiles one run after some that warm up.
 
@@ -160,7 +172,7 @@ def pytorch_profiler(
 
 
 def benchmark_memory(
-    fn: Callable, *inputs, desc: str = "", verbose: bool = True, **kwinputs
+    fn: Callable, *inputs: Any, desc: str = "", verbose: bool = True, **kwinputs: Any
 ) -> float:
     """The most GPU memory that torch held during a call, in GiB."""
     if not torch.cuda.is_available():

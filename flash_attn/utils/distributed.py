@@ -6,6 +6,9 @@ dimension (Korthikanti et al. 2022, arXiv:2205.05198).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -31,7 +34,9 @@ def _collective(name: str, name_before_2_13: str):
     return getattr(dist, name, None) or getattr(dist, name_before_2_13)
 
 
-def all_gather_raw(input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False):
+def all_gather_raw(
+    input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False
+) -> tuple[Tensor, dist.Work | None]:
     """(rows, ...) of each rank → (ranks · rows, ...), and the handle; no gradient."""
     world = dist.get_world_size(process_group)
     output = input_.new_empty(world * input_.shape[0], *input_.shape[1:])
@@ -40,7 +45,9 @@ def all_gather_raw(input_: Tensor, process_group: dist.ProcessGroup, async_op: b
     return output, handle
 
 
-def reduce_scatter_raw(input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False):
+def reduce_scatter_raw(
+    input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False
+) -> tuple[Tensor, dist.Work | None]:
     """(ranks · rows, ...) of each rank → this rank's rows of their sum, and the handle."""
     world = dist.get_world_size(process_group)
     if input_.shape[0] % world:
@@ -53,7 +60,9 @@ def reduce_scatter_raw(input_: Tensor, process_group: dist.ProcessGroup, async_o
     return output, handle
 
 
-def all_reduce_raw(input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False):
+def all_reduce_raw(
+    input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False
+) -> tuple[Tensor, dist.Work | None]:
     """The sum over the ranks, in place where the input is contiguous, and the handle."""
     input_ = input_.contiguous()
     return input_, dist.all_reduce(input_, group=process_group, async_op=async_op)
@@ -63,12 +72,12 @@ class AllGatherFunc(torch.autograd.Function):
     """Rows of all ranks, one after another; the gradient is summed and scattered."""
 
     @staticmethod
-    def forward(ctx, input_, process_group):
+    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
         ctx.process_group = process_group
         return all_gather_raw(input_, process_group)[0]
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter_raw(grad, ctx.process_group)[0], None
 
 
@@ -76,12 +85,12 @@ class ReduceScatterFunc(torch.autograd.Function):
     """This rank's rows of the sum over the ranks; the gradient is gathered."""
 
     @staticmethod
-    def forward(ctx, input_, process_group):
+    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
         ctx.process_group = process_group
         return reduce_scatter_raw(input_, process_group)[0]
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather_raw(grad, ctx.process_group)[0], None
 
 
@@ -89,30 +98,30 @@ class AllReduceFunc(torch.autograd.Function):
     """The sum over the ranks; each of them has the whole gradient already."""
 
     @staticmethod
-    def forward(ctx, input_, process_group):
+    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
         return all_reduce_raw(input_.clone(), process_group)[0]
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
 class _Replicate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input_, process_group):
+    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
         ctx.process_group = process_group
         return input_.view_as(input_)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_reduce_raw(grad.clone(), ctx.process_group)[0], None
 
 
-all_gather = AllGatherFunc.apply
-reduce_scatter = ReduceScatterFunc.apply
-all_reduce = AllReduceFunc.apply
+all_gather: Callable[[Tensor, dist.ProcessGroup], Tensor] = AllGatherFunc.apply
+reduce_scatter: Callable[[Tensor, dist.ProcessGroup], Tensor] = ReduceScatterFunc.apply
+all_reduce: Callable[[Tensor, dist.ProcessGroup], Tensor] = AllReduceFunc.apply
 #: What all ranks hold alike, on its way into work that they share: the gradient is their sum.
-replicate = _Replicate.apply
+replicate: Callable[[Tensor, dist.ProcessGroup], Tensor] = _Replicate.apply
 
 
 def sync_shared_params(model: nn.Module, process_group: dist.ProcessGroup) -> None:

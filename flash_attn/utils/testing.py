@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +14,11 @@ __all__ = ["attention_ref", "construct_local_mask", "generate_random_padding_mas
 
 
 def generate_random_padding_mask(
-    max_seqlen: int, batch_size: int, device, mode: str = "random", zero_lengths: bool = False
+    max_seqlen: int,
+    batch_size: int,
+    device: torch.device | str | None,
+    mode: str = "random",
+    zero_lengths: bool = False,
 ) -> Tensor:
     """(batch_size, max_seqlen) bool, True for the first tokens of each row.
 
@@ -35,7 +40,7 @@ def construct_local_mask(
     query_padding_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     key_leftpad: Tensor | None = None,
-    device=None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """True where a window hides a key: (seqlen_q, seqlen_k), or (batch, 1, seqlen_q, seqlen_k).
 
@@ -131,4 +136,5 @@ def attention_ref(
     return out.to(dtype), weights.to(dtype)
 
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import amp
 
 __all__ = ["custom_bwd", "custom_fwd"]
 
-custom_fwd = partial(amp.custom_fwd, device_type="cuda")
-custom_bwd = partial(amp.custom_bwd, device_type="cuda")
+custom_fwd: Callable[..., Any] = partial(amp.custom_fwd, device_type="cuda")
+custom_bwd: Callable[..., Any] = partial(amp.custom_bwd, device_type="cuda")

@@ -6,14 +6,14 @@ gradient can overwrite the logits.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from flash_attn import _names
-from flash_attn._functions import function_class
+from flash_attn._functions import Applied, function_class
 
 __all__ = ["CrossEntropyLoss", "cross_entropy_loss"]
 
@@ -159,7 +159,7 @@ def cross_entropy_loss(
     lse_square_scale: float = 0.0,
     ignore_index: int = -100,
     inplace_backward: bool = False,
-    process_group=None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of each row, differentiable in ``logits``, twice unless ``process_group``.
 
@@ -211,6 +211,7 @@ def cross_entropy_loss(
     )
 
 
-CrossEntropyLoss = function_class("CrossEntropyLoss", __name__, cross_entropy_loss)
+CrossEntropyLoss: Applied = function_class("CrossEntropyLoss", __name__, cross_entropy_loss)
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)

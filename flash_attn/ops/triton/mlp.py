@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from flash_attn.ops.fused_dense import FusedMLP, fused_mlp_func
@@ -34,9 +35,10 @@ class FusedDenseSqreluDense(FusedMLP):
         bias1: bool = True,
         bias2: bool = True,
         checkpoint_lvl: int = 0,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__(
             in_features, hidden_features, out_features, bias1, bias2, activation="sqrelu",
             checkpoint_lvl=checkpoint_lvl, device=device, dtype=dtype,

@@ -1,8 +1,11 @@
 """``apply_rotary`` under the name that clients import."""
 
+from typing import TYPE_CHECKING
+
 from flash_attn import _names
 from flash_attn.ops.rotary import apply_rotary
 
 __all__ = ["apply_rotary"]
 
-__getattr__ = _names.refusing(__name__)
+if not TYPE_CHECKING:
+    __getattr__ = _names.refusing(__name__)
