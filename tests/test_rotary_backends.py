@@ -300,6 +300,30 @@ def test_nothing_to_turn(device):
     assert_same(apply_rotary_emb(x, cos, sin, cu_seqlens=none), x)
 
 
+EMPTY = [(0, 6, 3, 16), (2, 0, 3, 16), (2, 6, 0, 16)]
+
+
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_gradients_of_nothing(device, shape, inplace):
+    """Those of a sum have stride 0 in every dimension, those of a row's weights in all but one, and
+    torch makes neither contiguous where there is no element."""
+    cos, sin = (t.to(device) for t in tables(16, torch.bfloat16))
+    leaf = torch.zeros(shape, dtype=torch.bfloat16, device=device, requires_grad=True)
+    row = torch.ones(shape[-1], dtype=torch.bfloat16, device=device)
+    for dout in (row[0].expand(shape), row.expand(shape), torch.zeros_like(leaf)):
+        out = apply_rotary_emb(leaf * 1, cos, sin, inplace=inplace)
+        (gradient,) = torch.autograd.grad(out, leaf, dout)
+        assert gradient.shape == shape
+        q, k = (leaf * 1 for _ in "qk")
+        outs = apply_rotary_emb_qk(q, k, cos, sin, inplace=inplace)
+        (gradient,) = torch.autograd.grad(outs, leaf, (dout, dout))
+        assert gradient.shape == shape
+        no_angles = cos.new_zeros(1).expand(0, 8)
+        if shape[1] == 0:
+            assert apply_rotary_emb(dout, no_angles, no_angles).shape == shape
+
+
 def test_writes_are_counted(device):
     cos, sin = (t.to(device) for t in tables(16, torch.bfloat16))
     x = torch.randn(2, 6, 3, 16, dtype=torch.bfloat16, device=device)

@@ -15,6 +15,13 @@ char const* element_name(Tensor const& x) {
   return x.scalar_type() == ScalarType::Float ? "fp32" : dtype_name(x, "x");
 }
 
+// Whether a row's elements lie apart. A tensor without elements has any strides: a gradient's are
+// often 0.
+bool has_gaps(Tensor const& t) {
+  int64_t const last = t.dim() - 1;
+  return t.stride(last) != 1 && t.size(last) > 1 && t.numel() > 0;
+}
+
 // x (b, s, h, d) or (total, h, d), or another part: it differs in heads alone.
 void check_part(Tensor const& part, char const* name, Tensor const& x) {
   check_on_device_of(part, name, x);
@@ -22,15 +29,15 @@ void check_part(Tensor const& part, char const* name, Tensor const& x) {
   check(part.scalar_type() == x.scalar_type() && part.dim() == dims && part.size(0) == x.size(0) &&
             part.size(dims - 3) == x.size(dims - 3) && part.size(dims - 1) == x.size(dims - 1),
         name, " has another dtype or shape than x");
-  check(part.stride(dims - 1) == 1 || part.size(dims - 1) <= 1, name, " has stride ",
-        part.stride(dims - 1), " in its last dimension, expected 1");
+  check(!has_gaps(part), name, " has stride ", part.stride(dims - 1),
+        " in its last dimension, expected 1");
 }
 
 // No two elements in one place.
 void check_written(Tensor const& out) {
   for (int i = 0; i < out.dim(); ++i) {
-    check(out.stride(i) != 0 || out.size(i) <= 1, "the rotated tensor has stride 0 in dimension ",
-          i, ": it cannot be written");
+    check(out.stride(i) != 0 || out.size(i) <= 1 || out.numel() == 0,
+          "the rotated tensor has stride 0 in dimension ", i, ": it cannot be written");
   }
 }
 
@@ -42,7 +49,7 @@ TensorView<const void> table(Tensor const& t, Tensor const& like, Tensor const& 
   for (int i = 0; i < dims; ++i) {
     check(t.size(i) == like.size(i), "cos and sin differ in shape");
   }
-  check(t.stride(dims - 1) == 1 || t.size(dims - 1) <= 1, "cos and sin need rows without gaps");
+  check(!has_gaps(t), "cos and sin need rows without gaps");
   bool const per_token = dims == 3;
   return {t.data_ptr(), per_token && t.size(0) > 1 ? t.stride(0) : 0, t.stride(dims - 2), 0};
 }
