@@ -52,6 +52,7 @@ class GPT2Embeddings(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         where = {"device": device, "dtype": dtype}
         word_dim = embed_dim if word_embed_proj_dim is None else word_embed_proj_dim
@@ -91,6 +92,7 @@ class BertEmbeddings(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.word_embeddings = nn.Embedding(vocab_size, embed_dim, padding_idx, **where)
@@ -137,6 +139,7 @@ class VocabParallelEmbedding(nn.Embedding):
         padding_idx: int | None = None,
         **kwargs: Any,
     ):
+        """Arguments, defaults and errors: see the class."""
         self.process_group = process_group
         share = _share(num_embeddings, process_group, "num_embeddings")
         if share != num_embeddings and padding_idx is not None:
@@ -166,6 +169,7 @@ class ColumnParallelEmbedding(nn.Embedding):
         process_group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ):
+        """Arguments, defaults and errors: see the class."""
         self.process_group = process_group
         share = _share(embedding_dim, process_group, "embedding_dim")
         super().__init__(num_embeddings, share, *args, **kwargs)
@@ -191,6 +195,7 @@ class ParallelGPT2Embeddings(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         where = {"process_group": process_group, "device": device, "dtype": dtype}
         self.process_group = process_group

@@ -222,6 +222,7 @@ class DropoutAddLayerNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         self.prenorm = prenorm
         self.p = p

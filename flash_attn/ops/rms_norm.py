@@ -139,6 +139,7 @@ class RMSNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
@@ -166,6 +167,7 @@ class DropoutAddRMSNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         self.prenorm = prenorm
         self.p = p

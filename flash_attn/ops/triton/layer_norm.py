@@ -250,6 +250,7 @@ class RMSNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         self.eps = eps
         self.dropout_p = dropout_p
