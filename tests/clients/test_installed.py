@@ -10,6 +10,7 @@ import zipfile
 import pytest
 import torch
 
+from build_tools import stubs
 from tests.commands import ROOT, wheel_of
 
 pytest.importorskip("transformers")
@@ -56,8 +57,11 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_what_these_tests_run(wheel):
     """Byte by byte: what they say of the checkout they say of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        sources = {name for name in archive.namelist() if name.endswith(".py")}
-        assert "flash_attn/utils/transformers.py" in sources
+        sources = {
+            name for name in archive.namelist() if name.endswith((".py", ".pyi", "py.typed"))
+        }
+        assert {f"flash_attn/{name}" for name in ("utils/transformers.py", "py.typed")} <= sources
+        assert {module + "i" for module in stubs.MODULES} <= sources
         for name in sources:
             assert archive.read(name) == (ROOT / name).read_bytes(), name
 

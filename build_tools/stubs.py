@@ -1,0 +1,193 @@
+"""What type checkers read of the functions whose result depends on a flag: `--check` or `--write`.
+
+``flash_attn_func(q, k, v)`` is a Tensor, and a tuple with ``return_lse=True``: for a type checker
+an overload for each flag, six signatures of sixteen parameters. They are written from the one
+signature in the module, beside it, to a stub: nothing of them runs, and the module stays readable.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from build_tools.lint import ROOT
+
+COMMAND = "python -m build_tools.stubs"
+MODULES = ("flash_attn/flash_attn_interface.py", "flash_attn/distributed/attention.py")
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call returns with one flag set, or with none, and all of some others unset."""
+
+    type: str
+    on: str | None = None
+    off: tuple[str, ...] = ()
+
+
+RESULTS = (
+    Result("Tensor", off=("return_attn_probs", "return_lse", "return_softmax_lse")),
+    Result("tuple[Tensor, Tensor]", on="return_lse", off=("return_attn_probs",)),
+    Result("tuple[Tensor, Tensor]", on="return_softmax_lse", off=("return_attn_probs",)),
+    Result("tuple[Tensor, Tensor, Tensor]", on="return_attn_probs"),
+)
+FLAGS = {result.on for result in RESULTS if result.on}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    type: str
+    default: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}" + (f" = {self.default}" if self.default else "")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Of a public function; those by position come before those by keyword alone."""
+
+    name: str
+    positional: tuple[Parameter, ...]
+    keyword: tuple[Parameter, ...]
+    result: str
+
+    @classmethod
+    def of(cls, node: ast.FunctionDef) -> Signature:
+        arguments = node.args
+        required = len(arguments.args) - len(arguments.defaults)
+        defaults = [*[None] * required, *arguments.defaults]
+        return cls(
+            node.name,
+            tuple(map(_parameter, arguments.args, defaults)),
+            tuple(map(_parameter, arguments.kwonlyargs, arguments.kw_defaults)),
+            ast.unparse(node.returns),
+        )
+
+    def __str__(self) -> str:
+        star = ["*"] if self.keyword else []
+        parts = [*map(str, self.positional), *star, *map(str, self.keyword)]
+        return f"def {self.name}(\n{_wrapped(parts)},\n) -> {self.result}: ..."
+
+    def overloads(self) -> Iterator[Signature]:
+        """One for each result, and at last the function itself, for flags that are not known."""
+        names = {p.name for p in self.positional + self.keyword}
+        if not names & FLAGS:
+            yield self
+            return
+        for result in RESULTS:
+            if result.on is None or result.on in names:
+                yield from self._returning(result)._setting(result.on)
+        yield self
+
+    def _returning(self, result: Result) -> Signature:
+        positional, keyword = (
+            tuple(_unset(p) if p.name in result.off else p for p in part)
+            for part in (self.positional, self.keyword)
+        )
+        return Signature(self.name, positional, keyword, result.type)
+
+    def _setting(self, flag: str | None) -> Iterator[Signature]:
+        """With a flag that is True: by keyword and, where it has a place, by position."""
+        names = [p.name for p in self.positional]
+        if flag is None:
+            yield self
+        elif flag not in names:
+            yield replace(
+                self, keyword=tuple(_set(p) if p.name == flag else p for p in self.keyword)
+            )
+        else:
+            at = names.index(flag)
+            here, after = _set(self.positional[at]), self.positional[at + 1 :]
+            before = self.positional[:at]
+            # By keyword, and with it what follows; or by position, and with it what precedes.
+            yield replace(self, positional=before, keyword=(here, *after, *self.keyword))
+            yield replace(self, positional=(*map(_given, before), here, *after))
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+    text = None if default is None else ast.unparse(default)
+    return Parameter(argument.arg, ast.unparse(argument.annotation), text)
+
+
+def _unset(parameter: Parameter) -> Parameter:
+    return replace(parameter, type="Literal[False]")
+
+
+def _set(parameter: Parameter) -> Parameter:
+    return replace(parameter, type="Literal[True]", default=None)
+
+
+def _given(parameter: Parameter) -> Parameter:
+    return replace(parameter, default=None)
+
+
+def stub(source: str) -> str:
+    """The stub of a module: its public functions, its constants, and what it imports for others."""
+    tree = ast.parse(source)
+    body, overloaded = [], False
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            signatures = [*Signature.of(node).overloads()]
+            overloaded |= len(signatures) > 1
+            decorator = "@overload\n" if len(signatures) > 1 else ""
+            body += ["", *(f"{decorator}{signature}" for signature in signatures)]
+        elif isinstance(node, ast.AnnAssign):
+            body.append(f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}")
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            body.append(f"__all__ = [\n{_wrapped(map(ast.unparse, node.value.elts))},\n]")
+    imports = _imports(tree, "\n".join(body), ["Literal", "overload"] if overloaded else [])
+    return "\n".join([f'"""Written by {COMMAND} --write."""', "", *imports, "", *body, ""])
+
+
+def _wrapped(items: Iterable[str]) -> str:
+    """Lines of some of them each, none of which is broken itself."""
+    text = ", ".join(item.replace(" ", "\0") for item in items)
+    indent = " " * 4
+    lines = textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _imports(tree: ast.Module, text: str, typing: list[str]) -> list[str]:
+    """Those that the stub's types need; and those that nothing in the module needs: for others."""
+    in_stub = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    in_module = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    lines = [f"from typing import {', '.join(typing)}"] if typing else []
+    for node in tree.body:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            continue
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            used, kept_for_others = name in in_stub, name not in in_module
+            if used or kept_for_others:
+                as_name = f" as {name}" if kept_for_others or alias.asname else ""
+                module = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+                lines.append(f"{module}import {alias.name}{as_name}")
+    return lines
+
+
+def main(argv: list[str]) -> int:
+    code = 0
+    for name in MODULES:
+        module = ROOT / name
+        path, text = module.with_suffix(".pyi"), stub(module.read_text())
+        if "--write" in argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"{path.relative_to(ROOT)} is not up to date: {COMMAND} --write", file=sys.stderr)
+            code = 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
