@@ -21,12 +21,12 @@ _MINIMUM_SM = 80
 #: The compiled library once loaded, else None.
 library: Any = None
 #: Why there is no compiled library; empty when it is loaded.
-why_not_loaded = "backend.load() has not run"
+why_not_loaded: str = "backend.load() has not run"
 
 _switches.check_arch()
 CHECK = bool(_switches.flag("FLASH_ATTN_CHECK"))
 LOG = _log.start()
-trace = _log.trace
+trace: Callable[[str], None] = _log.trace
 
 
 def library_path() -> Path:
@@ -99,7 +99,7 @@ def missing_kernel(operation: str) -> Callable[..., NoReturn]:
     return raise_missing
 
 
-def call(operation: Callable[..., Any], *args, **kwargs):
+def call(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls an operation; a look-up miss in the compiled library becomes NotImplementedError, and
     its lack of memory the error that torch has for that."""
     try:
