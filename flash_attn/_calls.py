@@ -13,10 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn import _autograd, _checks_kvcache, _direct, _ops, _versions, backend, checks
+from flash_attn import (
+    _autograd,
+    _checks_kvcache,
+    _direct,
+    _leading_zero,
+    _ops,
+    _packed_names,
+    _versions,
+    backend,
+    checks,
+)
 from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
 
 NO_KEYS = Keys()
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)  # and no class derived from them
 
 
@@ -26,15 +37,13 @@ def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> in
     A tensor on a GPU is not waited for: kernels need an upper bound alone, and ``rows``, the length
     of the packed tensor, is one. ``exact`` insists, where an output's shape depends on it.
     """
-    if isinstance(x, int):
+    if type(x) is int or isinstance(x, torch.SymInt):
         return x
-    if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
+    if isinstance(x, Tensor) and x.dim() == 0 and x.dtype in _INTEGERS:
         return rows if x.is_cuda and not exact else x.item()
-    if isinstance(x, torch.SymInt):
-        return x
-    if not isinstance(x, Tensor) and hasattr(x, "__index__"):  # an integer of numpy's
-        return operator.index(x)
-    raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
+    if isinstance(x, (Tensor, bool)) or not hasattr(x, "__index__"):
+        raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
+    return operator.index(x)  # an integer of numpy's
 
 
 def resolved(
@@ -42,7 +51,7 @@ def resolved(
 ) -> Lengths:
     """With max_seqlen_q and max_seqlen_k as ints; k is packed, or pages for block_table."""
     longest_q, longest_k = lengths.max_seqlen_q, lengths.max_seqlen_k
-    if not isinstance(longest_q, int) or not isinstance(longest_k, int):
+    if type(longest_q) is not int or type(longest_k) is not int:
         keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
         longest_q = max_seqlen(longest_q, "max_seqlen_q", q.shape[0], exact)
         longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
@@ -105,35 +114,53 @@ def checked(
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
-    block_table: Tensor | None = None,
+    block_table: Tensor | None = None, packed: Tensor | None = None,
 ):  # fmt: skip
-    """What the public functions return, but for those of a cache."""
+    """What the public functions return, but for those of a cache.
+
+    packed: of which k and v, or all three, are slices.
+    """
     keys = NO_KEYS if block_table is None else Keys(block_table)
-    if not library_looks(q, k, v):
+    if torch.compiler.is_compiling():
         return _attend(q, k, v, options, lengths, keys, look=True)
+    look = not library_looks(q, k, v)
     try:
-        return _attend(q, k, v, options, lengths, keys, look=False)
-    except Exception:
-        _say_what_is_wrong(checked, q, k, v, options, lengths, keys)
-        raise
+        return _attend(q, k, v, options, lengths, keys, look)
+    except Exception as error:
+        told = error if look else _what_is_wrong(error, _look, q, k, v, options, lengths, keys)
+        if packed is not None:
+            told = _packed_names.renamed(told, packed)
+        if told is error:
+            raise
+        raise told from None
 
 
-def _say_what_is_wrong(check: Callable[..., Any], *call: Any) -> None:
+def _look(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys
+) -> None:
+    checked(q, k, v, checks.flags(options), lengths, keys)
+
+
+def _what_is_wrong(error: Exception, check: Callable[..., Any], *call: Any) -> Exception:
     """If it is the call, and not the library: in the words of every backend, and no others."""
     try:
         check(*call)
-    except Exception as error:
-        raise error from None
+    except Exception as told:
+        return told
+    return error
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
     look: bool,
 ):  # fmt: skip
+    options = checks.flags(options)
     scoring, lengths = checked(q, k, v, options, lengths, keys, look)
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
+        if lengths is not None and not torch.compiler.is_compiling():
+            _leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
     head_dim_v = None
     if look and _has_to_pad(q, v):
         head_dim_v = v.shape[-1]
@@ -150,7 +177,7 @@ def _attend(
         out = out.narrow(-1, 0, head_dim_v)
     if options.return_attn_probs:
         return out, lse, probs
-    return (out, lse) if options.return_lse else out
+    return (out, lse) if options.return_lse or options.return_softmax_lse else out
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -208,18 +235,26 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
         return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=True)
     try:
         return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=False)
-    except Exception:
-        _say_what_is_wrong(_checks_kvcache.kvcache, q, cache)
-        _say_what_is_wrong(checks.scoring, q, q.shape[0], options)
-        raise
+    except Exception as error:
+        told = _what_is_wrong(error, _look_at_cache, q, cache, options)
+        if told is error:
+            raise
+        raise told from None
+
+
+def _look_at_cache(q: Tensor, cache: Cache, options: Options) -> None:
+    _checks_kvcache.kvcache(q, cache)
+    checks.scoring(q, q.shape[0], checks.flags(options))
 
 
 def _kvcache(
     q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any, look: bool
 ):
+    options = checks.flags(options)
+    rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
     cache = _checks_kvcache.kvcache(q, cache, look)
     num_splits = checks.num_splits(num_splits)
-    _checks_kvcache.no_gradient(q, cache, options.s_aux)
+    q, cache, options = _checks_kvcache.without_gradient(q, cache, options)
     scoring = checks.scoring(q, q.shape[0], options, look)
     if backend.LOG:
         _log(
@@ -240,7 +275,7 @@ def _kvcache(
     )  # fmt: skip
     if padded:
         out = out.narrow(-1, 0, cache.v_cache.shape[-1])
-    return (out, lse) if options.return_lse else out
+    return (out, lse) if options.return_lse or options.return_softmax_lse else out
 
 
 def _as_kernels_read(cache: Cache, q: Tensor) -> Cache:

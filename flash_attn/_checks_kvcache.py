@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import checks
-from flash_attn.call import Cache
+from flash_attn import _warnings, checks
+from flash_attn.call import Cache, Options
 from flash_attn.checks import (
+    _WITH_MEMORY,
     _bad_shape,
     _like,
     _on_device_of,
@@ -66,29 +67,56 @@ def _tensors(q: Tensor, cache: Cache) -> None:
         _per_sequence(cache.cache_seqlens, "cache_seqlens", batch, q)
 
 
-def no_gradient(q: Tensor, cache: Cache, s_aux: Tensor | None) -> None:
-    """There is no backward through a cache: it would have to undo the append."""
-    if not torch.is_grad_enabled():
-        return
-    names = ("q", "k_cache", "v_cache", "k", "v", "s_aux")
-    for name, x in zip(names, (q, *cache[:4], s_aux)):
-        if isinstance(x, Tensor) and x.requires_grad:
+def without_gradient(q: Tensor, cache: Cache, options: Options) -> tuple[Tensor, Cache, Options]:
+    """The call as under ``torch.no_grad()``: there is no backward through a cache, it would have
+    to undo the append.
+
+    A cache that requires a gradient itself is not written: autograd would not know.
+    """
+    if not (torch.is_grad_enabled() and _any_requires_grad(q, *cache[:6], options.s_aux)):
+        return q, cache, options
+    for name, x in (("k_cache", cache.k_cache), ("v_cache", cache.v_cache)):
+        if cache.k is not None and x.requires_grad:
             raise RuntimeError(
-                f"{name}: requires_grad is set; flash_attn_with_kvcache has no backward, call it "
-                "under torch.no_grad()"
+                f"{name}: requires_grad is set; new keys are written into it, of which autograd "
+                "keeps no record: call flash_attn_with_kvcache under torch.no_grad()"
             )
+    say_there_is_no_gradient()
+    detached = (x.detach() if isinstance(x, Tensor) else x for x in cache)
+    s_aux = None if options.s_aux is None else options.s_aux.detach()
+    return q.detach(), Cache(*detached), options._replace(s_aux=s_aux)
+
+
+def say_there_is_no_gradient() -> None:
+    if not torch.compiler.is_compiling():
+        _warnings.once(
+            "attention over a KV cache has no backward: a tensor of this call requires a gradient "
+            "and gets none; call it under torch.no_grad()"
+        )
+
+
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    if torch.compiler.is_compiling():
+        return any(x is not None and x.requires_grad for x in tensors)
+    return torch._C._any_requires_grad(*tensors)
 
 
 def _new_keys(q: Tensor, cache: Cache, capacity: int, look: bool) -> int:
     """The number of new keys per sequence."""
     k, v = cache.k, cache.v
     if k is None or v is None:
-        missing = "v" if v is None else "k"
+        name, given, missing = ("k", k, "v") if v is None else ("v", v, "k")
+        if not isinstance(given, Tensor):
+            raise TypeError(
+                f"{name}: got {given!r}; a torch.Tensor of new keys and values is needed; k, v, "
+                "rotary_cos and seven more come before causal: pass options by keyword"
+            )
         raise ValueError(f"{missing}: got None; k and v are appended together or not at all")
     if cache.cache_seqlens is None:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
     _no_overlap(cache.k_cache, "k")
     _no_overlap(cache.v_cache, "v")
+    _two_memories(cache)
     if look:
         _new_tensors(q, cache)
     new = k.shape[1]
@@ -120,6 +148,27 @@ def _no_overlap(cache: Tensor, name: str) -> None:
         )
 
 
+def _two_memories(cache: Cache) -> None:
+    """Values would overwrite keys; fine where they are the same, which rotary makes them not."""
+    if _same_memory(cache.k_cache, cache.v_cache) and not (
+        _same_memory(cache.k, cache.v) and cache.rotary_cos is None
+    ):
+        raise ValueError(
+            "v_cache: got the memory of k_cache; new keys and new values need memory of their own"
+        )
+
+
+def _same_memory(x: Tensor, y: Tensor) -> bool:
+    if x is y:
+        return True
+    if torch.compiler.is_compiling() or not (type(x) in _WITH_MEMORY and type(y) in _WITH_MEMORY):
+        return False
+    try:
+        return x.data_ptr() == y.data_ptr() != 0
+    except RuntimeError:  # wrapped by a transform of torch.func
+        return False
+
+
 def _lengths(cache_seqlens: Any) -> int | Tensor | None:
     """One length for all sequences as an int, whichever integer it is; or a tensor of lengths."""
     if cache_seqlens is None or (isinstance(cache_seqlens, Tensor) and cache_seqlens.dim() > 0):
@@ -147,7 +196,8 @@ def _rotary(q: Tensor, cache: Cache, capacity: int, look: bool) -> None:
         raise ValueError(f"{missing}: got None; rotary_cos and rotary_sin come together")
     if cache.k is None:
         raise ValueError(
-            "rotary_cos: got one without new keys k; the keys that are appended get rotated"
+            "rotary_cos: got a table without k; rotary turns the new keys and q with them, so k "
+            "and v are needed"
         )
     _floating(cos, "rotary_cos")
     _floating(sin, "rotary_sin")

@@ -41,6 +41,7 @@ def forward(
     keys: Keys = _calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """A dense call or, with lengths, one of a packed batch, as ``_calls.forward`` returns it."""
+    options = checks.flags(options)
     scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     if rng_state is not None:
@@ -60,6 +61,7 @@ def backward(
     """The same of a backward; what is read of the rows may have any strides."""
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     keys = Keys(seqused_k=seqused_k)
+    options = checks.flags(options)
     scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     checks.backward(tensors, options.s_aux)
@@ -112,7 +114,7 @@ def _flash_attn_forward(
     """
     options = Options(
         dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, False, return_softmax, s_aux,
+        alibi_slopes, False, checks.flag(return_softmax, "return_softmax"), s_aux,
     )  # fmt: skip
     return _filled(q, forward(q, k, v, options, rng_state=rng_state))
 
@@ -162,7 +164,7 @@ def _flash_attn_varlen_forward(
         cu_seqlens_k = cu_seqlens_q
     options = Options(
         dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, False, return_softmax, s_aux,
+        alibi_slopes, False, checks.flag(return_softmax, "return_softmax"), s_aux,
     )  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)

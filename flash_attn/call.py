@@ -12,12 +12,20 @@ microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
 
 _Part = TypeVar("_Part")
+
+
+class Window(Protocol):
+    """(left, right) as the public functions take it: a tuple, a list, an array, a tensor of two."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> SupportsIndex: ...
 
 
 class Options(NamedTuple):
@@ -26,7 +34,7 @@ class Options(NamedTuple):
     dropout_p: float = 0.0
     softmax_scale: float | None = None
     causal: bool = False
-    window_size: tuple[int, int] = (-1, -1)
+    window_size: Window = (-1, -1)
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
     deterministic: bool = False
@@ -34,6 +42,7 @@ class Options(NamedTuple):
     s_aux: Tensor | None = None
     batch_invariant: bool = False
     return_lse: bool = False
+    return_softmax_lse: bool = False  # another name
 
 
 class Scoring(NamedTuple):

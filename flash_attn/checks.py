@@ -11,9 +11,6 @@ ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a ten
 
 from __future__ import annotations
 
-import math
-import operator
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +19,17 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from flash_attn import backend
+from flash_attn._checks_scalars import (  # noqa: F401  all checks by one name
+    LARGEST,
+    finite,
+    flag,
+    flags,
+    integer,
+    num_splits,
+    number,
+    window,
+    window_as_it_is,
+)
 from flash_attn._ops import lse_dtype
 from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring
 
@@ -31,10 +39,9 @@ _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
 _WITH_MEMORY = (Tensor, Parameter)  # and no class derived from them
 _STRIDED, _INT32 = torch.strided, torch.int32
-_NUMBERS = (float, int, torch.SymFloat, torch.SymInt)
 
 
-def _tensor(x: Any, name: str) -> None:
+def tensor(x: Any, name: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; a torch.Tensor is needed")
 
@@ -44,11 +51,21 @@ def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
 
 
 def _rank(x: Tensor, name: str, layout: Layout) -> None:
-    _tensor(x, name)
-    if x.layout is not _STRIDED:
-        raise ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
+    tensor(x, name)
+    _dense(x, name)
     if x.dim() != layout.rank:
         raise _bad_shape(x, name, layout.text)
+
+
+def _dense(x: Tensor, name: str) -> None:
+    if x.is_nested:
+        raise ValueError(
+            f"{name}: got a nested tensor; a dense one is needed: flash_attn_varlen_func takes "
+            "sequences of different lengths, of a jagged tensor its values() and, as cu_seqlens, "
+            "its offsets().int()"
+        )
+    if x.layout is not _STRIDED:
+        raise ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
 
 
 def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
@@ -56,7 +73,7 @@ def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
     if x.dtype is not q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
     _on_device_of(x, name, q)
-    _rows(x, name, traced)
+    rows(x, name, traced)
 
 
 def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
@@ -85,7 +102,7 @@ def _device_and_dtype(q: Tensor, traced: bool) -> None:
         raise ValueError(f"q: got dtype {q.dtype}; accepted on {q.device.type} are {names}")
 
 
-def _rows(x: Tensor, name: str, traced: bool) -> None:
+def rows(x: Tensor, name: str, traced: bool) -> None:
     """Without gaps; and kernels load 16 bytes at a time on the GPU, the CPU whole elements.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
@@ -157,13 +174,15 @@ def operands(
     _rank(v, v_name, kv_layout)
     traced = is_compiling()
     _device_and_dtype(q, traced)
-    _rows(q, "q", traced)
+    rows(q, "q", traced)
     _like(k, k_name, q, traced)
     _like(v, v_name, q, traced)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
     heads, heads_k = q_shape[-2], k_shape[-2]
+    if heads < 1:
+        raise ValueError(f"q: got 0 heads (shape {tuple(q_shape)}); 1 or more are needed")
     if heads_k < 1 or heads % heads_k:
         raise ValueError(
             f"{k_name}: got {heads_k} heads; a divisor of the {heads} heads of q is needed"
@@ -191,7 +210,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def packed(x: Tensor, name: str, n: int, rank: int) -> None:
     """A tensor (…, n, heads, head_dim) that holds q, k, v or k, v; rank counts all dimensions."""
-    _tensor(x, name)
+    tensor(x, name)
+    _dense(x, name)
     if x.dim() != rank or x.shape[-3] != n:
         leading = "batch, seqlen" if rank == 5 else "total"
         raise _bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
@@ -224,7 +244,7 @@ def _not_negative(longest: int, name: str) -> None:
 
 
 def _int32(x: Tensor, name: str, q: Tensor) -> None:
-    _tensor(x, name)
+    tensor(x, name)
     if x.dtype is not _INT32:
         hint = "" if x.is_floating_point() else " (call .int())"
         raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed{hint}")
@@ -247,119 +267,33 @@ def _table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor)
         raise _bad_shape(pages, name, "a page_size of 1 or more")
 
 
-def window(window_size: Any) -> tuple[int, int]:
-    """(left, right) as two ints, of any two integers: a tuple, a list, an array, a tensor."""
-    if type(window_size) is tuple and len(window_size) == 2:
-        left, right = window_size
-    else:
-        left, right = _pair(window_size)
-    try:
-        return integer(left, "window_size"), integer(right, "window_size")
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"window_size: got {window_size!r}; two integers of 64 bits are needed, -1 is unbounded"
-        ) from None
-
-
-def _window(window_size: Any) -> tuple[int, int]:
-    """The same outside of compilers: two ints are what they are, whoever reads them next."""
-    if type(window_size) is tuple and len(window_size) == 2:
-        left, right = window_size
-        if type(left) is int and type(right) is int:
-            return window_size
-    return window(window_size)
-
-
-def _pair(window_size: Any) -> tuple[Any, Any]:
-    pair = window_size.tolist() if isinstance(window_size, Tensor) else window_size
-    try:
-        left, right = pair[0], pair[1]
-        length = len(pair)
-    except (TypeError, IndexError, KeyError):
-        length = 0
-    if length != 2:
-        raise ValueError(f"window_size: got {window_size!r}; a pair (left, right) is needed")
-    return left, right
-
-
-def integer(x: Any, name: str) -> int:
-    """Any integer as an int, or as the SymInt it is: numpy's, and a tensor of one, too.
-
-    A tensor on a GPU is waited for.
-    """
-    if not isinstance(x, int):
-        if isinstance(x, torch.SymInt):
-            return x
-        if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point():
-            x = x.item()
-        elif isinstance(x, Tensor) or not hasattr(x, "__index__"):
-            raise TypeError(f"{name}: got {x!r}; an integer is needed")
-        x = operator.index(x)
-    # A number that a compiler traces has 64 bits, and must not be compared if it comes from data.
-    if not is_compiling() and not -(2**63) <= x < 2**63:
-        raise ValueError(f"{name}: got {x}; an integer of 64 bits is needed")
-    return x
-
-
-def num_splits(x: Any) -> int:
-    """The most parts to cut a sequence's keys into, or 0."""
-    x = integer(x, "num_splits")
-    if x < 0:
-        raise ValueError(f"num_splits: got {x}; 0 (chosen inside) or more is needed")
-    return x
-
-
-def number(x: Any, name: str) -> None:
-    """A tensor would do as well on the CPU, but on a GPU it would have to be waited for."""
-    if type(x) is float or isinstance(x, _NUMBERS):
-        return
-    if isinstance(x, Tensor) and x.numel() != 1:
-        got = f"a Tensor of shape {tuple(x.shape)}"
-        raise TypeError(f"{name}: got {got}; a number is needed{_order(name)}")
-    if isinstance(x, Tensor):
-        raise TypeError(f"{name}: got a Tensor; a Python number is needed (call .item())")
-    if not isinstance(x, Real):
-        raise TypeError(f"{name}: got {x!r}; a number is needed{_order(name)}")
-
-
-def _order(name: str) -> str:
-    """For what was meant for another argument: a mask, or causal."""
-    if name != "dropout_p":
-        return ""
-    return "; dropout_p, softmax_scale and causal come in this order: pass them by keyword"
-
-
 def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scoring:
-    """What happens to the scores of q (…, h, d), with defaults resolved.
+    """What happens to the scores of q (…, h, d), with defaults resolved; of options with ``flags``.
 
     look: at integers, too, which the library refuses where they need more than 64 bits.
     """
-    dropout_p, softmax_scale, softcap = options.dropout_p, options.softmax_scale, options.softcap
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
+    dropout_p, scale, causal, window_size, softcap, slopes, _, _, s_aux, *_ = options
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
     else:
-        number(softmax_scale, "softmax_scale")
+        finite(scale, "softmax_scale")
     number(dropout_p, "dropout_p")
     number(softcap, "softcap")
     if not 0.0 <= dropout_p <= MAX_DROPOUT_P:
-        hint = _order("dropout_p") if isinstance(dropout_p, bool) else ""
-        raise ValueError(
-            f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed{hint}"
-        )
-    if not 0.0 <= softcap < math.inf:
+        raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed")
+    if not 0.0 <= softcap <= LARGEST:
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
-    left, right = (window if look else _window)(options.window_size)
-    slopes, s_aux = options.alibi_slopes, options.s_aux
+    left, right = (window if look else window_as_it_is)(window_size)
     if slopes is not None:
         _alibi(slopes, batch, q.shape[-2], q)
     if s_aux is not None:
         s_aux = _sinks(s_aux, q)
-    return Scoring(dropout_p, softmax_scale, options.causal, left, right, softcap, slopes, s_aux)
+    return Scoring(dropout_p, scale, causal, left, right, softcap, slopes, s_aux)
 
 
 def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
     """s_aux as kernels read it."""
-    _tensor(s_aux, "s_aux")
+    tensor(s_aux, "s_aux")
     heads = q.shape[-2]
     if s_aux.dim() != 1 or s_aux.shape[0] != heads:
         raise _bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
@@ -370,7 +304,7 @@ def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
 
 
 def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
-    _tensor(alibi_slopes, "alibi_slopes")
+    tensor(alibi_slopes, "alibi_slopes")
     if alibi_slopes.dtype != torch.float32:
         raise ValueError(f"alibi_slopes: got dtype {alibi_slopes.dtype}; torch.float32 is needed")
     _on_device_of(alibi_slopes, "alibi_slopes", q)
@@ -387,7 +321,7 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     out_shape = (*q.shape[:-1], v.shape[-1])
     for name, x in (("dout", dout), ("out", out)):
-        _tensor(x, name)
+        tensor(x, name)
         if tuple(x.shape) != out_shape:
             raise _bad_shape(x, name, f"{out_shape}")
         if x.dtype != q.dtype:
@@ -405,7 +339,7 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
     for name, x, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
         if x is None:
             continue
-        _tensor(x, name)
+        tensor(x, name)
         if x.shape != like.shape:
             raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
         _like(x, name, q, is_compiling())
@@ -413,7 +347,7 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
 
 def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> None:
     """A tensor in the type in which the results for q are summed."""
-    _tensor(x, name)
+    tensor(x, name)
     if tuple(x.shape) != shape:
         raise _bad_shape(x, name, f"{shape}")
     dtype = lse_dtype(q.dtype)
@@ -431,7 +365,7 @@ def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
     """
     if x is None:
         raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")
-    _tensor(x, "rng_state")
+    tensor(x, "rng_state")
     if x.dtype != torch.int64 or tuple(x.shape) not in ((2,), (2 + 3 * batch,)):
         raise ValueError(
             f"rng_state: got {x.dtype} of shape {tuple(x.shape)}; torch.int64 of shape (2,) is "

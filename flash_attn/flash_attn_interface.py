@@ -5,13 +5,14 @@ Names with a leading underscore are those that existing clients import from here
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
 from flash_attn import _calls, _keywords, _names, _ops, checks
-from flash_attn._functions import function_class
+from flash_attn._functions import Applied, function_class
 from flash_attn._packed import unpack
 from flash_attn._private import (  # noqa: F401
     _flash_attn_backward,
@@ -19,7 +20,7 @@ from flash_attn._private import (  # noqa: F401
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
 )
-from flash_attn.call import Cache, Lengths, Options
+from flash_attn.call import Cache, Lengths, Options, Window
 
 __all__ = [
     "flash_attn_func",
@@ -32,12 +33,12 @@ __all__ = [
 ]
 
 #: What clients ask for on another maker's GPUs.
-USE_TRITON_ROCM = False
+USE_TRITON_ROCM: bool = False
 
-_wrapped_flash_attn_forward = _ops.forward
-_wrapped_flash_attn_backward = _ops.backward
-_wrapped_flash_attn_varlen_forward = _ops.varlen_forward
-_wrapped_flash_attn_varlen_backward = _ops.varlen_backward
+_wrapped_flash_attn_forward: Callable[..., Any] = _ops.forward
+_wrapped_flash_attn_backward: Callable[..., Any] = _ops.backward
+_wrapped_flash_attn_varlen_forward: Callable[..., Any] = _ops.varlen_forward
+_wrapped_flash_attn_varlen_backward: Callable[..., Any] = _ops.varlen_backward
 
 
 def maybe_contiguous(x: Tensor | None) -> Tensor | None:
@@ -57,7 +58,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -68,7 +69,7 @@ def flash_attn_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
 
     Memory grows with ``seqlen``, not with ``seqlen_q · seqlen_k`` (Dao et al. 2022,
@@ -139,7 +140,7 @@ def flash_attn_func(
         raise _keywords.unexpected(flash_attn_func, unknown)
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
     )  # fmt: skip
     return _calls.attend(q, k, v, options)
 
@@ -150,7 +151,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -161,7 +162,7 @@ def flash_attn_kvpacked_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for keys and values in one tensor.
 
     Faster than passing its slices: the gradient of kv is written in place, not concatenated.
@@ -178,9 +179,9 @@ def flash_attn_kvpacked_func(
     k, v = unpack(kv)
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
     )  # fmt: skip
-    return _calls.attend(q, k, v, options)
+    return _calls.attend(q, k, v, options, None, None, kv)
 
 
 def flash_attn_qkvpacked_func(
@@ -188,7 +189,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -199,7 +200,7 @@ def flash_attn_qkvpacked_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for queries, keys and values in one tensor.
 
     Faster than passing its slices: the gradient of qkv is written in place, not concatenated.
@@ -216,9 +217,9 @@ def flash_attn_qkvpacked_func(
     q, k, v = unpack(qkv)
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
     )  # fmt: skip
-    return _calls.attend(q, k, v, options)
+    return _calls.attend(q, k, v, options, None, None, qkv)
 
 
 def flash_attn_varlen_func(
@@ -232,7 +233,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -244,7 +245,7 @@ def flash_attn_varlen_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
 
     Sequence ``b`` has the query rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]``, and likewise
@@ -289,7 +290,7 @@ def flash_attn_varlen_func(
         raise _keywords.unexpected(flash_attn_varlen_func, unknown)
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
     )  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _calls.attend(q, k, v, options, lengths, block_table)
@@ -305,7 +306,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -316,7 +317,7 @@ def flash_attn_varlen_kvpacked_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_varlen_func` for keys and values in one tensor.
 
     Faster than passing its slices: the gradient of kv is written in place, not concatenated.
@@ -334,10 +335,10 @@ def flash_attn_varlen_kvpacked_func(
     k, v = unpack(kv)
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
     )  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _calls.attend(q, k, v, options, lengths)
+    return _calls.attend(q, k, v, options, lengths, None, kv)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -347,7 +348,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -358,7 +359,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_varlen_func` for queries, keys and values in one tensor.
 
     Faster than passing its slices: the gradient of qkv is written in place, not concatenated.
@@ -377,10 +378,10 @@ def flash_attn_varlen_qkvpacked_func(
     q, k, v = unpack(qkv)
     options = Options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse or return_softmax_lse,
+        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
     )  # fmt: skip
     lengths = Lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return _calls.attend(q, k, v, options, lengths)
+    return _calls.attend(q, k, v, options, lengths, None, qkv)
 
 
 def flash_attn_with_kvcache(
@@ -397,7 +398,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
@@ -407,8 +408,8 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     return_lse: bool = False,
     **unknown: NoReturn,
-) -> Tensor | tuple[Tensor, ...]:
-    """One step of generation: append new keys and values to a cache, rotate, attend. No backward.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """One step of generation: append new keys and values to a cache, rotate, attend. No gradient.
 
     With k and v, the caches are **modified in place**: the new rows go to positions
     ``cache_seqlens`` onwards, and q attends to the cache with them; the caller advances
@@ -456,7 +457,8 @@ def flash_attn_with_kvcache(
     Raises:
         TypeError, ValueError: an argument that is not as above; the message names it. What tensors
             contain is checked on the CPU, and with FLASH_ATTN_CHECK=1 on a GPU.
-        RuntimeError: a tensor that requires a gradient while gradients are enabled.
+        RuntimeError: new keys for a cache that requires a gradient, while gradients are enabled.
+            Of other tensors that require one a warning says, once, that they get none.
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
     if unknown:
@@ -467,23 +469,23 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     options = Options(
         0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, False, s_aux, False,
-        return_softmax_lse or return_lse,
+        return_lse, return_softmax_lse,
     )  # fmt: skip
     return _calls.kvcache(q, cache, options, rotary_interleaved, num_splits)
 
 
-def _function(name: str, function):
+def _function(name: str, function: Callable[..., Any]) -> Applied:
     return function_class(name, __name__, function, takes_grad_mode=True)
 
 
-FlashAttnFunc = _function("FlashAttnFunc", flash_attn_func)
-FlashAttnKVPackedFunc = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
-FlashAttnQKVPackedFunc = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
-FlashAttnVarlenFunc = _function("FlashAttnVarlenFunc", flash_attn_varlen_func)
-FlashAttnVarlenKVPackedFunc = _function(
+FlashAttnFunc: Applied = _function("FlashAttnFunc", flash_attn_func)
+FlashAttnKVPackedFunc: Applied = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
+FlashAttnQKVPackedFunc: Applied = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
+FlashAttnVarlenFunc: Applied = _function("FlashAttnVarlenFunc", flash_attn_varlen_func)
+FlashAttnVarlenKVPackedFunc: Applied = _function(
     "FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func
 )
-FlashAttnVarlenQKVPackedFunc = _function(
+FlashAttnVarlenQKVPackedFunc: Applied = _function(
     "FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func
 )
 

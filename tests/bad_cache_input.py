@@ -86,6 +86,25 @@ CACHE_CASES = [
         "contiguous()",
     ),
     Bad(
+        "one memory for keys and values",
+        "cache",
+        lambda c: {"v_cache": c["k_cache"]},
+        "v_cache: got the memory of k_cache",
+        "of their own",
+    ),
+    Bad(
+        "a view of the keys for values",
+        "cache",
+        lambda c: {"v_cache": c["k_cache"][:]},
+        "v_cache: got the memory of k_cache",
+    ),
+    Bad(
+        "the same keys and values, rotated",
+        "cache",
+        lambda c: {"v_cache": c["k_cache"], "v": c["k"], **rotary(device_of(c))},
+        "v_cache: got the memory of k_cache",
+    ),
+    Bad(
         "cache batch",
         "cache",
         lambda c: {n: c[n][:1] for n in ("k_cache", "v_cache")},
@@ -166,8 +185,8 @@ CACHE_CASES = [
         "rotary without keys",
         "cache",
         lambda c: {"k": None, "v": None, **rotary(device_of(c))},
-        "rotary_cos",
-        "without new keys",
+        "rotary_cos: got a table without k",
+        "k and v are needed",
     ),
     Bad(
         "rotary dtype",
@@ -214,28 +233,37 @@ CACHE_CASES = [
         "rotary_sin: got shape (20, 16)",
         "(16, 16)",
     ),
-    Bad(
-        "q gradient",
-        "cache",
-        changed("q", lambda x: x.requires_grad_()),
-        "q: requires_grad",
-        "no_grad",
-        error=RuntimeError,
+    *(
+        Bad(
+            f"{name} gradient",
+            "cache",
+            changed(name, lambda x: x.requires_grad_()),
+            f"{name}: requires_grad",
+            "no_grad",
+            error=RuntimeError,
+        )
+        for name in ("k_cache", "v_cache")
     ),
     Bad(
-        "cache gradient",
+        "causal for k",
         "cache",
-        changed("k_cache", lambda x: x.requires_grad_()),
-        "k_cache: requires_grad",
-        "no backward",
-        error=RuntimeError,
+        set_to(k=True, v=None, cache_seqlens=None),
+        "k: got True; a torch.Tensor",
+        "by keyword",
+        error=TypeError,
     ),
-    Bad(
-        "new gradient",
-        "cache",
-        changed("v", lambda x: x.requires_grad_()),
-        "v: requires_grad",
-        "no_grad",
-        error=RuntimeError,
+    Bad("v bool", "cache", set_to(k=None, v=False), "v: got False; a", error=TypeError),
+    Bad("k and v bool", "cache", set_to(k=True, v=False), "k: got bool", error=TypeError),
+    Bad("lengths bool", "cache", set_to(cache_seqlens=True), "got True; an int", error=TypeError),
+    Bad("splits bool", "cache", set_to(num_splits=True), "num_splits: got True", error=TypeError),
+    *(
+        Bad(
+            f"interleaved {value!r}",
+            "cache",
+            set_to(rotary_interleaved=value),
+            f"rotary_interleaved: got {value!r}; True or False is needed",
+            error=TypeError,
+        )
+        for value in ("neox", 0, None)
     ),
 ]

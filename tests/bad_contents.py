@@ -92,6 +92,13 @@ CASES = [
         "cache_leftpad is [0, -1]",
     ),
     Bad(
+        "leftpad beyond the keys",
+        "cache",
+        both(set_to(cache_leftpad=lambda d: int32(d, 9, 10)), lengths(3, 3)),
+        "cache_leftpad[1] is 10",
+        "has 9 keys",
+    ),
+    Bad(
         "no such page of a cache",
         "cache",
         both(one_new_key, pages((0, 2), (1, 3)), lengths(5, 5)),

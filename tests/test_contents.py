@@ -66,6 +66,7 @@ def test_message_of_the_cpu(bad):
     ("name", "values", "says"),
     [
         ("leftpad_k", (0, -1), r"leftpad_k\[1\] is -1"),
+        ("leftpad_k", (4, 9), r"leftpad_k\[1\] is 9, but sequence 1 has 8 keys"),
         ("seqused_k", (4, 9), "seqused_k gives sequence 1 9 keys; expected at most 8"),
     ],
 )
@@ -100,6 +101,12 @@ GOOD = {
     ),
     "share full pages": both(one_new_key, pages((0, 1), (0, 2)), lengths(5, 5)),
     "skip a sequence on a shared page": both(one_new_key, pages((0, 1), (0, 1)), lengths(5, -1)),
+    "pad an empty slot": both(
+        lambda c: {"cache_leftpad": int32(c["q"].device, 0, 16)}, lengths(3, -1)
+    ),
+    "nothing but padding": both(
+        lambda c: {"cache_leftpad": int32(c["q"].device, 0, 9)}, lengths(3, 3)
+    ),
     "write to no page": both(one_new_key, pages((0, -1), (0, -1)), lengths(5, 5)),
     "share padding": both(
         one_new_key,

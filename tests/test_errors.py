@@ -6,6 +6,7 @@ import pytest
 import torch
 from bad_cache_input import CACHE_CASES
 from bad_input import CALLS, CASES, HALF, dense, int32, rotary
+from bad_options import OPTION_CASES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attn import (
@@ -19,7 +20,7 @@ from flash_attn import (
 
 BAD = [
     pytest.param(call, bad, id=f"{call}-{bad.name.replace(' ', '_')}")
-    for bad in [*CASES, *CACHE_CASES]
+    for bad in [*CASES, *OPTION_CASES, *CACHE_CASES]
     for call in bad.calls
 ]
 

@@ -101,6 +101,13 @@ def _rotate(call: CacheStep, old: list[int]) -> tuple[Tensor, Tensor]:
 class Storage:
     """Keys and values of each sequence of the batch, wherever they are stored."""
 
+    k: Tensor
+    v: Tensor
+    pages: Pages | None
+    capacity: int
+    batch_idx: list[int] | None
+    leftpad: list[int]
+
     def __init__(self, cache: Cache, batch: int):
         self.k, self.v = k, v = cache.k_cache, cache.v_cache
         table, batch_idx, leftpad = cache.block_table, cache.cache_batch_idx, cache.cache_leftpad
@@ -132,6 +139,11 @@ class Storage:
                     f"cache_seqlens[{i}] is {length} and {new} new keys are appended, but the "
                     f"cache holds {self.capacity} per sequence; expected cache_seqlens + new keys "
                     f"to be at most {self.capacity}"
+                )
+            if length >= 0 and self.leftpad[i] > length + new:
+                raise ValueError(
+                    f"cache_leftpad[{i}] is {self.leftpad[i]}, but the sequence has {length + new} "
+                    "keys, padding and new ones included; expected at most as many"
                 )
         if self.pages is not None:
             self.pages.check([n + new if n >= 0 else 0 for n in lengths])

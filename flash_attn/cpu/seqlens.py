@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flash_attn import _leading_zero
 from flash_attn.call import Keys, Lengths
 
 
@@ -47,6 +48,9 @@ def sequences(
         cu_k = checked_offsets("cu_seqlens_k", cu_seqlens_k, total_k, claim, "max_seqlen_k")
     else:
         cu_k = [0] * (batch + 1)
+    _leading_zero.warn("cu_seqlens_q", cu_seqlens_q, cu_q[0], cu_q[-1], total_q)
+    if total_k is not None:
+        _leading_zero.warn("cu_seqlens_k", cu_seqlens_k, cu_k[0], cu_k[-1], total_k)
     used = (
         [cu_k[i + 1] - cu_k[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
     )
@@ -56,6 +60,11 @@ def sequences(
         _check_used(i, used[i], slot, "seqused_k" if seqused_k is not None else "cu_seqlens_k")
         if leftpad[i] < 0:
             raise ValueError(f"leftpad_k[{i}] is {leftpad[i]}; expected 0 or more")
+        if leftpad[i] > max(0, used[i]):
+            raise ValueError(
+                f"leftpad_k[{i}] is {leftpad[i]}, but sequence {i} has {used[i]} keys, padding "
+                "included; expected at most as many"
+            )
         start = (cu_k[i] if page_capacity is None else 0) + leftpad[i]
         length = max(0, used[i] - leftpad[i])
         if length > int(max_seqlen_k):

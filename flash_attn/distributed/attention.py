@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flash_attn import _autograd, _calls, checks
+from flash_attn.call import Options, Window
 from flash_attn.distributed import agree
 from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
 from flash_attn.distributed.calls import Dropout, Scoring
@@ -29,12 +30,16 @@ class _Options(NamedTuple):
     dropout_p: float
     softmax_scale: float | None
     causal: bool
-    window_size: tuple[int, int]
+    window_size: Window
     softcap: float
     alibi_slopes: Tensor | None
     deterministic: bool
     s_aux: Tensor | None
     gradient_dtype: torch.dtype | None
+
+    def of_a_call(self) -> Options:
+        """As a call on one GPU has them."""
+        return Options(*self[:7], s_aux=self.s_aux)
 
     def mask(self) -> Mask:
         left, right = checks.window(self.window_size)
@@ -76,7 +81,7 @@ def ring_attention(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -121,7 +126,7 @@ def ring_attention(
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, gradient_dtype)  # fmt: skip
     ranks = _Ranks(_ranks_of(group), None)
-    _check("ring", ranks, (q, k, v), layout, options)
+    options = _check("ring", ranks, (q, k, v), layout, options, return_lse)
     return _whole_shards(RingAttention, Ring, ranks, (q, k, v), layout, options, return_lse)
 
 
@@ -136,7 +141,7 @@ def gather_attention(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -155,7 +160,7 @@ def gather_attention(
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, gradient_dtype)  # fmt: skip
     ranks = _Ranks(_ranks_of(group), None)
-    _check("gather", ranks, (q, k, v), layout, options)
+    options = _check("gather", ranks, (q, k, v), layout, options, return_lse)
     return _whole_shards(GatherAttention, Gather, ranks, (q, k, v), layout, options, return_lse)
 
 
@@ -170,7 +175,7 @@ def all_to_all_attention(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -193,7 +198,7 @@ def all_to_all_attention(
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, None)  # fmt: skip
     ranks = _Ranks(None, _ranks_of(group))
-    _check("all-to-all", ranks, (q, k, v), layout, options)
+    options = _check("all-to-all", ranks, (q, k, v), layout, options, return_lse)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
 
 
@@ -208,7 +213,7 @@ def mesh_attention(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -230,7 +235,7 @@ def mesh_attention(
     options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                        deterministic, s_aux, gradient_dtype)  # fmt: skip
     ranks = _Ranks(*mesh.get_all_groups())
-    _check("mesh", ranks, (q, k, v), layout, options)
+    options = _check("mesh", ranks, (q, k, v), layout, options, return_lse)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
 
 
@@ -240,20 +245,28 @@ def _ranks_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group or dist.group.WORLD
 
 
-def _check(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> None:
-    """Everything that can be wrong, once for each kind of call, by all ranks of its groups."""
+def _check(
+    method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool
+) -> _Options:
+    """Everything that can be wrong, once for each kind of call, by all ranks of its groups.
+
+    Returns the options with bools of Python's.
+    """
     agree.check(
         [group for group in (ranks.split, ranks.ring) if group is not None],
         getattr(tensors[0], "device", torch.device("cpu")),
-        lambda: _kind(method, tensors, layout, options),
-        lambda: _description(method, ranks, tensors, layout, options),
+        lambda: (*_kind(method, tensors, layout, options), type(return_lse)),
+        lambda: _description(method, ranks, tensors, layout, options, return_lse),
     )
+    causal, deterministic = bool(options.causal), bool(options.deterministic)
+    return options._replace(causal=causal, deterministic=deterministic)
 
 
 def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
     """Decides whether a call is one of those that were agreed on."""
     about = tuple(
-        (x.dtype, x.device.type, tuple(x.shape)) if isinstance(x, Tensor) else x
+        # True equals 1, and is another argument.
+        (x.dtype, x.device.type, tuple(x.shape)) if isinstance(x, Tensor) else (type(x), x)
         for x in (*tensors, *options._replace(window_size=checks.window(options.window_size)))
     )
     slopes = options.alibi_slopes
@@ -261,7 +274,9 @@ def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
     return method, layout.description, about, tuple(x.stride(-1) for x in tensors), wants
 
 
-def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options) -> str:
+def _description(
+    method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool
+) -> str:
     """What must be the same on every rank; raises for what is wrong on this one."""
     if not isinstance(layout, Layout):
         raise TypeError(f"layout: got {type(layout).__name__}; a Layout is needed")
@@ -285,7 +300,10 @@ def _description(method: str, ranks: _Ranks, tensors, layout: Layout, options: _
     q, k, v = (x[None] if layout.packed else x for x in tensors)
     checks.dense(q, k, v)
     batch = len(layout.lengths) if layout.packed else q.shape[0]
-    checks.scoring(q, batch, options)
+    checks.flag(return_lse, "return_lse")
+    checks.scoring(q, batch, checks.flags(options.of_a_call()))
+    if not isinstance(options.gradient_dtype, (torch.dtype, type(None))):
+        raise TypeError(f"gradient_dtype: got {options.gradient_dtype!r}; a torch.dtype is needed")
     if options.dropout_p > 0 and not layout.cut_at_multiples_of(_DROPOUT_BLOCK):
         raise ValueError(
             f"dropout_p: got {options.dropout_p}; a layout that cuts sequences at multiples of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _ops, _versions
+from flash_attn import _ops, _versions, checks
 
 
 def merge_attention(
@@ -24,14 +24,30 @@ def merge_attention(
         out: where the merged output goes instead, in out_b's dtype or the LSE's. The arithmetic is
             that of the LSE; a merge rounds to the dtype of what it writes.
 
-    Not recorded for a backward. Raises ValueError for shapes that differ.
+    Not recorded for a backward. Raises TypeError for what is no tensor, ValueError for other shapes
+    and dtypes.
     """
-    for name, x in (("out_b", out_b), ("out", out_a if out is None else out)):
-        if out_a.shape != x.shape:
+    outs = {"out_a": out_a, "out_b": out_b, "out": out_a if out is None else out}
+    lses = {"lse_a": lse_a, "lse_b": lse_b}
+    for name, x in (outs | lses).items():
+        checks.tensor(x, name)
+    for name, x in outs.items():
+        if x.shape != out_a.shape:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; that of out_a is needed")
-    shape = (out_a.shape[0], out_a.shape[2], out_a.shape[1])
-    for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
-        if tuple(lse.shape) != shape:
-            raise ValueError(f"{name}: got shape {tuple(lse.shape)}; {shape} is needed")
+    if out_a.dim() != 4:
+        raise ValueError(
+            f"out_a: got shape {tuple(out_a.shape)}; (batch, rows, heads, head_dim) is needed"
+        )
+    shape, dtype = (out_a.shape[0], out_a.shape[2], out_a.shape[1]), _ops.lse_dtype(out_b.dtype)
+    for name, x in lses.items():
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; {shape} is needed")
+        if x.dtype != dtype:
+            raise ValueError(f"{name}: got dtype {x.dtype}; {dtype} is needed")
+    for name, x in outs.items():
+        if x.dtype not in (out_b.dtype, dtype):
+            raise ValueError(
+                f"{name}: got dtype {x.dtype}; that of out_b, {out_b.dtype}, or {dtype} is needed"
+            )
     with torch.no_grad():
         _versions.call(_ops.merge_attention, out_a, lse_a, out_b, lse_b, out=out)

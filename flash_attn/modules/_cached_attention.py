@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flash_attn._checks_kvcache import say_there_is_no_gradient
 from flash_attn.flash_attn_interface import flash_attn_with_kvcache
 
 __all__ = ["CachedAttention"]
@@ -27,7 +28,8 @@ class CachedAttention(nn.Module):
         q (batch, seqlen, heads, d), kv (batch, seqlen, 2, heads_kv, d) -> the shape of q.
         """
         if torch.is_grad_enabled() and q.requires_grad:
-            raise RuntimeError("a KV cache has no gradient: call under torch.no_grad()")
+            say_there_is_no_gradient()
+            q, kv = q.detach(), kv.detach()
         caches, first = inference_params.key_value_memory_dict, inference_params.batch_size_offset
         if self.layer_idx not in caches:
             caches[self.layer_idx] = self.allocate_inference_cache(

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flash_attn import checks
+from flash_attn.call import Window
 from flash_attn.flash_attn_interface import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -14,6 +16,12 @@ from flash_attn.flash_attn_interface import (
 )
 
 __all__ = ["CrossAttention", "FlashCrossAttention", "FlashSelfAttention", "SelfAttention"]
+
+
+def _checked_scale(softmax_scale: float | None) -> float | None:
+    if softmax_scale is not None:
+        checks.finite(softmax_scale, "softmax_scale")
+    return softmax_scale
 
 
 class _FlashAttention(nn.Module):
@@ -28,22 +36,27 @@ class _FlashAttention(nn.Module):
         deterministic: bitwise repeatable backward.
     """
 
+    drop: nn.Dropout
+    alibi_slopes: Tensor | None
+
     def __init__(
         self,
         causal: bool = False,
         softmax_scale: float | None = None,
         attention_dropout: float = 0.0,
-        window_size: tuple[int, int] = (-1, -1),
+        window_size: Window = (-1, -1),
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
-        self.causal = causal
-        self.softmax_scale = softmax_scale
+        self.causal: bool = checks.flag(causal, "causal")
+        self.softmax_scale: float | None = _checked_scale(softmax_scale)
+        checks.number(attention_dropout, "attention_dropout")
         self.drop = nn.Dropout(attention_dropout)
         self.window_size = window_size
         self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
-        self.deterministic = deterministic
+        self.deterministic: bool = checks.flag(deterministic, "deterministic")
 
     def _apply(self, fn, recurse: bool = True) -> nn.Module:
         """``.to(torch.bfloat16)`` leaves the slopes float32: attention takes no others."""
@@ -126,15 +139,19 @@ class FlashCrossAttention(_FlashAttention):
 class CrossAttention(nn.Module):
     """The standard formula, softmax(Q K^T) V, through torch; for comparison and odd devices."""
 
+    drop: nn.Dropout
+
     def __init__(
         self,
         causal: bool = False,
         softmax_scale: float | None = None,
         attention_dropout: float = 0.0,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
-        self.causal = causal
-        self.softmax_scale = softmax_scale
+        self.causal: bool = checks.flag(causal, "causal")
+        self.softmax_scale: float | None = _checked_scale(softmax_scale)
+        checks.number(attention_dropout, "attention_dropout")
         self.drop = nn.Dropout(attention_dropout)
 
     def forward(
@@ -149,7 +166,7 @@ class CrossAttention(nn.Module):
         ``key_padding_mask`` (batch, seqlen_k) bool is True where a key may be seen. Causal is
         aligned to the bottom-right corner, as everywhere in this library.
         """
-        causal = self.causal if causal is None else causal
+        causal = self.causal if causal is None else checks.flag(causal, "causal")
         k, v = kv.unbind(dim=2)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
         visible = None

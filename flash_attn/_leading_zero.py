@@ -1,0 +1,58 @@
+"""A leading 0 that ``cu_seqlens`` lacks, as ``lengths.cumsum(0)`` does: no error, but said.
+
+It is the commonest mistake of packing, and silent: the first sequence gets zeros and no gradient.
+What begins later than at 0 may also be a slice of a longer tensor, with the whole q, k and v, for
+a part of a batch. That one lies in the memory of the longer tensor, behind its beginning, or it
+ends before the rows do. A copy of a slice up to the last sequence looks like the mistake.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attn import _warnings, backend
+from flash_attn.call import Lengths
+
+_looked_at: set[tuple] = set()
+
+
+def warn(name: str, cu_seqlens: Tensor, first: int, last: int, rows: int) -> None:
+    """Once, if the 0 is missing. first, last: of cu_seqlens. rows: of the packed tensor."""
+    if _is_missing(cu_seqlens, first, last, rows):
+        _warnings.once(_message(name, first), about=_message.__name__)
+
+
+def log(q: Tensor, k: Tensor, lengths: Lengths, paged: bool) -> None:
+    """To the log, of the first call of each kind: a GPU is waited for."""
+    kind = lengths.cu_seqlens_q.shape, q.shape[1:], k.shape[1:]
+    if kind in _looked_at or not _has_contents(lengths.cu_seqlens_q):
+        return
+    _looked_at.add(kind)
+    rows = {"cu_seqlens_q": q.shape[0]}
+    if not paged:
+        rows["cu_seqlens_k"] = k.shape[0]
+    for name, total in rows.items():
+        cu_seqlens = getattr(lengths, name)
+        first, last = cu_seqlens[0].item(), cu_seqlens[-1].item()
+        if _is_missing(cu_seqlens, first, last, total):
+            backend.trace(_message(name, first))
+            return
+
+
+def _has_contents(x: Tensor) -> bool:
+    if type(x) is not Tensor or torch._C._are_functorch_transforms_active():
+        return False
+    return x.is_cpu or (x.is_cuda and not torch.cuda.is_current_stream_capturing())
+
+
+def _is_missing(cu_seqlens: Tensor, first: int, last: int, rows: int) -> bool:
+    return first > 0 and last == rows and cu_seqlens.storage_offset() == 0
+
+
+def _message(name: str, first: int) -> str:
+    return (
+        f"{name} begins at {first}, not at 0: rows 0 to {first - 1} are in no sequence, their "
+        "output is 0 and their gradients are 0. Was the leading 0 forgotten? "
+        "cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()"
+    )

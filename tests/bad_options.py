@@ -1,0 +1,186 @@
+"""The bad numbers, flags and score tensors of every public function; see bad_input.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from bad_input import HALF, Bad, set_to
+
+INF = float("inf")
+
+OPTION_CASES = [
+    # scores
+    Bad("dropout 1", "dense varlen", set_to(dropout_p=1.0), "dropout_p: got 1.0", "<= 1 - 2**-16"),
+    Bad("dropout near 1", "dense varlen", set_to(dropout_p=1 - 2e-16), "dropout_p: got 0.99999"),
+    Bad("dropout negative", "dense varlen", set_to(dropout_p=-0.1), "dropout_p: got -0.1", "0 <="),
+    Bad("dropout nan", "dense varlen", set_to(dropout_p=float("nan")), "dropout_p: got nan"),
+    Bad(
+        "dropout tensor",
+        "dense varlen",
+        set_to(dropout_p=lambda d: torch.full((), 0.5, device=d)),
+        "dropout_p: got a Tensor",
+        error=TypeError,
+    ),
+    Bad(
+        "dropout none",
+        "dense varlen",
+        set_to(dropout_p=None),
+        "dropout_p: got None; a number",
+        error=TypeError,
+    ),
+    Bad(
+        "mask for dropout",
+        "dense varlen",
+        set_to(dropout_p=lambda d: torch.ones(6, 6, device=d, dtype=torch.bool)),
+        "dropout_p: got a Tensor of shape (6, 6)",
+        "pass them by keyword",
+        error=TypeError,
+    ),
+    Bad(
+        "causal for dropout",
+        "dense varlen",
+        set_to(dropout_p=True),
+        "dropout_p: got True; a number is needed",
+        "dropout_p, softmax_scale and causal come in this order: pass them by keyword",
+        error=TypeError,
+    ),
+    Bad(
+        "causal for scale",
+        "dense varlen",
+        set_to(softmax_scale=True),
+        "softmax_scale: got True; a number is needed",
+        "dropout_p, softmax_scale and causal come in this order: pass them by keyword",
+        error=TypeError,
+    ),
+    Bad("scale bool", "cache", set_to(softmax_scale=False), "got False", error=TypeError),
+    Bad(
+        "scale numpy bool",
+        "all",
+        set_to(softmax_scale=np.True_),
+        "softmax_scale: got ",
+        "True",
+        "a number",
+        error=TypeError,
+    ),
+    Bad("scale nan", "all", set_to(softmax_scale=float("nan")), "softmax_scale: got nan", "finite"),
+    Bad("scale inf", "all", set_to(softmax_scale=-INF), "softmax_scale: got -inf", "finite"),
+    Bad("scale huge", "all", set_to(softmax_scale=1e39), "softmax_scale: got 1e+39", "float32"),
+    Bad("scale large int", "all", set_to(softmax_scale=10**400), "softmax_scale: got 1000"),
+    Bad("softcap none", "all", set_to(softcap=None), "softcap: got None", error=TypeError),
+    Bad("scale str", "all", set_to(softmax_scale="1"), "softmax_scale: got '1'", error=TypeError),
+    Bad("softcap bool", "all", set_to(softcap=True), "softcap: got True", error=TypeError),
+    Bad("softcap huge", "all", set_to(softcap=1e39), "softcap: got 1e+39"),
+    Bad("softcap nan", "all", set_to(softcap=float("nan")), "softcap: got nan"),
+    Bad("softcap negative", "all", set_to(softcap=-1.0), "softcap: got -1.0", "positive"),
+    Bad("softcap inf", "all", set_to(softcap=INF), "softcap: got inf"),
+    Bad(
+        "scale tensor",
+        "all",
+        set_to(softmax_scale=lambda d: torch.ones((), device=d)),
+        "softmax_scale: got a Tensor",
+        "number",
+        error=TypeError,
+    ),
+    Bad("window bools", "all", set_to(window_size=(True, False)), "got (True, False)", "integers"),
+    Bad(
+        "window tensor of bools",
+        "all",
+        set_to(window_size=torch.ones(2, dtype=torch.bool)),
+        "window_size: got tensor([True, True])",
+        "integers",
+    ),
+    Bad("window int", "all", set_to(window_size=3), "window_size: got 3", "(left, right)"),
+    Bad("window three", "all", set_to(window_size=(1, 2, 3)), "window_size: got (1, 2, 3)", "pair"),
+    Bad("window set", "all", set_to(window_size={1, 2}), "window_size: got {1, 2}", "pair"),
+    Bad("window floats", "all", set_to(window_size=(1.0, 2)), "window_size: got (1.0, 2)"),
+    Bad(
+        "window tensor of floats",
+        "all",
+        set_to(window_size=torch.ones(2)),
+        "window_size: got tensor",
+        "integers",
+    ),
+    Bad(
+        "window tensor of three",
+        "all",
+        set_to(window_size=torch.ones(3, dtype=torch.int64)),
+        "window_size: got tensor",
+        "pair",
+    ),
+    Bad("window huge", "all", set_to(window_size=(2**63, 0)), "window_size: got (9223", "64 bits"),
+    Bad("max_k huge", "varlen", set_to(max_seqlen_k=2**63), "max_seqlen_k: got 9223", "64 bits"),
+    Bad(
+        "window none",
+        "all",
+        set_to(window_size=(None, 0)),
+        "window_size: got (None, 0)",
+        "-1 is unbounded",
+    ),
+    Bad(
+        "alibi shape",
+        "all",
+        set_to(alibi_slopes=lambda d: torch.ones(3, device=d)),
+        "alibi_slopes: got shape (3,)",
+        "(4,)",
+        "(2, 4)",
+    ),
+    Bad(
+        "alibi dtype",
+        "all",
+        set_to(alibi_slopes=lambda d: torch.ones(4, device=d, dtype=HALF)),
+        "alibi_slopes: got dtype torch.bfloat16",
+        "float32",
+    ),
+    Bad(
+        "alibi gradient",
+        "all",
+        set_to(alibi_slopes=lambda d: torch.ones(4, device=d, requires_grad=True)),
+        "alibi_slopes: requires_grad",
+        "no gradient",
+        error=RuntimeError,
+    ),
+    Bad(
+        "sinks shape",
+        "all",
+        set_to(s_aux=lambda d: torch.ones(2, device=d)),
+        "s_aux: got shape (2,)",
+        "(4,)",
+    ),
+    Bad(
+        "sinks dtype",
+        "all",
+        set_to(s_aux=lambda d: torch.ones(4, device=d, dtype=torch.int32)),
+        "s_aux: got dtype torch.int32",
+        "floating",
+    ),
+    Bad("sinks number", "all", set_to(s_aux=1.0), "s_aux: got float", "Tensor", error=TypeError),
+    # flags
+    *(
+        Bad(
+            f"{name} {value!r}",
+            "all" if name in ("causal", "return_lse", "return_softmax_lse") else "dense varlen",
+            set_to(**{name: value}),
+            f"{name}: got {value!r}; True or False is needed",
+            error=TypeError,
+        )
+        for name, value in [
+            ("causal", 2),
+            ("causal", 1),
+            ("causal", None),
+            ("causal", "no"),
+            ("deterministic", "x"),
+            ("return_attn_probs", 0),
+            ("batch_invariant", "x"),
+            ("return_lse", "x"),
+            ("return_lse", None),
+            ("return_softmax_lse", 1),
+        ]
+    ),
+    Bad(
+        "causal tensor",
+        "all",
+        set_to(causal=lambda d: torch.ones(6, 6, device=d, dtype=torch.bool)),
+        "causal: got a Tensor of shape (6, 6); True or False",
+        error=TypeError,
+    ),
+]
