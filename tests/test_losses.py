@@ -150,6 +150,32 @@ def test_bad_input():
         CrossEntropyLoss(reduction="average")
 
 
+def test_labels_are_classes():
+    logits = torch.randn(3, VOCAB)
+    loss = CrossEntropyLoss()
+    said = r"labels has dtype torch\.float32; a class of each row, int64 or int32, is needed"
+    for floats in (torch.zeros(3), torch.full((3, VOCAB), 1 / VOCAB)):
+        with pytest.raises(ValueError, match=f"{said}; probabilities of classes are not offered"):
+            loss(logits, floats)
+    with pytest.raises(ValueError, match=r"labels has dtype torch\.bool.* is needed$"):
+        loss(logits, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"logits has dtype torch\.int64; a floating-point one"):
+        loss(torch.zeros(3, VOCAB, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    for name, call in {"labels": (logits, [1, 2, 3]), "logits": (logits.numpy(), 0)}.items():
+        with pytest.raises(TypeError, match=rf"{name}: got \w+; a torch\.Tensor is needed"):
+            loss(*call)
+
+
+def test_labels_of_32_bits():
+    logits, labels = example()
+    for reduction in ("mean", "none"):
+        loss = CrossEntropyLoss(reduction=reduction)
+        ours, theirs = loss(logits, labels.int()), loss(logits, labels)
+        assert torch.equal(ours, theirs)
+        gradients = [torch.autograd.grad(x.sum(), logits)[0] for x in (ours, theirs)]
+        assert torch.equal(*gradients)
+
+
 def _shard_worker(rank, world, rendezvous):
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     try:

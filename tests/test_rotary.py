@@ -7,6 +7,7 @@ from flash_attn.layers.rotary import (
     RotaryEmbedding,
     apply_rotary_emb,
     apply_rotary_emb_kv_,
+    apply_rotary_emb_qk,
     apply_rotary_emb_qkv_,
     apply_rotary_emb_torch,
 )
@@ -331,6 +332,51 @@ def test_bad_input_says_what_and_why():
         apply_rotary_emb_kv_(torch.randn(1, 3, 3, 2, 16), cos, sin)
     with pytest.raises(ValueError, match="come in pairs"):
         RotaryEmbedding(7)
+
+
+NUMPY = r"got ndarray; a torch\.Tensor is needed"
+
+
+@pytest.mark.parametrize("function", [apply_rotary_emb, apply_rotary, apply_rotary_emb_torch])
+def test_arrays_are_no_tensors(function):
+    cos, sin = angle_tables()
+    x = torch.randn(1, 3, 1, 16)
+    for name, call in {
+        "x": (x.numpy(), cos, sin),
+        "cos": (x, cos.numpy(), sin),
+        "sin": (x, cos, sin.numpy()),
+    }.items():
+        with pytest.raises(TypeError, match=f"^{name}: {NUMPY}"):
+            function(*call)
+
+
+def test_arrays_are_no_tensors_in_other_places():
+    cos, sin = angle_tables()
+    x, qkv, kv = torch.randn(3, 2, 16), torch.randn(1, 3, 3, 2, 16), torch.randn(1, 3, 2, 2, 16)
+    with pytest.raises(TypeError, match=f"^cu_seqlens: {NUMPY}"):
+        apply_rotary_emb(x, cos, sin, cu_seqlens=torch.tensor([0, 3]).numpy())
+    with pytest.raises(TypeError, match=f"^qkv: {NUMPY}"):
+        apply_rotary_emb_qkv_(qkv.numpy(), cos, sin)
+    with pytest.raises(TypeError, match=f"^kv: {NUMPY}"):
+        apply_rotary_emb_kv_(kv.numpy(), cos, sin)
+    rotary = RotaryEmbedding(16)
+    for name, call in {"qkv": (qkv.numpy(),), "kv": (x[None], kv.numpy())}.items():
+        with pytest.raises(TypeError, match=f"^{name}: {NUMPY}"):
+            rotary(*call)
+    with pytest.raises(TypeError, match=f"^k: {NUMPY}"):
+        apply_rotary_emb_qk(x[None], x[None].numpy(), cos, sin)
+    with pytest.raises(TypeError, match=f"^sin: {NUMPY}"):
+        apply_rotary_emb_qk(x[None], x[None], cos, sin, cos, sin.numpy())
+
+
+def test_places_are_integers():
+    cos, sin = angle_tables()
+    x = torch.randn(1, 3, 1, 16)
+    said = r"seqlen_offsets has dtype torch\.float32; int32 or int64 is needed"
+    with pytest.raises(ValueError, match=said):
+        apply_rotary_emb(x, cos, sin, seqlen_offsets=torch.ones(1))
+    with pytest.raises(ValueError, match=r"cu_seqlens has dtype torch\.float64"):
+        apply_rotary_emb(x[0], cos, sin, cu_seqlens=torch.tensor([0.0, 3.0]).double())
 
 
 def test_module_arguments_by_position():

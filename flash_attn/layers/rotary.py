@@ -8,15 +8,24 @@ Sun et al. 2022, "A length-extrapolatable transformer" (xPos), arXiv:2212.10554.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from flash_attn import checks
+from flash_attn._checks_scalars import flag, integer
 from flash_attn._functions import Applied, function_class
-from flash_attn._rotary import Parts, Turn, rotate, traced
+from flash_attn._rotary import Parts
+from flash_attn.layers._rotate import (
+    differ_in_heads_alone,
+    of_grouped_qkv,
+    of_kv,
+    of_q_and_kv,
+    of_qkv,
+    rotate_all,
+    rotate_pair,
+)
 from flash_attn.ops.rotary import check_rotary, make_turn
 
 __all__ = [
@@ -61,129 +70,6 @@ def apply_rotary_emb_torch(
     return torch.cat((turned, x[..., rotary_dim:]), dim=-1)
 
 
-# What of a call's tensors turns, as views. Each is a view of its own: autograd lets nobody write
-# into one of several that come from a single unbind or split.
-_Layout = Callable[..., Parts]
-
-
-def _qkv(qkv: Tensor) -> Parts:
-    """(..., 3, heads, d)"""
-    return Parts(qkv.select(-3, 0), qkv.select(-3, 1), qkv.select(-3, 2))
-
-
-def _qkv_heads(num_heads_q: int, qkv: Tensor) -> Parts:
-    """(..., num_heads_q + 2 * heads_k, d)"""
-    heads_k = (qkv.shape[-2] - num_heads_q) // 2
-    starts = (0, num_heads_q), (num_heads_q, heads_k), (num_heads_q + heads_k, heads_k)
-    return Parts(*(qkv.narrow(-2, start, heads) for start, heads in starts))
-
-
-def _kv(kv: Tensor) -> Parts:
-    """(..., 2, heads_k, d)"""
-    return Parts(kv.select(-3, 0), None, kv.select(-3, 1))
-
-
-def _q_and_kv(q: Tensor, kv: Tensor) -> Parts:
-    return Parts(q, kv.select(-3, 0), kv.select(-3, 1))
-
-
-def _belongs_to_leaf(x: Tensor) -> bool:
-    """Whether autograd forbids to write into x."""
-    if not x.requires_grad or not torch.is_grad_enabled():
-        return False
-    return x.is_leaf or (x._base is not None and x._base.is_leaf)
-
-
-def _turned(
-    layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool, conjugate: bool = False
-) -> tuple[Tensor, ...]:
-    parts = layout(*xs)
-    if inplace:
-        parts = parts._replace(rest=None)
-        rotate(parts, parts, turn, conjugate)
-        return xs
-    outs = tuple(torch.empty_like(x) for x in xs)
-    rotate(layout(*outs), parts, turn, conjugate)
-    return outs
-
-
-def _one_or_all(outs: tuple[Tensor, ...]):
-    return outs if len(outs) > 1 else outs[0]
-
-
-class _Rotate(torch.autograd.Function):
-    """Keeps the tables and no x: the gradient is the opposite rotation."""
-
-    @staticmethod
-    def forward(ctx, layout: _Layout, turn: Turn, inplace, conjugate, leaves, *xs):
-        *tensors, ctx.offset, ctx.interleaved = turn
-        ctx.save_for_backward(*tensors)
-        ctx.layout, ctx.conjugate = layout, conjugate
-        if inplace:
-            ctx.mark_dirty(*(x for x, is_leaf in zip(xs, leaves) if not is_leaf))
-        outs = _turned(layout, xs, turn, inplace, conjugate)
-        wanted = ctx.needs_input_grad[-len(xs) :]
-        ctx.mark_non_differentiable(*(out for out, is_wanted in zip(outs, wanted) if not is_wanted))
-        return _one_or_all(outs)
-
-    @staticmethod
-    def backward(ctx, *douts):
-        # Not in place even for an in-place forward: `dout` may be a tensor of the caller's.
-        douts = (d if d.stride(-1) == 1 else d.contiguous() for d in douts)
-        turn = Turn(*ctx.saved_tensors, ctx.offset, ctx.interleaved)
-        dxs = _Rotate.apply(ctx.layout, turn, False, not ctx.conjugate, (), *douts)
-        return *(None,) * 5, *(dxs if isinstance(dxs, tuple) else (dxs,))
-
-
-def _recorded(xs: tuple[Tensor, ...]) -> bool:
-    """Forward-mode derivatives do not exist, which autograd.Function says."""
-    if forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and torch._C._any_requires_grad(*xs)
-
-
-def _rotate(layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool = True):
-    """One tensor for one x, else a tuple.
-
-    A leaf that requires a gradient can be rotated in place as well: its gradient is that of the
-    values it had, and what is returned, not the leaf, is the rotated tensor that autograd knows.
-    """
-    leaves = [inplace and _belongs_to_leaf(x) for x in xs]
-    if traced():
-        return _one_or_all(_rotate_traced(layout, xs, turn, inplace, leaves))
-    if _recorded(xs):
-        return _Rotate.apply(layout, turn, inplace, False, leaves, *xs)
-    with torch.no_grad():
-        return _one_or_all(_turned(layout, xs, turn, inplace))
-
-
-def _rotate_traced(
-    layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool, leaves: list[bool]
-) -> tuple[Tensor, ...]:
-    outs = tuple(x if inplace and not leaf else x.clone() for x, leaf in zip(xs, leaves))
-    _turned(layout, outs, turn, inplace=True)
-    for x, out, is_leaf in zip(xs, outs, leaves):
-        if is_leaf:
-            with torch.no_grad():
-                x.copy_(out)
-    return outs
-
-
-def _differ_in_heads_alone(q: Tensor, k: Tensor) -> bool:
-    return q.shape[:-2] == k.shape[:-2] and q.shape[-1] == k.shape[-1]
-
-
-def _rotate_pair(
-    layout: _Layout, layout_k: _Layout, q: Tensor, k: Tensor, turn: Turn, inplace: bool
-) -> tuple[Tensor, Tensor]:
-    """q and k, or kv, in one launch where they can be."""
-    # Autograd does not let a function of several results write into a view.
-    if inplace and not traced() and _recorded((q, k)) and (q._is_view() or k._is_view()):
-        own = turn._replace(cos=turn.cos_k, sin=turn.sin_k) if turn.cos_k is not None else turn
-        return _rotate(Parts, (q,), turn), _rotate(layout_k, (k,), own)
-    return _rotate(layout, (q, k), turn, inplace)
-
-
 def apply_rotary_emb(
     x: Tensor,
     cos: Tensor,
@@ -215,7 +101,7 @@ def apply_rotary_emb(
         ValueError: tables that do not fit, or (int offset, CPU tensors) have too few positions.
     """
     turn = make_turn(x, cos, sin, None, None, interleaved, seqlen_offsets, cu_seqlens)
-    return _rotate(Parts, (x,), turn, inplace)
+    return rotate_all(Parts, (x,), turn, flag(inplace, "inplace"))
 
 
 apply_rotary_emb_func = apply_rotary_emb
@@ -244,12 +130,14 @@ def apply_rotary_emb_qk(
     Raises:
         ValueError: q and k of different shapes, or tables that do not fit.
     """
-    if not _differ_in_heads_alone(q, k):
+    checks.tensor(q, "q")
+    checks.tensor(k, "k")
+    if not differ_in_heads_alone(q, k):
         raise ValueError(
             f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: they may differ in heads alone"
         )
     turn = make_turn(q, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, cu_seqlens)
-    return _rotate_pair(Parts, Parts, q, k, turn, inplace)
+    return rotate_pair(Parts, Parts, q, k, turn, flag(inplace, "inplace"))
 
 
 def apply_rotary_emb_qkv_(
@@ -279,6 +167,7 @@ def apply_rotary_emb_qkv_(
     Raises:
         ValueError: a tensor that is not packed as above, or tables that do not fit.
     """
+    checks.tensor(qkv, "qkv")
     batch_dims = 2 if cu_seqlens is None else 1
     if num_heads_q is None and (qkv.dim() != batch_dims + 3 or qkv.shape[batch_dims] != 3):
         raise ValueError(
@@ -286,6 +175,7 @@ def apply_rotary_emb_qkv_(
             "or num_heads_q with (..., heads_q + 2 * heads_k, head_dim)"
         )
     if num_heads_q is not None:
+        num_heads_q = integer(num_heads_q, "num_heads_q")
         spare = qkv.shape[-2] - num_heads_q
         if qkv.dim() != batch_dims + 2 or spare <= 0 or spare % 2:
             raise ValueError(
@@ -293,11 +183,12 @@ def apply_rotary_emb_qkv_(
                 "expected (..., num_heads_q + 2 * heads_k, head_dim)"
             )
     turn = make_turn(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, cu_seqlens)
-    layout = _qkv if num_heads_q is None else partial(_qkv_heads, num_heads_q)
-    return _rotate(layout, (qkv,), turn)
+    layout = of_qkv if num_heads_q is None else partial(of_grouped_qkv, num_heads_q)
+    return rotate_all(layout, (qkv,), turn)
 
 
 def _check_kv(kv: Tensor, cu_seqlens: Tensor | None) -> None:
+    checks.tensor(kv, "kv")
     batch_dims = 2 if cu_seqlens is None else 1
     if kv.dim() != batch_dims + 3 or kv.shape[batch_dims] != 2:
         raise ValueError(f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)")
@@ -319,7 +210,7 @@ def apply_rotary_emb_kv_(
     """
     _check_kv(kv, cu_seqlens)
     turn = make_turn(kv, cos, sin, None, None, interleaved, seqlen_offsets, cu_seqlens)
-    return _rotate(_kv, (kv,), turn)
+    return rotate_all(of_kv, (kv,), turn)
 
 
 ApplyRotaryEmb: Applied = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
@@ -355,14 +246,15 @@ class RotaryEmbedding(nn.Module):
         *,
         pos_idx_in_fp32: bool = True,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         if dim <= 0 or dim % 2:
             raise ValueError(f"dim is {dim}; the rotated channels come in pairs")
         self.dim = dim
         self.base = float(base)
-        self.interleaved = interleaved
+        self.interleaved: bool = flag(interleaved, "interleaved")
         self.scale_base = scale_base
-        self.pos_idx_in_fp32 = pos_idx_in_fp32
+        self.pos_idx_in_fp32: bool = flag(pos_idx_in_fp32, "pos_idx_in_fp32")
         self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
         self.register_buffer("scale", self._compute_scale(device), persistent=False)
         self._seq_len_cached = 0
@@ -473,6 +365,7 @@ class RotaryEmbedding(nn.Module):
         Returns:
             qkv, or (q, kv).
         """
+        checks.tensor(qkv, "qkv")
         seqlen = qkv.shape[0] if cu_seqlens is not None else qkv.shape[1]
         positions = None
         if max_seqlen is not None:
@@ -492,9 +385,9 @@ class RotaryEmbedding(nn.Module):
                 qkv, cos, sin, cos_k, sin_k, num_heads_q=num_heads_q, **place
             )
         _check_kv(kv, cu_seqlens)
-        if _differ_in_heads_alone(qkv, kv.select(-3, 0)):
+        if differ_in_heads_alone(qkv, kv.select(-3, 0)):
             turn = make_turn(qkv, cos, sin, cos_k, sin_k, **place)
-            return _rotate_pair(_q_and_kv, _kv, qkv, kv, turn, inplace=True)
+            return rotate_pair(of_q_and_kv, of_kv, qkv, kv, turn, inplace=True)
         q = apply_rotary_emb(qkv, cos, sin, inplace=True, **place)
         if cos_k is not None:
             cos, sin = cos_k, sin_k

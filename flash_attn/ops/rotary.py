@@ -10,13 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_attn import _warnings, checks
+from flash_attn._checks_scalars import flag, integer
 from flash_attn._rotary import Parts, Turn, rotate
 
 __all__ = ["apply_rotary", "check_rotary", "make_turn"]
 
 
 def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Raise ValueError unless the tables fit the head dimension of ``x`` (..., heads, head_dim)."""
+    """Raise ValueError unless the tables fit the head dimension of ``x`` (..., heads, head_dim);
+    TypeError where one of them is no tensor."""
+    for name, given in (("x", x), ("cos", cos), ("sin", sin)):
+        checks.tensor(given, name)
     if cos.shape != sin.shape:
         raise ValueError(
             f"sin has shape {tuple(sin.shape)}, cos has {tuple(cos.shape)}: they differ"
@@ -48,24 +53,48 @@ def _check_rows(x: Tensor, cos: Tensor, cu_seqlens: Tensor | None) -> None:
         )
 
 
+def _check_integers(x: Tensor, name: str) -> None:
+    if x.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} has dtype {x.dtype}; int32 or int64 is needed")
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor) -> None:
+    checks.tensor(cu_seqlens, "cu_seqlens")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
+        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (batch + 1,)")
+    _check_integers(cu_seqlens, "cu_seqlens")
+
+
 def _check_places(
     x: Tensor, cos: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None
 ) -> None:
     """That what does not depend on values on the device is right; cos (seqlen_ro, ...)."""
-    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0):
-        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (batch + 1,)")
+    if cu_seqlens is not None:
+        _check_cu_seqlens(cu_seqlens)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if isinstance(seqlen_offsets, Tensor):
         if seqlen_offsets.dim() != 1 or seqlen_offsets.shape[0] not in (1, batch):
             raise ValueError(
                 f"seqlen_offsets has shape {tuple(seqlen_offsets.shape)}, expected ({batch},)"
             )
+        _check_integers(seqlen_offsets, "seqlen_offsets")
     elif seqlen_offsets < 0:
         raise ValueError(f"seqlen_offsets is {seqlen_offsets}; positions begin at 0")
     elif cu_seqlens is None and seqlen_offsets + x.shape[1] > cos.shape[0]:
         raise ValueError(
             f"cos has {cos.shape[0]} positions; this call needs {seqlen_offsets + x.shape[1]}"
         )
+
+
+def _without_gradient(*tables: Tensor | None) -> tuple[Tensor | None, ...]:
+    if not torch.is_grad_enabled() or all(t is None or not t.requires_grad for t in tables):
+        return tables
+    if not torch.compiler.is_compiling():
+        _warnings.once(
+            "rotary embedding has no gradient in cos and sin: one of them requires a gradient and "
+            "gets none"
+        )
+    return tuple(None if t is None else t.detach() for t in tables)
 
 
 def make_turn(
@@ -79,6 +108,9 @@ def make_turn(
     cu_seqlens: Tensor | None = None,
 ) -> Turn:
     """What turns ``x`` (batch, seqlen, ..., head_dim), or packed, after a look at the shapes."""
+    interleaved = flag(interleaved, "interleaved")
+    if not isinstance(seqlen_offsets, Tensor):
+        seqlen_offsets = integer(seqlen_offsets, "seqlen_offsets")
     if cos_k is not None or sin_k is not None:
         cos_k, sin_k = (cos if cos_k is None else cos_k), (sin if sin_k is None else sin_k)
     for tables in ((cos, sin), (cos_k, sin_k)):
@@ -89,6 +121,7 @@ def make_turn(
             _check_rows(x, tables[0], cu_seqlens)
         else:
             _check_places(x, tables[0], seqlen_offsets, cu_seqlens)
+    cos, sin, cos_k, sin_k = _without_gradient(cos, sin, cos_k, sin_k)
     on_device = isinstance(seqlen_offsets, Tensor)
     offsets, offset = (seqlen_offsets, 0) if on_device else (None, seqlen_offsets)
     return Turn(cos, sin, cos_k, sin_k, offsets, cu_seqlens, offset, interleaved)
@@ -123,6 +156,7 @@ def apply_rotary(
     turn = make_turn(
         x, cos, sin, interleaved=interleaved, seqlen_offsets=seqlen_offsets, cu_seqlens=cu_seqlens
     )
+    inplace, conjugate = flag(inplace, "inplace"), flag(conjugate, "conjugate")
     with torch.no_grad():
         out = x if inplace else torch.empty_like(x)
         rotate(Parts(out), Parts(x), turn, conjugate)

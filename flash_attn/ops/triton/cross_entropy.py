@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flash_attn import _names
+from flash_attn import _names, checks
 from flash_attn._functions import Applied, function_class
 
 __all__ = ["CrossEntropyLoss", "cross_entropy_loss"]
@@ -140,6 +140,18 @@ def _differentiable_gradient(ctx, dlosses: Tensor) -> Tensor:
     return _gradient(logits, column, used, lse, dlosses, ctx.constants)
 
 
+def _check_tensors(logits: Tensor, labels: Tensor) -> None:
+    checks.tensor(logits, "logits")
+    checks.tensor(labels, "labels")
+    if not logits.is_floating_point():
+        raise ValueError(f"logits has dtype {logits.dtype}; a floating-point one is needed")
+    if labels.dtype not in (torch.int64, torch.int32):
+        hint = "; probabilities of classes are not offered" if labels.is_floating_point() else ""
+        raise ValueError(
+            f"labels has dtype {labels.dtype}; a class of each row, int64 or int32, is needed{hint}"
+        )
+
+
 def _check_labels(labels: Tensor, vocab: int, ignore_index: int) -> None:
     """A label of no class would be a row without a target. A GPU would have to be waited for."""
     wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocab))
@@ -169,7 +181,7 @@ def cross_entropy_loss(
 
     Args:
         logits: (rows, vocab), any floating dtype; the arithmetic is fp32 (fp64 for fp64).
-        labels: (rows,) int64, in [0, vocab) or ``ignore_index`` (checked on the CPU only).
+        labels: (rows,) int64 or int32, in [0, vocab) or ``ignore_index`` (checked on the CPU only).
         precomputed_lse: (rows,) logsumexp of z where the caller has it (of this rank's shard with
             ``process_group``).
         label_smoothing: s in [0, 1].
@@ -185,10 +197,11 @@ def cross_entropy_loss(
         losses (rows,), which include the last term, and that term alone (rows,), without gradient.
 
     Raises:
-        ValueError: logits that are not (rows, vocab), labels that are not (rows,) or hold a class
-            that does not exist.
+        ValueError: logits that are not (rows, vocab), labels that are not (rows,), not integers or
+            hold a class that does not exist.
         RuntimeError: a gradient with create_graph=True over more than one rank.
     """
+    _check_tensors(logits, labels)
     if logits.dim() != 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; expected (rows, vocab)")
     if labels.shape != logits.shape[:1]:
@@ -200,7 +213,7 @@ def cross_entropy_loss(
         _check_labels(labels, shards * logits.shape[1], ignore_index)
     return _CrossEntropy.apply(
         logits,
-        labels,
+        labels.long(),
         precomputed_lse,
         label_smoothing,
         logit_scale,
