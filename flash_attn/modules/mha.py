@@ -7,6 +7,7 @@ Press et al. 2022, arXiv:2108.12409.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flash_attn.bert_padding import pad_input, unpad_input
+from flash_attn.call import Window
 from flash_attn.layers.rotary import RotaryEmbedding
 from flash_attn.modules._cached_attention import CachedAttention
 from flash_attn.modules.inner_attention import (
@@ -24,6 +26,9 @@ from flash_attn.modules.inner_attention import (
 )
 from flash_attn.ops.fused_dense import ColumnParallelLinear, RowParallelLinear
 from flash_attn.utils.distributed import get_dim_for_local_rank
+
+if TYPE_CHECKING:
+    from flash_attn.utils.generation import InferenceParams
 
 __all__ = [
     "MHA",
@@ -83,6 +88,12 @@ class MHA(CachedAttention):
         ValueError: head counts that do not divide, or ALiBi or a window without flash attention.
     """
 
+    rotary_emb: RotaryEmbedding
+    Wq: nn.Linear
+    Wkv: nn.Linear
+    inner_attn: FlashSelfAttention | SelfAttention
+    inner_cross_attn: FlashCrossAttention | CrossAttention
+
     def __init__(
         self,
         embed_dim: int,
@@ -101,7 +112,7 @@ class MHA(CachedAttention):
         rotary_emb_scale_base: float | None = None,
         rotary_emb_interleaved: bool = False,
         use_alibi: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
+        window_size: Window = (-1, -1),
         fused_bias_fc: bool = False,
         use_flash_attn: bool = False,
         return_residual: bool = False,
@@ -109,6 +120,7 @@ class MHA(CachedAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
         if embed_dim % num_heads:
@@ -122,7 +134,7 @@ class MHA(CachedAttention):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_heads_kv = num_heads_kv
-        self.head_dim = embed_dim // num_heads
+        self.head_dim: int = embed_dim // num_heads
         self.cross_attn = cross_attn
         self.causal = causal
         self.layer_idx = layer_idx
@@ -146,12 +158,12 @@ class MHA(CachedAttention):
             self.Wq = nn.Linear(embed_dim, embed_dim, bias=qkv_proj_bias, **where)
             self.Wkv = nn.Linear(embed_dim, kv_dim, bias=qkv_proj_bias, **where)
         else:
-            self.Wqkv = self._make_wqkv(embed_dim + kv_dim, qkv_proj_bias, where)
+            self.Wqkv: nn.Linear = self._make_wqkv(embed_dim + kv_dim, qkv_proj_bias, where)
         if dwconv and (cross_attn or num_heads != num_heads_kv):
-            self.dwconv_q = self._depthwise(embed_dim, where)
-            self.dwconv_kv = self._depthwise(kv_dim, where)
+            self.dwconv_q: nn.Conv1d = self._depthwise(embed_dim, where)
+            self.dwconv_kv: nn.Conv1d = self._depthwise(kv_dim, where)
         elif dwconv:
-            self.dwconv_qkv = self._depthwise(embed_dim + kv_dim, where)
+            self.dwconv_qkv: nn.Conv1d = self._depthwise(embed_dim + kv_dim, where)
 
         options = {"causal": causal, "softmax_scale": softmax_scale, "attention_dropout": dropout}
         if use_flash_attn:
@@ -164,7 +176,7 @@ class MHA(CachedAttention):
         self.inner_cross_attn = (FlashCrossAttention if use_flash_attn else CrossAttention)(
             **options
         )
-        self.out_proj = self._make_out_proj(out_proj_bias, where)
+        self.out_proj: nn.Linear = self._make_out_proj(out_proj_bias, where)
 
     def _make_wqkv(self, features: int, bias: bool, where: dict) -> nn.Linear:
         return nn.Linear(self.embed_dim, features, bias=bias, **where)
@@ -184,8 +196,8 @@ class MHA(CachedAttention):
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
         mixer_subset: Tensor | slice | None = None,
-        inference_params=None,
-        **kwargs,
+        inference_params: InferenceParams | None = None,
+        **kwargs: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend.
 
@@ -339,6 +351,9 @@ class ParallelMHA(MHA):
         ValueError: as ``MHA``, and fewer heads of k and v than ranks.
     """
 
+    process_group: dist.ProcessGroup
+    sequence_parallel: bool
+
     def __init__(
         self,
         embed_dim: int,
@@ -356,7 +371,7 @@ class ParallelMHA(MHA):
         rotary_emb_scale_base: float | None = None,
         rotary_emb_interleaved: bool = False,
         use_alibi: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
+        window_size: Window = (-1, -1),
         use_flash_attn: bool = False,
         checkpointing: bool = False,
         sequence_parallel: bool = True,
@@ -364,6 +379,7 @@ class ParallelMHA(MHA):
         dtype: torch.dtype | None = None,
     ):
         # The projections are made by the constructor of MHA, and are this rank's.
+        """Arguments, defaults and errors: see the class."""
         self.process_group, self.sequence_parallel = process_group, sequence_parallel
         super().__init__(
             embed_dim, num_heads, num_heads_kv, qkv_proj_bias=qkv_proj_bias,
@@ -400,8 +416,8 @@ class ParallelMHA(MHA):
         if heads_kv < world:
             raise ValueError(f"{heads_kv} heads of k and v; each of the {world} ranks needs one")
         before = sum(get_dim_for_local_rank(heads_kv, world, i) for i in range(rank))
-        self.num_heads_kv = get_dim_for_local_rank(heads_kv, world, rank)
-        self.num_heads = group * self.num_heads_kv
+        self.num_heads_kv: int = get_dim_for_local_rank(heads_kv, world, rank)
+        self.num_heads: int = group * self.num_heads_kv
         for attention in (self.inner_attn, self.inner_cross_attn):
             slopes = getattr(attention, "alibi_slopes", None)
             if slopes is not None:
@@ -412,10 +428,10 @@ class ParallelMHA(MHA):
         self,
         x: Tensor,
         seqlen: int | None = None,
-        inference_params=None,
+        inference_params: InferenceParams | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> Tensor:
         """Attend with this rank's heads and sum over the ranks.
 
