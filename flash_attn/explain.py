@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flash_attn import _checks_kvcache, backend, checks
-from flash_attn.call import Cache, pick
+from flash_attn.call import Cache, Window, pick
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
@@ -150,7 +150,7 @@ def explain(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -219,7 +219,9 @@ def explain(
     return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
 
 
-def explain_call(function: Callable, *args, backward: bool = False, **kwargs) -> Explanation:
+def explain_call(
+    function: Callable[..., Any], *args: Any, backward: bool = False, **kwargs: Any
+) -> Explanation:
     """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions, also
     with arguments bound to it by ``functools.partial``.
 
@@ -464,7 +466,7 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     return found if found["variant"] is not None or problem.cached else None
 
 
-def trace(q: Tensor, k: Tensor, v: Tensor, **options) -> None:
+def trace(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     """One line for FLASH_ATTN_LOG=1, once per distinct call."""
     choice = explain(q, k, v, **options)
     line = f"{choice.operation}: {choice.call} -> {choice.backend}: {choice.kernel}"
