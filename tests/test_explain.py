@@ -213,6 +213,12 @@ def test_cuda_tile_depends_on_the_keys(library):
     assert len(library.asked_about_tile) == 2
 
 
+def test_cuda_backward_of_a_softcap(library):
+    """Hopper's kernels do not serve every size of it."""
+    flash_attn.explain(*qkv(), softcap=300.0, backward=True)
+    assert library.asked[-1] == (90, "bf16", 64, 64, True, 300.0)
+
+
 def test_cuda_tile_of_packed_sequences(library):
     tensors, options = packed(7)
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "api/direct.h"
+#include "core/score_mod.h"
 #include "host/decode_plan.h"
 #include "host/error.h"
 #include "host/key_splits.h"
@@ -38,6 +39,8 @@ template <>
 constexpr char kFormat<int> = 'i';
 template <>
 constexpr char kFormat<long long> = 'L';
+template <>
+constexpr char kFormat<double> = 'd';
 template <>
 constexpr char kFormat<char const*> = 's';
 
@@ -80,12 +83,13 @@ PyObject* selection_json(Selection const& selection, int splits, int few_queries
 
 PyObject* explain_backward(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
+  double softcap = 0;
   char const* dtype = nullptr;
-  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores)) {
+  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &softcap)) {
     return nullptr;
   }
   return selection_json(explain({Direction::Bwd, dtype, head_dim, head_dim_v, full_scores != 0, sm,
-                                 smem_per_block(sm)}),
+                                 smem_per_block(sm), PageLayout::Any, softcap_in_range(softcap)}),
                         1);
 }
 

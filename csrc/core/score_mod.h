@@ -50,6 +50,9 @@ inline float softcap_in_range(double softcap) {
   return softcap == 0. ? 0.f : static_cast<float>(std::clamp(softcap, 1e-20, 1e30));
 }
 
+// The largest cap of which 5e-7 is too little to show in a score.
+constexpr float kUsualSoftcap = 256.f;
+
 // The scores of one head.
 struct ScoreMod {
   float softmax_scale;
@@ -72,8 +75,7 @@ struct ScoreMod {
     return folds_scale() ? alibi_slope * reciprocal_fast(softmax_scale) : alibi_slope;
   }
 
-  // Whether 5e-7 of the cap is too little to show in a score.
-  FLASH_HD bool has_usual_cap() const { return softcap <= 256.f; }
+  FLASH_HD bool has_usual_cap() const { return softcap <= kUsualSoftcap; }
 
   // What tanh is taken of, over the product
   FLASH_HD float slope_of_tanh() const { return softmax_scale * reciprocal_fast(softcap); }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "core/score_mod.h"
 #include "host/error.h"
 
 namespace flash {
@@ -60,6 +61,10 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   }
   if (r.full_scores && std::string_view(v.scores) != "full") {
     return because("has no softcap, ALiBi or dropout");
+  }
+  // A tanh that is exact for all would spill 200 bytes more of their registers.
+  if (r.softcap > kUsualSoftcap && v.direction == Direction::Bwd && v.arch == 90) {
+    return because("serves softcaps up to ", kUsualSoftcap);
   }
   return false;
 }

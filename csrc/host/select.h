@@ -25,6 +25,7 @@ struct Request {
   int sm;
   int smem_per_block;
   PageLayout pages = PageLayout::Any;  // of a paged one
+  float softcap = 0.f;                 // of a backward one
 };
 
 struct Rejection {

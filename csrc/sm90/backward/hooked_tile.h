@@ -104,9 +104,11 @@ struct HookedTile : ScoreTile<false, Config> {
       this->template exponentiate<kMasked>(s, operand, lse, hook);
     };
     if (caps && biased) {
+      float const double_scale_log2 =
+          2.f * mod.softmax_scale * kLog2e * reciprocal_fast(mod.softcap);
       TransposedBias const bias(mod, this->row_begin + this->coord.col(0),
                                 this->key_begin + this->coord.row(0));
-      exponentiate(CapHook(mod, bias));
+      exponentiate(CapHook{double_scale_log2, bias.sign * mod.softcap * kLog2e, bias});
     } else if (caps) {
       cap_in_parts<kMasked, kCap ? 2 : 1>(mod, s, operand, lse);
     } else if (biased) {

@@ -89,16 +89,17 @@ struct TanhHook {
   }
 };
 
+// With a usual cap, which is what these kernels serve (host/select.h).
 struct AnyTanhHook {
-  float slope;
+  float double_scale_log2;  // over the cap
   float cap_log2;
 
   __device__ explicit AnyTanhHook(ScoreMod const& mod)
-      : slope(mod.slope_of_tanh()), cap_log2(mod.softcap * kLog2e) {}
+      : double_scale_log2(2.f * kLog2e * mod.slope_of_tanh()), cap_log2(mod.softcap * kLog2e) {}
 
   __device__ HookedScore operator()(float product, float lse, int, int) const {
-    float const tanh = tanh_relative(slope * product);
-    return {tanh * cap_log2 - lse, 1.f - tanh * tanh};
+    float const fall = falling_logistic(double_scale_log2 * product);
+    return {(cap_log2 - lse) - 2.f * cap_log2 * fall, 4.f * (fall - fall * fall)};
   }
 };
 

@@ -63,18 +63,14 @@ struct SmallCapHook {
 };
 
 struct CapHook {
-  float slope_of_tanh;
+  float double_scale_log2;  // over the cap
   float signed_cap_log2;
   TransposedBias bias;
 
-  __device__ CapHook(ScoreMod const& mod, TransposedBias const& bias_)
-      : slope_of_tanh(mod.slope_of_tanh()),
-        signed_cap_log2(bias_.sign * mod.softcap * kLog2e),
-        bias(bias_) {}
-
   __device__ HookedScore operator()(float product, float lse, int r, int c) const {
-    float const tanh = tanh_relative(slope_of_tanh * product);
-    return {bias.sign * (signed_cap_log2 * tanh - bias(r, c)) - lse, 1.f - tanh * tanh};
+    float const fall = falling_logistic(double_scale_log2 * product);
+    float const capped = signed_cap_log2 - 2.f * signed_cap_log2 * fall;
+    return {bias.sign * (capped - bias(r, c)) - lse, 4.f * (fall - fall * fall)};
   }
 };
 

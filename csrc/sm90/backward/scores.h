@@ -186,7 +186,8 @@ struct ScoreTile {
       SmallCap const small(mod);
       float const inverse_cap = reciprocal_fast(mod.softcap);
       if (bias.sign < 0.f || __any_sync(0xffffffffu, largest_score(s) > small.limit)) {
-        exponentiate_hooked<kMasked>(s, operand, lse, CapHook(mod, bias));
+        CapHook const hook{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
+        exponentiate_hooked<kMasked>(s, operand, lse, hook);
       } else {
         exponentiate_hooked<kMasked>(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
       }
