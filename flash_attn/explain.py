@@ -89,6 +89,7 @@ class _Problem:
     cached: bool
     num_splits: int
     batch_invariant: bool
+    softcap: float
     notes: tuple[str, ...] = ()  # of what the call does beside attention
 
     @property
@@ -212,6 +213,7 @@ def explain(
         cached=cached,
         num_splits=checks.num_splits(num_splits),
         batch_invariant=bool(batch_invariant),
+        softcap=softcap,
         notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
     )  # fmt: skip
     if backward and (cached or block_table is not None):
@@ -371,7 +373,7 @@ def _ask_library(problem: _Problem) -> Explanation:
     few = _ask_about_decode(problem, request) if _may_decode(problem) else None
     answer = few
     if problem.backward:
-        answer = json.loads(backend.library.explain_backward(*request))
+        answer = json.loads(backend.library.explain_backward(*request, problem.softcap))
     elif few is None or few["few_queries"] > 0:
         answer = json.loads(backend.library.explain_forward(*request, problem.page_size))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
