@@ -16,7 +16,7 @@ from flash_attn import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
-from flash_attn.distributed import merge_attention
+from flash_attn.distributed import merge_attention, packed_layout
 from flash_attn.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 from flash_attn.layers.rotary import (
     RotaryEmbedding,
@@ -82,6 +82,7 @@ FLAGS = [
     (lambda: FlashSelfAttention(causal=None), "causal: got None"),
     (lambda: FlashCrossAttention(deterministic="x"), "deterministic: got 'x'"),
     (lambda: FlashSelfAttention()(QKV, causal=2), "causal: got 2"),
+    (lambda: packed_layout([0, 8], 2, causal=1), "causal: got 1"),
     (lambda: SelfAttention()(QKV, causal=2), "causal: got 2"),
 ]  # fmt: skip
 
@@ -102,6 +103,8 @@ NUMBERS = [
         lambda: apply_rotary_emb_qkv_(QKV.flatten(2, 3).clone(), COS, SIN, num_heads_q=True),
         "num_heads_q: got True; an integer",
     ),
+    (lambda: packed_layout([0, 8], 2, window=True), "window: got True; an integer"),
+    (lambda: packed_layout([0, 8], 2, token_work=True), "token_work: got True; a number"),
     (lambda: FlashSelfAttention(softmax_scale=True), "softmax_scale: got True; a number"),
     (lambda: CrossAttention(softmax_scale=float("nan")), "softmax_scale: got nan; a finite"),
     (lambda: CrossAttention(attention_dropout=True), "attention_dropout: got True; a number"),

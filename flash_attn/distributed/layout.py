@@ -177,6 +177,8 @@ def packed_layout(
             keys; 0 balances attention alone.
         ranks, split, multiple: as in :func:`dense_layout`.
     """
+    causal, window = checks.flag(causal, "causal"), checks.integer(window, "window")
+    checks.number(token_work, "token_work")
     starts = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else [int(x) for x in cu_seqlens]
     if not starts or starts[0] != 0 or any(a > b for a, b in itertools.pairwise(starts)):
         raise ValueError(f"cu_seqlens: got {starts[:9]}; 0, then ends that never decrease, needed")

@@ -117,6 +117,12 @@ def wrong_alike(rank: int, what: str) -> str:
             layout = packed_layout([0, 16], 2)
         case "not a tensor":
             q[1] = None
+        case "scale":
+            options = {"softmax_scale": float("nan")}
+        case "deterministic":
+            options = {"deterministic": "x"}
+        case "gradient_dtype":
+            options = {"gradient_dtype": "float32"}
     try:
         ring_attention(*q, layout, group(2), **options)
     except (TypeError, ValueError) as error:
@@ -132,10 +138,30 @@ def wrong_alike(rank: int, what: str) -> str:
         ("split", "layout: got 1 x 2 ranks"),
         ("packed", "q: got shape (1, 8, 4, 8); (tokens, heads, head_dim) is needed"),
         ("not a tensor", "k: got NoneType"),
+        ("scale", "softmax_scale: got nan; a finite number"),
+        ("deterministic", "deterministic: got 'x'; True or False"),
+        ("gradient_dtype", "gradient_dtype: got 'float32'; a torch.dtype"),
     ],
 )
 def test_bad_arguments_are_named(processes, what, said):
     assert all(said in error for error in processes.run(wrong_alike, what, ranks=2))
+
+
+def wrong_in_type_alone(rank: int, wrong: dict) -> str:
+    """After the right call, which the ranks agreed on and to which the wrong one is equal."""
+    layout, right = dense_layout(16, 2), {"causal": True, "return_lse": True, "softcap": 1.0}
+    ring_attention(*tensors(8), layout, group(2), **right)
+    try:
+        ring_attention(*tensors(8), layout, group(2), **right | wrong)
+    except TypeError as error:
+        return str(error)
+    return "nothing raised"
+
+
+@pytest.mark.parametrize(("name", "value"), [("causal", 1), ("softcap", True), ("return_lse", 1)])
+def test_a_flag_is_a_bool_and_a_bool_no_number(processes, name, value):
+    errors = processes.run(wrong_in_type_alone, {name: value}, ranks=2)
+    assert all(f"{name}: got {value}; " in error for error in errors)
 
 
 def heads_and_ranks(rank: int) -> str:
@@ -170,6 +196,73 @@ def exchanges(rank: int) -> int:
 
 def test_a_shape_is_checked_once(processes):
     assert processes.run(exchanges, ranks=2) == [2, 2]
+
+
+def kinds_of_a_mesh(rank: int) -> list[bool]:
+    """Which of some calls over a mesh's groups exchange descriptions, where ranks 0 and 1 made one
+    among themselves before, and no more than two kinds are remembered."""
+    split, ring = work.place(Case("mesh", 4, split=2)).get_all_groups()[::-1]
+    exchanged, remembered = [], agree._REMEMBERED
+
+    def nobody_differs(group, mine) -> str:
+        exchanged[-1] = True
+        return ""
+
+    def call(groups, kind) -> None:
+        exchanged.append(False)
+        agree.check(groups, torch.device("cpu"), lambda: ("of a test", kind), lambda: kind)
+
+    different, agree._different, agree._REMEMBERED = agree._different, nobody_differs, 2
+    try:
+        if rank < 2:
+            call([split], "of two ranks")
+        exchanged.clear()
+        for kind in ("first", "second", "first", "third", "second", "third"):
+            call([split, ring], kind)
+    finally:
+        agree._different, agree._REMEMBERED = different, remembered
+    return exchanged
+
+
+def test_all_ranks_of_a_mesh_forget_at_once(processes):
+    """Else one of them would wait for a word of the others, who remember."""
+    wanted = [True, True, False, True, True, False]
+    assert processes.run(kinds_of_a_mesh) == [wanted] * 4
+
+
+def describes_nothing_wrong(rank: int) -> str:
+    """On rank 1 the call cannot be told from others; its description alone would pass."""
+    kind = [] if rank == 1 else ()
+    try:
+        agree.check([group(2)], torch.device("cpu"), lambda: kind, lambda: "the same")
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return "nothing raised"
+
+
+def test_what_cannot_be_compared_is_an_error_everywhere(processes):
+    assert all("unhashable" in e for e in processes.run(describes_nothing_wrong, ranks=2))
+
+
+def strides_of_nothing(rank: int) -> int:
+    """How many descriptions are sent by a second call, in which rank 1 has other empty tensors."""
+    layout, sent = dense_layout(1, 2, "contiguous"), []
+    tokens = layout.tokens(rank)
+    ring_attention(*tensors(tokens), layout, group(2))
+    gather = dist.all_gather_object
+    agree.dist.all_gather_object = lambda *args, **kwargs: sent.append(1) or gather(*args, **kwargs)
+    try:
+        q, k, v = tensors(tokens)
+        if tokens == 0:
+            q = torch.zeros(()).expand_as(q)
+        ring_attention(q, k, v, layout, group(2))
+    finally:
+        agree.dist.all_gather_object = gather
+    return len(sent)
+
+
+def test_strides_of_a_rank_without_tokens_are_no_other_kind(processes):
+    assert processes.run(strides_of_nothing, ranks=2) == [0, 0]
 
 
 def unshard_wrong(rank: int) -> str:
