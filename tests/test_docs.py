@@ -4,9 +4,11 @@ import contextlib
 import io
 import re
 import runpy
+import socket
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 import yaml
 
 import flash_attn
@@ -19,14 +21,29 @@ DOCUMENTS = [*(ROOT / name for name in BESIDE), *sorted((ROOT / "docs").rglob("*
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-# docs/distributed.md speaks of several processes; tests/distributed runs those.
-PROGRAMS = [p for p in DOCUMENTS if BLOCK.search(p.read_text()) and p.name != "distributed.md"]
+PROGRAMS = [p for p in DOCUMENTS if BLOCK.search(p.read_text())]
 
 
 def name_of(path):
     return str(path.relative_to(ROOT))
 
 
+@pytest.fixture
+def one_process_of_torchrun(monkeypatch):
+    """What torchrun sets; tests/distributed runs docs/distributed.md over several."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    for name, value in {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": port, "RANK": 0, "WORLD_SIZE": 1
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process_of_torchrun")
 @pytest.mark.parametrize("path", PROGRAMS, ids=name_of)
 def test_code_runs_and_prints_what_it_says(path):
     blocks = BLOCK.findall(path.read_text())

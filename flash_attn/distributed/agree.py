@@ -12,8 +12,34 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 import torch.distributed as dist
 
-_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set] = weakref.WeakKeyDictionary()
 _REMEMBERED = 4096  # kinds of calls; packed batches that all differ would be remembered for ever
+
+
+class _Memory(weakref.WeakKeyDictionary[dist.ProcessGroup, "_Memory"]):
+    """The kinds of calls that some groups agreed on, and for each group the memory of these and it.
+
+    Whoever shares such a memory made every call that is in it, so that all know the same kinds and
+    forget them at once. Of a group among others that is not so: some of its ranks may have made
+    calls in which ranks of the others had no part.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[Hashable] = set()
+
+    def of(self, groups: Sequence[dist.ProcessGroup]) -> _Memory:
+        memory = self
+        for group in groups:
+            memory = memory.setdefault(group, _Memory())
+        return memory
+
+    def add(self, kind: Hashable) -> None:
+        if len(self.kinds) >= _REMEMBERED:
+            self.kinds.clear()
+        self.kinds.add(kind)
+
+
+_agreed = _Memory()
 
 
 def check(
@@ -32,13 +58,15 @@ def check(
 
     Either may raise for what is wrong on this rank alone.
     """
-    seen = _agreed.setdefault(groups[0], set())
-    known = _known(key)
-    if known in seen:
+    memory = _agreed.of(groups)
+    kind, wrong = _kind(key)
+    if wrong is None and kind in memory.kinds:
         return
     error: Exception | None = None
     try:
         mine = describe()
+        if wrong is not None:
+            raise wrong
     except Exception as raised:  # whatever it is, the other ranks wait for a word
         error, mine = raised, f"an error: {raised}"
     for group in groups:
@@ -51,19 +79,17 @@ def check(
         for group in groups:
             # NCCL connects a group in its first transfer, which therefore must be everybody's.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
-    if len(seen) >= _REMEMBERED:
-        seen.clear()
-    seen.add(known)
+    memory.add(kind)
 
 
-def _known(key: Callable[[], Hashable]) -> Hashable:
-    """The key; of a call that has none, one that is like no other. Its description says why."""
+def _kind(key: Callable[[], Hashable]) -> tuple[Hashable, Exception | None]:
+    """The key, or what is wrong with a call that has none."""
     try:
-        known = key()
-        hash(known)
-    except Exception:
-        return object()
-    return known
+        kind = key()
+        hash(kind)
+    except Exception as raised:
+        return None, raised
+    return kind, None
 
 
 def _different(group: dist.ProcessGroup, mine: str) -> str:

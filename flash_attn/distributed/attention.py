@@ -271,7 +271,9 @@ def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
     )
     slopes = options.alibi_slopes
     wants = slopes is not None and slopes.requires_grad  # which they may not
-    return method, layout.description, about, tuple(x.stride(-1) for x in tensors), wants
+    # Of a rank without tokens the strides say nothing, and may be others in each call.
+    whole_rows = tuple(x.is_contiguous() or x.stride(-1) == 1 for x in tensors)
+    return method, layout.description, about, whole_rows, wants
 
 
 def _description(

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flash_attn.distributed.layout import Layout
+from flash_attn.utils.distributed import all_gather_raw
 
 
 def shard_sequence(x: Tensor, layout: Layout, rank: int, dim: int | None = None) -> Tensor:
@@ -82,8 +83,7 @@ def gather_rows(x: Tensor, counts: list[int], group: dist.ProcessGroup | None) -
     if longest != counts[rank]:
         padded = x.new_zeros(longest, *x.shape[1:])
         padded[: counts[rank]] = x
-    everything = x.new_empty(len(counts) * longest, *x.shape[1:])
-    dist.all_gather_into_tensor(everything, padded, group=group)
+    everything, _ = all_gather_raw(padded, group)
     if all(count == longest for count in counts):
         return everything
     parts = everything.split(longest)

@@ -35,9 +35,10 @@ def _collective(name: str, name_before_2_13: str):
 
 
 def all_gather_raw(
-    input_: Tensor, process_group: dist.ProcessGroup, async_op: bool = False
+    input_: Tensor, process_group: dist.ProcessGroup | None, async_op: bool = False
 ) -> tuple[Tensor, dist.Work | None]:
-    """(rows, ...) of each rank → (ranks · rows, ...), and the handle; no gradient."""
+    """(rows, ...) of each rank → (ranks · rows, ...), and the handle; no gradient. None is the
+    default group."""
     world = dist.get_world_size(process_group)
     output = input_.new_empty(world * input_.shape[0], *input_.shape[1:])
     gather = _collective("all_gather_single", "all_gather_into_tensor")

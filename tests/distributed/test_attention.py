@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
 from reference import standard_attention
 
 from flash_attn import _calls
-from flash_attn.distributed import ring
+from flash_attn.distributed import ring, unshard_sequence
 from tests.distributed import work
 from tests.distributed.cases import Case, assembled, expected, inputs
 
@@ -146,6 +147,22 @@ def padded(rank: int, case: Case) -> dict:
 ], ids=str)  # fmt: skip
 def test_padded_head_dims(processes, case):
     check(processes, case, padded)
+
+
+def warnings_of(rank: int, case: Case) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        work.attention(rank, case)
+        layout = case.layout()
+        unshard_sequence(torch.zeros(1, layout.tokens(rank)), layout, work.group(case.ranks))
+    return [str(warning.message) for warning in found]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_nothing_warns(processes, way):
+    """Such as of a collective's name that torch is about to drop."""
+    method, kind = way
+    assert processes.run(warnings_of, Case(method, 4, kind)) == [[]] * 4
 
 
 def by_head_groups(rank: int, case: Case) -> dict:

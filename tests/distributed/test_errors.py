@@ -201,7 +201,7 @@ def test_a_shape_is_checked_once(processes):
 def kinds_of_a_mesh(rank: int) -> list[bool]:
     """Which of some calls over a mesh's groups exchange descriptions, where ranks 0 and 1 made one
     among themselves before, and no more than two kinds are remembered."""
-    split, ring = work.place(Case("mesh", 4, split=2)).get_all_groups()[::-1]
+    split, ring = work.place(Case("mesh", 4)).get_all_groups()[::-1]
     exchanged, remembered = [], agree._REMEMBERED
 
     def nobody_differs(group, mine) -> str:
