@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable
+from typing import Any
 
-# Names of other attention functions, and the one here.
-_NO_MASK = (
-    "there is no mask tensor: causal and window_size say which keys are seen, alibi_slopes adds to "
-    "scores, and flash_attn_varlen_func leaves out padding"
-)
-_MEANT = {
-    "attention_mask": _NO_MASK,
-    "attn_bias": _NO_MASK,
-    "attn_mask": _NO_MASK,
-    "cu_seqlens": "cu_seqlens_q",
-    "dropout": "dropout_p",
-    "is_causal": "causal",
-    "logits_soft_cap": "softcap",
-    "page_table": "block_table",
-    "scale": "softmax_scale",
-    "sinks": "s_aux",
-    "sliding_window": "window_size",
-    "sm_scale": "softmax_scale",
-}
-# Functions that take what another does not.
-_ELSEWHERE = {
-    **dict.fromkeys(("block_table", "cu_seqlens_q", "max_seqlen_q"), "flash_attn_varlen_func"),
-    **dict.fromkeys(("cache_seqlens", "num_splits"), "flash_attn_with_kvcache"),
-}
+from flash_attn._other_arguments import ARGUMENTS
+
+_ALIKE = 0.8  # of 1: `casual` is causal, `k_descale` is not k_cache
+_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 
-def unexpected(function: Callable, unknown: dict) -> TypeError:
+def unexpected(function: Callable[..., Any], unknown: dict[str, Any]) -> TypeError:
     """The error for the first keyword that ``function`` has not."""
-    import inspect
-
     name = next(iter(unknown))
-    accepted = [n for n, p in inspect.signature(function).parameters.items() if p.kind < 4]
     return TypeError(
-        f"{function.__name__}() got an unexpected keyword argument {name!r}"
-        f"{_suggestion(name, accepted)}"
+        f"{function.__name__}() got an unexpected keyword argument {name!r}; "
+        f"{_suggestion(name, _accepted(function))}"
     )
 
 
-def _suggestion(name: str, accepted: list[str]) -> str:
-    meant = _MEANT.get(name, name)
-    if meant is _NO_MASK:
-        return f"; {meant}"
-    if meant in accepted:
-        return f"; did you mean {meant!r}?"
-    if meant in _ELSEWHERE:
-        return f"; {_ELSEWHERE[meant]} takes {meant!r}"
-    import difflib
+def _accepted(function: Callable[..., Any]) -> list[str]:
+    return [n for n, p in inspect.signature(function).parameters.items() if p.kind < p.VAR_KEYWORD]
 
-    close = difflib.get_close_matches(name, accepted, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; accepted are {', '.join(accepted)}"
+
+def _suggestion(name: str, accepted: list[str]) -> str:
+    meant = ARGUMENTS.get(name)
+    if meant is not None and not meant.name:
+        return meant.use.replace("`", "")
+    if meant is not None:
+        name = meant.name
+    close = difflib.get_close_matches(name, accepted, n=1, cutoff=_ALIKE)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    for other in _FUNCTIONS:
+        if name in _accepted(_public(other)):
+            return f"{other} takes {name!r}"
+    return f"accepted are {', '.join(accepted)}"
+
+
+def _public(name: str) -> Callable[..., Any]:
+    from flash_attn import flash_attn_interface  # which imports this module
+
+    return getattr(flash_attn_interface, name)

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 _BY_GRAPH = (
-    "capture a step of your own with torch.cuda.CUDAGraph, or compile the model with "
-    'torch.compile(mode="reduce-overhead")'
+    "torch.cuda.CUDAGraph around a step of your own, or "
+    'torch.compile(mode="reduce-overhead") of the model'
 )
 _BY_TORCH = "the function of the same module; it is made of torch operations, and no Triton is run"
 
@@ -23,8 +23,8 @@ _BY_TORCH = "the function of the same module; it is made of torch operations, an
 NAMES: dict[str, dict[str, str]] = {
     "flash_attn.flash_attn_interface": {
         "_get_block_size_n": (
-            "no block size shows in a result: S_dmask holds probabilities of the whole row. "
-            "flash_attn.explain(...).tile has the tile of a call"
+            "flash_attn.explain(...).tile, the tile of a call; S_dmask needs none here: it holds "
+            "the probabilities of whole rows"
         ),
     },
     "flash_attn.ops.layer_norm": {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
 
 import flash_attn
+from build_tools import argument_table
 from flash_attn import flash_attn_interface
+from flash_attn._other_arguments import ARGUMENTS
 
 PUBLIC = flash_attn_interface.__all__
 
@@ -42,12 +47,73 @@ def test_unknown_keyword(name, keyword, says):
         ("flash_attn_func", "cu_seqlens", "flash_attn_varlen_func takes 'cu_seqlens_q'"),
         ("flash_attn_func", "cache_seqlens", "flash_attn_with_kvcache takes 'cache_seqlens'"),
         ("flash_attn_with_kvcache", "page_table", "did you mean 'block_table'?"),
+        ("flash_attn_with_kvcache", "leftpad_k", "did you mean 'cache_leftpad'?"),
+        ("flash_attn_func", "leftpad_k", "flash_attn_with_kvcache takes 'cache_leftpad'"),
+        ("flash_attn_with_kvcache", "dropout_p", "flash_attn_func takes 'dropout_p'"),
+        ("flash_attn_func", "max_seqlen_k", "flash_attn_varlen_func takes 'max_seqlen_k'"),
     ],
 )
 def test_keyword_of_another_function(name, keyword, says):
     with pytest.raises(TypeError, match="unexpected keyword") as raised:
         getattr(flash_attn, name)(None, None, None, **{keyword: 1})
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "says"),
+    [
+        ("qv", "torch.cat([q, qv], -1) and"),
+        ("k_descale", "there is no FP8"),
+        ("rotary_seqlens", "positions are cache_seqlens and what follows"),
+        ("return_softmax", "return_lse for the log-sum-exp"),
+        ("seqused_k", "cache_seqlens of flash_attn_with_kvcache"),
+        ("sink", "did you mean 's_aux'?"),
+        ("alibi", "did you mean 'alibi_slopes'?"),
+        ("p", "did you mean 'dropout_p'?"),
+        ("enable_gqa", "leave it out: k and v may have fewer heads"),
+        ("pack_gqa", "leave it out: it is chosen inside"),
+        ("sm_margin", "leave it out: a call takes all multiprocessors"),
+        ("attention_chunk", "flash_attn_varlen_func with each chunk"),
+        ("scheduler_metadata", "leave it out: nothing is prepared"),
+        ("bias", "there is no mask tensor"),
+        ("key_padding_mask", "flash_attn.bert_padding.unpad_input takes a padding mask"),
+        ("score_mod", "torch.nn.attention.flex_attention"),
+        ("block_mask", "torch.nn.attention.flex_attention"),
+        ("k_new", "flash_attn_with_kvcache takes new keys and values as k and v"),
+        ("cache_position", "positions are cache_seqlens"),
+        # alike, and not alike
+        ("casual", "did you mean 'causal'?"),
+        ("windowsize", "did you mean 'window_size'?"),
+        ("dropout_prob", "did you mean 'dropout_p'?"),
+        ("kv", "accepted are "),
+        ("q_cache", "accepted are "),
+        ("return_max", "accepted are "),
+    ],
+)
+def test_keyword_of_another_library(keyword, says):
+    with pytest.raises(TypeError) as raised:
+        flash_attn.flash_attn_func(None, None, None, **{keyword: 1})
+    assert str(raised.value).split("; ", 1)[1].startswith(says)
+
+
+def test_every_argument_of_the_table_is_one_that_a_function_has():
+    parameters = {
+        name
+        for function in PUBLIC
+        for name in inspect.signature(getattr(flash_attn, function)).parameters
+    }
+    for name, meant in ARGUMENTS.items():
+        assert bool(meant.name) or bool(meant.use)
+        assert not meant.name or meant.name in parameters, name
+        for argument in re.findall(r"`(\w+)`", meant.use):
+            known = argument in parameters or hasattr(flash_attn, argument)
+            assert known or argument in ("seqused_k",), argument
+
+
+def test_the_table_of_the_page_is_up_to_date(monkeypatch):
+    assert argument_table.main(["--check"]) == 0, "run python -m build_tools.argument_table --write"
+    monkeypatch.setitem(ARGUMENTS, "qv", ARGUMENTS["qv"]._replace(use="something else"))
+    assert argument_table.main(["--check"]) == 1
 
 
 ENDS = torch.tensor([0, 2, 6], dtype=torch.int32)
