@@ -118,7 +118,8 @@ def flash_attn_func(
         return_attn_probs: also return log-sum-exp and probabilities. For tests: it forms the
             whole matrix.
         s_aux: (heads,), any floating dtype: a logit per head that joins the softmax denominator
-            and has no value vector (attention sinks, Xiao et al. 2023, arXiv:2309.17453).
+            and has no value vector (attention sinks, Xiao et al. 2023, arXiv:2309.17453). -inf is
+            none; +inf takes all weight: out 0, log-sum-exp +inf, all gradients 0.
         batch_invariant: a row's result does not depend on what else is in the batch.
         return_lse, return_softmax_lse: also return the log-sum-exp, which is differentiable; two
             names for one thing.
