@@ -14,7 +14,8 @@ from packed_cases import LENGTHS, pack
 from reference import attention_ref, gradients, standard_attention
 
 from flash_attn import flash_attn_func, flash_attn_varlen_func
-from flash_attn.distributed import merge_attention
+from flash_attn.distributed import merge_attention, ring, sums
+from flash_attn.distributed.calls import Rows
 
 INF = math.inf
 
@@ -222,3 +223,27 @@ def test_a_part_whose_sink_takes_all(first, device, needs):
 
     with needs("sinks"):
         check_sinks(call, x.q, x.k, x.v)
+
+
+def test_sinks_that_take_all_of_a_ring(device, needs):
+    """Which adds the sinks when all parts are merged, and sums their gradient itself."""
+    x = make_inputs(Case(), device)
+
+    def call(q, k, v, s_aux):
+        total = sums.Attention(q, v, torch.float32, torch.float32)
+        total.add(range(q.shape[1]), *flash_attn_func(q, k, v, return_lse=True))
+        total.add_sinks(s_aux)
+        return total.result()
+
+    with needs("sinks"):
+        check_sinks(call, x.q, x.k, x.v)
+        gradients_of_sinks = []
+        for sinks in (SINKS, USUAL):
+            s_aux = torch.tensor(sinks, device=x.q.device)
+            out, lse = call(x.q, x.k, x.v, s_aux)
+            rows = Rows(x.dout, x.q, out, lse, x.dlse)
+            gradients_of_sinks.append(ring.sink_gradient(s_aux, rows))
+        found, usual = gradients_of_sinks
+        assert found[0] == 0
+        assert_bitwise("ds_aux", found[BOTH], usual[BOTH])
+        assert_within("ds_aux", found[3], x.dlse[:, 3].sum(), 1e-4)
