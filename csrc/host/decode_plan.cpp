@@ -228,8 +228,7 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, int nu
 }
 
 int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
-  static_assert(sizeof(uint32_t) == sizeof(float));
-  return s.max_splits == 1 ? 0 : num_pieces(s) * (variant.block_m * (p.head_dim_v + 1) + 1);
+  return s.max_splits == 1 ? 0 : num_pieces(s) * variant.block_m * (p.head_dim_v + 1);
 }
 
 DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
@@ -240,7 +239,6 @@ DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSche
     int64_t const rows = num_pieces(s) * variant.block_m;
     params.partial_out = workspace;
     params.partial_lse = params.partial_out + rows * p.head_dim_v;
-    params.counters = reinterpret_cast<uint32_t*>(params.partial_lse + rows);
   }
   return params;
 }

@@ -26,7 +26,7 @@ int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& d
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params, int num_splits,
                               DeviceInfo const& device);
 
-// Words of 32 bits that the pieces of the schedule leave behind, and are counted with.
+// Floats that the pieces of the schedule leave behind.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
                          SplitSchedule const& split);
 

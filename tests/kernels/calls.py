@@ -138,7 +138,6 @@ def varlen(
     batch_invariant: bool = False,
     last_block_first: bool = False,
     stream: int = 0,
-    own_counters: bool | None = None,
     hopper_sms: int = 0,
     cluster: int = 1,
     **full,
@@ -148,7 +147,7 @@ def varlen(
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
     longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences that
     the host gives it, and its num_splits; `variant` has the others, if any may be left.
-    own_counters, hopper_sms, cluster: as of `cached`.
+    stream, hopper_sms, cluster: as of `cached`.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
@@ -171,8 +170,7 @@ def varlen(
         kernels.run(variant, call)
     call |= {"num_splits": num_splits, "stream": stream, "hopper_sms": hopper_sms}
     assert kernels.decode_cluster(few, call) == cluster
-    brought = kernels.run_decode(few, call)
-    assert own_counters in (None, brought)
+    kernels.run_decode(few, call)
     return output.results()
 
 
@@ -200,7 +198,6 @@ def cached(
     before: float = NAN,
     last_block_first: bool = False,
     stream: int = 0,
-    own_counters: bool | None = None,
     hopper_sms: int = 0,
     cluster: int = 1,
     largest_cluster: int = 16,
@@ -213,11 +210,10 @@ def cached(
     """out (b, sq, h, dv) and lse (b, h, sq) against a cache to which `new` keys were appended.
 
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
-    until a kernel writes there. own_counters: whether its launch has to bring its counters; None:
-    whatever. hopper_sms: of one of Hopper's GPUs, where each tile should have a cluster of
-    `cluster` thread blocks, and has one of largest_cluster if that is less; 0: an sm80 GPU. brings:
-    the `new_rows` that the decode kernel writes itself, first. The cache's head dims may be any;
-    q's and out's are rounded up to multiples of 8.
+    until a kernel writes there. stream: whose counters it has. hopper_sms: of one of Hopper's GPUs,
+    where each tile should have a cluster of `cluster` thread blocks, and has one of largest_cluster
+    if that is less; 0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself,
+    first. The cache's head dims may be any; q's and out's are rounded up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
     head_dim_v = -(-v_cache.shape[-1] // 8) * 8
@@ -237,8 +233,7 @@ def cached(
         call |= {"num_splits": num_splits, "last_block_first": last_block_first, "stream": stream}
         call |= (brings or {}) | {"hopper_sms": hopper_sms, "largest_cluster": largest_cluster}
         assert kernels.decode_cluster(variant, call) == cluster
-        brought = kernels.run_decode(variant, call)
-        assert own_counters in (None, brought)
+        kernels.run_decode(variant, call)
     return output.results()
 
 

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -27,11 +24,20 @@
 #include "host/select.h"
 #include "host/tile_cut.h"
 #include "host/workspace.h"
+#include "launch_log.h"
 #include "probabilities/launch.h"
 
 namespace py = pybind11;
 
+extern "C" bool take_clean_counters();  // hopper/driver.cpp
+
 namespace {
+
+void check_counters() {
+  if (!take_clean_counters()) {
+    throw std::logic_error("counters are not left at 0");
+  }
+}
 
 template <class T>
 T* pointer(py::dict const& call, char const* name) {
@@ -247,6 +253,7 @@ void run(std::string const& name, py::dict const& call) {
     in_parts.early = last > 0;
     run_forward(in_parts, variant, launch, splits);
   }
+  check_counters();
 }
 
 void probabilities(std::string const& dtype, py::dict const& call) {
@@ -420,9 +427,8 @@ int decode_cluster(std::string const& name, py::dict const& call) {
   return 1 << schedule_of(find(name), forward_params(call), call).cluster_log2;
 }
 
-// Few query rows against a cache, as csrc/api/kvcache.cpp does it. Whether the launch had to bring
-// counters of its own.
-bool run_decode(std::string const& name, py::dict const& call) {
+// Few query rows against a cache, as csrc/api/kvcache.cpp does it.
+void run_decode(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
   flash::Variant const& variant = find(name);
   flash::FwdParams p = forward_params(call);
@@ -443,14 +449,7 @@ bool run_decode(std::string const& name, py::dict const& call) {
   flash::RunSideBySide const so(side_by_side(call));
   variant.launch.decode(params, {device, stream, variant.name});
   workspace.check();
-  if (!params.counters || params.counters[0] == std::bit_cast<uint32_t>(nan)) {
-    return false;
-  }
-  if (std::any_of(params.counters, params.counters + flash::num_pieces(split),
-                  [](uint32_t counter) { return counter != 0; })) {
-    throw std::logic_error("counters are not left at 0");
-  }
-  return true;
+  check_counters();
 }
 
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last
@@ -495,4 +494,6 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));
   m.def("decode_cluster", &decode_cluster, py::arg("name"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
+  m.def("begin_log", [] { flash::launch_log.begin(); });
+  m.def("end_log", [] { return flash::launch_log.end(); });
 }

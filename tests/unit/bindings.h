@@ -9,6 +9,7 @@ namespace py = pybind11;
 
 void bind_block_info(py::module_& m);
 void bind_block_range(py::module_& m);
+void bind_counter_arena(py::module_& m);
 void bind_dropout(py::module_& m);
 void bind_group_parts(py::module_& m);
 void bind_page_boxes(py::module_& m);

@@ -36,7 +36,11 @@ def build() -> Path:
     """Compile what is out of date and return the path of the module."""
     flags = [*FLAGS, f"-I{host_build.CSRC}", *host_build.python_flags()]
     bindings = sorted(BINDINGS.glob("*.cpp"))
-    headers = [*host_build.CSRC.glob("core/*.h"), *host_build.CSRC.glob("params/*.h")]
+    headers = [
+        *host_build.CSRC.glob("core/*.h"),
+        *host_build.CSRC.glob("params/*.h"),
+        host_build.CSRC / "host" / "counter_arena.h",
+    ]
 
     def make(target: Path) -> None:
         # As one source, because most of the time goes into reading pybind11: 7 seconds, not 35.

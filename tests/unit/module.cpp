@@ -3,6 +3,7 @@
 PYBIND11_MODULE(flash_core, m) {
   bind_block_info(m);
   bind_block_range(m);
+  bind_counter_arena(m);
   bind_dropout(m);
   bind_group_parts(m);
   bind_page_boxes(m);

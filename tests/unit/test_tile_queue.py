@@ -1,6 +1,5 @@
 """Blocks of a persistent grid work on each tile once, and leave the counter as they found it."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +27,7 @@ def run(queue, num_tiles: int, num_blocks: int, counter: Counter, order) -> list
             at[block] = queue.first(block=block, **how)
         else:
             done[block].append(at[block])
-            at[block] = queue.next(index=at[block], **how)
+            at[block] = queue.next(**how)
         if at[block] >= num_tiles:
             del at[block]
     return done
@@ -38,12 +37,13 @@ def run(queue, num_tiles: int, num_blocks: int, counter: Counter, order) -> list
 @given(
     st.integers(1, 200),
     st.integers(1, 20),
-    st.sampled_from([{"shared": False}, {"shared": True}, {"shared": True, "first_shared": True}]),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_each_tile_once(core, num_tiles, num_blocks, how, random):
+def test_each_tile_once(core, num_tiles, num_blocks, draws_first, random):
     num_blocks = min(num_blocks, num_tiles)
-    queue = core.TileQueue(num_tiles=num_tiles, **how)
+    draws = draws_first or num_tiles > num_blocks
+    queue = core.TileQueue(num_tiles=num_tiles, draws=draws, draws_first=draws_first)
     counter = Counter()
     for _launch in range(2):
         done = run(queue, num_tiles, num_blocks, counter, random.choice)
@@ -51,9 +51,9 @@ def test_each_tile_once(core, num_tiles, num_blocks, how, random):
         assert counter.value == 0
 
 
-def test_a_shared_queue_gives_more_to_who_is_faster(core):
+def test_faster_blocks_have_more_tiles(core):
     """Block 0 takes ten times as long for a tile as the others."""
-    queue = core.TileQueue(num_tiles=100, shared=True)
+    queue = core.TileQueue(num_tiles=100, draws=True)
     turns = iter([0, *[1, 2, 3] * 10] * 100)
     done = run(queue, 100, 4, Counter(), lambda left: next(t for t in turns if t in left))
     assert len(done[0]) < len(done[1]) // 5
@@ -61,13 +61,6 @@ def test_a_shared_queue_gives_more_to_who_is_faster(core):
 
 def test_who_has_not_begun_has_no_tile(core):
     """So that nobody waits in vain for a tile before its own."""
-    queue = core.TileQueue(num_tiles=20, shared=True, first_shared=True)
+    queue = core.TileQueue(num_tiles=20, draws=True, draws_first=True)
     done = run(queue, 20, 4, Counter(), max)  # one after the other, the last first
     assert done == [[], [], [], list(range(20))]
-
-
-@pytest.mark.parametrize("num_blocks", [1, 7])
-def test_without_a_counter_blocks_stride(core, num_blocks):
-    queue = core.TileQueue(num_tiles=20, shared=False)
-    done = run(queue, 20, num_blocks, Counter(), min)
-    assert done[0] == list(range(0, 20, num_blocks))

@@ -67,7 +67,7 @@ __device__ void find_work(DecodeParams const& p, PieceShare const& share,
 }
 
 template <class Config, bool kClusters, bool kWritesRows>
-__device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_range) {
+__device__ __forceinline__ void decode_piece(DecodeParams const& p) {
   PieceShare const share{kClusters ? p.split.cluster_log2 : 0};
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
     Output const output{p, work, cut ? work.piece.split : Output::kWhole};
     merge_and_store(output, smem.merge, warp, lane, acc);
     if (cut) {
-      merge_pieces(p, work, counter_range, smem.pieces);
+      merge_pieces(p, work, smem.pieces);
     }
   }
 }
@@ -109,14 +109,14 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p, int counter_
 // need takes time to get past, and registers.
 template <class Config, bool kClusters, bool kWritesRows>
 __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks<kClusters>)
-    decode_kernel(__grid_constant__ DecodeParams const p, int counter_range) {
+    decode_kernel(__grid_constant__ DecodeParams const p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   constexpr bool kRuns = !kClusters;
 #else
   constexpr bool kRuns = true;
 #endif
   if constexpr (kRuns) {
-    decode_piece<Config, kClusters, kWritesRows>(p, counter_range);
+    decode_piece<Config, kClusters, kWritesRows>(p);
     if (blockIdx.x == gridDim.x - 1) {
       wait_for_launch_before();  // for all that come later
     }

@@ -6,27 +6,21 @@
 
 #include "core/split_schedule.h"
 #include "core/wanted_clusters.h"
+#include "host/counters.h"
 #include "host/largest_cluster.h"
 #include "host/launch_kernel.h"
 #include "host/places.h"
-#include "host/tile_counter.h"
 #include "sm80/decode/kernel.h"
 
 namespace flash::sm80 {
 
-// A range of counters for the pieces of this launch. None is left, or none is large enough: -1, and
-// the workspace's are zero instead, which costs a memset.
-inline int counter_range(DecodeParams const& params, LaunchContext const& launch) {
-  if (params.split.max_splits == 1) {
-    return -1;
-  }
-  int64_t const pieces = num_pieces(params.split);
-  int const range = pieces <= kCounters ? tile_counter(launch.stream, kCounterRanges) : -1;
-  if (range < 0) {
-    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
-                     launch.name);
-  }
-  return range;
+constexpr int kPieceCounters = 1 << 16;
+__device__ static uint32_t piece_counters[kPieceCounters];
+
+// Of this file's kernels. `static`, as the array is.
+static inline Counters& counters() {
+  static Counters own(piece_counters);
+  return own;
 }
 
 template <class Config, bool kClusters>
@@ -39,14 +33,16 @@ int shared_memory(DecodeParams const& params, LaunchContext const& launch) {
 
 template <class Config, bool kClusters, bool kWritesRows>
 void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
-  int const counters = counter_range(params, launch);
-  // A memset between them is a launch before that nobody lets start early.
-  bool const early = params.beside && (counters >= 0 || !params.counters);
+  DecodeParams counted = params;
+  if (params.split.max_splits > 1) {
+    counted.counters = counters().of(Counting::Pieces, num_pieces(params.split), launch);
+  }
   launch_kernel<decode_kernel<Config, kClusters, kWritesRows>>(
       launch,
       {num_thread_blocks(params.split), Config::kThreads,
-       shared_memory<Config, kClusters>(params, launch), 1 << params.split.cluster_log2, early},
-      params, counters);
+       shared_memory<Config, kClusters>(params, launch), 1 << params.split.cluster_log2,
+       params.beside},
+      counted);
 }
 
 // No larger clusters than this device runs. Without any, a tile still is one block's.

@@ -10,12 +10,6 @@
 
 namespace flash::sm80 {
 
-// Counters of pieces that are done: zero when the library is loaded and, since each launch leaves
-// them so, before every launch. A range for each launch that may run at the same time.
-constexpr int kCounterRanges = 128;
-constexpr int kCounters = 1 << 13;
-__device__ static uint32_t piece_counters[kCounterRanges][kCounters];
-
 // atomicInc, and whoever counts later can read what this thread's block stored before: the barrier
 // before orders that before this thread's release, counting goes on where the others' did, and so
 // the last one's acquire sees all of them, which its barrier passes on. Fences on both sides would
@@ -169,13 +163,12 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   }
 }
 
-// After a piece has been stored in the workspace. range: of counters, or -1: the workspace's.
+// After a piece has been stored in the workspace.
 template <class Config>
-__device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& work, int range,
+__device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& work,
                              PieceMergeStorage<Config>& smem) {
   using Output = DecodeOutput<Config>;
   Piece const& piece = work.piece;
-  uint32_t* const counters = range >= 0 ? piece_counters[range] : p.counters;
   int const rows = work.tile.rows;
   for (MergeRounds rounds(piece.splits, piece.split, kMergedRows / rows); rounds.valid();
        rounds.next()) {
@@ -184,7 +177,7 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
       continue;  // already where it belongs
     }
     int64_t const counter = piece.first + int64_t(group.counter) * piece.step;
-    if (!last_to_arrive(counters + counter, group.count)) {
+    if (!last_to_arrive(p.counters + counter, group.count)) {
       return;
     }
     Output const output{p, work, rounds.last() ? Output::kWhole : group.first};

@@ -19,7 +19,6 @@ struct BackwardArgs {
   BwdParams params;
   TileGrid grid;
   TileQueue queue;
-  int counter;             // which one, if the queue is shared
   NearTanhHook near_tanh;  // of a softcap
 };
 

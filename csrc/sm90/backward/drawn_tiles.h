@@ -52,8 +52,8 @@ struct DrawnTiles {
 
  private:
   __device__ void draw() {
-    uint32_t const drawn = started ? draw_tile(args.queue, args.counter, index, blocks)
-                                   : draw_first_tile(args.queue, args.counter, block, blocks);
+    uint32_t const drawn =
+        started ? draw_tile(args.queue, blocks) : draw_first_tile(args.queue, block, blocks);
     index = __shfl_sync(0xffffffffu, drawn, 0);
     started = true;
   }

@@ -5,11 +5,10 @@
 
 #include "backward/grid.h"
 #include "host/key_relay.h"
-#include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/backward/args.h"
 #include "sm90/backward/query_tile.h"
-#include "sm90/tile_draw.h"
+#include "sm90/tile_counters.h"
 
 namespace flash::sm90 {
 
@@ -59,7 +58,6 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           params,
           grid,
           {},
-          -1,
           NearTanhHook({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
 }
 
@@ -109,17 +107,15 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   }
   check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
         max_grid_blocks, " are served");
-  // Who waits for turns waits for tiles before its own. Those are running if all tiles are drawn;
-  // without a counter, if blocks of one tile each are launched in the tiles' order.
+  // Who waits for turns waits for tiles before its own, which are running if all tiles are drawn.
   bool const in_turns = params.workspace.turns != nullptr;
   check(in_turns || !Config::kRelay, "a relay of key blocks without turns to wait for");
   int64_t const drawers = std::min<int64_t>(num_tiles, resident);
-  int const counter =
-      in_turns || num_tiles > drawers ? tile_counter(launch.stream, kTileCounters) : -1;
+  bool const draws = in_turns || num_tiles > drawers;
   BackwardArgs args = backward_args<Config>(params, grid);
-  args.queue = {static_cast<uint32_t>(num_tiles), counter >= 0, in_turns && counter >= 0};
-  args.counter = counter;
-  start(args, in_turns && counter < 0 ? num_tiles : drawers);
+  args.queue = {static_cast<uint32_t>(num_tiles),
+                draws ? counters().of(Counting::Tiles, 1, launch) : nullptr, in_turns};
+  start(args, drawers);
 }
 
 // Row blocks whose D a warp finds while the others visit one: what fits the best numbers of heads

@@ -35,7 +35,6 @@ struct ForwardArgs {
   FwdParams params;
   TileGrid grid;
   TileQueue queue;
-  int counter;  // which one, if the queue is shared
 };
 
 // Of a kernel for pages only: boxes with all columns, of box_keys keys of small pages, of each of

@@ -52,8 +52,7 @@ struct Describer {
   }
 
   __device__ void draw() {
-    index =
-        __shfl_sync(WarpLanes::kAll, draw_tile(args.queue, args.counter, index, smem.blocks), 0);
+    index = __shfl_sync(WarpLanes::kAll, draw_tile(args.queue, smem.blocks), 0);
   }
 
   // The first tile from the one drawn that is valid, or none.

@@ -10,10 +10,10 @@
 #include "host/launch_kernel.h"
 #include "host/places.h"
 #include "host/second_tile.h"
-#include "host/tile_counter.h"
 #include "host/tile_order.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
+#include "sm90/tile_counters.h"
 
 namespace flash::sm90 {
 
@@ -116,10 +116,8 @@ TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking
                                     {device.sm_count, kHopperSharers, kFewForwardTiles});
 }
 
-// Which one a launch draws from; -1: none is left.
-inline int queue_counter(FwdParams const& params, LaunchContext const& launch) {
-  int const number = tile_counter(launch.stream, kTileCounters);
-  return params.early && number >= 0 ? number + kTileCounters : number;
+inline uint32_t* tile_counter(FwdParams const& params, LaunchContext const& launch) {
+  return counters().of(params.early ? Counting::TilesOfEarlyLaunch : Counting::Tiles, 1, launch);
 }
 
 // With what a kernel for pages only has more.
@@ -151,7 +149,6 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
   // Beside decode fewer blocks may have all tiles.
   bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
-  int const counter = draws ? queue_counter(params, launch) : -1;
   auto const k = key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim);
   auto const v = key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v);
   int const box = box_keys<Config>(params);
@@ -164,8 +161,7 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       rows,
       params,
       grid,
-      {static_cast<uint32_t>(num_tiles), counter >= 0},
-      counter};
+      {static_cast<uint32_t>(num_tiles), draws ? tile_counter(params, launch) : nullptr}};
   bool const early = Config::kSplit && params.early;
   launch_kernel<forward_kernel<Config>>(
       launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},

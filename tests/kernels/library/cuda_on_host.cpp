@@ -3,8 +3,6 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <cstring>
-
 #include "host/device.h"
 
 namespace {
@@ -37,11 +35,6 @@ AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle* guard)
 }
 
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle) { return AOTI_TORCH_SUCCESS; }
-
-cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
-  std::memset(target, value, bytes);
-  return cudaSuccess;
-}
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = 0;

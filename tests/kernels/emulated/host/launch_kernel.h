@@ -1,5 +1,6 @@
 // Stands in for csrc/host/launch_kernel.h: the same kernels on the host, one cluster of blocks
-// after the other or several at the same time. The build puts instructions.h before everything else.
+// after the other or several at the same time. The build puts instructions.h before everything
+// else.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "host/error.h"
 #include "host/variant.h"
 #include "instructions.h"
+#include "launch_log.h"
 #include "scheduler.h"
 
 namespace flash {
@@ -118,6 +120,9 @@ void launch_kernel(LaunchContext const&, LaunchShape shape, Args const&... args)
   check(
       shape.cluster <= static_cast<int>(shared_memory.size()) && shape.blocks % shape.cluster == 0,
       "a GPU does not take ", shape.blocks, " blocks in clusters of ", shape.cluster);
+  if (shape.blocks == 0 || launch_log.takes(shape.early)) {
+    return;
+  }
   simt::late_stores.clear();  // of a launch that threw
   gridDim.x = static_cast<int>(shape.blocks);
   blockDim.x = shape.threads;

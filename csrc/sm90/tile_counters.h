@@ -1,0 +1,17 @@
+// The counters that thread blocks draw their tiles from.
+#pragma once
+
+#include "host/counters.h"
+
+namespace flash::sm90 {
+
+constexpr int kTileCounters = 1 << 14;
+__device__ static uint32_t tile_counters[kTileCounters];
+
+// Of this file's kernels: `static`, as the array is.
+static inline Counters& counters() {
+  static Counters own(tile_counters);
+  return own;
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,54 @@
+"""Which launches may come between those of a call: no other call's (host/stream_lock.h)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .launch_model import CALLS, Launch, last_rows, run
+
+SCHEDULES = 300
+
+calls = st.builds(
+    lambda call, tiles: call(tiles), st.sampled_from([*CALLS.values()]), st.integers(1, 12)
+)
+
+
+@settings(deadline=None)
+@given(st.lists(calls, min_size=1, max_size=4), st.integers(0, 2**32))
+def test_call_after_call(core, calls, seed):
+    """Whatever is early, and whichever blocks are fast."""
+    assert run(core, [*chain(*calls)], Random(seed)) == (True, True)
+
+
+def outcomes(core, launches: list[Launch]) -> set[tuple[bool, bool]]:
+    return {run(core, launches, Random(seed)) for seed in range(SCHEDULES)}
+
+
+@pytest.mark.parametrize("tiles", [(9, 9), (9, 6)])
+def test_calls_that_mix(core, tiles):
+    """What two threads on one stream did without a lock: the early launches draw from one counter
+    at the same time."""
+    a, b = (last_rows(n) for n in tiles)
+    assert outcomes(core, a + b) == {(True, True)}
+    mixed = outcomes(core, [*chain(*zip(a, b, strict=True))])
+    assert any(not right for right, _ in mixed)
+
+
+def test_with_other_numbers_of_tiles_a_counter_stays_wrong(core):
+    """For all calls that come later."""
+    a, b = last_rows(9), last_rows(6)
+    mixed = outcomes(core, [*chain(*zip(a, b, strict=True))])
+    assert any(not zero for _, zero in mixed)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_may_come_between(core, name):
+    """Calls of other libraries do: launches that neither draw nor are early."""
+    other = Launch(3, 3, lets_next=False)
+    a = CALLS[name](9)
+    assert outcomes(core, [*chain(*((launch, other) for launch in a))]) == {(True, True)}
