@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from flash_attn import (
     _autograd,
@@ -56,7 +57,7 @@ def resolved(
         longest_q = max_seqlen(longest_q, "max_seqlen_q", q.shape[0], exact)
         longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
         lengths = Lengths(lengths.cu_seqlens_q, lengths.cu_seqlens_k, longest_q, longest_k)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         # Of a number that comes out of a tensor nothing is known while tracing: what the checks ask
         # is asked when the program runs.
         torch._check(longest_q >= 0)
@@ -81,9 +82,9 @@ def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether to leave a first look at these tensors to the compiled library.
 
     It looks at all that it is given, and in Python the same takes 3 µs. Not where head dims differ
-    or are padded: it would see what they were padded to.
+    or are padded: it would see what they were padded to. Not while a compiler traces.
     """
-    if torch.compiler.is_compiling() or not _direct.is_loaded():
+    if not _direct.is_loaded():
         return False
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return False
@@ -121,7 +122,7 @@ def attend(
     packed: of which k and v, or all three, are slices.
     """
     keys = NO_KEYS if block_table is None else Keys(block_table)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _attend(q, k, v, options, lengths, keys, look=True)
     look = not library_looks(q, k, v)
     try:
@@ -159,7 +160,7 @@ def _attend(
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
-        if lengths is not None and not torch.compiler.is_compiling():
+        if lengths is not None and not is_compiling():
             _leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
     head_dim_v = None
     if look and _has_to_pad(q, v):
@@ -231,7 +232,7 @@ def backward(call: Backward) -> Tensor:
 
 
 def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
-    if not library_looks(q, cache.k_cache, cache.v_cache):
+    if is_compiling() or not library_looks(q, cache.k_cache, cache.v_cache):
         return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=True)
     try:
         return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=False)
@@ -251,7 +252,8 @@ def _kvcache(
     q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any, look: bool
 ):
     options = checks.flags(options)
-    rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
+    if rotary_interleaved is not True and rotary_interleaved is not False:
+        rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
     cache = _checks_kvcache.kvcache(q, cache, look)
     num_splits = checks.num_splits(num_splits)
     q, cache, options = _checks_kvcache.without_gradient(q, cache, options)
@@ -290,7 +292,7 @@ def _as_kernels_read(cache: Cache, q: Tensor) -> Cache:
 
 
 def _log(q: Tensor, k: Tensor, v: Tensor, options: Options, **rest) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return  # a print would break the graph
     from flash_attn.explain import trace  # flash_attn.explain itself is the function
 

@@ -82,9 +82,12 @@ def without_gradient(q: Tensor, cache: Cache, options: Options) -> tuple[Tensor,
                 "keeps no record: call flash_attn_with_kvcache under torch.no_grad()"
             )
     say_there_is_no_gradient()
-    detached = (x.detach() if isinstance(x, Tensor) else x for x in cache)
-    s_aux = None if options.s_aux is None else options.s_aux.detach()
-    return q.detach(), Cache(*detached), options._replace(s_aux=s_aux)
+    cache, s_aux = Cache(*map(_detached, cache)), _detached(options.s_aux)
+    return _detached(q), cache, options._replace(s_aux=s_aux)
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
 
 
 def say_there_is_no_gradient() -> None:
@@ -116,7 +119,8 @@ def _new_keys(q: Tensor, cache: Cache, capacity: int, look: bool) -> int:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
     _no_overlap(cache.k_cache, "k")
     _no_overlap(cache.v_cache, "v")
-    _two_memories(cache)
+    if cache.k_cache is cache.v_cache:
+        _one_memory(cache)
     if look:
         _new_tensors(q, cache)
     new = k.shape[1]
@@ -134,6 +138,8 @@ def _new_tensors(q: Tensor, cache: Cache) -> None:
         shape, head = x.shape, old.shape[2:]
         if shape[0] != batch or shape[2:] != head:
             raise _bad_shape(x, name, f"({batch}, seqlen_new, {head[0]}, {head[1]})")
+    if not traced and _same_memory(cache.k_cache, cache.v_cache):
+        _one_memory(cache)
     if k.shape[1] != v.shape[1]:
         raise _bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
 
@@ -148,21 +154,18 @@ def _no_overlap(cache: Tensor, name: str) -> None:
         )
 
 
-def _two_memories(cache: Cache) -> None:
+def _one_memory(cache: Cache) -> None:
     """Values would overwrite keys; fine where they are the same, which rotary makes them not."""
-    if _same_memory(cache.k_cache, cache.v_cache) and not (
-        _same_memory(cache.k, cache.v) and cache.rotary_cos is None
-    ):
+    if not _same_memory(cache.k, cache.v) or cache.rotary_cos is not None:
         raise ValueError(
             "v_cache: got the memory of k_cache; new keys and new values need memory of their own"
         )
 
 
 def _same_memory(x: Tensor, y: Tensor) -> bool:
-    if x is y:
-        return True
-    if torch.compiler.is_compiling() or not (type(x) in _WITH_MEMORY and type(y) in _WITH_MEMORY):
-        return False
+    """Of tensors that have one."""
+    if x is y or type(x) not in _WITH_MEMORY:
+        return x is y
     try:
         return x.data_ptr() == y.data_ptr() != 0
     except RuntimeError:  # wrapped by a transform of torch.func

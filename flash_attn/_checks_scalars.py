@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from flash_attn.call import Options
 
 LARGEST = torch.finfo(torch.float32).max  # in which kernels have scores
+_LEAST = -LARGEST
 _FLAGS = ("causal", "deterministic", "return_attn_probs", "batch_invariant", "return_lse",
           "return_softmax_lse")  # fmt: skip
 
@@ -107,7 +108,7 @@ def number(x: Any, name: str) -> None:
 def finite(x: Any, name: str) -> None:
     """A number that kernels can count with."""
     number(x, name)
-    if not -LARGEST <= x <= LARGEST:
+    if not _LEAST <= x <= LARGEST:
         raise ValueError(f"{name}: got {x}; a finite number (of float32) is needed")
 
 

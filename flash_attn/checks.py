@@ -52,20 +52,20 @@ def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
 
 def _rank(x: Tensor, name: str, layout: Layout) -> None:
     tensor(x, name)
-    _dense(x, name)
+    if x.layout is not _STRIDED or x.is_nested:
+        raise _not_dense(x, name)
     if x.dim() != layout.rank:
         raise _bad_shape(x, name, layout.text)
 
 
-def _dense(x: Tensor, name: str) -> None:
-    if x.is_nested:
-        raise ValueError(
-            f"{name}: got a nested tensor; a dense one is needed: flash_attn_varlen_func takes "
-            "sequences of different lengths, of a jagged tensor its values() and, as cu_seqlens, "
-            "its offsets().int()"
-        )
-    if x.layout is not _STRIDED:
-        raise ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
+def _not_dense(x: Tensor, name: str) -> ValueError:
+    if not x.is_nested:
+        return ValueError(f"{name}: got layout {x.layout}; a dense tensor is needed")
+    return ValueError(
+        f"{name}: got a nested tensor; a dense one is needed: flash_attn_varlen_func takes "
+        "sequences of different lengths, of a jagged tensor its values() and, as cu_seqlens, "
+        "its offsets().int()"
+    )
 
 
 def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
@@ -211,7 +211,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
 def packed(x: Tensor, name: str, n: int, rank: int) -> None:
     """A tensor (…, n, heads, head_dim) that holds q, k, v or k, v; rank counts all dimensions."""
     tensor(x, name)
-    _dense(x, name)
+    if x.layout is not _STRIDED or x.is_nested:
+        raise _not_dense(x, name)
     if x.dim() != rank or x.shape[-3] != n:
         leading = "batch, seqlen" if rank == 5 else "total"
         raise _bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
@@ -272,7 +273,7 @@ def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scori
 
     look: at integers, too, which the library refuses where they need more than 64 bits.
     """
-    dropout_p, scale, causal, window_size, softcap, slopes, _, _, s_aux, *_ = options
+    dropout_p, scale, causal, window_size, softcap, slopes, _, _, s_aux, _, _, _ = options
     if scale is None:
         scale = q.shape[-1] ** -0.5
     else:

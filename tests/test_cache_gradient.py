@@ -64,14 +64,20 @@ def test_nothing_is_said_without_gradients(device):
         flash_attn_with_kvcache(**asked)
 
 
-def test_compiled():
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_compiled(name):
+    torch.manual_seed(0)
+    plain = cache("cpu")
+    torch.manual_seed(0)
     asked = cache("cpu")
-    expected = flash_attn_with_kvcache(**asked)
-    asked["q"].requires_grad_()
+    asked[name].requires_grad_()
+    expected = flash_attn_with_kvcache(**plain)
     compiled = torch.compile(flash_attn_with_kvcache, backend="aot_eager", fullgraph=True)
     out = compiled(**asked)
     assert not out.requires_grad
     assert_bitwise("out", out, expected)
+    for written in ("k_cache", "v_cache"):
+        assert_bitwise(written, asked[written], plain[written])
 
 
 def test_one_memory_for_keys_that_are_values():

@@ -18,10 +18,10 @@ from flash_attn import backend, explain_call
 
 
 def cache_call() -> tuple[list, dict]:
-    q, k_cache, new = fake("cpu", (2, 3, 4, 32), (2, 64, 2, 32), (2, 3, 2, 32))
+    q, new, *caches = fake("cpu", (2, 3, 4, 32), (2, 3, 2, 32), (2, 64, 2, 32), (2, 64, 2, 32))
     (cos,) = fake("cpu", (64, 16), dtype=torch.float32)
     options = {"k": new, "v": new, "rotary_cos": cos, "rotary_sin": cos, "cache_seqlens": 5}
-    return [q, k_cache, k_cache], options
+    return [q, *caches], options
 
 
 def test_append_and_rotary():

@@ -14,6 +14,7 @@ from flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from flash_attn.modules.mha import FlashCrossAttention, FlashSelfAttention
 
 HALF = torch.bfloat16
 
@@ -121,3 +122,12 @@ def test_names_that_it_has_stay():
     """kv comes with a cu_seqlens and a longest sequence of its own."""
     with pytest.raises(ValueError, match=r"^cu_seqlens_q\[-1\] is 13"):
         packed_kv("cpu", (0, 4, 13))
+
+
+@pytest.mark.parametrize("packed", [(12, 3, 4, 32), (12, 4, 32)])
+def test_layers(packed):
+    x, ends = zeros("cpu", *packed), int32("cpu", 0, 12)
+    call = (FlashSelfAttention(), x) if x.dim() == 4 else (FlashCrossAttention(), x, x[:, :2, None])
+    layer, *tensors = call
+    with pytest.raises(ValueError, match=r"^max_seqlen: got None; cu_seqlens comes with"):
+        layer(*tensors, cu_seqlens=ends)

@@ -98,6 +98,8 @@ class FlashSelfAttention(_FlashAttention):
         options = self._options(causal)
         if cu_seqlens is None:
             return flash_attn_qkvpacked_func(qkv, **options)
+        if max_seqlen is None:
+            raise ValueError("max_seqlen: got None; cu_seqlens comes with the longest sequence")
         return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, **options)
 
 
@@ -125,6 +127,8 @@ class FlashCrossAttention(_FlashAttention):
         options = self._options(causal)
         if cu_seqlens is None:
             return flash_attn_kvpacked_func(q, kv, **options)
+        if max_seqlen is None:
+            raise ValueError("max_seqlen: got None; cu_seqlens comes with the longest sequence")
         return flash_attn_varlen_kvpacked_func(
             q,
             kv,
