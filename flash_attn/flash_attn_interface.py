@@ -104,7 +104,7 @@ def flash_attn_func(
         dropout_p: probability with which an attention weight is dropped, 0 to 1 - 2**-16, rounded
             to a multiple of 2**-16. What is kept is scaled by 1 / (1 - dropout_p). Drawn from
             torch's default generator of q's device.
-        softmax_scale: factor on q kᵀ; None is ``head_dim ** -0.5``.
+        softmax_scale: factor on q kᵀ, finite; None is ``head_dim ** -0.5``.
         causal: mask the keys after the query, as drawn above.
         window_size: (left, right), in keys: query i sees the keys from
             ``i + seqlen_k - seqlen_q - left`` to ``i + seqlen_k - seqlen_q + right``; a negative
@@ -439,7 +439,8 @@ def flash_attn_with_kvcache(
         cache_batch_idx: (batch,), int32: the row of the cache for each row of q; None is the
             identity. Not with block_table. If k is given, indices must differ, but for rows that
             are left out.
-        cache_leftpad: (batch,), int32: the position of the first key; None is 0.
+        cache_leftpad: (batch,), int32: the position of the first key, at most how many there are,
+            new ones included; None is 0.
         block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
             arXiv:2309.06180), any page_size; -1 is no page. A page that gets new keys belongs to
             one sequence.
