@@ -104,7 +104,7 @@ def backwards() -> list[Alone]:
 
 def step(lengths: list[int], heads: int, d: int, new: int = 0, **options) -> Alone:
     """Of a cache; new: rows that it appends, the same ones each time."""
-    b, size = len(lengths), max(lengths) + 8
+    b, size = len(lengths), max(lengths) + new
     k_cache, v_cache = randn(2, b, size, 2, d)
     q, used = randn(b, max(new, 1), heads, d), ints(lengths)
     brings = dict(zip("kv", randn(2, b, new, 2, d), strict=True)) if new else {}
