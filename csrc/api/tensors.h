@@ -56,8 +56,10 @@ float const* float_vector(Tensor const& t, char const* name, int64_t count, Tens
 // [b, s, h, d], or packed [total, h, d] with batch_stride 0
 template <class T>
 TensorView<T> view(Tensor const& t, void* ptr) {
-  // A dimension of size 1 may have any stride, also one that would misalign addresses.
-  auto const stride = [&](int dim) { return t.size(dim) == 1 ? 0 : t.stride(dim); };
+  // A dimension of size 1 may have any stride, also one that would misalign addresses; so may all
+  // of a tensor without elements.
+  bool const empty = t.numel() == 0;
+  auto const stride = [&](int dim) { return empty || t.size(dim) == 1 ? 0 : t.stride(dim); };
   bool const packed = t.dim() == 3;
   return {ptr, packed ? 0 : stride(0), stride(packed ? 0 : 1), stride(packed ? 1 : 2)};
 }

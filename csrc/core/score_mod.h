@@ -16,32 +16,19 @@ FLASH_HD float falling_logistic(float x_log2) { return reciprocal_fast(1.f + exp
 // tanh, within 5e-7: as good as exact beside 1, but all that there is of a tanh that small.
 FLASH_HD float tanh_absolute(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
 
-// tanh(x) / x in powers of x^2, minimax for |x| <= kWidest of those that are 1 at 0: under a cap so
-// large that it does nothing, scores are what they are. Error of tanh(x): 4e-7, and 1e-6 of it.
-struct SmallTanh {
-  static constexpr float kWidest = 0.75f;
-  static constexpr int kPowers = 5;
-
-  FLASH_HD static constexpr float power(int i) {
-    constexpr float powers[kPowers] = {1.f, -0.33328751f, 0.13259583f, -0.05003375f, 0.01289240f};
-    return powers[i];
-  }
-
-  FLASH_HD static float of(float x) {
-    float const square = x * x;
-    float sum = power(kPowers - 1);
-#pragma unroll
-    for (int i = kPowers - 2; i >= 0; --i) {
-      sum = sum * square + power(i);
-    }
-    return sum * x;
-  }
-};
-
-// tanh within 1e-6 of itself, in twice the instructions.
+// tanh within 3e-7 of itself, in twice the instructions.
 FLASH_HD float tanh_relative(float x) {
-  float const wide = tanh_absolute(x);
-  return fabsf(x) < SmallTanh::kWidest ? SmallTanh::of(x) : wide;
+  constexpr float kNear = 0.5f;
+  // tanh(x) / x in powers of x^2: minimax for |x| <= kNear of those that are 1 at 0
+  constexpr float powers[5] = {1.f, -0.33333144f, 0.13325879f, -0.05304549f, 0.01724149f};
+  float const square = x * x;
+  float sum = powers[4];
+#pragma unroll
+  for (int i = 3; i >= 0; --i) {
+    sum = sum * square + powers[i];
+  }
+  float const far = tanh_absolute(x);
+  return fabsf(x) < kNear ? sum * x : far;
 }
 
 // What softcap is to the kernels. Beyond these limits nothing changes but what is computed on the
@@ -102,7 +89,18 @@ struct ScoreMod {
   }
 };
 
-// The same cap where scores are well below it, as a polynomial without special functions, of which
+// The same as SmallCap has it: minimax for |x| <= kWidest, tanh within 4e-7.
+struct SmallTanh {
+  static constexpr float kWidest = 0.75f;
+  static constexpr int kPowers = 5;
+
+  FLASH_HD static constexpr float power(int i) {
+    constexpr float powers[kPowers] = {1.f, -0.33328751f, 0.13259583f, -0.05003375f, 0.01289240f};
+    return powers[i];
+  }
+};
+
+// A usual cap where scores are well below it, as a polynomial without special functions, of which
 // an SM evaluates an eighth of its multiplications.
 struct SmallCap {
   static constexpr int kPowers = SmallTanh::kPowers;
@@ -118,8 +116,8 @@ struct SmallCap {
       factor *= slope * slope;
     }
     // Nowhere if powers of the slope overflow.
-    bool const finite = fabsf(factor) < INFINITY;
-    limit = finite ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
+    bool const holds = fabsf(factor) < INFINITY && mod.has_usual_cap();
+    limit = holds ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
   }
 
   FLASH_HD float operator()(float product) const {

@@ -15,7 +15,7 @@ def test_softcap(core, softcap, scale, product):
     expected = softcap * math.tanh(scale * product / softcap)
     assert mod.has_usual_cap()
     assert mod.usual_cap(product) == pytest.approx(expected, abs=1e-6 * softcap)
-    assert mod.cap(product) == pytest.approx(expected, rel=2e-6, abs=1e-30)
+    assert mod.cap(product) == pytest.approx(expected, rel=5e-7, abs=1e-30)
     assert mod.scaled(product) == mod.cap(product)
 
 
@@ -28,19 +28,16 @@ def test_a_softcap_of_any_size(core, softcap, scale, product):
     """To rounding: scores far below a large cap keep all digits, and so differ as they did."""
     mod = core.ScoreMod(softcap=core.softcap_in_range(softcap), softmax_scale=scale)
     expected = softcap * math.tanh(scale * product / softcap)
-    assert mod.cap(product) == pytest.approx(expected, rel=2e-6)
-    small = core.SmallCap(mod)
-    if product <= small.limit:
-        assert small(product) == pytest.approx(expected, rel=2e-6)
+    assert mod.cap(product) == pytest.approx(expected, rel=5e-7)
 
 
 @pytest.mark.parametrize("softcap", [1e5, 1e7, 1e30])
 def test_a_cap_that_does_nothing(core, softcap):
     mod = core.ScoreMod(softcap=softcap, softmax_scale=0.125)
     assert not mod.has_usual_cap()
+    assert core.SmallCap(mod).limit < 0
     for product in (1.0, -3.0, 40.5):
         assert mod.cap(product) == pytest.approx(0.125 * product, rel=2e-7)
-        assert core.SmallCap(mod)(product) == pytest.approx(0.125 * product, rel=2e-7)
 
 
 def test_softcaps_that_arithmetic_would_overflow_for(core):
@@ -54,7 +51,7 @@ def test_softcaps_that_arithmetic_would_overflow_for(core):
 @given(st.floats(-20, 20, width=32))
 def test_tanh(core, x):
     assert core.tanh_absolute(x) == pytest.approx(math.tanh(x), abs=5e-7)
-    assert core.tanh_relative(x) == pytest.approx(math.tanh(x), rel=2e-6, abs=1e-30)
+    assert core.tanh_relative(x) == pytest.approx(math.tanh(x), rel=5e-7, abs=1e-30)
 
 
 def test_tanh_of_nan_and_infinity(core):

@@ -72,24 +72,22 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
   int const batch = paged ? p.pages.count : s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
   bool const ends = paged || s.cu_k || s.used_k;  // before the tensor does
   int64_t const rows = paged ? int64_t(p.pages.page_size.divisor) : s.cu_k ? s.total_k : s.seqlen_k;
-  // K and V without elements may have no address.
-  TensorMapRequest const request{view.ptr ? view.ptr : p.q.ptr,
-                                 columns,
-                                 rows,
-                                 p.heads_kv,
-                                 batch,
-                                 view.row_stride,
-                                 view.head_stride,
-                                 view.batch_stride,
-                                 Config::kPagesOnly ? kEight : box_keys<Config>(p),
-                                 kRun<kColumns>,
-                                 ends ? Boxes::EndWithRow : Boxes::EndWithTensor,
-                                 1};
-  check(!ends || !request.has_elements() || view.numbers_rows(batch, rows),
-        "batch entries of keys that end anywhere are ", view.batch_stride,
-        " elements apart, expected a multiple of a row's ", view.row_stride,
+  check(!ends || view.numbers_rows(batch, rows), "batch entries of keys that end anywhere are ",
+        view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride,
         ", and fewer than 2^31 rows from the first to the last");
-  return request;
+  // K and V without elements may have no address.
+  return {view.ptr ? view.ptr : p.q.ptr,
+          columns,
+          rows,
+          p.heads_kv,
+          batch,
+          view.row_stride,
+          view.head_stride,
+          view.batch_stride,
+          Config::kPagesOnly ? kEight : box_keys<Config>(p),
+          kRun<kColumns>,
+          ends ? Boxes::EndWithRow : Boxes::EndWithTensor,
+          1};
 }
 
 // Rows of a warpgroup: queries of one head, or of all heads of a KV head, whichever is less work.
