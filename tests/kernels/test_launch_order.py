@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,10 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
+# Allocations of a call: results, and memory between its launches.
+MEMORY = {"plain": 2, "in_parts": 3, "last_rows": 3, "beside": 3, "backward": 2, "decode": 3}
+
+
 @contextmanager
 def noted(kernels: ModuleType) -> Iterator[list]:
     """Launches are not made: (thread, early), in their order, when it ends."""
@@ -79,6 +84,26 @@ def test_launches_are_those_of_the_model(hopper, name):
     with noted(hopper) as log:
         calls()[name]()
     assert [early for _, early in log] == [x.early for x in launch_model.CALLS[name](9)]
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_all_memory_is_there_before_the_first_launch(hopper, name):
+    """Whichever allocation fails, nothing was launched: an early launch does not wait for readers
+    of memory that was given back after the launch before it."""
+    call, driver = calls()[name], ctypes.CDLL(library._path)
+    failed = 0
+    while True:
+        driver.allow_allocations(failed)
+        try:
+            with noted(hopper) as log:
+                call()
+            break
+        except torch.OutOfMemoryError:
+            assert log == []
+            failed += 1
+        finally:
+            driver.allow_allocations(-1)
+    assert failed >= MEMORY[name]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,13 +1,15 @@
 // What csrc asks of CUDA and of torch's CUDA part, answered for tensors in the host's memory. The
 // linker prefers these to libtorch's own.
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include "host/device.h"
 
 namespace {
 flash::DeviceInfo device{0, 80, 40 << 20, 166912, 4};
-}
+int allocations_left = -1;  // until one fails; none does if negative
+}  // namespace
 
 namespace flash {
 DeviceInfo const& current_device() { return device; }
@@ -20,6 +22,23 @@ __attribute__((visibility("default"))) void use_device(int sm, int smem_per_bloc
   device.sm = sm;
   device.smem_per_block = smem_per_block;
   device.sm_count = sm_count;
+}
+
+// How many allocations there is memory for; -1: for all.
+__attribute__((visibility("default"))) void allow_allocations(int count) {
+  allocations_left = count;
+}
+
+AOTITorchError aoti_torch_empty_strided(int64_t dims, int64_t const* sizes, int64_t const* strides,
+                                        int32_t dtype, int32_t device_type, int32_t device_index,
+                                        AtenTensorHandle* tensor) {
+  if (allocations_left == 0) {
+    return AOTI_TORCH_FAILURE;
+  }
+  allocations_left -= allocations_left > 0;
+  static auto const torchs = reinterpret_cast<decltype(&aoti_torch_empty_strided)>(
+      dlsym(RTLD_NEXT, "aoti_torch_empty_strided"));
+  return torchs(dims, sizes, strides, dtype, device_type, device_index, tensor);
 }
 
 int32_t aoti_torch_device_type_cuda() { return aoti_torch_device_type_cpu(); }
