@@ -15,6 +15,7 @@ import flash_attn
 from benchmarks import linear, report
 from benchmarks.compare import regressions
 from benchmarks.presets import NEEDS_GPU, PRESETS
+from benchmarks.regret import __main__ as regret
 from benchmarks.rows import Options, Row
 
 # Of a user: git ignores them. Those that the documents quote are written with --record.
@@ -139,6 +140,8 @@ def compare(args: argparse.Namespace, rows: list[Row]) -> int:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["regret"]:
+        return regret.main(sys.argv[2:])
     args = parse_arguments()
     machine = describe_machine(torch.device(args.device))
     title = ", ".join(f"{name} {value}" for name, value in machine.items())

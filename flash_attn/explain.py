@@ -7,69 +7,20 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_attn import _checks_kvcache, backend, checks
+from flash_attn._explanation import Explanation
 from flash_attn.call import Cache, Window, pick
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What a call would use.
-
-    operation: the op that would be called. call: the problem in one line. backend: "cpu", "cuda"
-    or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
-    variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
-    splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
-    follows from the lengths, on the GPU. split_rows: how many, if it is the last queries of each
-    sequence alone whose keys are cut. rejected: (name, why not) of the others. few_queries: of a
-    batch that two kernels share, each sequence by its own length, few_kernel serves those of up to
-    so many queries, and splits are its. slow: why the call takes longer than one that asks for a
-    little less.
-    """
-
-    operation: str
-    call: str
-    backend: str
-    why: str
-    kernel: str | None = None
-    tile: tuple[int, int] | None = None
-    splits: int = 1
-    rejected: tuple[tuple[str, str], ...] = ()
-    variant: dict[str, Any] = field(default_factory=dict)
-    few_queries: int = 0
-    few_kernel: str | None = None
-    slow: tuple[str, ...] = ()
-    split_rows: int = 0
-
-    def __str__(self) -> str:
-        rows = [
-            ("operation", self.operation),
-            ("call", self.call),
-            ("backend", self.backend),
-            ("kernel", self.kernel or "none: the call raises NotImplementedError"),
-        ]
-        if self.few_kernel is not None:
-            rows.append(("and", f"{self.few_kernel} for sequences of up to {self.few_queries}"))
-        if self.tile is not None:
-            rows.append(("tile", f"{self.tile[0]} rows x {self.tile[1]} keys"))
-        if self.backend == "cuda":
-            up_to = "up to " if self.splits > 1 and not self.split_rows else ""
-            of = f", of the last {self.split_rows} queries alone" if self.split_rows else ""
-            rows.append(("splits", f"{up_to}{self.splits}{of}"))
-        rows.append(("why", self.why))
-        rows += [("slow", reason) for reason in self.slow]
-        rows += [("not" if i == 0 else "", f"{n}: {w}") for i, (n, w) in enumerate(self.rejected)]
-        return "\n".join(f"{name:<10} {value}" for name, value in rows)
 
 
 @dataclass(frozen=True)
@@ -90,6 +41,7 @@ class _Problem:
     num_splits: int
     batch_invariant: bool
     softcap: float
+    deterministic: bool
     notes: tuple[str, ...] = ()  # of what the call does beside attention
 
     @property
@@ -214,6 +166,7 @@ def explain(
         num_splits=checks.num_splits(num_splits),
         batch_invariant=bool(batch_invariant),
         softcap=softcap,
+        deterministic=bool(deterministic),
         notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
     )  # fmt: skip
     if backward and (cached or block_table is not None):
@@ -373,7 +326,9 @@ def _ask_library(problem: _Problem) -> Explanation:
     few = _ask_about_decode(problem, request) if _may_decode(problem) else None
     answer = few
     if problem.backward:
-        answer = json.loads(backend.library.explain_backward(*request, problem.softcap))
+        answer = json.loads(
+            backend.library.explain_backward(*request, problem.softcap, *_size(problem))
+        )
     elif few is None or few["few_queries"] > 0:
         answer = json.loads(backend.library.explain_forward(*request, problem.page_size))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
@@ -397,12 +352,32 @@ def _ask_library(problem: _Problem) -> Explanation:
         problem.operation, str(problem), "cuda", why, variant["name"],
         (variant["block_m"], block_n), splits, tuple(rejected), variant,
         slow=_slow_on_gpu(problem, variant, major, padded), split_rows=split_rows,
+        **_planned(answer.get("plan")),
     )  # fmt: skip
     if answer is few or few is None:
         return explanation
     return replace(
         explanation, splits=few["splits"], few_queries=few["few_queries"],
         few_kernel=few["variant"]["name"],
+    )  # fmt: skip
+
+
+def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
+    """What an explanation says of a plan."""
+    if plan is None:
+        return {}
+    choices = sorted(((c["text"], c["us"]) for c in plan["choices"]), key=lambda c: c[1])
+    return {"plan": plan["text"], "microseconds": plan["us"], "choices": tuple(choices)}
+
+
+def _size(problem: _Problem) -> tuple:
+    """What a backward is planned by."""
+    device = torch.cuda.get_device_properties(problem.q.device)
+    total_q, total_k = (x.shape[0] if problem.packed else -1 for x in (problem.q, problem.k))
+    return (
+        device.multi_processor_count, device.L2_cache_size, problem.batch, problem.longest_q,
+        problem.capacity, total_q, total_k, problem.q.shape[-2], problem.k.shape[-2],
+        *_limits(problem), problem.deterministic,
     )  # fmt: skip
 
 

@@ -5,13 +5,10 @@
 #include "api/arguments.h"
 #include "api/direct.h"
 #include "api/rng.h"
+#include "host/backward_plan.h"
 #include "host/device.h"
-#include "host/group_parts.h"
-#include "host/key_columns.h"
-#include "host/key_relay.h"
 #include "host/select.h"
 #include "host/stream_lock.h"
-#include "host/tile_cut.h"
 #include "host/trace.h"
 #include "host/workspace.h"
 
@@ -112,10 +109,8 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
   p.softmax_d = rows(softmax_d, "softmax_d", q);
-  p.group = head_group(p, variant, device);
-  p.relay = key_relay(p, variant, device, deterministic);
-  p.columns = key_columns(p, variant, device, deterministic);
-  p.cut = cut_tiles(p, variant, device, deterministic);
+  plan::BackwardPlan const plan = plan_of(p, variant, device, deterministic);
+  follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
       parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),
@@ -128,7 +123,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                  {},
                  {}};
   place_parts(p, variant, parts.data<float>());
-  trace_launch(p, variant);
+  trace_launch(p, variant, plan);
   StreamLock const lock(current_stream(q));
   variant.launch.backward(p, {device, lock.stream(), variant.name});
   return softmax_d;

@@ -7,13 +7,18 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "api/direct.h"
 #include "core/score_mod.h"
+#include "host/backward_plan.h"
 #include "host/decode_plan.h"
 #include "host/error.h"
+#include "host/force.h"
 #include "host/key_splits.h"
 #include "host/last_rows.h"
+#include "host/machine.h"
+#include "host/plan_text.h"
 #include "host/second_tile.h"
 #include "host/select.h"
 #include "host/trace.h"
@@ -70,7 +75,8 @@ int smem_per_block(int sm) {
   return sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
 }
 
-PyObject* selection_json(Selection const& selection, int splits, int few_queries = 0) {
+PyObject* selection_json(Selection const& selection, int splits, int few_queries = 0,
+                         std::string const& plan = "null") {
   std::string rejected;
   for (Rejection const& r : selection.rejected) {
     rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,
@@ -78,19 +84,55 @@ PyObject* selection_json(Selection const& selection, int splits, int few_queries
   }
   return string(concat("{\"variant\": ", selection.variant ? row_json(*selection.variant) : "null",
                        ", \"splits\": ", splits, ", \"few_queries\": ", few_queries,
-                       ", \"rejected\": [", rejected, "]}"));
+                       ", \"plan\": ", plan, ", \"rejected\": [", rejected, "]}"));
+}
+
+// What a plan counts, of a call described in numbers.
+plan::Problem problem_of(int batch, int seqlen_q, int seqlen_k, long long total_q,
+                         long long total_k) {
+  plan::Problem p{};
+  p.batch = batch;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.packed_q = total_q >= 0;
+  p.packed_k = total_k >= 0;
+  p.total_q = p.packed_q ? total_q : int64_t(batch) * seqlen_q;
+  p.total_k = p.packed_k ? total_k : int64_t(batch) * seqlen_k;
+  return p;
 }
 
 PyObject* explain_backward(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
+  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, batch = 0, seqlen_q = 0, seqlen_k = 0,
+      heads_q = 0, heads_kv = 0, left = 0, right = 0, deterministic = 0;
+  long long total_q = 0, total_k = 0, l2_bytes = 0;
   double softcap = 0;
   char const* dtype = nullptr;
-  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &softcap)) {
+  DeviceInfo device{};
+  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &softcap, &device.sm_count,
+             &l2_bytes, &batch, &seqlen_q, &seqlen_k, &total_q, &total_k, &heads_q, &heads_kv,
+             &left, &right, &deterministic)) {
     return nullptr;
   }
-  return selection_json(explain({Direction::Bwd, dtype, head_dim, head_dim_v, full_scores != 0, sm,
-                                 smem_per_block(sm), PageLayout::Any, softcap_in_range(softcap)}),
-                        1);
+  Selection const selection =
+      explain({Direction::Bwd, dtype, head_dim, head_dim_v, full_scores != 0, sm,
+               smem_per_block(sm), PageLayout::Any, softcap_in_range(softcap)});
+  std::string plan = "null";
+  if (selection.variant) {
+    device.sm = sm;
+    device.l2_bytes = l2_bytes;
+    device.smem_per_block = smem_per_block(sm);
+    plan::Problem p = problem_of(batch, seqlen_q, seqlen_k, total_q, total_k);
+    p.heads_q = heads_q;
+    p.heads_kv = heads_kv;
+    p.head_dim = head_dim;
+    p.head_dim_v = head_dim_v;
+    p.mask = {left, right};
+    p.hooks = std::string_view(selection.variant->scores) != "plain";
+    p.deterministic = deterministic;
+    p.wants_dq = p.wants_dk = p.wants_dv = true;
+    plan = to_json(p, machine_of(device), backward_kernel(*selection.variant, device));
+  }
+  return selection_json(selection, 1, 0, plan);
 }
 
 PyObject* explain_forward(PyObject*, PyObject* args) {
@@ -194,6 +236,24 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   return nullptr;
 }
 
+PyObject* force_choice(PyObject*, PyObject* args) {
+  int choice = -1;
+  if (!parse(args, &choice)) {
+    return nullptr;
+  }
+  forced_choice = choice;
+  Py_RETURN_NONE;
+}
+
+PyObject* record_plans(PyObject*, PyObject* args) {
+  int on = 0;
+  if (!parse(args, &on)) {
+    return nullptr;
+  }
+  records_plans = on != 0;
+  return string(std::exchange(recorded_plan, {}));
+}
+
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
 
 PyObject* trace_listener_ = nullptr;  // kept for ever, and called by any thread
@@ -225,7 +285,10 @@ PyMethodDef methods[] = {
      "(sm, dtype, head_dim, head_dim_v, full_scores, page_size) -> JSON: the variant and why not "
      "the others. page_size: of keys in pages, else 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores) -> JSON as of explain_forward."},
+     "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, batch, seqlen_q, "
+     "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON as of "
+     "explain_forward, with the plan: its choices, what each is predicted to take, which is "
+     "chosen. total_q, total_k: of what is packed, else -1."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
      "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows, left, right) "
@@ -242,6 +305,10 @@ PyMethodDef methods[] = {
      "keys are cut into, and if that is so for the last queries of each sequence alone, how many; "
      "else 0. total_q, total_k: of what is packed, else -1. few_queries: as of "
      "explain_decode, else 0."},
+    {"force_choice", force_choice, METH_VARARGS,
+     "(index): of each call's choices, this one runs, for measuring; -1: the planned one."},
+    {"record_plans", record_plans, METH_VARARGS,
+     "(on) -> JSON of the last call's plan since it was asked for last, or nothing."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -14,13 +14,20 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
+// kHz, two transfers a clock, and bits.
+float memory_rate(int device) {
+  float const clock = float(attribute(cudaDevAttrMemoryClockRate, device));
+  return clock * 1e-3f * 2 * float(attribute(cudaDevAttrGlobalMemoryBusWidth, device)) / 8;
+}
+
 DeviceInfo query(int device) {
   return {device,
           10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
               attribute(cudaDevAttrComputeCapabilityMinor, device),
           attribute(cudaDevAttrL2CacheSize, device),
           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          attribute(cudaDevAttrMultiProcessorCount, device)};
+          attribute(cudaDevAttrMultiProcessorCount, device),
+          memory_rate(device)};
 }
 
 }  // namespace

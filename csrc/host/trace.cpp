@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "host/error.h"
+#include "host/plan_text.h"
 #include "host/second_tile.h"
 
 namespace flash {
@@ -19,24 +20,10 @@ std::string describe(Params const& p) {
                 p.mask.left, "/", p.mask.right);
 }
 
-std::string describe(HeadGroup const& group) {
-  return group.parts > 1 ? concat(", heads of a group in ", group.parts, " parts") : std::string();
-}
-
-std::string describe(CutTiles const& cut) {
-  return cut.used() ? concat(", rows in ", cut.parts, " parts") : std::string();
-}
-
 std::string describe(LastRows const& last) {
   return last.rows > 0 ? concat(", keys of the last ", last.rows, " rows in ", last.parts, " parts")
                        : std::string();
 }
-
-std::string describe(KeyColumns const& columns) {
-  return columns.used() ? ", keys one block after the other" : "";
-}
-
-std::string describe(KeyRelay const& relay) { return relay.used ? ", sums of dq handed on" : ""; }
 
 // block_n: keys of the row's tile that serves it.
 std::string line(std::string const& problem, Variant const& variant, int block_n) {
@@ -55,11 +42,12 @@ void trace_launch(FwdParams const& params, Variant const& variant, LastRows cons
   }
 }
 
-void trace_launch(BwdParams const& params, Variant const& variant) {
+void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan) {
   if (TraceListener const tell = listener_) {
-    tell(line(describe(params) + describe(params.group) + describe(params.columns) +
-                  describe(params.relay) + describe(params.cut),
-              variant, variant.block_n));
+    std::string const text =
+        concat(describe(params), ", ", describe(plan.choice, params.group.heads), ", ",
+               static_cast<int>(plan.us + 0.5), " us predicted");
+    tell(line(text, variant, variant.block_n));
   }
 }
 

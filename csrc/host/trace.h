@@ -5,6 +5,7 @@
 
 #include "core/last_rows.h"
 #include "host/variant.h"
+#include "plan/backward.h"
 
 namespace flash {
 
@@ -16,6 +17,6 @@ void trace_to(TraceListener listener);
 // The listener may wait for Python's interpreter: hold nothing that a thread which has the
 // interpreter may wait for.
 void trace_launch(FwdParams const& params, Variant const& variant, LastRows const& last = {});
-void trace_launch(BwdParams const& params, Variant const& variant);
+void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan);
 
 }  // namespace flash

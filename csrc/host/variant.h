@@ -19,6 +19,7 @@ struct DeviceInfo {
   int64_t l2_bytes;
   int smem_per_block;
   int sm_count;
+  float memory_rate = 0;  // bytes in a µs, by the datasheet; 0: unknown
 };
 
 // Where a launch goes, and whose it is, for messages.

@@ -52,6 +52,7 @@ struct BwdParams {
   int heads_q;
   int heads_kv;
   HeadGroup group;
+  int together;  // heads, or parts of their groups, whose tiles run side by side
   KeyColumns columns;
   KeyRelay relay;  // not with columns or cut tiles
   CutTiles cut;    // only where groups are whole, and of a dense call

@@ -7,8 +7,9 @@ namespace flash {
 // there are no zeros before the main kernel and no pass behind it.
 struct KeyRelay {
   bool used;
-  bool in_order;     // those between the first and the last, too: the call is deterministic
-  bool finds_delta;  // the main kernel finds D = rowsum(dO * O), but for the first heads
+  bool in_order;         // those between the first and the last, too: the call is deterministic
+  bool finds_delta;      // the main kernel finds D = rowsum(dO * O), but for the first heads
+  int heads_before = 0;  // of all batch entries, whose D a pass finds before
 };
 
 // Head dims whose relays have room in shared memory to find D, beside all that they compute with.

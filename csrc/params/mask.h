@@ -7,6 +7,8 @@ namespace flash {
 struct Mask {
   int left;
   int right;
+
+  bool operator==(Mask const&) const = default;
 };
 
 }  // namespace flash

@@ -11,18 +11,15 @@
 #include <vector>
 
 #include "banks.h"
+#include "host/backward_plan.h"
 #include "host/decode_plan.h"
-#include "host/group_parts.h"
 #include "host/head_packing.h"
-#include "host/key_columns.h"
-#include "host/key_relay.h"
 #include "host/key_splits.h"
 #include "host/largest_cluster.h"
 #include "host/last_rows.h"
 #include "host/launch_kernel.h"
 #include "host/second_tile.h"
 #include "host/select.h"
-#include "host/tile_cut.h"
 #include "host/workspace.h"
 #include "launch_log.h"
 #include "probabilities/launch.h"
@@ -183,11 +180,13 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   int const group = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
   p.group = flash::HeadGroup::in_parts(group, number<int>(call, "part_heads", group));
   if (number<bool>(call, "columns")) {
-    p.columns = flash::in_columns(p, variant, launch.device);
+    p.columns = flash::kv_persistent(p, variant, launch.device);
     p.columns.places = launch.device.sm_count;  // several, of pairs as well
   }
   bool const deterministic = number<bool>(call, "deterministic");
-  p.relay = {number<bool>(call, "relay"), deterministic, number<bool>(call, "finds_delta")};
+  p.together = number<int>(call, "together", 3);
+  p.relay = {number<bool>(call, "relay"), deterministic, number<bool>(call, "finds_delta"),
+             flash::heads_found_before(p, variant)};
   if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
@@ -276,44 +275,29 @@ py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v,
   return py::make_tuple(selection.variant ? selection.variant->name : "", rejected);
 }
 
-// Into how many parts a backward on a Hopper GPU of so many multiprocessors cuts its groups.
-int group_parts(std::string const& name, py::dict const& call, int sm_count) {
+// What a backward on a Hopper GPU is planned to be, and µs.
+py::dict plan_backward(std::string const& name, py::dict const& call, int sm_count, int l2_mib) {
   flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
-  return flash::head_group(params<flash::BwdParams>(call), find(name), device).parts;
-}
-
-// Into how many parts it cuts the rows of its tiles.
-int row_parts(std::string const& name, py::dict const& call, int sm_count, bool deterministic) {
-  flash::DeviceInfo device = sm90;
-  device.sm_count = sm_count;
-  flash::Variant const& variant = find(name);
+  device.l2_bytes = int64_t(l2_mib) << 20;
   auto p = params<flash::BwdParams>(call);
-  p.group = flash::head_group(p, variant, device);
-  return flash::cut_tiles(p, variant, device, deterministic).parts;
-}
-
-// Whether it takes a sequence's keys one block after the other.
-bool takes_columns(std::string const& name, py::dict const& call, int sm_count) {
-  flash::DeviceInfo device = sm90;
-  device.sm_count = sm_count;
-  device.l2_bytes = 60 << 20;  // an H200's
-  auto p = params<flash::BwdParams>(call);
-  p.dq = view<void>(call, "dq");
-  flash::Variant const& variant = find(name);
-  p.group = flash::head_group(p, variant, device);
-  return flash::key_columns(p, variant, device, number<bool>(call, "deterministic")).used();
-}
-
-// Whether its key blocks hand sums of dQ on.
-bool runs_relay(std::string const& name, py::dict const& call, int sm_count) {
-  flash::DeviceInfo device = sm90;
-  device.sm_count = sm_count;
-  auto p = params<flash::BwdParams>(call);
-  p.dq = view<void>(call, "dq");
-  flash::Variant const& variant = find(name);
-  p.group = flash::head_group(p, variant, device);
-  return flash::key_relay(p, variant, device, number<bool>(call, "deterministic")).used;
+  static float something = 0;  // of gradients it counts whether they are wanted
+  p.dq.ptr = &something;
+  if (call.contains("dq")) {
+    p.dq = view<void>(call, "dq");
+  }
+  p.dk.ptr = p.dv.ptr = &something;
+  flash::plan::BackwardPlan const plan =
+      flash::plan_of(p, find(name), device, number<bool>(call, "deterministic"));
+  constexpr char const* schedules[] = {"tiles", "kv_persistent", "ordered_dq"};
+  py::dict result;
+  result["schedule"] = schedules[static_cast<int>(plan.choice.schedule)];
+  result["heads"] = plan.choice.heads;
+  result["row_parts"] = plan.choice.row_parts;
+  result["together"] = plan.choice.together;
+  result["us"] = plan.us;
+  result["second_us"] = plan.second_us;
+  return result;
 }
 
 bool packs_heads(py::dict const& call, int block_m, int packed) {
@@ -474,12 +458,8 @@ PYBIND11_MODULE(flash_kernels, m) {
         return flash::page_layout(forward_params(call)) == flash::PageLayout::Boxes;
       },
       py::arg("call"));
-  m.def("group_parts", &group_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"));
-  m.def("row_parts", &row_parts, py::arg("name"), py::arg("call"), py::arg("sm_count"),
-        py::arg("deterministic") = false);
-  m.def("heads_before", &flash::heads_before, py::arg("heads"), py::arg("first"), py::arg("found"));
-  m.def("runs_relay", &runs_relay, py::arg("name"), py::arg("call"), py::arg("sm_count"));
-  m.def("takes_columns", &takes_columns, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("plan_backward", &plan_backward, py::arg("name"), py::arg("call"),
+        py::arg("sm_count") = 132, py::arg("l2_mib") = 60);
   m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
   m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
   m.def("last_rows", &last_rows, py::arg("name"), py::arg("call"), py::arg("sm_count"));

@@ -80,15 +80,6 @@ def test_finds_delta_of_short_tiles(kernels, row, shape):
     check(kernels, row, sized(row, **shape), relay=True, finds_delta=True)
 
 
-def test_heads_whose_delta_is_found_before(kernels):
-    """Those that tiles come to first, or as many as the warp would be late with."""
-    assert kernels.heads_before(heads=1024, first=88, found=0.75) == 256
-    assert kernels.heads_before(heads=1024, first=300, found=0.75) == 300
-    assert kernels.heads_before(heads=1024, first=44, found=1.25) == 44
-    assert kernels.heads_before(heads=12, first=44, found=1.25) == 12
-    assert kernels.heads_before(heads=12, first=1, found=0.0) == 12
-
-
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("shape", SHORT, ids=str)
@@ -139,61 +130,3 @@ def test_sums_in_the_order_of_turns(kernels, row, mask):
         results = run(relay=True, last_block_first=last_block_first)
         for name, a, b in zip(NAMES, results, in_turns, strict=True):
             assert_bitwise(name, a, b)
-
-
-def runs(
-    kernels, head_dim: int = 64, arch="sm90", scores="plain", deterministic=False, heads_kv=None,
-    wanted=True, **shape,
-) -> bool:  # fmt: skip
-    """Whether the host has one on an H200, for 16k tokens of 2,048 numbers by default."""
-    length, heads = shape.get("seqlen_k", 512), 2048 // head_dim
-    lengths = dict(batch=16384 // length, seqlen_q=length, seqlen_k=length)
-    call = calls.problem(
-        heads_q=heads, heads_kv=heads_kv or heads, dq=(16 * wanted, 0, 0, 0), **lengths | shape
-    )
-    call |= {"deterministic": deterministic}
-    return kernels.runs_relay(f"bwd_{arch}_bf16_d{head_dim}_{scores}", call, sm_count=132)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_where_the_host_has_a_relay(kernels, deterministic):
-    takes = partial(runs, kernels, deterministic=deterministic)
-    for head_dim in (64, 96, 128, 192, 256):
-        assert takes(head_dim)
-        assert takes(head_dim, seqlen_k=1024, right=0)
-        assert takes(head_dim, seqlen_k=8192, left=1151, right=0)
-    for head_dim in (64, 96, 128, 192):
-        assert takes(head_dim, seqlen_k=1536)
-        assert takes(head_dim, seqlen_k=2048, right=0)
-        assert takes(head_dim, seqlen_k=8192, left=1535, right=0)
-    for head_dim in (64, 96, 192):
-        assert takes(head_dim, seqlen_k=2048)
-        assert takes(head_dim, seqlen_k=3072, right=0)
-        assert takes(head_dim, seqlen_k=8192, left=2047, right=0)
-
-
-def test_where_turns_have_a_relay(kernels):
-    takes = partial(runs, kernels, 256)
-    for shape in (dict(seqlen_k=2048), dict(seqlen_k=8192, right=0)):
-        assert takes(**shape, deterministic=True)
-        assert not takes(**shape)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_where_the_host_has_none(kernels, deterministic):
-    takes = partial(runs, kernels, deterministic=deterministic)
-    assert not takes(seqlen_k=128)  # one block of keys: nothing to add up
-    for head_dim in (64, 96, 128, 192):
-        assert not takes(head_dim, seqlen_k=4096, right=0)
-        assert not takes(head_dim, seqlen_k=8192, left=2175, right=0)
-    assert not takes(128, seqlen_k=2048)
-    assert not takes(128, seqlen_k=3072, right=0)
-    assert not takes(128, seqlen_k=8192, left=2047, right=0)
-    assert not takes(256, seqlen_k=4096)
-    assert deterministic or not takes(256, seqlen_k=8192, left=1279, right=0)
-    assert not takes(batch=1)  # all key blocks at a time: each would wait for the others
-    assert not takes(heads_kv=8)  # those with few rows would wait at each head
-    assert not takes(batch=64, total_q=16384, total_k=16384, cu_q=16, cu_k=16)
-    assert not takes(arch="sm80")
-    assert not takes(scores="full")
-    assert not takes(wanted=False)

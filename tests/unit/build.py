@@ -39,17 +39,20 @@ def build() -> Path:
     headers = [
         *host_build.CSRC.glob("core/*.h"),
         *host_build.CSRC.glob("params/*.h"),
+        *host_build.CSRC.glob("plan/**/*.h"),
         host_build.CSRC / "host" / "counter_arena.h",
     ]
+    plans = sorted(host_build.CSRC.glob("plan/*.cpp"))
 
     def make(target: Path) -> None:
         # As one source, because most of the time goes into reading pybind11: 7 seconds, not 35.
         together = OUT / f"{MODULE}.cpp"
         together.write_text("".join(f'#include "{source}"\n' for source in bindings))
-        host_build.run([host_build.compiler(), *flags, "-shared", str(together), "-o", str(target)])
+        sources = [str(source) for source in (together, *plans)]
+        host_build.run([host_build.compiler(), *flags, "-shared", *sources, "-o", str(target)])
 
     return host_build.build_once(
-        OUT, MODULE, flags, [*bindings, *headers, *BINDINGS.glob("*.h")], make
+        OUT, MODULE, flags, [*bindings, *headers, *plans, *BINDINGS.glob("*.h")], make
     )
 
 

@@ -5,10 +5,12 @@ PYBIND11_MODULE(flash_core, m) {
   bind_block_range(m);
   bind_counter_arena(m);
   bind_dropout(m);
-  bind_group_parts(m);
   bind_page_boxes(m);
   bind_paging(m);
   bind_philox(m);
+  bind_plan_decode(m);
+  bind_plan_backward(m);
+  bind_plan_forward(m);
   bind_rotary(m);
   bind_scheduler(m);
   bind_score_mod(m);

@@ -28,8 +28,7 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;
   constexpr QueryTile kTile = query_tile<Config>();
   launch_preprocess<Element>(params, kTile, launch);
-  int const places = launch.device.sm_count;
-  TileGrid const grid = backward_grid<Config>(params, launch.device, {places}, places);
+  TileGrid const grid = backward_grid(params, Config::kBlockN);
   launch_kernel<backward_kernel<Config>>(
       launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
   launch_passes_behind<Element>(params, kTile, launch);

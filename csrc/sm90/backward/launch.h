@@ -35,10 +35,10 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
     }
     launch_tiles<Config>(params, launch, places);
   };
-  launch_before<Config>(params, launch, places);
+  launch_before<Config>(params, launch);
   main();
   launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
-  finish_cut_tiles<Config>(params, launch, places);
+  finish_cut_tiles<Config>(params, launch);
 }
 
 }  // namespace flash::sm90

@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "backward/grid.h"
-#include "host/key_relay.h"
-#include "host/tile_order.h"
 #include "sm90/backward/args.h"
 #include "sm90/backward/query_tile.h"
 #include "sm90/tile_counters.h"
@@ -67,28 +65,13 @@ inline int64_t num_columns(BwdParams const& p) {
   return int64_t(s.cu_k ? PackedRows::count(s.batch) : s.batch) * p.heads_kv * p.group.parts;
 }
 
-// In a deterministic call, columns whose tiles run side by side: as many as leave each enough tiles
-// at a time that share what they read. These queue for their turns, but nobody who computes waits.
-inline int turn_columns(int resident) { return resident / kSharers; }
-
+// Behind the main kernel: dK and dV of cut tiles.
 template <class Config>
-constexpr WaitingTiles kWaiting = Config::kAdders == 1      ? kWaitingTiles
-                                  : Config::kHeadDim <= 192 ? kWaitingPairs
-                                                            : kWaitingWidePairs;
-
-template <class Config>
-TileGrid drawn_grid(BwdParams const& params, DeviceInfo const& device, int resident) {
-  TileTakers const takers{resident, kHopperSharers, kFewBackwardTiles, kWaiting<Config>};
-  return backward_grid<Config>(params, device, takers, turn_columns(resident));
-}
-
-// Behind a kernel that as many take tiles of: dK and dV of cut ones.
-template <class Config>
-void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
+void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch) {
   if constexpr (Config::kCutsTiles) {
     if (params.cut.used()) {
       launch_cut_tiles<typename Config::Element>(
-          params, {drawn_grid<Config>(params, launch.device, resident), Config::kBlockN}, launch);
+          params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
     }
   }
 }
@@ -98,7 +81,7 @@ void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch, int 
 template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
-  TileGrid const grid = drawn_grid<Config>(params, launch.device, resident);
+  TileGrid const grid = backward_grid(params, Config::kBlockN);
   CutTiles const& cut = params.cut;
   int64_t const num_tiles =
       Config::kColumns ? num_columns(params) : grid.num_tiles() - cut.count + cut.slots();
@@ -118,22 +101,12 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   start(args, drawers);
 }
 
-// Row blocks whose D a warp finds while the others visit one: what fits the best numbers of heads
-// found before, of 512 and 1k keys on an H200.
+// What comes before the main kernel.
 template <class Config>
-constexpr double kFoundInVisit = Config::kAdders > 1      ? 0.4
-                                 : Config::kHeadDim == 96 ? 0.3
-                                                          : 0.17;
-
-// What comes before a kernel of thread blocks, or pairs of them, that so many are resident of.
-template <class Config>
-void launch_before(BwdParams const& params, LaunchContext const& launch, int resident) {
+void launch_before(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;
   if (params.relay.finds_delta) {
-    double const in_time = kFoundInVisit<Config> * blocks_that_see(params, Config::kBlockN);
-    int const first = drawn_grid<Config>(params, launch.device, resident).dense.order.group;
-    int const heads = heads_before(params.heads_q * params.seqlens.batch, first, in_time);
-    launch_begin_relay<Element>(params, query_tile<Config>(), heads, launch);
+    launch_begin_relay<Element>(params, query_tile<Config>(), params.relay.heads_before, launch);
   } else {
     launch_preprocess<Element>(params, query_tile<Config>(), launch);
   }

@@ -37,10 +37,10 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
     }
     launch_pairs<Config>(params, launch, pairs);
   };
-  launch_before<Config>(params, launch, pairs);
+  launch_before<Config>(params, launch);
   main();
   launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
-  finish_cut_tiles<Config>(params, launch, pairs);
+  finish_cut_tiles<Config>(params, launch);
 }
 
 }  // namespace flash::sm90

@@ -1,0 +1,303 @@
+#include "plan/decode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "params/common.h"
+#include "params/seqlens.h"
+
+namespace flash::plan {
+namespace {
+
+// Of a cache's capacity, what sequences are expected to use on average, beside the longest, which
+// uses all.
+constexpr double kMeanUse = 0.2;
+// For each thread block of a cluster, whose others wait for it, µs.
+constexpr double kClusterBlock = 0.06;
+// A round of merging, and in it each row of a thread, of up to 16 parts, µs.
+constexpr double kMergeRound = 2.0, kMergeRow = 0.48;
+// To find a piece among 32 sequences, µs: their lengths come from memory.
+constexpr double kSearch = 1.3;
+// What is simpler wins if it takes no longer than this much more.
+constexpr double kWorthIt = 0.99;
+
+constexpr int kMostClusterLog2 = 4;
+// Units of a cluster's thread block: of more, they wait for the last one longer than merging takes.
+constexpr int kMostUnits = 64;
+constexpr int kMinUnits = 2;
+constexpr int kManyBlocks = 4;  // times what the GPU holds: where lengths differ much
+
+double divide_up(double n, double d) { return std::ceil(n / d); }
+
+// What the decode kernel has to do, all in all and on average. A column is a tile of each KV head:
+// of a sequence, or of one of its row blocks.
+struct Work {
+  double columns;       // whole
+  double tiles;         // of a column
+  double rows;          // of a tile
+  double mean;          // units of keys of a tile
+  double longest;       // the same of the longest sequence
+  double memory;        // µs that the keys take to come from memory
+  double memory_apart;  // the same if heads are not read side by side
+  double search;        // µs: of thread blocks for their pieces, from lengths that the device knows
+  bool alike;           // all sequences are as long as the longest
+  double sm_step;       // µs that a multiprocessor takes for a unit's bytes
+  KernelTimes times;
+
+  double units() const { return columns * tiles * mean; }
+};
+
+// Thread blocks that have a piece of the keys each.
+struct Pieces {
+  double count;
+  double longest;  // units
+  double splits;   // of the longest tile
+  double per_sm;   // that run at a time
+  bool cluster = false;
+};
+
+KernelTimes times_of(Machine const& m, DecodeKernel const& kernel) {
+  auto const of_row = std::ranges::find_if(m.decode, [&](DecodeTimes const& t) {
+    return t.head_dim == kernel.head_dim && t.head_dim_v == kernel.head_dim_v;
+  });
+  return of_row->pieces;
+}
+
+// Of a tile's keys, those that any of its rows sees.
+double visible(Problem const& p, double keys) {
+  return p.mask.left < 0 ? keys : std::min(keys, double(p.mask.left) + p.seqlen_q);
+}
+
+// Bytes that come for each byte of a row of one head, whose neighbours share lines with it, if they
+// are not read at the same time.
+double bytes_of_lines(Problem const& p) {
+  constexpr int kLine = 128;
+  int const row = p.head_dim + p.head_dim_v;  // bytes, of K and V on average
+  return p.heads_kv > 1 ? double(row + kLine - std::gcd(row, kLine)) / row : 1;
+}
+
+Work work_of(Problem const& p, Machine const& m, DecodeKernel const& kernel) {
+  double const rows = (p.packed_q ? p.mean_q() : p.seqlen_q) * p.group();
+  double const blocks = std::max(divide_up(rows, kernel.block_m), 1.);
+  double const mean = visible(p, p.mean_k()), longest = visible(p, p.seqlen_k);
+  double const bytes = 2. * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * mean;
+  Work w{};
+  w.times = times_of(m, kernel);
+  w.columns = p.packed_q ? p.batch * blocks : p.batch;
+  w.tiles = p.packed_q ? p.heads_kv : p.heads_kv * blocks;
+  w.rows = std::min<double>(rows, kernel.block_m);
+  w.mean = std::max(divide_up(mean, kernel.unit), 1.);
+  w.longest = std::max(divide_up(longest, kernel.unit), 1.);
+  w.memory = bytes / m.reads;
+  w.memory_apart = bytes_of_lines(p) * w.memory;
+  w.sm_step = 2. * kernel.unit * (p.head_dim + p.head_dim_v) / m.sm_reads;
+  bool const known = !p.packed_q && (p.batch == 1 || !(p.used_k || p.packed_k));
+  w.search = known ? 0 : kSearch * divide_up(p.batch, 32);
+  w.alike = w.mean == w.longest;
+  return w;
+}
+
+// As core/split_schedule.h will find them.
+Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
+  double const tiles = w.columns * w.tiles;
+  double const per_sm = kernel.blocks_per_sm;
+  if (s.cluster_log2 > 0) {
+    double const blocks = 1 << s.cluster_log2;
+    // As many as its registers allow; of the largest clusters, few have room side by side.
+    double const fit = s.cluster_log2 < kMostClusterLog2 ? 2 : 1;
+    return {tiles * blocks, divide_up(w.longest, blocks), 1, std::min(fit, per_sm), true};
+  }
+  if (s.max_splits == 1) {
+    return {tiles, w.longest, 1, per_sm};
+  }
+  if (w.alike) {
+    double const splits = std::clamp<double>(std::floor(s.columns / w.columns), 1, s.max_splits);
+    return {tiles * splits, divide_up(w.mean, splits), splits, per_sm};
+  }
+  // The last piece of a sequence is half as long as others, on average.
+  double const whole = std::max(s.columns - w.columns / 2, 1.);
+  double const units = std::max<double>(w.columns * w.mean / whole, s.min_units);
+  double const longest = std::min(std::max(units, w.longest / s.max_splits), w.longest);
+  double const columns = w.columns * w.mean / longest + w.columns / 2;
+  return {std::max(columns, w.columns) * w.tiles, longest, w.longest / longest, per_sm};
+}
+
+// Both at a time, where neither hides the other quite.
+double overlapped(double a, double b) {
+  double const x = a * a, y = b * b;
+  return std::sqrt(std::sqrt(x * x + y * y));
+}
+
+// What all pieces take: in rounds, if they are more than run at a time.
+double attend_us(Work const& w, Machine const& m, Pieces const& p) {
+  double const places = m.sm_count * p.per_sm, step = w.times.step;
+  double const memory = p.cluster ? w.memory_apart : w.memory;
+  auto const round = [&](double blocks, double share, double crowd) {
+    double const each = w.units() / blocks * std::max(crowd * w.sm_step, step);
+    return share * overlapped(each, memory);
+  };
+  double const running = std::min(p.count, places);
+  double us = 0;
+  if (p.count <= places) {
+    us = round(p.count, 1, divide_up(p.count, m.sm_count));
+  } else if (w.alike || p.cluster) {
+    // Those of the last round crowd on the multiprocessors that are done first.
+    double const full = std::floor(p.count / places) * places, rest = p.count - full;
+    us = round(places, full / p.count, p.per_sm);
+    us += rest > 0 ? round(rest, rest / p.count, p.per_sm) : 0;
+  } else {
+    us = round(places, 1, p.per_sm);
+  }
+  us += (p.count / running - 1) * w.times.begin;
+  // The longest goes on when the others are done.
+  return us + std::max(p.longest - w.units() / running, 0.) * step;
+}
+
+double merge_us(Work const& w, DecodeKernel const& kernel, double splits) {
+  double const parts = std::floor(kernel.merged_rows / w.rows);
+  double rounds = 1;
+  for (double merged = parts; merged < splits; merged *= parts) {
+    ++rounds;
+  }
+  double const row_us = kMergeRow * (1 + splits / 16);
+  return rounds * kMergeRound + divide_up(w.rows, kernel.rows_at_once) * row_us;
+}
+
+double predict(Work const& w, Machine const& m, DecodeKernel const& kernel, KeySplit const& s,
+               Pieces const& pieces) {
+  double us = w.times.begin + attend_us(w, m, pieces);
+  us += s.cluster_log2 > 0 ? kClusterBlock * (1 << s.cluster_log2) : 0;
+  us += pieces.splits > 1 ? merge_us(w, kernel, pieces.splits) : 0;
+  us += s.max_splits > 1 ? w.search : 0;
+  return us;
+}
+
+// The best so far of those that were considered, the simpler ones first.
+struct Choice {
+  KeySplit split;
+  double us = std::numeric_limits<double>::infinity();
+
+  void consider(KeySplit const& other, double other_us) {
+    if (other_us < kWorthIt * us) {
+      split = other;
+      us = other_us;
+    }
+  }
+};
+
+// Into so many columns, in pieces that are worth their merging.
+KeySplit cut(Problem const& p, Work const& w, DecodeKernel const& kernel, int64_t columns) {
+  int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
+  KeySplit s{};
+  s.min_units = kMinUnits;
+  s.columns = static_cast<int>(columns);
+  s.extra = static_cast<int>(columns - int64_t(w.columns));
+  s.max_splits = static_cast<int>(std::max<int64_t>((units + kMinUnits - 1) / kMinUnits, 1));
+  return s;
+}
+
+// As the caller says: into so many pieces, or as many as there are keys for.
+KeySplit cut_as_told(Problem const& p, DecodeKernel const& kernel) {
+  constexpr int kAny = std::numeric_limits<int>::max();
+  int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
+  KeySplit s{};
+  s.columns = s.extra = kAny;
+  s.max_splits = static_cast<int>(std::clamp<int64_t>(units, 1, p.num_splits));
+  return s;
+}
+
+// alone: the GPU has nothing else to do.
+Choice best_split(Problem const& p, Machine const& m, DecodeKernel const& kernel, bool alone) {
+  Work const w = work_of(p, m, kernel);
+  Choice best;
+  auto const consider = [&](KeySplit const& s) {
+    best.consider(s, predict(w, m, kernel, s, pieces_of(w, s, kernel)));
+  };
+  if (p.num_splits > 1 && !p.batch_invariant) {
+    consider(cut_as_told(p, kernel));
+    return best;
+  }
+  consider({});
+  if (p.num_splits == 1 || p.batch_invariant) {
+    return best;
+  }
+  auto const filling = [&](int blocks) { return int64_t(double(m.sm_count) * blocks / w.tiles); };
+  int const most = kernel.blocks_per_sm;
+  for (int blocks : {1, 2, most, kManyBlocks * most}) {
+    if (filling(blocks) > w.columns) {
+      consider(cut(p, w, kernel, filling(blocks)));
+    }
+  }
+  for (int log2 = 1; kernel.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
+    if (w.longest <= kMostUnits << log2) {
+      consider({.cluster_log2 = log2});
+    }
+  }
+  return best;
+}
+
+// The most queries of a sequence, as far as the host can know.
+int64_t longest_q(Problem const& p) {
+  return p.packed_q ? std::min<int64_t>(p.seqlen_q, p.total_q) : p.seqlen_q;
+}
+
+// Beside sequences of many queries, those of few: of one, which are the most likely.
+Problem few_of(Problem p) {
+  double const long_ones = double(p.total_q - p.batch) / std::max(p.seqlen_q - 1, 1);
+  p.batch = std::clamp(static_cast<int>(p.batch - long_ones), 1, p.batch);
+  p.total_q = p.batch;
+  p.seqlen_q = 1;
+  return p;
+}
+
+// Whether the forward kernel should not have what the decode kernel can have: it would need a copy
+// of the keys, or take pages without Hopper's loads; or a sequence's bits would depend on others.
+bool must_decode(Problem const& p, Machine const& m) {
+  bool const cache = p.cached || p.page_size > 0;
+  return p.odd_rows || p.keys == KeyLayout::Pages || (cache && m.sm != 90) ||
+         (cache && (p.num_splits > 1 || p.batch_invariant));
+}
+
+}  // namespace
+
+Problem expected(Problem const& p) {
+  Problem q = p;
+  if (p.batch > 0 && (p.used_k || p.page_size > 0)) {
+    double const use = kMeanUse + (1 - kMeanUse) / p.batch, capacity = std::max(p.seqlen_k, 1);
+    // Of those that a window lets see, more sequences have all.
+    double const most = visible(p, capacity), mean = most * (1 - (1 - use) * most / capacity);
+    q.total_k = std::min(p.total_k, static_cast<int64_t>(mean * p.batch));
+  }
+  return q;
+}
+
+double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                 KeySplit const& split) {
+  Work const w = work_of(expected(p), m, kernel);
+  return predict(w, m, kernel, split, pieces_of(w, split, kernel));
+}
+
+DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                       double forward_us) {
+  DecodePlan const none{0, {}, forward_us};
+  int64_t const rows = longest_q(p) * p.group();
+  if (rows == 0 || p.batch == 0 || p.dropout || (p.batch_invariant && p.page_size == 0)) {
+    return none;
+  }
+  if (rows > kMostDecodeRows) {
+    bool const mixed = p.packed_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
+    int const few_q = kMostDecodeRows / p.group();
+    if (!mixed || few_q == 0) {
+      return none;
+    }
+    Choice const best = best_split(expected(few_of(p)), m, kernel, /*alone=*/false);
+    return {few_q, best.split, best.us};
+  }
+  Choice const best = best_split(expected(p), m, kernel, /*alone=*/true);
+  bool const decodes = must_decode(p, m) || kWorthIt * best.us <= forward_us;
+  return decodes ? DecodePlan{kAllQueries, best.split, best.us} : none;
+}
+
+}  // namespace flash::plan

@@ -1,0 +1,54 @@
+// How a call with few query rows against long keys is served: by the decode kernel or the forward,
+// and how the decode kernel's tiles are cut along the keys.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/machine.h"
+#include "plan/problem.h"
+
+namespace flash::plan {
+
+// The decode kernel of a call: its row of the table, and what follows from it and the GPU.
+struct DecodeKernel {
+  int head_dim;
+  int head_dim_v;
+  int block_m;        // rows of a tile: queries times the heads of a KV head
+  int unit;           // keys that a thread block takes at a step: block_n * warps
+  int rows_at_once;   // of a tile that a thread block merges side by side
+  int merged_rows;    // rows of parts that it merges in one round
+  int blocks_per_sm;  // by shared memory and registers
+  bool clusters;      // there is a kernel whose tiles are shared by clusters of thread blocks
+};
+
+// How the tiles of a batch are cut along the keys: what SplitSchedule (params/split.h) is told.
+struct KeySplit {
+  int columns = 0;       // pieces of all sequences, for each tile, as many as are wanted
+  int extra = 0;         // columns beside one for each row block, at most
+  int max_splits = 1;    // pieces of a tile; 1: whole
+  int min_units = 1;     // of a piece
+  int cluster_log2 = 0;  // of the thread blocks that share a whole tile
+};
+
+struct DecodePlan {
+  int few_q;       // sequences of up to so many queries are the decode kernel's; 0: none
+  KeySplit split;  // of those
+  double us;       // predicted: of the decode kernel, or if it has nothing, of the forward
+};
+
+// Rows of a sequence, all heads of a KV head, that the decode kernel is worth a thought for.
+constexpr int kMostDecodeRows = 64;
+
+// The same problem with the lengths to expect where only the device knows them. What is compared
+// is predicted for these.
+Problem expected(Problem const& p);
+
+// Predicted: of the decode kernel alone, if it has all sequences.
+double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                 KeySplit const& split);
+
+// forward_us: predicted for expected(p) if the forward kernel has all; infinite if it cannot.
+DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                       double forward_us);
+
+}  // namespace flash::plan

@@ -1,0 +1,437 @@
+#include "plan/forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <numeric>
+
+#include "core/tile_scheduler.h"
+#include "core/work_tile.h"
+
+namespace flash::plan {
+namespace {
+
+constexpr int kWarpgroupRows = 64;
+
+// Of a launch's time, what the first one takes until it computes, and one that starts early, behind
+// the one before.
+constexpr double kFirstLaunch = 0.36;
+constexpr double kEarlyLaunch = 0.46;
+// Until a kernel's code and its first keys have come from memory, for each key of a tile, µs.
+constexpr double kCode = 0.02;
+// Until a row's numbers have come from L2, µs.
+constexpr double kMergeWait = 0.82;
+// Time of the steps at a limit of the mask, beside those that see all keys.
+constexpr double kMasked = 0.17;
+// Of a step's time, what it takes for one warpgroup, however few have rows.
+constexpr double kAlone = 0.27;
+// How far lengths that nobody knows are spread between their mean and the longest.
+constexpr double kSpread = 0.44;
+// Of the last tiles' time, what multiprocessors idle for at the end where tiles differ.
+constexpr double kTail = 0.32;
+// Of an average tile, how long before all others the first multiprocessor has nothing more to do.
+constexpr double kEarly = 0.64;
+// Of the shorter one of computing and reading, what the longer one does not hide if both are equal.
+constexpr double kUnhidden = 0.09;
+// Of a batch's tiles, what comes before those of its longest sequence.
+constexpr double kAnywhere = 0.86;
+// Of what L2 keeps, what keys have beside Q and O.
+constexpr double kKeyShare = 0.84;
+// How much of a group's time its first tiles take, which read its keys.
+constexpr double kBurst = 0.30;
+
+// Row blocks of a call, all of one shape.
+struct RowBlocks {
+  double of_column;   // of a head of a sequence, on average
+  double of_longest;  // of the longest sequence
+  double columns;     // heads of all sequences
+  int heads;          // of a sequence
+  double steps;       // of one, on average
+  double longest;
+  double masked;  // steps with mask code, on average
+  double filled;  // warpgroups that have rows, of all, on average
+  double filled_longest;
+};
+
+struct Rows {
+  int of_warpgroup;  // queries
+  int warpgroups;
+  int heads;
+
+  int queries() const { return of_warpgroup * warpgroups; }
+  // Of a row block with so many queries.
+  double filled(double rows) const {
+    return std::clamp(std::ceil(rows / of_warpgroup) / warpgroups, 0., 1.);
+  }
+};
+
+Rows rows_of(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
+  if (tile == ForwardTile::First || tile == ForwardTile::Second) {
+    return {kWarpgroupRows, kernel.block_m / kWarpgroupRows, p.heads_q};
+  }
+  return {kWarpgroupRows / p.group(), kernel.block_m / kWarpgroupRows, p.heads_kv};
+}
+
+// The mean of x, limited to 0 and `most`, from one x to another.
+double mean_limited(double from, double to, double most) {
+  auto const area = [&](double x) {
+    double const inside = std::clamp(x, 0., most);
+    return inside * inside / 2 + most * (x > most ? x - most : 0);
+  };
+  return to > from ? (area(to) - area(from)) / (to - from) : std::clamp(from, 0., most);
+}
+
+// Steps of a row block, on average and at most, of a sequence with q rows and k keys. partial: of a
+// tile at an end of what is seen, what is not.
+struct Seen {
+  double steps;
+  double longest;
+  double masked;
+};
+
+Seen seen(Problem const& p, int rows, int block_n, double q, double k, double partial) {
+  double const of_block = std::min<double>(rows, q), last = q - of_block;  // row of the last block
+  double const end = k - q + p.mask.right + of_block, begin = k - q - p.mask.left;
+  bool const left = p.limits_left(), right = p.limits_right();
+  double const span = (right ? mean_limited(end, end + last, k) : k) -
+                      (left ? mean_limited(begin, begin + last, k) : 0);
+  double const most = left && right ? std::min(k, p.mask.left + p.mask.right + of_block)
+                      : right       ? std::clamp(end + last, 0., k)
+                                    : k - (left ? std::clamp(begin, 0., k) : 0);
+  double const steps = std::max(span, 0.) / block_n + partial * (1 + left);
+  double const masked = 0.5 * (1 + left + (left + right) * of_block / block_n);
+  return {steps, std::max(most / block_n + partial, steps), std::min(masked, steps)};
+}
+
+// Where only the device knows the lengths, as an average, whose row blocks belong to longer
+// sequences than the average sequence, and end anywhere in a tile of keys.
+RowBlocks row_blocks(Problem const& p, Rows const& rows, int block_n) {
+  int const queries = rows.queries();
+  bool const rows_known = p.total_q == int64_t(p.batch) * p.seqlen_q, known = p.alike();
+  double const most = num_m_blocks(p.seqlen_q, queries), mean_q = p.mean_q();
+  double const blocks =
+      rows_known || most <= 1 ? std::max(most, 1.) : std::max(mean_q / queries + 0.5, 1.);
+  double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
+  double const spread = p.packed_q ? kSpread : 0;
+  double const k = p.mean_k() + spread * (longest_k - p.mean_k());
+  double const q = std::min(mean_q + spread * (p.seqlen_q - mean_q), known ? mean_q : k);
+  double const partial = !known     ? 0.5
+                         : p.full() ? std::ceil(k / block_n) - k / block_n
+                                    : 0.5 - 0.5 * std::gcd(queries, block_n) / block_n;
+  Seen const s = seen(p, queries, block_n, q, k, partial);
+  double const longest =
+      known ? s.longest
+            : seen(p, queries, block_n, std::min<double>(p.seqlen_q, longest_k), longest_k, partial)
+                  .longest;
+  double const half = (rows.warpgroups + 1.) / (2 * rows.warpgroups);
+  double const last = rows_known  ? rows.filled(mean_q - (blocks - 1) * queries)
+                      : most <= 1 ? rows.filled(mean_q)
+                                  : half;
+  return {blocks,
+          std::max(most, blocks),
+          double(p.batch) * rows.heads,
+          rows.heads,
+          s.steps,
+          std::max(s.steps, longest),
+          s.masked,
+          (blocks - 1 + last) / blocks,
+          most > 1 ? 1 : rows.filled(p.seqlen_q)};
+}
+
+int block_n_of(ForwardKernel const& kernel, ForwardTile tile) {
+  return tile == ForwardTile::Second ? kernel.second_block_n : kernel.block_n;
+}
+
+// Kernels that were not measured take what their products take; they differ by the order of their
+// tiles alone.
+KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile tile) {
+  auto const of_row = std::ranges::find_if(m.forward, [&](ForwardTimes const& t) {
+    return t.head_dim == kernel.head_dim && t.head_dim_v == kernel.head_dim_v;
+  });
+  if (kernel.sm != 90 || !kernel.plain || of_row == m.forward.end()) {
+    double const flops =
+        2. * kernel.block_m * kernel.block_n * (kernel.head_dim + kernel.head_dim_v);
+    float const step = static_cast<float>(flops * kernel.blocks_per_sm / m.mma_flops);
+    return {step, step};
+  }
+  switch (tile) {
+    case ForwardTile::First:
+      return of_row->first;
+    case ForwardTile::Second:
+      return of_row->second;
+    case ForwardTile::Packed:
+      return of_row->packed;
+    default:
+      return of_row->split;
+  }
+}
+
+// Of tiles that take different times, as they do under a mask, the longest of each group of columns
+// come first.
+struct Compute {
+  double us;
+  double first_share;  // of it, while a group's first tiles run, and read its keys
+};
+
+Compute compute(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
+                int side_by_side, double places) {
+  double const masked = kMasked * blocks.masked / std::max(blocks.steps, 1e-3);
+  double const step = times.step * (1 + masked);
+  auto const of = [&](double steps, double filled) {
+    return times.begin + steps * step * (kAlone + (1 - kAlone) * filled);
+  };
+  double const mean = of(blocks.steps, blocks.filled);
+  double const longest = std::max(of(blocks.longest, blocks.filled_longest), mean);
+  double const waves = blocks.columns * blocks.of_column / places;
+  double const columns = p.packed_q ? blocks.heads : blocks.columns;
+  double const width = std::min<double>(side_by_side, columns);
+  // The longest tile of all begins with the last group of columns; where lengths of keys alone
+  // differ, with any column.
+  bool const any = p.used_k && !p.packed_q;
+  double const last_width = any ? 1 : columns - (std::ceil(columns / width) - 1) * width;
+  double const last_waves = last_width * blocks.of_longest / places;
+  // 1: the shortest takes next to nothing, 0: all take the same.
+  double const unequal = std::clamp(2 * (longest - mean) / longest, 0., 1.);
+  double const shortest = std::max(2 * mean - longest, 0.);
+  double const late =
+      shortest + (longest - shortest) * std::min(1., 1 / std::max(last_waves, 1e-9)) / 2;
+  double const idle =
+      (1 - unequal) * (std::ceil(waves - 1e-9) - waves) * mean + unequal * kTail * late;
+  double const anywhere = p.alike() ? 1 : kAnywhere;
+  double const before_longest = anywhere * std::max(waves - last_waves - kEarly, 0.) * mean;
+  // A group reads its keys while the first of its waves runs, or the first tiles of its columns.
+  double const group = std::min(width / places, 1.) * blocks.of_column;
+  return {std::max(waves * mean + idle, before_longest + longest),
+          1 / (1 + kBurst * std::max(group - 1, 0.))};
+}
+
+// What comes from memory, µs.
+struct Traffic {
+  double keys;   // K and V once
+  double again;  // that L2 no longer has
+  double rows;   // Q and O
+};
+
+Traffic traffic(Problem const& p, Machine const& m, RowBlocks const& blocks, int block_n,
+                ForwardChoice const& choice, double places) {
+  constexpr double kElement = 2;
+  double const row = kElement * (p.head_dim + p.head_dim_v);
+  double const sharing = double(blocks.heads) / p.heads_kv / choice.splits;
+  // Of the KV heads that are at work at a time.
+  double const heads =
+      std::clamp(std::max<double>(choice.side_by_side, places / blocks.of_column) / sharing, 1.,
+                 std::max(blocks.columns / sharing, 1.));
+  double const span = std::min(blocks.steps * block_n, p.mean_k());
+  double const in_use = p.limits_left() ? span : p.mean_k() / choice.splits;
+  double const full = heads * in_use * row / (kKeyShare * double(m.l2_share) * double(m.l2_bytes));
+  double const square = full * full, miss = square * square / (1 + square * square);
+  double const tiles = blocks.columns * blocks.of_column;
+  double const neighbours = std::min<double>(choice.side_by_side, sharing);
+  double const together = std::clamp(places / heads, neighbours, blocks.of_column * sharing);
+  double const seen = p.limits_left() ? std::min(p.mean_k(), p.mean_q() + p.mask.left) : p.mean_k();
+  double const once = seen * p.batch * p.heads_kv;
+  double const again = std::max(tiles * span / together - once, 0.);
+  return {once * row / m.memory, miss * again * row / m.memory,
+          double(p.total_q) * p.heads_q * row / m.memory};
+}
+
+// A few rows' splits are asked for at once, others' four at a time, behind their LSE.
+double merge_us(Problem const& p, Machine const& m, int splits) {
+  constexpr int kRowsAtOnce = 512, kSplitsAtOnce = 16, kTogether = 4;
+  double const rows = double(p.total_q) * p.heads_q, bytes = rows * (p.head_dim_v + 1) * 4.;
+  bool const at_once = rows <= kRowsAtOnce && splits <= kSplitsAtOnce;
+  double const waits = at_once ? 1 : 1 + std::ceil(double(splits) / kTogether);
+  return kEarlyLaunch * m.launch + waits * kMergeWait + 2 * splits * bytes / (m.memory * m.l2_gain);
+}
+
+// Both at a time.
+double overlapped(double a, double b) {
+  double const longer = std::max(a, b), shorter = std::min(a, b);
+  return longer > 0 ? longer + kUnhidden * shorter * shorter / longer : 0;
+}
+
+double predicted(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+                 RowBlocks const& whole, ForwardChoice const& choice) {
+  int const block_n = block_n_of(kernel, choice.tile);
+  KernelTimes const times = times_of(m, kernel, choice.tile);
+  double const places = double(m.sm_count) * kernel.blocks_per_sm;
+  RowBlocks blocks = whole;
+  if (choice.splits > 1) {
+    blocks.columns *= choice.splits;
+    blocks.heads *= choice.splits;
+    blocks.steps /= choice.splits;
+    blocks.longest = std::ceil(blocks.longest / choice.splits);
+    blocks.masked /= choice.splits;
+  }
+  Compute const work = compute(p, blocks, times, choice.side_by_side, places);
+  Traffic const bytes = traffic(p, m, blocks, block_n, choice, places);
+  double const first = work.first_share, rest = 1 - first;
+  double const us = overlapped(work.us * first, bytes.keys + bytes.rows * first) +
+                    overlapped(work.us * rest, bytes.again + bytes.rows * rest);
+  return kFirstLaunch * m.launch + kCode * block_n + us +
+         (choice.splits > 1 ? merge_us(p, m, choice.splits) : 0);
+}
+
+int64_t workspace_of(Problem const& p, ForwardChoice const& choice) {
+  int64_t const rows = p.total_q * p.heads_q;
+  return choice.splits == 1 ? 0
+                            : choice.splits * rows * (p.head_dim_v + 1) * int64_t(sizeof(float));
+}
+
+// Looks for the candidate that takes the least time.
+class Planner {
+ public:
+  Planner(Problem const& p, Machine const& m, ForwardKernel const& kernel, bool beside)
+      : p_(p),
+        m_(m),
+        kernel_(kernel),
+        beside_(beside),
+        places_(double(m.sm_count) * kernel.blocks_per_sm) {}
+
+  ForwardPlan plan() {
+    choose_tile();
+    choose_order();
+    choose_splits();
+    return best_;
+  }
+
+ private:
+  // What is simpler wins if it takes no longer than this much more.
+  static constexpr double kSimpler = 0.99;
+
+  bool take(RowBlocks const& blocks, ForwardChoice const& choice) {
+    double const us = predicted(p_, m_, kernel_, blocks, choice);
+    bool const better = us < kSimpler * best_.us;
+    if (better) {
+      best_ = {choice, us, workspace_of(p_, choice)};
+    }
+    return better;
+  }
+
+  // In an order that does for each.
+  void choose_tile() {
+    // Of a group of columns: where tiles differ, they even out inside a group alone.
+    constexpr double kEqual = 0.25, kUnequal = 2.5;
+    double const waves = p_.full() ? kEqual : kUnequal;
+    for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::Packed}) {
+      if (is_possible(p_, kernel_, tile, beside_)) {
+        Rows const rows = rows_of(p_, kernel_, tile);
+        RowBlocks const blocks = row_blocks(p_, rows, block_n_of(kernel_, tile));
+        if (take(blocks, {tile, 1, width_for(waves * places_, blocks)})) {
+          blocks_ = blocks;
+        }
+      }
+    }
+  }
+
+  // One row block of each column has no order, and beside decode, which reads, tiles that read the
+  // same keys follow each other.
+  void choose_order() {
+    bool const orders = blocks_.of_column > 1 && blocks_.columns * blocks_.of_column > places_;
+    if (beside_ || !orders) {
+      return;
+    }
+    constexpr double kMostWaves = 8;  // wider groups are all alike
+    ForwardTile const tile = best_.choice.tile;
+    int const columns = columns_of(blocks_), sharing = blocks_.heads / p_.heads_kv;
+    for (int64_t width = sharing, last = 0; last < columns; width *= 2) {
+      last = even_width(width, sharing, columns);
+      take(blocks_, {tile, 1, static_cast<int>(last)});
+      if (double(last) * blocks_.of_column > kMostWaves * places_) {
+        break;
+      }
+    }
+  }
+
+  void choose_splits() {
+    constexpr int kSplits[] = {2, 3, 4, 6, 8, 12, 16, 24, 32};
+    constexpr int64_t kMostBytes = 256 << 20;
+    bool const full = p_.alike() && blocks_.columns * blocks_.of_column >= places_;
+    if (full || !is_possible(p_, kernel_, ForwardTile::Split, beside_)) {
+      return;
+    }
+    RowBlocks const blocks =
+        row_blocks(p_, rows_of(p_, kernel_, ForwardTile::Split), kernel_.block_n);
+    double const most =
+        p_.num_splits > 0 ? std::min<double>(p_.num_splits, blocks.longest) : blocks.longest;
+    for (int const splits : kSplits) {
+      RowBlocks split = blocks;
+      split.heads *= splits;
+      split.columns *= splits;
+      ForwardChoice const choice{ForwardTile::Split, splits, width_for(places_, split)};
+      if (splits > most || workspace_of(p_, choice) > kMostBytes) {
+        return;
+      }
+      take(blocks, choice);
+    }
+  }
+
+  // Columns that an order of tiles can tell apart.
+  int columns_of(RowBlocks const& blocks) const {
+    double const columns = p_.packed_q ? blocks.heads : blocks.columns;
+    return static_cast<int>(std::min<double>(columns, std::numeric_limits<int>::max()));
+  }
+
+  // Groups of about this width that are all alike, and do not part heads that share their keys.
+  static int even_width(int64_t width, int sharing, int columns) {
+    int const of_keys = std::max(columns / sharing, 1);
+    return sharing *
+           even_group(static_cast<int>(std::clamp<int64_t>(width / sharing, 1, of_keys)), of_keys);
+  }
+
+  // Columns that have so many tiles together, all of those that have one tile each.
+  int width_for(double tiles, RowBlocks const& blocks) const {
+    int const columns = columns_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
+    bool const single = blocks.of_column <= 1;
+    return beside_  ? 1
+           : single ? columns
+                    : even_width(static_cast<int64_t>(tiles / blocks.of_column), sharing, columns);
+  }
+
+  Problem const& p_;
+  Machine const& m_;
+  ForwardKernel const& kernel_;
+  bool beside_;
+  double places_;
+  RowBlocks blocks_{};
+  ForwardPlan best_{{ForwardTile::First, 1, 1}, std::numeric_limits<double>::infinity(), 0};
+};
+
+}  // namespace
+
+double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+                  ForwardChoice const& choice) {
+  Rows const rows = rows_of(p, kernel, choice.tile);
+  return predicted(p, m, kernel, row_blocks(p, rows, block_n_of(kernel, choice.tile)), choice);
+}
+
+bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile, bool beside) {
+  bool const heads_share = kernel.sm == 90 && kernel.plain && p.heads_apart && p.heads_kv > 0 &&
+                           p.group() <= kWarpgroupRows;
+  switch (tile) {
+    case ForwardTile::First:
+      return true;
+    case ForwardTile::Second: {
+      constexpr int kMostPagedKeys = 128;  // with more there is a kernel for boxes of whole rows
+      bool const of_pages = kernel.second_block_n > kMostPagedKeys && p.whole_rows && !beside &&
+                            p.keys == KeyLayout::PageBoxes;
+      // What an average length says would depend on other sequences.
+      return kernel.second_block_n > 0 && !(p.batch_invariant && p.packed_q) &&
+             (p.page_size == 0 || of_pages);
+    }
+    case ForwardTile::Packed:
+      return heads_share && p.group() > 1 && !(p.batch_invariant && p.packed_q);
+    default:
+      return heads_share && !p.batch_invariant && p.num_splits != 1 && !beside;
+  }
+}
+
+ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+                         bool beside) {
+  bool const empty = p.batch == 0 || p.total_q == 0 || p.heads_kv == 0;
+  return empty ? ForwardPlan{{ForwardTile::First, 1, 1}, 0, 0}
+               : Planner(p, m, kernel, beside).plan();
+}
+
+}  // namespace flash::plan

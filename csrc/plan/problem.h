@@ -1,0 +1,69 @@
+// What a call asks, in numbers: no addresses, and nothing that is decided. A plan follows from
+// this, the machine and the table of kernels alone (docs/plan.md).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "params/mask.h"
+
+namespace flash::plan {
+
+// How keys lie in memory, as far as kernels differ by it.
+enum class KeyLayout {
+  Rows,       // [b, s, h, d] or packed
+  PageBoxes,  // pages that Hopper's tensor memory accelerator can take boxes of
+  Pages,      // any other pages: of a size that is no multiple of 8, or with left padding
+};
+
+struct Problem {
+  int batch;        // sequences
+  int seqlen_q;     // rows of each sequence, or of the longest
+  int seqlen_k;     // keys of each sequence, or of the longest; of a cache its capacity
+  int64_t total_q;  // rows of all sequences
+  int64_t total_k;  // keys of all sequences; of a cache batch * capacity
+  bool packed_q;    // sequences lie one after the other, and only the device knows how long each is
+  bool packed_k;
+  bool used_k;  // only the device knows how many of the keys are in use
+  int heads_q;
+  int heads_kv;    // divides heads_q
+  int head_dim;    // of q and k
+  int head_dim_v;  // of v and out
+  Mask mask;       // negative widths: no limit
+  bool hooks;      // softcap, ALiBi, dropout or a scale <= 0: kernels of the full level
+  bool dropout;
+  bool batch_invariant;  // a sequence's result may not depend on the others
+  // Of a forward:
+  KeyLayout keys;
+  int page_size;     // 0: not in pages
+  bool cached;       // flash_attn_with_kvcache
+  bool odd_rows;     // of a cache: rows that are no whole chunks of 16 bytes
+  bool heads_apart;  // q's heads do not share memory, so that a box can hold several
+  bool whole_rows;   // head dims are the kernel's and rows are multiples of 16 bytes apart
+  int num_splits;    // 0: as many as are best; 1: none; n: at most n
+  // Of a backward:
+  bool deterministic;
+  bool wants_dq;
+  bool wants_dk;
+  bool wants_dv;
+
+  bool operator==(Problem const&) const = default;
+
+  int group() const { return std::max(heads_q / std::max(heads_kv, 1), 1); }
+  double mean_q() const { return double(total_q) / std::max(batch, 1); }
+  double mean_k() const { return double(total_k) / std::max(batch, 1); }
+  // Whether every sequence is as long as the longest.
+  bool alike() const {
+    return total_q == int64_t(batch) * seqlen_q && total_k == int64_t(batch) * seqlen_k && !used_k;
+  }
+  // Limits that hide some key from some row.
+  bool limits_left() const { return limits(mask.left); }
+  bool limits_right() const { return limits(mask.right); }
+  bool full() const { return !limits_left() && !limits_right(); }
+  bool window() const { return limits_left() && limits_right(); }
+
+ private:
+  bool limits(int width) const { return width >= 0 && width < int64_t(seqlen_q) + seqlen_k; }
+};
+
+}  // namespace flash::plan

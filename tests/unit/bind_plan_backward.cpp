@@ -1,0 +1,89 @@
+#include <array>
+
+#include "bindings.h"
+#include "plan/backward.h"
+#include "plan/machines/h100.h"
+#include "plan/machines/h200.h"
+
+namespace {
+
+using namespace flash::plan;
+
+// What a test says of a call, a GPU and a row of the table.
+struct Asked {
+  Problem problem{};
+  Machine machine{};
+  BackwardKernel kernel{};
+
+  template <class T>
+  static void take(py::dict const& d, char const* name, T& to) {
+    if (d.contains(name)) {
+      to = d[name].cast<T>();
+    }
+  }
+
+  Asked(py::dict const& d, std::string const& gpu) : machine(gpu == "H100" ? kH100 : kH200) {
+    Problem& p = problem;
+    p.batch = p.heads_q = p.heads_kv = 1;
+    p.mask = {-1, -1};
+    p.wants_dq = p.wants_dk = p.wants_dv = true;
+    take(d, "batch", p.batch);
+    take(d, "seqlen_q", p.seqlen_q);
+    take(d, "seqlen_k", p.seqlen_k);
+    take(d, "packed", p.packed_q);
+    p.packed_k = p.packed_q;
+    p.total_q = int64_t(p.batch) * p.seqlen_q;
+    p.total_k = int64_t(p.batch) * p.seqlen_k;
+    take(d, "total_q", p.total_q);
+    take(d, "total_k", p.total_k);
+    take(d, "heads_q", p.heads_q);
+    take(d, "heads_kv", p.heads_kv);
+    take(d, "left", p.mask.left);
+    take(d, "right", p.mask.right);
+    take(d, "deterministic", p.deterministic);
+    take(d, "wants_dq", p.wants_dq);
+    BackwardKernel& k = kernel;
+    take(d, "block_m", k.block_m);
+    take(d, "block_n", k.block_n);
+    take(d, "head_dim", k.head_dim);
+    take(d, "head_dim_v", k.head_dim_v);
+    take(d, "resident", k.resident);
+    take(d, "hopper", k.hopper);
+    take(d, "hooks", k.hooks);
+    take(d, "schedules", k.schedules);
+    take(d, "cuts_rows", k.cuts_rows);
+    p.head_dim = k.head_dim;
+    p.head_dim_v = k.head_dim_v;
+    take(d, "sm_count", machine.sm_count);
+    take(d, "l2_bytes", machine.l2_bytes);
+    take(d, "memory", machine.memory);
+  }
+};
+
+py::tuple tuple_of(BackwardChoice const& c) {
+  constexpr char const* schedules[] = {"tiles", "kv_persistent", "ordered_dq"};
+  return py::make_tuple(schedules[static_cast<int>(c.schedule)], c.heads, c.row_parts, c.together);
+}
+
+}  // namespace
+
+void bind_plan_backward(py::module_& m) {
+  // A choice: (schedule, heads of a tile, parts of its rows, heads side by side).
+  m.def("plan_backward", [](py::dict const& call, std::string const& gpu) {
+    Asked const asked(call, gpu);
+    BackwardPlan const plan = plan_backward(asked.problem, asked.machine, asked.kernel);
+    return py::make_tuple(tuple_of(plan.choice), plan.us, plan.second_us);
+  });
+  // [(choice, predicted µs), …]
+  m.def("backward_choices", [](py::dict const& call, std::string const& gpu) {
+    Asked const asked(call, gpu);
+    std::array<BackwardChoice, kMostBackwardChoices> all;
+    int const count = backward_choices(asked.problem, asked.kernel, all.data());
+    py::list choices;
+    for (int i = 0; i < count; ++i) {
+      double const us = backward_us(asked.problem, asked.machine, asked.kernel, all[i]);
+      choices.append(py::make_tuple(tuple_of(all[i]), us));
+    }
+    return choices;
+  });
+}
