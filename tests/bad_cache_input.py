@@ -93,12 +93,6 @@ CACHE_CASES = [
         "of their own",
     ),
     Bad(
-        "a view of the keys for values",
-        "cache",
-        lambda c: {"v_cache": c["k_cache"][:]},
-        "v_cache: got the memory of k_cache",
-    ),
-    Bad(
         "the same keys and values, rotated",
         "cache",
         lambda c: {"v_cache": c["k_cache"], "v": c["k"], **rotary(device_of(c))},

@@ -118,6 +118,12 @@ CASES = [
     ),
     # Two appends to one place
     Bad(
+        "values in the memory of the keys",
+        "cache",
+        lambda c: {"v_cache": c["k_cache"][:]},
+        "v_cache: got the memory of k_cache",
+    ),
+    Bad(
         "one row of the cache twice",
         "cache",
         both(one_new_key, set_to(cache_batch_idx=lambda d: int32(d, 1, 1)), lengths(3, 7)),
