@@ -20,8 +20,9 @@ constexpr double kClusterBlock = 0.06;
 constexpr double kMergeRound = 2.0, kMergeRow = 0.48;
 // To find a piece among 32 sequences, µs: their lengths come from memory.
 constexpr double kSearch = 1.3;
-// What is simpler wins if it takes no longer than this much more.
-constexpr double kWorthIt = 0.99;
+// What is simpler wins unless the other one takes less than this share of its time: lengths are
+// guessed.
+constexpr double kWorthIt = 0.95;
 
 constexpr int kMostClusterLog2 = 4;
 // Units of a cluster's thread block: of more, they wait for the last one longer than merging takes.
@@ -31,11 +32,11 @@ constexpr int kManyBlocks = 4;  // times what the GPU holds: where lengths diffe
 
 double divide_up(double n, double d) { return std::ceil(n / d); }
 
-// What the decode kernel has to do, all in all and on average. A column is a tile of each KV head:
-// of a sequence, or of one of its row blocks.
+// What the decode kernel has to do, all in all and on average. Tiles that see the same keys are cut
+// alike: all of a sequence, or those of one of its row blocks.
 struct Work {
-  double columns;       // whole
-  double tiles;         // of a column
+  double groups;        // of tiles that are cut alike
+  double tiles;         // of a group
   double rows;          // of a tile
   double mean;          // units of keys of a tile
   double longest;       // the same of the longest sequence
@@ -46,7 +47,7 @@ struct Work {
   double sm_step;       // µs that a multiprocessor takes for a unit's bytes
   KernelTimes times;
 
-  double units() const { return columns * tiles * mean; }
+  double units() const { return groups * tiles * mean; }
 };
 
 // Thread blocks that have a piece of the keys each.
@@ -85,7 +86,7 @@ Work work_of(Problem const& p, Machine const& m, DecodeKernel const& kernel) {
   double const bytes = 2. * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * mean;
   Work w{};
   w.times = times_of(m, kernel);
-  w.columns = p.packed_q ? p.batch * blocks : p.batch;
+  w.groups = p.packed_q ? p.batch * blocks : p.batch;
   w.tiles = p.packed_q ? p.heads_kv : p.heads_kv * blocks;
   w.rows = std::min<double>(rows, kernel.block_m);
   w.mean = std::max(divide_up(mean, kernel.unit), 1.);
@@ -101,7 +102,7 @@ Work work_of(Problem const& p, Machine const& m, DecodeKernel const& kernel) {
 
 // As core/split_schedule.h will find them.
 Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
-  double const tiles = w.columns * w.tiles;
+  double const tiles = w.groups * w.tiles;
   double const per_sm = kernel.blocks_per_sm;
   if (s.cluster_log2 > 0) {
     double const blocks = 1 << s.cluster_log2;
@@ -113,15 +114,15 @@ Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
     return {tiles, w.longest, 1, per_sm};
   }
   if (w.alike) {
-    double const splits = std::clamp<double>(std::floor(s.columns / w.columns), 1, s.max_splits);
+    double const splits = std::clamp<double>(std::floor(s.pieces / w.groups), 1, s.max_splits);
     return {tiles * splits, divide_up(w.mean, splits), splits, per_sm};
   }
   // The last piece of a sequence is half as long as others, on average.
-  double const whole = std::max(s.columns - w.columns / 2, 1.);
-  double const units = std::max<double>(w.columns * w.mean / whole, s.min_units);
+  double const whole = std::max(s.pieces - w.groups / 2, 1.);
+  double const units = std::max<double>(w.groups * w.mean / whole, s.min_units);
   double const longest = std::min(std::max(units, w.longest / s.max_splits), w.longest);
-  double const columns = w.columns * w.mean / longest + w.columns / 2;
-  return {std::max(columns, w.columns) * w.tiles, longest, w.longest / longest, per_sm};
+  double const pieces = w.groups * w.mean / longest + w.groups / 2;
+  return {std::max(pieces, w.groups) * w.tiles, longest, w.longest / longest, per_sm};
 }
 
 // Both at a time, where neither hides the other quite.
@@ -130,25 +131,25 @@ double overlapped(double a, double b) {
   return std::sqrt(std::sqrt(x * x + y * y));
 }
 
-// What all pieces take: in rounds, if they are more than run at a time.
+// What all pieces take: in waves, if they are more than run at a time.
 double attend_us(Work const& w, Machine const& m, Pieces const& p) {
-  double const places = m.sm_count * p.per_sm, step = w.times.step;
+  double const resident = m.sm_count * p.per_sm, step = w.times.step;
   double const memory = p.cluster ? w.memory_apart : w.memory;
-  auto const round = [&](double blocks, double share, double crowd) {
+  auto const wave = [&](double blocks, double share, double crowd) {
     double const each = w.units() / blocks * std::max(crowd * w.sm_step, step);
     return share * overlapped(each, memory);
   };
-  double const running = std::min(p.count, places);
+  double const running = std::min(p.count, resident);
   double us = 0;
-  if (p.count <= places) {
-    us = round(p.count, 1, divide_up(p.count, m.sm_count));
+  if (p.count <= resident) {
+    us = wave(p.count, 1, divide_up(p.count, m.sm_count));
   } else if (w.alike || p.cluster) {
-    // Those of the last round crowd on the multiprocessors that are done first.
-    double const full = std::floor(p.count / places) * places, rest = p.count - full;
-    us = round(places, full / p.count, p.per_sm);
-    us += rest > 0 ? round(rest, rest / p.count, p.per_sm) : 0;
+    // Those of the last wave crowd on the multiprocessors that are done first.
+    double const full = std::floor(p.count / resident) * resident, rest = p.count - full;
+    us = wave(resident, full / p.count, p.per_sm);
+    us += rest > 0 ? wave(rest, rest / p.count, p.per_sm) : 0;
   } else {
-    us = round(places, 1, p.per_sm);
+    us = wave(resident, 1, p.per_sm);
   }
   us += (p.count / running - 1) * w.times.begin;
   // The longest goes on when the others are done.
@@ -187,13 +188,13 @@ struct Choice {
   }
 };
 
-// Into so many columns, in pieces that are worth their merging.
-KeySplit cut(Problem const& p, Work const& w, DecodeKernel const& kernel, int64_t columns) {
+// Into so many pieces for each tile of a group, none too short to be worth its merging.
+KeySplit cut(Problem const& p, Work const& w, DecodeKernel const& kernel, int64_t pieces) {
   int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
   KeySplit s{};
   s.min_units = kMinUnits;
-  s.columns = static_cast<int>(columns);
-  s.extra = static_cast<int>(columns - int64_t(w.columns));
+  s.pieces = static_cast<int>(pieces);
+  s.extra = static_cast<int>(pieces - int64_t(w.groups));
   s.max_splits = static_cast<int>(std::max<int64_t>((units + kMinUnits - 1) / kMinUnits, 1));
   return s;
 }
@@ -203,7 +204,7 @@ KeySplit cut_as_told(Problem const& p, DecodeKernel const& kernel) {
   constexpr int kAny = std::numeric_limits<int>::max();
   int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
   KeySplit s{};
-  s.columns = s.extra = kAny;
+  s.pieces = s.extra = kAny;
   s.max_splits = static_cast<int>(std::clamp<int64_t>(units, 1, p.num_splits));
   return s;
 }
@@ -226,7 +227,7 @@ Choice best_split(Problem const& p, Machine const& m, DecodeKernel const& kernel
   auto const filling = [&](int blocks) { return int64_t(double(m.sm_count) * blocks / w.tiles); };
   int const most = kernel.blocks_per_sm;
   for (int blocks : {1, 2, most, kManyBlocks * most}) {
-    if (filling(blocks) > w.columns) {
+    if (filling(blocks) > w.groups) {
       consider(cut(p, w, kernel, filling(blocks)));
     }
   }

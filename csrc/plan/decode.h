@@ -23,8 +23,8 @@ struct DecodeKernel {
 
 // How the tiles of a batch are cut along the keys: what SplitSchedule (params/split.h) is told.
 struct KeySplit {
-  int columns = 0;       // pieces of all sequences, for each tile, as many as are wanted
-  int extra = 0;         // columns beside one for each row block, at most
+  int pieces = 0;        // of all sequences, for each tile, as many as are wanted
+  int extra = 0;         // beside one for each sequence, or row block of a packed one, at most
   int max_splits = 1;    // pieces of a tile; 1: whole
   int min_units = 1;     // of a piece
   int cluster_log2 = 0;  // of the thread blocks that share a whole tile
