@@ -16,19 +16,26 @@ FLASH_HD float falling_logistic(float x_log2) { return reciprocal_fast(1.f + exp
 // tanh, within 5e-7: as good as exact beside 1, but all that there is of a tanh that small.
 FLASH_HD float tanh_absolute(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
 
+// tanh(x) / x in powers of x^2: minimax for |x| <= kWidest of those that are 1 at 0
+struct NearTanh {
+  static constexpr float kWidest = 0.5f;
+
+  FLASH_HD static float of(float x) {
+    constexpr float powers[5] = {1.f, -0.33333144f, 0.13325879f, -0.05304549f, 0.01724149f};
+    float const square = x * x;
+    float sum = powers[4];
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      sum = sum * square + powers[i];
+    }
+    return sum * x;
+  }
+};
+
 // tanh within 3e-7 of itself, in twice the instructions.
 FLASH_HD float tanh_relative(float x) {
-  constexpr float kNear = 0.5f;
-  // tanh(x) / x in powers of x^2: minimax for |x| <= kNear of those that are 1 at 0
-  constexpr float powers[5] = {1.f, -0.33333144f, 0.13325879f, -0.05304549f, 0.01724149f};
-  float const square = x * x;
-  float sum = powers[4];
-#pragma unroll
-  for (int i = 3; i >= 0; --i) {
-    sum = sum * square + powers[i];
-  }
-  float const far = tanh_absolute(x);
-  return fabsf(x) < kNear ? sum * x : far;
+  float const wide = tanh_absolute(x);
+  return fabsf(x) < NearTanh::kWidest ? NearTanh::of(x) : wide;
 }
 
 // What softcap is to the kernels. Beyond these limits nothing changes but what is computed on the
@@ -116,8 +123,8 @@ struct SmallCap {
       factor *= slope * slope;
     }
     // Nowhere if powers of the slope overflow.
-    bool const holds = fabsf(factor) < INFINITY && mod.has_usual_cap();
-    limit = holds ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
+    bool const finite = fabsf(factor) < INFINITY;
+    limit = finite ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
   }
 
   FLASH_HD float operator()(float product) const {

@@ -105,7 +105,7 @@ struct Consumer {
       int const row_begin = block.row_begin + first_row();
       bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes != nullptr,
                  drops = scores.dropout_p > 0.f, left = block.mask.right <= mod.shift;
-      if (caps && !biased && !drops) {
+      if (caps && mod.has_usual_cap() && !biased && !drops) {
         attend(block, SoftcapHook(mod), turns, acc);
       } else if (drops && !caps && !biased && mod.folds_scale()) {
         attend(block, DropoutHook(block.dropout, row_begin), turns, acc);

@@ -27,6 +27,7 @@ struct NoHooks {
   __device__ void on_probabilities(Probabilities&, int /*key_begin*/, Coord) const {}
 };
 
+// A usual cap.
 struct SoftcapHook : NoHooks {
   static constexpr bool kAny = true;
   ScoreMod mod;
@@ -37,7 +38,7 @@ struct SoftcapHook : NoHooks {
   template <class Scores>
   __device__ __forceinline__ void on_scores(Scores& s, int /*key_begin*/, Coord, Offsets&) const {
     if (__any_sync(0xffffffffu, largest_score(s) > small.limit)) {
-      apply_cap(s, mod);
+      for_each_score(s, [&](float product, int, int) { return mod.usual_cap(product); });
     } else {
       for_each_score(s, [&](float product, int, int) { return small(product); });
     }
@@ -76,7 +77,8 @@ struct DropoutHook : NoHooks {
   }
 };
 
-// Several of them, ALiBi with keys on both sides, or a scale that the exponent cannot take.
+// Several of them, a large softcap, ALiBi with keys on both sides, or a scale that the exponent
+// cannot take.
 template <class Config>
 struct AnyHooks {
   static constexpr bool kAny = true;
