@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "core/tile_scheduler.h"
 #include "core/work_tile.h"
@@ -14,50 +15,35 @@ namespace {
 
 constexpr int kWarpgroupRows = 64;
 
-// Of a launch's time, what the first one takes until it computes, and one that starts early, behind
-// the one before.
-constexpr double kFirstLaunch = 0.36;
-constexpr double kEarlyLaunch = 0.46;
-// Until a kernel's code and its first keys have come from memory, for each key of a tile, µs.
-constexpr double kCode = 0.02;
+// Of a launch's time, what it takes until the kernel computes, alone or early behind another.
+constexpr double kLaunch = 0.61;
 // Until a row's numbers have come from L2, µs.
-constexpr double kMergeWait = 0.82;
-// Time of the steps at a limit of the mask, beside those that see all keys.
-constexpr double kMasked = 0.17;
+constexpr double kMergeWait = 0.75;
 // Of a step's time, what it takes for one warpgroup, however few have rows.
-constexpr double kAlone = 0.27;
-// How far lengths that nobody knows are spread between their mean and the longest.
-constexpr double kSpread = 0.44;
-// Of the last tiles' time, what multiprocessors idle for at the end where tiles differ.
-constexpr double kTail = 0.32;
+constexpr double kAlone = 0.24;
 // Of an average tile, how long before all others the first multiprocessor has nothing more to do.
-constexpr double kEarly = 0.64;
+constexpr double kEarly = 0.69;
 // Of the shorter one of computing and reading, what the longer one does not hide if both are equal.
 constexpr double kUnhidden = 0.09;
-// Of a batch's tiles, what comes before those of its longest sequence.
-constexpr double kAnywhere = 0.86;
-// Of what L2 keeps, what keys have beside Q and O.
-constexpr double kKeyShare = 0.84;
-// How much of a group's time its first tiles take, which read its keys.
-constexpr double kBurst = 0.30;
 
-// Row blocks of a call, all of one shape.
+// Row blocks of a call, all of one shape. A column of them is a head of a sequence, or a KV head
+// with all that share it, or one of its splits.
 struct RowBlocks {
-  double of_column;   // of a head of a sequence, on average
-  double of_longest;  // of the longest sequence
-  double columns;     // heads of all sequences
-  int heads;          // of a sequence
-  double steps;       // of one, on average
-  double longest;
-  double masked;  // steps with mask code, on average
-  double filled;  // warpgroups that have rows, of all, on average
+  double of_column;   // on average
+  double of_longest;  // of a column of the longest sequence
+  double columns;     // of all sequences
+  int heads;          // columns of one
+  double steps;       // of a row block, on average
+  double longest;     // steps, at most
+  double filled;      // of its warpgroups, those that have rows, on average
   double filled_longest;
 };
 
+// Of a row block.
 struct Rows {
   int of_warpgroup;  // queries
   int warpgroups;
-  int heads;
+  int heads;  // query heads, or KV heads
 
   int queries() const { return of_warpgroup * warpgroups; }
   // Of a row block with so many queries.
@@ -87,7 +73,6 @@ double mean_limited(double from, double to, double most) {
 struct Seen {
   double steps;
   double longest;
-  double masked;
 };
 
 Seen seen(Problem const& p, int rows, int block_n, double q, double k, double partial) {
@@ -100,8 +85,7 @@ Seen seen(Problem const& p, int rows, int block_n, double q, double k, double pa
                       : right       ? std::clamp(end + last, 0., k)
                                     : k - (left ? std::clamp(begin, 0., k) : 0);
   double const steps = std::max(span, 0.) / block_n + partial * (1 + left);
-  double const masked = 0.5 * (1 + left + (left + right) * of_block / block_n);
-  return {steps, std::max(most / block_n + partial, steps), std::min(masked, steps)};
+  return {steps, std::max(most / block_n + partial, steps)};
 }
 
 // Where only the device knows the lengths, as an average, whose row blocks belong to longer
@@ -113,7 +97,7 @@ RowBlocks row_blocks(Problem const& p, Rows const& rows, int block_n) {
   double const blocks =
       rows_known || most <= 1 ? std::max(most, 1.) : std::max(mean_q / queries + 0.5, 1.);
   double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
-  double const spread = p.packed_q ? kSpread : 0;
+  double const spread = p.packed_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
   double const k = p.mean_k() + spread * (longest_k - p.mean_k());
   double const q = std::min(mean_q + spread * (p.seqlen_q - mean_q), known ? mean_q : k);
   double const partial = !known     ? 0.5
@@ -134,7 +118,6 @@ RowBlocks row_blocks(Problem const& p, Rows const& rows, int block_n) {
           rows.heads,
           s.steps,
           std::max(s.steps, longest),
-          s.masked,
           (blocks - 1 + last) / blocks,
           most > 1 ? 1 : rows.filled(p.seqlen_q)};
 }
@@ -169,17 +152,10 @@ KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile 
 
 // Of tiles that take different times, as they do under a mask, the longest of each group of columns
 // come first.
-struct Compute {
-  double us;
-  double first_share;  // of it, while a group's first tiles run, and read its keys
-};
-
-Compute compute(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
-                int side_by_side, double places) {
-  double const masked = kMasked * blocks.masked / std::max(blocks.steps, 1e-3);
-  double const step = times.step * (1 + masked);
+double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
+                  int side_by_side, double places) {
   auto const of = [&](double steps, double filled) {
-    return times.begin + steps * step * (kAlone + (1 - kAlone) * filled);
+    return times.begin + steps * times.step * (kAlone + (1 - kAlone) * filled);
   };
   double const mean = of(blocks.steps, blocks.filled);
   double const longest = std::max(of(blocks.longest, blocks.filled_longest), mean);
@@ -196,25 +172,14 @@ Compute compute(Problem const& p, RowBlocks const& blocks, KernelTimes const& ti
   double const shortest = std::max(2 * mean - longest, 0.);
   double const late =
       shortest + (longest - shortest) * std::min(1., 1 / std::max(last_waves, 1e-9)) / 2;
-  double const idle =
-      (1 - unequal) * (std::ceil(waves - 1e-9) - waves) * mean + unequal * kTail * late;
-  double const anywhere = p.alike() ? 1 : kAnywhere;
-  double const before_longest = anywhere * std::max(waves - last_waves - kEarly, 0.) * mean;
-  // A group reads its keys while the first of its waves runs, or the first tiles of its columns.
-  double const group = std::min(width / places, 1.) * blocks.of_column;
-  return {std::max(waves * mean + idle, before_longest + longest),
-          1 / (1 + kBurst * std::max(group - 1, 0.))};
+  double const idle = (1 - unequal) * (std::ceil(waves - 1e-9) - waves) * mean + unequal * late / 2;
+  double const before_longest = std::max(waves - last_waves - kEarly, 0.) * mean;
+  return std::max(waves * mean + idle, before_longest + longest);
 }
 
-// What comes from memory, µs.
-struct Traffic {
-  double keys;   // K and V once
-  double again;  // that L2 no longer has
-  double rows;   // Q and O
-};
-
-Traffic traffic(Problem const& p, Machine const& m, RowBlocks const& blocks, int block_n,
-                ForwardChoice const& choice, double places) {
+// Q and O once, K and V once or, where L2 does not keep them, as often as they are read.
+double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, int block_n,
+                 ForwardChoice const& choice, double places) {
   constexpr double kElement = 2;
   double const row = kElement * (p.head_dim + p.head_dim_v);
   double const sharing = double(blocks.heads) / p.heads_kv / choice.splits;
@@ -224,7 +189,8 @@ Traffic traffic(Problem const& p, Machine const& m, RowBlocks const& blocks, int
                  std::max(blocks.columns / sharing, 1.));
   double const span = std::min(blocks.steps * block_n, p.mean_k());
   double const in_use = p.limits_left() ? span : p.mean_k() / choice.splits;
-  double const full = heads * in_use * row / (kKeyShare * double(m.l2_share) * double(m.l2_bytes));
+  // The other half is for Q and O on their way.
+  double const full = heads * in_use * row / (double(m.l2_share) * double(m.l2_bytes) / 2);
   double const square = full * full, miss = square * square / (1 + square * square);
   double const tiles = blocks.columns * blocks.of_column;
   double const neighbours = std::min<double>(choice.side_by_side, sharing);
@@ -232,8 +198,8 @@ Traffic traffic(Problem const& p, Machine const& m, RowBlocks const& blocks, int
   double const seen = p.limits_left() ? std::min(p.mean_k(), p.mean_q() + p.mask.left) : p.mean_k();
   double const once = seen * p.batch * p.heads_kv;
   double const again = std::max(tiles * span / together - once, 0.);
-  return {once * row / m.memory, miss * again * row / m.memory,
-          double(p.total_q) * p.heads_q * row / m.memory};
+  double const rows = double(p.total_q) * p.heads_q;
+  return (once + miss * again + rows) * row / m.memory;
 }
 
 // A few rows' splits are asked for at once, others' four at a time, behind their LSE.
@@ -242,7 +208,7 @@ double merge_us(Problem const& p, Machine const& m, int splits) {
   double const rows = double(p.total_q) * p.heads_q, bytes = rows * (p.head_dim_v + 1) * 4.;
   bool const at_once = rows <= kRowsAtOnce && splits <= kSplitsAtOnce;
   double const waits = at_once ? 1 : 1 + std::ceil(double(splits) / kTogether);
-  return kEarlyLaunch * m.launch + waits * kMergeWait + 2 * splits * bytes / (m.memory * m.l2_gain);
+  return kLaunch * m.launch + waits * kMergeWait + 2 * splits * bytes / (m.memory * m.l2_gain);
 }
 
 // Both at a time.
@@ -262,15 +228,10 @@ double predicted(Problem const& p, Machine const& m, ForwardKernel const& kernel
     blocks.heads *= choice.splits;
     blocks.steps /= choice.splits;
     blocks.longest = std::ceil(blocks.longest / choice.splits);
-    blocks.masked /= choice.splits;
   }
-  Compute const work = compute(p, blocks, times, choice.side_by_side, places);
-  Traffic const bytes = traffic(p, m, blocks, block_n, choice, places);
-  double const first = work.first_share, rest = 1 - first;
-  double const us = overlapped(work.us * first, bytes.keys + bytes.rows * first) +
-                    overlapped(work.us * rest, bytes.again + bytes.rows * rest);
-  return kFirstLaunch * m.launch + kCode * block_n + us +
-         (choice.splits > 1 ? merge_us(p, m, choice.splits) : 0);
+  double const us = overlapped(compute_us(p, blocks, times, choice.side_by_side, places),
+                               memory_us(p, m, blocks, block_n, choice, places));
+  return kLaunch * m.launch + us + (choice.splits > 1 ? merge_us(p, m, choice.splits) : 0);
 }
 
 int64_t workspace_of(Problem const& p, ForwardChoice const& choice) {
@@ -282,11 +243,14 @@ int64_t workspace_of(Problem const& p, ForwardChoice const& choice) {
 // Looks for the candidate that takes the least time.
 class Planner {
  public:
-  Planner(Problem const& p, Machine const& m, ForwardKernel const& kernel, bool beside)
+  // only: the tile, if it has been chosen.
+  Planner(Problem const& p, Machine const& m, ForwardKernel const& kernel, bool beside,
+          std::optional<ForwardTile> only)
       : p_(p),
         m_(m),
         kernel_(kernel),
         beside_(beside),
+        only_(only),
         places_(double(m.sm_count) * kernel.blocks_per_sm) {}
 
   ForwardPlan plan() {
@@ -315,7 +279,7 @@ class Planner {
     constexpr double kEqual = 0.25, kUnequal = 2.5;
     double const waves = p_.full() ? kEqual : kUnequal;
     for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::Packed}) {
-      if (is_possible(p_, kernel_, tile, beside_)) {
+      if (tile == only_.value_or(tile) && is_possible(p_, kernel_, tile, beside_)) {
         Rows const rows = rows_of(p_, kernel_, tile);
         RowBlocks const blocks = row_blocks(p_, rows, block_n_of(kernel_, tile));
         if (take(blocks, {tile, 1, width_for(waves * places_, blocks)})) {
@@ -335,12 +299,10 @@ class Planner {
     constexpr double kMostWaves = 8;  // wider groups are all alike
     ForwardTile const tile = best_.choice.tile;
     int const columns = columns_of(blocks_), sharing = blocks_.heads / p_.heads_kv;
-    for (int64_t width = sharing, last = 0; last < columns; width *= 2) {
-      last = even_width(width, sharing, columns);
-      take(blocks_, {tile, 1, static_cast<int>(last)});
-      if (double(last) * blocks_.of_column > kMostWaves * places_) {
-        break;
-      }
+    double const widest = std::min<double>(kMostWaves * places_ / blocks_.of_column, columns);
+    for (int64_t width = std::max<int64_t>(static_cast<int64_t>(widest), sharing); width >= sharing;
+         width /= 2) {
+      take(blocks_, {tile, 1, even_width(width, sharing, columns)});
     }
   }
 
@@ -393,6 +355,7 @@ class Planner {
   Machine const& m_;
   ForwardKernel const& kernel_;
   bool beside_;
+  std::optional<ForwardTile> only_;
   double places_;
   RowBlocks blocks_{};
   ForwardPlan best_{{ForwardTile::First, 1, 1}, std::numeric_limits<double>::infinity(), 0};
@@ -429,9 +392,18 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                          bool beside) {
-  bool const empty = p.batch == 0 || p.total_q == 0 || p.heads_kv == 0;
-  return empty ? ForwardPlan{{ForwardTile::First, 1, 1}, 0, 0}
-               : Planner(p, m, kernel, beside).plan();
+  if (p.batch == 0 || p.total_q == 0 || p.heads_kv == 0) {
+    return {{ForwardTile::First, 1, 1}, 0, 0};
+  }
+  std::optional<ForwardTile> tile;
+  if (p.batch_invariant && !p.packed_q) {  // as if each sequence were alone: bits depend on it
+    Problem alone = p;
+    alone.batch = 1;
+    alone.total_q = p.seqlen_q;
+    alone.total_k = p.seqlen_k;
+    tile = Planner(alone, m, kernel, beside, {}).plan().choice.tile;
+  }
+  return Planner(p, m, kernel, beside, tile).plan();
 }
 
 }  // namespace flash::plan

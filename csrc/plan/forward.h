@@ -50,7 +50,8 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
 double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                   ForwardChoice const& choice);
 
-// The choice of the least predicted time; a simpler one wins within 1%.
+// The choice of the least predicted time; a simpler one wins within 1%. Of a cache the lengths to
+// expect are to be told (plan/decode.h, expected), not its capacity.
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                          bool beside = false);
 

@@ -190,6 +190,20 @@ def test_groups_are_narrow_where_l2_is_small(core):
     assert core.plan_forward(p, "H100", kernel)[2] <= 66
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_batch_invariant_calls_have_one_tile(core, head_dim):
+    r = random.Random(head_dim)
+    for _ in range(200):
+        p = drawn(r) | dict(batch_invariant=True, head_dim=head_dim)
+        if p.pop("packed", False):
+            del p["total_q"], p["total_k"]
+        tiles = {
+            core.plan_forward(p | dict(batch=batch), "H200", hopper(head_dim))[0]
+            for batch in (1, 2, 7, 100, 2000)
+        }
+        assert len(tiles) == 1
+
+
 def test_decode_beside(core):
     p = dict(
         batch=64, seqlen_q=2048, seqlen_k=8192, total_q=2111, total_k=64 * 8192, packed=True,
