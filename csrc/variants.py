@@ -227,7 +227,12 @@ _SM80_BACKWARDS = [
 # A look-up in the plain kernels' loads, as a run-time flag, took their spills from 356 to 660 bytes
 # (d 64) and from 244 to 300 (d 128).
 _SM80_PAGED = [
-    replace(row, direction="paged", allow_spills=16, why="as the forward's: " + row.why)
+    replace(
+        row,
+        direction="paged",
+        allow_spills=64 if row.scores == "full" else 16,
+        why="as the forward's: " + row.why,
+    )
     for row in _SM80_FORWARDS
     if row.head_dim == row.head_dim_v and row.head_dim in (64, 128, 256)
 ]

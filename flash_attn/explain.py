@@ -42,6 +42,8 @@ class _Problem:
     batch_invariant: bool
     softcap: float
     deterministic: bool
+    left_padded: bool  # the keys of a cache
+    used_k: bool  # a tensor says how many keys are in use
     notes: tuple[str, ...] = ()  # of what the call does beside attention
 
     @property
@@ -54,8 +56,25 @@ class _Problem:
 
     @property
     def page_size(self) -> int:
-        """0: keys are not in pages."""
-        return self.k.shape[1] if "paged" in self.extras else 0
+        """0: keys are not in pages. 1 also where Hopper's boxes of more rows do not suit them: with
+        left padding, or strides by which rows cannot be numbered."""
+        if "paged" not in self.extras:
+            return 0
+        boxes = not self.left_padded and self.numbered
+        return self.k.shape[1] if boxes else 1
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the rows of all batch entries, or pages, of k and v can be numbered."""
+
+        def of(x: Tensor) -> bool:
+            entry, row = x.stride()[:2]
+            if x.shape[0] <= 1 or entry == 0:
+                return True
+            whole = row > 0 and entry % row == 0
+            return whole and (x.shape[0] - 1) * (entry // row) + x.shape[1] < 2**31
+
+        return of(self.k) and of(self.v)
 
     @property
     def odd_rows(self) -> bool:
@@ -119,6 +138,7 @@ def explain(
     max_seqlen_k: int | Tensor | None = None,
     block_table: Tensor | None = None,
     cache_seqlens: int | Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
     num_splits: int = 0,
     kvcache: bool = False,
     new_keys: int = 0,
@@ -167,6 +187,8 @@ def explain(
         batch_invariant=bool(batch_invariant),
         softcap=softcap,
         deterministic=bool(deterministic),
+        left_padded=cache_leftpad is not None,
+        used_k=cache_seqlens is not None or cache_leftpad is not None or block_table is not None,
         notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
     )  # fmt: skip
     if backward and (cached or block_table is not None):
@@ -212,7 +234,8 @@ def _as_cache(q: Tensor, num_splits: Any = 0, rotary_interleaved: bool = True, *
     return {
         "q": q, "k": cache.k_cache, "v": cache.v_cache, "block_table": cache.block_table,
         "num_splits": checks.num_splits(num_splits), "kvcache": True, "new_keys": cache.new,
-        "rotary": cache.rotary_cos is not None,
+        "rotary": cache.rotary_cos is not None, "cache_seqlens": cache.cache_seqlens,
+        "cache_leftpad": cache.cache_leftpad,
         **{name: value for name, value in others.items() if name not in Cache._fields},
     }  # fmt: skip
 
@@ -330,7 +353,10 @@ def _ask_library(problem: _Problem) -> Explanation:
             backend.library.explain_backward(*request, problem.softcap, *_size(problem))
         )
     elif few is None or few["few_queries"] > 0:
-        answer = json.loads(backend.library.explain_forward(*request, problem.page_size))
+        # Of strides for which Hopper's loads have no rows to end with, the others' kernels serve.
+        strided = problem.cached and not problem.page_size and not problem.numbered
+        sm = min(request[0], 80) if strided else request[0]
+        answer = json.loads(backend.library.explain_forward(sm, *request[1:], problem.page_size))
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:
@@ -346,7 +372,8 @@ def _ask_library(problem: _Problem) -> Explanation:
         block_n, splits, split_rows = backend.library.explain_tile(
             variant["name"], *_extent(problem), head_dim, head_dim_v,
             0 if few is None else few["few_queries"], min(problem.num_splits, _UNCOUNTED),
-            problem.cached,
+            problem.cached, torch.cuda.get_device_properties(problem.q.device).L2_cache_size,
+            problem.used_k,
         )  # fmt: skip
     explanation = Explanation(
         problem.operation, str(problem), "cuda", why, variant["name"],
@@ -435,7 +462,8 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
         problem.capacity, problem.q.shape[-2], problem.k.shape[-2],
         min(problem.num_splits, _UNCOUNTED), problem.page_size, problem.cached,
         problem.q.shape[0] if problem.packed else -1, problem.batch_invariant, problem.odd_rows,
-        *_limits(problem),
+        *_limits(problem), device.L2_cache_size,
+        problem.k.shape[0] if problem.packed and not problem.page_size else -1, problem.used_k,
     )  # fmt: skip
     if answer is None:
         return None

@@ -68,7 +68,9 @@ class Library:
         return (ROW["block_n"], 1, 0) if extent[3] < 4096 else (LONG_BLOCK_N, 3, 320)
 
     def explain_backward(self, *request) -> str:
-        return self._select(request, ROW | {"name": "bwd_test", "direction": "bwd"})
+        answer = json.loads(self._select(request, ROW | {"name": "bwd_test", "direction": "bwd"}))
+        choices = [{"text": "ordered dQ", "us": 8.0}, {"text": "tiles", "us": 7.5}]
+        return json.dumps(answer | {"plan": {"choices": choices, "text": "tiles", "us": 7.5}})
 
     def _select(self, request: tuple, row: dict) -> str:
         self.asked.append(request)
@@ -88,7 +90,7 @@ def library(monkeypatch) -> Library:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    gpu = SimpleNamespace(multi_processor_count=132)
+    gpu = SimpleNamespace(multi_processor_count=132, L2_cache_size=60 << 20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
     return simulated
 
@@ -206,7 +208,7 @@ def test_cuda_tile_depends_on_the_keys(library):
     choice = flash_attn.explain(q, k, k, causal=True, window_size=(7, 9), num_splits=5)
     assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
     assert "splits     3, of the last 320 queries alone" in str(choice)
-    asked = (132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False, 64, 64, 0, 5, False)
+    asked = (132, 2, 100, 4096, 4, 2, -1, -1, 7, 0, 0, False, 64, 64, 0, 5, False, 60 << 20, False)
     assert library.asked_about_tile == [asked]
     assert flash_attn.explain(*qkv()).tile == (128, 64)
     assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
@@ -216,14 +218,41 @@ def test_cuda_tile_depends_on_the_keys(library):
 def test_cuda_backward_of_a_softcap(library):
     """Hopper's kernels do not serve every size of it."""
     flash_attn.explain(*qkv(), softcap=300.0, backward=True)
-    assert library.asked[-1] == (90, "bf16", 64, 64, True, 300.0)
+    assert library.asked[-1][:6] == (90, "bf16", 64, 64, True, 300.0)
+
+
+def test_cuda_backward_has_a_plan(library):
+    """What the library is told, and what it says of the choices."""
+    q, k, v = fake("cuda", *[(2, 100, heads, 64) for heads in (4, 2, 2)])
+    choice = flash_attn.explain(q, k, v, window_size=(7, -1), deterministic=True, backward=True)
+    size = (132, 60 << 20, 2, 100, 100, -1, -1, 4, 2, 7, -1, True)
+    assert library.asked[-1] == (90, "bf16", 64, 64, False, 0.0, *size)
+    assert (choice.plan, choice.microseconds) == ("tiles", 7.5)
+    assert choice.choices == (("tiles", 7.5), ("ordered dQ", 8.0))
+    assert "plan       tiles: 8 µs predicted\nor         ordered dQ: 8 µs" in str(choice)
+    assert not flash_attn.explain(q, k, v).plan
+
+
+def test_cuda_pages_with_left_padding(library, monkeypatch):
+    """Hopper's boxes have no place for it, nor for batch strides by which rows have no numbers."""
+    monkeypatch.setattr(backend, "_missing", set())
+    q, pages = fake("cuda", (2, 70, 4, 64), (9, 16, 4, 64))
+    table, padding = fake("cuda", (2, 3), (2,), dtype=torch.int32)
+    for more, page_size in (({}, 16), ({"cache_leftpad": padding}, 1)):
+        flash_attn.explain(q, pages, pages, block_table=table, kvcache=True, **more)
+        assert library.asked[-1][-1] == page_size
+    with FakeTensorMode():
+        cache = torch.empty(2, 64 * 256 + 8, device="cuda", dtype=torch.bfloat16)
+        cache = cache.as_strided((2, 64, 4, 64), (64 * 256 + 8, 256, 64, 1))
+    flash_attn.explain(q, cache, cache, kvcache=True)
+    assert library.asked[-1][0] == 80
 
 
 def test_cuda_tile_of_packed_sequences(library):
     tensors, options = packed(7)
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)
     # Beside decode, which has the sequences of up to one query.
-    asked = (132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False, 64, 64, 1, 0, False)
+    asked = (132, 5, 7, 48, 4, 2, 7, 9, -1, -1, 16, False, 64, 64, 1, 0, False, 60 << 20, True)
     assert library.asked_about_tile == [asked]
 
 

@@ -95,10 +95,10 @@ def test_there_is_no_backward_of_a_cache():
 
 def test_backward_on_a_gpu(library):  # noqa: F811
     assert flash_attn.explain(*qkv(), backward=True).kernel == "bwd_test"
-    assert library.asked == [(90, "bf16", 64, 64, False)]
+    assert [asked[:5] for asked in library.asked] == [(90, "bf16", 64, 64, False)]
     fp16 = qkv(head_dim=96, dtype=torch.float16)
     choice = flash_attn.explain(*fp16, softcap=1.0, backward=True)
-    assert library.asked[-1] == (90, "fp16", 96, 96, True)
+    assert library.asked[-1][:5] == (90, "fp16", 96, 96, True)
     assert (choice.backend, choice.kernel) == ("none", None)
     assert choice.rejected == (("bwd_test", "does not serve this"),)
 

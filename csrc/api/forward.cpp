@@ -46,7 +46,7 @@ class AttentionLaunches {
       forward_.emplace(q, p, a.num_splits);
     }
     if (decodes) {
-      decode_.emplace(q, p, a.num_splits, /*beside=*/leaves);
+      decode_.emplace(q, p, a.num_splits, /*cached=*/false, /*beside=*/leaves);
     }
   }
 

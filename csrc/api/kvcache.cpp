@@ -183,7 +183,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
     rows = {};
   }
   if (decodes) {
-    DecodeLaunch const decode(query, p, num_splits, /*beside=*/false, rows);
+    DecodeLaunch const decode(query, p, num_splits, /*cached=*/true, /*beside=*/false, rows);
     decode.start(StreamLock(current_stream(q)));
   } else if (attends) {
     KeyCopies const copies = copy_odd_rows(p, k_cache, v_cache, q);

@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "api/arguments.h"
 #include "host/decode_plan.h"
@@ -38,12 +37,6 @@ Request decode_request(Tensor const& q, FwdParams const& p) {
           device.sm,         device.smem_per_block};
 }
 
-SplitSchedule schedule_for(Variant const& variant, FwdParams const& p, int64_t num_splits) {
-  constexpr int64_t most = std::numeric_limits<int>::max();
-  return decode_schedule(variant, p, static_cast<int>(std::min(num_splits, most)),
-                         current_device());
-}
-
 }  // namespace
 
 KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q) {
@@ -61,7 +54,10 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache)
     : variant_(forward_variant(q, p)) {
   DeviceInfo const& device = current_device();
-  int const splits = key_splits(p, variant_, device, num_splits);
+  bool const of_pages = p.pages.table != nullptr;
+  int const splits = of_cache || of_pages
+                         ? planned_splits(p, variant_, device, num_splits, of_cache)
+                         : key_splits(p, variant_, device, num_splits);
   bool const may_cut_rows = splits == 1 && num_splits == 0 && !of_cache;
   LastRows const last = may_cut_rows ? last_rows(p, variant_, device) : LastRows{};
   trace_launch(p, variant_, last);
@@ -99,10 +95,11 @@ bool DecodeLaunch::serves(Tensor const& q, FwdParams const& p) {
   return find(decode_request(q, p)) != nullptr;
 }
 
-DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside,
-                           NewRows const& rows)
+DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
+                           bool beside, NewRows const& rows)
     : variant_(select(decode_request(q, p))),
-      split_(schedule_for(variant_, p, num_splits)),
+      split_(decode_schedule(p, decode_plan_of(p, current_device(), num_splits, cached).split,
+                             current_device())),
       pieces_(q, decode_workspace(variant_, p, split_), ScalarType::Float),
       params_(decode_params(variant_, p, split_, pieces_.data<float>(), beside, rows)) {
   trace_launch(p, variant_);

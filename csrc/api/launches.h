@@ -39,11 +39,11 @@ class ForwardLaunch {
   std::optional<Rows> last_rows_;  // beside the others' last round
 };
 
-// The decode kernel. num_splits: see host/decode_plan.h. beside, rows: as of DecodeParams.
+// The decode kernel. num_splits, cached: see host/decode_plan.h. beside, rows: as of DecodeParams.
 class DecodeLaunch {
  public:
-  DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool beside = false,
-               NewRows const& rows = {});
+  DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
+               bool beside = false, NewRows const& rows = {});
 
   // Whether there is one for such a call.
   static bool serves(Tensor const& q, FwdParams const& p);

@@ -159,18 +159,22 @@ bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device
 
 PyObject* explain_decode(PyObject*, PyObject* args) {
   int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, page_size = 0,
-      cached = 0, batch_invariant = 0, odd_rows = 0;
-  long long total_q = 0;
+      cached = 0, batch_invariant = 0, odd_rows = 0, used_k = 0;
+  long long total_q = 0, total_k = 0, l2_bytes = 0;
   DeviceInfo device{};
   FwdParams p{};
   char const* dtype = nullptr;
   if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &device.sm_count,
              &p.seqlens.batch, &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv,
              &num_splits, &page_size, &cached, &total_q, &batch_invariant, &odd_rows, &p.mask.left,
-             &p.mask.right)) {
+             &p.mask.right, &l2_bytes, &total_k, &used_k)) {
     return nullptr;
   }
   static int const something = 0;  // of tensors it counts whether they are there
+  p.q.head_stride = 1;             // so that heads are apart
+  p.seqlens.cu_k = total_k >= 0 ? &something : nullptr;
+  p.seqlens.total_k = std::max(total_k, 0LL);
+  p.seqlens.used_k = used_k ? &something : nullptr;
   p.pages.table = page_size ? &something : nullptr;
   p.pages.page_size = FastDiv(std::max(page_size, 1));
   p.scores.softmax_scale = 1.f;
@@ -182,10 +186,11 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   p.head_dim_v = head_dim_v;
   p.odd = odd_rows ? OddRows{head_dim, head_dim_v} : OddRows{};
   device.sm = sm;
+  device.l2_bytes = l2_bytes;
+  device.smem_per_block = smem_per_block(sm);
   if (!decodes(p, cached, num_splits, device)) {
     Py_RETURN_NONE;
   }
-  device.smem_per_block = smem_per_block(sm);
   // Beside it the forward kernel has a copy of odd rows, which both read.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
   bool const full = full_scores || (odd_rows && !copied);
@@ -195,7 +200,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   SplitSchedule split{};
   split.max_splits = 1;
   if (selection.variant && any) {
-    split = decode_schedule(*selection.variant, p, num_splits, device);
+    split = decode_schedule(p, decode_plan_of(p, device, num_splits, cached).split, device);
   }
   return selection_json(selection, split.max_splits << split.cluster_log2,
                         p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
@@ -205,16 +210,19 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   DeviceInfo device{};
   FwdParams p{};
   char const* name = nullptr;
-  int page_size = 0, batch_invariant = 0, num_splits = 0, cached = 0;
-  long long total_q = 0, total_k = 0;
+  int page_size = 0, batch_invariant = 0, num_splits = 0, cached = 0, used_k = 0;
+  long long total_q = 0, total_k = 0, l2_bytes = 0;
   if (!parse(args, &name, &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
              &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q, &total_k, &p.mask.left,
              &p.mask.right, &page_size, &batch_invariant, &p.head_dim, &p.head_dim_v,
-             &p.seqlens.few_q, &num_splits, &cached)) {
+             &p.seqlens.few_q, &num_splits, &cached, &l2_bytes, &used_k)) {
     return nullptr;
   }
+  device.sm = 90;  // the others have one tile
+  device.l2_bytes = l2_bytes;
   static int const something = 0;  // of tensors it counts whether they are there
   p.q.head_stride = 1;             // so that heads are apart
+  p.seqlens.used_k = used_k ? &something : nullptr;
   p.seqlens.cu_q = total_q >= 0 ? &something : nullptr;
   p.seqlens.total_q = std::max(total_q, 0LL);
   p.seqlens.cu_k = total_k >= 0 ? &something : nullptr;
@@ -225,7 +233,9 @@ PyObject* explain_tile(PyObject*, PyObject* args) {
   p.batch_invariant = batch_invariant;
   for (Variant const& row : variants()) {
     if (std::string_view(row.name) == name) {
-      int const splits = key_splits(p, row, device, num_splits);
+      int const splits = cached || page_size > 0
+                             ? planned_splits(p, row, device, num_splits, cached)
+                             : key_splits(p, row, device, num_splits);
       bool const may_cut_rows = splits == 1 && num_splits == 0 && !cached;
       LastRows const last = may_cut_rows ? last_rows(p, row, device) : LastRows{};
       p.splits.count = FastDiv(splits);
@@ -283,7 +293,8 @@ PyMethodDef methods[] = {
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, page_size) -> JSON: the variant and why not "
-     "the others. page_size: of keys in pages, else 0."},
+     "the others. page_size: of keys in pages, 1 where left padding or strides leave no boxes of "
+     "more rows; else 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON as of "
@@ -291,16 +302,19 @@ PyMethodDef methods[] = {
      "chosen. total_q, total_k: of what is packed, else -1."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows, left, right) "
-     "-> JSON as of explain_forward, with the most splits of a sequence, or blocks of a cluster "
+     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows, left, right, "
+     "l2_bytes, total_k, used_k) -> JSON as of explain_forward, with the most splits of a "
+     "sequence, or blocks of a cluster "
      "that "
      "are wanted; None for a call that the forward kernel "
-     "serves. total_q: of a packed batch, else -1. odd_rows: of a cache, no multiples of 16 bytes. "
+     "serves. total_q, total_k: of what is packed, else -1. used_k: whether a tensor says how many "
+     "keys are in use. odd_rows: of a cache, no multiples of 16 bytes. "
      "few_queries: if not 0, this is about sequences of no more queries, and the forward kernel "
      "serves the others."},
     {"explain_tile", explain_tile, METH_VARARGS,
      "(name, sm_count, batch, seqlen_q, seqlen_k, heads, heads_kv, total_q, total_k, left, right, "
-     "page_size, batch_invariant, head_dim, head_dim_v, few_queries, num_splits, cached) -> the "
+     "page_size, batch_invariant, head_dim, head_dim_v, few_queries, num_splits, cached, l2_bytes, "
+     "used_k) -> the "
      "keys of the tile with which the forward's row of that name serves the call, the parts that "
      "keys are cut into, and if that is so for the last queries of each sequence alone, how many; "
      "else 0. total_q, total_k: of what is packed, else -1. few_queries: as of "

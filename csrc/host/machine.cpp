@@ -23,6 +23,7 @@ plan::Machine machine_of(DeviceInfo const& device) {
   constexpr int kMeasured = 90;
   constexpr float kReached = 0.8f;  // of the datasheet's, as on those that were measured
   if (device.sm != kMeasured && device.memory_rate > 0) {
+    machine.reads *= kReached * device.memory_rate / machine.memory;
     machine.memory = kReached * device.memory_rate;
   }
   return machine;

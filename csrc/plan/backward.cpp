@@ -293,6 +293,12 @@ bool fits_sums(Problem const& p, BackwardKernel const& k, int parts) {
   return parts == 1 || parts * bytes <= double(most_sum_bytes(p, k));
 }
 
+// Sums of dQ of each thread block, of the longest sequence.
+bool fits_own_sums(Problem const& p, BackwardKernel const& k, int heads) {
+  double const rows = double(std::min<int64_t>(p.seqlen_q, p.total_q)) * heads;
+  return kSum * rows * k.head_dim * k.resident <= double(most_sum_bytes(p, k));
+}
+
 // Heads whose tiles wait for each other run side by side with enough others that a tile's
 // predecessors are mostly done when it is drawn.
 int waiting_together(Problem const& p, BackwardKernel const& k) {
@@ -361,7 +367,7 @@ class Choices {
     if (!any || !k_.schedules) {
       return;
     }
-    if (adds || (p_.packed_k && p_.seqlen_k <= k_.block_n)) {
+    if ((adds || (p_.packed_k && p_.seqlen_k <= k_.block_n)) && fits_own_sums(p_, k_, heads)) {
       add(Schedule::KvPersistent, heads, 1, 1);
     }
     constexpr int kLeastRowBlocks = 3;  // with fewer, tiles do nothing but wait

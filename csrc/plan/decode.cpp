@@ -209,12 +209,16 @@ KeySplit cut_as_told(Problem const& p, DecodeKernel const& kernel) {
   return s;
 }
 
-// alone: the GPU has nothing else to do.
+// What is good for caches that are filled as is expected and for full ones: both happen, so the
+// geometric mean counts. alone: the GPU has nothing else to do.
 Choice best_split(Problem const& p, Machine const& m, DecodeKernel const& kernel, bool alone) {
-  Work const w = work_of(p, m, kernel);
+  Work const w = work_of(expected(p), m, kernel), full = work_of(p, m, kernel);
   Choice best;
+  auto const us = [&](Work const& work, KeySplit const& s) {
+    return predict(work, m, kernel, s, pieces_of(work, s, kernel));
+  };
   auto const consider = [&](KeySplit const& s) {
-    best.consider(s, predict(w, m, kernel, s, pieces_of(w, s, kernel)));
+    best.consider(s, std::sqrt(us(w, s) * us(full, s)));
   };
   if (p.num_splits > 1 && !p.batch_invariant) {
     consider(cut_as_told(p, kernel));
@@ -293,10 +297,10 @@ DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& k
     if (!mixed || few_q == 0) {
       return none;
     }
-    Choice const best = best_split(expected(few_of(p)), m, kernel, /*alone=*/false);
+    Choice const best = best_split(few_of(p), m, kernel, /*alone=*/false);
     return {few_q, best.split, best.us};
   }
-  Choice const best = best_split(expected(p), m, kernel, /*alone=*/true);
+  Choice const best = best_split(p, m, kernel, /*alone=*/true);
   bool const decodes = must_decode(p, m) || kWorthIt * best.us <= forward_us;
   return decodes ? DecodePlan{kAllQueries, best.split, best.us} : none;
 }

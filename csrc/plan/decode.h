@@ -47,7 +47,8 @@ Problem expected(Problem const& p);
 double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                  KeySplit const& split);
 
-// forward_us: predicted for expected(p) if the forward kernel has all; infinite if it cannot.
+// forward_us: of the forward kernel, if it has all: the geometric mean of what is predicted for
+// expected(p) and for full caches; infinite if it cannot.
 DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                        double forward_us);
 

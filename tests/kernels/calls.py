@@ -40,6 +40,10 @@ class OnTiles:
         self.kernels.run(variant, call)
 
 
+ALL_QUERIES = -1
+DECODED_ROWS = 64  # of a sequence, all heads of a KV head, that the decode kernel takes
+
+
 def rows(x: Tensor) -> tuple[int, int, int]:
     """Address and strides of (b, h, s), or of packed (h, total)."""
     return x.data_ptr(), x.stride(0) if x.dim() == 3 else 0, x.stride(-2)
@@ -145,8 +149,8 @@ def varlen(
     """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
 
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
-    longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences that
-    the host gives it, and its num_splits; `variant` has the others, if any may be left.
+    longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences of
+    up to 64 rows, and its num_splits; `variant` has the others, if any may be left.
     stream, hopper_sms, cluster: as of `cached`.
     """
     total_q, heads, _ = q.shape
@@ -163,13 +167,13 @@ def varlen(
     scores(call, **full)
     if few is None:
         return _run(kernels, variant, call, output, s_dmask)
-    gpu = {"sm": 90, "sm_count": hopper_sms} if hopper_sms else {"sm": 80, "sm_count": 4}
-    call["few_q"] = kernels.few_queries(call, num_splits, **gpu)
+    group, longest = heads // k.shape[-2], min(call["seqlen_q"], total_q)
+    call["few_q"] = ALL_QUERIES if longest * group <= DECODED_ROWS else DECODED_ROWS // group
     assert call["few_q"] != 0
     if call["few_q"] > 0:
         kernels.run(variant, call)
     call |= {"num_splits": num_splits, "stream": stream, "hopper_sms": hopper_sms}
-    assert kernels.decode_cluster(few, call) == cluster
+    call["cluster"] = cluster
     kernels.run_decode(few, call)
     return output.results()
 
@@ -211,8 +215,8 @@ def cached(
 
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
     until a kernel writes there. stream: whose counters it has. hopper_sms: of one of Hopper's GPUs,
-    where each tile should have a cluster of `cluster` thread blocks, and has one of largest_cluster
-    if that is less; 0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself,
+    where each tile has a cluster of `cluster` thread blocks, or of largest_cluster if that is less;
+    0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself,
     first. The cache's head dims may be any; q's and out's are rounded up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
@@ -232,7 +236,7 @@ def cached(
     else:
         call |= {"num_splits": num_splits, "last_block_first": last_block_first, "stream": stream}
         call |= (brings or {}) | {"hopper_sms": hopper_sms, "largest_cluster": largest_cluster}
-        assert kernels.decode_cluster(variant, call) == cluster
+        call["cluster"] = cluster
         kernels.run_decode(variant, call)
     return output.results()
 

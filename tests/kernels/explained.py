@@ -116,7 +116,9 @@ def simulate(patch: pytest.MonkeyPatch, sm: int) -> None:
     patch.setattr(backend, "_missing", set())  # has all, where nothing was compiled for GPUs
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "get_device_capability", lambda device=None: divmod(sm, 10))
-    gpu = SimpleNamespace(multi_processor_count=library.DEVICES[sm][1])
+    gpu = SimpleNamespace(
+        multi_processor_count=library.DEVICES[sm][1], L2_cache_size=library.L2_BYTES
+    )
     patch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include "host/largest_cluster.h"
 #include "host/last_rows.h"
 #include "host/launch_kernel.h"
+#include "host/machine.h"
 #include "host/second_tile.h"
 #include "host/select.h"
 #include "host/workspace.h"
@@ -334,21 +336,24 @@ int keys_of_tile(std::string const& name, py::dict const& call) {
   return flash::keys_of_tile(find(name), p);
 }
 
-// Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
-int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
-  flash::DeviceInfo device{};
+flash::DeviceInfo gpu_of(int sm, int sm_count) {
+  flash::DeviceInfo device = sm == 90 ? sm90 : sm80;
   device.sm = sm;
   device.sm_count = sm_count;
-  int const few = flash::few_queries(forward_params(call), num_splits, device);
+  device.l2_bytes = 60 << 20;
+  return device;
+}
+
+// Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
+int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
+  int const few = flash::few_queries(forward_params(call), num_splits, gpu_of(sm, sm_count));
   return few == flash::kAllQueries ? -1 : few;
 }
 
 // num_splits None: a dense call without a cache.
 bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm_count) {
-  flash::DeviceInfo device{};
-  device.sm = sm;
-  device.sm_count = sm_count;
   flash::FwdParams const p = forward_params(call);
+  flash::DeviceInfo const device = gpu_of(sm, sm_count);
   return num_splits ? flash::decodes_cache(p, *num_splits, device)
                     : flash::decodes_dense(p, device);
 }
@@ -401,14 +406,21 @@ flash::DeviceInfo decoding_device(py::dict const& call) {
   return device;
 }
 
+// A tile is shared by call["cluster"] thread blocks, or cut as is planned for the GPU, were there
+// no other kernel.
 flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams const& p,
                                  py::dict const& call) {
-  return flash::decode_schedule(variant, p, call["num_splits"].cast<int>(), decoding_device(call));
-}
-
-// Thread blocks that share a tile, if the GPU runs as many as a cluster.
-int decode_cluster(std::string const& name, py::dict const& call) {
-  return 1 << schedule_of(find(name), forward_params(call), call).cluster_log2;
+  flash::DeviceInfo const device = decoding_device(call);
+  if (int const cluster = number<int>(call, "cluster", 1); cluster > 1) {
+    return flash::decode_schedule(p, {.cluster_log2 = std::countr_zero(unsigned(cluster))}, device);
+  }
+  bool const cached = p.seqlens.cu_q == nullptr;
+  flash::plan::Problem const problem = flash::problem_of(p, call["num_splits"].cast<int>(), cached);
+  flash::plan::DecodeKernel kernel = flash::decode_kernel(variant, p, device);
+  kernel.clusters = false;
+  auto const plan = flash::plan::plan_decode(problem, flash::machine_of(device), kernel,
+                                             std::numeric_limits<double>::infinity());
+  return flash::decode_schedule(p, plan.split, device);
 }
 
 // Few query rows against a cache, as csrc/api/kvcache.cpp does it.
@@ -472,7 +484,6 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("probabilities", &probabilities, py::arg("dtype"), py::arg("call"));
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));
-  m.def("decode_cluster", &decode_cluster, py::arg("name"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
   m.def("begin_log", [] { flash::launch_log.begin(); });
   m.def("end_log", [] { return flash::launch_log.end(); });

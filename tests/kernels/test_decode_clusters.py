@@ -132,10 +132,3 @@ def test_the_caller_s_pieces_are_thread_blocks(kernels, row, num_splits):
 @pytest.mark.parametrize("row", OTHERS, ids=id_of)
 def test_rows_that_do_more_than_read_have_none(kernels, row):
     check(kernels, row, replace(ONE, d=row.head_dim), hopper_sms=16, cluster=1)
-
-
-@pytest.mark.parametrize("row", SMALL, ids=id_of)
-@pytest.mark.parametrize(("h", "keys", "sms"), [(7, 3968, 16), (8, 256, 16), (8, 3968, 1)])
-def test_few_rows_keys_or_places_need_none(kernels, row, h, keys, sms):
-    case = replace(ONE, h=h, cache_seqlens=(keys,), cache_size=keys)
-    check(kernels, row, case, hopper_sms=sms, cluster=1)

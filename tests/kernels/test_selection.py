@@ -117,36 +117,23 @@ def test_what_no_row_serves(kernels):
     [
         # A dense call: few rows, keys enough to cut, and an idle GPU.
         ((1, 1, 4096, 32, 8), None, 90, True),
-        ((1, 1, 4096, 32, 8), None, 80, True),
-        ((1, 1, 512, 32, 8), None, 90, False),
-        ((1, 32, 4096, 32, 32), None, 90, True),
-        ((1, 64, 4096, 32, 32), None, 90, False),
         ((1, 65, 4096, 1, 1), None, 90, False),
-        ((16, 1, 4096, 32, 8), None, 90, False),
         ((0, 1, 4096, 32, 8), None, 90, False),
-        # With a cache: up to a tile's rows always; more, where nothing else is faster.
+        # With a cache: a step of generation; whatever fits where Hopper's forward is not there, or
+        # where the caller asks for splits.
         ((128, 1, 512, 32, 32), 0, 90, True),
         ((128, 64, 512, 32, 32), 0, 90, False),
         ((128, 64, 512, 32, 32), 0, 80, True),
         ((128, 64, 512, 32, 32), 2, 90, True),
-        ((1, 64, 512, 8, 8), 0, 90, True),
         ((1, 65, 512, 8, 8), 2, 90, False),
     ],
     ids=str,
 )
 def test_who_decodes(kernels, shape, num_splits, sm, expected):
-    """Of head dim 128."""
+    """Of head dim 128; tests/unit/test_plan_decode.py has the choices."""
     names = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_kv")
     call = calls.problem(**dict(zip(names, shape, strict=True)))
     assert kernels.decodes(call, num_splits, sm, sm_count=132) == expected
-
-
-@pytest.mark.parametrize(("batch", "expected"), [(1, True), (2, False)])
-def test_who_decodes_at_larger_head_dims(kernels, batch, expected):
-    """A tile of theirs takes longer, so more of the GPU has to be idle."""
-    shape = dict(batch=batch, seqlen_q=64, seqlen_k=4096, heads_q=8, heads_kv=8)
-    call = calls.problem(**shape, head_dim=256, head_dim_v=256)
-    assert kernels.decodes(call, None, 90, sm_count=132) == expected
 
 
 ANY = 1  # a pointer that nobody follows
@@ -166,52 +153,25 @@ ALL = -1
 @pytest.mark.parametrize(
     ("shape", "more", "expected"),
     [
-        # Keys in pages: whatever fits 64 rows.
+        # Keys in pages that Hopper's forward cannot read: whatever fits 64 rows.
         ((64, 1, 64, (32, 8)), PAGED, ALL),
-        ((64, 4, 256, (32, 8)), PAGED, ALL),
-        ((64, 5, 320, (32, 8)), PAGED, ALL),
         ((64, 16, 1024, (32, 8)), PAGED, ALL),
-        ((64, 16, 1024, (32, 8)), PAGED | {"seqlen_k": 16}, ALL),
         ((64, 17, 1088, (32, 8)), PAGED, 16),
-        ((2, 1, 2, (20, 1)), PAGED, ALL),
         ((2, 1, 2, (65, 1)), PAGED, 0),
-        ((2, 9, 12, (7, 1)), PAGED, ALL),
         ((2, 10, 12, (7, 1)), PAGED, 9),
-        # More than a tile's rows, on average, of pages that Hopper's forward reads.
-        ((64, 4, 256, (32, 8)), BOXES, ALL),
-        ((64, 5, 320, (32, 8)), BOXES, 0),
-        ((64, 16, 256, (32, 8)), BOXES, ALL),
-        ((1, 16, 16, (32, 8)), BOXES, 0),
-        ((64, 5, 320, (32, 8)), BOXES | {"seqlen_k": 1023}, ALL),
-        ((64, 5, 320, (32, 8)), BOXES | {"batch_invariant": True}, ALL),
-        ((64, 5, 320, (32, 8)), BOXES | {"softcap": 1.0}, ALL),
-        # But where clusters of decode's blocks, one for each tile, have few keys each: of a window,
-        # or of all that there are.
-        ((1, 8, 8, (8, 2)), BOXES, ALL),
-        ((1, 8, 8, (8, 2)), BOXES | {"seqlen_k": 4097}, 0),
-        ((1, 8, 8, (8, 2)), BOXES | {"seqlen_k": 8192}, 0),
-        ((1, 8, 8, (8, 2)), DRAFT, ALL),
-        ((2, 8, 16, (8, 2)), DRAFT, ALL),
-        ((3, 8, 24, (8, 2)), DRAFT, 0),
-        ((1, 9, 9, (8, 2)), DRAFT, 0),
-        ((1, 8, 8, (8, 2)), BOXES | {"head_dim": 192, "head_dim_v": 192}, 0),
-        # No sequence has more than all have together.
-        ((64, 4096, 64, (32, 32)), PAGED, ALL),
+        ((64, 4096, 64, (32, 32)), PAGED, ALL),  # no sequence has more than all have together
         ((64, 4096, 65, (32, 32)), PAGED, 64),
         ((2, 0, 2, (32, 8)), PAGED, 0),
         ((2, 3, 0, (32, 8)), PAGED, 0),
         ((0, 3, 2, (32, 8)), PAGED, 0),
+        # That it can read: steps of generation, and what must not depend on the batch.
+        ((64, 1, 64, (32, 8)), BOXES, ALL),
+        ((64, 5, 320, (32, 8)), BOXES | {"batch_invariant": True}, ALL),
         # A single sequence has many queries, as was said, unless that must not count.
         ((1, 17, 17, (32, 8)), PAGED, 0),
         ((1, 17, 17, (32, 8)), PAGED | {"batch_invariant": True}, 16),
-        ((1, 16, 17, (32, 8)), PAGED, ALL),
-        # Packed keys: where a cache of as many would be, from 1,024 keys on, and only all of them.
-        ((64, 1, 64, (32, 8)), {}, ALL),
-        ((64, 1, 64, (32, 8)), {"seqlen_k": 1023}, 0),
+        # Packed keys.
         ((64, 1, 64, (32, 8)), {"batch_invariant": True}, 0),
-        ((64, 4, 256, (32, 8)), {}, ALL),
-        ((64, 5, 320, (32, 8)), {}, 0),
-        ((2, 5, 10, (32, 8)), {}, ALL),
         ((64, 17, 1088, (32, 8)), {}, 0),
         ((64, 1, 64, (32, 8)), {"dropout_p": 0.1}, 0),
     ],
@@ -223,13 +183,6 @@ def test_who_decodes_of_a_packed_batch(kernels, shape, more, expected):
     assert kernels.few_queries(call, 0, 90, sm_count=132) == expected
 
 
-def test_splits_that_were_asked_for_decode_packed_keys(kernels):
-    for pages in ({}, BOXES):
-        call = packed(64, 5, 320, (32, 8), **pages)
-        assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL
-    assert kernels.few_queries(call, 0, 80, sm_count=132) == ALL
-
-
-def test_a_draft_in_one_split_has_no_clusters(kernels):
-    call = packed(1, 8, 8, (8, 2), **DRAFT)
-    assert [kernels.few_queries(call, n, 90, sm_count=132) for n in (0, 1, 2)] == [ALL, 0, ALL]
+def test_splits_that_were_asked_for_decode_pages(kernels):
+    call = packed(64, 5, 320, (32, 8), **BOXES)
+    assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL

@@ -77,6 +77,9 @@ def check(call: dict, choice: tuple) -> None:
     assert parts == 1 or 4 * total_k * call["heads_kv"] * parts * columns <= most
     if schedule != "tiles":
         assert call["schedules"]
+    if schedule == "kv_persistent":
+        longest = min(call["seqlen_q"], total_q)
+        assert 4 * longest * heads * call["head_dim"] * call["resident"] <= most
     if schedule == "ordered_dq":
         assert heads == 1
         assert not call.get("packed")
