@@ -305,7 +305,8 @@ int waiting_together(Problem const& p, BackwardKernel const& k) {
   int const tiles = std::max(ceil_div(p.seqlen_k, k.block_n), 1);
   int const least = std::max(k.resident / 16, 1);
   return p.full() && !p.deterministic ? least
-                                      : std::clamp(4 * k.resident / tiles, least, k.resident / 2);
+                                      : std::clamp(4 * k.resident / tiles, least,
+                                                   std::max(k.resident / 2, least));
 }
 
 // The widest group of heads, up to `width`, that leaves no small rest.
@@ -360,9 +361,11 @@ class Choices {
     } else if (p_.full() || !dense) {
       add(Schedule::Tiles, heads, 1, dense ? 2 : 4);
     } else {
-      for (int together = 2; together <= k_.resident / 4; together *= 2) {
+      int together = 2;  // on the smallest GPUs as well
+      do {
         add(Schedule::Tiles, heads, 1, together);
-      }
+        together *= 2;
+      } while (together <= k_.resident / 4);
     }
     if (!any || !k_.schedules) {
       return;

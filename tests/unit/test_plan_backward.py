@@ -14,6 +14,8 @@ OTHERS = {
     "RTX 4090": dict(sm_count=128, l2_bytes=72 << 20, memory=0.8e6, resident=128),
     "RTX 5090": dict(sm_count=170, l2_bytes=96 << 20, memory=1.4e6, resident=170),
     "GB10": dict(sm_count=48, l2_bytes=24 << 20, memory=0.22e6, resident=48),
+    "Orin Nano": dict(sm_count=8, l2_bytes=2 << 20, memory=0.06e6, resident=8),
+    "one place": dict(sm_count=1, l2_bytes=1 << 20, memory=0.06e6, resident=1),
 }
 
 
