@@ -15,6 +15,8 @@ OTHERS = [
     (dict(sm=89, sm_count=128, reads=0.9e6), 1),  # RTX 4090
     (dict(sm=120, sm_count=170, reads=1.6e6), 1),  # RTX 5090
     (dict(sm=121, sm_count=48, reads=0.25e6), 1),  # GB10
+    (dict(sm=87, sm_count=8, reads=0.06e6), 1),  # Orin Nano
+    (dict(sm=87, sm_count=1, reads=0.06e6), 1),
 ]
 UNIT = {64: 128, 128: 64, 256: 32}
 

@@ -24,6 +24,8 @@ OTHERS = {
     "RTX 4090": dict(sm=89, sm_count=128, l2_bytes=72 << 20, memory=0.9e6),
     "RTX 5090": dict(sm=120, sm_count=170, l2_bytes=96 << 20, memory=1.6e6),
     "GB10": dict(sm=121, sm_count=48, l2_bytes=24 << 20, memory=0.25e6),
+    "Orin Nano": dict(sm=87, sm_count=8, l2_bytes=2 << 20, memory=0.06e6),
+    "one multiprocessor": dict(sm=87, sm_count=1, l2_bytes=1 << 20, memory=0.06e6),
 }
 
 
