@@ -105,65 +105,51 @@ struct BatchSizes {
     return sequence < Lanes::kCount ? first : sizes(sequence);
   }
 
-  // Of count(size, sequence) over the batch; for all lanes.
+  // Of count(size) over the batch; for all lanes.
   template <class Count>
   FLASH_HD int64_t sum(Count count) const {
     if (s.equal) {
-      return int64_t(s.batch) * count(first, 0);
+      return int64_t(s.batch) * count(first);
     }
     int64_t mine = 0;
     for (int b = lanes.index(); b < s.batch; b += Lanes::kCount) {
-      mine += count(of(b), b);
+      mine += count(of(b));
     }
     return lanes.sum(mine);
   }
 };
 
-// Units of a piece.
-struct Chunk {
-  int usual;
-  int whole;      // sequences that have longer ones
-  int long_ones;  // theirs
-
-  FLASH_HD int of(int sequence) const {
-    return sequence < whole && long_ones > usual ? long_ones : usual;
-  }
-};
-
-// At first the shortest that make no more pieces than are wanted, which is right
+// Units of a piece. At first the shortest that make no more pieces than are wanted, which is right
 // for a batch of one length, since as many are wanted for each sequence. Others round their pieces
 // up to whole ones, so that these are nearly always more than wanted, and a few too many of one
 // length take as long as as many again: they are lengthened in proportion, at most three times, and
 // then as far as it takes.
 template <class Lanes, class Sizes>
-FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
+FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
-  int64_t const total = batch.sum([](SequenceSize size, int) { return size.all_units(); });
+  int64_t const total = batch.sum([](SequenceSize size) { return size.all_units(); });
   int const even = divide_up(total, s.columns);
-  // A quarter longer than the mean: less than all have to do who work on whole sequences.
-  int const mean = s.whole > 0 ? divide_up(total, s.alike) : 0;
-  Chunk chunk{even > s.min_units ? even : s.min_units, s.whole, mean + mean / 4};
+  int chunk = even > s.min_units ? even : s.min_units;
   // Rows that belong to no sequence have columns as well.
   int64_t const own_blocks =
-      s.packed ? batch.sum([](SequenceSize size, int) { return size.row_blocks; }) : s.batch;
+      s.packed ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
   int64_t const wanted = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
   int64_t const most = own_blocks + s.extra;
   int64_t columns = wanted < most ? wanted : most;
   // If a quarter longer is not enough either, lengths differ: thread blocks then end one after the
   // other, and those that are too many begin meanwhile, so that all columns that there are may be
   // (48 sequences of up to 16k keys on an H200: 463 µs, each in one piece 549).
-  bool const may_differ = s.whole == 0 && columns < most;
-  Chunk const first = chunk;
+  bool const may_differ = columns < most;
+  int const first = chunk;
   int64_t of_first = 0;
   for (int attempt = may_differ ? -1 : 0;; ++attempt) {
-    int64_t found = batch.sum(
-        [&](SequenceSize size, int sequence) { return columns_of(s, chunk.of(sequence), size); });
+    int64_t found = batch.sum([&](SequenceSize size) { return columns_of(s, chunk, size); });
     if (found <= columns) {
       return chunk;
     }
     if (attempt < 0) {
       of_first = found;
-      chunk.usual = divide_up(5 * int64_t(chunk.usual), 4);
+      chunk = divide_up(5 * int64_t(chunk), 4);
       continue;
     }
     if (attempt == 0 && may_differ) {
@@ -177,14 +163,10 @@ FLASH_HD Chunk fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
     if (attempt == 3) {
       break;
     }
-    chunk.usual = divide_up(chunk.usual * found, columns);
-    if (attempt == 1) {  // the rest, too, may be whole
-      chunk.usual = chunk.usual > chunk.long_ones ? chunk.usual : chunk.long_ones;
-    }
+    chunk = divide_up(chunk * found, columns);
   }
   int const sure = s.extra > 0 ? divide_up(total, s.extra) : INT32_MAX;
-  chunk.usual = chunk.usual > sure ? chunk.usual : sure;
-  return chunk;
+  return chunk > sure ? chunk : sure;
 }
 
 // The piece of block `index`. Lanes: the threads that search together, `kCount` sequences at
@@ -205,9 +187,9 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     }
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
-  Chunk const chunk = s.max_splits == 1 ? Chunk{INT32_MAX, 0, 0} : fitting_chunk(batch);
+  int const chunk = s.max_splits == 1 ? INT32_MAX : fitting_chunk(batch);
   if (s.equal) {
-    int const splits = num_splits(s, chunk.usual, batch.first.units);
+    int const splits = num_splits(s, chunk, batch.first.units);
     int const sequence = column / splits, first = sequence * splits;
     return {sequence,          tile, column - first, splits, first * tiles + tile, tiles,
             sequence < s.batch};
@@ -216,8 +198,8 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   for (int group = 0; group < s.batch; group += Lanes::kCount) {
     int const b = group + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
-    int const splits = num_splits(s, chunk.of(b), size.units);
-    int const mine = columns_of(s, chunk.of(b), size);
+    int const splits = num_splits(s, chunk, size.units);
+    int const mine = columns_of(s, chunk, size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(column < end);
     if (hit < Lanes::kCount) {

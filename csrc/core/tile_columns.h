@@ -9,7 +9,7 @@
 
 namespace flash {
 
-// What a column's tiles have in common: K and V of a forward, Q, dO and dQ of a backward.
+// What a column's tiles have in common: K and V.
 struct Columns {
   int64_t count;
   int64_t bytes;     // that the tiles of a column read
@@ -23,7 +23,7 @@ struct Columns {
 constexpr int kSharers = 4;
 
 // On Hopper, where with four of them a causal call's columns are more than L2 holds. 2k keys on an
-// H200: a backward takes 1% less at d 128, 2% at d 192, 4% at d 256, a forward 3% at d 192.
+// H200: a forward takes 3% less at d 192.
 constexpr int kHopperSharers = 8;
 
 // Rounds of tiles of unequal length that are to even out.
@@ -35,28 +35,14 @@ struct FewTiles {
   int rounds = kRounds;
 };
 
-// On an H200, causal, 16k tokens: 512 keys, forward, −4% at d 128 and −2% at d 192; 1k keys,
-// backward, −1 to −2% at d 64 to 128 and −2.5% at d 192 and 256.
-constexpr FewTiles kFewForwardTiles{4, 2}, kFewBackwardTiles{8, 1};
-
-// Of tiles that wait for others of their column: many columns at work mean few of its tiles at a
-// time, so that nobody waits for long.
-struct WaitingTiles {
-  int l2_eighths = 3;     // that hold what the columns at work read
-  int equal_sharers = 1;  // of tiles of equal length: columns are at most places by this
-};
-
-// Of thread blocks; of pairs, whose visits are longer: they wait less, and gain by sharing what
-// they read; of pairs of more than 192 columns. On an H200, d 256: 512 keys, full, 4% by eight at a
-// time; 1k causal 3% by an eighth of L2, with which d 192 loses.
-constexpr WaitingTiles kWaitingTiles{3, 1}, kWaitingPairs{2, 8}, kWaitingWidePairs{1, 8};
+// On an H200, causal, 16k tokens: 512 keys, forward, −4% at d 128 and −2% at d 192.
+constexpr FewTiles kFewForwardTiles{4, 2};
 
 // Who takes tiles.
 struct TileTakers {
   int places;  // thread blocks, or clusters that share a tile, that run at a time
   int sharers = kSharers;
   FewTiles few{};
-  WaitingTiles waiting{};
 };
 
 // Columns that have so many tiles together: not less, or, of few tiles, not more.
@@ -96,21 +82,6 @@ inline int columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
   int64_t const group = std::min({filling, limit, std::max<int64_t>(columns.count, 1)});
   int const even = even_group(static_cast<int>(group), columns.count);
   return within_shared(even, l2_bytes, columns);
-}
-
-// Columns to run side by side whose tiles wait for each other. Of tiles of unequal length half of
-// the rows are at work on average.
-inline int waiting_columns_side_by_side(int64_t l2_bytes, TileTakers const& takers,
-                                        Columns const& columns) {
-  WaitingTiles const& waiting = takers.waiting;
-  int64_t const tiles = std::max(columns.tiles, 1);
-  int64_t const at_work =
-      columns.equal_tiles ? columns.bytes : columns.bytes * (tiles + 1) / (2 * tiles);
-  int64_t const fitting = l2_bytes / 8 * waiting.l2_eighths / std::max<int64_t>(at_work, 1);
-  int const most = columns.equal_tiles ? takers.places / waiting.equal_sharers : takers.places;
-  int64_t const limit = std::max<int64_t>(fitting, takers.places / takers.sharers);
-  int64_t const group = std::min({limit, int64_t(most), columns.count});
-  return even_group(static_cast<int>(std::max<int64_t>(group, 1)), columns.count);
 }
 
 }  // namespace flash

@@ -17,13 +17,8 @@ struct SplitSchedule {
   // Sequences of a packed batch differ in row blocks, which have columns of their own, and so have
   // those of the rows that belong to no sequence.
   bool packed;
-  int all_row_blocks;  // with columns of their own, at most: `batch` where they are in `tiles`
-  // The first sequences, as many as fill the GPU, are not cut, unless they are longer than others:
-  // only what is left then has to be shared out, and merged.
-  int whole = 0;
-  int alike = 1;          // row blocks of the batch, if each sequence has as many as the longest
-  int blocks_per_sm = 0;  // that run at a time, at most; 0: as many as there is room for
-  int cluster_log2 = 0;   // of the thread blocks that share a piece
+  int all_row_blocks;    // with columns of their own, at most: `batch` where they are in `tiles`
+  int cluster_log2 = 0;  // of the thread blocks that share a piece
 };
 
 }  // namespace flash

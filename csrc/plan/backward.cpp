@@ -304,9 +304,10 @@ bool fits_own_sums(Problem const& p, BackwardKernel const& k, int heads) {
 int waiting_together(Problem const& p, BackwardKernel const& k) {
   int const tiles = std::max(ceil_div(p.seqlen_k, k.block_n), 1);
   int const least = std::max(k.resident / 16, 1);
-  return p.full() && !p.deterministic ? least
-                                      : std::clamp(4 * k.resident / tiles, least,
-                                                   std::max(k.resident / 2, least));
+  if (p.full() && !p.deterministic) {
+    return least;
+  }
+  return std::clamp(4 * k.resident / tiles, least, std::max(k.resident / 2, least));
 }
 
 // The widest group of heads, up to `width`, that leaves no small rest.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/cluster_size.h"
 #include "params/common.h"
 #include "params/seqlens.h"
 
@@ -24,7 +25,6 @@ constexpr double kSearch = 1.3;
 // guessed.
 constexpr double kWorthIt = 0.95;
 
-constexpr int kMostClusterLog2 = 4;
 // Units of a cluster's thread block: of more, they wait for the last one longer than merging takes.
 constexpr int kMostUnits = 64;
 constexpr int kMinUnits = 2;

@@ -1,15 +1,12 @@
 #include "bindings.h"
 #include "core/merge_rounds.h"
 #include "core/split_schedule.h"
-#include "core/wanted_clusters.h"
-#include "core/wanted_columns.h"
 
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
-                       std::optional<int> extra, std::optional<int> all_row_blocks, int whole,
-                       std::optional<int> alike) {
+                       std::optional<int> extra, std::optional<int> all_row_blocks) {
              SplitSchedule s{};
              s.batch = batch;
              s.tiles = flash::FastDiv(tiles);
@@ -20,14 +17,11 @@ void bind_split_schedule(py::module_& m) {
              s.extra = extra.value_or(columns);
              s.packed = all_row_blocks.has_value();
              s.all_row_blocks = all_row_blocks.value_or(batch);
-             s.whole = whole;
-             s.alike = alike.value_or(batch);
              return s;
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
            py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
-           py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none(),
-           py::arg("whole") = 0, py::arg("alike") = py::none())
+           py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none())
       .def("num_columns", &flash::num_columns)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
@@ -48,19 +42,6 @@ void bind_split_schedule(py::module_& m) {
                                    range.begin, range.end);
           },
           py::arg("units"), py::arg("index"), py::arg("row_blocks") = py::none());
-  m.def("whole_sequences", &flash::whole_sequences, py::arg("batch"), py::arg("row_blocks"),
-        py::arg("resident"));
-  m.def("pieces_of_rest", &flash::pieces_of_rest, py::arg("rest"), py::arg("resident"));
-  // (columns, extra, whole, blocks_per_sm), of an H200: three blocks a multiprocessor, or two
-  // if these are enough.
-  m.def(
-      "plan_columns",
-      [](int batch, int own_blocks, int tiles, bool reads_only) {
-        flash::ColumnPlan const p =
-            flash::plan_columns({batch, own_blocks, tiles}, {132, 3}, reads_only);
-        return std::make_tuple(p.columns, p.extra, p.whole, p.blocks_per_sm);
-      },
-      py::arg("batch"), py::arg("own_blocks"), py::arg("tiles"), py::arg("reads_only"));
   m.def(
       "even_share",
       [](int begin, int end, int part, int parts) {
@@ -68,20 +49,6 @@ void bind_split_schedule(py::module_& m) {
         return std::make_pair(range.begin, range.end);
       },
       py::arg("begin"), py::arg("end"), py::arg("part"), py::arg("parts"));
-  m.def(
-      "wanted_cluster_log2",
-      [](int rows, int64_t units, int64_t pieces, int64_t tiles) {
-        constexpr int kH200 = 132;
-        return flash::wanted_cluster_log2({rows, units, pieces, tiles}, kH200);
-      },
-      py::arg("rows"), py::arg("units"), py::arg("pieces"), py::arg("tiles"));
-  m.def("wanted_columns", &flash::wanted_columns, py::arg("batch"), py::arg("resident"));
-  m.def(
-      "fewest_columns",
-      [](int batch, int tiles, int sm_count, int blocks_per_sm) {
-        return flash::fewest_columns(batch, tiles, {sm_count, blocks_per_sm});
-      },
-      py::arg("batch"), py::arg("tiles"), py::arg("sm_count"), py::arg("blocks_per_sm"));
 
   // [(first, stride, count, counter, last)] of the groups of a piece, round after round
   m.def(

@@ -6,13 +6,6 @@ void bind_tile_columns(py::module_& m) {
   m.attr("HOPPER_SHARERS") = flash::kHopperSharers;
   auto const few = [](flash::FewTiles const& f) { return std::pair(f.tiles, f.rounds); };
   m.attr("FEW_FORWARD_TILES") = few(flash::kFewForwardTiles);
-  m.attr("FEW_BACKWARD_TILES") = few(flash::kFewBackwardTiles);
-  auto const waiting = [](flash::WaitingTiles const& w) {
-    return std::pair(w.l2_eighths, w.equal_sharers);
-  };
-  m.attr("WAITING_TILES") = waiting(flash::kWaitingTiles);
-  m.attr("WAITING_PAIRS") = waiting(flash::kWaitingPairs);
-  m.attr("WAITING_WIDE_PAIRS") = waiting(flash::kWaitingWidePairs);
   m.def(
       "columns_side_by_side",
       [](int64_t l2_bytes, int places, int sharers, int64_t count, int64_t bytes, int sharing,
@@ -23,15 +16,4 @@ void bind_tile_columns(py::module_& m) {
       py::kw_only(), py::arg("l2_bytes"), py::arg("places"), py::arg("sharers"), py::arg("count"),
       py::arg("bytes"), py::arg("sharing"), py::arg("tiles"), py::arg("equal_tiles"),
       py::arg("few") = std::pair(0, 0));
-  m.def(
-      "waiting_columns_side_by_side",
-      [](int64_t l2_bytes, int places, int sharers, int64_t count, int64_t bytes, int tiles,
-         bool equal_tiles, int l2_eighths, int equal_sharers) {
-        return flash::waiting_columns_side_by_side(
-            l2_bytes, {places, sharers, {}, {l2_eighths, equal_sharers}},
-            {count, bytes, /*sharing=*/1, tiles, equal_tiles});
-      },
-      py::kw_only(), py::arg("l2_bytes"), py::arg("places"), py::arg("sharers"), py::arg("count"),
-      py::arg("bytes"), py::arg("tiles"), py::arg("equal_tiles"), py::arg("l2_eighths"),
-      py::arg("equal_sharers"));
 }

@@ -55,109 +55,13 @@ def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
 
 @settings(deadline=None)
 @given(
-    units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60),
-    st.integers(0, 70),
+    units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60)
 )  # fmt: skip
-def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, columns, whole):
+def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, columns):
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits,
-        columns=columns, whole=whole,
-    )  # fmt: skip
-    check_cover(schedule, lengths, tiles, max_splits)
-
-
-def test_the_first_sequences_stay_whole(core):
-    """But for those that are longer than others: no piece is longer than a quarter more than the
-    mean."""
-    lengths = [64] * 40 + [640] + [10] * 8 + [64] * 15
-    schedule = core.SplitSchedule(batch=64, tiles=8, min_units=2, columns=3 * 64, whole=49)
-    splits = splits_of(schedule, lengths)
-    assert splits[:40] == [1] * 40
-    assert splits[40] == -(-640 // (67 + 67 // 4))
-    assert set(splits[49:]) == {3}
-
-
-@pytest.mark.parametrize(
-    ("batch", "whole", "each"),
-    [(49, 0, 1), (50, 49, 4), (63, 49, 3), (64, 49, 3), (75, 49, 2), (98, 98, 1), (128, 98, 3)],
-)
-def test_what_is_left_is_cut_where_its_last_round_is_full(core, batch, whole, each):
-    assert core.whole_sequences(batch, 1, 49) == whole
-    assert core.pieces_of_rest(batch % 49, 49) == each
-
-
-@pytest.mark.parametrize(
-    ("batch", "row_blocks", "whole"), [(24, 2, 0), (25, 2, 24), (50, 2, 49), (13, 4, 12)]
-)
-def test_each_row_block_of_a_whole_sequence_takes_a_place(core, batch, row_blocks, whole):
-    assert core.whole_sequences(batch, row_blocks, 49) == whole
-
-
-def test_sequences_of_several_row_blocks_stay_whole(core):
-    """But for those whose row blocks take longer than the mean of all row blocks."""
-    lengths = [64] * 5 + [120] + [64] * 24
-    schedule = core.SplitSchedule(
-        batch=30, tiles=8, min_units=2, columns=60 * core.pieces_of_rest(60 % 49, 49),
-        all_row_blocks=62, whole=core.whole_sequences(30, 2, 49), alike=60,
-    )  # fmt: skip
-    found = pieces(schedule, lengths, [*[2] * 30, 0, 0]).values()
-    splits = {sequence: splits for sequence, _, _, splits, *_ in found}
-    assert [splits[b] for b in range(30)] == [1] * 5 + [2] + [1] * 18 + [4] * 6
-
-
-def planned(core, batch, tiles, reads_only=True):
-    columns, extra, whole, blocks_per_sm = core.plan_columns(batch, 1, tiles, reads_only)
-    schedule = core.SplitSchedule(
-        batch=batch, tiles=tiles, min_units=2, columns=columns, extra=extra, whole=whole
+        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, columns=columns
     )
-    return schedule, blocks_per_sm
-
-
-@pytest.mark.parametrize(
-    ("batch", "tiles", "splits", "blocks_per_sm"),
-    [
-        (4, 8, [8] * 4, 2),
-        (8, 8, [4] * 8, 2),
-        (16, 8, [2] * 16, 2),
-        (32, 1, [8] * 32, 2),
-        (32, 8, [1] * 32, 2),
-        (16, 32, [1] * 12 + [3] * 4, 0),
-        (64, 8, [1] * 49 + [3] * 15, 0),
-        (75, 8, [1] * 49 + [2] * 26, 0),
-        (128, 8, [1] * 98 + [3] * 30, 0),
-    ],
-)
-def test_the_plan_of_a_batch_of_one_length(core, batch, tiles, splits, blocks_per_sm):
-    """That it is one is known on the device alone."""
-    schedule, places = planned(core, batch, tiles)
-    assert splits_of(schedule, [128] * batch) == splits
-    assert places == blocks_per_sm
-
-
-def test_what_computes_takes_all_places(core):
-    schedule, places = planned(core, 16, 8, reads_only=False)
-    assert splits_of(schedule, [128] * 16) == [3] * 16
-    assert places == 0
-
-
-@pytest.mark.parametrize("reads_only", [False, True])
-@pytest.mark.parametrize("tiles", [1, 2, 4, 8, 32])
-@pytest.mark.parametrize("batch", [2, 3, 5, 8, 16, 31, 33, 49, 50, 64, 100, 128, 150])
-def test_few_thread_blocks_are_left_over(core, batch, tiles, reads_only):
-    """Each of them searches: no more than the GPU holds."""
-    schedule, _ = planned(core, batch, tiles, reads_only)
-    surplus = schedule.num_columns() - sum(splits_of(schedule, [1024] * batch))
-    assert surplus * tiles <= 396
-
-
-@pytest.mark.parametrize("long", [0, 40, 63])
-def test_one_sequence_that_is_most_of_the_batch(core, long):
-    """It is cut into enough pieces wherever it is; the others are whole."""
-    lengths = [8] * 64
-    lengths[long] = 2048
-    splits = splits_of(planned(core, 64, 8)[0], lengths)
-    assert 33 <= splits[long] <= 50
-    assert sum(splits) == 63 + splits[long]
+    check_cover(schedule, lengths, tiles, max_splits)
 
 
 @settings(deadline=None)
@@ -173,18 +77,11 @@ def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, columns, e
 
 
 @settings(deadline=None)
-@given(units, st.integers(1, 12))
-def test_the_plan_of_any_lengths(core, lengths, tiles):
-    schedule, _ = planned(core, len(lengths), tiles)
-    check_cover(schedule, lengths, tiles, 1 << 30)
-
-
-@settings(deadline=None)
-@given(units, st.integers(1, 60), st.integers(0, 60), st.integers(0, 70))
-def test_pieces_fit_into_few_columns_more(core, lengths, columns, extra, whole):
+@given(units, st.integers(1, 60), st.integers(0, 60))
+def test_pieces_fit_into_few_columns_more(core, lengths, columns, extra):
     """However they are to be cut."""
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=1, min_units=2, columns=columns, extra=extra, whole=whole
+        batch=len(lengths), tiles=1, min_units=2, columns=columns, extra=extra
     )
     assert schedule.num_columns() == len(lengths) + extra
     check_cover(schedule, lengths, 1, 1 << 30)
@@ -385,68 +282,3 @@ def test_huge_batches_and_lengths(core):
     assert schedule.piece(lengths, 9000 * tiles) is None
     one = core.SplitSchedule(batch=batch, tiles=1, columns=1)
     assert splits_of(one, lengths) == [1] * batch
-
-
-# ---- how many pieces are wanted -----------------------------------------------------------------
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([8, 108, 132]), st.integers(1, 3))
-def test_fewest_columns_occupy_every_multiprocessor_alike(
-    core, batch, tiles, sm_count, blocks_per_sm
-):
-    columns = core.fewest_columns(batch, tiles, sm_count, blocks_per_sm)
-    assert columns % batch == 0
-
-    def occupied(blocks: int) -> float:
-        """The share of places that pieces fill, `blocks` to a multiprocessor."""
-        return blocks * sm_count // tiles // batch * batch * tiles / (blocks * sm_count)
-
-    enough = [n for n in range(1, blocks_per_sm + 1) if occupied(n) >= 0.9 - 1e-12]
-    assert columns == (enough[0] * sm_count // tiles // batch * batch if enough else 0)
-
-
-@pytest.mark.parametrize(
-    ("batch", "tiles", "columns"),
-    [
-        (1, 8, 16),
-        (8, 8, 16),
-        (16, 8, 16),
-        (1, 1, 132),
-        (3, 8, 15),
-        (5, 8, 15),
-        (7, 8, 49),
-        (64, 8, 0),
-    ],
-)
-def test_fewest_columns(core, batch, tiles, columns):
-    assert core.fewest_columns(batch, tiles, sm_count=132, blocks_per_sm=3) == columns
-
-
-@given(st.integers(1, 3000), st.integers(1, 400))
-def test_whole_pieces_of_each_sequence_fill_the_gpu(core, batch, resident):
-    columns = core.wanted_columns(batch, resident)
-    if batch > 4 * resident:
-        assert columns == resident
-        return
-    whole = [n * resident // batch * batch for n in range(1, 5)]
-    used = [columns / (n * resident) for n, columns in enumerate(whole, start=1)]
-    n = whole.index(columns)
-    # No fewer rounds would have done, and if these do not either, none are better.
-    assert all(other < 0.9 and other < used[n] for other in used[:n])
-    assert used[n] >= 0.9 or used[n] == max(used)
-
-
-@pytest.mark.parametrize(
-    ("batch", "resident", "columns"),
-    [
-        (1, 49, 49),
-        (8, 49, 48),
-        (16, 49, 48),
-        (26, 49, 182),
-        (32, 49, 96),
-        (49, 49, 49),
-        (64, 49, 192),
-    ],
-)
-def test_wanted_columns(core, batch, resident, columns):
-    assert core.wanted_columns(batch, resident) == columns

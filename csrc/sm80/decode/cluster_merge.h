@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/cluster.h"
+#include "core/cluster_size.h"
 #include "core/softmax.h"
-#include "core/wanted_clusters.h"
 #include "sm80/decode/output.h"
 
 namespace flash::sm80 {

@@ -17,7 +17,7 @@
 namespace flash::sm80 {
 
 // Three thread blocks fit a multiprocessor of Hopper's by shared memory; registers have to let
-// them. A cluster's blocks have one each (core/wanted_clusters.h), and as many as there are.
+// them. A cluster's blocks have one each (core/cluster_size.h), and as many as there are.
 template <bool kClusters>
 constexpr int kDecodeBlocks = kClusters ? 2 : 3;
 

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/cluster_size.h"
 #include "core/split_schedule.h"
-#include "core/wanted_clusters.h"
 #include "host/counters.h"
 #include "host/largest_cluster.h"
 #include "host/launch_kernel.h"
-#include "host/places.h"
 #include "sm80/decode/kernel.h"
 
 namespace flash::sm80 {
@@ -24,12 +23,8 @@ static inline Counters& counters() {
 }
 
 template <class Config, bool kClusters>
-int shared_memory(DecodeParams const& params, LaunchContext const& launch) {
-  int const blocks = params.split.blocks_per_sm;
-  int const spread = blocks > 0 ? memory_for_at_most(blocks, launch.device) : 0;
-  using Storage = std::conditional_t<kClusters, ClusterStorage<Config>, DecodeStorage<Config>>;
-  return std::max<int>(sizeof(Storage), spread);
-}
+constexpr int kSharedMemory =
+    sizeof(std::conditional_t<kClusters, ClusterStorage<Config>, DecodeStorage<Config>>);
 
 template <class Config, bool kClusters, bool kWritesRows>
 void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
@@ -39,16 +34,15 @@ void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
   }
   launch_kernel<decode_kernel<Config, kClusters, kWritesRows>>(
       launch,
-      {num_thread_blocks(params.split), Config::kThreads,
-       shared_memory<Config, kClusters>(params, launch), 1 << params.split.cluster_log2,
-       params.beside},
+      {num_thread_blocks(params.split), Config::kThreads, kSharedMemory<Config, kClusters>,
+       1 << params.split.cluster_log2, params.beside},
       counted);
 }
 
 // No larger clusters than this device runs. Without any, a tile still is one block's.
 template <class Config, bool kWritesRows>
 DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext const& launch) {
-  LaunchShape const largest{0, Config::kThreads, shared_memory<Config, true>(params, launch),
+  LaunchShape const largest{0, Config::kThreads, kSharedMemory<Config, true>,
                             1 << kMostClusterLog2};
   int const blocks = largest_cluster<decode_kernel<Config, true, kWritesRows>>(launch, largest);
   DecodeParams fitting = params;
