@@ -33,7 +33,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             errors switches distributed porting""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",
-        "How it is made": "build benchmarks kernels/index",
+        "How it is made": "build benchmarks plan glossary kernels/index",
     },
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_packed sm80_append rotary sm80_backward
