@@ -261,7 +261,7 @@ PyObject* record_plans(PyObject*, PyObject* args) {
     return nullptr;
   }
   records_plans = on != 0;
-  return string(std::exchange(recorded_plan, {}));
+  return string(recorded_plan.take());
 }
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
@@ -282,8 +282,12 @@ void tell_python(std::string const& line) {
 }
 
 PyObject* trace_to(PyObject*, PyObject* listener) {
-  trace_listener_ = Py_NewRef(listener);
-  ::flash::trace_to(listener == Py_None ? nullptr : tell_python);
+  if (listener == Py_None) {
+    ::flash::trace_to(nullptr);  // a launch that already tells still has its listener
+  } else {
+    trace_listener_ = Py_NewRef(listener);
+    ::flash::trace_to(tell_python);
+  }
   return Py_NewRef(Py_None);
 }
 

@@ -48,8 +48,9 @@ plan::BackwardPlan forced(plan::Problem const& problem, plan::Machine const& mac
                           plan::BackwardKernel const& kernel) {
   std::array<plan::BackwardChoice, plan::kMostBackwardChoices> all;
   int const count = plan::backward_choices(problem, kernel, all.data());
-  check(forced_choice < count, "choice ", forced_choice, " is forced, of ", count);
-  plan::BackwardChoice const& choice = all[forced_choice];
+  int const index = forced_choice;
+  check(index < count, "choice ", index, " is forced, of ", count);
+  plan::BackwardChoice const& choice = all[index];
   return {choice, plan::backward_us(problem, machine, kernel, choice), {}, 0};
 }
 
@@ -96,7 +97,7 @@ plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInf
                            bool deterministic) {
   plan::Problem const problem = problem_of(p, variant, deterministic);
   if (records_plans) {
-    recorded_plan = to_json(problem, machine_of(device), backward_kernel(variant, device));
+    recorded_plan.put(to_json(problem, machine_of(device), backward_kernel(variant, device)));
   }
   if (forced_choice >= 0) {
     return forced(problem, machine_of(device), backward_kernel(variant, device));

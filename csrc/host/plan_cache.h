@@ -17,10 +17,10 @@ class PlanCache {
   Plan const& of(plan::Problem const& problem, Variant const& variant, DeviceInfo const& device,
                  Make make) {
     Entry& entry = entries_[slot(problem)];
-    bool const same = entry.variant == &variant && entry.device == device.index &&
-                      entry.sm_count == device.sm_count && entry.problem == problem;
+    bool const same =
+        entry.variant == &variant && entry.device == device && entry.problem == problem;
     if (!same) {
-      entry = {&variant, device.index, device.sm_count, problem, make()};
+      entry = {&variant, device, problem, make()};
     }
     return entry.plan;
   }
@@ -28,8 +28,7 @@ class PlanCache {
  private:
   struct Entry {
     Variant const* variant = nullptr;
-    int device = -1;
-    int sm_count = 0;
+    DeviceInfo device{};
     plan::Problem problem{};
     Plan plan{};
   };

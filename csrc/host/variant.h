@@ -20,6 +20,8 @@ struct DeviceInfo {
   int smem_per_block;
   int sm_count;
   float memory_rate = 0;  // bytes in a µs, by the datasheet; 0: unknown
+
+  bool operator==(DeviceInfo const&) const = default;
 };
 
 // Where a launch goes, and whose it is, for messages.

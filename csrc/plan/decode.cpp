@@ -63,7 +63,8 @@ KernelTimes times_of(Machine const& m, DecodeKernel const& kernel) {
   auto const of_row = std::ranges::find_if(m.decode, [&](DecodeTimes const& t) {
     return t.head_dim == kernel.head_dim && t.head_dim_v == kernel.head_dim_v;
   });
-  return of_row->pieces;
+  constexpr KernelTimes kUnmeasured{5.f, 1.f};
+  return of_row == m.decode.end() ? kUnmeasured : of_row->pieces;
 }
 
 // Of a tile's keys, those that any of its rows sees.
@@ -253,6 +254,7 @@ Problem few_of(Problem p) {
   double const long_ones = double(p.total_q - p.batch) / std::max(p.seqlen_q - 1, 1);
   p.batch = std::clamp(static_cast<int>(p.batch - long_ones), 1, p.batch);
   p.total_q = p.batch;
+  p.total_k = std::min(p.total_k, int64_t(p.batch) * p.seqlen_k);
   p.seqlen_q = 1;
   return p;
 }
@@ -288,7 +290,8 @@ DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& k
                        double forward_us) {
   DecodePlan const none{0, {}, forward_us};
   int64_t const rows = longest_q(p) * p.group();
-  if (rows == 0 || p.batch == 0 || p.dropout || (p.batch_invariant && p.page_size == 0)) {
+  if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
+      (p.batch_invariant && p.page_size == 0)) {
     return none;
   }
   if (rows > kMostDecodeRows) {

@@ -392,7 +392,7 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                          bool beside) {
-  if (p.batch == 0 || p.total_q == 0 || p.heads_kv == 0) {
+  if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0) {
     return {{ForwardTile::First, 1, 1}, 0, 0};
   }
   std::optional<ForwardTile> tile;

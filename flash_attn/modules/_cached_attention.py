@@ -27,7 +27,7 @@ class CachedAttention(nn.Module):
 
         q (batch, seqlen, heads, d), kv (batch, seqlen, 2, heads_kv, d) -> the shape of q.
         """
-        if torch.is_grad_enabled() and q.requires_grad:
+        if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad):
             say_there_is_no_gradient()
             q, kv = q.detach(), kv.detach()
         caches, first = inference_params.key_value_memory_dict, inference_params.batch_size_offset

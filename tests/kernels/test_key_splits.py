@@ -171,7 +171,7 @@ def test_no_more_parts_than_the_caller_wants(kernels, num_splits, expected):
 def test_a_call_that_wants_one_part(kernels, monkeypatch):
     gen = torch.Generator().manual_seed(1)
     q = torch.randn(1, 70, 2, 64, generator=gen).to(BF16)
-    k, v = torch.randn(2, 1, 600, 1, 64, generator=gen).to(BF16)
+    k, v = torch.randn(2, 1, 4096, 1, 64, generator=gen).to(BF16)
     with library.serving(monkeypatch, 90):
         (_, cut), (out, lse) = (
             flash_attn_with_kvcache(q, k, v, num_splits=n, return_lse=True) for n in (0, 1)

@@ -186,3 +186,11 @@ def test_who_decodes_of_a_packed_batch(kernels, shape, more, expected):
 def test_splits_that_were_asked_for_decode_pages(kernels):
     call = packed(64, 5, 320, (32, 8), **BOXES)
     assert kernels.few_queries(call, 2, 90, sm_count=132) == ALL
+
+
+def test_another_gpu_has_another_plan(kernels):
+    """Of the same call, asked for by turns: plans that are kept are of one GPU."""
+    call = calls.problem(batch=128, seqlen_q=64, seqlen_k=512, heads_q=32, heads_kv=32)
+    for _ in range(2):
+        assert not kernels.decodes(call, 0, 90, sm_count=132)
+        assert kernels.decodes(call, 0, 80, sm_count=132)
