@@ -33,9 +33,10 @@ inline double time_of_all(EqualTiles whole, EqualTiles parts, int takers, double
   auto const are_done = [&](double time) {
     return soon * turns(time) + late * turns(time - whole.time) >= parts.count;
   };
-  // Could parts be cut at will. The last one ends with those who were done soon, or with the
-  // others.
-  double const even = (double(parts.count) * parts.time + double(late) * whole.time) / takers;
+  // Could parts be cut at will, by those who were done soon alone, or with the others. The last one
+  // ends with the former, or with the latter.
+  double const work = double(parts.count) * parts.time;
+  double const even = std::min(work / double(soon), (work + double(late) * whole.time) / takers);
   auto const end_with = [&](double begin) {
     double time = begin + double(turns(even - begin)) * parts.time;
     while (!are_done(time)) {

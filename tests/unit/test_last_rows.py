@@ -3,7 +3,7 @@
 import heapq
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 
@@ -20,12 +20,14 @@ def simulated(whole, parts, takers, start):
     return end
 
 
+@settings(deadline=None, max_examples=1000)
 @given(
     whole=st.tuples(st.integers(0, 60), st.integers(1, 40)),
     parts=st.tuples(st.integers(0, 60), st.integers(1, 40)),
     takers=st.integers(1, 9),
     start=st.integers(0, 5),
 )
+@example(whole=(1, 3), parts=(1, 1), takers=2, start=2)  # done before the last whole one
 def test_time(core, whole, parts, takers, start):
     expected = simulated(whole, parts, takers, start)
     assert core.time_of_all(whole, parts, takers, start) == pytest.approx(expected)
