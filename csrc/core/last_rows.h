@@ -17,8 +17,8 @@ struct EqualTiles {
 };
 
 // Until `takers`, each of which takes a tile as soon as it is done with one, are done with all
-// whole tiles, and behind them with the parts. Who finds no more whole tiles starts with parts, and
-// takes as long as `start` for it.
+// whole tiles, and behind them with the parts. One that finds no more whole tiles starts with
+// parts, and takes as long as `start` for it.
 inline double time_of_all(EqualTiles whole, EqualTiles parts, int takers, double start) {
   constexpr double kRounding = 1e-6;  // µs
   int64_t const late = whole.count % takers, soon = takers - late;

@@ -65,7 +65,7 @@ FLASH_HD int divide_up(int64_t n, int64_t d) {
   return quotient < INT32_MAX ? int(quotient) : INT32_MAX;
 }
 
-// A sequence without keys has a piece too: somebody has to write its zeros.
+// A sequence without keys has a piece too: a thread block has to write its zeros.
 FLASH_HD int num_splits(SplitSchedule const& s, int chunk, int units) {
   uint32_t const splits = (uint32_t(units) + uint32_t(chunk) - 1) / uint32_t(chunk);
   return splits < 1 ? 1 : splits < uint32_t(s.max_splits) ? int(splits) : s.max_splits;
@@ -209,7 +209,8 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
       int const split = row_blocks == 1 ? column - first : (column - first) / row_blocks;
       int const row_block = column - first - split * row_blocks;
       // Sequences that overlap may have more row blocks than all rows, and then there are not
-      // enough columns. Who misses one has none: of a part of the pieces nobody would be the last.
+      // enough columns. A tile that misses one has none: of a part of the pieces none would be the
+      // last.
       bool const complete =
           int64_t(row_blocks) * all == count && int64_t(first) + count <= num_columns(s);
       return {group + hit, tile + row_block * tiles,           split,

@@ -38,7 +38,7 @@ struct FewTiles {
 // On an H200, causal, 16k tokens: 512 keys, forward, −4% at d 128 and −2% at d 192.
 constexpr FewTiles kFewForwardTiles{4, 2};
 
-// Who takes tiles.
+// What takes tiles.
 struct TileTakers {
   int places;  // thread blocks, or clusters that share a tile, that run at a time
   int sharers = kSharers;

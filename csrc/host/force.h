@@ -1,4 +1,4 @@
-// For whoever measures what each choice of a plan takes (`python -m benchmarks regret`).
+// What measures each choice of a plan sets these (`python -m benchmarks regret`).
 #pragma once
 
 #include <atomic>

@@ -15,7 +15,7 @@ namespace flash {
 // docs/kernels/counters.md.
 //
 // Taken when all memory of the call is there. Who holds it does nothing but look up counters and
-// launch: the allocator, torch's dispatcher and whoever listens to launches may wait for Python's
+// launch: the allocator, torch's dispatcher and a listener to launches may wait for Python's
 // interpreter, which a thread that waits for this lock may have.
 class StreamLock {
  public:

@@ -212,7 +212,7 @@ class Prediction {
     return overlapped(time, bytes / m_.memory);
   }
 
-  // Tiles that are drawn one after the other by whoever is free.
+  // Tiles that free thread blocks draw one after the other.
   double by_tiles(BackwardChoice const& c, int parts) const {
     KernelTimes const times = tile_times(c, parts);
     bool const packed = p_.packed_k && !p_.alike();
