@@ -181,7 +181,7 @@ def operands(
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
     heads, heads_k = q_shape[-2], k_shape[-2]
-    if heads < 1:
+    if heads < 1 and heads_k < 1:
         raise ValueError(f"q: got 0 heads (shape {tuple(q_shape)}); 1 or more are needed")
     if heads_k < 1 or heads % heads_k:
         raise ValueError(
