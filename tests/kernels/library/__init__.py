@@ -27,7 +27,6 @@ _library: torch.library.Library | None = None
 _path = ""
 _module: ModuleType | None = None  # flash_attn._C of it
 _functions: dict = {}  # as _direct._functions
-_active = False
 
 
 @contextmanager
@@ -36,16 +35,15 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
 
     What the kernels would never be given (float32, say) skips the test.
     """
-    global _active
     ctypes.CDLL(_load()).use_device(sm, *DEVICES[sm])
     # Kernels move 16 bytes at a time, wherever they run.
     monkeypatch.setattr(_calls, "_on_gpu", lambda q: q.dtype in HALF)
     monkeypatch.setattr(_direct, "_functions", _functions)
-    _active = True
+    library = _in_place_of_the_cpu()
     try:
         yield
     finally:
-        _active = False
+        library._destroy()
 
 
 def _load() -> str:
@@ -58,16 +56,20 @@ def _load() -> str:
     library = torch.library.Library(NAMESPACE, "DEF")
     for name, schema in (_ops.SCHEMAS | _rotary.SCHEMAS).items():
         library.define(name + schema)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning only once for all operators")
-        for name, serve in _ops.CPU.items():
-            _ops._library.impl(name, _chosen(name, serve, _refused), "CPU", allow_override=True)
-        for name, serve in _rotary.CPU.items():
-            chosen = _chosen(name, serve, _refused_rotary)
-            _rotary._library.impl(name, chosen, "CPU", allow_override=True)
     _library, _path = library, path
     _take_functions()
     return _path
+
+
+def _in_place_of_the_cpu() -> torch.library.Library:
+    """Until it is destroyed. It leaves no frame behind: warnings name the line that calls us."""
+    library = torch.library.Library("flash_attn", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for names, refused in ((_ops.CPU, _refused), (_rotary.CPU, _refused_rotary)):
+            for name in names:
+                library.impl(name, _or_skip(name, refused), "CPU", allow_override=True)
+    return library
 
 
 def module() -> ModuleType:
@@ -96,12 +98,10 @@ def _unless_refused(name: str, function: Callable) -> Callable:
     return lambda *args: NotImplemented if refused(name, args) else function(*args)
 
 
-def _chosen(name: str, otherwise: Callable, refused: Callable) -> Callable:
+def _or_skip(name: str, refused: Callable) -> Callable:
     kernel = getattr(getattr(torch.ops, NAMESPACE), name)
 
     def call(*args, **kwargs):
-        if not _active:
-            return otherwise(*args, **kwargs)
         if reason := refused(name, args):
             pytest.skip(f"kernels {reason}")
         return kernel(*args, **kwargs)
