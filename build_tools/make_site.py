@@ -36,10 +36,9 @@ CONTENTS: dict[str, dict[str, str]] = {
         "How it is made": "build benchmarks plan glossary kernels/index lab/index",
     },
     "kernels/README.md": {
-        "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary sm80_backward
-            sm90_forward sm90_forward_pages sm90_forward_scores sm90_forward_measured
-            sm90_backward sm90_backward_scores sm90_paired_backward counters probabilities
-            emulation""",
+        "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary
+            sm80_backward sm90_forward sm90_forward_pages sm90_forward_scores sm90_backward
+            sm90_backward_scores sm90_paired_backward counters probabilities emulation""",
     },
     "lab/README.md": {
         "Experiments": """sm90_forward_rates sm90_forward_few_queries sm90_forward_log
