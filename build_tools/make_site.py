@@ -43,7 +43,8 @@ CONTENTS: dict[str, dict[str, str]] = {
     "lab/README.md": {
         "Experiments": """sm90_forward_rates sm90_forward_few_queries sm90_forward_log
             sm90_forward_instruction_cost sm90_forward_step sm90_forward_tile_ends
-            sm90_forward_short_rows sm90_forward_late_store sm90_forward_last_wave
+            sm90_forward_varlen_short sm90_forward_short_rows sm90_forward_short_rows_tried
+            sm90_forward_tile_choice sm90_forward_late_store sm90_forward_last_wave
             sm90_forward_head_strips sm90_forward_counters sm90_forward_scheduler_warp
             sm90_forward_tiles sm90_forward_machine_code sm90_forward_page_loads
             sm90_forward_small_pages sm90_forward_large_pages sm90_forward_kv_split
