@@ -88,7 +88,7 @@ _ROW = """\
 
 _REGISTRY = """\
 // Generated from csrc/variants.py.
-#include "host/variant.h"
+#include "launch/variant.h"
 
 // A row names the launch of its direction; the others are null.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"

@@ -5,12 +5,12 @@
 #include "api/arguments.h"
 #include "api/direct.h"
 #include "api/rng.h"
-#include "host/backward_plan.h"
-#include "host/device.h"
-#include "host/select.h"
-#include "host/stream_lock.h"
-#include "host/trace.h"
-#include "host/workspace.h"
+#include "launch/backward_plan.h"
+#include "launch/device.h"
+#include "launch/select.h"
+#include "launch/stream_lock.h"
+#include "launch/trace.h"
+#include "launch/workspace.h"
 
 namespace flash::api {
 namespace {

@@ -11,10 +11,10 @@
 #include "api/direct.h"
 #include "api/launches.h"
 #include "api/rng.h"
-#include "host/decode_plan.h"
-#include "host/device.h"
-#include "host/stream_lock.h"
-#include "probabilities/launch.h"
+#include "launch/decode_plan.h"
+#include "launch/device.h"
+#include "launch/stream_lock.h"
+#include "passes/probabilities/launch.h"
 
 namespace flash::api {
 namespace {

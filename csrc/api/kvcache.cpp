@@ -9,11 +9,11 @@
 #include "api/direct.h"
 #include "api/launches.h"
 #include "api/tensors.h"
-#include "host/decode_plan.h"
-#include "host/device.h"
-#include "host/select.h"
-#include "host/stream_lock.h"
-#include "host/trace.h"
+#include "launch/decode_plan.h"
+#include "launch/device.h"
+#include "launch/select.h"
+#include "launch/stream_lock.h"
+#include "launch/trace.h"
 
 namespace flash::api {
 namespace {

@@ -5,11 +5,11 @@
 #include <algorithm>
 
 #include "api/arguments.h"
-#include "host/decode_plan.h"
-#include "host/device.h"
-#include "host/key_splits.h"
-#include "host/select.h"
-#include "host/trace.h"
+#include "launch/decode_plan.h"
+#include "launch/device.h"
+#include "launch/key_splits.h"
+#include "launch/select.h"
+#include "launch/trace.h"
 
 namespace flash::api {
 namespace {

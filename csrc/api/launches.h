@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "api/tensors.h"
-#include "host/stream_lock.h"
-#include "host/variant.h"
+#include "launch/stream_lock.h"
+#include "launch/variant.h"
 #include "params/decode_params.h"
 
 namespace flash::api {
@@ -20,7 +20,7 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 // The forward kernel that serves the call, on the current device.
 class ForwardLaunch {
  public:
-  // q is the tensor in p.q. num_splits: see host/attention_plan.h. of_cache: lengths of keys are
+  // q is the tensor in p.q. num_splits: see launch/attention_plan.h. of_cache: lengths of keys are
   // less than they may be.
   ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache = false);
 
@@ -32,7 +32,7 @@ class ForwardLaunch {
   std::optional<Scratch> splits_;  // results of splits
 };
 
-// The decode kernel. num_splits, cached: see host/decode_plan.h. beside, rows: as of DecodeParams.
+// The decode kernel. num_splits, cached: see launch/decode_plan.h. beside, rows: as of DecodeParams.
 class DecodeLaunch {
  public:
   DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,

@@ -4,8 +4,8 @@
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "host/device.h"
-#include "merge/launch.h"
+#include "launch/device.h"
+#include "passes/merge/launch.h"
 
 namespace flash::api {
 namespace {

@@ -12,15 +12,15 @@
 
 #include "api/direct.h"
 #include "core/score_mod.h"
-#include "host/attention_plan.h"
-#include "host/backward_plan.h"
-#include "host/decode_plan.h"
-#include "host/error.h"
-#include "host/force.h"
-#include "host/machine.h"
-#include "host/plan_text.h"
-#include "host/select.h"
-#include "host/trace.h"
+#include "launch/attention_plan.h"
+#include "launch/backward_plan.h"
+#include "launch/decode_plan.h"
+#include "launch/error.h"
+#include "launch/force.h"
+#include "launch/machine.h"
+#include "launch/plan_text.h"
+#include "launch/select.h"
+#include "launch/trace.h"
 
 namespace flash::api {
 namespace {

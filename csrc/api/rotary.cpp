@@ -5,8 +5,8 @@
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "host/device.h"
-#include "rotary/launch.h"
+#include "launch/device.h"
+#include "passes/rotary/launch.h"
 
 namespace flash::api {
 namespace {

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "host/error.h"
+#include "launch/error.h"
 #include "params/tensor_view.h"
 
 namespace flash::api {

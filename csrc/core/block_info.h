@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/packed_rows.h"
+#include "core/varlen_rows.h"
 #include "params/common.h"
 #include "params/seqlens.h"
 
@@ -18,7 +18,7 @@ struct BlockInfo {
   int leftpad;    // keys that row_k skips
   int batch_k;    // the cache's entry with the sequence's keys; -1: there is none
 
-  // The sequences that the batch has not (see PackedRows), with their rows of a packed q, have no
+  // The sequences that the batch has not (see VarlenRows), with their rows of a packed q, have no
   // keys, so that these rows become zeros like any fully masked row. Nobody attends to their keys.
   FLASH_HD BlockInfo(const Seqlens& s, int sequence) {
     RowRun const rows = rows_of(s, sequence), keys = keys_of(s, sequence);
@@ -46,7 +46,7 @@ struct BlockInfo {
 
  private:
   FLASH_HD static RowRun rows_of(const Seqlens& s, int sequence) {
-    return s.cu_q ? PackedRows{s.cu_q, s.batch, int(s.total_q)}.run(sequence)
+    return s.cu_q ? VarlenRows{s.cu_q, s.batch, int(s.total_q)}.run(sequence)
                   : RowRun{0, s.seqlen_q};
   }
 
@@ -55,9 +55,9 @@ struct BlockInfo {
       return {0, s.seqlen_k};
     }
     if (!s.in_pages) {
-      return PackedRows{s.cu_k, s.batch, int(s.total_k)}.run(sequence);
+      return VarlenRows{s.cu_k, s.batch, int(s.total_k)}.run(sequence);
     }
-    int const length = PackedRows{s.cu_k, s.batch, INT32_MAX}.run(sequence).length;
+    int const length = VarlenRows{s.cu_k, s.batch, INT32_MAX}.run(sequence).length;
     return {0, length < s.seqlen_k ? length : s.seqlen_k};
   }
 };

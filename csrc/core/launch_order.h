@@ -1,5 +1,5 @@
 // Launches of one stream that overlap (programmatic dependent launch). Code for GPUs before Hopper
-// says nothing of it, and is never launched early (host/launch_kernel.h).
+// says nothing of it, and is never launched early (launch/launch_kernel.h).
 #pragma once
 
 namespace flash {

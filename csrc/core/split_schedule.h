@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/packed_rows.h"
+#include "core/varlen_rows.h"
 #include "params/common.h"
 #include "params/split.h"
 
@@ -28,7 +28,7 @@ FLASH_HD UnitRange even_share(UnitRange all, int part, int parts) {
 // An even share of a tile's units, which is one thread block's work; or all of them, and a
 // cluster's, which counts as a block here.
 struct Piece {
-  int sequence;  // of a packed batch also one of those that the batch has not (see PackedRows)
+  int sequence;  // of a packed batch also one of those that the batch has not (see VarlenRows)
   int tile;      // of the sequence: KV head + KV heads * row block
   int split;
   int splits;
@@ -219,7 +219,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     }
     before = lanes.of(Lanes::kCount - 1, end);
   }
-  for (int b = s.batch; s.packed && b < PackedRows::count(s.batch); ++b) {
+  for (int b = s.batch; s.packed && b < VarlenRows::count(s.batch); ++b) {
     int const row_blocks = sizes(b).row_blocks;
     if (column - before < row_blocks) {
       return {b, tile + (column - before) * tiles, 0, 1, index, tiles, true};

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/packed_rows.h"
+#include "core/varlen_rows.h"
 #include "core/tile_scheduler.h"
 #include "params/seqlens.h"
 
@@ -30,7 +30,7 @@ struct TileGrid {
   template <class Index, class Search = Bisection>
   FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index, Search search = {},
                          int few = 0) const {
-    PackedRows const rows{cu, batch, int(total)};
+    VarlenRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
       RowOrder const order(rows, few);
       return VarlenScheduler(by_length, order, index, Index(num_tiles()), search).coord();
@@ -45,19 +45,19 @@ struct TileGrid {
 
   // The next row block of a valid tile's sequence, if the one who drew it is to go on with it.
   FLASH_HD WorkTile below(const Seqlens& s, WorkTile tile) const {
-    PackedRows const rows{s.cu_q, s.batch, int(s.total_q)};
+    VarlenRows const rows{s.cu_q, s.batch, int(s.total_q)};
     ++tile.m_block;
     tile.valid = first_only && tile.m_block * by_length.block_m < rows.run(tile.batch).length;
     return tile;
   }
 };
 
-// A varlen batch has sequences more: the rows that belong to none (see PackedRows).
+// A varlen batch has sequences more: the rows that belong to none (see VarlenRows).
 inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrder order) {
   TileGrid grid{};
   grid.varlen = s.cu_q != nullptr;
   if (grid.varlen) {
-    int const batch = PackedRows::count(s.batch);
+    int const batch = VarlenRows::count(s.batch);
     grid.by_length =
         s.few_q > 0 ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
                     : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
@@ -71,7 +71,7 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
 inline TileGrid make_first_blocks_grid(const Seqlens& s, int heads, int block_m) {
   TileGrid grid = make_tile_grid(s, heads, block_m, {/*group=*/1, /*longest_first=*/false});
   grid.first_only = true;
-  grid.dense = {/*m_blocks=*/1, heads, PackedRows::count(s.batch), grid.by_length.order};
+  grid.dense = {/*m_blocks=*/1, heads, VarlenRows::count(s.batch), grid.by_length.order};
   return grid;
 }
 
@@ -81,7 +81,7 @@ inline TileGrid make_key_tile_grid(const Seqlens& s, int heads, int block_n, Til
   grid.varlen = s.cu_k != nullptr;
   if (grid.varlen) {
     grid.by_length =
-        VarlenSchedule::of(s.total_k, block_n, heads, PackedRows::count(s.batch), order);
+        VarlenSchedule::of(s.total_k, block_n, heads, VarlenRows::count(s.batch), order);
   } else {
     grid.dense = {num_m_blocks(s.seqlen_k, block_n), heads, s.batch, order};
   }

@@ -34,7 +34,7 @@ struct NewRows {
 };
 
 // A thread block of decode's writes all that it reads; more than these have a launch of their own
-// (host/decode_plan.h).
+// (launch/decode_plan.h).
 constexpr int kMostNewKeys = 8;
 
 // NewRows, as a kernel of its own writes them.

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "params/cut_tiles.h"
-#include "params/head_group.h"
-#include "params/key_columns.h"
-#include "params/key_relay.h"
+#include "params/row_parts.h"
+#include "params/gqa_split.h"
+#include "params/kv_persistent.h"
+#include "params/ordered_dq.h"
 #include "params/mask.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
@@ -22,7 +22,7 @@ struct BwdWorkspace {
                  // unless deterministic or a relay, and in columns
   int* found;  // [h * b + 1] of a relay that finds D: of each head of each batch entry, row blocks
                // whose D is there; and those of all of them that were taken to be found; else null
-  int* order;  // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
+  int* order;  // [batch + 2] of a packed call in columns: sequences (see VarlenRows), the longest
                // first; null: by their number
   // Each part's gradients; ptr null where groups and tiles are whole, or where they are not wanted.
   // Of as many columns as the variant computes.

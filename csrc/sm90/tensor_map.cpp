@@ -4,8 +4,8 @@
 
 #include <array>
 
-#include "host/device.h"
-#include "host/driver.h"
+#include "launch/device.h"
+#include "launch/driver.h"
 
 namespace flash::sm90 {
 namespace {

@@ -1,7 +1,7 @@
 // The counters that thread blocks draw their tiles from.
 #pragma once
 
-#include "host/counters.h"
+#include "launch/counters.h"
 
 namespace flash::sm90 {
 

@@ -12,16 +12,16 @@
 #include <vector>
 
 #include "banks.h"
-#include "host/backward_plan.h"
-#include "host/decode_plan.h"
-#include "host/key_splits.h"
-#include "host/largest_cluster.h"
-#include "host/launch_kernel.h"
-#include "host/machine.h"
-#include "host/select.h"
-#include "host/workspace.h"
+#include "launch/backward_plan.h"
+#include "launch/decode_plan.h"
+#include "launch/key_splits.h"
+#include "launch/largest_cluster.h"
+#include "launch/launch_kernel.h"
+#include "launch/machine.h"
+#include "launch/select.h"
+#include "launch/workspace.h"
 #include "launch_log.h"
-#include "probabilities/launch.h"
+#include "passes/probabilities/launch.h"
 
 namespace py = pybind11;
 

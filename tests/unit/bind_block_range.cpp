@@ -1,6 +1,6 @@
 #include "bindings.h"
 #include "core/block_range.h"
-#include "core/key_turn.h"
+#include "core/dq_order.h"
 #include "core/mask.h"
 #include "core/row_range.h"
 

@@ -2,7 +2,7 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "backward/transposed_scores.h"
+#include "passes/backward/transposed_scores.h"
 #include "core/softmax.h"
 #include "sm80/backward/key_block.h"
 #include "sm80/fragments.h"

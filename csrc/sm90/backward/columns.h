@@ -2,7 +2,7 @@
 // which sums of dQ a visit is about, there and in relays.
 #pragma once
 
-#include "core/packed_rows.h"
+#include "core/varlen_rows.h"
 #include "sm90/backward/query_step.h"
 
 namespace flash::sm90 {
@@ -16,7 +16,7 @@ __device__ inline WorkTile first_of_column(BwdParams const& p, uint32_t number) 
     return {0, head, column, true};
   }
   int const sequence = p.workspace.order ? p.workspace.order[column] : column;
-  PackedRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
+  VarlenRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
   return {0, head, sequence, keys.run(sequence).length > 0};
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/score_level.h"
-#include "params/cut_tiles.h"
-#include "params/key_relay.h"
+#include "params/row_parts.h"
+#include "params/ordered_dq.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {

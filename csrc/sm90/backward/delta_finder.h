@@ -4,11 +4,11 @@
 // for it. dO and O come by TMA: loads would wait behind the additions of those who compute.
 #pragma once
 
-#include "backward/row_block_order.h"
-#include "backward/row_stats.h"
+#include "passes/backward/row_block_order.h"
+#include "passes/backward/row_stats.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/backward/query_tile.h"
-#include "sm90/backward/turns.h"
+#include "sm90/backward/ping_pong.h"
 #include "sm90/tma.h"
 
 namespace flash::sm90 {
@@ -174,7 +174,7 @@ struct DeltaFinder {
   }
 
   // Of a row of a tile, in four lanes; added in the order in which the pass before other kernels
-  // adds (backward/preprocess.h), so that D has the same bits. The swizzle moves a row's 16 bytes
+  // adds (passes/backward/preprocess.h), so that D has the same bits. The swizzle moves a row's 16 bytes
   // by bits of its number.
   __device__ float dot_of(int stage, int row) const {
     constexpr int kRunColumns = kRun<Config::kHeadDimV>, kColumns = kLanes * 8;

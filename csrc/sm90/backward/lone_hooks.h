@@ -89,7 +89,7 @@ struct TanhHook {
   }
 };
 
-// With a usual cap, which is what these kernels serve (host/select.h).
+// With a usual cap, which is what these kernels serve (launch/select.h).
 struct AnyTanhHook {
   float double_scale_log2;  // over the cap
   float cap_log2;

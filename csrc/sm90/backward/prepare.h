@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "backward/grid.h"
+#include "passes/backward/grid.h"
 #include "sm90/backward/args.h"
 #include "sm90/backward/query_tile.h"
 #include "sm90/tile_counters.h"
@@ -59,10 +59,10 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           NearTanhHook({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
 }
 
-// A packed batch has sequences more: the keys that belong to none (see PackedRows).
+// A packed batch has sequences more: the keys that belong to none (see VarlenRows).
 inline int64_t num_columns(BwdParams const& p) {
   Seqlens const& s = p.seqlens;
-  return int64_t(s.cu_k ? PackedRows::count(s.batch) : s.batch) * p.heads_kv * p.group.parts;
+  return int64_t(s.cu_k ? VarlenRows::count(s.batch) : s.batch) * p.heads_kv * p.group.parts;
 }
 
 // Behind the main kernel: dK and dV of cut tiles.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm90/backward/store.h"
-#include "sm90/backward/turns.h"
+#include "sm90/backward/ping_pong.h"
 
 namespace flash::sm90 {
 

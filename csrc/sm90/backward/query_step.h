@@ -2,7 +2,7 @@
 // differ from the others: in columns and in relays.
 #pragma once
 
-#include "core/key_turn.h"
+#include "core/dq_order.h"
 #include "sm90/backward/key_block.h"
 
 namespace flash::sm90 {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "backward/passes.h"
+#include "passes/backward/passes.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {

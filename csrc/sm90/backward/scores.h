@@ -2,7 +2,7 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "backward/transposed_scores.h"
+#include "passes/backward/transposed_scores.h"
 #include "core/fragment_coord.h"
 #include "core/score_hooks.h"
 #include "core/softmax.h"

@@ -6,7 +6,7 @@
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
-#include "sm90/forward/turns.h"
+#include "sm90/forward/ping_pong.h"
 
 namespace flash::sm90 {
 

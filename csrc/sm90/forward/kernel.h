@@ -7,7 +7,7 @@
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
 #include "core/prefetch.h"
-#include "sm90/forward/describer.h"
+#include "sm90/forward/scheduler_warp.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/pages.h"

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "host/key_splits.h"
-#include "host/launch_kernel.h"
-#include "host/places.h"
+#include "launch/key_splits.h"
+#include "launch/launch_kernel.h"
+#include "launch/resident.h"
 #include "plan/forward.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"

@@ -170,7 +170,7 @@ struct RowMerge {
   }
 };
 
-// kAtOnce: where `merges_at_once` (host/key_splits.h).
+// kAtOnce: where `merges_at_once` (launch/key_splits.h).
 template <class Config, bool kAtOnce>
 __global__ void __launch_bounds__(kMergeRows * 32)
     merge_splits_kernel(__grid_constant__ FwdParams const p) {

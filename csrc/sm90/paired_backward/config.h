@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/score_level.h"
-#include "params/cut_tiles.h"
+#include "params/row_parts.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/tensor_core.h"
 

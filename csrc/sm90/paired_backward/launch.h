@@ -3,8 +3,8 @@
 
 #include "sm90/tensor_core.h"  // before whatever includes CuTe
 
-#include "backward/launch.h"
-#include "host/launch_kernel.h"
+#include "passes/backward/launch.h"
+#include "launch/launch_kernel.h"
 #include "sm90/backward/prepare.h"
 #include "sm90/paired_backward/kernel.h"
 

@@ -1,0 +1,134 @@
+// A tile that the thread blocks of a cluster share becomes one: each has a part of its keys, and
+// sends every row that it found to the block that merges this row. All of them run at once, so
+// nothing is counted, and nothing goes through L2.
+#pragma once
+
+#include "core/cluster.h"
+#include "core/cluster_size.h"
+#include "core/softmax.h"
+#include "decode/output.h"
+
+namespace flash::sm80 {
+
+// What a block is sent: of each of its rows one part of each block. Nobody writes here but by
+// SentOutput, no copy of the block's own either: so others may, as soon as the block has begun,
+// whatever it is about.
+template <class Config>
+struct ClusterInbox {
+  alignas(16) float out[Config::kBlockM][Config::kHeadDimV];
+  float lse[Config::kBlockM];
+};
+
+template <class Config>
+struct ClusterStorage {
+  DecodeStorage<Config> block;  // first: other kernels have it alone
+  ClusterInbox<Config> inbox;
+};
+
+// A row's part of this block in the inbox of the block that merges the row (PieceShare::first_row).
+struct InboxPlace {
+  ClusterBlock block;
+  int index;
+
+  __device__ InboxPlace(PieceShare const& share, int row)
+      : block(row & (share.blocks() - 1)), index(first(share, row) + share.rank()) {}
+
+  // Of the row's parts, which lie side by side
+  __device__ static int first(PieceShare const& share, int row) {
+    return row >> share.log2 << share.log2;
+  }
+};
+
+// Where a block's warps leave what they found. Between wait_until_open and the next barrier of the
+// cluster all blocks are there to be written to.
+template <class Config>
+struct SentOutput {
+  static constexpr bool kOpensLate = true;
+  static_assert(1 << kMostClusterLog2 <= Config::kBlockM, "as many parts as there are places");
+  DecodeParams const& p;
+  DecodeWork<Config> const& work;
+  PieceShare const& share;
+  ClusterInbox<Config>& inbox;
+
+  __device__ void wait_until_open() const { wait_for_cluster(); }
+
+  __device__ float sink(int /*r*/) const { return -INFINITY; }  // the whole's
+
+  __device__ void store_lse(int r, float lse) const {
+    InboxPlace const to(share, r);
+    to.block.write(inbox.lse[to.index], lse);
+  }
+
+  template <int kColumns>
+  __device__ void store(int r, int col, float const (&values)[kColumns]) const {
+    InboxPlace const to(share, r);
+    auto* const target = reinterpret_cast<float4*>(&inbox.out[to.index][col]);
+#pragma unroll
+    for (int i = 0; i < kColumns; i += 4) {
+      to.block.write(target[i / 4], {values[i], values[i + 1], values[i + 2], values[i + 3]});
+    }
+  }
+};
+
+// Four columns of a row, of one part after the other: a softmax whose scores are their LSE.
+template <class Config>
+__device__ OnlineSoftmax<1> attend_parts(ClusterInbox<Config> const& inbox, int begin, int parts,
+                                         int col, float (&out)[4]) {
+  constexpr int kAtOnce = 8;
+  OnlineSoftmax<1> softmax(kLog2e);
+#pragma unroll 1
+  for (int first = 0; first < parts; first += kAtOnce) {
+    float weights[kAtOnce];
+    float4 values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      bool const exists = first + i < parts;
+      int const at = begin + first + i;
+      weights[i] = exists ? inbox.lse[at] : -INFINITY;
+      values[i] = exists ? *reinterpret_cast<float4 const*>(&inbox.out[at][col])
+                         : float4{0.f, 0.f, 0.f, 0.f};
+    }
+    float rescale[1];
+    softmax.step<kAtOnce>([&](int, int i) -> float& { return weights[i]; }, rescale, NoReduce{});
+#pragma unroll
+    for (float& value : out) {
+      value *= rescale[0];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      out[0] += weights[i] * values[i].x;
+      out[1] += weights[i] * values[i].y;
+      out[2] += weights[i] * values[i].z;
+      out[3] += weights[i] * values[i].w;
+    }
+  }
+  return softmax;
+}
+
+// By all threads of a block, behind the barrier of the cluster that follows what was sent.
+template <class Config>
+__device__ void merge_inbox(DecodeOutput<Config> const& output, PieceShare const& share,
+                            ClusterInbox<Config> const& inbox) {
+  using Storage = PieceMergeStorage<Config>;
+  int const rows = output.work.tile.rows;
+  int const col = Storage::kColumns * (threadIdx.x % Storage::kLanes);
+  bool const has_columns = col < output.p.fwd.head_dim_v;
+#pragma unroll 1
+  for (int row = share.first_row(threadIdx.x / Storage::kLanes); has_columns && row < rows;
+       row += share.row_step(Storage::kGroups)) {
+    float out[Storage::kColumns] = {};
+    OnlineSoftmax<1> softmax =
+        attend_parts(inbox, InboxPlace::first(share, row), share.blocks(), col, out);
+    auto const closed = softmax.finish(0, output.sink(row), NoReduce{});
+#pragma unroll
+    for (float& value : out) {
+      value *= closed.out_scale;
+    }
+    output.store(row, col, out);
+    if (col == 0) {
+      output.store_lse(row, closed.lse);
+    }
+  }
+}
+
+}  // namespace flash::sm80

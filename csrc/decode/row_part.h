@@ -1,0 +1,81 @@
+// A few columns of a row that a call brings, in a thread's registers, and their rotary embedding.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+#include <cstdint>
+
+#include "decode/config.h"
+
+namespace flash::sm80 {
+
+// The first halves of two words side by side, and the second ones: done twice, it undoes itself.
+__device__ inline void swap_halves(uint32_t& a, uint32_t& b) {
+  uint32_t const first = (a & 0xffffu) | b << 16, second = a >> 16 | (b & 0xffff0000u);
+  a = first;
+  b = second;
+}
+
+// Four pairs that turn, or eight neighbours. What takes time is code that runs once, so it is the
+// same for both layouts and for queries and keys: where pairs are interleaved, their elements go
+// apart first, and back behind the turn.
+template <class Element>
+struct RowPart {
+  static constexpr int kPairs = 4, kColumns = 2 * kPairs;
+  using Chunk = cutlass::AlignedArray<Element, kPairs>;
+
+  int first;  // column of x
+  int second;
+  Chunk x;
+  Chunk y;
+  Chunk cos;
+  Chunk sin;
+
+  __device__ void turn(bool interleaved) {
+    if (interleaved) {
+      take_apart();
+    }
+    cutlass::NumericArrayConverter<float, Element, kPairs> widen;
+    auto const a = widen(x), b = widen(y), c = widen(cos), s = widen(sin);
+    cutlass::Array<float, kPairs> turned_a, turned_b;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      turned_a[i] = a[i] * c[i] - b[i] * s[i];
+      turned_b[i] = b[i] * c[i] + a[i] * s[i];
+    }
+    cutlass::NumericArrayConverter<Element, float, kPairs> round;
+    static_cast<cutlass::Array<Element, kPairs>&>(x) = round(turned_a);
+    static_cast<cutlass::Array<Element, kPairs>&>(y) = round(turned_b);
+    if (interleaved) {
+      put_together();
+    }
+  }
+
+ private:
+  using Words = uint32_t (&)[2];
+
+  // Two pairs in x and two in y: first elements to x, second ones to y.
+  __device__ void take_apart() {
+    auto& u = reinterpret_cast<Words>(x);
+    auto& v = reinterpret_cast<Words>(y);
+    swap_halves(u[0], u[1]);
+    swap_halves(v[0], v[1]);
+    exchange(u[1], v[0]);
+  }
+
+  __device__ void put_together() {
+    auto& u = reinterpret_cast<Words>(x);
+    auto& v = reinterpret_cast<Words>(y);
+    exchange(u[1], v[0]);
+    swap_halves(u[0], u[1]);
+    swap_halves(v[0], v[1]);
+  }
+
+  static __device__ void exchange(uint32_t& a, uint32_t& b) {
+    uint32_t const old = a;
+    a = b;
+    b = old;
+  }
+};
+
+}  // namespace flash::sm80

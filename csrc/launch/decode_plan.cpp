@@ -1,0 +1,109 @@
+#include "launch/decode_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/varlen_rows.h"
+
+namespace flash {
+namespace {
+
+// Rows of the decode kernel's tile: queries times heads of a KV head.
+constexpr int64_t kTileRows = 16;
+
+int group_of(FwdParams const& p) { return p.heads_q / std::max(p.heads_kv, 1); }
+
+// The most queries of a sequence, as far as the host can know.
+int64_t longest_q(Seqlens const& s) {
+  return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
+}
+
+int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / kTileRows); }
+
+}  // namespace
+
+bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
+  return decode_plan_of(p, device, num_splits, /*cached=*/true).few_q > 0;
+}
+
+bool decode_appends(FwdParams const& p, NewRows const& rows) {
+  // Four pairs at a time (decode/row_part.h), and never less.
+  constexpr int kPairs = 4;
+  Rotary const& r = rows.rotary;
+  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
+  bool const turns =
+      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
+                 address % (2 * kPairs) == 0);  // elements have two bytes
+  return p.seqlens.new_k <= kMostNewKeys && turns;
+}
+
+bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {
+  return decode_plan_of(p, device, /*num_splits=*/0, /*cached=*/false).few_q > 0;
+}
+
+int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
+  return decode_plan_of(p, device, num_splits, /*cached=*/false).few_q;
+}
+
+namespace {
+
+// Row blocks of all sequences that are decoded, at most: who has any queries has a last one that
+// lacks some rows, of whole queries.
+int packed_row_blocks(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  bool const is_mixed = s.few_q != kAllQueries;
+  int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
+  int64_t const lacking = kTileRows - std::gcd<int64_t>(group_of(p), kTileRows);
+  int64_t const all =
+      (s.total_q * group_of(p) + std::min<int64_t>(parts, s.total_q) * lacking) / kTileRows;
+  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p));
+  return static_cast<int>(is_mixed ? std::min(all, few) : all);
+}
+
+}  // namespace
+
+SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
+                              DeviceInfo const& device) {
+  Seqlens const& lengths = p.seqlens;
+  bool const is_packed = lengths.cu_q, is_mixed = is_packed && lengths.few_q != kAllQueries;
+  int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
+  SplitSchedule s{};
+  s.batch = lengths.batch;
+  s.tiles = FastDiv(p.heads_kv * (is_packed ? 1 : row_blocks(queries * group_of(p))));
+  s.packed = is_packed;
+  s.all_row_blocks = is_packed ? packed_row_blocks(p) : s.batch;
+  s.equal =
+      !is_packed &&
+      (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
+  s.min_units = split.min_units;
+  s.max_splits = split.max_splits;
+  s.columns = split.pieces;
+  s.extra = split.extra;
+  s.cluster_log2 = split.cluster_log2;
+  // Row blocks that the rows of a packed q might be, and are not, have clusters as well.
+  constexpr int kMostBlocks = 3;  // of a multiprocessor
+  auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
+  while (is_packed && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
+    --s.cluster_log2;
+  }
+  return s;
+}
+
+int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
+  return s.max_splits == 1 ? 0 : num_pieces(s) * variant.block_m * (p.head_dim_v + 1);
+}
+
+DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
+                           float* workspace, bool beside, NewRows const& rows) {
+  FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
+  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
+  if (s.max_splits > 1) {
+    int64_t const rows = num_pieces(s) * variant.block_m;
+    params.partial_out = workspace;
+    params.partial_lse = params.partial_out + rows * p.head_dim_v;
+  }
+  return params;
+}
+
+}  // namespace flash
