@@ -113,12 +113,12 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),
-      found(q, size.found, ScalarType::Int), order(q, size.order, ScalarType::Int);
+      parts(q, size.parts, ScalarType::Float), dq_semaphores(q, size.dq_semaphores, ScalarType::Int),
+      deltas_done(q, size.deltas_done, ScalarType::Int), order(q, size.order, ScalarType::Int);
   p.workspace = {sums.data<float>(),
                  stats.data<float>(),
-                 turns.data<int>(),
-                 found.data<int>(),
+                 dq_semaphores.data<int>(),
+                 deltas_done.data<int>(),
                  order.data<int>(),
                  {},
                  {}};

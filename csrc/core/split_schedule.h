@@ -39,19 +39,19 @@ struct Piece {
   FLASH_HD UnitRange range(int units) const { return even_share({0, units}, split, splits); }
 };
 
-// A column is one piece of all the tiles of a sequence, or of those of one row block. Cutting
+// A slice is one piece of all the tiles of a sequence, or of those of one row block. Cutting
 // sequence b of units(b) units into pieces of `chunk` gives at most units(b) / chunk + 1 of them,
 // so that batch + s.extra are enough if chunk >= total / s.extra, whatever the lengths are; and
 // likewise with row blocks, each of which is cut like a sequence. Few of them are left over if
 // lengths are alike: every surplus thread block searches as well, 4 µs on an H200.
-FLASH_HD int64_t num_columns(SplitSchedule const& s) {
+FLASH_HD int64_t num_slices(SplitSchedule const& s) {
   int64_t const by_chunk = int64_t(s.all_row_blocks) + s.extra;
   int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_splits;
   return by_chunk < by_limit ? by_chunk : by_limit;
 }
 
 FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
-  return num_columns(s) * int64_t(s.tiles.divisor);
+  return num_slices(s) * int64_t(s.tiles.divisor);
 }
 
 // Of the launch
@@ -74,16 +74,16 @@ FLASH_HD int num_splits(SplitSchedule const& s, int chunk, int units) {
 // What there is of a sequence.
 struct SequenceSize {
   int units;
-  int row_blocks;  // that have columns of their own
+  int row_blocks;  // that have slices of their own
 
   FLASH_HD int64_t all_units() const { return int64_t(units) * row_blocks; }
 };
 
-// Columns of a sequence, or as many as 32 lanes can still add up.
+// Slices of a sequence, or as many as 32 lanes can still add up.
 FLASH_HD int columns_of(SplitSchedule const& s, int chunk, SequenceSize size) {
   constexpr int64_t kMost = 1 << 24;
-  int64_t const columns = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
-  return int(columns < kMost ? columns : kMost);
+  int64_t const slices = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
+  return int(slices < kMost ? slices : kMost);
 }
 
 // The sizes of all sequences, for lanes that go through them again and again. Sizes: callable,
@@ -128,23 +128,23 @@ template <class Lanes, class Sizes>
 FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
   int64_t const total = batch.sum([](SequenceSize size) { return size.all_units(); });
-  int const even = divide_up(total, s.columns);
+  int const even = divide_up(total, s.slices);
   int chunk = even > s.min_units ? even : s.min_units;
-  // Rows that belong to no sequence have columns as well.
+  // Rows that belong to no sequence have slices as well.
   int64_t const own_blocks =
       s.packed ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
-  int64_t const wanted = s.columns > s.all_row_blocks ? s.columns : s.all_row_blocks;
+  int64_t const wanted = s.slices > s.all_row_blocks ? s.slices : s.all_row_blocks;
   int64_t const most = own_blocks + s.extra;
-  int64_t columns = wanted < most ? wanted : most;
+  int64_t slices = wanted < most ? wanted : most;
   // If a quarter longer is not enough either, lengths differ: thread blocks then end one after the
-  // other, and those that are too many begin meanwhile, so that all columns that there are may be
+  // other, and those that are too many begin meanwhile, so that all slices that there are may be
   // (48 sequences of up to 16k keys on an H200: 463 µs, each in one piece 549).
-  bool const may_differ = columns < most;
+  bool const may_differ = slices < most;
   int const first = chunk;
   int64_t of_first = 0;
   for (int attempt = may_differ ? -1 : 0;; ++attempt) {
     int64_t found = batch.sum([&](SequenceSize size) { return columns_of(s, chunk, size); });
-    if (found <= columns) {
+    if (found <= slices) {
       return chunk;
     }
     if (attempt < 0) {
@@ -153,17 +153,17 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
       continue;
     }
     if (attempt == 0 && may_differ) {
-      columns = most;
+      slices = most;
       chunk = first;
       found = of_first;
-      if (found <= columns) {
+      if (found <= slices) {
         return chunk;
       }
     }
     if (attempt == 3) {
       break;
     }
-    chunk = divide_up(chunk * found, columns);
+    chunk = divide_up(chunk * found, slices);
   }
   int const sure = s.extra > 0 ? divide_up(total, s.extra) : INT32_MAX;
   return chunk > sure ? chunk : sure;
@@ -173,46 +173,46 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
 // a time; all of them get the answer.
 template <class Lanes, class Sizes>
 FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
-  int const column = s.tiles.quotient(index);
-  int const tile = s.tiles.remainder(index, column), tiles = int(s.tiles.divisor);
+  int const slice = s.tiles.quotient(index);
+  int const tile = s.tiles.remainder(index, slice), tiles = int(s.tiles.divisor);
   if (s.max_splits == 1 && !s.packed) {
-    return {column, tile, 0, 1, index, tiles, true};
+    return {slice, tile, 0, 1, index, tiles, true};
   }
   // A sequence alone that is not cut: nothing to search for.
   if (s.max_splits == 1 && s.batch == 1) {
     int const row_blocks = sizes(0).row_blocks;
-    if (column < row_blocks) {
-      int const place = tile + column * tiles;
-      return {0, place, 0, 1, place, row_blocks * tiles, row_blocks <= num_columns(s)};
+    if (slice < row_blocks) {
+      int const place = tile + slice * tiles;
+      return {0, place, 0, 1, place, row_blocks * tiles, row_blocks <= num_slices(s)};
     }
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
   int const chunk = s.max_splits == 1 ? INT32_MAX : fitting_chunk(batch);
   if (s.equal) {
     int const splits = num_splits(s, chunk, batch.first.units);
-    int const sequence = column / splits, first = sequence * splits;
-    return {sequence,          tile, column - first, splits, first * tiles + tile, tiles,
+    int const sequence = slice / splits, first = sequence * splits;
+    return {sequence,          tile, slice - first, splits, first * tiles + tile, tiles,
             sequence < s.batch};
   }
-  int before = 0;  // columns of the sequences before `group`
+  int before = 0;  // slices of the sequences before `group`
   for (int group = 0; group < s.batch; group += Lanes::kCount) {
     int const b = group + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
     int const splits = num_splits(s, chunk, size.units);
     int const mine = columns_of(s, chunk, size);
     int const end = before + lanes.running_sum(mine);
-    int const hit = lanes.first(column < end);
+    int const hit = lanes.first(slice < end);
     if (hit < Lanes::kCount) {
       int const row_blocks = lanes.of(hit, size.row_blocks), all = lanes.of(hit, splits);
       int const count = lanes.of(hit, mine), first = lanes.of(hit, end) - count;
       // Row blocks that read the same keys lie side by side.
-      int const split = row_blocks == 1 ? column - first : (column - first) / row_blocks;
-      int const row_block = column - first - split * row_blocks;
+      int const split = row_blocks == 1 ? slice - first : (slice - first) / row_blocks;
+      int const row_block = slice - first - split * row_blocks;
       // Sequences that overlap may have more row blocks than all rows, and then there are not
-      // enough columns. A tile that misses one has none: of a part of the pieces none would be the
+      // enough slices. A tile that misses one has none: of a part of the pieces none would be the
       // last.
       bool const complete =
-          int64_t(row_blocks) * all == count && int64_t(first) + count <= num_columns(s);
+          int64_t(row_blocks) * all == count && int64_t(first) + count <= num_slices(s);
       return {group + hit, tile + row_block * tiles,           split,
               all,         (first + row_block) * tiles + tile, row_blocks * tiles,
               complete};
@@ -221,8 +221,8 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   }
   for (int b = s.batch; s.packed && b < VarlenRows::count(s.batch); ++b) {
     int const row_blocks = sizes(b).row_blocks;
-    if (column - before < row_blocks) {
-      return {b, tile + (column - before) * tiles, 0, 1, index, tiles, true};
+    if (slice - before < row_blocks) {
+      return {b, tile + (slice - before) * tiles, 0, 1, index, tiles, true};
     }
     before += row_blocks;
   }

@@ -24,11 +24,11 @@ FLASH_HD int grid_blocks(int64_t num_tiles) {
   return int(num_tiles < max_grid_blocks ? num_tiles : max_grid_blocks);
 }
 
-// The widest group, up to `group`, that leaves no small rest: a rest of a few columns would run at
+// The widest group, up to `group`, that leaves no small rest: a rest of a few strips would run at
 // the end, with most of the GPU idle.
-FLASH_HD int even_group(int group, int64_t num_columns) {
-  int64_t const groups = (num_columns + group - 1) / group;
-  return groups > 1 ? int((num_columns + groups - 1) / groups) : group;
+FLASH_HD int even_group(int group, int64_t num_strips) {
+  int64_t const groups = (num_strips + group - 1) / group;
+  return groups > 1 ? int((num_strips + groups - 1) / groups) : group;
 }
 
 // ---- every sequence has the same length -------------------------------------------------------
@@ -40,8 +40,8 @@ struct DenseSchedule {
   int batch;
   TileOrder order;
 
-  FLASH_HD int64_t columns() const { return int64_t(heads) * batch; }
-  FLASH_HD int64_t num_tiles() const { return columns() * m_blocks; }
+  FLASH_HD int64_t strips() const { return int64_t(heads) * batch; }
+  FLASH_HD int64_t num_tiles() const { return strips() * m_blocks; }
 };
 
 // Index: what tiles are counted in (see tile_at).
@@ -57,10 +57,10 @@ class DenseScheduler {
 
   FLASH_HD WorkTile coord() const {
     if (!valid()) return {0, 0, 0, false};
-    auto const [m_block, column] =
-        tile_at<Index>(schedule_.order, index_, schedule_.m_blocks, Index(schedule_.columns()));
-    Index const batch = column / schedule_.heads;
-    return {m_block, int(column - batch * schedule_.heads), int(batch), true};
+    auto const [m_block, strip] =
+        tile_at<Index>(schedule_.order, index_, schedule_.m_blocks, Index(schedule_.strips()));
+    Index const batch = strip / schedule_.heads;
+    return {m_block, int(strip - batch * schedule_.heads), int(batch), true};
   }
 
  private:

@@ -8,7 +8,7 @@
 #include "core/softmax.h"
 #include "decode/output.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // What a block is sent: of each of its rows one part of each block. Nobody writes here but by
 // SentOutput, no copy of the block's own either: so others may, as soon as the block has begun,
@@ -131,4 +131,4 @@ __device__ void merge_inbox(DecodeOutput<Config> const& output, PieceShare const
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

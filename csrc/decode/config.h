@@ -4,7 +4,7 @@
 #include "core/score_level.h"
 #include "sm80/tensor_core.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, ScoreLevel kScores_>
@@ -74,4 +74,4 @@ struct PieceMergeStorage {
   float lse[kMergedRows];
 };
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

@@ -14,7 +14,7 @@
 #include "decode/piece_merge.h"
 #include "decode/warp_attention.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // Three thread blocks fit a multiprocessor of Hopper's by shared memory; registers have to let
 // them. A cluster's blocks have one each (core/cluster_size.h), and as many as there are.
@@ -123,4 +123,4 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks<kClusters>)
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

@@ -7,7 +7,7 @@
 #include "decode/config.h"
 #include "decode/tile_rows.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // A warp's steps are kBlockN keys each, kWarps * kBlockN apart. K and V are groups of their own:
 // K's buffer is filled again as soon as Q·Kᵀ is done with it, so that nearly the whole ring is
@@ -180,4 +180,4 @@ struct KeyRing {
   }
 };
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

@@ -11,7 +11,7 @@
 #include "launch/launch_kernel.h"
 #include "decode/kernel.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 constexpr int kPieceCounters = 1 << 16;
 __device__ static uint32_t piece_counters[kPieceCounters];
@@ -74,4 +74,4 @@ void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

@@ -5,7 +5,7 @@
 #include "decode/output.h"
 #include "decode/warp_attention.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // What sums and outputs relative to `max` are multiplied by to be relative to a larger one.
 __device__ inline float weight_of(float max, float larger, float scale_log2) {
@@ -104,4 +104,4 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

@@ -8,7 +8,7 @@
 #include "decode/tile_rows.h"
 #include "decode/row_part.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // Where a part of the thread block's rows comes from.
 struct PartPlace {
@@ -205,4 +205,4 @@ __device__ void fill_with_new_rows(BlockRows<Config> const& rows, KeyRing<Config
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

@@ -6,7 +6,7 @@
 #include "params/decode_params.h"
 #include "decode/tile_rows.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 template <class Config>
 struct DecodeOutput {
@@ -62,4 +62,4 @@ struct DecodeOutput {
   }
 };
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

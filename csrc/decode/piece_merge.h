@@ -8,7 +8,7 @@
 #include "decode/merge.h"
 #include "decode/output.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // atomicInc, and whoever counts later can read what this thread's block stored before: the barrier
 // before orders that before this thread's release, counting goes on where the others' did, and so
@@ -185,4 +185,4 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

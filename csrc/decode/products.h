@@ -4,7 +4,7 @@
 #include "decode/config.h"
 #include "decode/tile_rows.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // The tile's rows on their way to shared memory, by all threads; a group of each. Columns behind
 // the head's become zero.
@@ -85,4 +85,4 @@ __device__ void add_values(OperandP const& p, typename Config::Element* v, int l
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

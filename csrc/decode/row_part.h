@@ -7,7 +7,7 @@
 
 #include "decode/config.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // The first halves of two words side by side, and the second ones: done twice, it undoes itself.
 __device__ inline void swap_halves(uint32_t& a, uint32_t& b) {
@@ -78,4 +78,4 @@ struct RowPart {
   }
 };
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

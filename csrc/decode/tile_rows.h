@@ -9,7 +9,7 @@
 #include "params/decode_params.h"
 #include "decode/config.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // What one tile of one sequence is about.
 template <class Config>
@@ -98,4 +98,4 @@ struct DecodeStorage {
 template <class Config>
 constexpr int kSmemBytes = sizeof(DecodeStorage<Config>);
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

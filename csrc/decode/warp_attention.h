@@ -10,7 +10,7 @@
 #include "decode/products.h"
 #include "sm80/fragments.h"
 
-namespace flash::sm80 {
+namespace flash::decode {
 
 // The two rows of a tile that a lane holds numbers of.
 template <class Config>
@@ -156,4 +156,4 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   cp_async_wait<0>();
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::decode

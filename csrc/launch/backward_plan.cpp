@@ -90,7 +90,7 @@ plan::BackwardKernel backward_kernel(Variant const& v, DeviceInfo const& device)
           hopper,
           !plain,
           hopper && plain,
-          hopper && cuts_tiles(v.head_dim, v.head_dim_v, plain)};
+          hopper && has_row_parts(v.head_dim, v.head_dim_v, plain)};
 }
 
 plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
@@ -108,7 +108,7 @@ plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInf
   });
 }
 
-KeyColumns kv_persistent(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
   // Sequences that are put in order, in the time of as many steps for each; of more, the last to be
   // done has little to do.
   constexpr int kMostOrdered = 4096;
@@ -127,24 +127,24 @@ int heads_found_before(BwdParams const& p, Variant const& variant) {
   // Those that tiles come to first; and where tiles come to row blocks faster than D is found, so
   // many that all others' is there in time.
   double const found = in_step * blocks_that_see(p, variant);
-  return std::clamp(static_cast<int>((1 - found) * heads), std::min(p.together, heads), heads);
+  return std::clamp(static_cast<int>((1 - found) * heads), std::min(p.side_by_side, heads), heads);
 }
 
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
             bool deterministic, BwdParams& p) {
   int const heads = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
-  p.group = HeadGroup::in_parts(heads, choice.heads);
-  p.together = choice.together;
-  p.columns = choice.schedule == plan::Schedule::KvPersistent ? kv_persistent(p, variant, device)
-                                                              : KeyColumns{};
+  p.gqa = GqaSplit::of(heads, choice.heads);
+  p.side_by_side = choice.side_by_side;
+  p.kv_persistent = choice.schedule == plan::Schedule::KvPersistent ? kv_persistent(p, variant, device)
+                                                              : KvPersistent{};
   if (choice.schedule == plan::Schedule::OrderedDq) {
-    bool const finds_delta = relay_finds_delta(variant.head_dim) && all_rows_see_keys(p);
-    p.relay = {true, deterministic, finds_delta, heads_found_before(p, variant)};
+    bool const finds_delta = ordered_dq_finds_delta(variant.head_dim) && all_rows_see_keys(p);
+    p.ordered_dq = {true, deterministic, finds_delta, heads_found_before(p, variant)};
   }
   if (choice.row_parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
-    p.cut = CutTiles::last(0, tiles, choice.row_parts);
+    p.row_parts = RowParts::last(0, tiles, choice.row_parts);
   }
 }
 

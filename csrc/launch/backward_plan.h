@@ -15,7 +15,7 @@ plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,
                            DeviceInfo const& device, bool deterministic);
 
 // Thread blocks of the schedule KvPersistent, and where their sums of dQ lie.
-KeyColumns kv_persistent(BwdParams const& params, Variant const& variant, DeviceInfo const& device);
+KvPersistent kv_persistent(BwdParams const& params, Variant const& variant, DeviceInfo const& device);
 
 // Heads of all batch entries whose D a pass finds before kernels that find the others' themselves.
 int heads_found_before(BwdParams const& params, Variant const& variant);

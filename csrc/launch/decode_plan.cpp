@@ -78,7 +78,7 @@ SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
       (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
   s.min_units = split.min_units;
   s.max_splits = split.max_splits;
-  s.columns = split.pieces;
+  s.slices = split.pieces;
   s.extra = split.extra;
   s.cluster_log2 = split.cluster_log2;
   // Row blocks that the rows of a packed q might be, and are not, have clusters as well.

@@ -5,7 +5,7 @@
 
 namespace flash {
 
-// Rows up to which all splits of a row, kMostPartsAtOnce of them, are asked for at once when they
+// Rows up to which all splits of a row, kMostSplitsAtOnce of them, are asked for at once when they
 // are merged: one wait, instead of one for their LSE and one for each four splits. On an H200, 256
 // rows, 16 splits: -6.4% of the call; but that takes 16 splits' registers, with which 4,096 rows
 // took 4 µs more.
@@ -18,7 +18,7 @@ inline int64_t rows_of_splits(FwdParams const& p) {
 }
 
 inline bool merges_at_once(FwdParams const& p) {
-  return rows_of_splits(p) <= kMostRowsAtOnce && p.splits.count.divisor <= kMostPartsAtOnce;
+  return rows_of_splits(p) <= kMostRowsAtOnce && p.splits.count.divisor <= kMostSplitsAtOnce;
 }
 
 // Floats of the splits' results.

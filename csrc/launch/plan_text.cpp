@@ -36,7 +36,7 @@ std::string describe(plan::BackwardChoice const& c, int group) {
   }
   return c.schedule == plan::Schedule::KvPersistent
              ? text
-             : text + concat(", ", c.together, " side by side");
+             : text + concat(", ", c.side_by_side, " side by side");
 }
 
 std::string describe(plan::ForwardChoice const& c, plan::ForwardKernel const& kernel) {

@@ -11,33 +11,33 @@ namespace flash {
 struct BwdWorkspaceSize {
   int64_t dq;
   int64_t stats;
-  int64_t turns;
-  int64_t found;
+  int64_t dq_semaphores;
+  int64_t deltas_done;
   int64_t order;
   int64_t parts;  // of dk and dv together
 };
 
-// Rows that parts' sums of dK, or of dV, have in the workspace: of each key, or of each cut tile.
+// Rows of the workspace's sums of dK, or of dV: of each key's GQA splits, or of each tile's row parts.
 inline int64_t sum_rows(BwdParams const& p, Variant const& variant) {
-  return p.group.parts > 1 ? num_keys(p.seqlens) * p.heads_kv * p.group.parts
-                           : int64_t(p.cut.slots()) * variant.block_n;
+  return p.gqa.splits > 1 ? num_keys(p.seqlens) * p.heads_kv * p.gqa.splits
+                           : int64_t(p.row_parts.slots()) * variant.block_n;
 }
 
 inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& variant,
                                        bool deterministic) {
   int64_t const blocks = params.heads_q * RowBlocks{variant.block_m}.count(params.seqlens);
-  KeyColumns const& columns = params.columns;
+  KvPersistent const& own = params.kv_persistent;
   int64_t const summed =
-      columns.used() ? int64_t(columns.places) * params.group.part_heads * columns.row_blocks
+      own.used() ? int64_t(own.resident) * params.gqa.split_heads * own.row_blocks
                      : blocks;
-  // One block of keys has nothing to add to, and nobody to wait for.
+  // A single KV block has nothing to add to, and no other to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
-  bool const in_turns = sums && !columns.used() && (deterministic || params.relay.used);
+  bool const ordered = sums && !own.used() && (deterministic || params.ordered_dq.used);
   return {sums ? summed * variant.block_m * variant.head_dim : 0,
           blocks * 2 * variant.block_m,
-          in_turns ? blocks : 0,
-          params.relay.finds_delta ? int64_t(params.heads_q) * params.seqlens.batch + 1 : 0,
-          columns.used() && columns.ordered ? VarlenRows::count(params.seqlens.batch) : 0,
+          ordered ? blocks : 0,
+          params.ordered_dq.finds_delta ? int64_t(params.heads_q) * params.seqlens.batch + 1 : 0,
+          own.used() && own.ordered ? VarlenRows::count(params.seqlens.batch) : 0,
           sum_rows(params, variant) *
               ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};
 }
@@ -52,7 +52,7 @@ inline void place_parts(BwdParams& p, Variant const& variant, float* memory) {
     }
     float* const begin = memory;
     memory += rows * columns;
-    int64_t const key = p.group.parts > 1 ? int64_t(p.heads_kv) * p.group.parts * columns : columns;
+    int64_t const key = p.gqa.splits > 1 ? int64_t(p.heads_kv) * p.gqa.splits * columns : columns;
     return {begin, s.cu_k ? 0 : s.seqlen_k * key, key, columns};
   };
   p.workspace.dk = place(p.dk, variant.head_dim);

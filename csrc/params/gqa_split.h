@@ -5,32 +5,32 @@
 
 namespace flash {
 
-// The query heads of a group that a tile of keys goes through, one after the other.
-struct GroupPart {
+// The query heads that a tile of keys goes through, one after the other.
+struct HeadsOfTile {
   int head_kv;
   int head_begin;  // the first query head
   int heads;
 };
 
-// The query heads that share a KV head, cut into parts; each part has tiles of its own.
-struct HeadGroup {
-  int heads;       // of the group
-  int part_heads;  // of a part; the last one may have fewer
-  int parts;
-  FastDiv by_parts;  // the loader of a kernel has no registers for a division
+// The query heads of a group, which share a KV head, in splits: each split has tiles of its own.
+struct GqaSplit {
+  int heads;        // of the group
+  int split_heads;  // of a split; the last one may have fewer
+  int splits;
+  FastDiv by_splits;  // the producer of a kernel has no registers for a division
 
-  // heads, part_heads: at least 1
-  static HeadGroup in_parts(int heads, int part_heads) {
-    int const parts = (heads + part_heads - 1) / part_heads;
-    return {heads, part_heads, parts, FastDiv(parts)};
+  // heads, split_heads: at least 1
+  static GqaSplit of(int heads, int split_heads) {
+    int const splits = (heads + split_heads - 1) / split_heads;
+    return {heads, split_heads, splits, FastDiv(splits)};
   }
 
-  // Tiles count the parts of a KV head as neighbouring heads.
-  FLASH_HD GroupPart part(int tile_head) const {
-    int const head_kv = by_parts.quotient(tile_head);
-    int const begin = by_parts.remainder(tile_head, head_kv) * part_heads;
+  // Tiles count the splits of a KV head as neighbouring heads.
+  FLASH_HD HeadsOfTile heads_of(int tile_head) const {
+    int const head_kv = by_splits.quotient(tile_head);
+    int const begin = by_splits.remainder(tile_head, head_kv) * split_heads;
     int const left = heads - begin;
-    return {head_kv, head_kv * heads + begin, left < part_heads ? left : part_heads};
+    return {head_kv, head_kv * heads + begin, left < split_heads ? left : split_heads};
   }
 };
 

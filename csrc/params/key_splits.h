@@ -5,7 +5,7 @@
 
 namespace flash {
 
-constexpr int kMostPartsAtOnce = 16;  // that one merging kernel has registers for
+constexpr int kMostSplitsAtOnce = 16;  // that one merging kernel has registers for
 
 // A forward whose row blocks are cut along the keys, because they are too few to fill the GPU. Each
 // part has a result of its own, which lies in the workspace until all of a row's are merged.

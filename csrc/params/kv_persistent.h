@@ -4,17 +4,15 @@
 
 namespace flash {
 
-// Where one thread block of a backward, or a pair, takes the blocks of keys of a column, which is a
-// sequence and a group's part, one after the other. All of a row's dQ then comes from the same
-// threads, so sums are theirs, and in L2: the first block of keys puts what the others add to, and
-// the last one writes dq.
-struct KeyColumns {
-  int places;  // thread blocks or pairs, each with sums of one column; 0: each takes one block of
-               // keys
-  int row_blocks;  // of a query head, that the sums are of
+// A CTA of a backward, or a pair, takes all KV blocks of a sequence and GQA split, one after the
+// other. All of a row's dQ then comes from the same threads, so its sums are theirs alone, and in
+// L2: the first KV block stores, the others add, and the last one writes dq.
+struct KvPersistent {
+  int resident;    // CTAs or pairs, each with sums of its own; 0: each takes one KV block
+  int row_blocks;  // of a query head, that have sums
   bool ordered;    // the longest sequence comes first
 
-  FLASH_HD bool used() const { return places > 0; }
+  FLASH_HD bool used() const { return resident > 0; }
 };
 
 }  // namespace flash

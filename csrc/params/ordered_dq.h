@@ -2,17 +2,17 @@
 
 namespace flash {
 
-// Whether the key blocks that see a row block hand its sum of dQ on, like runners: the first puts
-// what the others add to, and the last one, when all have been there, takes it and writes dq. So
-// there are no zeros before the main kernel and no pass behind it.
-struct KeyRelay {
+// Ordered dQ accumulation: of the KV blocks that see a row block, the first stores its dQ, the next
+// ones add to it, and the last one, when all others have added, writes dq. So there are no zeros
+// before the main kernel and no pass behind it.
+struct OrderedDq {
   bool used;
-  bool in_order;         // those between the first and the last, too: the call is deterministic
+  bool deterministic;    // KV blocks between the first and the last add in order, too
   bool finds_delta;      // the main kernel finds D = rowsum(dO * O), but for the first heads
   int heads_before = 0;  // of all batch entries, whose D a pass finds before
 };
 
-// Head dims whose relays have room in shared memory to find D, beside all that they compute with.
-constexpr bool relay_finds_delta(int head_dim) { return head_dim <= 192; }
+// Head dims whose kernels have room in shared memory to find D, beside all that they compute with.
+constexpr bool ordered_dq_finds_delta(int head_dim) { return head_dim <= 192; }
 
 }  // namespace flash

@@ -218,7 +218,7 @@ class Prediction {
     bool const packed = p_.packed_k && !p_.alike();
     double const of_sequence = double(p_.heads_kv) * parts;
     double const heads = p_.packed_k ? of_sequence : of_sequence * std::max(p_.batch, 1);
-    double const together = std::min<double>(c.together, heads);
+    double const together = std::min<double>(c.side_by_side, heads);
     double const count = of_sequence * tiles_.count * c.row_parts;
     // Of one head, at work at a time.
     double const at_work =

@@ -20,7 +20,7 @@ struct BackwardChoice {
   Schedule schedule;
   int heads;      // query heads of a group that a tile takes one after the other
   int row_parts;  // that the rows of each tile are cut into; 1: they are whole
-  int together;   // heads whose tiles run side by side
+  int side_by_side;  // heads whose tiles run together
 
   bool operator==(BackwardChoice const&) const = default;
 };

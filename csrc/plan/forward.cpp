@@ -26,13 +26,13 @@ constexpr double kEarly = 0.69;
 // Of the shorter one of computing and reading, what the longer one does not hide if both are equal.
 constexpr double kUnhidden = 0.09;
 
-// Row blocks of a call, all of one shape. A column of them is a head of a sequence, or a KV head
+// Row blocks of a call, all of one shape. A strip of them is a head of a sequence, or a KV head
 // with all that share it, or one of its splits.
 struct RowBlocks {
-  double of_column;   // on average
-  double of_longest;  // of a column of the longest sequence
-  double columns;     // of all sequences
-  int heads;          // columns of one
+  double of_strip;   // on average
+  double of_longest;  // of a strip of the longest sequence
+  double strips;     // of all sequences
+  int heads;          // strips of one
   double steps;       // of a row block, on average
   double longest;     // steps, at most
   double filled;      // of its warpgroups, those that have rows, on average
@@ -146,7 +146,7 @@ KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile 
   }
 }
 
-// Of tiles that take different times, as they do under a mask, the longest of each group of columns
+// Of tiles that take different times, as they do under a mask, the longest of each group of strips
 // come first.
 double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
                   int side_by_side, double places) {
@@ -155,13 +155,13 @@ double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& 
   };
   double const mean = of(blocks.steps, blocks.filled);
   double const longest = std::max(of(blocks.longest, blocks.filled_longest), mean);
-  double const waves = blocks.columns * blocks.of_column / places;
-  double const columns = p.packed_q ? blocks.heads : blocks.columns;
-  double const width = std::min<double>(side_by_side, columns);
-  // The longest tile of all begins with the last group of columns; where lengths of keys alone
-  // differ, with any column.
+  double const waves = blocks.strips * blocks.of_strip / places;
+  double const strips = p.packed_q ? blocks.heads : blocks.strips;
+  double const width = std::min<double>(side_by_side, strips);
+  // The longest tile of all begins with the last group of strips; where lengths of keys alone
+  // differ, with any strip.
   bool const any = p.used_k && !p.packed_q;
-  double const last_width = any ? 1 : columns - (std::ceil(columns / width) - 1) * width;
+  double const last_width = any ? 1 : strips - (std::ceil(strips / width) - 1) * width;
   double const last_waves = last_width * blocks.of_longest / places;
   // 1: the shortest takes next to nothing, 0: all take the same.
   double const unequal = std::clamp(2 * (longest - mean) / longest, 0., 1.);
@@ -181,16 +181,16 @@ double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, in
   double const sharing = double(blocks.heads) / p.heads_kv / choice.splits;
   // Of the KV heads that are at work at a time.
   double const heads =
-      std::clamp(std::max<double>(choice.side_by_side, places / blocks.of_column) / sharing, 1.,
-                 std::max(blocks.columns / sharing, 1.));
+      std::clamp(std::max<double>(choice.side_by_side, places / blocks.of_strip) / sharing, 1.,
+                 std::max(blocks.strips / sharing, 1.));
   double const span = std::min(blocks.steps * block_n, p.mean_k());
   double const in_use = p.limits_left() ? span : p.mean_k() / choice.splits;
   // The other half is for Q and O on their way.
   double const full = heads * in_use * row / (double(m.l2_share) * double(m.l2_bytes) / 2);
   double const square = full * full, miss = square * square / (1 + square * square);
-  double const tiles = blocks.columns * blocks.of_column;
+  double const tiles = blocks.strips * blocks.of_strip;
   double const neighbours = std::min<double>(choice.side_by_side, sharing);
-  double const together = std::clamp(places / heads, neighbours, blocks.of_column * sharing);
+  double const together = std::clamp(places / heads, neighbours, blocks.of_strip * sharing);
   double const seen = p.limits_left() ? std::min(p.mean_k(), p.mean_q() + p.mask.left) : p.mean_k();
   double const once = seen * p.batch * p.heads_kv;
   double const again = std::max(tiles * span / together - once, 0.);
@@ -220,7 +220,7 @@ double predicted(Problem const& p, Machine const& m, ForwardKernel const& kernel
   double const places = double(m.sm_count) * kernel.blocks_per_sm;
   RowBlocks blocks = whole;
   if (choice.splits > 1) {
-    blocks.columns *= choice.splits;
+    blocks.strips *= choice.splits;
     blocks.heads *= choice.splits;
     blocks.steps /= choice.splits;
     blocks.longest = std::ceil(blocks.longest / choice.splits);
@@ -272,13 +272,13 @@ class Candidates {
     // all alike.
     constexpr double kEqual = 0.25, kUnequal = 2.5, kMostWaves = 8;
     int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
-    if (p_.beside_decode || blocks.of_column <= 1 ||
-        blocks.columns * blocks.of_column <= resident_) {
+    if (p_.beside_decode || blocks.of_strip <= 1 ||
+        blocks.strips * blocks.of_strip <= resident_) {
       return visit(p_.beside_decode ? 1 : heads);
     }
-    double const usual = (p_.full() ? kEqual : kUnequal) * resident_ / blocks.of_column;
+    double const usual = (p_.full() ? kEqual : kUnequal) * resident_ / blocks.of_strip;
     visit(even_width(static_cast<int64_t>(usual), sharing, heads));
-    double const widest = std::min<double>(kMostWaves * resident_ / blocks.of_column, heads);
+    double const widest = std::min<double>(kMostWaves * resident_ / blocks.of_strip, heads);
     for (int width = std::max(static_cast<int>(widest), sharing); width >= sharing; width /= 2) {
       visit(even_width(width, sharing, heads));
     }
@@ -286,7 +286,7 @@ class Candidates {
 
   bool may_split() const {
     RowBlocks const first = blocks_of(ForwardTile::First);
-    bool const full = p_.alike() && first.columns * first.of_column >= resident_;
+    bool const full = p_.alike() && first.strips * first.of_strip >= resident_;
     return !full && is_possible(p_, kernel_, ForwardTile::Split);
   }
 
@@ -300,7 +300,7 @@ class Candidates {
     for (int const splits : kSplits) {
       RowBlocks split = blocks;
       split.heads *= splits;
-      split.columns *= splits;
+      split.strips *= splits;
       ForwardChoice const choice{ForwardTile::Split, splits, one_wave(split)};
       if (splits > most || workspace_of(p_, choice) > kMostBytes) {
         return;
@@ -311,16 +311,16 @@ class Candidates {
 
   // Heads that an order of tiles can tell apart.
   int heads_of(RowBlocks const& blocks) const {
-    double const heads = p_.packed_q ? blocks.heads : blocks.columns;
+    double const heads = p_.packed_q ? blocks.heads : blocks.strips;
     return static_cast<int>(std::min<double>(heads, std::numeric_limits<int>::max()));
   }
 
   // Heads that have so many tiles together as are resident.
   int one_wave(RowBlocks const& blocks) const {
     int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
-    return blocks.of_column <= 1
+    return blocks.of_strip <= 1
                ? heads
-               : even_width(static_cast<int64_t>(resident_ / blocks.of_column), sharing, heads);
+               : even_width(static_cast<int64_t>(resident_ / blocks.of_strip), sharing, heads);
   }
 
   // Groups of about this width that are all alike, and do not part heads that share their keys.

@@ -177,34 +177,34 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
                   flash::LaunchContext const& launch) {
   flash::BwdParams p = backward_params(call);
   int const group = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
-  p.group = flash::HeadGroup::in_parts(group, number<int>(call, "part_heads", group));
-  if (number<bool>(call, "columns")) {
-    p.columns = flash::kv_persistent(p, variant, launch.device);
-    p.columns.places = launch.device.sm_count;  // several, of pairs as well
+  p.gqa = flash::GqaSplit::of(group, number<int>(call, "split_heads", group));
+  if (number<bool>(call, "kv_persistent")) {
+    p.kv_persistent = flash::kv_persistent(p, variant, launch.device);
+    p.kv_persistent.resident = launch.device.sm_count;  // several, of pairs as well
   }
   bool const deterministic = number<bool>(call, "deterministic");
-  p.together = number<int>(call, "together", 3);
-  p.relay = {number<bool>(call, "relay"), deterministic, number<bool>(call, "finds_delta"),
+  p.side_by_side = number<int>(call, "together", 3);
+  p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic, number<bool>(call, "finds_delta"),
              flash::heads_found_before(p, variant)};
-  if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
+  if (int const parts = number<int>(call, "row_parts", 1); parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
-    int const count = std::min(number<int>(call, "cut_tiles", 1), tiles);
-    p.cut = flash::CutTiles::last(tiles - count, count, parts);
+    int const count = std::min(number<int>(call, "parted_tiles", 1), tiles);
+    p.row_parts = flash::RowParts::last(tiles - count, count, parts);
   }
   auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
-  Scratch<int> turns(size.turns, -1), found(size.found, -1), order(size.order, -1);
-  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr,
-                 size.found ? found.data() : nullptr, size.order ? order.data() : nullptr};
+  Scratch<int> dq_semaphores(size.dq_semaphores, -1), deltas_done(size.deltas_done, -1), order(size.order, -1);
+  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.dq_semaphores ? dq_semaphores.data() : nullptr,
+                 size.deltas_done ? deltas_done.data() : nullptr, size.order ? order.data() : nullptr};
   flash::place_parts(p, variant, parts.data());
   variant.launch.backward(p, launch);
   dq.check();
   stats.check();
   parts.check();
-  turns.check();
-  found.check();
+  dq_semaphores.check();
+  deltas_done.check();
   order.check();
 }
 
@@ -304,7 +304,7 @@ py::dict plan_backward(std::string const& name, py::dict const& call, int sm_cou
   result["schedule"] = schedules[static_cast<int>(plan.choice.schedule)];
   result["heads"] = plan.choice.heads;
   result["row_parts"] = plan.choice.row_parts;
-  result["together"] = plan.choice.together;
+  result["together"] = plan.choice.side_by_side;
   result["us"] = plan.us;
   result["second_us"] = plan.second_us;
   return result;

@@ -132,24 +132,24 @@ def test_smaller_head_dims_are_zero_filled(kernels, row):
 @pytest.mark.parametrize("first", [0, 4, 2, 1])  # element, from a multiple of 16 bytes on
 def test_rows_of_any_bytes(kernels, row, missing, first):
     """They come by the largest words that all of them are multiples of."""
-    columns, keys = row.head_dim - missing, 70
-    gen = torch.Generator().manual_seed(columns)
+    kv_persistent, keys = row.head_dim - missing, 70
+    gen = torch.Generator().manual_seed(kv_persistent)
     q = torch.zeros(2, 2, 4, row.head_dim, dtype=DTYPES[row.dtype])
-    q[..., :columns].normal_(generator=gen)
+    q[..., :kv_persistent].normal_(generator=gen)
     caches = []
     for _ in "kv":
         memory = torch.full((3 * keys * 2 * row.head_dim + 8,), NAN, dtype=q.dtype)
-        strides = keys * 2 * row.head_dim, 2 * row.head_dim, columns, 1
-        cache = memory.as_strided((3, keys, 2, columns), strides, first)
+        strides = keys * 2 * row.head_dim, 2 * row.head_dim, kv_persistent, 1
+        cache = memory.as_strided((3, keys, 2, kv_persistent), strides, first)
         caches.append(cache.normal_(generator=gen))
     order = torch.tensor([2, 0], dtype=torch.int32)
     out, lse = calls.cached(
         kernels, row.name, q, *caches, cache_batch_idx=order, num_splits=2, softmax_scale=0.1
     )
-    x = q[..., :columns], *(cache[order.long()] for cache in caches)
+    x = q[..., :kv_persistent], *(cache[order.long()] for cache in caches)
     ref, ref_lse, _ = attention_ref(*x, softmax_scale=0.1)
     standard, _, _ = standard_attention(*x, softmax_scale=0.1)
-    assert_accurate("out", out[..., :columns], ref, standard)
+    assert_accurate("out", out[..., :kv_persistent], ref, standard)
     assert_lse("lse", lse, ref_lse)
     assert not out[..., columns:].any()
 

@@ -62,7 +62,7 @@ struct Asked {
 
 py::tuple tuple_of(BackwardChoice const& c) {
   constexpr char const* schedules[] = {"tiles", "kv_persistent", "ordered_dq"};
-  return py::make_tuple(schedules[static_cast<int>(c.schedule)], c.heads, c.row_parts, c.together);
+  return py::make_tuple(schedules[static_cast<int>(c.schedule)], c.heads, c.row_parts, c.side_by_side);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include "core/score_level.h"
 #include "sm80/tensor_core.h"
 
-namespace flash::sm80 {
+namespace flash::append {
 
 template <class Element_, int kHeadDim_, int kRows_, ScoreLevel>
 struct AppendConfig {
@@ -18,4 +18,4 @@ struct AppendConfig {
 template <class Config>
 constexpr int kSmemBytes = 0;
 
-}  // namespace flash::sm80
+}  // namespace flash::append

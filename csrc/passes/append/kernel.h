@@ -5,7 +5,7 @@
 #include "passes/append/config.h"
 #include "passes/append/row_copy.h"
 
-namespace flash::sm80 {
+namespace flash::append {
 
 // Rows are numbered (sequence, row, head), heads first.
 __device__ inline NewRow new_row(int64_t index, FastDiv const& rows, FastDiv const& heads) {
@@ -46,4 +46,4 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::append

@@ -7,7 +7,7 @@
 #include "launch/launch_kernel.h"
 #include "passes/append/kernel.h"
 
-namespace flash::sm80 {
+namespace flash::append {
 
 template <class Config>
 void launch_append(AppendParams const& p, LaunchContext const& launch) {
@@ -18,4 +18,4 @@ void launch_append(AppendParams const& p, LaunchContext const& launch) {
   launch_kernel<append_kernel<Config>>(launch, {blocks, Config::kThreads, 0}, p);
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::append

@@ -6,7 +6,7 @@
 #include "params/append_params.h"
 #include "passes/append/turn.h"
 
-namespace flash::sm80 {
+namespace flash::append {
 
 template <class Element>
 struct RowCopy {
@@ -102,4 +102,4 @@ __device__ RowCopy<Element> cache_copy(NewRows const& rows, bool is_key, KeyPage
   return copy;
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::append

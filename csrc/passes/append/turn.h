@@ -8,7 +8,7 @@
 #include "core/rotary.h"
 #include "params/append_params.h"
 
-namespace flash::sm80 {
+namespace flash::append {
 
 // kCount elements as floats; in one access if they are aligned to it.
 template <int kCount, class Element>
@@ -91,4 +91,4 @@ __device__ void turn(Rotary const& r, Angles<Element> const& at, Element const* 
   }
 }
 
-}  // namespace flash::sm80
+}  // namespace flash::append

@@ -10,7 +10,7 @@ namespace flash {
 // first: heads, of all batch entries, whose D is found here. A row block of theirs each.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
-    begin_relay_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,
+    begin_ordered_dq_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,
                        int first) {
   let_next_launch_start();
   RowBlockOrder const order(p, shape.block_m);
@@ -18,13 +18,13 @@ __global__ void __launch_bounds__(kPassThreads)
   int const thread = static_cast<int>(blockIdx.x * kPassThreads + threadIdx.x);
   int const threads = static_cast<int>(gridDim.x * kPassThreads);
   for (int i = thread; i < order.count(); i += threads) {
-    w.turns[i] = 0;
+    w.dq_semaphores[i] = 0;
   }
   for (int i = thread; i < order.all_heads(); i += threads) {
-    w.found[i] = i < first ? order.row_blocks : 0;
+    w.deltas_done[i] = i < first ? order.row_blocks : 0;
   }
   if (thread == 0) {
-    w.found[order.all_heads()] = first * order.row_blocks;
+    w.deltas_done[order.all_heads()] = first * order.row_blocks;
   }
   WorkTile const tile = order.at(static_cast<int>(blockIdx.x));
   if (tile.valid) {

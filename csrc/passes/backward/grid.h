@@ -10,8 +10,8 @@ namespace flash {
 // A tile per block of keys and part of a KV head's group. The first key blocks come first: they are
 // those that most rows see under a causal mask, and in turns the later ones wait for them.
 inline TileGrid backward_grid(BwdParams const& params, int block_n) {
-  return make_key_tile_grid(params.seqlens, params.heads_kv * params.group.parts, block_n,
-                            {std::max(params.together, 1), /*longest_first=*/false});
+  return make_key_tile_grid(params.seqlens, params.heads_kv * params.gqa.splits, block_n,
+                            {std::max(params.side_by_side, 1), /*longest_first=*/false});
 }
 
 }  // namespace flash

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kPassThreads)
   }
   int const batch = p.seqlens.cu_k ? 0 : row / p.seqlens.seqlen_k;
   KeyPlace const at{batch, row - batch * p.seqlens.seqlen_k, line - row * p.heads_kv};
-  int const parts = p.group.parts;
+  int const parts = p.gqa.splits;
   auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
     float const* const first = sums.ptr + sums.offset(at.batch, at.row, at.head * parts) + column;
     add_parts<Element>({first, sums.head_stride, parts}, to, at, column);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kPassThreads)
 
 // The same of cut tiles.
 FLASH_HD int64_t cut_chunks(BwdParams const& p, KeyTiles const& tiles) {
-  return int64_t(p.cut.count) * tiles.block_n * RowChunks(p).count();
+  return int64_t(p.row_parts.tiles) * tiles.block_n * RowChunks(p).count();
 }
 
 template <class Element>
@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(kPassThreads)
   int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
   int const line = index / chunks.count(), chunk = index - line * chunks.count();
   int const number = line / tiles.block_n, key = line - number * tiles.block_n;
-  if (number >= p.cut.count) {
+  if (number >= p.row_parts.tiles) {
     return;
   }
-  WorkTile const tile = tiles.grid.tile(nullptr, 0, 0, p.cut.whole + number);
+  WorkTile const tile = tiles.grid.tile(nullptr, 0, 0, p.row_parts.whole + number);
   KeyPlace const at{tile.batch, tile.m_block * tiles.block_n + key, tile.head};
   if (at.row >= p.seqlens.seqlen_k) {
     return;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kPassThreads)
   auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
     int64_t const slot = tiles.block_n * sums.row_stride;
     float const* const first =
-        sums.ptr + number * p.cut.parts * slot + key * sums.row_stride + column;
-    add_parts<Element>({first, slot, p.cut.parts}, to, at, column);
+        sums.ptr + number * p.row_parts.parts * slot + key * sums.row_stride + column;
+    add_parts<Element>({first, slot, p.row_parts.parts}, to, at, column);
   };
   if (chunk < chunks.dk) {
     add(p.workspace.dk, p.dk, chunk * kChunk);

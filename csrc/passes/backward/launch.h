@@ -11,7 +11,7 @@ void launch_passes_behind(BwdParams const& params, QueryTile const& tile,
   if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
     launch_query_gradient<Element>(params, tile, launch);
   }
-  if (params.group.parts > 1) {
+  if (params.gqa.splits > 1) {
     launch_key_gradients<Element>(params, launch);
   }
   if (params.ds_aux) {

@@ -29,10 +29,10 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 }
 
 template <class Element>
-void launch_begin_relay(BwdParams const& params, QueryTile tile, int heads,
+void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
                         LaunchContext const& launch) {
   int64_t const blocks = int64_t(heads) * RowBlockOrder(params, tile.block_m).row_blocks;
-  launch_kernel<begin_relay_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
+  launch_kernel<begin_ordered_dq_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
                                              heads);
 }
 
@@ -71,9 +71,9 @@ void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) 
 template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                      LaunchContext const&);
 template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
-template void launch_begin_relay<cutlass::bfloat16_t>(BwdParams const&, QueryTile, int,
+template void launch_begin_ordered_dq<cutlass::bfloat16_t>(BwdParams const&, QueryTile, int,
                                                       LaunchContext const&);
-template void launch_begin_relay<cutlass::half_t>(BwdParams const&, QueryTile, int,
+template void launch_begin_ordered_dq<cutlass::half_t>(BwdParams const&, QueryTile, int,
                                                   LaunchContext const&);
 template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                          LaunchContext const&);

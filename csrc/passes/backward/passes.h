@@ -33,7 +33,7 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 
 // In its place, before a relay that finds D: of `heads` heads it is found here.
 template <class Element>
-void launch_begin_relay(BwdParams const& params, QueryTile tile, int heads,
+void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
                         LaunchContext const& launch);
 
 // After: dq from the sums in the workspace.

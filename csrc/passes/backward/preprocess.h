@@ -176,9 +176,9 @@ __global__ void __launch_bounds__(kPassThreads)
   RowBlocks const row_blocks{shape.block_m};
   // One each, also by blocks without rows: who waits for a turn must find a number there, whatever
   // the lengths are.
-  if (p.workspace.turns && threadIdx.x == 0 &&
+  if (p.workspace.dq_semaphores && threadIdx.x == 0 &&
       blockIdx.x < p.heads_q * row_blocks.count(p.seqlens)) {
-    p.workspace.turns[blockIdx.x] = 0;
+    p.workspace.dq_semaphores[blockIdx.x] = 0;
   }
   if (p.workspace.order) {
     order_sequences(p.seqlens, p.workspace.order);

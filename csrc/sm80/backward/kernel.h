@@ -13,7 +13,7 @@
 
 namespace flash::sm80 {
 
-// Everything a visit consists of is forced inline: its accumulators are registers only then, and
+// Everything a iteration consists of is forced inline: its accumulators are registers only then, and
 // the largest tiles are where the compiler would rather not.
 
 // The tile of a shared-memory tensor that holds its `pass`-th part of the rows or columns.
@@ -24,7 +24,7 @@ __device__ auto part(SmemTensor const& tensor, int row, int column) {
 
 // P and dS of one part of the columns (queries), in shared memory or already in dV and dK.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowVisit at, int stage,
+__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowIteration at, int stage,
                                            int pass, KeyGradients<Config>& sum) {
   using Mma = typename Config::KeyMma;
   using Element = typename Config::Element;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowV
 
 // dQ = dS·K, in parts of the columns for the registers' sake.
 template <class Config>
-__device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader, RowVisit at) {
+__device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader, RowIteration at) {
   using Mma = typename Config::RowMma;
   constexpr int kColumns = Config::kHeadDim / Config::kQueryPasses;
   auto& smem = loader.smem;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void add_key_gradients(SharedStorage<Config>& smem, i
 // One row block: P and dS from the scores again, then the three gradients. `prefetch` loads the
 // next row block, where that may go to the buffers of this one.
 template <bool kMasked, class Config, class Prefetch>
-__device__ __forceinline__ void visit_rows(RowLoader<Config> const& loader, RowVisit at, int stage,
+__device__ __forceinline__ void iterate(RowLoader<Config> const& loader, RowIteration at, int stage,
                                            KeyGradients<Config>& sum, Prefetch prefetch) {
   if constexpr (Config::kStages > 1) {
     prefetch();
@@ -139,7 +139,7 @@ struct RowWalk {
 
   __device__ bool valid() const { return head < block.heads; }
   __device__ bool masked() const { return step < block.range.masked_count(); }
-  __device__ RowVisit visit() const { return {head, block.range.block_at(step)}; }
+  __device__ RowIteration iteration() const { return {head, block.range.block_at(step)}; }
 
   __device__ void next() {
     stage = (stage + 1) % Config::kStages;
@@ -150,18 +150,18 @@ struct RowWalk {
   }
 };
 
-// Waits for the rows of this visit; the next ones' load starts inside.
+// Waits for the rows of this iteration; the next ones' load starts inside.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void visit_and_prefetch(RowLoader<Config> const& loader,
+__device__ __forceinline__ void iterate_and_prefetch(RowLoader<Config> const& loader,
                                                    RowWalk<Config>& walk,
                                                    KeyGradients<Config>& sum) {
-  RowVisit const at = walk.visit();
+  RowIteration const at = walk.iteration();
   int const stage = walk.stage;
   loader.wait();
   walk.next();
-  visit_rows<kMasked>(loader, at, stage, sum, [&] {
+  iterate<kMasked>(loader, at, stage, sum, [&] {
     if (walk.valid()) {
-      loader.load_rows(walk.visit(), walk.stage);
+      loader.load_rows(walk.iteration(), walk.stage);
     }
   });
 }
@@ -174,14 +174,14 @@ __device__ void backward_key_block(BwdParams const& p, KeyBlock<Config> const& b
     RowLoader<Config> const loader{block, p, smem};
     RowWalk<Config> walk{block};
     loader.load_keys();
-    loader.load_rows(walk.visit(), 0);
+    loader.load_rows(walk.iteration(), 0);
     while (walk.valid()) {
       // Two loops: one with a condition around the mask code becomes selects in every step.
       while (walk.valid() && walk.masked()) {
-        visit_and_prefetch<true>(loader, walk, sum);
+        iterate_and_prefetch<true>(loader, walk, sum);
       }
       while (walk.valid() && !walk.masked()) {
-        visit_and_prefetch<false>(loader, walk, sum);
+        iterate_and_prefetch<false>(loader, walk, sum);
       }
     }
     __syncthreads();

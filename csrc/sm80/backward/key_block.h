@@ -11,8 +11,8 @@
 
 namespace flash::sm80 {
 
-// One of the row blocks that a block of keys visits.
-struct RowVisit {
+// One of the row blocks that a block of keys iterations.
+struct RowIteration {
   int head;     // query head, of the part's: 0, 1, …
   int m_block;  // row block of the sequence
 };
@@ -40,15 +40,15 @@ struct KeyBlock {
   Element const* v;
 
   __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_)
-      : KeyBlock(p, tile_, p.group.part(tile_.head)) {}
+      : KeyBlock(p, tile_, p.gqa.heads_of(tile_.head)) {}
 
   // Of a row block in the workspaces.
-  __device__ int64_t index(RowVisit at) const {
+  __device__ int64_t index(RowIteration at) const {
     return (head_begin + at.head) * blocks + block_begin + at.m_block;
   }
 
  private:
-  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, GroupPart const& part)
+  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, HeadsOfTile const& part)
       : tile(tile_),
         info(p.seqlens, tile_.batch),
         mask(p.mask, info.seqlen_q, info.seqlen_k),

@@ -25,10 +25,10 @@ struct QueryGradient {
   int* taken;  // turns taken; null: any order
   int turn;    // of this thread block
 
-  __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowVisit at) {
+  __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowIteration at) {
     int64_t const row_block = block.index(at);
     sum = p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) + threadIdx.x;
-    taken = p.workspace.turns ? p.workspace.turns + row_block : nullptr;
+    taken = p.workspace.dq_semaphores ? p.workspace.dq_semaphores + row_block : nullptr;
     int const first_key = block.mask.begin(at.m_block * Config::kBlockM);
     turn = block.tile.m_block - first_key / Config::kBlockN;
   }
@@ -70,10 +70,10 @@ struct QueryGradient {
 };
 
 // Stores this thread's part of dQ where the block holds all keys of its sequence; rows that it does
-// not visit are zero already.
+// not iteration are zero already.
 template <class Config, class Accumulator>
 __device__ __forceinline__ void store_query_gradient(BwdParams const& p,
-                                                     KeyBlock<Config> const& block, RowVisit at,
+                                                     KeyBlock<Config> const& block, RowIteration at,
                                                      Accumulator const& dq_mma, int pass) {
   using Element = typename Config::Element;
   GridCoord<Config::kRowWarps, Config::kWarps / Config::kRowWarps> const coord(threadIdx.x);

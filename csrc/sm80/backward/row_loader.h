@@ -19,7 +19,7 @@ struct RowLoader {
         block.v, p.v.row_stride, smem.v.data(), block.keys, p.head_dim_v, threadIdx.x);
   }
 
-  __device__ void load_rows(RowVisit at, int stage) const {
+  __device__ void load_rows(RowIteration at, int stage) const {
     int const row = at.m_block * Config::kBlockM, rows_left = block.info.seqlen_q - row;
     load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(
         block.q + at.head * p.q.head_stride + row * p.q.row_stride, p.q.row_stride,
@@ -38,7 +38,7 @@ struct RowLoader {
   }
 
  private:
-  __device__ void load_stats(RowVisit at, int stage) const {
+  __device__ void load_stats(RowIteration at, int stage) const {
     constexpr int kChunks = sizeof(RowStats<Config::kBlockM>) / sizeof(uint128_t);
     static_assert(kChunks <= Config::kThreads);
     if (threadIdx.x < kChunks) {

@@ -26,7 +26,7 @@ struct ScoreTile {
   KeepBits<kRows, kColumns> keep;  // with dropout
 
   __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_,
-                       RowStats<Config::kBlockM> const& stats_, RowVisit at, int pass)
+                       RowStats<Config::kBlockM> const& stats_, RowIteration at, int pass)
       : p(p_),
         block(block_),
         stats(stats_),

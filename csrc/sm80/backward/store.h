@@ -72,7 +72,7 @@ __device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& 
   using Element = typename Config::Element;
   float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
   float const dk_scale = p.scores.softmax_scale * keep_scale;
-  if (p.group.parts > 1) {
+  if (p.gqa.splits > 1) {
     store_part_sums(p.workspace.dk, block, dk_scale, sum.dk);
     store_part_sums(p.workspace.dv, block, keep_scale, sum.dv);
     return;

@@ -6,7 +6,7 @@
 #include "sm90/backward/lone_hooks.h"
 #include "sm90/tensor_map.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // What a launch passes to the kernel.
 struct BackwardArgs {
@@ -22,4 +22,4 @@ struct BackwardArgs {
   NearTanhHook near_tanh;  // of a softcap
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

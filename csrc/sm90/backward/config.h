@@ -6,7 +6,7 @@
 #include "params/ordered_dq.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, ScoreLevel kScores_>
@@ -27,13 +27,13 @@ struct BackwardConfig {
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false, kRelay = false, kFindsDelta = false;
-  static constexpr bool kHasSteps = false;  // the first and the last to add to dQ differ
+  static constexpr bool kKvPersistent = false, kOrderedDq = false, kFindsDelta = false;
+  static constexpr bool kOrdersDq = false;  // the first and the last to add to dQ differ
   static constexpr bool kStreamsTiles = false;
   static constexpr int kKeyStages = 1;  // buffers for K
   // Lanes store 16 bytes each: of dK and dV, and of dQ.
   static constexpr bool kWideKeyRows = false, kWideQueryRows = false;
-  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kRowParts = has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);
@@ -56,13 +56,13 @@ struct BackwardConfig {
   using MmaQuery = MmaAcross<Element, kQueryColumns, kBlockN>;
   static constexpr int kRunK = kRun<kHeadDim>;
 
-  // Details of a visit of which ptxas makes faster or slower code, each as it was measured for the
-  // head dim (docs/kernels/sm90_backward.md, Details of a visit).
+  // Details of a iteration of which ptxas makes faster or slower code, each as it was measured for the
+  // head dim (docs/kernels/sm90_backward.md, Details of a iteration).
   static constexpr bool kPlain = kScores == ScoreLevel::Plain;
   // The scores of the next row block are started before this one's dQ is added, not behind it.
   static constexpr bool kScoresFirst = kPlain || kHeadDim <= 96;
-  // The visits of a tile are counted, instead of told by each whether there is another.
-  static constexpr bool kCountsVisits = kPlain;
+  // The iterations of a tile are counted, instead of told by each whether there is another.
+  static constexpr bool kCountsIterations = kPlain;
   // All of dP's product is started before the first exponential.
   static constexpr bool kStartsFirst = kPlain && kHeadDim == 64;
   // D, and where dQ goes, are read before the product is waited for that they are used behind.
@@ -83,7 +83,7 @@ struct BackwardConfig {
   // 0.820.
   struct CapLoop {
     static constexpr bool kStartsFirst = kHeadDim == 64;
-    static constexpr bool kCountsVisits = kHeadDim == 64;
+    static constexpr bool kCountsIterations = kHeadDim == 64;
     static constexpr bool kReadsAhead = true;
     // The next row block's scores are started before this one's dK, and the largest of them, which
     // decides how tanh is computed, is looked for under it. Of what is read ahead D remains.
@@ -121,27 +121,27 @@ struct BackwardConfig {
 // The same, or a pair's, for a kernel whose thread blocks go through columns. As a flag of the call
 // this took 2 to 12% of others' time (H200, d 96 most): ptxas makes other code of the whole loop.
 template <class Config>
-struct InColumns : Config {
-  static constexpr bool kColumns = true, kHasSteps = true;
-  static constexpr bool kCutsTiles = false;
+struct KvPersistentConfig : Config {
+  static constexpr bool kKvPersistent = true, kOrdersDq = true;
+  static constexpr bool kRowParts = false;
 
   // Of a tile's details some do not suit d 128 here: 512 keys, causal, of FA3 0.98 with, 1.09
   // without.
   static constexpr bool kSuit = Config::kHeadDim <= 96;
   static constexpr bool kScoresFirst = Config::kScoresFirst && kSuit;
-  static constexpr bool kCountsVisits = Config::kCountsVisits && kSuit;
+  static constexpr bool kCountsIterations = Config::kCountsIterations && kSuit;
   static constexpr bool kReadsAhead = Config::kReadsAhead && kSuit;
   static constexpr bool kReadsLseAhead = Config::kReadsLseAhead && kSuit;
 };
 
 // The same for a kernel whose key blocks hand sums of dQ on.
 template <class Config>
-struct InRelay : Config {
-  static constexpr bool kRelay = true, kHasSteps = true;
-  static constexpr bool kCutsTiles = false;
+struct OrderedDqConfig : Config {
+  static constexpr bool kOrderedDq = true, kOrdersDq = true;
+  static constexpr bool kRowParts = false;
 
-  // Tiles are one stream of visits: a tile's last one starts the next tile's first scores, whose
-  // visit brings this one's last dQ to its row block, so that between tiles nobody waits for a
+  // Tiles are one stream of iterations: a tile's last one starts the next tile's first scores, whose
+  // iteration brings this one's last dQ to its row block, so that between tiles nobody waits for a
   // product with nothing else to do. There K of both is wanted, so it has two buffers. Pairs have
   // no room for them.
   static constexpr bool kStreamsTiles = Config::kAdders == 1;
@@ -149,7 +149,7 @@ struct InRelay : Config {
 
   // A warp finds D of rows ahead of the tiles: rows of dO and O that come at a time, and buffers.
   // At d 128 they have the room of a third buffer for dO, which is worth half a percent.
-  static constexpr bool kFindsDelta = relay_finds_delta(Config::kHeadDim);
+  static constexpr bool kFindsDelta = ordered_dq_finds_delta(Config::kHeadDim);
   static constexpr bool kDeltaOfDout = Config::kHeadDim == 128;
   static constexpr int kDoutStages = kDeltaOfDout ? 2 : Config::kStages;
   static constexpr bool kFewDeltaRows = kDeltaOfDout || Config::kHeadDimV > 128;
@@ -162,7 +162,7 @@ struct InRelay : Config {
 
   // As measured here (docs/kernels/sm90_backward.md, Relays).
   static constexpr bool kScoresFirst = Config::kHeadDim <= 96;
-  static constexpr bool kCountsVisits = true;
+  static constexpr bool kCountsIterations = true;
   static constexpr bool kReadsAhead = false;
   static constexpr bool kReadsLseAhead = false;
   static constexpr bool kStartsFirst = false;
@@ -170,4 +170,4 @@ struct InRelay : Config {
   static constexpr bool kWideQueryRows = kStreamsTiles && Config::kHeadDim <= 96;
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -7,7 +7,7 @@
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/store.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct Consumer {
@@ -31,7 +31,7 @@ struct Consumer {
 
   using QueryFragment = typename QueryGradient<Config>::Fragment;
   using Block = KeyBlock<Config>;
-  using Visit = typename SharedStorage<Config>::Visit;
+  using Iteration = typename SharedStorage<Config>::Iteration;
   using Sums = KeyGradients<Config>;
   using NumbersAhead = RowNumbersAhead<Config::kBlockM / 4>;
   struct Nothing {};
@@ -41,16 +41,16 @@ struct Consumer {
   SharedStorage<Config>& smem;
   int warpgroup = 0;     // of those that compute
   int thread = 0;        // of the warpgroup
-  uint32_t visits = 0;   // row blocks so far
+  uint32_t iterations = 0;   // row blocks so far
   uint32_t shared = 0;   // dS so far
-  Position at{0};        // of the visit
-  LseAhead lse_ahead{};  // of the next visit's rows
-  float largest = 0.f;   // of the next visit's scores, absolute, of a thread's
+  Position at{0};        // of the iteration
+  LseAhead lse_ahead{};  // of the next iteration's rows
+  float largest = 0.f;   // of the next iteration's scores, absolute, of a thread's
   // Of a stream of tiles (stream_consumer.h):
   uint32_t tiles = 0;    // before this one
   KeyPosition keys{0};   // its K
   bool started = false;  // its first scores were, by the tile before, whose last dQ is to come
-  bool crosses = false;  // the visit starts the next tile's
+  bool crosses = false;  // the iteration starts the next tile's
 
   __device__ __forceinline__ void run() {
     find_warpgroup();
@@ -64,7 +64,7 @@ struct Consumer {
       Sums sums;
       smem.v_ring.wait_full(ValuePosition(number));
       if (block.range.count() > 0) {
-        visit_rows(block, sums);
+        iterate(block, sums);
       }
       smem.k_ring.release(0);
       smem.v_ring.release(0);
@@ -79,7 +79,7 @@ struct Consumer {
  protected:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
-  // What a visit does with the dQ of the row block before.
+  // What a iteration does with the dQ of the row block before.
   enum class QueryEnd {
     Asked,  // what the call wants
     Added,
@@ -88,7 +88,7 @@ struct Consumer {
 
   // How far a tile is.
   struct Progress {
-    int count;     // of visits, if they are counted
+    int count;     // of iterations, if they are counted
     int done = 0;  // of them
     bool begun = false;
 
@@ -120,76 +120,76 @@ struct Consumer {
   }
 
   // The rows of all query heads of the part, head by head.
-  __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
+  __device__ __forceinline__ void iterate(Block const& block, Sums& sums) {
     ScoreFragment s;
     share_zeros();
     start_first_scores(s);
-    if constexpr (Config::kOwnLoopToAdd && !Config::kHasSteps) {
+    if constexpr (Config::kOwnLoopToAdd && !Config::kOrdersDq) {
       if (args.params.workspace.dq) {
-        visit_each<QueryEnd::Added>(block, sums, s);
+        iterate_each<QueryEnd::Added>(block, sums, s);
       } else {
-        visit_each<QueryEnd::Stored>(block, sums, s);
+        iterate_each<QueryEnd::Stored>(block, sums, s);
       }
     } else if constexpr (Config::kHookedTiles) {
-      visit_each_hooked(block, sums, s);
+      iterate_with_mods(block, sums, s);
     } else if constexpr (Config::kLoneCap) {
       if (hook_kind(args.params.scores) == HookKind::Cap) {
-        visit_each_alike<LoneTile<HookKind::Cap, Config>>(block, sums, s);
+        iterate_alike<LoneTile<HookKind::Cap, Config>>(block, sums, s);
       } else {
-        visit_each<QueryEnd::Asked>(block, sums, s);
+        iterate_each<QueryEnd::Asked>(block, sums, s);
       }
     } else {
-      visit_each<QueryEnd::Asked>(block, sums, s);
+      iterate_each<QueryEnd::Asked>(block, sums, s);
     }
     QueryFragment dq;
     start_query_gradient(shared - 1, dq, keys.stage);
     warpgroup_wait<0>();
-    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true, smem.row_visit(visits - 1), dq);
+    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true, smem.row_iteration(iterations - 1), dq);
   }
 
   template <QueryEnd kEnd>
-  __device__ __forceinline__ void visit_each(Block const& block, Sums& sums, ScoreFragment& s) {
+  __device__ __forceinline__ void iterate_each(Block const& block, Sums& sums, ScoreFragment& s) {
     read_lse_ahead(at);
-    Progress progress{visits_of(block, Config::kCountsVisits)};
+    Progress progress{iterations_of(block, Config::kCountsIterations)};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
-      more = smem.row_visit(visits).masked
-                 ? visit<ScoreTile<true, Config>, kEnd>(block, progress, sums, s)
-                 : visit<ScoreTile<false, Config>, kEnd>(block, progress, sums, s);
+      more = smem.row_iteration(iterations).masked
+                 ? iteration<ScoreTile<true, Config>, kEnd>(block, progress, sums, s)
+                 : iteration<ScoreTile<false, Config>, kEnd>(block, progress, sums, s);
     }
   }
 
   // 3% faster than one loop for all hooks (H200).
-  __device__ __forceinline__ void visit_each_hooked(Block const& block, Sums& sums,
+  __device__ __forceinline__ void iterate_with_mods(Block const& block, Sums& sums,
                                                     ScoreFragment& s) {
     switch (hook_kind(args.params.scores)) {
       case HookKind::Cap:
-        return visit_each_alike<HookedTile<HookKind::Cap, Config>>(block, sums, s);
+        return iterate_alike<HookedTile<HookKind::Cap, Config>>(block, sums, s);
       case HookKind::Bias:
-        return visit_each_alike<HookedTile<HookKind::Bias, Config>>(block, sums, s);
+        return iterate_alike<HookedTile<HookKind::Bias, Config>>(block, sums, s);
       case HookKind::Drop:
-        return visit_each_alike<HookedTile<HookKind::Drop, Config>>(block, sums, s);
+        return iterate_alike<HookedTile<HookKind::Drop, Config>>(block, sums, s);
       case HookKind::Any:
-        return visit_each_alike<HookedTile<HookKind::Any, Config>>(block, sums, s);
+        return iterate_alike<HookedTile<HookKind::Any, Config>>(block, sums, s);
     }
   }
 
   // In one body for masked row blocks and whole ones.
   template <class Tile>
-  __device__ __forceinline__ void visit_each_alike(Block const& block, Sums& sums,
+  __device__ __forceinline__ void iterate_alike(Block const& block, Sums& sums,
                                                    ScoreFragment& s) {
     if constexpr (Tile::kScansAhead) {
       largest = largest_of(s);
     }
-    Progress progress{visits_of(block, Tile::kCountsVisits)};
+    Progress progress{iterations_of(block, Tile::kCountsIterations)};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
-      more = visit<Tile, QueryEnd::Asked>(block, progress, sums, s);
+      more = iteration<Tile, QueryEnd::Asked>(block, progress, sums, s);
     }
   }
 
   // If they are counted.
-  __device__ static int visits_of(Block const& block, bool counted) {
+  __device__ static int iterations_of(Block const& block, bool counted) {
     return counted ? block.range.count() * block.heads : 0;
   }
 
@@ -197,13 +197,13 @@ struct Consumer {
   // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
   // next, which become `s`. Returns whether there is a next.
   template <class Tile, QueryEnd kEnd>
-  __device__ __forceinline__ bool visit(Block const& block, Progress const& progress, Sums& sums,
+  __device__ __forceinline__ bool iteration(Block const& block, Progress const& progress, Sums& sums,
                                         ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
       find_thread();  // with twice the rows it takes more registers than it frees
     }
     Position const here = at;
-    Visit const& rows = smem.row_visit(visits);
+    Iteration const& rows = smem.row_iteration(iterations);
     bool more = false;
     Position next = at;
     // Known by a vote, it is the same in all lanes for the compiler, too.
@@ -213,7 +213,7 @@ struct Consumer {
         next.advance();
       }
     };
-    if constexpr (Tile::kCountsVisits) {
+    if constexpr (Tile::kCountsIterations) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
     bool late = false;  // the dQ that ends here is the tile's before
@@ -278,11 +278,11 @@ struct Consumer {
     if constexpr (!Tile::kScansAhead) {
       start_keys();
     }
-    std::conditional_t<Tile::kReadsAhead && !Tile::kScansAhead, Visit const, Visit const&>
-        rows_before = smem.row_visit(visits - 1);
+    std::conditional_t<Tile::kReadsAhead && !Tile::kScansAhead, Iteration const, Iteration const&>
+        rows_before = smem.row_iteration(iterations - 1);
     auto const end_query_gradient = [&] {
       finish_query_gradient<kEnd>(late ? smem.key_block(tiles - 1) : block, shared - 2,
-                                  late || progress.has_begun(Tile::kCountsVisits), rows_before, dq);
+                                  late || progress.has_begun(Tile::kCountsIterations), rows_before, dq);
       if (late) {
         smem.k_ring.release(keys_before);
       }
@@ -295,9 +295,9 @@ struct Consumer {
       }
     }
     // Behind the last row block as well, of rows that are there: a product that is not asked for in
-    // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
+    // every iteration alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
     // its registers until here.
-    if constexpr (!Tile::kCountsVisits) {
+    if constexpr (!Tile::kCountsIterations) {
       look_ahead(rows.more);
     }
     smem.q_ring.wait_full(next);
@@ -326,7 +326,7 @@ struct Consumer {
     warpgroup_fence_operand(sums.dk);
     copy(s_next, s);
     smem.q_ring.release(here);
-    ++visits;
+    ++iterations;
     at.advance();
     return more;
   }
@@ -337,16 +337,16 @@ struct Consumer {
     }
   }
 
-  // Of the visit: that of its Q, where there are as many buffers for dO.
+  // Of the iteration: that of its Q, where there are as many buffers for dO.
   __device__ __forceinline__ DoutPosition dout_position() const {
     if constexpr (Config::kDoutStages == Config::kStages) {
       return at;
     } else {
-      return DoutPosition(visits);
+      return DoutPosition(iterations);
     }
   }
 
-  // Sᵀ of a visit's rows, which are there; not waited for
+  // Sᵀ of a iteration's rows, which are there; not waited for
   __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, int key_stage,
                                                        ScoreFragment& s) {
     start_scores(smem.k[0], SmemLayoutK{}, key_stage, smem.q[0], typename Config::SmemLayoutQ{},
@@ -357,7 +357,7 @@ struct Consumer {
     return {of_rows, FragmentCoord<4>(thread)};
   }
 
-  // So that the first visit has a dQ of a row block before it, too.
+  // So that the first iteration has a dQ of a row block before it, too.
   __device__ __forceinline__ void share_zeros() {
     Operand zeros;
     Tensor words = recast<uint32_t>(zeros);
@@ -434,7 +434,7 @@ struct Consumer {
   // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
   template <QueryEnd kEnd>
   __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
-                                                        bool wanted, Visit const& rows,
+                                                        bool wanted, Iteration const& rows,
                                                         QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
@@ -443,20 +443,20 @@ struct Consumer {
 
   template <QueryEnd kEnd>
   __device__ __forceinline__ void put_query_gradient(Block const& block, bool wanted,
-                                                     Visit const& rows, QueryFragment& dq) {
-    QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
+                                                     Iteration const& rows, QueryFragment& dq) {
+    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block, warpgroup, thread};
     bool const adds =
         kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr : kEnd == QueryEnd::Added;
-    if constexpr (Config::kHasSteps) {
+    if constexpr (Config::kOrdersDq) {
       if (wanted) {
-        gradient.leave(dq, rows, visits - 1);
+        gradient.leave(dq, rows, iterations - 1);
       }
     } else if (wanted && adds) {
-      gradient.add(dq, rows.row_block, visits - 1);
+      gradient.add(dq, rows.row_block, iterations - 1);
     } else if (wanted && kEnd != QueryEnd::Added && args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);
     }
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "sm90/backward/columns.h"
+#include "sm90/backward/kv_persistent.h"
 #include "sm90/tile_draw.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // The tiles of one block of the grid, or of a cluster that works as one. All lanes of a warp, whose
 // first thread is the block's, call its functions together.
@@ -16,7 +16,7 @@ struct DrawnTiles {
   uint32_t blocks;     // who draw tiles
   uint32_t index = 0;  // of the last one
   bool started = false;
-  bool in_columns = false;
+  bool kv_persistent = false;
 
   // The first one that is valid, or none: then it is over. Drawn when it is asked for and not with
   // the tile before: who is still at work then may not be the first who is done.
@@ -39,13 +39,13 @@ struct DrawnTiles {
   __device__ Tile tile_at(uint32_t number) const {
     Seqlens const& s = args.params.seqlens;
     int const drawn = static_cast<int>(number);
-    if constexpr (Config::kCutsTiles) {
-      CutTiles const& cut = args.params.cut;
+    if constexpr (Config::kRowParts) {
+      RowParts const& cut = args.params.row_parts;
       int const slot = cut.slot_of(drawn);
       int const index = slot < 0 ? drawn : cut.tile_of(slot);
       return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};
     } else {
-      return in_columns ? first_of_column(args.params, number)
+      return kv_persistent ? first_tile_of(args.params, number)
                         : args.grid.tile(s.cu_k, s.batch, s.total_k, drawn);
     }
   }
@@ -59,4 +59,4 @@ struct DrawnTiles {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -7,7 +7,7 @@
 
 #include "core/dropout.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // A bit for each of a thread's transposed scores (2 keys, 32 queries), of blocks of 16 queries.
 struct DroppedPairs {
@@ -72,4 +72,4 @@ __device__ __forceinline__ void clear_where_zero(uint32_t word, float& a, float&
 #endif
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -3,7 +3,7 @@
 #include "core/dropout.h"
 #include "params/scores.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // Which hooks a loop over row blocks has.
 enum class HookKind {
@@ -25,4 +25,4 @@ __device__ inline HookKind hook_kind(Scores const& scores) {
   return caps ? HookKind::Cap : biased ? HookKind::Bias : HookKind::Drop;
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -6,9 +6,9 @@
 #include "sm90/backward/hook_kind.h"
 #include "sm90/backward/scores.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// As ScoreTile, but for factors, and that a visit has one body for masked row blocks and whole
+// As ScoreTile, but for factors, and that a iteration has one body for masked row blocks and whole
 // ones: only the hooks' loops are there twice.
 template <HookKind kKind, class Config>
 struct HookedTile : ScoreTile<false, Config> {
@@ -18,7 +18,7 @@ struct HookedTile : ScoreTile<false, Config> {
   using CapLoop = typename Config::CapLoop;
   static constexpr bool kCap = kKind == HookKind::Cap;
   static constexpr bool kStartsFirst = kCap && CapLoop::kStartsFirst;
-  static constexpr bool kCountsVisits = kCap && CapLoop::kCountsVisits;
+  static constexpr bool kCountsIterations = kCap && CapLoop::kCountsIterations;
   static constexpr bool kReadsAhead = kCap && CapLoop::kReadsAhead;
 
   NearTanhHook const& near_tanh;
@@ -26,7 +26,7 @@ struct HookedTile : ScoreTile<false, Config> {
   uint32_t factors[Config::kBlockM / 4];  // pairs, in units of P
 
   __device__ HookedTile(BackwardArgs const& args, KeyBlock<Config> const& block,
-                        RowVisit const& rows, int warpgroup, int thread)
+                        RowIteration const& rows, int warpgroup, int thread)
       : Base(args, block, rows, warpgroup, thread),
         near_tanh(args.near_tanh),
         masked(rows.masked) {}
@@ -152,4 +152,4 @@ struct HookedTile : ScoreTile<false, Config> {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -12,15 +12,15 @@
 #include "sm90/backward/loader.h"
 #include "sm90/backward/stream_consumer.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(__grid_constant__ BackwardArgs const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
-  bool const in_turns = args.params.workspace.turns != nullptr;
+  bool const ordered = args.params.workspace.dq_semaphores != nullptr;
   if (threadIdx.x == 0) {
-    smem.init_barriers(in_turns);
+    smem.init_barriers(ordered);
   }
   let_next_launch_start();
   wait_for_launch_before();
@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
       DrawnTiles<Config> tiles{
-          .args = args, .block = blockIdx.x, .blocks = gridDim.x, .in_columns = Config::kColumns};
+          .args = args, .block = blockIdx.x, .blocks = gridDim.x, .kv_persistent = Config::kKvPersistent};
       Loader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}}.load_all(tiles);
-    } else if (in_turns && warp <= kTurnKeepers) {
-      keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
+    } else if (ordered && warp <= kDqSemaphoreWarps) {
+      run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});
     } else if constexpr (Config::kFindsDelta) {
-      if (warp == kDeltaWarp && args.params.relay.finds_delta) {
-        DeltaFinder<Config>{args, smem.delta}.run();
+      if (warp == kDeltaWarp && args.params.ordered_dq.finds_delta) {
+        DeltaWarp<Config>{args, smem.delta}.run();
       }
     }
   } else {
@@ -49,4 +49,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

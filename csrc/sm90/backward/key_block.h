@@ -14,7 +14,7 @@
 #include "sm90/backward/config.h"
 #include "sm90/tma.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // A tile, or a part of one, as it was drawn.
 struct CutTile : WorkTile {
@@ -22,7 +22,7 @@ struct CutTile : WorkTile {
 };
 
 template <class Config>
-using KeyTile = std::conditional_t<Config::kCutsTiles, CutTile, WorkTile>;
+using KeyTile = std::conditional_t<Config::kRowParts, CutTile, WorkTile>;
 
 // Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
 // one key to the next. step 0: there are none, the tile is whole.
@@ -54,8 +54,8 @@ struct KeyBlock {
   int64_t block_begin;  // the sequence's first one
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
-  [[no_unique_address]] std::conditional_t<Config::kCutsTiles, SumRows, NoSumRows> sums;
-  // Of head_begin, under dropout: whoever draws bits in a visit need not wait for global memory.
+  [[no_unique_address]] std::conditional_t<Config::kRowParts, SumRows, NoSumRows> sums;
+  // Of head_begin, under dropout: whoever draws bits in a iteration need not wait for global memory.
   struct NoDropout {};
   [[no_unique_address]] std::conditional_t<Config::kHookedTiles, DropoutMask, NoDropout> dropout;
 
@@ -73,21 +73,21 @@ struct KeyBlock {
     return static_cast<int>(row_block / blocks);
   }
 
-  // visit(head, m_block): the rows of all query heads of the part, head by head.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_visit(Visit visit) const {
+  // iteration(head, m_block): the rows of all query heads of the part, head by head.
+  template <class Iteration>
+  __device__ __forceinline__ void for_each_iteration(Iteration iteration) const {
     int const count = range.count();
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < count; ++step) {
-        visit(head, range.from_last(step));
+        iteration(head, range.from_last(step));
       }
     }
   }
 
   // Whether dK and dV go to sums, if there are any.
   __device__ bool has_sums() const {
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowParts) {
       return sums.step > 0;
     } else {
       return true;
@@ -96,7 +96,7 @@ struct KeyBlock {
 
   // In `to`, of the block's `first` key.
   __device__ int64_t sum_offset(TensorView<float> const& to, int first) const {
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowParts) {
       return (sums.first + first * sums.step) * to.head_stride;
     } else {
       return to.offset(tile.batch, row_k + first, tile.head);
@@ -105,7 +105,7 @@ struct KeyBlock {
 
   // From one key to the next.
   __device__ int64_t sum_stride(TensorView<float> const& to) const {
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowParts) {
       return sums.step * to.head_stride;
     } else {
       return to.row_stride;
@@ -121,23 +121,23 @@ struct KeyBlock {
   // More keys than the caller said are in other blocks, too, which store to the same rows; more
   // rows than he said have no sums of their own in a column. A relay's call is dense.
   __device__ static bool has_all_of_dq(BwdParams const& p, BlockInfo const& info) {
-    if constexpr (Config::kRelay) {
+    if constexpr (Config::kOrderedDq) {
       return true;
     }
-    if constexpr (Config::kColumns) {
+    if constexpr (Config::kKvPersistent) {
       if (p.workspace.dq) {
-        return info.seqlen_q <= p.columns.row_blocks * Config::kBlockM;
+        return info.seqlen_q <= p.kv_persistent.row_blocks * Config::kBlockM;
       }
     }
     return info.seqlen_k <= Config::kBlockN;
   }
 
-  // Rows are visited from the last to the first: a part's run of them, too.
-  __device__ static RowRange part_of(CutTiles const& cut, int slot, RowRange range) {
+  // Rows are gone through from the last to the first: a part's run of them, too.
+  __device__ static RowRange part_of(RowParts const& cut, int slot, RowRange range) {
     int const part = cut.part_of(slot), count = range.count();
     int const end = range.end;
-    range.end = end - cut.steps_before(part, count);
-    range.begin = end - cut.steps_before(part + 1, count);
+    range.end = end - cut.iterations_before(part, count);
+    range.begin = end - cut.iterations_before(part + 1, count);
     return range;
   }
 
@@ -145,10 +145,10 @@ struct KeyBlock {
     if (slot >= 0) {
       return {int64_t(slot) * Config::kBlockN, 1};
     }
-    if (p.group.parts == 1) {
+    if (p.gqa.splits == 1) {
       return {0, 0};
     }
-    int const heads = p.heads_kv * p.group.parts;
+    int const heads = p.heads_kv * p.gqa.splits;
     int64_t const key = row_k + (p.seqlens.cu_k ? 0 : int64_t(tile.batch) * p.seqlens.seqlen_k);
     return {key * heads + tile.head, heads};
   }
@@ -161,23 +161,23 @@ struct KeyBlock {
         shift(info.seqlen_k - info.seqlen_q),
         seqlen_q(info.seqlen_q),
         key_begin(tile_.m_block * Config::kBlockN),
-        slots(Config::kColumns ? info.slots_k - key_begin
+        slots(Config::kKvPersistent ? info.slots_k - key_begin
                                : min(info.slots_k - key_begin, Config::kBlockN)),
         dq_scale(has_all_of_dq(p, info) ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                                         : NAN),
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowParts) {
       if (tile_.slot >= 0) {
-        range = part_of(p.cut, tile_.slot, range);
+        range = part_of(p.row_parts, tile_.slot, range);
       }
       sums = sum_rows(p, tile_.slot);
     }
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
-    GroupPart const part = p.group.part(tile.head);
+    HeadsOfTile const part = p.gqa.heads_of(tile.head);
     heads = part.heads;
     if constexpr (Config::kHookedTiles) {
       if (p.scores.dropout_p > 0.f && tile.batch < p.seqlens.batch) {
@@ -193,7 +193,7 @@ struct KeyBlock {
 };
 
 // A row block of one of a tile's heads.
-struct RowVisit {
+struct RowIteration {
   int64_t row_block;  // its number in the workspaces
   int head;           // of the tile's
   int m_block;
@@ -209,4 +209,4 @@ struct RowStats {
   float softmax_d[kBlockM];
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

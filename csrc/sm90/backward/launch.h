@@ -8,7 +8,7 @@
 #include "sm90/backward/kernel.h"
 #include "sm90/backward/prepare.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
@@ -26,11 +26,11 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   int const places = launch.device.sm_count;
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
-      if (params.columns.used()) {
-        return launch_tiles<InColumns<Config>>(params, launch, params.columns.places);
+      if (params.kv_persistent.used()) {
+        return launch_tiles<KvPersistentConfig<Config>>(params, launch, params.kv_persistent.resident);
       }
-      if (params.relay.used) {
-        return launch_tiles<InRelay<Config>>(params, launch, places);
+      if (params.ordered_dq.used) {
+        return launch_tiles<OrderedDqConfig<Config>>(params, launch, places);
       }
     }
     launch_tiles<Config>(params, launch, places);
@@ -41,4 +41,4 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   finish_cut_tiles<Config>(params, launch);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

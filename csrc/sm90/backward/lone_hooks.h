@@ -4,7 +4,7 @@
 #include "sm90/backward/score_hooks.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // ALiBi where no key is right of the diagonal, and distances need no absolute values.
 struct LeftBias {
@@ -36,7 +36,7 @@ FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
 
 // Scores within an eighth of the cap: tanh(x) / x and 1 - tanh(x)^2 are lines in x^2, within 6e-7
 // of tanh and 3e-5 of the derivative. Minimax of those that are 1 at 0: under a cap so large that
-// it does nothing, scores are what they are. The host makes it: each visit would anew.
+// it does nothing, scores are what they are. The host makes it: each iteration would anew.
 struct NearTanhHook {
   float limit;    // of |product|, up to which this holds
   float log2[2];  // of the powers of product^2
@@ -144,4 +144,4 @@ __device__ __forceinline__ void with_bias(ScoreMod const& mod, int row_begin, in
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

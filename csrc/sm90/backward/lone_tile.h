@@ -5,9 +5,9 @@
 #include "sm90/backward/hook_kind.h"
 #include "sm90/backward/scores.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// As ScoreTile, but that a visit has one body for masked row blocks and whole ones: only the hook
+// As ScoreTile, but that a iteration has one body for masked row blocks and whole ones: only the hook
 // is there twice.
 template <HookKind kKind, class Config>
 struct LoneTile : ScoreTile<false, Config> {
@@ -22,7 +22,7 @@ struct LoneTile : ScoreTile<false, Config> {
   bool masked;          // a limit cuts through the row block
   float largest = 0.f;  // of a thread's products, absolute; with kScansAhead alone
 
-  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowVisit const& rows,
+  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowIteration const& rows,
                       int warpgroup, int thread)
       : Base(args, block, rows, warpgroup, thread),
         near_tanh(args.near_tanh),
@@ -63,4 +63,4 @@ struct LoneTile : ScoreTile<false, Config> {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -8,7 +8,7 @@
 #include "sm90/backward/query_tile.h"
 #include "sm90/tile_counters.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // A tensor whose rows are those of q, or those of k.
 struct Side {
@@ -39,7 +39,7 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
   constexpr int kRunQ = kRun<Config::kHeadDim>, kRunV = kRun<Config::kHeadDimV>;
   auto const delta_map = [&]([[maybe_unused]] TensorView<const void> const& view) -> TensorMap {
     if constexpr (Config::kFindsDelta) {
-      if (params.relay.finds_delta) {
+      if (params.ordered_dq.finds_delta) {
         Side few = rows;
         few.box_rows = Config::kDeltaRows;
         return map_of(few, view, params.head_dim_v, kRunV, params.k);
@@ -60,16 +60,16 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
 }
 
 // A packed batch has sequences more: the keys that belong to none (see VarlenRows).
-inline int64_t num_columns(BwdParams const& p) {
+inline int64_t num_kv_persistent(BwdParams const& p) {
   Seqlens const& s = p.seqlens;
-  return int64_t(s.cu_k ? VarlenRows::count(s.batch) : s.batch) * p.heads_kv * p.group.parts;
+  return int64_t(s.cu_k ? VarlenRows::count(s.batch) : s.batch) * p.heads_kv * p.gqa.splits;
 }
 
 // Behind the main kernel: dK and dV of cut tiles.
 template <class Config>
 void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch) {
-  if constexpr (Config::kCutsTiles) {
-    if (params.cut.used()) {
+  if constexpr (Config::kRowParts) {
+    if (params.row_parts.used()) {
       launch_cut_tiles<typename Config::Element>(
           params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
     }
@@ -82,22 +82,22 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
-  CutTiles const& cut = params.cut;
+  RowParts const& cut = params.row_parts;
   int64_t const num_tiles =
-      Config::kColumns ? num_columns(params) : grid.num_tiles() - cut.count + cut.slots();
+      Config::kKvPersistent ? num_kv_persistent(params) : grid.num_tiles() - cut.tiles + cut.slots();
   if (num_tiles == 0) {
     return;
   }
   check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
         max_grid_blocks, " are served");
   // Who waits for turns waits for tiles before its own, which are running if all tiles are drawn.
-  bool const in_turns = params.workspace.turns != nullptr;
-  check(in_turns || !Config::kRelay, "a relay of key blocks without turns to wait for");
+  bool const ordered = params.workspace.dq_semaphores != nullptr;
+  check(ordered || !Config::kOrderedDq, "ordered dQ without semaphores");
   int64_t const drawers = std::min<int64_t>(num_tiles, resident);
-  bool const draws = in_turns || num_tiles > drawers;
+  bool const draws = ordered || num_tiles > drawers;
   BackwardArgs args = backward_args<Config>(params, grid);
   args.queue = {static_cast<uint32_t>(num_tiles),
-                draws ? counters().of(Counting::Tiles, 1, launch) : nullptr, in_turns};
+                draws ? counters().of(Counting::Tiles, 1, launch) : nullptr, ordered};
   start(args, drawers);
 }
 
@@ -105,11 +105,11 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
 template <class Config>
 void launch_before(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;
-  if (params.relay.finds_delta) {
-    launch_begin_relay<Element>(params, query_tile<Config>(), params.relay.heads_before, launch);
+  if (params.ordered_dq.finds_delta) {
+    launch_begin_ordered_dq<Element>(params, query_tile<Config>(), params.ordered_dq.heads_before, launch);
   } else {
     launch_preprocess<Element>(params, query_tile<Config>(), launch);
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -4,7 +4,7 @@
 #include "sm90/backward/store.h"
 #include "sm90/backward/ping_pong.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // Four sums without their results: nobody waits for them.
 __device__ inline void add_to(float* sum, float a, float b, float c, float d) {
@@ -43,7 +43,7 @@ struct QueryGradient {
       Mma{}, Shape<Int<kWarpgroupRows>, Int<Config::kQueryColumns>>{}));
 
   BackwardArgs const& args;
-  TurnStorage& turns;
+  DqSemaphoreStorage& semaphore;
   KeyBlock<Config> const& block;
   int warpgroup;
   int thread;
@@ -56,44 +56,44 @@ struct QueryGradient {
     return Config::kShareRows ? 0 : warpgroup * (Config::kHeadDim - Config::kQueryColumns);
   }
 
-  // Adds it, of the visit-th visit, to the sum, which lies in the order of the accumulators:
+  // Adds it, of the iteration-th iteration, to the sum, which lies in the order of the accumulators:
   // (kBlockM / 64, kHeadDim / 8 groups of columns, 128 threads, 4). A warp's addition is one run of
   // 512 bytes.
-  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block, uint32_t visit) const {
+  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block, uint32_t iteration) const {
     BwdParams const& p = args.params;
-    if (p.workspace.turns) {
-      turns.begin(visit);
+    if (p.workspace.dq_semaphores) {
+      semaphore.begin(iteration);
     }
     add_all(dq, sums_of(row_block));
-    if (p.workspace.turns) {
-      turns.end(visit);
+    if (p.workspace.dq_semaphores) {
+      semaphore.end(iteration);
     }
   }
 
   // In a column, where this thread alone adds to its sums, one block of keys after the other; or in
   // a relay, when the turn has come.
-  __device__ __forceinline__ void leave(Fragment& dq, StepVisit const& rows, uint32_t visit) const {
+  __device__ __forceinline__ void leave(Fragment& dq, DqIteration const& rows, uint32_t iteration) const {
     float* const sums = sums_of(rows.sums);
-    QueryStep const step = rows.step;
-    if constexpr (Config::kRelay) {
-      turns.begin(visit);
+    DqAction const action = rows.action;
+    if constexpr (Config::kOrderedDq) {
+      semaphore.begin(iteration);
     }
-    if (step == QueryStep::Add) {
+    if (action == DqAction::Add) {
       add_all(dq, sums);
-    } else if (step == QueryStep::Put) {
+    } else if (action == DqAction::Put) {
       put(dq, sums);
-    } else if (step != QueryStep::Nothing) {
-      if (step == QueryStep::Finish) {
+    } else if (action != DqAction::Nothing) {
+      if (action == DqAction::Finish) {
         take(dq, sums);
       }
       store(dq, block.head_begin + rows.head, rows.m_block);
     }
-    if constexpr (Config::kRelay) {
-      turns.end(visit);
+    if constexpr (Config::kOrderedDq) {
+      semaphore.end(iteration);
     }
   }
 
-  // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
+  // Where the block holds all keys of its sequence; rows that it does not iteration are zero already.
   __device__ __forceinline__ void store(Fragment& dq, int64_t row_block) const {
     store(dq, block.head_of(row_block), block.m_block_of(row_block));
   }
@@ -158,7 +158,7 @@ struct QueryGradient {
                           p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
     Extent const extent{block.seqlen_q - row, p.head_dim - column};
-    auto const wanted = [&](int group) { return !Config::kHasSteps || adds(group); };
+    auto const wanted = [&](int group) { return !Config::kOrdersDq || adds(group); };
     if constexpr (Config::kWideQueryRows) {
       store_wide_rows<Element>(dq, rows, p.dq.row_stride, extent, thread, wanted);
     } else {
@@ -177,4 +177,4 @@ struct QueryGradient {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

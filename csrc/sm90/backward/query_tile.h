@@ -3,7 +3,7 @@
 #include "passes/backward/passes.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
 // once.
@@ -22,4 +22,4 @@ constexpr QueryTile query_tile() {
           .unit_log2 = Config::kProbabilityLog2};
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

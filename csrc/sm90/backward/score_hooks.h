@@ -4,7 +4,7 @@
 #include "core/fragment_coord.h"
 #include "core/score_mod.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 struct HookedScore {
   float log2;   // of the probability
@@ -74,4 +74,4 @@ struct CapHook {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

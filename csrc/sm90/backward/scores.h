@@ -9,7 +9,7 @@
 #include "sm90/backward/key_block.h"
 #include "sm90/backward/lone_hooks.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // One number of each row, LSE or D, for the columns of a thread: read when asked for.
 struct RowNumbers {
@@ -41,7 +41,7 @@ template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
   static constexpr bool kStartsFirst = Config::kStartsFirst;
-  static constexpr bool kCountsVisits = Config::kCountsVisits;
+  static constexpr bool kCountsIterations = Config::kCountsIterations;
   static constexpr bool kReadsAhead = Config::kReadsAhead;
   static constexpr bool kScansAhead = false;
   static constexpr int kRows = 2;
@@ -64,7 +64,7 @@ struct ScoreTile {
         key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
         coord(thread) {}
   __device__ ScoreTile(BackwardArgs const& args, KeyBlock<Config> const& block_,
-                       RowVisit const& rows, int warpgroup, int thread)
+                       RowIteration const& rows, int warpgroup, int thread)
       : ScoreTile(args, block_, rows.head, rows.m_block, warpgroup, thread) {}
 
   // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
@@ -136,13 +136,13 @@ struct ScoreTile {
   }
 
   // Two neighbouring queries of a key are a word of the operand.
-  template <int kBegin = 0, int kEnd = kColumns, class Visit>
-  __device__ __forceinline__ static void for_each_pair(Visit visit) {
+  template <int kBegin = 0, int kEnd = kColumns, class Iteration>
+  __device__ __forceinline__ static void for_each_pair(Iteration iteration) {
 #pragma unroll
     for (int c = kBegin; c < kEnd; c += 2) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        visit(r, c);
+        iteration(r, c);
       }
     }
   }
@@ -217,4 +217,4 @@ struct ScoreTile {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

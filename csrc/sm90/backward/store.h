@@ -4,7 +4,7 @@
 #include "sm90/backward/key_block.h"
 #include "sm90/store_rows.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Accumulator>
 __device__ __forceinline__ void scale(Accumulator& sum, float factor) {
@@ -24,7 +24,7 @@ struct KeyGradients {
   Fragment<typename Config::MmaKeys, Config::kHeadDim> dk;
   Fragment<typename Config::MmaValues, Config::kHeadDimV> dv;
 
-  // In a stream of tiles the first visit's products have nothing to be added to.
+  // In a stream of tiles the first iteration's products have nothing to be added to.
   __device__ KeyGradients() {
     if constexpr (!Config::kStreamsTiles) {
       begin();
@@ -85,4 +85,4 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -2,9 +2,9 @@
 
 #include <new>
 
-#include "sm90/backward/delta_finder.h"
+#include "sm90/backward/delta_warp.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // The order in which a loading warp describes tiles to the others and loads what they need. All
 // lanes call its functions together. Loads: has load_keys, load_values, load_q and load_dout.
@@ -20,8 +20,8 @@ struct TileLoader {
   Storage& smem;
   bool elected;            // the lane that talks to TMA
   uint32_t described = 0;  // key blocks so far
-  uint32_t visits = 0;     // row blocks so far
-  bool followed = false;   // the last tile, whose last visit starts the next one's scores
+  uint32_t iterations = 0;     // row blocks so far
+  bool followed = false;   // the last tile, whose last iteration starts the next one's scores
 
   // A tile that is not valid, described last, ends the others' loops.
   template <class Tiles>
@@ -68,14 +68,14 @@ struct TileLoader {
         if (head == heads - 1 && step == max(count - kAhead, 0)) {
           describe(after(block, tiles));
         }
-        ++visits;
+        ++iterations;
       }
     }
   }
 
-  // The same of a stream of tiles: the next one is described before this one's last visit, which is
+  // The same of a stream of tiles: the next one is described before this one's last iteration, which is
   // to start its scores. K comes with the first Q; V, whose one buffer is free when the tile before
-  // ends, behind the rows of two visits.
+  // ends, behind the rows of two iterations.
   template <class Tiles>
   __device__ void load_in_stream(Tiles& tiles) {
     uint32_t const number = described - 1;
@@ -87,23 +87,23 @@ struct TileLoader {
     wait_for_rows(block);
     bool const led = followed;  // the tile before has started this one's scores
     int left = total;
-    block.for_each_visit([&](int head, int m_block) {
+    block.for_each_iteration([&](int head, int m_block) {
       if (left == min(kAheadInStream, total)) {
         describe(after(block, tiles));
       }
       if (left == 1) {
-        // A tile's only visit cannot bring the last dQ of the tile before to its row block and
+        // A tile's only iteration cannot bring the last dQ of the tile before to its row block and
         // start the next one's scores, too: the K of both would be in the same buffer.
         followed = next_has_rows() && !(total == 1 && led);
       }
-      RowVisit const rows{block.row_block(head, m_block), head,     m_block,
+      RowIteration const rows{block.row_block(head, m_block), head,     m_block,
                           block.range.masked(m_block),    left > 1, left == 1 && followed};
       loads().load_q(block, rows, left == total);
       loads().load_dout(block, head, m_block);
       if (left == max(total - 1, 1)) {
         loads().load_values(number, true);
       }
-      ++visits;
+      ++iterations;
       --left;
     });
   }
@@ -112,7 +112,7 @@ struct TileLoader {
   // nothing (docs/kernels/sm90_backward.md, D found by the way).
   __device__ void wait_for_rows(Block const& block) const {
     if constexpr (Config::kFindsDelta) {
-      if (args.params.relay.finds_delta) {
+      if (args.params.ordered_dq.finds_delta) {
         wait_for_delta(args.params, block);
       }
     }
@@ -135,7 +135,7 @@ struct TileLoader {
   // In a column its next block of keys, if it has one.
   template <class Tiles>
   __device__ KeyTile<Config> after(Block const& block, Tiles& tiles) {
-    if constexpr (Config::kColumns) {
+    if constexpr (Config::kKvPersistent) {
       if (block.slots > Config::kBlockN) {
         return {block.tile.m_block + 1, block.tile.head, block.tile.batch, true};
       }
@@ -157,4 +157,4 @@ struct TileLoader {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -9,7 +9,7 @@
 #include "params/fwd_params.h"
 #include "sm90/tensor_map.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // The rows of a warpgroup: `queries` queries with `heads` heads each (core/query_row.h). Any rows
 // that are left over hold nothing.
@@ -51,4 +51,4 @@ constexpr int kBoxSizes = Config::kLargePages ? PageBox::kSizes : 1;
 template <class Config>
 using ArgsOf = std::conditional_t<Config::kPagesOnly, PagesArgs<kBoxSizes<Config>>, ForwardArgs>;
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

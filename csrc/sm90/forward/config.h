@@ -8,7 +8,7 @@
 #include "sm90/forward/staged_columns.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 enum class KeyPlace { Any, SmallPages, LargePages };
 
@@ -89,4 +89,4 @@ struct ForwardConfig {
   static constexpr int kKeyWords = (kBlockN / 4 + 31) / 32;  // bits of a thread's keys
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

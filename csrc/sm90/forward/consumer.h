@@ -8,7 +8,7 @@
 #include "sm90/forward/store_tile.h"
 #include "sm90/forward/ping_pong.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 template <class Config>
 struct Consumer {
@@ -49,7 +49,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run_storing_at_once() {
     find_place();
-    Turns<Config>{warpgroup}.begin();
+    PingPong<Config>{warpgroup}.begin();
     for (uint32_t number = 0;;) {
       find_place();
       smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
@@ -59,7 +59,7 @@ struct Consumer {
       }
       Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
                                                    : block.score_mod.exponent_scale());
-      attend_hooked(block, Turns<Config>{warpgroup}, acc);
+      attend_hooked(block, PingPong<Config>{warpgroup}, acc);
       number = block.number + 1;  // not kept in a register until here
       if constexpr (!kFinishesEarly) {
         finish_rows<Config>(args, block, warpgroup, thread, acc);
@@ -77,7 +77,7 @@ struct Consumer {
     if constexpr (Config::kStoresTiles) {
       tma_store_wait<0>();  // a block's shared memory is there until its stores have read it
     }
-    Turns<Config>{warpgroup}.end();
+    PingPong<Config>{warpgroup}.end();
   }
 
   __device__ __forceinline__ void run_storing_late();  // late_store.h
@@ -96,7 +96,7 @@ struct Consumer {
   __device__ int queries() const { return args.rows.template queries_of<Config>(); }
 
   __device__ __forceinline__ void attend_hooked(RowBlock<Config> const& block,
-                                                Turns<Config> const& turns, Acc& acc) {
+                                                PingPong<Config> const& turns, Acc& acc) {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       attend(block, NoHooks{}, turns, acc);
     } else {
@@ -119,7 +119,7 @@ struct Consumer {
 
   template <class Hooks>
   __device__ __forceinline__ void attend(RowBlock<Config> const& block, Hooks const& hooks,
-                                         Turns<Config> const& turns, Acc& acc) {
+                                         PingPong<Config> const& turns, Acc& acc) {
     int const steps = block.range.count();
     int const unseen = unseen_steps(block);
     leave_out_first(unseen, turns);
@@ -141,7 +141,7 @@ struct Consumer {
   // All from `step` on, and the last P·V.
   template <class Hooks>
   __device__ __forceinline__ void other_steps(RowBlock<Config> const& block, Hooks const& hooks,
-                                              int step, int steps, Turns<Config> const& turns,
+                                              int step, int steps, PingPong<Config> const& turns,
                                               Acc& acc, Probabilities& p) {
     BlockRange const& range = block.range;
     for (; step < block.masked_steps; ++step) {  // read anew: a register less
@@ -167,14 +167,14 @@ struct Consumer {
                : block.range.count();
   }
 
-  __device__ void leave_out_first(int steps, Turns<Config> const& turns) {
+  __device__ void leave_out_first(int steps, PingPong<Config> const& turns) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       leave_out(step, turns);
     }
   }
 
-  __device__ void leave_out(int step, Turns<Config> const& turns) {
+  __device__ void leave_out(int step, PingPong<Config> const& turns) {
     Position const here(blocks + step);
     turns.wait();
     turns.pass();
@@ -274,7 +274,7 @@ struct Consumer {
 
   template <bool kMasked, class Hooks>
   __device__ __forceinline__ void first_step(RowBlock<Config> const& block, Hooks const& hooks,
-                                             int step, int steps, Turns<Config> const& turns,
+                                             int step, int steps, PingPong<Config> const& turns,
                                              Acc& acc, Probabilities& p) {
     ScoreFragment s;
     start_first_scores(step, turns, s);
@@ -283,7 +283,7 @@ struct Consumer {
 
   // The turn passes when they are there; but whoever stores a row block first does not hold the
   // other one up with that.
-  __device__ __forceinline__ void start_first_scores(int step, Turns<Config> const& turns,
+  __device__ __forceinline__ void start_first_scores(int step, PingPong<Config> const& turns,
                                                      ScoreFragment& s) {
     Position const here(blocks + step);
     smem.k_ring.wait_full(here);
@@ -296,7 +296,7 @@ struct Consumer {
 
   template <bool kMasked, class Hooks>
   __device__ __forceinline__ void end_first_step(RowBlock<Config> const& block, Hooks const& hooks,
-                                                 int step, int steps, Turns<Config> const& turns,
+                                                 int step, int steps, PingPong<Config> const& turns,
                                                  Acc& acc, Probabilities& p, ScoreFragment& s) {
     Position const here(blocks + step);
     int const key_block = block.range.block_at(step);
@@ -346,7 +346,7 @@ struct Consumer {
   template <bool kMasked, class Hooks>
   __device__ __forceinline__ void next_step(RowBlock<Config> const& block, Hooks const& hooks,
                                             int key_block, int step, int steps,
-                                            Turns<Config> const& turns, Acc& acc,
+                                            PingPong<Config> const& turns, Acc& acc,
                                             Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
@@ -386,7 +386,7 @@ struct Consumer {
           seen[r].hide_others(scores, r);
         }
       }
-      rows_in_turn(before, step, steps, scores, acc);
+      rows_of_turn(before, step, steps, scores, acc);
     }
     to_operand(s, p);
   }
@@ -396,7 +396,7 @@ struct Consumer {
   // conversions then run among the second row's exponentials, and no wait comes last. The second
   // row's question for its maximum runs under the wait.
   template <class Scores>
-  __device__ __forceinline__ void rows_in_turn(Position before, int step, int steps, Scores& s,
+  __device__ __forceinline__ void rows_of_turn(Position before, int step, int steps, Scores& s,
                                                Acc& acc) {
     auto& softmax = acc.softmax;
     float rescale[Acc::kRows] = {1.f, 1.f};
@@ -462,4 +462,4 @@ struct Consumer {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -13,7 +13,7 @@
 #include "core/score_hooks.h"
 #include "sm90/forward/row_block.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 using Coord = FragmentCoord<4>;
 
@@ -114,4 +114,4 @@ struct AnyHooks {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -13,7 +13,7 @@
 #include "sm90/forward/pages.h"
 #include "sm90/forward/share.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      Describer<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
+      SchedulerWarp<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
       if constexpr (Config::kSplit) {
         wait_for_launch_before();  // nothing that it wrote: but who comes next waits for this alone
       }
@@ -76,4 +76,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -4,18 +4,18 @@
 
 #include "sm90/forward/consumer.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // Nothing of a warpgroup's own hides its store, but the next row block's first scores could: they
 // are started before. O waits in 16 bit, in the registers that its accumulators had.
 template <class Config>
 __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
   find_place();
-  Turns<Config>{warpgroup}.begin();
+  PingPong<Config>{warpgroup}.begin();
   FinishedRows<Config> rows;  // of the row block before
   for (uint32_t number = 0;;) {
     find_place();
-    Turns<Config> const turns{warpgroup};
+    PingPong<Config> const turns{warpgroup};
     smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
     RowBlock<Config> const& block = smem.row_block(number);
     bool const valid = block.tile.valid;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
     pack<Element>(acc.out, rows);
   }
   tma_store_wait<0>();
-  Turns<Config>{warpgroup}.end();
+  PingPong<Config>{warpgroup}.end();
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

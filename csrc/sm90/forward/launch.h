@@ -15,7 +15,7 @@
 #include "sm90/forward/merge_splits.h"
 #include "sm90/tile_counters.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // Of q, or of k or v, whose rows may end anywhere if a tensor says where.
 template <class Config>
@@ -219,4 +219,4 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
   throw std::logic_error("no kernel with pack-GQA");
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -5,7 +5,7 @@
 #include "sm90/forward/args.h"
 #include "sm90/forward/shared_storage.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // All lanes call its functions together.
 template <class Config>
@@ -122,4 +122,4 @@ struct Loader {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -9,7 +9,7 @@
 #include "core/warp_lanes.h"
 #include "params/fwd_params.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 constexpr int kMergeRows = 4;  // of a thread block, a warp each
 
@@ -143,16 +143,16 @@ struct RowMerge {
     }
   }
 
-  // Of kMostPartsAtOnce parts at most: all are asked for before their LSE are there. The bits are
+  // Of kMostSplitsAtOnce parts at most: all are asked for before their LSE are there. The bits are
   // those of run(), but for zero's sign: a part that there is not adds zero times zero.
   __device__ void run_at_once() const {
 #pragma unroll 1  // code that has not run yet costs more than the weights, found again
     for (int begin = 0; begin < Config::kHeadDimV; begin += kStep) {
       int const col = begin + WarpLanes{}.index() * kColumns;
       bool const exists = has(col);
-      float4 x[kMostPartsAtOnce];
+      float4 x[kMostSplitsAtOnce];
 #pragma unroll
-      for (int part = 0; part < kMostPartsAtOnce; ++part) {
+      for (int part = 0; part < kMostSplitsAtOnce; ++part) {
         x[part] = load(part, col, exists && part < parts);
       }
       PartWeight const mine = weights();
@@ -162,7 +162,7 @@ struct RowMerge {
       Columns sum;
       sum.clear();
 #pragma unroll
-      for (int part = 0; part < kMostPartsAtOnce; ++part) {
+      for (int part = 0; part < kMostSplitsAtOnce; ++part) {
         add(sum, mine.of(part), x[part]);
       }
       store(col, exists, sum);
@@ -193,4 +193,4 @@ __global__ void __launch_bounds__(kMergeRows * 32)
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -7,7 +7,7 @@
 #include "core/warp_lanes.h"
 #include "sm90/forward/shared_storage.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // What one lane knows of a tile of keys: where the eight keys from 8 * (lane / 2) on are. The lanes
 // that find theirs are then keys that exist, in the order of fragment_bits (core/mask.h).
@@ -278,4 +278,4 @@ __device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Conf
       .run();
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -4,12 +4,12 @@
 
 #include "sm90/forward/config.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // Warpgroups take turns at starting products, so that one's softmax runs under another's products
 // and not all of them want the same unit at once.
 template <class Config>
-struct Turns {
+struct PingPong {
   int warpgroup;
 
   // Before the first turn: the first warpgroup has it.
@@ -31,4 +31,4 @@ struct Turns {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

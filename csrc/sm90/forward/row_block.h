@@ -11,7 +11,7 @@
 #include "sm90/forward/config.h"
 #include "sm90/tma.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // Everything about one row block that stays the same while its keys go by.
 template <class Config>
@@ -83,4 +83,4 @@ struct RowBlock {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

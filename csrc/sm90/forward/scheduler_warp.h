@@ -10,11 +10,11 @@
 #include "sm90/tile_draw.h"
 #include "sm90/warp_search.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // All lanes call its functions together.
 template <class Config>
-struct Describer {
+struct SchedulerWarp {
   using Block = RowBlock<Config>;
   using Description = typename SharedStorage<Config>::Description;
 
@@ -112,4 +112,4 @@ struct Describer {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

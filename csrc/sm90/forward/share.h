@@ -7,7 +7,7 @@
 #include "core/warp_lanes.h"
 #include "sm90/forward/args.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // By one warp: all sequences, as far as this lane has them.
 template <class Config>
@@ -52,4 +52,4 @@ __device__ int sharing_blocks(ForwardArgs const& args) {
   return forward_blocks(work, Config::kBlockM, all);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -3,7 +3,7 @@
 #include "sm90/forward/row_block.h"
 #include "sm90/pipeline.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // O has a buffer of its own, or goes out from registers: none of the others waits for it, and the
 // next row block's Q, K and V arrive while the last one is finished.
@@ -62,4 +62,4 @@ struct SharedStorage {
 template <class Config>
 constexpr int kSmemBytes = sizeof(SharedStorage<Config>);
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

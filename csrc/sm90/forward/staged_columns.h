@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // A forward tile, as its row in the variant table has it.
 struct ForwardTileShape {
@@ -25,4 +25,4 @@ constexpr int staged_columns(ForwardTileShape const& tile) {
   return std::min(room / (tile.block_m * kRun) * kRun, tile.head_dim_v);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -5,7 +5,7 @@
 #include "sm90/forward/row_block.h"
 #include "sm90/store_rows.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 struct OutputRow {
   QueryRow row;  // of the row block
@@ -104,4 +104,4 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

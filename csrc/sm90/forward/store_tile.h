@@ -8,7 +8,7 @@
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/row_block.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // Writes O [rows, kTileColumns] of a warpgroup. Each warp has its 16 rows to itself, so that none
 // waits for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
@@ -98,4 +98,4 @@ __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Con
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -7,7 +7,7 @@
 #include "sm90/backward/key_block.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, ScoreLevel kScores_>
@@ -35,11 +35,11 @@ struct PairedBackwardConfig {
   // A block's dQ is of all the pair's keys and half of the columns.
   static constexpr int kConsumers = kPair;
   static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false, kRelay = false, kHasSteps = false;
+  static constexpr bool kKvPersistent = false, kOrderedDq = false, kOrdersDq = false;
   static constexpr bool kFindsDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
-  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kRowParts = has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr bool kHookedTiles = false;
   // A softcap alone and ALiBi alone have loops of their own (4k causal, d 192, H200, of plain:
   // 0.741 and 0.875 in one loop, 0.924 and 0.903).
@@ -67,7 +67,7 @@ struct PairedBackwardConfig {
   static constexpr int kTileHalfK = kKeys * kQueryColumns;
   static constexpr int kTileV = kKeys * kHeadDimV;
   // Buffers for dS, and for the other block's: two where shared memory has room for them. If it
-  // then has room for another Q: Q leaves its buffer half a visit after dO (d 192, 8k keys, H200:
+  // then has room for another Q: Q leaves its buffer half a iteration after dO (d 192, 8k keys, H200:
   // 6%).
   static constexpr int tile_bytes(int q_stages, int score_stages) {
     int const once = kTileK + kTileHalfK + kTileV;
@@ -79,7 +79,7 @@ struct PairedBackwardConfig {
   static constexpr int kScoreStages = tile_bytes(kStages, 2) <= kMostTileBytes ? 2 : 1;
   static constexpr int kQStages =
       tile_bytes(kStages + 1, kScoreStages) <= kMostTileBytes ? kStages + 1 : kStages;
-  // Places in rings are kept and not counted anew by each visit: less of a third buffer's gain
+  // Places in rings are kept and not counted anew by each iteration: less of a third buffer's gain
   // goes into divisions.
   static constexpr bool kAdvances = kQStages > 2;
 
@@ -96,4 +96,4 @@ struct PairedBackwardConfig {
   using SmemLayoutDSt = SmemTilesTransposed<Element, kKeys, kBlockM, kScoreStages>;
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

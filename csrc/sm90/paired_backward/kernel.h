@@ -12,7 +12,7 @@
 #include "sm90/paired_backward/loader.h"
 #include "sm90/paired_backward/score_warps.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // Inline: products of a function that is called are waited for one by one.
 template <class Config>
@@ -29,14 +29,14 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
       DrawnTiles<Config> const drawn{.args = args,
                                      .block = blockIdx.x / Config::kPair,
                                      .blocks = gridDim.x / Config::kPair,
-                                     .in_columns = Config::kColumns};
+                                     .kv_persistent = Config::kKvPersistent};
       PairedTiles<Config> tiles{drawn, smem.draws, rank};
       PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
-    } else if (args.params.workspace.turns && warp <= kTurnKeepers) {
-      keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
+    } else if (args.params.workspace.dq_semaphores && warp <= kDqSemaphoreWarps) {
+      run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});
     } else if constexpr (Config::kFindsDelta) {
-      if (warp == kDeltaWarp && args.params.relay.finds_delta) {
-        DeltaFinder<Config>{args, smem.delta}.run();
+      if (warp == kDeltaWarp && args.params.ordered_dq.finds_delta) {
+        DeltaWarp<Config>{args, smem.delta}.run();
       }
     }
   } else if (warpgroup == 1) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     paired_backward_kernel(__grid_constant__ BackwardArgs const args) {
   auto& smem = *reinterpret_cast<PairedStorage<Config>*>(dynamic_smem());
   if (threadIdx.x == 0) {
-    smem.init_barriers(args.params.workspace.turns != nullptr);
+    smem.init_barriers(args.params.workspace.dq_semaphores != nullptr);
   }
   let_next_launch_start();
   wait_for_launch_before();
@@ -62,4 +62,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   cute::cluster_sync();  // the other block may still release buffers here
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

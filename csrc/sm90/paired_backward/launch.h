@@ -8,7 +8,7 @@
 #include "sm90/backward/prepare.h"
 #include "sm90/paired_backward/kernel.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resident) {
@@ -28,11 +28,11 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
   int const pairs = launch.device.sm_count / Config::kPair;
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
-      if (params.columns.used()) {
-        return launch_pairs<InColumns<Config>>(params, launch, params.columns.places);
+      if (params.kv_persistent.used()) {
+        return launch_pairs<KvPersistentConfig<Config>>(params, launch, params.kv_persistent.resident);
       }
-      if (params.relay.used) {
-        return launch_pairs<InRelay<Config>>(params, launch, pairs);
+      if (params.ordered_dq.used) {
+        return launch_pairs<OrderedDqConfig<Config>>(params, launch, pairs);
       }
     }
     launch_pairs<Config>(params, launch, pairs);
@@ -43,4 +43,4 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
   finish_cut_tiles<Config>(params, launch);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -4,7 +4,7 @@
 #include "sm90/backward/drawn_tiles.h"
 #include "sm90/cluster.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // In shared memory of both blocks. Filled in the second, emptied in the first.
 struct PairedDraws {
@@ -56,4 +56,4 @@ struct PairedTiles {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -7,9 +7,9 @@
 #include "sm90/backward/store.h"
 #include "sm90/cluster.h"
 #include "sm90/paired_backward/shared_storage.h"
-#include "sm90/paired_backward/visit_places.h"
+#include "sm90/paired_backward/ring_positions.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct ScoreWarps {
@@ -30,7 +30,7 @@ struct ScoreWarps {
   PairedStorage<Config>& smem;
   uint32_t rank;
   int thread;  // of the warpgroup
-  VisitPlaces<Config> at = {};
+  RingPositions<Config> at = {};
 
   __device__ __forceinline__ void run() {
     for (uint32_t number = 0;;) {
@@ -42,7 +42,7 @@ struct ScoreWarps {
       smem.v_ring.wait_full(RingPosition<1>(number));
       ValueFragment dv;
       clear(dv);
-      visit_rows(block, dv);
+      iterate(block, dv);
       smem.k_ring.release(0);
       smem.v_ring.release(0);
       number = block.number + 1;  // not kept in a register until here
@@ -52,21 +52,21 @@ struct ScoreWarps {
   }
 
  private:
-  __device__ __forceinline__ void visit_rows(Block const& block, ValueFragment& dv) {
+  __device__ __forceinline__ void iterate(Block const& block, ValueFragment& dv) {
     if constexpr (Config::kLoneHooks) {
       HookKind const kind = hook_kind(args.params.scores);
       if (kind == HookKind::Cap) {
-        return visit_each<LoneTile<HookKind::Cap, Config>>(block, dv);
+        return iterate_each<LoneTile<HookKind::Cap, Config>>(block, dv);
       }
       if (kind == HookKind::Bias) {
-        return visit_each<LoneTile<HookKind::Bias, Config>>(block, dv);
+        return iterate_each<LoneTile<HookKind::Bias, Config>>(block, dv);
       }
     }
-    visit_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);
+    iterate_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);
   }
 
   template <class Whole, class Masked = Whole>
-  __device__ __forceinline__ void visit_each(Block const& block, ValueFragment& dv) {
+  __device__ __forceinline__ void iterate_each(Block const& block, ValueFragment& dv) {
     constexpr bool kAlike = std::is_same_v<Whole, Masked>;
     RowRange const range = block.range;  // not asked for while products could run
     int const heads = block.heads;
@@ -75,16 +75,16 @@ struct ScoreWarps {
       for (int step = 0; step < range.count(); ++step) {
         int const m_block = range.from_last(step);
         if (!kAlike && range.masked(m_block)) {
-          visit<Masked>(block, head, m_block, dv);
+          iteration<Masked>(block, head, m_block, dv);
         } else {
-          visit<Whole>(block, head, m_block, dv);
+          iteration<Whole>(block, head, m_block, dv);
         }
       }
     }
   }
 
   template <class Tile>
-  __device__ __forceinline__ void visit(Block const& block, int head, int m_block,
+  __device__ __forceinline__ void iteration(Block const& block, int head, int m_block,
                                         ValueFragment& dv) {
     auto const q_at = at.q();
     auto const dout_at = at.dout();
@@ -160,4 +160,4 @@ struct ScoreWarps {
   static constexpr int kShared = 2;  // named barrier: all of dS is stored
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

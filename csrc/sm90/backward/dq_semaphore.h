@@ -1,22 +1,22 @@
 // In a deterministic call key blocks take turns at adding to a row block's dQ, in their order; in a
 // relay the first and the last one do. Two warps that do not compute see to it, so that nobody who
-// does waits for L2: one looks whether a turn has come, visits ahead of its use; one waits until
+// does waits for L2: one looks whether a turn has come, iterations ahead of its use; one waits until
 // what was added is there, and passes the turn on.
 #pragma once
 
-#include "sm90/backward/query_step.h"
+#include "sm90/backward/dq_action.h"
 #include "sm90/pipeline.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // Between those two warps of a thread block and those that add. Filled: the turn has come; emptied:
 // it was passed on.
-struct TurnStorage {
+struct DqSemaphoreStorage {
   static constexpr int kStages = 4;
   using Position = RingPosition<kStages>;
 
   Ring<kStages> ring;
-  Ring<kStages> adding;  // empty: this visit's additions were issued; never filled
+  Ring<kStages> adding;  // empty: this iteration's additions were issued; never filled
 
   __device__ void init(int adding_warps) {
     ring.init(/*reading_warps=*/1);
@@ -24,11 +24,11 @@ struct TurnStorage {
   }
 
   // By all lanes of a warp that adds, before and after.
-  __device__ void begin(uint32_t visit) { ring.wait_full(Position(visit)); }
-  __device__ void end(uint32_t visit) { adding.release(Position(visit)); }
+  __device__ void begin(uint32_t iteration) { ring.wait_full(Position(iteration)); }
+  __device__ void end(uint32_t iteration) { adding.release(Position(iteration)); }
 
-  __device__ void wait_for_end(uint32_t visit) {
-    Position const at(visit);
+  __device__ void wait_for_end(uint32_t iteration) {
+    Position const at(iteration);
     adding.empty(at.stage).wait(at.phase);
     compiler_fence();
   }
@@ -36,7 +36,7 @@ struct TurnStorage {
 
 // What others added before a number that is read here, is added before what the thread, and who
 // waits for it, adds from now on.
-__device__ inline int read_turn(int const* turn) {
+__device__ inline int acquire_count(int const* turn) {
 #if defined(__CUDA_ARCH__)
   int number;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(number) : "l"(turn) : "memory");
@@ -47,7 +47,7 @@ __device__ inline int read_turn(int const* turn) {
 }
 
 // Behind all that was seen, by this thread or by those it has waited for: a release is cumulative.
-__device__ inline void pass_turn(int* turn) {
+__device__ inline void release_count(int* turn) {
 #if defined(__CUDA_ARCH__)
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(turn), "r"(1) : "memory");
 #else
@@ -56,73 +56,73 @@ __device__ inline void pass_turn(int* turn) {
 }
 
 // The warps of the loading warpgroup that keep turns: after the first, which loads.
-constexpr int kTurnWaiter = 1, kTurnPasser = 2, kTurnKeepers = 2;
+constexpr int kDqWaitingWarp = 1, kDqReleasingWarp = 2, kDqSemaphoreWarps = 2;
 
 // All lanes of a warp call its functions together.
 template <class Config>
-struct TurnKeeper {
+struct DqSemaphoreWarp {
   using Block = KeyBlock<Config>;
-  using Position = TurnStorage::Position;
+  using Position = DqSemaphoreStorage::Position;
 
   BwdParams const& p;
-  TurnStorage& storage;
+  DqSemaphoreStorage& storage;
   int warp;             // of the warpgroup
-  uint32_t visits = 0;  // row blocks so far
+  uint32_t iterations = 0;  // row blocks so far
 
-  // Of all visits of a key block, if this warp keeps turns.
+  // Of all iterations of a key block, if this warp keeps turns.
   __device__ void keep(Block const& block) {
-    if (warp == kTurnWaiter) {
+    if (warp == kDqWaitingWarp) {
       wait(block);
-    } else if (warp == kTurnPasser) {
+    } else if (warp == kDqReleasingWarp) {
       pass_on(block);
     }
   }
 
  private:
-  __device__ int* turns_at(Block const& block, int head, int m_block) const {
-    return p.workspace.turns + block.row_block(head, m_block);
+  __device__ int* semaphore_of(Block const& block, int head, int m_block) const {
+    return p.workspace.dq_semaphores + block.row_block(head, m_block);
   }
 
-  // Additions that those of a visit come behind: those of all key blocks before it, or, between the
+  // Additions that those of a iteration come behind: those of all key blocks before it, or, between the
   // first of a relay and the last one, of the first alone.
-  __device__ int additions_before(KeyTurn const& turn) const {
-    bool const loose = Config::kRelay && !p.relay.in_order && !turn.last;
+  __device__ int additions_before(DqOrder const& turn) const {
+    bool const loose = Config::kOrderedDq && !p.ordered_dq.deterministic && !turn.last;
     return Config::kAdders * (loose ? min(turn.before, 1) : turn.before);
   }
 
   // The key blocks before this one belong to thread blocks that run, so waiting for them always
   // ends.
   __device__ void wait(Block const& block) {
-    block.for_each_visit([&](int head, int m_block) {
-      storage.ring.wait_empty(Position(visits));
+    block.for_each_iteration([&](int head, int m_block) {
+      storage.ring.wait_empty(Position(iterations));
       if (threadIdx.x % 32 == 0) {
-        int const before = additions_before(turn_of(block, m_block));
-        while (before > 0 && read_turn(turns_at(block, head, m_block)) < before) {
+        int const before = additions_before(dq_order_of(block, m_block));
+        while (before > 0 && acquire_count(semaphore_of(block, head, m_block)) < before) {
           __nanosleep(20);
         }
-        storage.ring.full(Position(visits).stage).arrive();
+        storage.ring.full(Position(iterations).stage).arrive();
       }
-      ++visits;
+      ++iterations;
     });
   }
 
   // It speaks for all who added: their arrivals come before it.
   __device__ void pass_on(Block const& block) {
-    block.for_each_visit([&](int head, int m_block) {
-      storage.wait_for_end(visits);
+    block.for_each_iteration([&](int head, int m_block) {
+      storage.wait_for_end(iterations);
       // Nobody waits for the last of a relay.
-      bool const passes = !Config::kRelay || !turn_of(block, m_block).last;
+      bool const passes = !Config::kOrderedDq || !dq_order_of(block, m_block).last;
       if (threadIdx.x % 32 == 0 && passes) {
-        pass_turn(turns_at(block, head, m_block));
+        release_count(semaphore_of(block, head, m_block));
       }
-      storage.ring.release(Position(visits++));
+      storage.ring.release(Position(iterations++));
     });
   }
 };
 
 // A warp that keeps turns: of all key blocks of a thread block.
 template <class Storage, class Config>
-__device__ void keep_turns(Storage& smem, TurnKeeper<Config> keeper) {
+__device__ void run_dq_semaphore(Storage& smem, DqSemaphoreWarp<Config> keeper) {
   for (uint32_t number = 0;; ++number) {
     RingPosition<Config::kKeyStages> const at(number);
     smem.k_ring.wait_full(at);
@@ -142,4 +142,4 @@ __device__ void keep_turns(Storage& smem, TurnKeeper<Config> keeper) {
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

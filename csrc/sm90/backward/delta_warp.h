@@ -11,10 +11,10 @@
 #include "sm90/backward/ping_pong.h"
 #include "sm90/tma.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // Of the loading warpgroup: behind those that keep turns.
-constexpr int kDeltaWarp = kTurnKeepers + 1;
+constexpr int kDeltaWarp = kDqSemaphoreWarps + 1;
 
 // What the warp alone fills and reads: tiles of few rows.
 template <class Config>
@@ -69,7 +69,7 @@ __device__ __forceinline__ float dot_of_chunk(uint4 const& a, uint4 const& b) {
 
 // All lanes call its functions together.
 template <class Config>
-struct DeltaFinder {
+struct DeltaWarp {
   using Element = typename Config::Element;
   using Tiles = DeltaTiles<Config>;
   using Position = RingPosition<Tiles::kStages>;
@@ -98,7 +98,7 @@ struct DeltaFinder {
     for (uint32_t number = 0; tiles.row_block(number).valid; ++number) {
       find(number);
       WorkTile const& here = tiles.row_block(number);
-      found = args.params.workspace.found + here.batch * args.params.heads_q + here.head;
+      found = args.params.workspace.deltas_done + here.batch * args.params.heads_q + here.head;
       place(number + 2, behind);
       behind = start_taking();
     }
@@ -113,7 +113,7 @@ struct DeltaFinder {
 
   // Its number, in the first lane.
   __device__ int start_taking() const {
-    return speaks() ? atomicAdd(args.params.workspace.found + order().all_heads(), 1) : 0;
+    return speaks() ? atomicAdd(args.params.workspace.deltas_done + order().all_heads(), 1) : 0;
   }
 
   __device__ void place(uint32_t number, int taken) const {
@@ -218,7 +218,7 @@ struct DeltaFinder {
   __device__ void announce() const {
     __syncwarp();
     if (speaks() && found) {
-      pass_turn(found);
+      release_count(found);
     }
   }
 };
@@ -229,16 +229,16 @@ struct DeltaFinder {
 template <class Config>
 __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Config> const& block) {
   int const row_blocks = num_m_blocks(block.seqlen_q, Config::kBlockM);
-  int const* const found = p.workspace.found + block.tile.batch * p.heads_q + block.head_begin;
+  int const* const found = p.workspace.deltas_done + block.tile.batch * p.heads_q + block.head_begin;
 #pragma unroll 1
   for (int head = 0; head < block.heads; ++head) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
-    while (__any_sync(0xffffffffu, read_turn(found + head) < row_blocks)) {
+    while (__any_sync(0xffffffffu, acquire_count(found + head) < row_blocks)) {
       __nanosleep(20);
     }
 #else  // a vote is something that happens, so that nobody else would be let go on
-    while (read_turn(found + head) < row_blocks) {
+    while (acquire_count(found + head) < row_blocks) {
       __nanosleep(20);
     }
 #endif
@@ -248,4 +248,4 @@ __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Conf
 #endif
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

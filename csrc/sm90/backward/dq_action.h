@@ -5,9 +5,9 @@
 #include "core/dq_order.h"
 #include "sm90/backward/key_block.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-enum class QueryStep : uint8_t {
+enum class DqAction : uint8_t {
   Nothing,  // it is not wanted
   Add,      // to sums
   Put,      // there first
@@ -15,28 +15,28 @@ enum class QueryStep : uint8_t {
   Store,    // alone it is dq
 };
 
-struct StepVisit : RowVisit {
-  QueryStep step;
+struct DqIteration : RowIteration {
+  DqAction action;
   int sums;  // which: of a relay those of the row block, in a column a thread block's own
 };
 
 template <class Config>
-__device__ KeyTurn turn_of(KeyBlock<Config> const& block, int m_block) {
+__device__ DqOrder dq_order_of(KeyBlock<Config> const& block, int m_block) {
   int const row_begin = m_block * Config::kBlockM;
   int const row_last = min(row_begin + Config::kBlockM, block.seqlen_q) - 1;
-  return key_turn(block.mask, row_begin, row_last, block.key_begin, Config::kBlockN);
+  return dq_order(block.mask, row_begin, row_last, block.key_begin, Config::kBlockN);
 }
 
 template <class Config>
-__device__ QueryStep query_step(BwdParams const& p, KeyBlock<Config> const& block, int m_block) {
+__device__ DqAction dq_action(BwdParams const& p, KeyBlock<Config> const& block, int m_block) {
   if (!p.workspace.dq) {
-    return p.dq.ptr ? QueryStep::Store : QueryStep::Nothing;
+    return p.dq.ptr ? DqAction::Store : DqAction::Nothing;
   }
-  KeyTurn const turn = turn_of(block, m_block);
+  DqOrder const turn = dq_order_of(block, m_block);
   if (turn.first()) {
-    return turn.last ? QueryStep::Store : QueryStep::Put;
+    return turn.last ? DqAction::Store : DqAction::Put;
   }
-  return turn.last ? QueryStep::Finish : QueryStep::Add;
+  return turn.last ? DqAction::Finish : DqAction::Add;
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

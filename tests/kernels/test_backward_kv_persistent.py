@@ -37,12 +37,12 @@ NAMES = ("softmax_d", "dq", "dk", "dv")
     ids=str,
 )
 def test_masks_and_lengths(kernels, row, shape):
-    check(kernels, row, sized(row, **shape), columns=True)
+    check(kernels, row, sized(row, **shape), kv_persistent=True)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize(
-    ("part_heads", "shape"),
+    ("split_heads", "shape"),
     [
         (1, dict(h=4, hk=2, sq=150, sk=300, causal=True)),
         (2, dict(h=5, b=2, sq=130, sk=210, window=(90, 40))),  # the last part has one head
@@ -51,15 +51,15 @@ def test_masks_and_lengths(kernels, row, shape):
     ],
     ids=str,
 )
-def test_groups_in_parts(kernels, row, part_heads, shape):
-    check(kernels, row, sized(row, **shape), part_heads=part_heads, columns=True)
+def test_groups_in_parts(kernels, row, split_heads, shape):
+    check(kernels, row, sized(row, **shape), split_heads=split_heads, kv_persistent=True)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 def test_smaller_head_dims_are_zero_filled(kernels, row):
     dims = dict(d=row.head_dim - 24, dv=row.head_dim_v - 8)
     shape = dict(b=2, h=3, hk=3, sq=70, sk=290, causal=True)
-    check(kernels, row, sized(row, **shape, **dims), columns=True)
+    check(kernels, row, sized(row, **shape, **dims), kv_persistent=True)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -69,14 +69,14 @@ def test_sinks_and_the_gradient_of_lse(kernels, row):
         row,
         sized(row, b=2, sq=290, sk=140, causal=True, sinks=True),
         dlse=True,
-        columns=True,
+        kv_persistent=True,
     )
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
-def test_varlen(kernels, row, part_heads):
-    check_varlen(kernels, row, part_heads=part_heads, columns=True)
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
+def test_varlen(kernels, row, split_heads):
+    check_varlen(kernels, row, split_heads=split_heads, kv_persistent=True)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -87,7 +87,7 @@ def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
     run = partial(calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400), **mask)
     in_turns = run(deterministic=True)
     for last_block_first in (False, True):
-        results = run(columns=True, deterministic=deterministic, last_block_first=last_block_first)
+        results = run(kv_persistent=True, deterministic=deterministic, last_block_first=last_block_first)
         for name, a, b in zip(NAMES, results, in_turns, strict=True):
             assert_bitwise(name, a, b)
 
@@ -95,7 +95,7 @@ def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("wanted", [("dq",), ("dk",), ("dk", "dv"), ()])
 def test_gradients_that_are_wanted(kernels, row, wanted):
-    run = partial(calls.backward, kernels, row.name, *exact(row, sq=70, sk=290), columns=True)
+    run = partial(calls.backward, kernels, row.name, *exact(row, sq=70, sk=290), kv_persistent=True)
     everything = dict(zip(NAMES, run(), strict=True))
     _, *some = run(wanted=wanted)
     for name, gradient in zip(wanted, some, strict=True):
@@ -116,7 +116,7 @@ def test_more_rows_than_were_said(kernels, row):
     """They have no sums: dQ of their sequence is NaN; all else is right."""
     said = 2 * row.block_m
     call, cu = packed([row.block_m + 22, said + 1, said, 50], row.head_dim)
-    run = partial(calls.backward, kernels, row.name, *call, columns=True)
+    run = partial(calls.backward, kernels, row.name, *call, kv_persistent=True)
     right = run(calls.varlen_lengths(*call[1:3], cu, cu))
     wrong = run(calls.varlen_lengths(*call[1:3], cu, cu, max_seqlen_q=said))
     long = slice(cu[1], cu[2])
@@ -130,7 +130,7 @@ def test_more_rows_than_were_said(kernels, row):
 def test_more_keys_than_were_said(kernels, row):
     """Of several blocks said, there may be any number; of one said, dQ of others is NaN."""
     call, cu = packed([row.block_n, row.block_n + 1, 400, 50], row.head_dim)
-    run = partial(calls.backward, kernels, row.name, *call, columns=True)
+    run = partial(calls.backward, kernels, row.name, *call, kv_persistent=True)
     lengths = partial(calls.varlen_lengths, *call[1:3], cu, cu)
     right = run(lengths())
     for name, a, b in zip(NAMES, run(lengths(max_seqlen_k=row.block_n + 1)), right, strict=True):

@@ -9,7 +9,7 @@ import torch
 from compare import assert_bitwise
 
 from . import calls
-from .test_backward_columns import NAMES, PLAIN
+from .test_backward_kv_persistent import NAMES, PLAIN
 from .test_backward_kernels import ROWS, check, exact, id_of, sized
 
 # Tiles of so few visits that each is the first of its tile, the last, or both.
@@ -41,7 +41,7 @@ SHORT = [
     ids=str,
 )
 def test_masks_and_lengths(kernels, row, deterministic, shape):
-    check(kernels, row, sized(row, **shape), relay=True, deterministic=deterministic)
+    check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
 
 
 # Those that find D by the way, where each row sees a key.
@@ -66,7 +66,7 @@ def test_delta_has_the_bits_of_the_pass(kernels, row):
     sinks = torch.tensor([0.5, -1.0, 2.0, float("-inf")])
     run = partial(
         calls.backward, kernels, row.name, *x, causal=True, s_aux=sinks, dlse=torch.rand(2, 4, 290),
-        relay=True, part_heads=1, deterministic=True,
+        ordered_dq=True, split_heads=1, deterministic=True,
     )  # fmt: skip
     by_the_pass, found = run(), run(finds_delta=True)
     for name, a, b in zip((*NAMES, "ds_aux"), found, by_the_pass, strict=True):
@@ -77,7 +77,7 @@ def test_delta_has_the_bits_of_the_pass(kernels, row):
 @pytest.mark.parametrize("shape", SHORT[:3], ids=str)
 def test_finds_delta_of_short_tiles(kernels, row, shape):
     """In which each row sees a key."""
-    check(kernels, row, sized(row, **shape), relay=True, finds_delta=True)
+    check(kernels, row, sized(row, **shape), ordered_dq=True, finds_delta=True)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -85,27 +85,27 @@ def test_finds_delta_of_short_tiles(kernels, row, shape):
 @pytest.mark.parametrize("shape", SHORT, ids=str)
 def test_short_tiles(kernels, row, deterministic, shape):
     """A tile's last visit starts the next one's scores, whose first visit has its last dQ."""
-    check(kernels, row, sized(row, **shape), relay=True, deterministic=deterministic)
+    check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize(
-    ("part_heads", "shape"),
+    ("split_heads", "shape"),
     [
         (1, dict(h=4, hk=2, sq=150, sk=300, causal=True)),
         (2, dict(h=5, b=2, sq=130, sk=210, window=(90, 40))),  # the last part has one head
     ],
     ids=str,
 )
-def test_groups_in_parts(kernels, row, part_heads, shape):
-    check(kernels, row, sized(row, **shape), part_heads=part_heads, relay=True)
+def test_groups_in_parts(kernels, row, split_heads, shape):
+    check(kernels, row, sized(row, **shape), split_heads=split_heads, ordered_dq=True)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
     dims = dict(d=row.head_dim - 24, dv=row.head_dim_v - 8)
     case = sized(row, b=2, h=3, hk=3, sq=190, sk=290, causal=True, sinks=True, **dims)
-    check(kernels, row, case, dlse=True, relay=True)
+    check(kernels, row, case, dlse=True, ordered_dq=True)
 
 
 @pytest.mark.parametrize("row", FINDING, ids=id_of)
@@ -114,7 +114,7 @@ def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
 def test_finds_delta_itself(kernels, row, deterministic, shape):
     """While the others compute: no pass over dO and O before."""
     case = sized(row, **shape)
-    check(kernels, row, case, relay=True, finds_delta=True, dlse=True, deterministic=deterministic)
+    check(kernels, row, case, ordered_dq=True, finds_delta=True, dlse=True, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -127,6 +127,6 @@ def test_sums_in_the_order_of_turns(kernels, row, mask):
     )  # fmt: skip
     in_turns = run()
     for last_block_first in (False, True):
-        results = run(relay=True, last_block_first=last_block_first)
+        results = run(ordered_dq=True, last_block_first=last_block_first)
         for name, a, b in zip(NAMES, results, in_turns, strict=True):
             assert_bitwise(name, a, b)
