@@ -1,4 +1,4 @@
-// Which of the key blocks that see a row block one of them is, in their order.
+// The position of a KV block among the KV blocks that add to the same row block's dQ.
 #pragma once
 
 #include "core/mask.h"
@@ -6,15 +6,15 @@
 namespace flash {
 
 struct DqOrder {
-  int before;  // key blocks that see the row block and come before it
+  int before;  // KV blocks that the row block sees and that come before this one
   bool last;
 
   FLASH_HD bool first() const { return before <= 0; }
 };
 
-// Of keys [key_begin, key_begin + block_n), which some row of [row_begin, row_last] sees. The first
-// row's limits are the least ones, the last row's the largest, and what a row block sees is one
-// run.
+// The order of keys [key_begin, key_begin + block_n), some of which a row of [row_begin, row_last]
+// sees. The first row's limits are the least, the last row's the largest, and the KV blocks that a
+// row block sees are one run.
 FLASH_HD DqOrder dq_order(SequenceMask const& mask, int row_begin, int row_last, int key_begin,
                           int block_n) {
   int const first_block = mask.begin(row_begin) / block_n;

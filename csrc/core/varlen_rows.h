@@ -1,5 +1,5 @@
-// Where the sequences of a packed tensor lie. On a GPU nobody has looked at cu_seqlens beforehand:
-// whatever it holds, what comes from here is inside the tensor.
+// Where the sequences of a varlen tensor lie. On a GPU cu_seqlens was not checked beforehand:
+// whatever it holds, the rows that this file returns are inside the tensor.
 #pragma once
 
 #include "params/common.h"
@@ -16,12 +16,12 @@ struct VarlenRows {
   int batch;
   int total;  // rows of the tensor
 
-  // Two sequences more than there are stand for the rows that belong to none: number `batch` for
-  // those behind the last one, number batch + 1 for those before the first.
+  // Two sequences beyond the batch stand for the rows that belong to none: number `batch` for the
+  // rows behind the last sequence, number batch + 1 for the rows before the first.
   FLASH_HD static int count(int batch) { return batch + 2; }
 
-  // Reads two entries whatever the sequence is: a choice between reads would be one after the
-  // other.
+  // Reads two entries whatever the sequence is: with a choice between reads they would come one
+  // after the other.
   FLASH_HD RowRun run(int sequence) const {
     int const first = entry(sequence < batch ? sequence : batch);
     int const second = entry(sequence < batch ? sequence + 1 : 0);
@@ -30,7 +30,7 @@ struct VarlenRows {
     return {begin, end > begin ? end - begin : 0};
   }
 
-  // Whose run the row is in; `batch` if it is behind the last one's.
+  // The sequence that the row is in; `batch` if the row is behind the last one.
   FLASH_HD int sequence_of(int row) const {
     int ended = 0;  // sequences that end before the row, of which there are at most:
     for (int most = batch; ended < most;) {
@@ -51,16 +51,16 @@ struct VarlenRows {
   }
 };
 
-// The same in the order in which tiles are numbered: the rows before the first sequence come last.
+// The same rows in the order in which tiles are numbered: rows before the first sequence come last.
 struct RowOrder {
   VarlenRows rows;
-  int few;    // sequences of no more rows are somebody else's
+  int few;    // another kernel computes sequences of no more rows
   int first;  // row of the first sequence
 
   FLASH_HD explicit RowOrder(VarlenRows const& rows_, int few_ = 0)
       : rows(rows_), few(few_), first(rows_.entry(0)) {}
 
-  // How many rows come before the sequence's; of the number past the last one, before the end.
+  // How many rows come before the sequence; for the number past the last one, before the end.
   FLASH_HD int start(int sequence) const {
     int const start = rows.entry(sequence < rows.batch ? sequence : rows.batch) - first;
     return sequence <= rows.batch       ? (start > 0 ? start : 0)
@@ -68,7 +68,7 @@ struct RowOrder {
                                         : rows.total;
   }
 
-  // Of a sequence's rows, how many are wanted.
+  // How many of a sequence's rows this kernel computes.
   FLASH_HD int wanted(int sequence, int length) const {
     return length > few || sequence >= rows.batch ? length : 0;
   }

@@ -24,7 +24,7 @@ FLASH_HD int num_m_blocks(int seqlen_q, int block_m) {
 // entry, and all row blocks of a strip read the same K and V.
 struct TileOrder {
   int group;           // strips that run side by side, so many that their K and V fit in L2
-  bool longest_first;  // causal: the last row block sees most keys, so start it before the short
+  bool longest_first;  // causal: the last row block sees most keys, so it starts before the short
                        // ones, which then fill the tail of the launch
 };
 
@@ -34,10 +34,10 @@ struct RectangleTile {
   Index strip;
 };
 
-// group = 1 walks the row blocks of one strip after the other. A wider group walks its strips
-// first: all last row blocks, then all next-to-last ones, ...
-// Index: int where a launch has no more tiles than that counts; a 64-bit division takes twenty
-// registers, which a kernel may not have.
+// With group = 1 all row blocks of a strip come before the next strip. A wider group goes through
+// its strips first: all last row blocks, then all next-to-last ones, ...
+// Index: int for a launch whose tiles it can count; a 64-bit division takes twenty registers, which
+// a kernel may not have to spare.
 template <class Index = int64_t>
 FLASH_HD RectangleTile<Index> tile_at(TileOrder order, std::type_identity_t<Index> index,
                                       int m_blocks, std::type_identity_t<Index> strips) {
