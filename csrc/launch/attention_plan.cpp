@@ -9,15 +9,15 @@
 #include "launch/error.h"
 #include "launch/force.h"
 #include "launch/machine.h"
-#include "launch/resident.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
+#include "launch/resident.h"
 #include "launch/select.h"
 
 namespace flash {
 namespace {
 
-// Builds for older GPUs alone run on Hopper as well, without the instructions that clusters need.
+// A build for older GPUs alone runs on Hopper as well, without the instructions that clusters need.
 bool is_built_for_hopper() {
   static bool const has =
       std::ranges::any_of(variants(), [](Variant const& v) { return v.arch == 90; });
@@ -45,7 +45,7 @@ double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo c
   return std::sqrt(plan.us * plan::forward_us(problem, machine, kernel, plan.choice));
 }
 
-// The plan while each choice is measured: it is recorded, and another one can be forced.
+// The plan while choices are measured: it is recorded, and another choice can be forced.
 plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& machine,
                            plan::ForwardKernel const& kernel) {
   if (records_plans) {
@@ -82,7 +82,7 @@ plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& pro
 }  // namespace
 
 plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
-  constexpr int kWholeRows = 8;  // of Hopper's boxes of pages
+  constexpr int kWholeRows = 8;  // rows of Hopper's smallest box of a page
   Seqlens const& s = p.seqlens;
   bool const paged = p.pages.table != nullptr, packed_k = s.cu_k && !paged;
   plan::Problem problem{};
@@ -122,7 +122,7 @@ plan::ForwardKernel forward_kernel(Variant const& v, DeviceInfo const& device) {
 }
 
 plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
-  constexpr int kMostBlocks = 3;  // of a multiprocessor, by registers
+  constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor, by registers
   constexpr int kMergedRows = 320, kLaneColumns = 4, kWarpsOfClusters = 4;
   int const threads = 32 * v.warps;
   bool const clusters = device.sm == 90 && is_built_for_hopper() && is_plain(v) &&
@@ -145,7 +145,7 @@ plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, in
     return {};
   }
   plan::Problem problem = problem_of(p, num_splits, cached);
-  problem.beside_decode = false;  // that is what is asked
+  problem.beside_decode = false;  // this plan decides it
   auto const make = [&] {
     plan::Machine const machine = machine_of(device);
     return plan::plan_decode(problem, machine, decode_kernel(*row, p, device),

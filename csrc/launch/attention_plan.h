@@ -1,4 +1,5 @@
-// A forward call, also against a cache or pages, as its plan sees it.
+// The plan of a forward call, also of one against a cache or pages: from the call to the problem
+// and kernels that plan/ knows, and from the chosen plan back to the call.
 #pragma once
 
 #include "launch/variant.h"
@@ -7,24 +8,25 @@
 
 namespace flash {
 
-// num_splits as in flash_attn_with_kvcache: 0 chooses, 1 never cuts, n is a limit. cached: the call
-// is that one.
+// num_splits is flash_attn_with_kvcache's: 0 chooses, 1 never cuts, n is a limit. cached: the call
+// is flash_attn_with_kvcache.
 plan::Problem problem_of(FwdParams const& params, int64_t num_splits, bool cached);
 
 plan::ForwardKernel forward_kernel(Variant const& variant, DeviceInfo const& device);
 plan::DecodeKernel decode_kernel(Variant const& variant, FwdParams const& params,
                                  DeviceInfo const& device);
 
-// Whether the decode kernel serves the call, or some sequences of a packed batch, and how it cuts
+// Whether the decode kernel serves the call, or some sequences of a varlen batch, and how it cuts
 // their keys.
 plan::DecodePlan decode_plan_of(FwdParams const& params, DeviceInfo const& device,
                                 int64_t num_splits, bool cached);
 
-// How that row serves the call, or what of it the decode kernel has not.
+// How the variant serves the call, or those sequences of it that are not decoded.
 plan::ForwardPlan forward_plan_of(FwdParams const& params, Variant const& variant,
                                   DeviceInfo const& device, int64_t num_splits, bool cached);
 
-// Writes the choice into what the kernel is told, but for the memory of splits (launch/key_splits.h).
+// Writes the choice into the kernel's parameters, except the memory of splits
+// (launch/key_splits.h).
 void follow(plan::ForwardChoice const& choice, FwdParams& params);
 
 }  // namespace flash

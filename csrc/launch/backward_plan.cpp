@@ -8,15 +8,14 @@
 #include "launch/error.h"
 #include "launch/force.h"
 #include "launch/machine.h"
-#include "launch/resident.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
+#include "launch/resident.h"
 
 namespace flash {
 namespace {
 
-// Thread blocks, or pairs of them, that run at a time. Backward kernels use all registers that a
-// thread can have.
+// Resident CTAs, or pairs of CTAs. Backward kernels use all registers that a thread can have.
 int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   constexpr int kWarps = 8;
   int const by_registers = kWarps / variant.warps;
@@ -26,13 +25,13 @@ int resident_tiles(Variant const& variant, DeviceInfo const& device) {
 
 bool is_plain(Variant const& variant) { return std::string_view(variant.scores) == "plain"; }
 
-// Whether every row of a dense call sees a key. The first one sees least to the right.
+// Whether every row of a dense call sees a key. The first row sees least to the right.
 bool all_rows_see_keys(BwdParams const& p) {
   Seqlens const& s = p.seqlens;
   return p.mask.right < 0 || int64_t(s.seqlen_k) - s.seqlen_q + p.mask.right >= 0;
 }
 
-// Blocks of keys that see a row, on average.
+// KV blocks that a row sees, on average.
 double blocks_that_see(BwdParams const& p, Variant const& variant) {
   plan::Problem const problem = problem_of(p, variant, /*deterministic=*/false);
   double const rows = std::max(p.seqlens.seqlen_q, 1), keys = p.seqlens.seqlen_k;
@@ -109,8 +108,8 @@ plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInf
 }
 
 KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
-  // Sequences that are put in order, in the time of as many steps for each; of more, the last to be
-  // done has little to do.
+  // Up to so many sequences are sorted by length, which takes as many steps for each of them. Among
+  // more sequences, the one that runs last is little work anyway.
   constexpr int kMostOrdered = 4096;
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
@@ -120,12 +119,13 @@ KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInf
 }
 
 int heads_found_before(BwdParams const& p, Variant const& variant) {
-  // Row blocks whose D a warp finds while the others do a step: what fits the best numbers of heads
-  // found before, of 512 and 1k keys on an H200.
+  // Row blocks whose D the delta warp computes while the other warps do a step: fitted to the best
+  // numbers of heads computed before, at 512 and 1k keys on an H200.
   double const in_step = variant.cluster > 1 ? 0.4 : variant.head_dim == 96 ? 0.3 : 0.17;
   int const heads = p.heads_q * p.seqlens.batch;
-  // Those that tiles come to first; and where tiles come to row blocks faster than D is found, so
-  // many that all others' is there in time.
+  // The pass before computes D for the heads that tiles come to first. Where tiles come to row
+  // blocks faster than the delta warp, it computes so many that the D of all other heads is there
+  // in time.
   double const found = in_step * blocks_that_see(p, variant);
   return std::clamp(static_cast<int>((1 - found) * heads), std::min(p.side_by_side, heads), heads);
 }
@@ -135,8 +135,9 @@ void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceIn
   int const heads = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
   p.gqa = GqaSplit::of(heads, choice.heads);
   p.side_by_side = choice.side_by_side;
-  p.kv_persistent = choice.schedule == plan::Schedule::KvPersistent ? kv_persistent(p, variant, device)
-                                                              : KvPersistent{};
+  p.kv_persistent = choice.schedule == plan::Schedule::KvPersistent
+                        ? kv_persistent(p, variant, device)
+                        : KvPersistent{};
   if (choice.schedule == plan::Schedule::OrderedDq) {
     bool const finds_delta = ordered_dq_finds_delta(variant.head_dim) && all_rows_see_keys(p);
     p.ordered_dq = {true, deterministic, finds_delta, heads_found_before(p, variant)};

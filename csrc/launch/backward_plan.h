@@ -1,4 +1,5 @@
-// A backward call as its plan sees it, and what its kernels are told of the plan.
+// The plan of a backward call: from the call to the problem and kernel that plan/ knows, and from
+// the chosen plan to the parameters of the kernels.
 #pragma once
 
 #include "launch/variant.h"
@@ -10,17 +11,19 @@ plan::Problem problem_of(BwdParams const& params, Variant const& variant, bool d
 
 plan::BackwardKernel backward_kernel(Variant const& variant, DeviceInfo const& device);
 
-// What is forced, if anything is (launch/force.h), else the plan.
+// The forced choice if there is one (launch/force.h), else the plan.
 plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,
                            DeviceInfo const& device, bool deterministic);
 
-// Thread blocks of the schedule KvPersistent, and where their sums of dQ lie.
-KvPersistent kv_persistent(BwdParams const& params, Variant const& variant, DeviceInfo const& device);
+// Resident CTAs of the KV-persistent schedule, and where their sums of dQ lie.
+KvPersistent kv_persistent(BwdParams const& params, Variant const& variant,
+                           DeviceInfo const& device);
 
-// Heads of all batch entries whose D a pass finds before kernels that find the others' themselves.
+// Heads, of all batch entries, whose D the pass before computes; the main kernel's delta warps
+// compute it for the others.
 int heads_found_before(BwdParams const& params, Variant const& variant);
 
-// Of a call whose scores and lengths are in place.
+// Writes the choice into the parameters of a call whose scores and lengths are in place.
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
             bool deterministic, BwdParams& params);
 

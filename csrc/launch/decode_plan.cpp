@@ -9,7 +9,7 @@
 namespace flash {
 namespace {
 
-// Rows of the decode kernel's tile: queries times heads of a KV head.
+// Rows of the decode kernel's tile: queries times heads of a group.
 constexpr int64_t kTileRows = 16;
 
 int group_of(FwdParams const& p) { return p.heads_q / std::max(p.heads_kv, 1); }
@@ -28,7 +28,7 @@ bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& dev
 }
 
 bool decode_appends(FwdParams const& p, NewRows const& rows) {
-  // Four pairs at a time (decode/row_part.h), and never less.
+  // The kernel rotates four pairs at a time (decode/row_part.h), never fewer.
   constexpr int kPairs = 4;
   Rotary const& r = rows.rotary;
   auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
@@ -48,8 +48,8 @@ int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device
 
 namespace {
 
-// Row blocks of all sequences that are decoded, at most: who has any queries has a last one that
-// lacks some rows, of whole queries.
+// An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
+// has a last row block, which may lack the rows of whole queries.
 int packed_row_blocks(FwdParams const& p) {
   Seqlens const& s = p.seqlens;
   bool const is_mixed = s.few_q != kAllQueries;
@@ -81,8 +81,8 @@ SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
   s.slices = split.pieces;
   s.extra = split.extra;
   s.cluster_log2 = split.cluster_log2;
-  // Row blocks that the rows of a packed q might be, and are not, have clusters as well.
-  constexpr int kMostBlocks = 3;  // of a multiprocessor
+  // The surplus row blocks of a varlen q's upper bound have clusters as well.
+  constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor
   auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
   while (is_packed && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
     --s.cluster_log2;

@@ -1,5 +1,6 @@
-// How a call with few query rows is served, by its plan (plan/decode.h): from the row of the table,
-// the call and the GPU alone, never from the lengths, which only the device knows.
+// How the decode kernel serves a call with few query rows, by its plan (plan/decode.h). The plan
+// depends on the row of the table, the call and the GPU alone, never on the lengths, which only the
+// device knows.
 #pragma once
 
 #include "core/split_schedule.h"
@@ -11,24 +12,24 @@ namespace flash {
 // Whether the decode kernel serves a call with a cache. num_splits: see launch/attention_plan.h.
 bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
-// Whether it writes that call's new rows as well, or they are written before.
+// Whether the decode kernel writes the call's new rows as well; otherwise a launch before it does.
 bool decode_appends(FwdParams const& params, NewRows const& rows);
 
 // Whether the decode kernel serves a dense call without a cache.
 bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
 
-// Of a packed batch: what to put into params.seqlens.few_q. 0: the decode kernel serves none of it.
+// The value of params.seqlens.few_q for a varlen batch. 0: the decode kernel serves none of it.
 int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
-// What the kernel is told of the plan's split.
+// The plan's split as the kernel's parameters.
 SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
                               DeviceInfo const& device);
 
-// Floats that the pieces of the schedule leave behind.
+// Floats of workspace that the results of the schedule's pieces take.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
                          SplitSchedule const& split);
 
-// The call with its workspace put in place.
+// The kernel's parameters, with the workspace in place.
 DecodeParams decode_params(Variant const& variant, FwdParams const& params,
                            SplitSchedule const& split, float* workspace, bool beside = false,
                            NewRows const& rows = {});

@@ -14,7 +14,7 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-// kHz, two transfers a clock, and bits.
+// From the memory clock in kHz, with two transfers a clock, and the bus width in bits.
 float memory_rate(int device) {
   float const clock = float(attribute(cudaDevAttrMemoryClockRate, device));
   return clock * 1e-3f * 2 * float(attribute(cudaDevAttrGlobalMemoryBusWidth, device)) / 8;

@@ -6,7 +6,7 @@ namespace flash {
 
 inline constexpr int kMaxDevices = 256;
 
-// Of the current device; asked for once per device.
+// The current device's properties, queried once per device.
 DeviceInfo const& current_device();
 
 }  // namespace flash

@@ -1,5 +1,5 @@
-// CUDA's driver, reached through the runtime, so that the library does not link against the
-// driver's and loads without it.
+// CUDA's driver API, reached through the runtime, so that the library does not link against the
+// driver and loads without it.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// Everything that goes wrong on the host is thrown, never printed: what is wrong with an argument
-// is a ValueError in Python, what fails in CUDA a RuntimeError with the error's name.
+// Errors on the host are thrown, never printed: a wrong argument is a ValueError in Python, a
+// failure in CUDA a RuntimeError with the error's name.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ namespace flash {
 // Python turns messages with this prefix into NotImplementedError.
 inline constexpr char kNotImplemented[] = "flash_attn: not implemented: ";
 
-// And those that begin with this, torch.OutOfMemoryError.
+// Python turns messages with this prefix into torch.OutOfMemoryError.
 inline constexpr char kOutOfMemory[] = "CUDA out of memory.";
 
 template <class... Parts>
@@ -32,7 +32,7 @@ void check(bool condition, Parts const&... message) {
 
 inline void check_cuda(cudaError_t status, char const* variant, char const* file, int line) {
   if (status != cudaSuccess) {
-    cudaGetLastError();  // the runtime keeps it for whoever asks next
+    cudaGetLastError();  // clears the error, which the runtime would return to the next caller
     throw std::runtime_error(concat("flash_attn: ", cudaGetErrorName(status), ": ",
                                     cudaGetErrorString(status), " in ", variant, " (", file, ":",
                                     line, ")"));

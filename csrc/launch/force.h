@@ -1,4 +1,4 @@
-// What measures each choice of a plan sets these (`python -m benchmarks regret`).
+// Switches by which `python -m benchmarks regret` forces and records the choices of plans.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace flash {
 
-// The backward of each GPU has a thread of its own.
+// Guarded by a mutex, because the backward of each GPU runs in a thread of its own.
 class RecordedPlan {
  public:
   void put(std::string text) {
@@ -29,13 +29,13 @@ class RecordedPlan {
 constexpr int kPlanned = -1;     // not forced
 constexpr int kNotDecoded = -2;  // the forward kernel serves all
 
-inline std::atomic<int> forced_choice = kPlanned;  // index, of a forward's or a backward's choices
-inline std::atomic<int> forced_decode = kPlanned;  // of the decode kernel's
+inline std::atomic<int> forced_choice = kPlanned;  // index of a forward's or a backward's choice
+inline std::atomic<int> forced_decode = kPlanned;  // index of the decode kernel's choice
 inline std::atomic<bool> records_plans = false;
-// Of the last call, as JSON (launch/plan_text.h).
+// The plans of the last call, as JSON (launch/plan_text.h).
 inline RecordedPlan recorded_plan, recorded_decode;
 
-// Whether plans are looked at or changed, and so may not come from those that were made before.
+// Whether plans are recorded or forced, and so may not come from the cache (launch/plan_cache.h).
 inline bool is_measuring() {
   return records_plans || forced_choice != kPlanned || forced_decode != kPlanned;
 }

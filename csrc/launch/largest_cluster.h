@@ -1,5 +1,5 @@
-// How many thread blocks of a kernel this device runs as one cluster. The tests put a header of the
-// same name before this one.
+// How many CTAs of a kernel this device runs as one cluster. The tests put a header of the same
+// name before this one.
 #pragma once
 
 #include <array>
@@ -9,7 +9,8 @@
 
 namespace flash {
 
-// Whether there is room for one, of a kernel that may have what it asks for. Not sure: nobody said.
+// Whether the device holds one cluster of a kernel for which `allow` was called. `sure` becomes
+// false if the query fails and so does not tell.
 template <auto kKernel>
 bool holds_cluster(LaunchShape const& shape, bool& sure) {
   cudaLaunchConfig_t config{};
@@ -24,14 +25,15 @@ bool holds_cluster(LaunchShape const& shape, bool& sure) {
       cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<void const*>(kKernel), &config);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    sure = sure && error == cudaErrorInvalidClusterSize;  // of a device that has none of this size
+    sure = sure && error == cudaErrorInvalidClusterSize;  // the device has no cluster of this size
   }
   return error == cudaSuccess && clusters > 0;
 }
 
-// Up to shape.cluster, a power of two; 1: it runs none. A part of a GPU may have fewer
-// multiprocessors side by side than the whole, and code for older GPUs has no clusters. Asked for
-// once per kernel and device, with the first shape: a kernel's are alike.
+// The largest cluster up to shape.cluster, a power of two; 1: the device runs no clusters of this
+// kernel. A part of a GPU may have fewer multiprocessors side by side than the whole, and code for
+// older GPUs has no clusters. Queried once per kernel and device, with the first shape: all shapes
+// of a kernel are alike.
 template <auto kKernel>
 int largest_cluster(LaunchContext const& launch, LaunchShape shape) {
   static std::array<std::atomic<int>, kMaxDevices> answers{};  // 0: not asked yet

@@ -1,5 +1,5 @@
-// Starts a kernel: the only place that does. The tests put a header of the same name before this
-// one that runs the blocks on the host.
+// The only place that starts a kernel. The tests put a header of the same name before this one that
+// runs the CTAs on the host.
 #pragma once
 
 #include <array>
@@ -17,12 +17,12 @@ struct LaunchShape {
   int64_t blocks;
   int threads;
   int smem_bytes;
-  int cluster = 1;     // neighbouring blocks that run together and reach each other's shared memory
+  int cluster = 1;     // neighbouring CTAs that run together and reach each other's shared memory
   bool early = false;  // may start before the stream's last launch ends (core/launch_order.h)
 };
 
-// More shared memory than 48 KiB has to be asked for, per kernel and device: when a launch needs
-// more than any before, not at each call.
+// More than 48 KiB of shared memory has to be requested per kernel and device. This is done when a
+// launch needs more than any before, not at each call.
 template <auto kKernel>
 void allow_shared_memory(LaunchContext const& launch, int bytes) {
   static std::array<std::atomic<int>, kMaxDevices> allowed{};
@@ -40,7 +40,8 @@ void allow_shared_memory(LaunchContext const& launch, int bytes) {
   }
 }
 
-// More than every GPU is sure to have: may fail where these are not there.
+// Every GPU with clusters has these. Larger ones have to be allowed, which may fail on GPUs that
+// lack them.
 constexpr int kLargestPortableCluster = 8;
 
 template <auto kKernel>
@@ -55,7 +56,7 @@ void allow_large_clusters(LaunchContext const& launch) {
   }
 }
 
-// What a launch has to be allowed before.
+// Requests from CUDA what this shape needs before its launch.
 template <auto kKernel>
 void allow(LaunchContext const& launch, LaunchShape const& shape) {
   constexpr int kAlwaysAllowed = 48 * 1024;
@@ -74,8 +75,8 @@ inline cudaLaunchAttribute cluster_attribute(int blocks) {
   return attribute;
 }
 
-// Whether a kernel's code has what core/launch_order.h and core/cluster.h say: of what is made from
-// older virtual architectures' it has not, on whatever GPU.
+// Whether a kernel's code has the instructions of core/launch_order.h and core/cluster.h. Code made
+// from an older virtual architecture's PTX lacks them on every GPU.
 template <auto kKernel>
 bool has_hopper_code(LaunchContext const& launch) {
   constexpr int kHopper = 90;

@@ -21,7 +21,7 @@ plan::Machine machine_of(DeviceInfo const& device) {
   machine.l2_bytes = device.l2_bytes;
   machine.smem_per_block = device.smem_per_block;
   constexpr int kMeasured = 90;
-  constexpr float kReached = 0.8f;  // of the datasheet's, as on those that were measured
+  constexpr float kReached = 0.8f;  // of the datasheet's rate, as on the GPUs that were measured
   if (device.sm != kMeasured && device.memory_rate > 0) {
     machine.reads *= kReached * device.memory_rate / machine.memory;
     machine.memory = kReached * device.memory_rate;

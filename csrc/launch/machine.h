@@ -1,4 +1,4 @@
-// The numbers of the GPU at hand.
+// The plan's numbers for a device.
 #pragma once
 
 #include "launch/variant.h"
@@ -6,7 +6,8 @@
 
 namespace flash {
 
-// Of the measured machine that is most like it, with what the device says of itself.
+// The numbers of the measured machine that is most like the device, with the device's own where it
+// reports them.
 plan::Machine machine_of(DeviceInfo const& device);
 
 }  // namespace flash

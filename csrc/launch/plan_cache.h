@@ -12,7 +12,7 @@ namespace flash {
 template <class Plan>
 class PlanCache {
  public:
-  // make(): the plan of a problem that is not among the last ones.
+  // make(): the plan of a problem that is not in the cache.
   template <class Make>
   Plan const& of(plan::Problem const& problem, Variant const& variant, DeviceInfo const& device,
                  Make make) {

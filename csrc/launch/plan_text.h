@@ -1,4 +1,4 @@
-// A plan in words: for the log, for flash_attn.explain and for measuring choices.
+// A plan as text: for the log, for flash_attn.explain and for measuring choices.
 #pragma once
 
 #include <span>

@@ -11,11 +11,11 @@
 namespace flash {
 namespace {
 
-// What a box of TMA has at least: the rows after which a swizzle pattern repeats.
+// The fewest rows of a TMA box: a swizzle pattern repeats after so many.
 constexpr int kBoxRows = 8;
 
-// FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset. Read once:
-// every call asks.
+// FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset. The variable is
+// read once, because every call needs it.
 int forced_arch() {
   static int const arch = [] {
     char const* const text = std::getenv("FLASH_ATTN_ARCH");
@@ -24,8 +24,8 @@ int forced_arch() {
   return arch;
 }
 
-// Whether the variant cannot serve the request; `say` takes the parts of the reason, which are put
-// together only where somebody asked for it: this runs in every call.
+// Whether the variant cannot serve the request. `say` takes the parts of the reason, which only
+// `explain` joins to a text: this runs in every call.
 template <class Say>
 bool rejects(Variant const& v, Request const& r, Say say) {
   auto const because = [&](auto const&... parts) {
@@ -62,7 +62,7 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.full_scores && std::string_view(v.scores) != "full") {
     return because("has no softcap, ALiBi or dropout");
   }
-  // A tanh that is exact for all would spill 200 bytes more of their registers.
+  // A tanh that is exact for all softcaps would spill 200 bytes more of these kernels' registers.
   if (r.softcap > kUsualSoftcap && v.direction == Direction::Bwd && v.arch == 90) {
     return because("serves softcaps up to ", kUsualSoftcap);
   }
@@ -84,8 +84,8 @@ PageLayout page_layout(int64_t page_size) {
 
 PageLayout page_layout(FwdParams const& p) {
   Pages const& pages = p.pages;
-  // Left padding is no whole number of boxes; and a box ends with any row only where rows of all
-  // pages can be numbered.
+  // Left padding is not a whole number of boxes, and a box can end at any row only where the rows
+  // of all pages can be numbered.
   auto const boxes = [&](TensorView<const void> const& x) {
     return x.numbers_rows(pages.count, pages.page_size.divisor);
   };

@@ -1,4 +1,4 @@
-// problem → variant
+// From the problem to the variant: the first row of the table that serves a call.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace flash {
 
-// Of keys in pages: whether Hopper's loads can read them (sm90/forward/pages.h).
+// Whether Hopper's loads can read keys in pages (sm90/forward/pages.h): Boxes if they can.
 enum class PageLayout { Any, Boxes };
 
-// As far as the page size says.
+// The first looks at the page size alone.
 PageLayout page_layout(int64_t page_size);
 PageLayout page_layout(FwdParams const& params);
 
@@ -24,8 +24,8 @@ struct Request {
   bool full_scores;  // softcap, ALiBi, dropout, or a scale that is not positive
   int sm;
   int smem_per_block;
-  PageLayout pages = PageLayout::Any;  // of a paged one
-  float softcap = 0.f;                 // of a backward one
+  PageLayout pages = PageLayout::Any;  // of a paged call
+  float softcap = 0.f;                 // of a backward call
 };
 
 struct Rejection {
@@ -44,8 +44,9 @@ Selection explain(Request const& request);
 // The first row that fits, or null.
 Variant const* find(Request const& request);
 
-// The first row that fits; throws what was asked and what exists if none does. The request comes by
-// value: gcc 13 and later suspect that a reference returned is one into an argument's temporary.
+// The first row that fits; if none does, throws an error with the request and all rows. The request
+// is passed by value: gcc 13 and later suspect that the returned reference is into an argument's
+// temporary.
 Variant const& select(Request request);
 
 }  // namespace flash

@@ -1,4 +1,4 @@
-// One line for each launch, while somebody listens: FLASH_ATTN_LOG=1 has Python do it.
+// One line of text for each launch, while there is a listener: FLASH_ATTN_LOG=1 makes Python one.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@ namespace flash {
 
 using TraceListener = void (*)(std::string const& line);
 
-// From now on, for the whole process; null: nobody listens, and a launch asks no more than that.
+// Sets the listener of the whole process. Null: there is none, and a launch only checks that.
 void trace_to(TraceListener listener);
 
-// The listener may wait for Python's interpreter: hold nothing that a thread which has the
-// interpreter may wait for.
+// The listener may wait for Python's interpreter, so a caller must not hold a lock that a thread
+// which has the interpreter may wait for.
 void trace_launch(FwdParams const& params, Variant const& variant, plan::ForwardPlan const& plan);
 void trace_launch(FwdParams const& params, Variant const& variant);  // of decode
 void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan);

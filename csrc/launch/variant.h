@@ -24,27 +24,27 @@ struct DeviceInfo {
   bool operator==(DeviceInfo const&) const = default;
 };
 
-// Where a launch goes, and whose it is, for messages.
+// Where a launch goes, and the name of its kernel for messages.
 struct LaunchContext {
   DeviceInfo const& device;
   cudaStream_t stream;
   char const* name;
 };
 
-// How to launch a row: the one of its direction, the others are null.
+// How to launch a row: the function of its direction; the others are null.
 struct Launch {
   void (*forward)(FwdParams const&, LaunchContext const&);
   void (*backward)(BwdParams const&, LaunchContext const&);
-  void (*paged)(FwdParams const&, LaunchContext const&);  // a forward of keys in pages
+  void (*paged)(FwdParams const&, LaunchContext const&);  // a forward over keys in pages
   void (*decode)(DecodeParams const&, LaunchContext const&);
   void (*append)(AppendParams const&, LaunchContext const&);
 };
 
-// What a row computes. An enum: every call goes through the table, and comparing texts took 1.4 µs
-// of it to get to the rows of decode.
+// What a row computes. This is an enum because every call goes through the table, and comparing
+// texts took 1.4 µs of a call to get to the rows of decode.
 enum class Direction { Fwd, Bwd, Paged, Decode, Append };
 
-// As in the variant table.
+// The name in the table of variants.
 constexpr char const* to_string(Direction direction) {
   constexpr char const* names[] = {"fwd", "bwd", "paged", "decode", "append"};
   return names[static_cast<int>(direction)];
@@ -65,7 +65,7 @@ struct Variant {
   char const* why;
   int second_block_n;  // keys of a tile of its other kernel; 0: there is none
   int smem_bytes;
-  int cluster;  // thread blocks that share a tile
+  int cluster;  // CTAs that share a tile
   Launch launch;
 };
 

@@ -1,8 +1,8 @@
 // How much scratch memory a call needs from its caller.
 #pragma once
 
-#include "core/varlen_rows.h"
 #include "core/row_blocks.h"
+#include "core/varlen_rows.h"
 #include "launch/variant.h"
 
 namespace flash {
@@ -17,10 +17,11 @@ struct BwdWorkspaceSize {
   int64_t parts;  // of dk and dv together
 };
 
-// Rows of the workspace's sums of dK, or of dV: of each key's GQA splits, or of each tile's row parts.
+// Rows of the workspace's sums of dK, or of dV: one for each key and GQA split, or those of each
+// tile's row parts.
 inline int64_t sum_rows(BwdParams const& p, Variant const& variant) {
   return p.gqa.splits > 1 ? num_keys(p.seqlens) * p.heads_kv * p.gqa.splits
-                           : int64_t(p.row_parts.slots()) * variant.block_n;
+                          : int64_t(p.row_parts.slots()) * variant.block_n;
 }
 
 inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& variant,
@@ -28,9 +29,8 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   int64_t const blocks = params.heads_q * RowBlocks{variant.block_m}.count(params.seqlens);
   KvPersistent const& own = params.kv_persistent;
   int64_t const summed =
-      own.used() ? int64_t(own.resident) * params.gqa.split_heads * own.row_blocks
-                     : blocks;
-  // A single KV block has nothing to add to, and no other to wait for.
+      own.used() ? int64_t(own.resident) * params.gqa.split_heads * own.row_blocks : blocks;
+  // A single KV block has nothing to add to, and no other block to wait for.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
   bool const ordered = sums && !own.used() && (deterministic || params.ordered_dq.used);
   return {sums ? summed * variant.block_m * variant.head_dim : 0,
@@ -42,7 +42,7 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
               ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};
 }
 
-// memory: as many numbers as workspace_size says.
+// memory: as many floats as workspace_size(...).parts.
 inline void place_parts(BwdParams& p, Variant const& variant, float* memory) {
   Seqlens const& s = p.seqlens;
   int64_t const rows = sum_rows(p, variant);

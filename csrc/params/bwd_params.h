@@ -14,20 +14,21 @@ namespace flash {
 // Scratch memory of one backward call, in units of (head, row block); see core/row_blocks.h. The
 // row block's height and the width of dq are the variant's.
 struct BwdWorkspace {
-  float* dq;     // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, in accumulator order;
-                 // null where one KV block holds all keys, and the main kernel writes dq. KV-
-                 // persistent: [resident, heads of a split, row_blocks, block_m * head_dim]
-  float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
-  int* dq_semaphores;  // [h, blocks] CTAs that have added to dq, not counting the last one of ordered
-                       // dQ; null unless additions have an order
-  int* deltas_done;    // [h * b + 1] where the delta warp finds D: for each head of each batch entry,
-                       // the number of row blocks that have their D; at the end, the number of row
-                       // blocks that delta warps have taken. Else null
-  int* order;  // [batch + 2] of a KV-persistent varlen call: sequences (see VarlenRows), the longest
-               // first; null: by their number
+  float* dq;  // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, in accumulator order;
+              // null where one KV block holds all keys, and the main kernel writes dq. KV-
+              // persistent: [resident, heads of a split, row_blocks, block_m * head_dim]
+  float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 for rows
+                 // without a key
+  int* dq_semaphores;  // [h, blocks] CTAs that have added to dq, not counting the last one of
+                       // ordered dQ; null unless additions have an order
+  int* deltas_done;  // [h * b + 1] where delta warps compute D: for each head of each batch entry,
+                     // the number of row blocks that have their D; at the end, the number of row
+                     // blocks that delta warps have taken. Otherwise null
+  int* order;        // [batch + 2] for a KV-persistent varlen call: sequences (see VarlenRows), the
+               // longest first; null: they run in the order of their numbers
   // Gradients of each GQA split or row part; ptr null where tiles have all heads and rows, or where
   // the gradient is not wanted. They have as many columns as the variant computes.
-  TensorView<float> dk;  // [b, sk, hk * splits, d], or of row parts [1, slots * block_n, 1, d]
+  TensorView<float> dk;  // [b, sk, hk * splits, d], or [1, slots * block_n, 1, d] for row parts
   TensorView<float> dv;  // the same with dv columns
 };
 
@@ -55,12 +56,12 @@ struct BwdParams {
   GqaSplit gqa;
   int side_by_side;  // heads, or GQA splits, whose tiles run together
   KvPersistent kv_persistent;
-  OrderedDq ordered_dq;  // not KV-persistent, and without row parts
-  RowParts row_parts;    // of a dense call without GQA splits
+  OrderedDq ordered_dq;  // not with KV-persistent or row parts
+  RowParts row_parts;    // only for a dense call without GQA splits
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 
-  // Whether the main kernel writes dq for all row blocks that some key sees.
+  // Whether the main kernel writes dq for all row blocks that see some key.
   FLASH_HD bool finishes_sums() const { return kv_persistent.used() || ordered_dq.used; }
 };
 

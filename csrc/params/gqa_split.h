@@ -5,19 +5,19 @@
 
 namespace flash {
 
-// The query heads that a tile of keys goes through, one after the other.
+// The query heads that a backward's tile goes through, one after the other.
 struct HeadsOfTile {
   int head_kv;
   int head_begin;  // the first query head
   int heads;
 };
 
-// The query heads of a group, which share a KV head, in splits: each split has tiles of its own.
+// GQA splits: the query heads of a group, cut so that each split has tiles of its own.
 struct GqaSplit {
   int heads;        // of the group
   int split_heads;  // of a split; the last one may have fewer
   int splits;
-  FastDiv by_splits;  // the producer of a kernel has no registers for a division
+  FastDiv by_splits;  // because a kernel's producer has no registers for a division
 
   // heads, split_heads: at least 1
   static GqaSplit of(int heads, int split_heads) {
