@@ -8,7 +8,7 @@
 #include "passes/backward/row_stats.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/backward/query_tile.h"
-#include "sm90/backward/ping_pong.h"
+#include "sm90/backward/dq_semaphore.h"
 #include "sm90/tma.h"
 
 namespace flash::sm90::backward {

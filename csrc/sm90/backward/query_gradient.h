@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm90/backward/store.h"
-#include "sm90/backward/ping_pong.h"
+#include "sm90/backward/dq_semaphore.h"
 
 namespace flash::sm90::backward {
 
