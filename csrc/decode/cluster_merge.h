@@ -1,6 +1,6 @@
-// A tile that the thread blocks of a cluster share becomes one: each has a part of its keys, and
-// sends every row that it found to the block that merges this row. All of them run at once, so
-// nothing is counted, and nothing goes through L2.
+// Merges a tile that the CTAs of a cluster share. Each has a share of the keys, and sends its
+// result of every row to the CTA that merges this row. All of them run at once, so nothing is
+// counted, and nothing goes through L2.
 #pragma once
 
 #include "core/cluster.h"
@@ -10,9 +10,9 @@
 
 namespace flash::decode {
 
-// What a block is sent: of each of its rows one part of each block. Nobody writes here but by
-// SentOutput, no copy of the block's own either: so others may, as soon as the block has begun,
-// whatever it is about.
+// The results that a CTA receives: for each row that it merges, one of each CTA. Only SentOutput
+// writes here, and the CTA does not use this memory otherwise: so the others may write as soon as
+// the CTA has begun, whatever it does at the time.
 template <class Config>
 struct ClusterInbox {
   alignas(16) float out[Config::kBlockM][Config::kHeadDimV];
@@ -21,11 +21,12 @@ struct ClusterInbox {
 
 template <class Config>
 struct ClusterStorage {
-  DecodeStorage<Config> block;  // first: other kernels have it alone
+  DecodeStorage<Config> block;  // first, because other kernels have it alone
   ClusterInbox<Config> inbox;
 };
 
-// A row's part of this block in the inbox of the block that merges the row (PieceShare::first_row).
+// Where this CTA's result of a row goes: the inbox of the CTA that merges the row
+// (PieceShare::first_row).
 struct InboxPlace {
   ClusterBlock block;
   int index;
@@ -33,14 +34,14 @@ struct InboxPlace {
   __device__ InboxPlace(PieceShare const& share, int row)
       : block(row & (share.blocks() - 1)), index(first(share, row) + share.rank()) {}
 
-  // Of the row's parts, which lie side by side
+  // The first of the row's results, which lie side by side
   __device__ static int first(PieceShare const& share, int row) {
     return row >> share.log2 << share.log2;
   }
 };
 
-// Where a block's warps leave what they found. Between wait_until_open and the next barrier of the
-// cluster all blocks are there to be written to.
+// Where a CTA's warps send their results. Between wait_until_open and the next barrier of the
+// cluster all CTAs can be written to.
 template <class Config>
 struct SentOutput {
   static constexpr bool kOpensLate = true;
@@ -52,7 +53,7 @@ struct SentOutput {
 
   __device__ void wait_until_open() const { wait_for_cluster(); }
 
-  __device__ float sink(int /*r*/) const { return -INFINITY; }  // the whole's
+  __device__ float sink(int /*r*/) const { return -INFINITY; }  // the merged row has it
 
   __device__ void store_lse(int r, float lse) const {
     InboxPlace const to(share, r);
@@ -70,7 +71,7 @@ struct SentOutput {
   }
 };
 
-// Four columns of a row, of one part after the other: a softmax whose scores are their LSE.
+// Four columns of a row over its results: a softmax whose scores are the LSE of the results.
 template <class Config>
 __device__ OnlineSoftmax<1> attend_parts(ClusterInbox<Config> const& inbox, int begin, int parts,
                                          int col, float (&out)[4]) {
@@ -105,7 +106,7 @@ __device__ OnlineSoftmax<1> attend_parts(ClusterInbox<Config> const& inbox, int 
   return softmax;
 }
 
-// By all threads of a block, behind the barrier of the cluster that follows what was sent.
+// Called by all threads of a CTA, after the barrier of the cluster that follows the sending.
 template <class Config>
 __device__ void merge_inbox(DecodeOutput<Config> const& output, PieceShare const& share,
                             ClusterInbox<Config> const& inbox) {

@@ -1,4 +1,4 @@
-// Types of one sm80 decode kernel: everything that follows from its row in the variant table.
+// Types of one decode kernel: everything that follows from its row in the table of variants.
 #pragma once
 
 #include "core/score_level.h"
@@ -12,14 +12,14 @@ struct DecodeConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
   static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
-  static constexpr int kBlockM = kBlockM_;      // packed rows
+  static constexpr int kBlockM = kBlockM_;      // rows of pack-GQA
   static constexpr int kBlockN = kBlockN_;      // keys of one warp's step
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kUnit = kBlockN * kWarps;  // keys of a thread block's step
+  static constexpr int kUnit = kBlockN * kWarps;  // keys of a CTA's step
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
-  // Where blocks do little but to read (launch/decode_plan.cpp), a cluster of them may have a tile.
+  // Where CTAs do little but read (launch/attention_plan.cpp), a cluster of them may have a tile.
   static constexpr bool kHasClusters = kScores == ScoreLevel::Plain && kWarps >= 4;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
   static_assert(kBlockM == 16, "the rows of one instruction");
@@ -34,7 +34,7 @@ struct DecodeConfig {
   using SmemLayoutVt = SmemTileTransposed<kBlockN, kHeadDimV>;
 };
 
-// One warp's keys and values on their way.
+// Room for one warp's keys and values on their way.
 template <class Config>
 struct RingStorage {
   using Element = typename Config::Element;
@@ -42,31 +42,31 @@ struct RingStorage {
   alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutV>> v[Config::kStages];
 };
 
-// What the warps show each other in the end.
+// The results that the warps exchange in the end.
 template <class Config>
 struct MergeStorage {
-  // Eight words more than the row is long: the eight rows and four columns that a warp's lanes
-  // store to then lie in different banks.
+  // Eight words longer than the row: the eight rows and four columns that a warp's lanes store to
+  // then lie in different banks.
   static constexpr int kRowStride = Config::kHeadDimV + 8;
   float max[Config::kWarps][Config::kBlockM];
   float sum[Config::kWarps][Config::kBlockM];
   alignas(16) float out[Config::kWarps][Config::kBlockM][kRowStride];
 };
 
-// Rows that one thread block merges in a round. 160 KiB at d 128, which it reads in 1.5 µs, the
-// time that a round costs as well; and 20 pieces of 16 rows, which is two rounds for a piece in
-// each place of an H200.
+// Rows that one CTA merges in a round. At d 128 these are 160 KiB, which it reads in 1.5 µs, as
+// long as a round itself takes. They are 20 pieces of 16 rows, so that two rounds merge a tile with
+// a piece for every resident CTA of an H200.
 constexpr int kMergedRows = 320;
 
-// For a thread block that merges pieces: their LSE, (member, row), and what its threads read of
-// their rows.
+// For a CTA that merges pieces: their LSE, (member, row), and the parts of their rows that its
+// threads have loaded.
 template <class Config>
 struct PieceMergeStorage {
   static constexpr int kColumns = 4;                           // of a thread: 16 bytes
   static constexpr int kLanes = Config::kHeadDimV / kColumns;  // threads of a row
-  static constexpr int kGroups = Config::kThreads / kLanes;    // of threads that have a row each
+  static constexpr int kGroups = Config::kThreads / kLanes;    // groups of threads with a row each
   static_assert(kGroups > 0);
-  // Members, in what the ring leaves behind
+  // Members that the queue holds, in the memory that the ring no longer uses
   static constexpr int kQueue =
       (sizeof(RingStorage<Config>) * Config::kWarps - kMergedRows * sizeof(float)) /
       (Config::kThreads * sizeof(float4));

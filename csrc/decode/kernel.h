@@ -1,27 +1,27 @@
-// Attention of few query rows against many keys, where reading the keys is all that takes time: one
-// thread block computes one tile of packed rows against one piece of the keys, each of its warps
-// against keys of its own (Flash-Decoding, with the split inside the thread block as well). The
-// last one of a tile merges its pieces. On Hopper a cluster of thread blocks may have the tile.
+// Attention of few query rows against many keys, where only reading the keys takes time. A CTA
+// computes one tile of pack-GQA rows against one piece of the keys, and each of its warps has keys
+// of its own (Flash-Decoding, with the split inside the CTA as well). The last CTA of a tile merges
+// the pieces. On Hopper a cluster of CTAs may have the tile.
 #pragma once
 
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
 #include "core/split_schedule.h"
 #include "core/warp_lanes.h"
-#include "params/decode_params.h"
 #include "decode/cluster_merge.h"
 #include "decode/merge.h"
 #include "decode/piece_merge.h"
 #include "decode/warp_attention.h"
+#include "params/decode_params.h"
 
 namespace flash::decode {
 
-// Three thread blocks fit a multiprocessor of Hopper's by shared memory; registers have to let
-// them. A cluster's blocks have one each (core/cluster_size.h), and as many as there are.
+// By shared memory three CTAs fit a multiprocessor of Hopper; registers have to allow them. The
+// CTAs of a cluster have a multiprocessor each, and as many registers as there are.
 template <bool kClusters>
 constexpr int kDecodeBlocks = kClusters ? 2 : 3;
 
-// What the batch is cut up by. The rows that another kernel has do not count.
+// The size by which the batch is cut. Sequences of another kernel have none.
 template <class Config>
 __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   FwdParams const& fwd = p.fwd;
@@ -39,7 +39,7 @@ __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   return {units, int((rows + Config::kBlockM - 1) / Config::kBlockM)};
 }
 
-// By one whole warp.
+// Called by one whole warp.
 template <class Config>
 __device__ void find_work(DecodeParams const& p, PieceShare const& share,
                           DecodeWork<Config>& work) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p) {
     }
     return;
   }
-  // At the full level scores are scaled before they come to the softmax.
+  // With score mods, scores are scaled before the softmax.
   constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
   WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
   attend<kWritesRows>(p, work, smem, warp, lane, acc);
@@ -105,8 +105,8 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p) {
   }
 }
 
-// Kernels of their own for clusters and for calls that bring new rows: code that a call does not
-// need takes time to get past, and registers.
+// Clusters and calls with new rows have kernels of their own: code that a call does not need costs
+// time to skip, and registers.
 template <class Config, bool kClusters, bool kWritesRows>
 __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks<kClusters>)
     decode_kernel(__grid_constant__ DecodeParams const p) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks<kClusters>)
   if constexpr (kRuns) {
     decode_piece<Config, kClusters, kWritesRows>(p);
     if (blockIdx.x == gridDim.x - 1) {
-      wait_for_launch_before();  // for all that come later
+      wait_for_launch_before();  // because later launches wait for this one alone
     }
   }
 }

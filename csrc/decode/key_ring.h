@@ -1,17 +1,17 @@
-// K and V of one warp from global to shared memory, several steps ahead, without any barrier of the
-// thread block.
+// Loads one warp's K and V from global to shared memory, several steps ahead, without any barrier
+// of the CTA.
 #pragma once
 
 #include "core/paging.h"
-#include "params/fwd_params.h"
 #include "decode/config.h"
 #include "decode/tile_rows.h"
+#include "params/fwd_params.h"
 
 namespace flash::decode {
 
-// A warp's steps are kBlockN keys each, kWarps * kBlockN apart. K and V are groups of their own:
-// K's buffer is filled again as soon as Q·Kᵀ is done with it, so that nearly the whole ring is
-// always on its way.
+// A warp's steps are kBlockN keys each, kWarps * kBlockN apart. K and V are cp.async groups of
+// their own: K's buffer is filled again as soon as Q·Kᵀ is done with it, so that nearly the whole
+// ring is always on its way.
 template <class Config>
 struct KeyRing {
   using Element = typename Config::Element;
@@ -22,12 +22,12 @@ struct KeyRing {
   RingStorage<Config>& ring;
   DecodeWork<Config> const& work;
   int lane;
-  int key;           // of the sequence, this lane's in the step that is looked up next
+  int key;           // this lane's key of the sequence in the step that is looked up next
   PageSlot next;     // of this lane's key in the step that is loaded next; read ahead
-  PageSlot current;  // in the step whose K was loaded last
-  unsigned exist[Config::kStages];  // keys of the steps on their way, a bit each
+  PageSlot current;  // of its key in the step whose K was loaded last
+  unsigned exist[Config::kStages];  // which keys of the steps on their way exist, a bit each
 
-  // Of the keys [begin, end) this warp takes every kWarps-th step.
+  // This warp takes every kWarps-th step of the keys [begin, end).
   __device__ KeyRing(FwdParams const& p_, DecodeWork<Config> const& work_,
                      RingStorage<Config>& ring_, int warp, int lane_)
       : p(p_), ring(ring_), work(work_), lane(lane_), key(work.begin + warp * kN + lane_) {
@@ -37,7 +37,7 @@ struct KeyRing {
   // Bits of the keys that exist in the step at the ring's head.
   __device__ unsigned existing() const { return exist[0]; }
 
-  // The ring's first steps, [stage, end). Cold code is what takes time here: hence no unrolling.
+  // Loads the ring's first steps, [stage, end). Cold code takes the time here, hence no unrolling.
   __device__ void fill(int& stage, int end) {
 #pragma unroll 1
     for (; stage < end; ++stage) {
@@ -62,14 +62,14 @@ struct KeyRing {
     load<Config::kHeadDimV>(work.v, p.v, ring.v[stage].data(), p.head_dim_v, p.odd.columns_v);
   }
 
-  // The oldest group has arrived, for all lanes.
+  // Waits until the oldest group has arrived, for all lanes.
   __device__ void wait() const {
     cp_async_wait<2 * Config::kStages - 1>();
     __syncwarp();
   }
 
  private:
-  // Only reads: whether the page exists is asked when it is needed, a step later.
+  // Only reads the table: whether the page exists is checked when it is needed, a step later.
   __device__ void look_up() {
     bool const exists = lane < kN && key < work.end;
     int const first = static_cast<int>(work.tile.info.row_k);
@@ -91,8 +91,8 @@ struct KeyRing {
     cp_async_fence();
   }
 
-  // Rows that are no multiples of 16 bytes: by the largest words that cp.async takes and all rows
-  // are multiples of, where there are any.
+  // Loads rows that are not multiples of 16 bytes: by the largest words of cp.async that all rows
+  // are multiples of, or by elements if there are none.
   template <int kColumns>
   __device__ void load_odd(Element const* head, TensorView<const void> const& view, Element* target,
                            int columns) {
@@ -131,7 +131,7 @@ struct KeyRing {
     }
   }
 
-  // At any address, which is too much to ask of cp.async: at once.
+  // Loads rows at any address. cp.async cannot do that, so these are ordinary loads.
   template <int kColumns>
   __device__ void load_elements(Element const* head, TensorView<const void> const& view,
                                 Element* target, int columns) {
@@ -158,10 +158,10 @@ struct KeyRing {
                               Element* target, int columns) {
     constexpr SmemTile<kN, kColumns> layout;
     int const col = lane % 8 * 8;
-    // A lane multiplies for its own key, and shows the others where that is.
+    // A lane computes the offset of its own key, and passes it to the others by shuffles.
     int64_t const mine = view.offset(current.page, current.row, 0);
     unsigned const exists = exist[Config::kStages - 1] >> lane / 8;
-    // Swizzled alike every 8 rows, so two addresses and constants reach everything.
+    // The swizzle repeats every 8 rows, so two addresses plus constants reach all rows.
     Element* const targets[2] = {target + layout(lane / 8, col),
                                  target + layout(lane / 8 + 4, col)};
 #pragma unroll
@@ -170,7 +170,7 @@ struct KeyRing {
       Element const* source = head + __shfl_sync(0xffffffffu, mine, row + lane / 8) + col;
 #pragma unroll
       for (int run = 0; run < kColumns; run += 64) {
-        // What does not exist becomes zero, whatever lies there: 0 · NaN would be NaN.
+        // Keys and columns that do not exist become zero, whatever lies there: 0 · NaN is NaN.
         using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
         CopyOp::copy(*reinterpret_cast<uint128_t const*>(source + run),
                      *reinterpret_cast<uint128_t*>(targets[pass % 2] + layout(row / 8 * 8, run)),

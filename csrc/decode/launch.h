@@ -6,17 +6,17 @@
 
 #include "core/cluster_size.h"
 #include "core/split_schedule.h"
+#include "decode/kernel.h"
 #include "launch/counters.h"
 #include "launch/largest_cluster.h"
 #include "launch/launch_kernel.h"
-#include "decode/kernel.h"
 
 namespace flash::decode {
 
 constexpr int kPieceCounters = 1 << 16;
 __device__ static uint32_t piece_counters[kPieceCounters];
 
-// Of this file's kernels. `static`, as the array is.
+// The counters of this file's kernels; `static`, as the array is.
 static inline Counters& counters() {
   static Counters own(piece_counters);
   return own;
@@ -39,7 +39,7 @@ void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
       counted);
 }
 
-// No larger clusters than this device runs. Without any, a tile still is one block's.
+// Reduces clusters to the largest that this device runs. If it runs none, a CTA has a whole tile.
 template <class Config, bool kWritesRows>
 DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext const& launch) {
   LaunchShape const largest{0, Config::kThreads, kSharedMemory<Config, true>,

@@ -1,5 +1,5 @@
-// The warps' results become one, which goes to O and LSE, or to the workspace if other thread
-// blocks have more keys of the same rows.
+// Merges the results of a CTA's warps. The merged rows go to O and LSE, or to the workspace if
+// other CTAs have more keys of the same rows.
 #pragma once
 
 #include "decode/output.h"
@@ -7,12 +7,13 @@
 
 namespace flash::decode {
 
-// What sums and outputs relative to `max` are multiplied by to be relative to a larger one.
+// The factor that makes sums and outputs relative to `max` relative to `larger`.
 __device__ inline float weight_of(float max, float larger, float scale_log2) {
   return exp2_fast(fminf((max - larger) * scale_log2, 0.f));
 }
 
-// All warps' softmax of the lane's rows as one, and what this warp's O is multiplied by.
+// The softmax of the lane's rows over all warps, and in `factor` what this warp's O is multiplied
+// by.
 template <class Config>
 __device__ OnlineSoftmax<2> merged_softmax(MergeStorage<Config>& smem, OnlineSoftmax<2> const& mine,
                                            int warp, FragmentCoord<1> coord, float (&factor)[2]) {
@@ -44,8 +45,8 @@ __device__ OnlineSoftmax<2> merged_softmax(MergeStorage<Config>& smem, OnlineSof
   return merged;
 }
 
-// Output: where the rows go. Of one that only opens later (Output::kOpensLate) that is waited for
-// when there is something to send.
+// Output: where the rows go. An output that opens late (Output::kOpensLate) is waited for only when
+// there is something to send.
 template <class Config, class Output>
 __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem, int warp,
                                 int lane, WarpAccumulators<Config>& acc) {

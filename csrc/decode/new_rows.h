@@ -1,23 +1,23 @@
-// What a call brings, in the launch that reads it: a step of generation is one launch. Queries turn
-// on their way to shared memory, new keys and values go to the cache, each by the thread blocks
-// that read it, so that no block waits for another; those that read the same write the same. Rows
-// that nobody sees are the first piece's of each KV head.
+// Writes a call's new rows in the launch that reads them, so that a step of generation is one
+// launch. Queries are rotated on their way to shared memory. New keys and values go to the cache:
+// each CTA writes the ones that it reads, so that no CTA waits for another, and CTAs that read the
+// same rows write the same values. The first piece of each KV head writes rows that no query sees.
 #pragma once
 
 #include "decode/key_ring.h"
-#include "decode/tile_rows.h"
 #include "decode/row_part.h"
+#include "decode/tile_rows.h"
 
 namespace flash::decode {
 
-// Where a part of the thread block's rows comes from.
+// Which part of the CTA's rows a thread has.
 struct PartPlace {
   enum Kind { Query, Key, Value } kind;
-  int row;   // of the tile, or new key
+  int row;   // of the tile, or number of the new key
   int part;  // of the row
 };
 
-// The rows of one thread block, in parts that its threads share: queries of its tile, then new keys
+// The rows of one CTA, in parts that its threads share: queries of its tile, then new keys
 // [begin, begin + keys) of its sequence and KV head, then their values.
 template <class Config>
 struct BlockRows {
@@ -28,10 +28,10 @@ struct BlockRows {
   DecodeParams const& p;
   DecodeWork<Config> const& work;
   Element* tile;  // queries, Config::kQueryStride apart
-  int before;     // keys there before
+  int before;     // keys that are there before
   int begin;
   int keys;
-  int stage;  // of the ring, whose step of this warp reads new ones
+  int stage;  // of the ring: this warp's first step that reads new keys
 
   __device__ BlockRows(DecodeParams const& p_, DecodeWork<Config> const& work_, Element* tile_,
                        int warp)
@@ -42,7 +42,7 @@ struct BlockRows {
         keys(0),
         stage(Config::kStages) {
     Seqlens const& s = p.fwd.seqlens;
-    // The first new one, counted from the piece's first key
+    // The first new key, counted from the piece's first key
     int const first = min(max(before, -1), s.seqlen_k) - work.tile.info.leftpad - work.begin;
     bool const is_first = work.has_first_keys && work.tile.first_row == 0;
     begin = is_first ? 0 : max(-first, 0);
@@ -65,7 +65,7 @@ struct BlockRows {
     return {is_key ? PartPlace::Key : PartPlace::Value, begin + key - (is_key ? 0 : keys), part};
   }
 
-  // Asks for it: the thread waits in `store`.
+  // Starts the loads; the thread waits for them in `store`.
   __device__ Part load(PartPlace const& at) const {
     Rotary const& rotary = p.rows.rotary;
     constexpr int kPairs = Part::kPairs;
@@ -75,7 +75,7 @@ struct BlockRows {
     part.first = (is_split ? kPairs : Part::kColumns) * at.part;
     part.second = part.first + (is_split ? rotary.rotary_dim / 2 : kPairs);
     int row = at.row, head = work.tile.head_kv;
-    auto position = uint32_t(max(before, 0)) + row;  // anything
+    auto position = uint32_t(max(before, 0)) + row;  // may be any number
     if (at.kind == PartPlace::Query) {
       QueryRow const query = work.tile.row(p.group, row);
       row = query.query;
@@ -91,8 +91,8 @@ struct BlockRows {
     part.x = exists ? chunk(source + part.first) : Chunk{};
     part.y = exists ? chunk(source + part.second) : Chunk{};
     if (is_turned) {
-      // A position behind the tables is an error that nobody can report from here: no fault at
-      // least.
+      // A position behind the tables is an error that cannot be reported from here; the clamp
+      // avoids a fault at least.
       int64_t const angles = min(position, uint32_t(rotary.positions) - 1);
       auto const* const cos = static_cast<Element const*>(rotary.cos);
       auto const* const sin = static_cast<Element const*>(rotary.sin);
@@ -119,7 +119,7 @@ struct BlockRows {
         return;
       }
     }
-    // Columns behind the head's are zero in the tile: what they meet there is zero as well.
+    // The tile gets zeros in the columns behind the head's, where K is zero as well.
     if (at.part * Part::kColumns < (is_query ? Config::kHeadDim : columns(at.kind))) {
       *reinterpret_cast<Chunk*>(to + part.first) = part.x;
       *reinterpret_cast<Chunk*>(to + part.second) = part.y;
@@ -129,12 +129,12 @@ struct BlockRows {
  private:
   using Chunk = typename Part::Chunk;
 
-  // Of the warp's steps, the one with some of the keys [begin, end), which few as they are lie in
-  // one step, or in two of two warps.
+  // The stage of the warp's step that has some of the keys [begin, end). They are so few that they
+  // lie in one step, or in two steps of two warps.
   static __device__ int first_stage(int begin, int end, int warp) {
     constexpr int kN = Config::kBlockN, kWarps = Config::kWarps;
     static_assert(kMostNewKeys <= kN);
-    int const from = begin >= 0 ? begin / kN : 0;  // others are in no step
+    int const from = begin >= 0 ? begin / kN : 0;  // negative ones are in no step
     int const step = from + ((warp - from) & (kWarps - 1));
     return step * kN < end ? min(step / kWarps, Config::kStages) : Config::kStages;
   }
@@ -153,7 +153,7 @@ struct BlockRows {
     return *reinterpret_cast<Chunk const*>(source);
   }
 
-  // To a row that is no chunks, [col, col + kPairs) of its columns [0, end).
+  // Stores columns [col, col + kPairs) of a row with columns [0, end) that is not whole chunks.
   static __device__ void store_each(Element* row, int col, Chunk const& from, int end) {
 #pragma unroll
     for (int i = 0; i < Part::kPairs; ++i) {
@@ -176,9 +176,9 @@ struct BlockRows {
   }
 };
 
-// By all threads: the block's rows go where they belong while the ring's first keys are on their
-// way. A warp that reads new rows so early asks for those steps afterwards. There is one copy of
-// each part of this, because an SM fetches code that runs once at about 6 ns an instruction.
+// Called by all threads. Writes the CTA's rows while the ring's first keys are on their way. A warp
+// whose first steps read new keys loads those steps afterwards. The loop keeps a single copy of
+// each part of the code, because an SM fetches code that runs once at about 6 ns an instruction.
 template <class Config>
 __device__ void fill_with_new_rows(BlockRows<Config> const& rows, KeyRing<Config>& ring) {
   constexpr int kStages = Config::kStages, kThreads = Config::kThreads;

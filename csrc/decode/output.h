@@ -3,8 +3,8 @@
 
 #include <cutlass/numeric_conversion.h>
 
-#include "params/decode_params.h"
 #include "decode/tile_rows.h"
+#include "params/decode_params.h"
 
 namespace flash::decode {
 
@@ -15,16 +15,16 @@ struct DecodeOutput {
   using Element = typename Config::Element;
   DecodeParams const& p;
   DecodeWork<Config> const& work;
-  int split;  // the piece whose rows of the workspace are meant, or kWhole: O and LSE
+  int split;  // the piece whose rows of the workspace are stored, or kWhole: O and LSE
 
   __device__ bool partial() const { return split != kWhole; }
 
-  // Of the workspace; `split`: of the same tile.
+  // The workspace's row r of a split of the piece's tile.
   __device__ static int64_t partial_row(Piece const& piece, int split, int r) {
     return (piece.first + int64_t(split) * piece.step) * Config::kBlockM + r;
   }
 
-  // The row's logit. It belongs to the row once: to what becomes the whole.
+  // The row's sink logit, or -inf. It joins a row once: when the whole row is stored.
   __device__ float sink(int r) const {
     float const* const sinks = p.fwd.scores.s_aux;
     bool const here = sinks && !partial() && r < work.tile.rows && work.tile.is_sequence(p.fwd);

@@ -1,5 +1,5 @@
-// The pieces that a tile's keys were cut into become one, by the thread block that is the last to
-// be done with its own: no second launch, and nobody waits.
+// Merges the pieces that a tile's keys were cut into. The CTA that is done with its piece last does
+// it, so there is no second launch, and no CTA waits.
 #pragma once
 
 #include "core/compiler_fence.h"
@@ -10,10 +10,11 @@
 
 namespace flash::decode {
 
-// atomicInc, and whoever counts later can read what this thread's block stored before: the barrier
-// before orders that before this thread's release, counting goes on where the others' did, and so
-// the last one's acquire sees all of them, which its barrier passes on. Fences on both sides would
-// be sequentially consistent, which nobody needs: 0.3 to 0.7 µs of a step on an H200.
+// An atomicInc after which a CTA that counts later can read what this CTA stored before. The
+// barrier before it orders these stores before this thread's release. All counts continue one
+// release sequence, so the last CTA's acquire sees the stores of all, and its barrier passes them
+// on to its threads. Fences on both sides would be sequentially consistent, which is not needed and
+// costs 0.3 to 0.7 µs of a step on an H200.
 __device__ inline uint32_t count_in_order(uint32_t* counter, uint32_t last) {
 #if defined(__CUDA_ARCH__)
   uint32_t before = 0;
@@ -27,9 +28,9 @@ __device__ inline uint32_t count_in_order(uint32_t* counter, uint32_t last) {
 #endif
 }
 
-// Whether all other members of the group have been here. By all threads, each of which is done with
-// what it writes; if so, the counter is as it was before the launch, and what the others have
-// written can be read. What one thread orders is ordered for all, since barriers are before and
+// Whether all other members of the group have been here. Called by all threads, after each has done
+// its writes. If it is true, the counter is as it was before the launch, and what the others have
+// written can be read. One thread's order holds for all, because there are barriers before and
 // after.
 __device__ inline bool last_to_arrive(uint32_t* counter, int members) {
   __syncthreads();
@@ -38,10 +39,10 @@ __device__ inline bool last_to_arrive(uint32_t* counter, int members) {
   return __syncthreads_or(is_last);
 }
 
-// One thread's part of a group's rows: four columns of a row, of one member after the other. Code
-// that a thread block runs once, at the end of a launch, is read from memory while it runs, and
-// instructions by the hundred took longer than what they did. So nothing is unrolled for long here,
-// and what hides latency is not registers but a queue in shared memory.
+// One thread's part of a group's rows: four columns of a row, of one member after the other. A CTA
+// runs this code once, at the end of a launch, so it is read from memory while it runs, and
+// hundreds of instructions took longer than their work. Loops are therefore unrolled little here,
+// and a queue in shared memory, not registers, hides latency.
 template <class Config>
 struct MemberColumns {
   using Storage = PieceMergeStorage<Config>;
@@ -51,7 +52,7 @@ struct MemberColumns {
   int64_t member;     // from one member to the next, in floats
   int members;
 
-  // Of as many members as the queue holds; a thread reads what it has copied itself.
+  // Loads as many members as the queue holds; a thread reads only what it has copied itself.
   __device__ void load(int first) const {
     int const end = min(members, first + Storage::kQueue);
 #pragma unroll 2
@@ -64,7 +65,7 @@ struct MemberColumns {
   }
 
   // Softmax over the members of `row`, whose scores are their LSE and whose values are their rows.
-  // Afterwards `out` is the sum that the softmax's finish() is for.
+  // Afterwards `out` is the unnormalised sum that the softmax's finish() scales.
   __device__ OnlineSoftmax<1> attend(int row, int rows, float (&out)[Storage::kColumns]) const {
     OnlineSoftmax<1> softmax(kLog2e);
     float const* const lse = smem.lse + row;
@@ -81,7 +82,7 @@ struct MemberColumns {
       int const end = min(members, first + Storage::kQueue);
 #pragma unroll 2
       for (int m = first; m < end; ++m) {
-        // NaN, which no maximum sees, goes on from here.
+        // A NaN, which no maximum sees, enters the result here.
         float const weight = exp2_fast((lse[m * rows] - softmax.max[0]) * softmax.scale_log2);
         float4 const x = smem.queue[m - first][threadIdx.x];
         softmax.sum[0] += weight;
@@ -95,18 +96,18 @@ struct MemberColumns {
   }
 };
 
-// A group's LSE, by all threads; member m's are at m * member.
+// Loads a group's LSE, by all threads; member m's begin at from + m * member.
 template <class Config>
 __device__ void read_lse(float const* from, int64_t member, int members, int rows,
                          PieceMergeStorage<Config>& smem) {
   constexpr int kEach = (kMergedRows + Config::kThreads - 1) / Config::kThreads;
   float const by_rows = reciprocal_fast(float(rows));
-  float lse[kEach];  // all of them before the first is waited for
+  float lse[kEach];  // all are loaded before the first is waited for
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     int const i = n * Config::kThreads + threadIdx.x;
-    int const m = static_cast<int>((float(i) + 0.5f) * by_rows);  // i / rows, of less than 2^20
-    // From L2: this SM's L1 may hold what was there before.
+    int const m = static_cast<int>((float(i) + 0.5f) * by_rows);  // i / rows, for i below 2^20
+    // Loaded from L2: this SM's L1 may hold older numbers.
     lse[n] = m < members ? __ldcg(from + m * member + (i - m * rows)) : 0.f;
   }
 #pragma unroll
@@ -118,8 +119,8 @@ __device__ void read_lse(float const* from, int64_t member, int members, int row
   }
 }
 
-// By all threads, each of which reads of every member what it then writes of the result, so that
-// this can take the place of a member.
+// Called by all threads. Each thread reads the same part of every member that it then writes of the
+// result, so the result can take the place of a member.
 template <class Config>
 __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const& group,
                             PieceMergeStorage<Config>& smem) {
@@ -163,7 +164,7 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   }
 }
 
-// After a piece has been stored in the workspace.
+// Called after a piece has been stored in the workspace.
 template <class Config>
 __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& work,
                              PieceMergeStorage<Config>& smem) {
@@ -174,7 +175,7 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
        rounds.next()) {
     MergeGroup const group = rounds.group();
     if (group.count == 1) {
-      continue;  // already where it belongs
+      continue;  // the group's result is already in its place
     }
     int64_t const counter = piece.first + int64_t(group.counter) * piece.step;
     if (!last_to_arrive(p.counters + counter, group.count)) {

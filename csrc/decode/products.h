@@ -6,8 +6,8 @@
 
 namespace flash::decode {
 
-// The tile's rows on their way to shared memory, by all threads; a group of each. Columns behind
-// the head's become zero.
+// Copies the tile's rows to shared memory, by all threads, as one cp.async group of each thread.
+// Columns behind the head's become zero.
 template <class Config>
 __device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
                              FastDiv const& group, typename Config::Element* target) {
@@ -28,8 +28,8 @@ __device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
   cp_async_fence();
 }
 
-// Q (kBlockM, kHeadDim) as operands: every warp needs all of it. Rows that do not exist hold
-// anything, which stays in them.
+// Q (kBlockM, kHeadDim) as operands: every warp needs all of it. Rows that do not exist may hold
+// anything, because no other row depends on them.
 template <class Config>
 __device__ auto read_queries(typename Config::Element* source, int lane) {
   using Element = typename Config::Element;

@@ -1,4 +1,4 @@
-// A few columns of a row that a call brings, in a thread's registers, and their rotary embedding.
+// A few columns of a new row or a query in a thread's registers, and their rotary embedding.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -9,16 +9,17 @@
 
 namespace flash::decode {
 
-// The first halves of two words side by side, and the second ones: done twice, it undoes itself.
+// Puts the first halves of two words into `a` and the second halves into `b`; it is its own
+// inverse.
 __device__ inline void swap_halves(uint32_t& a, uint32_t& b) {
   uint32_t const first = (a & 0xffffu) | b << 16, second = a >> 16 | (b & 0xffff0000u);
   a = first;
   b = second;
 }
 
-// Four pairs that turn, or eight neighbours. What takes time is code that runs once, so it is the
-// same for both layouts and for queries and keys: where pairs are interleaved, their elements go
-// apart first, and back behind the turn.
+// Four pairs to rotate, or eight neighbours that are copied. Code that runs once takes the time, so
+// both layouts, and queries and keys, share it: interleaved pairs are taken apart before the
+// rotation and put together behind it.
 template <class Element>
 struct RowPart {
   static constexpr int kPairs = 4, kColumns = 2 * kPairs;
@@ -54,7 +55,7 @@ struct RowPart {
  private:
   using Words = uint32_t (&)[2];
 
-  // Two pairs in x and two in y: first elements to x, second ones to y.
+  // From two pairs in x and two in y: the first elements to x, the second ones to y.
   __device__ void take_apart() {
     auto& u = reinterpret_cast<Words>(x);
     auto& v = reinterpret_cast<Words>(y);

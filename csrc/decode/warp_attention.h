@@ -6,13 +6,13 @@
 #include "core/softmax.h"
 #include "decode/key_ring.h"
 #include "decode/new_rows.h"
-#include "decode/tile_rows.h"
 #include "decode/products.h"
+#include "decode/tile_rows.h"
 #include "sm80/fragments.h"
 
 namespace flash::decode {
 
-// The two rows of a tile that a lane holds numbers of.
+// The two rows of a tile whose accumulators a lane holds.
 template <class Config>
 struct LaneRows {
   static constexpr int kRows = 2;
@@ -38,7 +38,7 @@ __device__ inline unsigned bit_range(int begin, int end) {
   return below(end) & ~below(begin);
 }
 
-// O = P·V accumulators of one warp and what is needed to merge them.
+// O = P·V accumulators of one warp, and the softmax that is needed to merge them.
 template <class Config>
 struct WarpAccumulators {
   static constexpr int kRows = 2;
@@ -65,8 +65,8 @@ struct WarpAccumulators {
   }
 };
 
-// Scale, softcap and ALiBi of the full score level; a row's slope is its head's. Its query is found
-// anew each time: two registers less.
+// Scale, softcap and ALiBi of kernels with score mods; a row's slope is its head's. The row's query
+// is computed anew each time, which saves two registers.
 template <class Config, class Scores>
 __device__ void apply_score_mod(Scores& s, FwdParams const& p, FastDiv const& group,
                                 DecodeTile<Config> const& tile, LaneRows<Config> const& rows,
@@ -99,7 +99,7 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
   }
 }
 
-// Fills the ring, and gets Q to `tile`, for all warps. Q is asked for first: it takes little code,
+// Fills the ring, and loads Q into `tile`, for all warps. Q is loaded first: it takes little code,
 // and is wanted with the first keys.
 template <bool kWritesRows, class Config>
 __device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& work,
@@ -115,7 +115,7 @@ __device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& wor
   }
 }
 
-// The piece's keys that are this warp's, into acc. kWritesRows: the call brings new ones.
+// Attends to this warp's keys of the piece. kWritesRows: the call has new rows.
 template <bool kWritesRows, class Config>
 __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& work,
                        DecodeStorage<Config>& smem, int warp, int lane,

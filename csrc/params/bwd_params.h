@@ -17,15 +17,15 @@ struct BwdWorkspace {
   float* dq;  // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, in accumulator order;
               // null where one KV block holds all keys, and the main kernel writes dq. KV-
               // persistent: [resident, heads of a split, row_blocks, block_m * head_dim]
-  float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 for rows
-                 // without a key
+  float* stats;        // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 for rows
+                       // without a key
   int* dq_semaphores;  // [h, blocks] CTAs that have added to dq, not counting the last one of
                        // ordered dQ; null unless additions have an order
   int* deltas_done;  // [h * b + 1] where delta warps compute D: for each head of each batch entry,
                      // the number of row blocks that have their D; at the end, the number of row
                      // blocks that delta warps have taken. Otherwise null
-  int* order;        // [batch + 2] for a KV-persistent varlen call: sequences (see VarlenRows), the
-               // longest first; null: they run in the order of their numbers
+  int* order;        // [batch + 2] sequences of a KV-persistent varlen call (see VarlenRows), the
+                     // longest first; null: they run in the order of their numbers
   // Gradients of each GQA split or row part; ptr null where tiles have all heads and rows, or where
   // the gradient is not wanted. They have as many columns as the variant computes.
   TensorView<float> dk;  // [b, sk, hk * splits, d], or [1, slots * block_n, 1, d] for row parts
