@@ -14,12 +14,12 @@ struct BackwardArgs {
   TensorMap dout;
   TensorMap k;  // boxes of kBlockN keys
   TensorMap v;
-  TensorMap delta_dout;  // of a relay that finds D: boxes of kDeltaRows rows
+  TensorMap delta_dout;  // for delta warps: boxes of kDeltaRows rows
   TensorMap delta_out;
   BwdParams params;
   TileGrid grid;
   TileQueue queue;
-  NearTanhHook near_tanh;  // of a softcap
+  NearTanhHook near_tanh;  // for a softcap
 };
 
 }  // namespace flash::sm90::backward

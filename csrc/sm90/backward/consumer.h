@@ -1,4 +1,4 @@
-// A computing warpgroup: 64 keys against the row blocks that go by.
+// A consumer warpgroup: 64 keys against the row blocks that see them.
 #pragma once
 
 #include "sm90/backward/hooked_tile.h"
@@ -39,18 +39,18 @@ struct Consumer {
 
   BackwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;     // of those that compute
+  int warpgroup = 0;  // among the consumers
   int thread = 0;        // of the warpgroup
   uint32_t iterations = 0;   // row blocks so far
-  uint32_t shared = 0;   // dS so far
-  Position at{0};        // of the iteration
+  uint32_t shared = 0;  // dS tiles so far
+  Position at{0};  // of this iteration's Q
   LseAhead lse_ahead{};  // of the next iteration's rows
-  float largest = 0.f;   // of the next iteration's scores, absolute, of a thread's
-  // Of a stream of tiles (stream_consumer.h):
-  uint32_t tiles = 0;    // before this one
-  KeyPosition keys{0};   // its K
-  bool started = false;  // its first scores were, by the tile before, whose last dQ is to come
-  bool crosses = false;  // the iteration starts the next tile's
+  float largest = 0.f;  // largest |score| of this thread in the next iteration
+  // For a stream of tiles (stream_consumer.h):
+  uint32_t tiles = 0;  // tiles before this one
+  KeyPosition keys{0};  // of this tile's K
+  bool started = false;  // the tile before started the first scores; its last dQ is still to come
+  bool crosses = false;  // this iteration starts the next tile's scores
 
   __device__ __forceinline__ void run() {
     find_warpgroup();
@@ -79,14 +79,14 @@ struct Consumer {
  protected:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
-  // What a iteration does with the dQ of the row block before.
+  // What an iteration does with the dQ of the row block before.
   enum class QueryEnd {
-    Asked,  // what the call wants
+    Asked,  // what the call asks for
     Added,
     Stored,
   };
 
-  // How far a tile is.
+  // How far the loop over a tile has come.
   struct Progress {
     int count;     // of iterations, if they are counted
     int done = 0;  // of them
@@ -99,7 +99,8 @@ struct Consumer {
     }
   };
 
-  // Not known to be what it was: what follows from it, kept, would not fit the registers.
+  // The thread's index, hidden from the compiler: values derived from it, if kept, would not fit
+  // the registers.
   __device__ static int find_index() {
     int index = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(index));
@@ -111,7 +112,7 @@ struct Consumer {
   }
   __device__ void find_thread() { thread = find_index() % kWarpgroup; }
 
-  // Of a tile that is not led to by another.
+  // For a tile whose first scores the tile before has not started.
   __device__ __forceinline__ void start_first_scores(ScoreFragment& s) {
     smem.q_ring.wait_full(at);
     start_scores_of_keys(at, keys.stage, s);
@@ -119,7 +120,7 @@ struct Consumer {
     warpgroup_fence_operand(s);
   }
 
-  // The rows of all query heads of the part, head by head.
+  // Iterates over the rows of all query heads of the GQA split, head by head.
   __device__ __forceinline__ void iterate(Block const& block, Sums& sums) {
     ScoreFragment s;
     share_zeros();
@@ -159,7 +160,7 @@ struct Consumer {
     }
   }
 
-  // 3% faster than one loop for all hooks (H200).
+  // Separate loops are 3% faster than one loop for all score mods (H200).
   __device__ __forceinline__ void iterate_with_mods(Block const& block, Sums& sums,
                                                     ScoreFragment& s) {
     switch (hook_kind(args.params.scores)) {
@@ -174,7 +175,7 @@ struct Consumer {
     }
   }
 
-  // In one body for masked row blocks and whole ones.
+  // One loop body for masked row blocks and whole ones.
   template <class Tile>
   __device__ __forceinline__ void iterate_alike(Block const& block, Sums& sums,
                                                    ScoreFragment& s) {
@@ -188,25 +189,25 @@ struct Consumer {
     }
   }
 
-  // If they are counted.
+  // The number of iterations, if they are counted.
   __device__ static int iterations_of(Block const& block, bool counted) {
     return counted ? block.range.count() * block.heads : 0;
   }
 
   // One row block: P and dS from its scores, then dV and dK; dQ of the row block before, for which
-  // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
-  // next, which become `s`. Returns whether there is a next.
+  // all warpgroups have written dS by now, so that no consumer waits for another; and the scores of
+  // the next row block, which become `s`. Returns whether there is a next.
   template <class Tile, QueryEnd kEnd>
   __device__ __forceinline__ bool iteration(Block const& block, Progress const& progress, Sums& sums,
                                         ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
-      find_thread();  // with twice the rows it takes more registers than it frees
+      find_thread();  // with twice the rows this takes more registers than it frees
     }
     Position const here = at;
     Iteration const& rows = smem.row_iteration(iterations);
     bool more = false;
     Position next = at;
-    // Known by a vote, it is the same in all lanes for the compiler, too.
+    // With the result of a vote, the compiler, too, knows that this is the same in all lanes.
     auto const look_ahead = [&](bool another) {
       more = another;
       if (more) {
@@ -216,7 +217,7 @@ struct Consumer {
     if constexpr (Tile::kCountsIterations) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
-    bool late = false;  // the dQ that ends here is the tile's before
+    bool late = false;  // the dQ that ends here belongs to the tile before
     if constexpr (Config::kStreamsTiles) {
       crosses = __any_sync(kAll, rows.followed);
       if (crosses) {
@@ -225,21 +226,21 @@ struct Consumer {
       late = started && progress.done == 0;
     }
     KeyPosition const next_keys(tiles + crosses), keys_before(tiles - late);
-    auto const lse = lse_ahead;  // itself in its place, ptxas stores 632 spilled bytes, not 108
+    auto const lse = lse_ahead;  // with lse_ahead in its place, ptxas spills 632 bytes, not 108
     ScoreFragment dp;
     DoutPosition const dout_at = dout_position();
     smem.dout_ring.wait_full(dout_at);
     start_scores(smem.v, typename Config::SmemLayoutV{}, /*key_stage=*/0, smem.dout[0],
                  SmemLayoutDO{}, dout_at.stage, dp);
     if constexpr (Tile::kStartsFirst) {
-      __syncwarp();  // ptxas puts nothing of a product behind it
+      __syncwarp();  // ptxas moves no part of a product behind it
     }
     auto const& stats = smem.stats[here.stage];
     Tile tile(args, block, rows, warpgroup, thread);
     if constexpr (Tile::kScansAhead) {
       tile.largest = largest;
     }
-    bool const adds = !Config::kStreamsTiles || progress.done > 0;  // to what dK and dV are
+    bool const adds = !Config::kStreamsTiles || progress.done > 0;  // to dK and dV so far
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
     if constexpr (Config::kReadsLseAhead) {
@@ -294,9 +295,9 @@ struct Consumer {
         end_query_gradient();
       }
     }
-    // Behind the last row block as well, of rows that are there: a product that is not asked for in
-    // every iteration alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
-    // its registers until here.
+    // Scores are started behind the last row block as well, from rows that are in shared memory:
+    // ptxas waits at once for a product that not every iteration starts. They do not go to `s`,
+    // whose factors would keep its registers until here.
     if constexpr (!Tile::kCountsIterations) {
       look_ahead(rows.more);
     }
@@ -337,7 +338,7 @@ struct Consumer {
     }
   }
 
-  // Of the iteration: that of its Q, where there are as many buffers for dO.
+  // Position of the iteration's dO: that of its Q, where dO has as many buffers.
   __device__ __forceinline__ DoutPosition dout_position() const {
     if constexpr (Config::kDoutStages == Config::kStages) {
       return at;
@@ -346,7 +347,7 @@ struct Consumer {
     }
   }
 
-  // Sᵀ of a iteration's rows, which are there; not waited for
+  // Starts Sᵀ of an iteration's rows, which are in shared memory; not waited for
   __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, int key_stage,
                                                        ScoreFragment& s) {
     start_scores(smem.k[0], SmemLayoutK{}, key_stage, smem.q[0], typename Config::SmemLayoutQ{},
@@ -357,7 +358,7 @@ struct Consumer {
     return {of_rows, FragmentCoord<4>(thread)};
   }
 
-  // So that the first iteration has a dQ of a row block before it, too.
+  // Writes zeros as dS, so that the first iteration, too, has a dQ of a row block before it.
   __device__ __forceinline__ void share_zeros() {
     Operand zeros;
     Tensor words = recast<uint32_t>(zeros);
@@ -388,11 +389,11 @@ struct Consumer {
                   Mma{}.get_slice(0).partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
-  // dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 at its key
-  // and, of the 8 runs of 128 bytes, where the swizzle has it. By the layout the same takes 60
-  // instructions for addresses of 64 bits.
+  // Writes dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 in
+  // the 128 bytes of its key, at the one of their 8 places that the swizzle gives it. Through the
+  // layout this takes 60 instructions for 64-bit addresses.
   __device__ __forceinline__ void share(Operand const& ds) {
-    constexpr int kRow = 128, kRunBytes = 16;  // of a key's 64 rows, bytes
+    constexpr int kRow = 128, kRunBytes = 16;  // bytes of a key's 64 rows
     static_assert(Config::kBlockM % 64 == 0);
     ScorePosition const to(shared);
     smem.ds_ring.wait_empty(to);
@@ -431,7 +432,8 @@ struct Consumer {
                          slice.partition_fragment_B(k)(_, _, _, key_stage), dq);
   }
 
-  // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
+  // Ends the product of the number-th dS, which was waited for. wanted: its dQ belongs to a row
+  // block, that of `rows`.
   template <QueryEnd kEnd>
   __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
                                                         bool wanted, Iteration const& rows,

@@ -1,7 +1,7 @@
-// D = rowsum(dO * O) - dLSE in a relay that finds it: a warp of each thread block that would be
-// idle does, row block by row block in the order in which tiles come to them, while the others
-// compute. So no pass over all of dO and O comes before. It waits for nobody; who loads rows waits
-// for it. dO and O come by TMA: loads would wait behind the additions of those who compute.
+// The delta warp: with ordered dQ, an otherwise idle warp of each CTA computes D = rowsum(dO * O) -
+// dLSE while consumers work, row block by row block in the order in which tiles reach them. So no
+// pass over all of dO and O comes before. The delta warp waits for no other warp; the producer warp
+// waits for it. dO and O come by TMA: loads would wait behind the consumers' additions.
 #pragma once
 
 #include "passes/backward/row_block_order.h"
@@ -13,10 +13,10 @@
 
 namespace flash::sm90::backward {
 
-// Of the loading warpgroup: behind those that keep turns.
+// Index of the delta warp in the producer's warpgroup, behind the warps of the dQ semaphore.
 constexpr int kDeltaWarp = kDqSemaphoreWarps + 1;
 
-// What the warp alone fills and reads: tiles of few rows.
+// Tiles of few rows that only the delta warp fills and reads.
 template <class Config>
 struct DeltaTiles {
   using Element = typename Config::Element;
@@ -26,7 +26,7 @@ struct DeltaTiles {
   alignas(1024) Element dout[kStages][kElements];
   alignas(1024) Element out[kStages][kElements];
   alignas(8) uint64_t full_[kStages];
-  WorkTile row_blocks[2];  // the one whose D is found, and the next: registers are few
+  WorkTile row_blocks[2];  // the one whose D is computed, and the next: registers are few
 
   __device__ Barrier& full(int stage) { return reinterpret_cast<Barrier&>(full_[stage]); }
   __device__ WorkTile& row_block(uint32_t number) { return row_blocks[number % 2]; }
@@ -45,7 +45,7 @@ struct NoDeltaTiles {
 template <class Config>
 using DeltaTilesOf = std::conditional_t<Config::kFindsDelta, DeltaTiles<Config>, NoDeltaTiles>;
 
-// Of eight columns, 16 bytes of each; one after the other.
+// Dot product of eight columns, 16 bytes of each operand; added one after the other.
 template <class Element>
 __device__ __forceinline__ float dot_of_chunk(uint4 const& a, uint4 const& b) {
   uint32_t const x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
@@ -76,7 +76,8 @@ struct DeltaWarp {
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
   static constexpr int kRows = Tiles::kRows, kAhead = Tiles::kStages - 1;
   static constexpr int kTiles = Config::kBlockM / kRows;  // of a row block
-  // Rows of which D is written together, one by each lane; and found together, each by four.
+  // Rows whose D is written together, one by each lane; and rows whose D is computed together, each
+  // by four lanes.
   static constexpr int kPartRows = 32, kParts = Config::kBlockM / kPartRows;
   static constexpr int kLanes = 4, kDotRows = 32 / kLanes;
   static_assert(kAhead <= kTiles && kRows % kDotRows == 0 && kPartRows % kRows == 0);
@@ -85,12 +86,12 @@ struct DeltaWarp {
   Tiles& tiles;
   uint32_t read = 0;     // tiles so far
   float lse = 0.f;       // of the next part
-  int* found = nullptr;  // is to be told of the row block before
+  int* found = nullptr;  // counter of the row block before, not yet incremented
 
   __device__ void run() {
     place(0, start_taking());
     place(1, start_taking());
-    int behind = start_taking();  // its number comes while others are found
+    int behind = start_taking();  // its number arrives while D of others is computed
     for (int tile = 0; tile < kAhead; ++tile) {
       ask(0, tile, tile);
     }
@@ -111,7 +112,7 @@ struct DeltaWarp {
 
   __device__ RowBlockOrder order() const { return {args.params, Config::kBlockM}; }
 
-  // Its number, in the first lane.
+  // Takes the next row block; its number is in the first lane.
   __device__ int start_taking() const {
     return speaks() ? atomicAdd(args.params.workspace.deltas_done + order().all_heads(), 1) : 0;
   }
@@ -124,9 +125,9 @@ struct DeltaWarp {
     __syncwarp();
   }
 
-  // For a tile of a row block, if there is one.
+  // Starts the loads of a tile of a row block, if there is one.
   __device__ void ask(uint32_t number, int tile, uint32_t into) const {
-    __syncwarp();  // all are through with what was there
+    __syncwarp();  // all lanes have read what was there
     WorkTile const& from = tiles.row_block(number);
     if (speaks() && from.valid) {
       int const stage = Position(into).stage;
@@ -143,7 +144,7 @@ struct DeltaWarp {
     __syncwarp();
   }
 
-  // The first tiles of the next row block are asked for meanwhile.
+  // Computes D of a row block; the first tiles of the next one are loaded meanwhile.
   __device__ void find(uint32_t number) {
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
@@ -173,9 +174,9 @@ struct DeltaWarp {
     }
   }
 
-  // Of a row of a tile, in four lanes; added in the order in which the pass before other kernels
-  // adds (passes/backward/preprocess.h), so that D has the same bits. The swizzle moves a row's 16 bytes
-  // by bits of its number.
+  // Dot product of a row of a tile, in four lanes, added in the order of the pass before other
+  // kernels (passes/backward/preprocess.h), so that D has the same bits. The swizzle moves a row's
+  // pieces of 16 bytes by bits of the row's number.
   __device__ float dot_of(int stage, int row) const {
     constexpr int kRunColumns = kRun<Config::kHeadDimV>, kColumns = kLanes * 8;
     constexpr int kSteps = Config::kHeadDimV / kColumns;
@@ -214,7 +215,8 @@ struct DeltaWarp {
     return lse_of(args.params, at, exists(at));
   }
 
-  // Of the row block before, whose D was written long ago: nobody waits for that to be done.
+  // Announces the row block before, whose D was written long ago, so that no lane waits for the
+  // stores.
   __device__ void announce() const {
     __syncwarp();
     if (speaks() && found) {
@@ -223,9 +225,9 @@ struct DeltaWarp {
   }
 };
 
-// Until all D of a tile's heads is there, for copies that a thread of the warp starts. All lanes
-// look, and vote, so that they stay together for ptxas, too: if one looked for all of them, the
-// loop that loads would spill.
+// Waits until D of all of a tile's heads is there, for copies that a thread of the warp starts. All
+// lanes read the counter and vote, so that they stay together for ptxas, too: if one lane read it
+// for all of them, the loop that loads would spill.
 template <class Config>
 __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Config> const& block) {
   int const row_blocks = num_m_blocks(block.seqlen_q, Config::kBlockM);

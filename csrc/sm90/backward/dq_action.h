@@ -1,5 +1,5 @@
-// What a key block does with the dQ of a row block that it sees, where the first and the last one
-// differ from the others: in columns and in relays.
+// What a KV block does with the dQ of a row block that it sees, in schedules where the first and
+// the last KV block differ from the others: KV-persistent and ordered dQ.
 #pragma once
 
 #include "core/dq_order.h"
@@ -8,16 +8,16 @@
 namespace flash::sm90::backward {
 
 enum class DqAction : uint8_t {
-  Nothing,  // it is not wanted
-  Add,      // to sums
-  Put,      // there first
-  Finish,   // and what is there already is dq
-  Store,    // alone it is dq
+  Nothing,  // dQ is not wanted
+  Add,  // to the sums
+  Put,  // it is the first of the sums
+  Finish,  // with the sums it is dq
+  Store,  // on its own it is dq
 };
 
 struct DqIteration : RowIteration {
   DqAction action;
-  int sums;  // which: of a relay those of the row block, in a column a thread block's own
+  int sums;  // which: with ordered dQ the row block's, else the CTA's own
 };
 
 template <class Config>

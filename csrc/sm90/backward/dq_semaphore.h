@@ -1,7 +1,8 @@
-// In a deterministic call key blocks take turns at adding to a row block's dQ, in their order; in a
-// relay the first and the last one do. Two warps that do not compute see to it, so that nobody who
-// does waits for L2: one looks whether a turn has come, iterations ahead of its use; one waits until
-// what was added is there, and passes the turn on.
+// The dQ semaphore. In a deterministic call KV blocks add to a row block's dQ in their order; with
+// ordered dQ at least the first and the last one have their places. Two warps of the producer's
+// warpgroup keep the semaphore, so that no consumer waits for L2: one waits until a KV block may
+// add, iterations ahead of its use; the other waits until the additions are there, and releases the
+// semaphore.
 #pragma once
 
 #include "sm90/backward/dq_action.h"
@@ -9,8 +10,8 @@
 
 namespace flash::sm90::backward {
 
-// Between those two warps of a thread block and those that add. Filled: the turn has come; emptied:
-// it was passed on.
+// Barriers between a CTA's two semaphore warps and the warps that add. Full: the KV block may add;
+// empty: the semaphore was released.
 struct DqSemaphoreStorage {
   static constexpr int kStages = 4;
   using Position = RingPosition<kStages>;
@@ -23,7 +24,7 @@ struct DqSemaphoreStorage {
     adding.init(adding_warps);
   }
 
-  // By all lanes of a warp that adds, before and after.
+  // All lanes of a warp that adds call these before and after its additions.
   __device__ void begin(uint32_t iteration) { ring.wait_full(Position(iteration)); }
   __device__ void end(uint32_t iteration) { adding.release(Position(iteration)); }
 
@@ -34,8 +35,8 @@ struct DqSemaphoreStorage {
   }
 };
 
-// What others added before a number that is read here, is added before what the thread, and who
-// waits for it, adds from now on.
+// Additions that other CTAs made before the number that is read here come before those that this
+// thread, and warps that wait for it, make from now on.
 __device__ inline int acquire_count(int const* turn) {
 #if defined(__CUDA_ARCH__)
   int number;
@@ -46,7 +47,8 @@ __device__ inline int acquire_count(int const* turn) {
 #endif
 }
 
-// Behind all that was seen, by this thread or by those it has waited for: a release is cumulative.
+// Comes behind everything that this thread, or the threads it has waited for, have seen: a release
+// is cumulative.
 __device__ inline void release_count(int* turn) {
 #if defined(__CUDA_ARCH__)
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(turn), "r"(1) : "memory");
@@ -55,7 +57,8 @@ __device__ inline void release_count(int* turn) {
 #endif
 }
 
-// The warps of the loading warpgroup that keep turns: after the first, which loads.
+// The warps of the producer's warpgroup that keep the dQ semaphore, after the first warp, which
+// loads.
 constexpr int kDqWaitingWarp = 1, kDqReleasingWarp = 2, kDqSemaphoreWarps = 2;
 
 // All lanes of a warp call its functions together.
@@ -69,7 +72,7 @@ struct DqSemaphoreWarp {
   int warp;             // of the warpgroup
   uint32_t iterations = 0;  // row blocks so far
 
-  // Of all iterations of a key block, if this warp keeps turns.
+  // Serves all iterations of a KV block, if this is one of the two warps.
   __device__ void keep(Block const& block) {
     if (warp == kDqWaitingWarp) {
       wait(block);
@@ -83,15 +86,15 @@ struct DqSemaphoreWarp {
     return p.workspace.dq_semaphores + block.row_block(head, m_block);
   }
 
-  // Additions that those of a iteration come behind: those of all key blocks before it, or, between the
-  // first of a relay and the last one, of the first alone.
+  // The number of additions that an iteration's own come behind: those of all KV blocks before it,
+  // or of the first one alone, for KV blocks between the first and the last of ordered dQ in a call
+  // that is not deterministic.
   __device__ int additions_before(DqOrder const& turn) const {
     bool const loose = Config::kOrderedDq && !p.ordered_dq.deterministic && !turn.last;
     return Config::kAdders * (loose ? min(turn.before, 1) : turn.before);
   }
 
-  // The key blocks before this one belong to thread blocks that run, so waiting for them always
-  // ends.
+  // The KV blocks before this one belong to CTAs that run, so waiting for them always ends.
   __device__ void wait(Block const& block) {
     block.for_each_iteration([&](int head, int m_block) {
       storage.ring.wait_empty(Position(iterations));
@@ -106,11 +109,11 @@ struct DqSemaphoreWarp {
     });
   }
 
-  // It speaks for all who added: their arrivals come before it.
+  // Releases the semaphore for all warps that added: their arrivals come before it.
   __device__ void pass_on(Block const& block) {
     block.for_each_iteration([&](int head, int m_block) {
       storage.wait_for_end(iterations);
-      // Nobody waits for the last of a relay.
+      // With ordered dQ no CTA waits for the last KV block.
       bool const passes = !Config::kOrderedDq || !dq_order_of(block, m_block).last;
       if (threadIdx.x % 32 == 0 && passes) {
         release_count(semaphore_of(block, head, m_block));
@@ -120,7 +123,7 @@ struct DqSemaphoreWarp {
   }
 };
 
-// A warp that keeps turns: of all key blocks of a thread block.
+// The loop of a semaphore warp over all KV blocks of a CTA.
 template <class Storage, class Config>
 __device__ void run_dq_semaphore(Storage& smem, DqSemaphoreWarp<Config> keeper) {
   for (uint32_t number = 0;; ++number) {
@@ -134,8 +137,8 @@ __device__ void run_dq_semaphore(Storage& smem, DqSemaphoreWarp<Config> keeper) 
       keeper.keep(block);
       smem.k_ring.release(at);
     } else {
-      // At once, or the next keys would wait for turns to be passed on. What describes the block
-      // stays for two more.
+      // Released at once, or the next keys would wait for the semaphore. The block's description
+      // stays for two more blocks.
       smem.k_ring.release(at);
       keeper.keep(block);
     }

@@ -5,7 +5,7 @@
 
 namespace flash::sm90::backward {
 
-// Which hooks a loop over row blocks has.
+// Which score mods a loop over row blocks has.
 enum class HookKind {
   Cap,   // a softcap alone
   Bias,  // ALiBi alone

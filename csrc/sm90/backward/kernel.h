@@ -1,6 +1,6 @@
-// Attention backward for Hopper: a persistent grid of thread blocks, each
-// with one warpgroup that loads and two that compute dK and dV of 64 keys each, over the query
-// heads that share them, or a part of those, and all rows that see them, and add their part of dQ
+// Attention backward for Hopper: a persistent grid of CTAs, each with a warpgroup that loads and
+// two consumer warpgroups. A consumer computes dK and dV of 64 keys, over the query heads that
+// share them, or over one GQA split, and all rows that see them, and adds its part of dQ
 // (FlashAttention-3, 2407.08608, with transposed scores).
 #pragma once
 
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   let_next_launch_start();
   wait_for_launch_before();
   __syncthreads();
-  // The same in all lanes, and the compiler knows it.
+  // The shuffle tells the compiler that this is the same in all lanes.
   int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();

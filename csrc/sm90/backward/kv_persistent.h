@@ -1,5 +1,5 @@
-// Columns: a thread block's, or a pair's, blocks of keys of one sequence, one after the other, and
-// which sums of dQ a iteration is about, there and in relays.
+// The KV-persistent schedule: a CTA, or a pair, has the KV blocks of one sequence and head, one
+// after the other. Also which sums of dQ an iteration uses, here and with ordered dQ.
 #pragma once
 
 #include "core/varlen_rows.h"
@@ -7,7 +7,7 @@
 
 namespace flash::sm90::backward {
 
-// The number-th column's first tile.
+// The first tile of the number-th sequence and head.
 __device__ inline WorkTile first_tile_of(BwdParams const& p, uint32_t number) {
   Seqlens const& s = p.seqlens;
   uint32_t const heads = p.heads_kv * p.gqa.splits;
@@ -20,7 +20,8 @@ __device__ inline WorkTile first_tile_of(BwdParams const& p, uint32_t number) {
   return {0, head, sequence, keys.run(sequence).length > 0};
 }
 
-// Numbers the sums of a column's row blocks; those that were not expected share the last one's.
+// The CTA's own sums for a row block; row blocks that the caller did not announce share the last
+// one's.
 template <class Config>
 __device__ int own_sums(BwdParams const& p, int head, int m_block) {
   int const rows = p.kv_persistent.row_blocks;
@@ -29,7 +30,7 @@ __device__ int own_sums(BwdParams const& p, int head, int m_block) {
   return heads * rows + min(m_block, rows - 1);
 }
 
-// In a relay there are sums of all row blocks, numbered as these are.
+// With ordered dQ there are sums of all row blocks, numbered as these are.
 template <class Config>
 __device__ DqIteration dq_iteration(BwdParams const& p, KeyBlock<Config> const& block,
                                 RowIteration const& rows) {

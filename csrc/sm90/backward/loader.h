@@ -1,4 +1,5 @@
-// The loading warp: finds tiles, describes them to the others, and keeps K, V, Q and dO coming.
+// The producer warp: draws tiles, announces them to the other warps, and keeps K, V, Q and dO
+// coming.
 #pragma once
 
 #include "sm90/backward/kv_persistent.h"
@@ -20,7 +21,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
   static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
 
-  // Its arrival also announces the description.
+  // K's arrival also announces the KV block.
   __device__ void load_keys(uint32_t number, bool wanted) {
     KeyPosition const at(number);
     smem.k_ring.wait_empty(at);
@@ -45,8 +46,9 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     }
   }
 
-  // With the rows' LSE and D. Its arrival also announces the iteration. with_keys: and with K, whose
-  // own arrival announces the description alone, as soon as there is a buffer.
+  // Q comes with the rows' LSE and D, and its arrival also announces the iteration. with_keys: K
+  // comes with it, too, and K's own arrival only announces the KV block, as soon as there is a
+  // buffer.
   __device__ void load_q(Block const& block, RowIteration const& rows, bool with_keys = false) {
     using Stats = RowStats<Config::kBlockM>;
     Position const at(iterations);

@@ -1,4 +1,4 @@
-// Softcap or ALiBi alone, in fewer instructions than beside each other.
+// A softcap alone or ALiBi alone, in fewer instructions than together.
 #pragma once
 
 #include "sm90/backward/score_hooks.h"
@@ -6,13 +6,13 @@
 
 namespace flash::sm90::backward {
 
-// ALiBi where no key is right of the diagonal, and distances need no absolute values.
+// ALiBi where no key is right of the diagonal, so that distances need no absolute values.
 struct LeftBias {
   float scale_log2;
   float slope_log2;
   float first[2];  // of the thread's two keys
 
-  // distance: of the tile's first row and key
+  // distance: between the tile's first row and key
   __device__ LeftBias(ScoreMod const& mod, int distance, FragmentCoord<4> coord)
       : scale_log2(mod.softmax_scale * kLog2e), slope_log2(mod.alibi_slope * kLog2e) {
     first[0] = slope_log2 * static_cast<float>(distance + coord.col(0) - coord.row(0));
@@ -25,9 +25,9 @@ struct LeftBias {
   }
 };
 
-// Of |product|, up to which |tanh|'s argument is `widest`; nowhere if powers of its slope overflow,
-// and of a flatter one than the inverse of `flattest`, whose powers underflow, only where these are
-// nothing beside 1.
+// The largest |product| with which tanh's argument stays within `widest`. Negative if powers of the
+// slope overflow. With a slope flatter than the inverse of `flattest`, whose powers underflow, the
+// limit is where these powers are nothing beside 1.
 FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
   float const slope = fabsf(mod.slope_of_tanh());
   float const inverse = fabsf(mod.softcap * reciprocal_fast(mod.softmax_scale));
@@ -35,10 +35,11 @@ FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
 }
 
 // Scores within an eighth of the cap: tanh(x) / x and 1 - tanh(x)^2 are lines in x^2, within 6e-7
-// of tanh and 3e-5 of the derivative. Minimax of those that are 1 at 0: under a cap so large that
-// it does nothing, scores are what they are. The host makes it: each iteration would anew.
+// of tanh and 3e-5 of the derivative. They are minimax among lines that are 1 at 0, so that a cap
+// so large that it does nothing leaves scores as they are. The host computes them, or each
+// iteration would.
 struct NearTanhHook {
-  float limit;    // of |product|, up to which this holds
+  float limit;  // largest |product| for which this holds
   float log2[2];  // of the powers of product^2
   float slope;    // of product^2
 
@@ -56,8 +57,8 @@ struct NearTanhHook {
   }
 };
 
-// Within three quarters: five powers, within 2e-7. tanh's square gives the derivative, its multiple
-// the score.
+// Scores within three quarters of the cap: five powers, within 2e-7. tanh's square gives the
+// derivative, a multiple of tanh the score.
 struct TanhHook {
   static constexpr int kPowers = SmallTanh::kPowers;
   float coefficient[kPowers];  // of the powers of product^2
@@ -89,7 +90,7 @@ struct TanhHook {
   }
 };
 
-// With a usual cap, which is what these kernels serve (launch/select.h).
+// Any score with a usual cap, the only caps that these kernels serve (launch/select.h).
 struct AnyTanhHook {
   float double_scale_log2;  // over the cap
   float cap_log2;
@@ -103,7 +104,7 @@ struct AnyTanhHook {
   }
 };
 
-// As largest_score, but three at once, by their bits.
+// Like largest_score, but compares three at once, by their bits.
 template <class Scores>
 __device__ __forceinline__ float largest_of(Scores const& s) {
   int tops[4] = {};
@@ -116,8 +117,8 @@ __device__ __forceinline__ float largest_of(Scores const& s) {
   return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
 }
 
-// body(hook), of the fewest powers that all of a warp's products allow. largest: of a lane's. One
-// NaN is no maximum: it goes through powers as through tanh.
+// Calls body(hook) with the tanh of fewest powers that all of a warp's products allow. largest: the
+// lane's largest |product|. A NaN is never the maximum: it passes through powers as through tanh.
 template <class Body>
 __device__ __forceinline__ void with_tanh(ScoreMod const& mod, NearTanhHook const& near_tanh,
                                           float largest, Body body) {
@@ -131,7 +132,7 @@ __device__ __forceinline__ void with_tanh(ScoreMod const& mod, NearTanhHook cons
   }
 }
 
-// body(hook), of a tile that begins with this row and key.
+// Calls body(hook) for a tile that begins with this row and key.
 template <bool kMasked, class Body>
 __device__ __forceinline__ void with_bias(ScoreMod const& mod, int row_begin, int key_begin,
                                           FragmentCoord<4> coord, Body body) {

@@ -1,5 +1,5 @@
-// A softcap or ALiBi alone, without the code of whatever else a call may have. Factors stay where
-// the scores were, which 64 rows at once have registers for.
+// Scores with a softcap alone or ALiBi alone, without code for any other score mods. Factors stay
+// where the scores were: 64 rows at once have registers for that.
 #pragma once
 
 #include "sm90/backward/hook_kind.h"
@@ -7,8 +7,8 @@
 
 namespace flash::sm90::backward {
 
-// As ScoreTile, but that a iteration has one body for masked row blocks and whole ones: only the hook
-// is there twice.
+// Like ScoreTile, but an iteration has one body for masked row blocks and whole ones: only the
+// score mod exists twice.
 template <HookKind kKind, class Config>
 struct LoneTile : ScoreTile<false, Config> {
   static constexpr bool kCap = kKind == HookKind::Cap;
@@ -20,7 +20,7 @@ struct LoneTile : ScoreTile<false, Config> {
 
   NearTanhHook const& near_tanh;
   bool masked;          // a limit cuts through the row block
-  float largest = 0.f;  // of a thread's products, absolute; with kScansAhead alone
+  float largest = 0.f;  // the thread's largest |product|; only with kScansAhead
 
   __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowIteration const& rows,
                       int warpgroup, int thread)

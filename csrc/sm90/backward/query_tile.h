@@ -5,7 +5,7 @@
 
 namespace flash::sm90::backward {
 
-// 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
+// dQ's sums: 64 rows after 64 rows, in the order of wgmma's accumulators; four numbers are added at
 // once.
 template <class Config>
 constexpr QueryTile query_tile() {

@@ -1,4 +1,5 @@
-// What the full level does to a product q·k of the transposed scores on its way to a probability.
+// What kernels of the full level do to a product q·k of the transposed scores on its way to a
+// probability.
 #pragma once
 
 #include "core/fragment_coord.h"
@@ -11,8 +12,8 @@ struct HookedScore {
   float slope;  // the softcap's derivative
 };
 
-// What ALiBi takes off a thread's scores, in units of log2: every distance is the first one and a
-// constant. This is its size; of a slope below 0 it is added.
+// What ALiBi takes off a thread's scores, in units of log2: every distance is the first one plus a
+// constant. The operator gives its size; with a slope below 0 it is added.
 struct TransposedBias {
   float slope_log2;
   float first;
@@ -24,14 +25,15 @@ struct TransposedBias {
         first(slope_log2 * static_cast<float>(first_row + mod.shift - first_key)),
         sign(mod.alibi_slope < 0.f ? -1.f : 1.f) {}
 
-  // Of the (r, c)-th: (keys, queries).
+  // The bias of score (r, c): (keys, queries).
   __device__ float operator()(int r, int c) const {
     return fabsf(first + slope_log2 * static_cast<float>(FragmentCoord<4>::col_offset(c) - 8 * r));
   }
 };
 
-// Each: (product, lse, r, c) -> HookedScore; lse in units of log2. A bias's sign stands outside of
-// the whole score, where it costs nothing: LSE comes off in the same instruction.
+// Each of these maps (product, lse, r, c) to a HookedScore, with lse in units of log2. A bias's
+// sign stands outside of the whole score, where it costs nothing: LSE comes off in the same
+// instruction.
 
 struct ScaleHook {
   float scale_log2;
@@ -50,7 +52,7 @@ struct BiasHook {
   }
 };
 
-// Scores that are well below the cap, and a slope that is not below 0.
+// For scores well below the cap, and a slope that is not below 0.
 struct SmallCapHook {
   SmallCap small;
   float inverse_cap;

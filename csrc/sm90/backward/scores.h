@@ -16,13 +16,14 @@ struct RowNumbers {
   float const* of_rows;
   FragmentCoord<4> coord;
 
-  // Of the rows that are columns c and c + 1.
+  // The numbers of the rows that are columns c and c + 1.
   __device__ float2 operator()(int c) const {
     return *reinterpret_cast<float2 const*>(&of_rows[coord.col(c)]);
   }
 };
 
-// The same read at once, by who has the registers: shared memory that feeds products answers late.
+// The same, read at once where there are registers for it: shared memory that feeds products
+// answers late.
 template <int kColumns>
 struct RowNumbersAhead {
   float2 number[kColumns / 2];
@@ -67,8 +68,9 @@ struct ScoreTile {
                        RowIteration const& rows, int warpgroup, int thread)
       : ScoreTile(args, block_, rows.head, rows.m_block, warpgroup, thread) {}
 
-  // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
-  // the factors of score_gradients: those before dropout, times the softcap's derivative.
+  // Writes the probabilities by which the values are multiplied to `operand`, in 16 bits. The
+  // factors of score_gradients take the place of the scores: probabilities before dropout, times
+  // the softcap's derivative.
   template <class Scores, class Words, class Lse>
   __device__ __forceinline__ void probabilities(Scores& s_mma, Words& operand, Lse const& lse) {
     using Element = typename Config::Element;
@@ -98,7 +100,7 @@ struct ScoreTile {
   }
 
  protected:
-  // The same of dP without what was dropped.
+  // The same for a dP without dropped entries.
   template <class Gradient, class Factors, class Delta>
   __device__ __forceinline__ static void multiply(Gradient& dp_mma, Factors const& factors,
                                                   Delta const& softmax_d) {
@@ -125,7 +127,7 @@ struct ScoreTile {
             block.shift};
   }
 
-  // Of an operand's words, laid out as the scores.
+  // Clears dropped entries in an operand's words, which are laid out as the scores.
   template <class Scores, class Words>
   __device__ __forceinline__ void drop(Scores const& s_mma, Words& operand) {
     auto const layout = rows_and_columns(s_mma.layout());

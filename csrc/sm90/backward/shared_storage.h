@@ -17,23 +17,23 @@ struct SharedStorage {
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
-  // More than are being loaded and computed at any time.
+  // More than are loaded and computed at any time.
   static constexpr int kRowIterations = 8;
   static_assert(kRowIterations > Config::kStages + 1);
   using Iteration = std::conditional_t<Config::kOrdersDq, DqIteration, RowIteration>;
   Iteration row_iterations[kRowIterations];  // come with Q
-  // Full also means: the key block is described in `block`; in a stream of tiles it means nothing
-  // else, and K is there with the tile's first Q.
+  // Full also announces the KV block in `block`; in a stream of tiles it means nothing else, and K
+  // arrives with the tile's first Q.
   Ring<Config::kKeyStages> k_ring;
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kDoutStages> dout_ring;
-  Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
+  Ring<Config::kScoreStages> ds_ring;  // filled and emptied by consumers
   DqSemaphoreStorage dq_semaphore;
-  // Three: the loader describes a key block while the others compute the one before, and a warp
-  // that is late may still be storing the one before that. One more in a stream of tiles: m + 1 is
-  // described when K and V of m - 1 were asked for, so that those of m - 3 and m - 2 were released,
-  // and nobody has anything to do with m - 3 any more.
+  // Three: the producer announces a KV block while consumers compute the one before, and a late
+  // warp may still be storing the one before that. One more in a stream of tiles: m + 1 is
+  // announced when K and V of m - 1 have been asked for, so that those of m - 3 and m - 2 were
+  // released, and no warp needs m - 3 any more.
   static constexpr int kDescriptions = Config::kStreamsTiles ? 4 : 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
@@ -42,7 +42,7 @@ struct SharedStorage {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  // ordered: the turn keepers read descriptions, too.
+  // ordered: the semaphore warps read descriptions, too.
   __device__ void init_barriers(bool ordered) {
     k_ring.init(Config::kConsumerWarps + (ordered ? kDqSemaphoreWarps : 0));
     v_ring.init(Config::kConsumerWarps);

@@ -1,5 +1,5 @@
-// A computing warpgroup in a stream of tiles (OrderedDqConfig): between two of them nobody waits for a
-// product with nothing else to do.
+// A consumer warpgroup in a stream of tiles (OrderedDqConfig): it is not idle behind a product
+// between two of them.
 #pragma once
 
 #include "sm90/backward/consumer.h"
@@ -23,7 +23,7 @@ struct StreamConsumer : Consumer<Config> {
     Sums sums;
     for (;; keys = KeyPosition(++tiles)) {
       Base::find_thread();
-      smem.k_ring.wait_full(keys);  // the description: K comes with the first Q
+      smem.k_ring.wait_full(keys);  // announces the KV block: K comes with the first Q
       Block const& block = smem.key_block(tiles);
       if (!block.tile.valid) {
         break;
@@ -43,7 +43,8 @@ struct StreamConsumer : Consumer<Config> {
   }
 
  private:
-  // V is released by the last iteration, K when the last dQ is there: here or in the next tile.
+  // The last iteration releases V; K is released when the last dQ is there, here or in the next
+  // tile.
   __device__ __forceinline__ void iterate(Block const& block, Sums& sums, ScoreFragment& s) {
     started = crosses;
     if (!started) {
@@ -56,7 +57,8 @@ struct StreamConsumer : Consumer<Config> {
     }
   }
 
-  // Its dS stays: the next tile's first iteration has it as that of a row block before it.
+  // The tile's last dS stays: for the next tile's first iteration it is that of the row block
+  // before.
   __device__ __forceinline__ void end_last_query_gradient(Block const& block) {
     QueryFragment dq;
     Base::start_query_gradient(shared - 1, dq, keys.stage);
