@@ -9,7 +9,7 @@ namespace flash::append {
 template <class Element_, int kHeadDim_, int kRows_, ScoreLevel>
 struct AppendConfig {
   using Element = Element_;
-  static constexpr int kRows = kRows_;  // of a thread block, one warp each
+  static constexpr int kRows = kRows_;  // of a CTA, one warp each
   static constexpr int kThreads = kRows * 32;
   static constexpr int kChunk = 8;  // elements of a lane: 16 bytes
   static_assert(kHeadDim_ <= 32 * kChunk);

@@ -1,5 +1,6 @@
-// Before attention against a cache: new keys turn by their positions and go into it, new values go
-// into it, and queries turn on their way to a workspace. One warp a row, 16 bytes a lane.
+// The pass before attention against a cache: it rotates new keys by their positions and writes them
+// into the cache, writes new values there, too, and rotates queries on their way to a workspace.
+// One warp a row, 16 bytes a lane.
 #pragma once
 
 #include "passes/append/config.h"

@@ -1,5 +1,5 @@
 // One row of q, K or V that a call brings, on its way to where attention reads it: the cache, or a
-// workspace for queries that turn. 16 bytes a step.
+// workspace for rotated queries. 16 bytes a step.
 #pragma once
 
 #include "core/paging.h"
@@ -14,12 +14,12 @@ struct RowCopy {
   Element* to = nullptr;  // null: the row has no place
   uint32_t position = 0;  // in the rotary tables
   bool turns = false;
-  bool odd = false;  // what it goes to is no chunks
+  bool odd = false;  // the target does not consist of chunks
   int columns = 0;
 
   __device__ bool has(int col) const { return to && col < columns; }
 
-  // Elements [col, col + 8), turned.
+  // Elements [col, col + 8), rotated.
   __device__ uint128_t chunk(Rotary const& rotary, int col) const {
     if (!turns || col >= rotary.rotary_dim) {
       return *reinterpret_cast<uint128_t const*>(from + col);
@@ -71,7 +71,7 @@ __device__ RowCopy<Element> query_copy(NewRows const& rows, NewRow at, int befor
   auto* const to = static_cast<Element*>(turned.ptr) + turned.offset(at.sequence, at.row, at.head);
   RowCopy<Element> copy = row_copy<Element>(rows.q, at, to, columns);
   copy.turns = true;
-  copy.position = uint32_t(max(before, 0)) + (rows.rotary.advance_q ? at.row : 0);  // anything
+  copy.position = uint32_t(max(before, 0)) + (rows.rotary.advance_q ? at.row : 0);  // `before` may be anything
   return copy;
 }
 

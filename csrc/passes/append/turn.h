@@ -35,7 +35,8 @@ struct Angles {
   Element const* cos;  // [rotary_dim / 2]
   Element const* sin;
 
-  // A position behind the tables is an error that nobody can report from here: no fault at least.
+  // A position behind the tables is an error that cannot be reported from here; clamped, it causes
+  // no fault at least.
   __device__ Angles(Rotary const& r, uint32_t position)
       : cos(static_cast<Element const*>(r.cos) + row(r, position) * r.cos_stride),
         sin(static_cast<Element const*>(r.sin) + row(r, position) * r.sin_stride) {}
@@ -46,7 +47,8 @@ struct Angles {
   }
 };
 
-// Elements [col, col + 8) of the row, one by one: where pairs and chunks do not fit together.
+// Rotates elements [col, col + 8) of the row one by one, where pairs and chunks do not fit
+// together.
 template <class Element>
 __device__ void turn_each(Rotary const& r, Angles<Element> const& at, Element const* row, int col,
                           float (&x)[8]) {
@@ -61,7 +63,7 @@ __device__ void turn_each(Rotary const& r, Angles<Element> const& at, Element co
   }
 }
 
-// Elements [col, col + 8) of a row, x at first, after the turn.
+// Rotates elements [col, col + 8) of a row, which x holds at first.
 template <class Element>
 __device__ void turn(Rotary const& r, Angles<Element> const& at, Element const* row, int col,
                      float (&x)[8]) {

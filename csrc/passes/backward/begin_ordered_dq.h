@@ -1,5 +1,5 @@
-// Before a relay whose thread blocks find D themselves: nobody has had a turn, and D is there of
-// the heads that they come to first.
+// The pass before a kernel whose delta warps compute D: clears the dQ semaphores, and computes D of
+// the heads that tiles reach first.
 #pragma once
 
 #include "passes/backward/preprocess.h"
@@ -7,7 +7,7 @@
 
 namespace flash {
 
-// first: heads, of all batch entries, whose D is found here. A row block of theirs each.
+// first: heads, of all batch entries, whose D is computed here, one row block by each CTA.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     begin_ordered_dq_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,

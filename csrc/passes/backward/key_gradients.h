@@ -1,5 +1,5 @@
-// After a main kernel whose groups or tiles were cut: dK and dV, each row the sum of its parts, in
-// their order, so that they are the same bits in every run.
+// The pass behind a main kernel with GQA splits or row parts: each row of dK and dV is the sum of
+// its parts, in their order, so that every run gives the same bits.
 #pragma once
 
 #include "passes/backward/preprocess.h"
@@ -18,8 +18,8 @@ struct RowChunks {
   FLASH_HD int count() const { return dk + dv; }
 };
 
-// Of all rows and KV heads. Where there are any, an int counts them: only a group with few tiles is
-// cut.
+// Chunks of all rows and KV heads. An int counts them, because only a group with few tiles is
+// split.
 FLASH_HD int64_t part_chunks(BwdParams const& p) {
   return num_keys(p.seqlens) * p.heads_kv * RowChunks(p).count();
 }
@@ -30,7 +30,7 @@ struct KeyPlace {
   int head;  // KV head
 };
 
-// A row's numbers of each part.
+// A row's sums in each part.
 struct PartSums {
   float const* first;
   int64_t stride;  // to the next part's
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-// The same of cut tiles.
+// The same for tiles that are cut into row parts.
 FLASH_HD int64_t cut_chunks(BwdParams const& p, KeyTiles const& tiles) {
   return int64_t(p.row_parts.tiles) * tiles.block_n * RowChunks(p).count();
 }

@@ -23,38 +23,38 @@ struct QueryTile {
   int tile_stride;     // from a row tile to the next
   int group_stride;    // from a group of columns to the next
 
-  // Of probabilities, which comes to them with LSE, less by this, and goes with D, over it.
+  // log2 of the unit of probabilities: LSE is less by it, and D is divided by the unit.
   float unit_log2 = 0.f;
 };
 
-// Before: softmax_d, the workspace's stats, zeros in its dq and turns.
+// Before the main kernel: softmax_d, the workspace's stats, zeros in its dq and dQ semaphores.
 template <class Element>
 void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-// In its place, before a relay that finds D: of `heads` heads it is found here.
+// In its place, before a kernel with delta warps: computes D of `heads` heads only.
 template <class Element>
 void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
                         LaunchContext const& launch);
 
-// After: dq from the sums in the workspace.
+// Behind the main kernel: dq from the sums in the workspace.
 template <class Element>
 void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-// After: dk and dv from their parts in the workspace.
+// Behind the main kernel: dk and dv from their parts in the workspace.
 template <class Element>
 void launch_key_gradients(BwdParams const& params, LaunchContext const& launch);
 
-// The tiles of keys of a main kernel.
+// A main kernel's tiles.
 struct KeyTiles {
   TileGrid grid;
   int block_n;
 };
 
-// The same for cut tiles.
+// The same for tiles that are cut into row parts.
 template <class Element>
 void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch);
 
-// After: ds_aux from softmax_d and LSE.
+// Behind the main kernel: ds_aux from softmax_d and LSE.
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);
 
 }  // namespace flash

@@ -1,4 +1,4 @@
-// After the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
+// Passes behind the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@ __device__ inline float4 sums_of_quad(float const* sum, int stride) {
                      : float4{sum[0], sum[stride], sum[2 * stride], sum[3 * stride]};
 }
 
-// Sums in accumulator order → shared memory (block_m, padded_row). A thread of the main kernel
-// holds quads of numbers, two neighbours in each of two rows; one or two threads here take the
-// quads of each. Of the row tiles, those of `part`.
+// Copies sums in accumulator order to shared memory (block_m, padded_row), for the row tiles of
+// `part`. A thread of the main kernel holds quads of numbers, two neighbours in each of two rows;
+// one or two threads here take the quads of each.
 template <class Element>
 __device__ void sums_to_rows(float const* sums, QueryTile const& shape, int parts, int part,
                              float scale, Element* rows) {
@@ -55,20 +55,21 @@ __device__ void sums_to_rows(float const* sums, QueryTile const& shape, int part
   }
 }
 
-// Thread blocks for a row block: of 128 rows so few fit a multiprocessor that they wait for memory.
+// CTAs for a row block: with 128 rows each, so few fit an SM that they wait for memory.
 FLASH_HD int query_gradient_parts(QueryTile const& shape) {
   return shape.block_m > 64 && shape.block_m / (16 * shape.row_warps) % 2 == 0 ? 2 : 1;
 }
 
-// Of a multiprocessor, by registers: it waits for memory, and the tile's look-up would have more.
+// CTAs an SM, as a limit of registers: the pass waits for memory, and the tile's look-up would take
+// more.
 constexpr int kPassBlocks = 6;
 
-// Rows of dq that a thread block turns sums into.
+// Rows of dq that a CTA computes from sums.
 struct QueryRows {
   WorkTile tile;
   int64_t first;      // in the tensor
   int count;          // that exist, from there on
-  int64_t row_block;  // in the workspace; of other rows than a sequence's there are no sums
+  int64_t row_block;  // in the workspace; only a sequence's rows have sums there
 
   __device__ QueryRows(BwdParams const& p, int block_m, TileGrid const& grid, int block) {
     tile = grid.tile(p.seqlens, block);
@@ -89,7 +90,7 @@ __device__ inline float gradient_scale(BwdParams const& p) {
   return p.scores.softmax_scale / (1.f - p.scores.dropout_p);
 }
 
-// A row block of one head, or part of it, whose sums are in any order.
+// Finishes a row block of one head, or a part of it, whose sums are in any order.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads, kPassBlocks)
     query_gradient_kernel(__grid_constant__ BwdParams const p,
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(kPassThreads, kPassBlocks)
   }
 }
 
-// Words of a row, of which lane l of a quad has the l-th of four chunks each; afterwards, all of
-// the l-th chunk.
+// Transposes words in a quad: lane l has the l-th word of four chunks before, and all words of the
+// l-th chunk afterwards.
 __device__ inline void swap_in_quad(uint32_t (&word)[4]) {
 #pragma unroll
   for (int apart = 1; apart <= 2; apart *= 2) {
@@ -195,7 +196,8 @@ struct QuadRows {
                shape.group_stride);
   }
 
-  // By all lanes, as far as there are rows and columns. wanted: whether the piece is there.
+  // Stores as far as there are rows and columns; all lanes call it. wanted: whether the piece is
+  // there.
   __device__ void store(int number, bool wanted, SumPiece const& piece) const {
     int const strip = number % strips(), group = number / strips() * SumPiece::kGroups;
     int const lane = threadIdx.x % 32, column = (group + lane % 4) * kChunk;
@@ -210,7 +212,7 @@ struct QuadRows {
   }
 };
 
-// A row block of one head, whose sums lie four of a thread together.
+// Finishes a row block of one head, where a thread's four sums lie together.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     query_gradient_quads_kernel(__grid_constant__ BwdParams const p,
@@ -241,14 +243,14 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-// A sink's share of a row's denominator, as far as a gradient asks for it: one of +inf has all of
-// it wherever it moves to. LSE -inf: the row saw not even a sink.
+// A sink's share of a row's denominator, as far as a gradient needs it: a sink of +inf has all of
+// it wherever it moves to, and counts as 0. LSE -inf: the row saw not even a sink.
 __device__ inline float sink_share(float sink, float lse) {
   bool const none = lse == -INFINITY || sink == INFINITY;
   return none ? 0.f : exp2_fast((sink - lse) * kLog2e);
 }
 
-// ds_aux[h] = -sum over rows of sink_share * softmax_d: one thread block per head, in one order.
+// ds_aux[h] = -sum over rows of sink_share * softmax_d: one CTA per head, in one order.
 __global__ void __launch_bounds__(kPassThreads)
     sink_gradient_kernel(__grid_constant__ BwdParams const p) {
   auto* const sums = reinterpret_cast<float*>(dynamic_smem());

@@ -1,5 +1,5 @@
-// Before the main kernel: D = rowsum(dO * O) - dLSE, what the main kernel reads of a row, and zeros
-// where it adds.
+// The pass before the main kernel: D = rowsum(dO * O) - dLSE, what the main kernel reads of a row,
+// and zeros where it adds.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ struct alignas(16) Chunk {
   Element element[kChunk];
 };
 
-// Rows that a thread has at a time, so far apart that the block has all between them. Their loads
-// are all on their way before the first is used.
+// Rows that a thread has at a time, so far apart that the CTA's threads have all rows between them.
+// Their loads are all on their way before the first is used.
 constexpr int kRowsTogether = 4;
 
-// How a block's threads share rows: 16 bytes of a row each.
+// How a CTA's threads share rows: 16 bytes of a row each.
 struct RowLanes {
   int per_row;
   int lane;
@@ -82,8 +82,9 @@ __device__ inline bool sees_keys(BwdParams const& p, BlockInfo const& info, int 
   return mask.begin(row_begin) < mask.end(row_last);
 }
 
-// Where the main kernel adds, or the rows of dq where it stores those that see a key, or never
-// comes. If it finishes sums itself, those of row blocks that it does not come to.
+// Zeros the sums to which the main kernel adds; or rows of dq, if the main kernel stores only rows
+// that see a key, or does not reach them. If the main kernel finishes sums itself, these are the
+// row blocks that it does not reach.
 template <class Element>
 __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
                                     WorkTile const& tile, BlockInfo const& info, int64_t row_block,
@@ -112,8 +113,8 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
   }
 }
 
-// The longest sequence of keys first, so that no long one is left when the others are done. Any
-// lengths have an order, in which each sequence comes once. A warp finds the place of one.
+// Orders sequences, the one with most keys first, so that no long one is left when the others are
+// done. Whatever the lengths are, each sequence comes once. A warp finds the place of one sequence.
 __device__ inline void order_sequences(Seqlens const& s, int* order) {
   constexpr int kWarps = kPassThreads / 32;
   VarlenRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
@@ -135,12 +136,12 @@ __device__ inline void order_sequences(Seqlens const& s, int* order) {
   }
 }
 
-// LSE and D of a row block's rows.
+// Writes LSE and D of a row block's rows.
 template <class Element>
 __device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile const& tile,
                           BlockInfo const& info, int64_t row_block, bool is_sequence) {
   int const row_begin = tile.m_block * shape.block_m;
-  int const rows = info.seqlen_q - row_begin;  // at least; the rest of the block does not exist
+  int const rows = info.seqlen_q - row_begin;  // from row_begin on; rows of the block beyond them do not exist
   RowLanes const lanes(p.head_dim_v);
   int const column = lanes.lane * kChunk;
   for (int first = lanes.first; first < shape.block_m; first += kRowsTogether * lanes.step) {
@@ -167,15 +168,15 @@ __device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile c
   }
 }
 
-// One row block of one head.
+// Each CTA has one row block of one head.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     preprocess_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,
                       __grid_constant__ TileGrid const grid) {
   let_next_launch_start();
   RowBlocks const row_blocks{shape.block_m};
-  // One each, also by blocks without rows: who waits for a turn must find a number there, whatever
-  // the lengths are.
+  // Each CTA clears one semaphore, even if it has no rows: a CTA that waits must find a number
+  // there, whatever the lengths are.
   if (p.workspace.dq_semaphores && threadIdx.x == 0 &&
       blockIdx.x < p.heads_q * row_blocks.count(p.seqlens)) {
     p.workspace.dq_semaphores[blockIdx.x] = 0;
@@ -183,7 +184,8 @@ __global__ void __launch_bounds__(kPassThreads)
   if (p.workspace.order) {
     order_sequences(p.seqlens, p.workspace.order);
   }
-  // The last tiles first: what is written last, for those that come first, is still in L2 then.
+  // The last tiles come first: what is written last is for the tiles that the main kernel begins
+  // with, and still in L2 then.
   WorkTile const tile = grid.tile(p.seqlens, gridDim.x - 1 - blockIdx.x);
   if (!tile.valid) {
     return;
@@ -191,10 +193,10 @@ __global__ void __launch_bounds__(kPassThreads)
   BlockInfo const info(p.seqlens, tile.batch);
   int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
                             row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
-  // Of the others nobody may count on the contents, and they have no place in the workspace.
+  // Other rows have contents that no code may count on, and no place in the workspace.
   bool const is_sequence = tile.batch < p.seqlens.batch;
   find_rows<Element>(p, shape, tile, info, row_block, is_sequence);
-  // Last: loads would wait behind the stores.
+  // Zeros come last: loads would wait behind the stores.
   if (p.dq.ptr) {
     zero_query_gradient<Element>(p, shape, tile, info, row_block, is_sequence);
   }

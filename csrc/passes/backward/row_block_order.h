@@ -1,5 +1,5 @@
-// In which order a relay's tiles come to the row blocks of a dense call: batch entry by batch
-// entry, head by head, from the last to the first.
+// The order in which tiles with ordered dQ reach the row blocks of a dense call: batch entry by
+// batch entry, head by head, from the last row block to the first.
 #pragma once
 
 #include "core/work_tile.h"
@@ -20,14 +20,14 @@ struct RowBlockOrder {
   FLASH_HD int all_heads() const { return heads * batch; }
   FLASH_HD int count() const { return all_heads() * row_blocks; }
 
-  // Behind the last one: not valid.
+  // The number-th row block; not valid behind the last one.
   FLASH_HD WorkTile at(int number) const {
     int const head = number / row_blocks, before = number - head * row_blocks;
     int const entry = head / heads;
     return {row_blocks - 1 - before, head - entry * heads, entry, number < count()};
   }
 
-  // In the workspace, as RowBlocks numbers them.
+  // Index in the workspace, as RowBlocks numbers row blocks.
   FLASH_HD int64_t place(WorkTile const& tile) const {
     return (int64_t(tile.head) * batch + tile.batch) * row_blocks + tile.m_block;
   }

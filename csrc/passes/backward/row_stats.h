@@ -16,12 +16,12 @@ struct RowPlace {
   int in_block;
 };
 
-// exists: a row of a sequence, whose LSE there is.
+// exists: the row belongs to a sequence, and has an LSE.
 __device__ inline float lse_of(BwdParams const& p, RowPlace const& at, bool exists) {
   return exists ? *p.lse.at(at.tile.batch, at.row, at.tile.head) : -INFINITY;
 }
 
-// And softmax_d. dot: dO * O
+// Writes the row's stats and softmax_d. dot: dO * O
 __device__ inline void write_row(BwdParams const& p, QueryTile const& shape, RowPlace const& at,
                                  bool exists, bool is_sequence, float lse, float dot) {
   int const batch = at.tile.batch, head = at.tile.head;

@@ -1,5 +1,5 @@
-// What happens to transposed scores (keys x queries) and to their gradient. As core/score_hooks.h,
-// with queries as columns.
+// Masks, score mods and dropout of transposed scores (keys x queries) and of their gradient: like
+// core/score_hooks.h, with queries as columns.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -28,7 +28,7 @@ __device__ void apply_mask_transposed(Scores& s, SequenceMask const& mask, int r
   }
 }
 
-// Scale, softcap and ALiBi; `slope` becomes the softcap's derivative, 1 without one. s: the
+// Applies scale, softcap and ALiBi; `slope` becomes the softcap's derivative, 1 without one. s: the
 // accumulator s_mma seen as (keys, queries).
 template <class Accumulator, class Scores, class Slope, class Coord>
 __device__ void apply_score_mod_transposed(Accumulator& s_mma, Scores& s, Slope& slope,
@@ -81,7 +81,8 @@ struct KeepBits {
   template <bool kWide = false, class Coord>
   __device__ void draw(DropoutMask const& mask, int row_begin, int key_begin, Coord coord) {
     TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
-    // Blocks start at multiples of 16, at this thread's place in them less its place.
+    // Blocks start at multiples of 16: this thread's place, rounded down to one, plus its place in
+    // the block.
     DropoutGroup const group = mask.group((row_begin + coord.col(0)) / 16 * 16 + lane.query(),
                                           (key_begin + coord.row(0)) / 16 * 16 + lane.key());
 #pragma unroll
@@ -116,7 +117,7 @@ struct KeepBits {
     }
   }
 
-  // The same of (r, c) and (r, c + 1), in the halves of a word.
+  // The same for (r, c) and (r, c + 1), in the halves of a word.
   __device__ void apply_to_pair(uint32_t& pair, int r, int c) const {
     pair &= halves_of_bits(word_of(r, c), bit(r, c));
   }

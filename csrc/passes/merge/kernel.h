@@ -43,8 +43,8 @@ struct Merged {
   float share_b;  // of the denominator
 };
 
-// A row that sees nothing has LSE -inf, and no share; one whose sink takes all has +inf, and all of
-// it; one that saw NaN has NaN, and so has what it is merged with.
+// A row that sees nothing has LSE -inf and no share; a row whose sink takes all has LSE +inf and
+// all of it; a row that saw NaN has NaN, and so has what it is merged with.
 FLASH_HD Merged merged(float lse_a, float lse_b) {
   if (lse_b == -INFINITY) {
     return {lse_a, 0.f};
@@ -64,14 +64,14 @@ __device__ void merge_row(Out* out, A const* a, B const* b, float share_b, int c
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       float const x = float(mine.element[i]);
-      // What b has where it counts for nothing may be NaN.
+      // b's elements may be NaN where b counts for nothing.
       merged.element[i] = Out(share_b == 0.f ? x : x + share_b * (float(theirs.element[i]) - x));
     }
     *reinterpret_cast<Chunk<Out>*>(out + c) = merged;
   }
 }
 
-// Out and A: what is kept between merges, B or float.
+// Out and A are what is kept between merges: B or float.
 template <class Out, class A, class B>
 __global__ void __launch_bounds__(kThreads) merge_kernel(__grid_constant__ MergeParams const p) {
   int const lane = threadIdx.x % kLanesPerRow;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(__grid_constant__ Merge
   Row const r = row_of(p, exists ? index : 0);
   float* const lse_a = p.lse_a.at(r.batch, r.row, r.head);
   Merged const m = merged(*lse_a, *p.lse_b.at(r.batch, r.row, r.head));
-  __syncwarp();  // one lane writes what all of the row's have read
+  __syncwarp();  // one lane writes what all lanes of the row have read
   if (exists && lane == 0) {
     *lse_a = m.lse;
   }

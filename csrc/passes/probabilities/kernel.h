@@ -20,7 +20,7 @@ struct Entry {
   int key;
 };
 
-// Blocks of keys, then rows, heads and sequences.
+// Numbers CTAs by their kThreads keys, then by rows, heads and sequences.
 FLASH_HD int64_t num_blocks(FwdParams const& p) {
   int64_t const key_blocks = (int64_t(p.seqlens.seqlen_k) + kThreads - 1) / kThreads;
   return key_blocks * p.seqlens.seqlen_q * p.heads_q * p.seqlens.batch;

@@ -1,6 +1,5 @@
-// Rotary embedding as a layer: q and k turn by their positions, and what is packed with them is
-// copied, in one launch. It only moves memory: dims are numbers, and nothing of a tile's shape
-// matters.
+// Rotary embedding as a layer: one launch rotates q and k by their positions, and copies what is
+// packed with them. It only moves memory: dims are numbers, and nothing of a tile's shape matters.
 //
 // A head is cut into runs of neighbouring channels, 16 bytes each. An item is two runs, those with
 // the same place in both halves of rotary_dim: half-split pairs lie across them, interleaved ones
@@ -26,7 +25,7 @@ struct alignas(sizeof(T) * kCount) Run {
   T element[kCount];
 };
 
-// A run of a head as it is loaded and kept: in whole registers, until its turn comes.
+// A run of a head as it is loaded and kept: in whole registers, until it is rotated.
 template <class Element, int kRun>
 using Bits = std::conditional_t<kRun == 1, Element, uint4>;
 
@@ -35,12 +34,13 @@ struct Shares {
   FastDiv items;      // of a head
   FastDiv per_token;  // items * groups, of all parts
   FastDiv seqlen;
-  int tokens;  // of a block
+  int tokens;  // of a CTA
 };
 
 FLASH_HD int num_groups(RotaryHeads const& part) { return (part.heads + kHeads - 1) / kHeads; }
 
-// Two runs; with as many channels that do not turn as make an odd number of them, one.
+// Items of a head, of two runs each; if an odd number of runs is not rotated, the last item has
+// one.
 FLASH_HD int num_items(RotaryParams const& p, int run) {
   return p.in_place ? p.half / run : (p.head_dim / run + 1) / 2;
 }
@@ -48,7 +48,7 @@ FLASH_HD int num_items(RotaryParams const& p, int run) {
 // An item of a head: where its runs start, and what happens to them.
 struct Item {
   int first;
-  int second;  // may lie outside of the head: there is none
+  int second;  // may lie outside of the head; then there is none
   bool turns;
 };
 
@@ -66,8 +66,8 @@ FLASH_HD Item item_of(RotaryParams const& p, bool turns, int index) {
   return {index * kRun, half + index * kRun, true};
 }
 
-// The row of the tables for a token: inside of them whatever offsets and cu_seqlens hold, which
-// nobody has looked at. A token of no sequence is at 0.
+// The row of the tables for a token: inside the tables whatever offsets and cu_seqlens hold, which
+// no code has checked. A token of no sequence is at 0.
 FLASH_HD int64_t position_of(RotaryPlaces const& at, int batch, int64_t row) {
   int sequence = batch;
   int64_t position = row;
@@ -109,8 +109,8 @@ __device__ void read(void const* table, bool wide, int64_t at, float* to) {
   }
 }
 
-// Of an item's pairs: those across its runs in the order of the runs, or those within the first run
-// and then within the second.
+// Angles of an item's pairs: pairs across its runs in the order of the runs, or pairs within the
+// first run and then those within the second.
 template <class Element, int kRun>
 __device__ Angles<kRun> read_angles(RotaryParams const& p, RotaryHeads const& part, Item item,
                                     int64_t cos, int64_t sin) {
@@ -166,7 +166,7 @@ __device__ void turn_runs(bool interleaved, Angles<kRun> const& at, Bits<Element
   second = std::bit_cast<Bits<Element, kRun>>(b);
 }
 
-// One item of up to kHeads heads of a token.
+// Rotates or copies one item of up to kHeads heads of a token.
 template <class Element, int kRun>
 __device__ void do_share(RotaryParams const& p, RotaryHeads const& part, int group, Item item,
                          int batch, int64_t row) {

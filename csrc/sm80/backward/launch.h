@@ -8,7 +8,7 @@
 
 namespace flash::sm80 {
 
-// GridMma's order; a number of dQ is added by a whole warp at once.
+// dQ's sums in GridMma's order; a whole warp adds one number of each lane at once.
 template <class Config>
 constexpr QueryTile query_tile() {
   return {.block_m = Config::kBlockM,

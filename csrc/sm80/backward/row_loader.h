@@ -31,7 +31,7 @@ struct RowLoader {
     cp_async_fence();
   }
 
-  // What was loaded last has arrived, and everybody is done with all other buffers.
+  // Waits until what was loaded last has arrived, and all threads are done with all other buffers.
   __device__ void wait() const {
     cp_async_wait<0>();
     __syncthreads();

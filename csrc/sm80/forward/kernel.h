@@ -1,5 +1,5 @@
-// Attention forward for GPUs with mma.sync and cp.async: one thread block computes one block of
-// query rows against all the keys they see (FlashAttention-2, 2307.08691, algorithm 1).
+// Attention forward for GPUs with mma.sync and cp.async: a CTA computes one row block against all
+// the keys that it sees (FlashAttention-2, 2307.08691, algorithm 1).
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -39,7 +39,7 @@ struct Accumulators {
   }
 };
 
-// One key block: scores, mask if it needs one, softmax, values. Returns the next one.
+// One KV block: scores, mask if it needs one, softmax, values. Returns the next one.
 template <class Config>
 __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulators<Config>& acc) {
   using Acc = Accumulators<Config>;

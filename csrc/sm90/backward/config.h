@@ -26,7 +26,7 @@ struct BackwardConfig {
   // The first warpgroup has the producer warp; each of the others, a consumer, computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-  static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
+  static constexpr int kAdders = 1;  // CTAs that add a tile's dQ
   static constexpr bool kKvPersistent = false, kOrderedDq = false, kFindsDelta = false;
   static constexpr bool kOrdersDq = false;  // the first and the last KV block differ (dq_action.h)
   static constexpr bool kStreamsTiles = false;

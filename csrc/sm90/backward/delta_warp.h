@@ -239,7 +239,7 @@ __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Conf
     while (__any_sync(0xffffffffu, acquire_count(found + head) < row_blocks)) {
       __nanosleep(20);
     }
-#else  // a vote is something that happens, so that nobody else would be let go on
+#else  // the emulator takes a vote for progress, and would let no other thread run
     while (acquire_count(found + head) < row_blocks) {
       __nanosleep(20);
     }

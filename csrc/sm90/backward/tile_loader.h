@@ -19,7 +19,7 @@ struct TileLoader {
   BackwardArgs const& args;
   Storage& smem;
   bool elected;            // the lane that talks to TMA
-  uint32_t described = 0;  // key blocks so far
+  uint32_t described = 0;  // KV blocks so far
   uint32_t iterations = 0;     // row blocks so far
   bool followed = false;  // the last tile's last iteration starts the next one's scores
 

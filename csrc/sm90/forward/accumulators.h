@@ -36,7 +36,7 @@ struct Accumulators {
   }
 };
 
-// O of a row block that is finished, in 16 bit: (row of a thread, group of 8 columns)
+// O of a finished row block, in 16 bits: (row of a thread, group of 8 columns)
 template <class Config>
 using FinishedRows =
     decltype(make_tensor<uint32_t>(Layout<Shape<_2, Int<Config::kHeadDimV / 8>>>{}));

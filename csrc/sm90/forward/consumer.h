@@ -1,4 +1,4 @@
-// A computing warpgroup: 64 query rows against the keys that go by.
+// A consumer warpgroup: 64 query rows against the keys that they see.
 #pragma once
 
 #include "sm90/forward/args.h"
@@ -20,11 +20,11 @@ struct Consumer {
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
   static constexpr int kColumns = Config::kBlockN / 4;  // of scores, a thread
-  // Whether a step's rows take turns, so that waits are over between them.
+  // Whether a step takes its rows one after the other, so that waits are over between them.
   template <class Hooks>
   static constexpr bool kRowsInTurn = Config::kWaitsBetweenRows && !Hooks::kAny;
-  // Whether what finishes rows runs under the last product. With hooks it comes behind it, or it
-  // would be there once for each kind of them; for packed heads it takes more registers.
+  // Whether rows are finished under the last product. With score mods they are finished behind it,
+  // or the code would be there once for each kind of mod; with pack-GQA it takes more registers.
   static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPacked;
   // P in registers, the A operand of P·V
   using Probabilities =
@@ -32,9 +32,9 @@ struct Consumer {
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;    // of those that compute
+  int warpgroup = 0;  // among the consumers
   int thread = 0;       // of the warpgroup
-  uint32_t blocks = 0;  // key blocks so far
+  uint32_t blocks = 0;  // KV blocks so far
 
   __device__ __forceinline__ void run() {
     if constexpr (Config::kStoresLate) {
@@ -75,15 +75,15 @@ struct Consumer {
       }
     }
     if constexpr (Config::kStoresTiles) {
-      tma_store_wait<0>();  // a block's shared memory is there until its stores have read it
+      tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
     }
     PingPong<Config>{warpgroup}.end();
   }
 
   __device__ __forceinline__ void run_storing_late();  // late_store.h
 
-  // Anew for each row block, and not known to be the same: what follows from it, kept for the next
-  // one, would make the larger tiles spill.
+  // Computed anew for each row block, and hidden from the compiler: values derived from it, if kept
+  // for the next row block, would make the larger tiles spill.
   __device__ void find_place() {
     int index = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(index));
@@ -91,7 +91,7 @@ struct Consumer {
     warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
   }
 
-  // First query of this warpgroup, in the row block
+  // First query of this warpgroup in the row block
   __device__ int first_row() const { return warpgroup * queries(); }
   __device__ int queries() const { return args.rows.template queries_of<Config>(); }
 
@@ -125,7 +125,8 @@ struct Consumer {
     leave_out_first(unseen, turns);
     if (unseen < steps) {
       Probabilities p;
-      // With hooks, one copy of the code: the mask of a block without limits hides nothing.
+      // With score mods there is one copy of the code: the mask of a block without limits hides
+      // nothing.
       if (Hooks::kAny || unseen < block.masked_steps) {
         first_step<true>(block, hooks, unseen, steps, turns, acc, p);
       } else {
@@ -138,13 +139,13 @@ struct Consumer {
     blocks += steps;
   }
 
-  // All from `step` on, and the last P·V.
+  // All steps from `step` on, and the last P·V.
   template <class Hooks>
   __device__ __forceinline__ void other_steps(RowBlock<Config> const& block, Hooks const& hooks,
                                               int step, int steps, PingPong<Config> const& turns,
                                               Acc& acc, Probabilities& p) {
     BlockRange const& range = block.range;
-    for (; step < block.masked_steps; ++step) {  // read anew: a register less
+    for (; step < block.masked_steps; ++step) {  // read anew, which saves a register
       next_step<true>(block, hooks, range.block_at(step), step, steps, turns, acc, p);
     }
     int const interior = range.interior();
@@ -159,7 +160,7 @@ struct Consumer {
     finish_early(block, acc);
   }
 
-  // Key blocks come from the right, so those that none of this warpgroup's rows sees come first.
+  // KV blocks come from the right, so those that none of this warpgroup's rows sees come first.
   __device__ int unseen_steps(RowBlock<Config> const& block) const {
     int const rows = min(block.rows, first_row() + queries());
     return rows > first_row()
@@ -184,7 +185,7 @@ struct Consumer {
     smem.v_ring.release(here);
   }
 
-  // The last block of keys frees Q as well.
+  // The last KV block frees Q as well.
   __device__ void release_k(int step, int steps) {
     smem.k_ring.release(Position(blocks + step));
     if (step + 1 == steps) {
@@ -210,7 +211,7 @@ struct Consumer {
 
   using Visible = VisibleKeys<kColumns>;
 
-  // Keys of a block that row r sees.
+  // Keys of a KV block that row r sees.
   __device__ __forceinline__ Visible visible(RowBlock<Config> const& block, Position here,
                                              int key_block, int r) {
     int const row = Coord(thread).row(r);
@@ -228,8 +229,8 @@ struct Consumer {
     }
   }
 
-  // The block's scores by (row, column), with their mask, are taken into the rows' maxima. Returns
-  // whether O has to be multiplied by `rescale` before it takes more, the same in a warp.
+  // Masks the block's scores (row, column) and takes them into the rows' maxima. Returns whether O
+  // has to be multiplied by `rescale` before more is added, the same in a whole warp.
   template <bool kMasked, bool kFirst, class Hooks, class Scores>
   __device__ __forceinline__ bool maxima(RowBlock<Config> const& block, Hooks const& hooks,
                                          Position here, int key_block, Scores& s, Acc& acc,
@@ -281,8 +282,8 @@ struct Consumer {
     end_first_step<kMasked>(block, hooks, step, steps, turns, acc, p, s);
   }
 
-  // The turn passes when they are there; but whoever stores a row block first does not hold the
-  // other one up with that.
+  // The ping-pong barrier is passed when the scores are there; with late stores it is passed at
+  // once, so that the store of a row block does not hold up the other consumer.
   __device__ __forceinline__ void start_first_scores(int step, PingPong<Config> const& turns,
                                                      ScoreFragment& s) {
     Position const here(blocks + step);
@@ -326,7 +327,7 @@ struct Consumer {
     }
   }
 
-  // The first scores become probabilities, one row after the other: no maximum was there before.
+  // The first scores become probabilities, one row after the other; no maximum was there before.
   template <bool kMasked, class Scores>
   __device__ __forceinline__ void first_probabilities(Visible const (&seen)[Acc::kRows], Scores& s,
                                                       Acc& acc) {
@@ -371,11 +372,11 @@ struct Consumer {
       bool const moved =
           maxima<kMasked, false>(block, hooks, here, key_block, scores, acc, offsets, rescale);
       probabilities(hooks, key_block, scores, acc, offsets);
-      // As in wait_for_keys.
+      // Waits behind the sums, as in wait_for_keys.
       bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
       smem.v_ring.wait_full(never ? before : here);
       finish_values(before, acc);
-      // Rarely: see OnlineSoftmax. It is a tenth of all instructions here.
+      // This is rare (see OnlineSoftmax), and a tenth of all instructions here.
       if (moved) {
         acc.rescale(rescale);
       }
@@ -391,10 +392,10 @@ struct Consumer {
     to_operand(s, p);
   }
 
-  // Scores become probabilities, one row after the other, and O takes in the block before. O is
-  // waited for between the two rows, when it is likely to be there: its rescaling and the
-  // conversions then run among the second row's exponentials, and no wait comes last. The second
-  // row's question for its maximum runs under the wait.
+  // Scores become probabilities, one row after the other, and P·V of the block before is added to
+  // O. The wait for O lies between the two rows, when O is likely to be there: its rescaling and
+  // the conversions then run among the second row's exponentials, and no wait comes last. The vote
+  // on the second row's maximum runs under the wait.
   template <class Scores>
   __device__ __forceinline__ void rows_of_turn(Position before, int step, int steps, Scores& s,
                                                Acc& acc) {
@@ -430,12 +431,12 @@ struct Consumer {
     smem.v_ring.release(at);
   }
 
-  // V of a step and K of the next, together, once `sum` is known. Left alone, the compiler takes
-  // the wait for P·V before the exponentials that are to run under it. It keeps waits in order, and
-  // does not know that sums are never negative.
+  // Waits for V of a step and K of the next together, once `sum` is known. Left alone, the compiler
+  // puts the wait for P·V before the exponentials that are to run under it. It keeps waits in
+  // order, and does not know that sums are never negative.
   __device__ __forceinline__ void wait_for_keys(int step, int steps, float sum) {
     Position here(blocks + step), next(blocks + step + 1);
-    here.phase ^= sum < 0.f;  // NaN is no reason to wait for another
+    here.phase ^= sum < 0.f;  // NaN leaves the phase as it is
     bool const v = smem.v_ring.is_full(here);
     bool const k = step + 1 >= steps || smem.k_ring.is_full(next);
     if (!(v && k)) {

@@ -1,8 +1,9 @@
-// What happens to a warpgroup's scores beside the softmax. Each of the usual hooks, alone, gets
-// loops over the keys of its own, in which nothing asks for the others and what it needs stays in
-// registers: between two products a question costs 30 clocks, and a look at shared memory as much.
+// Score mods: what happens to a warpgroup's scores beside the softmax. Each of the usual mods,
+// alone, has a loop over the keys of its own, which does not test for other mods and keeps what it
+// needs in registers: between two products a test costs 30 clocks, and a read of shared memory as
+// much.
 //
-// A kind of hooks has
+// A class of score mods has
 //   kAny              whether there are any
 //   Offsets           what its scores lack (core/softmax.h)
 //   on_scores         products (rows, columns) -> scores, but for the scale that is left to the
@@ -27,7 +28,7 @@ struct NoHooks {
   __device__ void on_probabilities(Probabilities&, int /*key_begin*/, Coord) const {}
 };
 
-// A usual cap.
+// A softcap alone, with a usual cap.
 struct SoftcapHook : NoHooks {
   static constexpr bool kAny = true;
   ScoreMod mod;
@@ -77,7 +78,7 @@ struct DropoutHook : NoHooks {
   }
 };
 
-// Several of them, a large softcap, ALiBi with keys on both sides, or a scale that the exponent
+// Several score mods, a large softcap, ALiBi with keys on both sides, or a scale that the exponent
 // cannot take.
 template <class Config>
 struct AnyHooks {
@@ -88,7 +89,7 @@ struct AnyHooks {
 
   __device__ int row_begin() const { return block.row_begin + warpgroup * kWarpgroupRows; }
 
-  // Whether no key of these is right of the diagonal of any row.
+  // Whether none of these keys is right of any row's diagonal.
   __device__ bool is_left(int key_begin) const {
     int const shift = block.score_mod.shift;
     return block.mask.right <= shift || key_begin + Config::kBlockN <= row_begin() + shift;

@@ -1,4 +1,4 @@
-// A computing warpgroup that stores each row block's O while the next one's first scores are
+// A consumer warpgroup that stores each row block's O while the next one's first scores are
 // computed (kStoresLate).
 #pragma once
 
@@ -6,8 +6,9 @@
 
 namespace flash::sm90::forward {
 
-// Nothing of a warpgroup's own hides its store, but the next row block's first scores could: they
-// are started before. O waits in 16 bit, in the registers that its accumulators had.
+// A warpgroup has no other work of this row block that hides the store, so the next row block's
+// first scores are started before it. O waits in 16 bits, in the registers that its accumulators
+// had.
 template <class Config>
 __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
   find_place();
@@ -31,7 +32,7 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
                          rows);
     }
     if (!valid) {
-      warpgroup_wait<0>();  // for nothing, which ptxas does not know
+      warpgroup_wait<0>();  // nothing is left to wait for, which ptxas does not know
       break;
     }
     Acc acc(args.params.scores.softmax_scale);

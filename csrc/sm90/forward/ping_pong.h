@@ -6,13 +6,13 @@
 
 namespace flash::sm90::forward {
 
-// Warpgroups take turns at starting products, so that one's softmax runs under another's products
-// and not all of them want the same unit at once.
+// Ping-pong barriers: warpgroups start products alternately, so that one's softmax runs under
+// another's products and not all of them want the same unit at once.
 template <class Config>
 struct PingPong {
   int warpgroup;
 
-  // Before the first turn: the first warpgroup has it.
+  // Called before the first products, which are the first warpgroup's.
   __device__ void begin() const {
     if (warpgroup == Config::kConsumers - 1) {
       pass();
@@ -23,7 +23,7 @@ struct PingPong {
     int const next = warpgroup + 1 < Config::kConsumers ? warpgroup + 1 : 0;
     cutlass::arch::NamedBarrier::arrive(2 * kWarpgroup, next);
   }
-  // After the last: no barrier is left half full.
+  // Called after the last products, so that no barrier is left half full.
   __device__ void end() const {
     if (warpgroup == 0) {
       wait();

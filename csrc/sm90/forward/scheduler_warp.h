@@ -1,5 +1,5 @@
-// The describing warp: finds the row blocks of a thread block and puts into shared memory what the
-// others have to know of each.
+// The scheduler warp: draws a CTA's row blocks, and announces in shared memory what the other warps
+// have to know of each.
 #pragma once
 
 #include <new>
@@ -22,9 +22,9 @@ struct SchedulerWarp {
   SharedStorage<Config>& smem;
   bool elected;                // the lane that writes
   uint32_t index{blockIdx.x};  // of the tile that was drawn last
-  int sequence = 0;            // of the one before; they are drawn in order
+  int sequence = 0;  // of the tile before; tiles are drawn in order
 
-  // A tile that is not valid, described last, ends the others' loops.
+  // An invalid tile, announced last, ends the other warps' loops.
   __device__ void run() {
     WorkTile tile = drawn_tile();
     for (uint32_t number = 0;; ++number) {
@@ -32,8 +32,8 @@ struct SchedulerWarp {
       if (!tile.valid) {
         return;
       }
-      // Drawn when it is wanted and not before: who is still at work then may not be the first who
-      // is done.
+      // A tile is drawn when it is needed and not before: a CTA that draws while it still works may
+      // not be the first to finish.
       smem.asked.wait_full(RingPosition<1>(number));
       tile = tile_after(tile);
     }
@@ -55,10 +55,10 @@ struct SchedulerWarp {
     index = __shfl_sync(WarpLanes::kAll, draw_tile(args.queue, smem.blocks), 0);
   }
 
-  // The first tile from the one drawn that is valid, or none.
+  // The first valid tile from the drawn one on, or none.
   __device__ WorkTile drawn_tile() {
     WorkTile tile{0, 0, 0, false};
-    // The host has seen to it that an int counts them.
+    // The host has checked that an int counts them.
     while (index < args.queue.num_tiles) {
       tile = args.grid.tile(args.params.seqlens, static_cast<int>(index), WarpSearch{sequence});
       sequence = tile.batch;
@@ -91,9 +91,8 @@ struct SchedulerWarp {
     }
   }
 
-  // While the first keys are on their way, and before anybody computes. If a page is missing, no
-  // block of keys goes without mask code: to ask in each would cost those that have all their
-  // pages.
+  // Runs while the first keys are on their way, and before consumers start. If a page is missing,
+  // every KV block runs mask code: a test in each would cost row blocks that have all their pages.
   __device__ void look_for_missing_pages(Block& block, uint32_t number) {
     bool const missing = block.tile.valid && misses_pages(args, block);
     for (Ring<1>& ring : smem.q_ring) {

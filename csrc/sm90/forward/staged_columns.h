@@ -13,7 +13,7 @@ struct ForwardTileShape {
   int stages;
 };
 
-// Columns of O, runs of 64, that shared memory has room for beside Q, K and V: 227 KiB, less
+// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V: 227 KiB, less
 // barriers.
 constexpr int staged_columns(ForwardTileShape const& tile) {
   constexpr int kRun = 64, kElements = (224 << 10) / 2;  // of 16 bits

@@ -1,4 +1,4 @@
-// The warpgroup that has dK of a thread block's keys, and dQ over the pair's keys in half of the
+// The warpgroup that computes dK of a CTA's keys, and dQ over the pair's keys in half of the
 // columns.
 #pragma once
 
@@ -46,7 +46,7 @@ struct GradientWarps {
   __device__ __forceinline__ void iterate(Block const& block, KeyFragment& dk) {
     int const heads = block.heads, count = block.range.count();
     QueryFragment dq;
-    int64_t last = kNone;  // whose dQ is to be added
+    int64_t last = kNone;  // the row block whose dQ is to be added
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < count; ++step) {
@@ -58,9 +58,9 @@ struct GradientWarps {
     add(block, last, dq);
   }
 
-  // `last`: the row block of the iteration before, whose dQ is still in the registers. It leaves them
-  // when the other warpgroup has shared its dS and waits for products; right behind dQ's product
-  // the additions would be in the way of what that one reads from shared memory.
+  // `last`: the row block of the iteration before, whose dQ is still in the registers. It is added
+  // when the other warpgroup has shared its dS and waits for products; right behind dQ's product,
+  // the additions would be in the way of what that warpgroup reads from shared memory.
   __device__ __forceinline__ void iteration(Block const& block, int64_t last, KeyFragment& dk,
                                         QueryFragment& dq) {
     auto const q_at = at.q();
@@ -94,7 +94,7 @@ struct GradientWarps {
     }
   }
 
-  // Half of the columns of this block's K.
+  // Half of the columns of this CTA's K.
   __device__ Element* own_k() { return smem.k + rank * Config::kTileHalfK; }
 
   // dK += dSᵀ·Q, not waited for
@@ -106,7 +106,7 @@ struct GradientWarps {
                         slice.partition_fragment_B(q)(_, _, _, stage), dk);
   }
 
-  // dQ (+)= dS·K over the keys of one block, not waited for
+  // dQ (+)= dS·K over the keys of one CTA, not waited for
   template <bool kAccumulate>
   __device__ __forceinline__ void start_query_gradient(Element* scores, Element* half_k,
                                                        int score_stage, QueryFragment& dq) {

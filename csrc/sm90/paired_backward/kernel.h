@@ -1,7 +1,7 @@
-// Attention backward for Hopper by pairs of thread blocks, for head dims of which one block has no
-// room for enough keys: each of a cluster's two has 64 keys and, over all rows that see them, sums
-// their dK and dV. The pair swaps dS, so that each block has the dQ of all 128 keys in half of the
-// columns, and fp32 sums in global memory are added to half as often.
+// Attention backward for Hopper by pairs of CTAs, for head dims at which one CTA has no room for
+// enough keys. Each CTA of a pair has 64 keys and sums their dK and dV over all rows that see them.
+// The pair swaps dS, so that each CTA has the dQ of all 128 keys in half of the columns, and adds
+// to fp32 sums in global memory half as often.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -14,12 +14,12 @@
 
 namespace flash::sm90::backward {
 
-// Inline: products of a function that is called are waited for one by one.
+// Inline, because products in a function that is called are waited for one by one.
 template <class Config>
 __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem,
                                           uint32_t rank) {
   constexpr unsigned kAll = 0xffffffffu;
-  // The same in all lanes, and the compiler knows it.
+  // The shuffle tells the compiler that this is the same in all lanes.
   int const warpgroup = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (warpgroup == 0) {
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   let_next_launch_start();
   wait_for_launch_before();
-  cute::cluster_sync();  // with it the other block's barriers can be reached
+  cute::cluster_sync();  // behind it the other CTA's barriers can be reached
   run_roles<Config>(args, smem, cute::block_rank_in_cluster());
-  cute::cluster_sync();  // the other block may still release buffers here
+  cute::cluster_sync();  // the other CTA may still release buffers here
 }
 
 }  // namespace flash::sm90::backward

@@ -1,7 +1,7 @@
 // Launches one instantiation and the passes around it; included by the generated files only.
 #pragma once
 
-#include "sm90/tensor_core.h"  // before whatever includes CuTe
+#include "sm90/tensor_core.h"  // before anything that includes CuTe
 
 #include "passes/backward/launch.h"
 #include "launch/launch_kernel.h"
@@ -12,7 +12,7 @@ namespace flash::sm90::backward {
 
 template <class Config>
 void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resident) {
-  static_assert(kPairedSmemBytes<Config> <= kMostSmem);  // the table knows of tiles alone
+  static_assert(kPairedSmemBytes<Config> <= kMostSmem);  // the table counts only tiles
   auto const start = [&](BackwardArgs const& args, int64_t pairs) {
     launch_kernel<paired_backward_kernel<Config>>(
         launch,

@@ -1,4 +1,4 @@
-// The loading warp: keeps K, V, Q and dO coming.
+// The producer warp of a CTA of a pair: keeps K, V, Q and dO coming.
 #pragma once
 
 #include "sm90/backward/kv_persistent.h"
@@ -20,14 +20,14 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
 
   uint32_t rank;
 
-  // The pair's keys that are those of one of its blocks.
+  // Those of the pair's keys that CTA `of` has.
   __device__ TileCoord keys_of(Block const& block, uint32_t of) const {
     int const first = static_cast<int>(of) * Config::kKeys;
     TileCoord const& all = block.keys_at;
     return {all.row + first, min(max(all.rows - first, 0), Config::kKeys), all.head, all.batch};
   }
 
-  // Its arrival also announces the description.
+  // K's arrival also announces the KV block.
   __device__ void load_keys(uint32_t number, bool wanted) {
     smem.k_ring.wait_empty(RingPosition<1>(number));
     Barrier& full = smem.k_ring.full(0);
@@ -56,7 +56,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     }
   }
 
-  // With the rows' LSE and D. Its arrival also announces the iteration.
+  // Q comes with the rows' LSE and D, and its arrival also announces the iteration.
   __device__ void load_q(Block const& block, RowIteration const& rows) {
     using Stats = RowStats<Config::kBlockM>;
     RingPosition<Config::kQStages> const at(iterations);

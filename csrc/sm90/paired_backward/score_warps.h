@@ -1,5 +1,5 @@
-// The warpgroup that has the scores of a thread block's keys: P, dV and dS, which it shares with
-// the rest of the pair.
+// The warpgroup that computes the scores of a CTA's keys: P, dV and dS, which it shares with the
+// rest of the pair.
 #pragma once
 
 #include "sm90/backward/lone_tile.h"
@@ -68,7 +68,7 @@ struct ScoreWarps {
   template <class Whole, class Masked = Whole>
   __device__ __forceinline__ void iterate_each(Block const& block, ValueFragment& dv) {
     constexpr bool kAlike = std::is_same_v<Whole, Masked>;
-    RowRange const range = block.range;  // not asked for while products could run
+    RowRange const range = block.range;  // read here, not while products could run
     int const heads = block.heads;
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
@@ -135,7 +135,7 @@ struct ScoreWarps {
                          slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
-  // dSᵀ in 16 bits to shared memory, of this block and of the other one.
+  // Writes dSᵀ in 16 bits to the shared memory of this CTA and of the other one.
   __device__ __forceinline__ void share(ScoreFragment const& gradient) {
     Operand ds;
     Tensor words = recast<uint32_t>(ds);

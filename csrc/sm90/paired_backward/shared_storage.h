@@ -12,7 +12,7 @@ struct PairedStorage {
   using Block = KeyBlock<Config>;
 
   alignas(1024) Element k[Config::kTileK];
-  alignas(1024) Element other_k[Config::kTileHalfK];  // the other block's, this one's columns of dQ
+  alignas(1024) Element other_k[Config::kTileHalfK];  // the other CTA's keys, in this one's columns of dQ
   alignas(1024) Element v[Config::kTileV];
   alignas(1024) Element q[Config::kQStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
@@ -20,16 +20,17 @@ struct PairedStorage {
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
   [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kQStages];  // come and go with Q
-  // With Q, where there are steps; more than are being loaded and computed at any time.
+  // Announced with Q, where additions to dQ have an order; more than are loaded and computed at any
+  // time.
   static constexpr int kDqIterations = Config::kOrdersDq ? 8 : 0;
   static_assert(!Config::kOrdersDq || kDqIterations > Config::kQStages + 1);
-  DqIteration dq_iterations[Config::kOrdersDq ? kDqIterations : 1];  // an array has an element
-  Ring<1> k_ring;  // with other_k; full also means: the key block is described in `block`
+  DqIteration dq_iterations[Config::kOrdersDq ? kDqIterations : 1];  // an array needs an element
+  Ring<1> k_ring;  // with other_k; full also announces the KV block in `block`
   Ring<1> v_ring;
-  Ring<Config::kQStages> q_ring;             // empty: in both blocks
-  Ring<Config::kStages> dout_ring;           // empty: in both blocks
-  Ring<Config::kScoreStages> ds_ring;        // empty: and its copy in the other block
-  Ring<Config::kScoreStages> other_ds_ring;  // filled by the other block; never waited to be empty
+  Ring<Config::kQStages> q_ring;  // empty: in both CTAs
+  Ring<Config::kStages> dout_ring;  // empty: in both CTAs
+  Ring<Config::kScoreStages> ds_ring;  // empty: also its copy in the other CTA
+  Ring<Config::kScoreStages> other_ds_ring;  // filled by the other CTA; no warp waits for empty
   DqSemaphoreStorage dq_semaphore;
   PairedDraws draws;
   static constexpr int kDescriptions = 3;                // as in SharedStorage
@@ -40,7 +41,7 @@ struct PairedStorage {
     return *reinterpret_cast<Block*>(block[number % kDescriptions]);
   }
 
-  // ordered: the turn keepers read descriptions, too.
+  // ordered: the semaphore warps read descriptions, too.
   __device__ void init_barriers(bool ordered) {
     constexpr int kWarps = Config::kRoleWarps, kPair = Config::kPair;
     k_ring.init(2 * kWarps + (ordered ? kDqSemaphoreWarps : 0));
