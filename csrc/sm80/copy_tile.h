@@ -1,4 +1,4 @@
-// Tiles [rows, columns] of 16-bit elements between global and shared memory.
+// Copies tiles [rows, columns] of 16-bit elements between global and shared memory.
 #pragma once
 
 #include "sm80/tensor_core.h"

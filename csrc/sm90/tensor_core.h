@@ -20,7 +20,7 @@ using namespace cute;
 
 constexpr int kWarpgroup = 128;        // threads
 constexpr int kWarpgroupRows = 64;     // of one wgmma
-constexpr int kWarpRows = 16;  // of them in a warp's accumulators
+constexpr int kWarpRows = 16;          // of them in a warp's accumulators
 constexpr int kMostSmem = 227 * 1024;  // bytes of shared memory of a CTA
 
 // A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: a run is one row of a

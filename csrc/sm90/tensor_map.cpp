@@ -13,8 +13,8 @@ namespace {
 constexpr int kElementBytes = 2;
 
 // Calls cuTensorMapEncodeTiled. Unlike the runtime's functions, it does not bind the device's
-// context to a thread that has none. A thread has none if it has made no call yet, because the
-// allocator had memory at hand and the device was the current one, or if its context was taken
+// context to a thread that has none. A thread has none if it has made no call yet (because the
+// allocator had memory at hand and the device was the current one), or if its context was taken
 // away.
 template <class... Args>
 CUresult encode_tiled(Args... args) {

@@ -1,4 +1,4 @@
-// Tiles from global to shared memory by TMA.
+// Loads tiles from global to shared memory by TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>

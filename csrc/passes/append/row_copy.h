@@ -71,7 +71,8 @@ __device__ RowCopy<Element> query_copy(NewRows const& rows, NewRow at, int befor
   auto* const to = static_cast<Element*>(turned.ptr) + turned.offset(at.sequence, at.row, at.head);
   RowCopy<Element> copy = row_copy<Element>(rows.q, at, to, columns);
   copy.turns = true;
-  copy.position = uint32_t(max(before, 0)) + (rows.rotary.advance_q ? at.row : 0);  // `before` may be anything
+  // `before` may be any number.
+  copy.position = uint32_t(max(before, 0)) + (rows.rotary.advance_q ? at.row : 0);
   return copy;
 }
 

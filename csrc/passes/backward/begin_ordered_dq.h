@@ -10,8 +10,8 @@ namespace flash {
 // first: heads, of all batch entries, whose D is computed here, one row block by each CTA.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
-    begin_ordered_dq_kernel(__grid_constant__ BwdParams const p, __grid_constant__ QueryTile const shape,
-                       int first) {
+    begin_ordered_dq_kernel(__grid_constant__ BwdParams const p,
+                            __grid_constant__ QueryTile const shape, int first) {
   let_next_launch_start();
   RowBlockOrder const order(p, shape.block_m);
   BwdWorkspace const& w = p.workspace;

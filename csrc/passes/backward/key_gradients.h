@@ -2,8 +2,8 @@
 // its parts, in their order, so that every run gives the same bits.
 #pragma once
 
-#include "passes/backward/preprocess.h"
 #include "core/tile_grid.h"
+#include "passes/backward/preprocess.h"
 
 namespace flash {
 

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "launch/launch_kernel.h"
 #include "passes/backward/begin_ordered_dq.h"
 #include "passes/backward/key_gradients.h"
 #include "passes/backward/postprocess.h"
 #include "passes/backward/preprocess.h"
-#include "launch/launch_kernel.h"
 
 namespace flash {
 namespace {
@@ -30,10 +30,10 @@ void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext co
 
 template <class Element>
 void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
-                        LaunchContext const& launch) {
+                             LaunchContext const& launch) {
   int64_t const blocks = int64_t(heads) * RowBlockOrder(params, tile.block_m).row_blocks;
   launch_kernel<begin_ordered_dq_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
-                                             heads);
+                                                  heads);
 }
 
 template <class Element>
@@ -72,9 +72,9 @@ template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile
                                                      LaunchContext const&);
 template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
 template void launch_begin_ordered_dq<cutlass::bfloat16_t>(BwdParams const&, QueryTile, int,
-                                                      LaunchContext const&);
+                                                           LaunchContext const&);
 template void launch_begin_ordered_dq<cutlass::half_t>(BwdParams const&, QueryTile, int,
-                                                  LaunchContext const&);
+                                                       LaunchContext const&);
 template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
                                                          LaunchContext const&);
 template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,

@@ -31,10 +31,11 @@ struct QueryTile {
 template <class Element>
 void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-// In its place, before a kernel with delta warps: computes D of `heads` heads only.
+// In place of launch_preprocess, before a kernel with delta warps: computes D of `heads` heads
+// only.
 template <class Element>
 void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
-                        LaunchContext const& launch);
+                             LaunchContext const& launch);
 
 // Behind the main kernel: dq from the sums in the workspace.
 template <class Element>

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "passes/backward/preprocess.h"
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
 #include "core/softmax.h"
+#include "passes/backward/preprocess.h"
 
 namespace flash {
 

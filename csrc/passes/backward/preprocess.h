@@ -4,14 +4,14 @@
 
 #include <algorithm>
 
-#include "passes/backward/passes.h"
-#include "passes/backward/row_stats.h"
 #include "core/block_info.h"
 #include "core/launch_order.h"
 #include "core/mask.h"
-#include "core/varlen_rows.h"
 #include "core/row_blocks.h"
 #include "core/tile_grid.h"
+#include "core/varlen_rows.h"
+#include "passes/backward/passes.h"
+#include "passes/backward/row_stats.h"
 
 namespace flash {
 
@@ -82,9 +82,9 @@ __device__ inline bool sees_keys(BwdParams const& p, BlockInfo const& info, int 
   return mask.begin(row_begin) < mask.end(row_last);
 }
 
-// Zeros the sums to which the main kernel adds; or rows of dq, if the main kernel stores only rows
-// that see a key, or does not reach them. If the main kernel finishes sums itself, these are the
-// row blocks that it does not reach.
+// Zeros the sums to which the main kernel adds, or the rows of dq, of which the main kernel stores
+// only those that see a key, or none. If the main kernel finishes sums itself, only row blocks that
+// it does not reach need zeros.
 template <class Element>
 __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
                                     WorkTile const& tile, BlockInfo const& info, int64_t row_block,
@@ -141,7 +141,7 @@ template <class Element>
 __device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile const& tile,
                           BlockInfo const& info, int64_t row_block, bool is_sequence) {
   int const row_begin = tile.m_block * shape.block_m;
-  int const rows = info.seqlen_q - row_begin;  // from row_begin on; rows of the block beyond them do not exist
+  int const rows = info.seqlen_q - row_begin;  // rows that exist from row_begin on
   RowLanes const lanes(p.head_dim_v);
   int const column = lanes.lane * kChunk;
   for (int first = lanes.first; first < shape.block_m; first += kRowsTogether * lanes.step) {

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "passes/backward/passes.h"
 #include "core/softmax.h"
 #include "core/work_tile.h"
+#include "passes/backward/passes.h"
 
 namespace flash {
 

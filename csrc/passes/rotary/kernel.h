@@ -9,8 +9,8 @@
 #include <bit>
 #include <type_traits>
 
-#include "core/varlen_rows.h"
 #include "core/rotary.h"
+#include "core/varlen_rows.h"
 #include "params/fast_div.h"
 #include "params/rotary_params.h"
 

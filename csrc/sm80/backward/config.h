@@ -13,8 +13,8 @@ using GridMma = TiledMMA<
     MmaInstruction<Element>, Layout<Shape<Int<kRowWarps>, Int<kColumnWarps>, _1>>,
     Tile<Int<16 * kRowWarps>, Layout<Shape<_8, Int<kColumnWarps>, _2>, Stride<_1, _16, _8>>, _16>>;
 
-// Of the ways to spread kWarps over (kRows, kColumns), the row warps of the one whose warps read
-// the fewest bytes a multiply-add: (rows + columns) of a warp's tile over their product.
+// The row warps of the grid of kWarps over (kRows, kColumns) whose warps read the fewest bytes a
+// multiply-add: (rows + columns) of a warp's tile over their product.
 template <int kRows, int kColumns, int kWarps>
 constexpr int best_row_warps() {
   int best = 0, best_edges = 0;

@@ -24,8 +24,8 @@ __device__ auto part(SmemTensor const& tensor, int row, int column) {
 // Computes P and dS of one part of the columns (queries), in shared memory or added to dV and dK at
 // once.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowIteration at, int stage,
-                                           int pass, KeyGradients<Config>& sum) {
+__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowIteration at,
+                                           int stage, int pass, KeyGradients<Config>& sum) {
   using Mma = typename Config::KeyMma;
   using Element = typename Config::Element;
   constexpr int kN = Config::kBlockN, kColumns = Config::kPartM;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void add_key_gradients(SharedStorage<Config>& smem, i
 // next row block; it is called as soon as the buffers for that are free.
 template <bool kMasked, class Config, class Prefetch>
 __device__ __forceinline__ void iterate(RowLoader<Config> const& loader, RowIteration at, int stage,
-                                           KeyGradients<Config>& sum, Prefetch prefetch) {
+                                        KeyGradients<Config>& sum, Prefetch prefetch) {
   if constexpr (Config::kStages > 1) {
     prefetch();
   }
@@ -153,8 +153,8 @@ struct RowWalk {
 // Waits for this iteration's rows; the next ones' load starts inside.
 template <bool kMasked, class Config>
 __device__ __forceinline__ void iterate_and_prefetch(RowLoader<Config> const& loader,
-                                                   RowWalk<Config>& walk,
-                                                   KeyGradients<Config>& sum) {
+                                                     RowWalk<Config>& walk,
+                                                     KeyGradients<Config>& sum) {
   RowIteration const at = walk.iteration();
   int const stage = walk.stage;
   loader.wait();

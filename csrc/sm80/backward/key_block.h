@@ -13,7 +13,7 @@ namespace flash::sm80 {
 
 // One iteration: a row block that sees the KV block.
 struct RowIteration {
-  int head;  // query head among the tile's: 0, 1, …
+  int head;     // query head among the tile's: 0, 1, …
   int m_block;  // row block of the sequence
 };
 
@@ -29,10 +29,10 @@ struct KeyBlock {
   int key_begin;
   int keys;             // of the kBlockN that may be attended to
   int slots;            // of the kBlockN that exist: the others have no gradient to store
-  float dq_scale;  // of the dQ that this KV block stores
-  int heads;  // query heads of the tile
+  float dq_scale;       // of the dQ that this KV block stores
+  int heads;            // query heads of the tile
   int head_begin;       // the first of them
-  int64_t blocks;  // row blocks of all sequences
+  int64_t blocks;       // row blocks of all sequences
   int64_t block_begin;  // the sequence's first row block
   Element const* q;     // first row of the sequence, head_begin
   Element const* dout;

@@ -1,9 +1,9 @@
 // Launches one instantiation and the passes around it; included by the generated files only.
 #pragma once
 
+#include "launch/launch_kernel.h"
 #include "passes/backward/grid.h"
 #include "passes/backward/launch.h"
-#include "launch/launch_kernel.h"
 #include "sm80/backward/kernel.h"
 
 namespace flash::sm80 {

@@ -23,7 +23,7 @@ template <class Config>
 struct QueryGradient {
   float* sum;
   int* taken;  // dQ semaphore: KV blocks that have added; null: any order
-  int turn;  // KV blocks that add before this one
+  int turn;    // KV blocks that add before this one
 
   __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowIteration at) {
     int64_t const row_block = block.index(at);

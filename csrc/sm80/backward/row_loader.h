@@ -1,4 +1,5 @@
-// Q, dO and the rows' statistics from global to shared memory, ahead of the products.
+// Loads keys, and Q, dO and the rows' statistics, from global to shared memory, ahead of the
+// products.
 #pragma once
 
 #include "sm80/backward/key_block.h"

@@ -2,8 +2,8 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "passes/backward/transposed_scores.h"
 #include "core/softmax.h"
+#include "passes/backward/transposed_scores.h"
 #include "sm80/backward/key_block.h"
 #include "sm80/fragments.h"
 
@@ -21,7 +21,7 @@ struct ScoreTile {
   RowStats<Config::kBlockM> const& stats;
   int head;
   int part_begin;  // first column of this part, in the tile
-  int row_begin;  // and its row in the sequence
+  int row_begin;   // and its row in the sequence
   GridCoord<Config::kKeyWarps, Config::kColumnWarps> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
 

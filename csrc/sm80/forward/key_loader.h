@@ -1,4 +1,4 @@
-// K and V from global to shared memory, ahead of the products.
+// Loads K and V from global to shared memory, ahead of the products.
 #pragma once
 
 #include "sm80/copy_tile.h"

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/score_level.h"
-#include "params/row_parts.h"
 #include "params/ordered_dq.h"
+#include "params/row_parts.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90::backward {
@@ -33,7 +33,8 @@ struct BackwardConfig {
   static constexpr int kKeyStages = 1;  // buffers for K
   // Lanes store 16 bytes each, of dK and dV, or of dQ.
   static constexpr bool kWideKeyRows = false, kWideQueryRows = false;
-  static constexpr bool kRowParts = has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kRowParts =
+      has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);

@@ -39,16 +39,16 @@ struct Consumer {
 
   BackwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;  // among the consumers
-  int thread = 0;        // of the warpgroup
-  uint32_t iterations = 0;   // row blocks so far
-  uint32_t shared = 0;  // dS tiles so far
-  Position at{0};  // of this iteration's Q
-  LseAhead lse_ahead{};  // of the next iteration's rows
-  float largest = 0.f;  // largest |score| of this thread in the next iteration
+  int warpgroup = 0;        // among the consumers
+  int thread = 0;           // of the warpgroup
+  uint32_t iterations = 0;  // row blocks so far
+  uint32_t shared = 0;      // dS tiles so far
+  Position at{0};           // of this iteration's Q
+  LseAhead lse_ahead{};     // of the next iteration's rows
+  float largest = 0.f;      // largest |score| of this thread in the next iteration
   // For a stream of tiles (stream_consumer.h):
-  uint32_t tiles = 0;  // tiles before this one
-  KeyPosition keys{0};  // of this tile's K
+  uint32_t tiles = 0;    // tiles before this one
+  KeyPosition keys{0};   // of this tile's K
   bool started = false;  // the tile before started the first scores; its last dQ is still to come
   bool crosses = false;  // this iteration starts the next tile's scores
 
@@ -68,7 +68,7 @@ struct Consumer {
       }
       smem.k_ring.release(0);
       smem.v_ring.release(0);
-      number = block.number + 1;  // not kept in a register until here
+      number = block.number + 1;  // read here: no register holds it during the tile
       int const first = warpgroup * kWarpgroupRows;
       store_key_rows(rows_of_dk(args.params), block, first, thread, sums.dk);
       store_key_rows(rows_of_dv(args.params, Config::kProbabilityUnit), block, first, thread,
@@ -145,7 +145,8 @@ struct Consumer {
     QueryFragment dq;
     start_query_gradient(shared - 1, dq, keys.stage);
     warpgroup_wait<0>();
-    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true, smem.row_iteration(iterations - 1), dq);
+    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true,
+                                           smem.row_iteration(iterations - 1), dq);
   }
 
   template <QueryEnd kEnd>
@@ -177,8 +178,7 @@ struct Consumer {
 
   // One loop body for masked row blocks and whole ones.
   template <class Tile>
-  __device__ __forceinline__ void iterate_alike(Block const& block, Sums& sums,
-                                                   ScoreFragment& s) {
+  __device__ __forceinline__ void iterate_alike(Block const& block, Sums& sums, ScoreFragment& s) {
     if constexpr (Tile::kScansAhead) {
       largest = largest_of(s);
     }
@@ -198,8 +198,8 @@ struct Consumer {
   // all warpgroups have written dS by now, so that no consumer waits for another; and the scores of
   // the next row block, which become `s`. Returns whether there is a next.
   template <class Tile, QueryEnd kEnd>
-  __device__ __forceinline__ bool iteration(Block const& block, Progress const& progress, Sums& sums,
-                                        ScoreFragment& s) {
+  __device__ __forceinline__ bool iteration(Block const& block, Progress const& progress,
+                                            Sums& sums, ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
       find_thread();  // with twice the rows this takes more registers than it frees
     }
@@ -283,7 +283,8 @@ struct Consumer {
         rows_before = smem.row_iteration(iterations - 1);
     auto const end_query_gradient = [&] {
       finish_query_gradient<kEnd>(late ? smem.key_block(tiles - 1) : block, shared - 2,
-                                  late || progress.has_begun(Tile::kCountsIterations), rows_before, dq);
+                                  late || progress.has_begun(Tile::kCountsIterations), rows_before,
+                                  dq);
       if (late) {
         smem.k_ring.release(keys_before);
       }

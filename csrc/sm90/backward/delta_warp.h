@@ -6,9 +6,9 @@
 
 #include "passes/backward/row_block_order.h"
 #include "passes/backward/row_stats.h"
+#include "sm90/backward/dq_semaphore.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/backward/query_tile.h"
-#include "sm90/backward/dq_semaphore.h"
 #include "sm90/tma.h"
 
 namespace flash::sm90::backward {
@@ -231,7 +231,8 @@ struct DeltaWarp {
 template <class Config>
 __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Config> const& block) {
   int const row_blocks = num_m_blocks(block.seqlen_q, Config::kBlockM);
-  int const* const found = p.workspace.deltas_done + block.tile.batch * p.heads_q + block.head_begin;
+  int const* const found =
+      p.workspace.deltas_done + block.tile.batch * p.heads_q + block.head_begin;
 #pragma unroll 1
   for (int head = 0; head < block.heads; ++head) {
 #if defined(__CUDA_ARCH__)

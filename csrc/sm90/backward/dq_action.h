@@ -9,10 +9,10 @@ namespace flash::sm90::backward {
 
 enum class DqAction : uint8_t {
   Nothing,  // dQ is not wanted
-  Add,  // to the sums
-  Put,  // it is the first of the sums
-  Finish,  // with the sums it is dq
-  Store,  // on its own it is dq
+  Add,      // to the sums
+  Put,      // it is the first of the sums
+  Finish,   // with the sums it is dq
+  Store,    // on its own it is dq
 };
 
 struct DqIteration : RowIteration {

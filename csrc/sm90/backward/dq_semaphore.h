@@ -69,7 +69,7 @@ struct DqSemaphoreWarp {
 
   BwdParams const& p;
   DqSemaphoreStorage& storage;
-  int warp;             // of the warpgroup
+  int warp;                 // of the warpgroup
   uint32_t iterations = 0;  // row blocks so far
 
   // Serves all iterations of a KV block, if this is one of the two warps.

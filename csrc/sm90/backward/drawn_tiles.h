@@ -13,7 +13,7 @@ struct DrawnTiles {
 
   BackwardArgs const& args;
   uint32_t block;
-  uint32_t blocks;  // CTAs, or clusters, that draw tiles
+  uint32_t blocks;     // CTAs, or clusters, that draw tiles
   uint32_t index = 0;  // of the last tile
   bool started = false;
   bool kv_persistent = false;
@@ -46,7 +46,7 @@ struct DrawnTiles {
       return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};
     } else {
       return kv_persistent ? first_tile_of(args.params, number)
-                        : args.grid.tile(s.cu_k, s.batch, s.total_k, drawn);
+                           : args.grid.tile(s.cu_k, s.batch, s.total_k, drawn);
     }
   }
 

@@ -9,7 +9,7 @@ namespace flash::sm90::backward {
 enum class HookKind {
   Cap,   // a softcap alone
   Bias,  // ALiBi alone
-  Drop,  // dropout alone, of a half at most
+  Drop,  // dropout alone, with a probability of a half at most
   Any,   // what the call has
 };
 

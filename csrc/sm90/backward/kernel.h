@@ -31,8 +31,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      DrawnTiles<Config> tiles{
-          .args = args, .block = blockIdx.x, .blocks = gridDim.x, .kv_persistent = Config::kKvPersistent};
+      DrawnTiles<Config> tiles{.args = args,
+                               .block = blockIdx.x,
+                               .blocks = gridDim.x,
+                               .kv_persistent = Config::kKvPersistent};
       Loader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}}.load_all(tiles);
     } else if (ordered && warp <= kDqSemaphoreWarps) {
       run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});

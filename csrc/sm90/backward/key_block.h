@@ -37,20 +37,20 @@ struct NoSumRows {};
 // Everything about a KV block that stays the same over its iterations.
 template <class Config>
 struct KeyBlock {
-  WorkTile tile;  // m_block: the KV block; head: the GQA split. Not valid: there are no more
+  WorkTile tile;    // m_block: the KV block; head: the GQA split. Not valid: there are no more
   uint32_t number;  // KV blocks that this CTA had before
   SequenceMask mask;
   RowRange range;  // row blocks that see the keys
   int shift;       // seqlen_k - seqlen_q
   int seqlen_q;
   int key_begin;
-  int slots;  // keys that exist; others have no gradient. KV-persistent: with those behind the block
-  float dq_scale;  // of the dQ that this KV block stores
-  int heads;  // query heads of the tile
-  int head_begin;  // the first of them
-  int64_t row_q;   // first row of the sequence
-  int64_t row_k;   // first key of this block
-  int64_t blocks;  // row blocks of all sequences
+  int slots;            // keys that exist and so have gradients; KV-persistent: also those behind
+  float dq_scale;       // of the dQ that this KV block stores
+  int heads;            // query heads of the tile
+  int head_begin;       // the first of them
+  int64_t row_q;        // first row of the sequence
+  int64_t row_k;        // first key of this block
+  int64_t blocks;       // row blocks of all sequences
   int64_t block_begin;  // the sequence's first row block
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
@@ -165,7 +165,7 @@ struct KeyBlock {
         seqlen_q(info.seqlen_q),
         key_begin(tile_.m_block * Config::kBlockN),
         slots(Config::kKvPersistent ? info.slots_k - key_begin
-                               : min(info.slots_k - key_begin, Config::kBlockN)),
+                                    : min(info.slots_k - key_begin, Config::kBlockN)),
         dq_scale(has_all_of_dq(p, info) ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                                         : NAN),
         row_q(info.row_q),
@@ -198,10 +198,10 @@ struct KeyBlock {
 // One iteration: a row block of one of a tile's heads.
 struct RowIteration {
   int64_t row_block;  // its number in the workspaces
-  int head;  // among the tile's
+  int head;           // among the tile's
   int m_block;
-  bool masked;  // a mask limit cuts through
-  bool more;  // another iteration of the tile follows
+  bool masked;    // a mask limit cuts through
+  bool more;      // another iteration of the tile follows
   bool followed;  // none follows, but a next tile, whose first scores start here
 };
 

@@ -20,8 +20,7 @@ __device__ inline WorkTile first_tile_of(BwdParams const& p, uint32_t number) {
   return {0, head, sequence, keys.run(sequence).length > 0};
 }
 
-// The CTA's own sums for a row block; row blocks that the caller did not announce share the last
-// one's.
+// The CTA's own sums for a row block; row blocks beyond the caller's lengths share the last one's.
 template <class Config>
 __device__ int own_sums(BwdParams const& p, int head, int m_block) {
   int const rows = p.kv_persistent.row_blocks;
@@ -33,9 +32,9 @@ __device__ int own_sums(BwdParams const& p, int head, int m_block) {
 // With ordered dQ there are sums of all row blocks, numbered as these are.
 template <class Config>
 __device__ DqIteration dq_iteration(BwdParams const& p, KeyBlock<Config> const& block,
-                                RowIteration const& rows) {
+                                    RowIteration const& rows) {
   int const sums = Config::kOrderedDq ? static_cast<int>(rows.row_block)
-                                  : own_sums<Config>(p, rows.head, rows.m_block);
+                                      : own_sums<Config>(p, rows.head, rows.m_block);
   return {rows, dq_action(p, block, rows.m_block), sums};
 }
 

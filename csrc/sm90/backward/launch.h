@@ -3,8 +3,8 @@
 
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
-#include "passes/backward/launch.h"
 #include "launch/launch_kernel.h"
+#include "passes/backward/launch.h"
 #include "sm90/backward/kernel.h"
 #include "sm90/backward/prepare.h"
 
@@ -27,7 +27,8 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.kv_persistent.used()) {
-        return launch_tiles<KvPersistentConfig<Config>>(params, launch, params.kv_persistent.resident);
+        return launch_tiles<KvPersistentConfig<Config>>(params, launch,
+                                                        params.kv_persistent.resident);
       }
       if (params.ordered_dq.used) {
         return launch_tiles<OrderedDqConfig<Config>>(params, launch, places);

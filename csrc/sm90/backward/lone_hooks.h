@@ -39,7 +39,7 @@ FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
 // so large that it does nothing leaves scores as they are. The host computes them, or each
 // iteration would.
 struct NearTanhHook {
-  float limit;  // largest |product| for which this holds
+  float limit;    // largest |product| for which this holds
   float log2[2];  // of the powers of product^2
   float slope;    // of product^2
 

@@ -22,8 +22,8 @@ struct LoneTile : ScoreTile<false, Config> {
   bool masked;          // a limit cuts through the row block
   float largest = 0.f;  // the thread's largest |product|; only with kScansAhead
 
-  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowIteration const& rows,
-                      int warpgroup, int thread)
+  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block,
+                      RowIteration const& rows, int warpgroup, int thread)
       : Base(args, block, rows, warpgroup, thread),
         near_tanh(args.near_tanh),
         masked(rows.masked) {}

@@ -85,8 +85,8 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
                     Start start) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
   RowParts const& cut = params.row_parts;
-  int64_t const num_tiles =
-      Config::kKvPersistent ? num_kv_persistent(params) : grid.num_tiles() - cut.tiles + cut.slots();
+  int64_t const num_tiles = Config::kKvPersistent ? num_kv_persistent(params)
+                                                  : grid.num_tiles() - cut.tiles + cut.slots();
   if (num_tiles == 0) {
     return;
   }
@@ -109,7 +109,8 @@ template <class Config>
 void launch_before(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;
   if (params.ordered_dq.finds_delta) {
-    launch_begin_ordered_dq<Element>(params, query_tile<Config>(), params.ordered_dq.heads_before, launch);
+    launch_begin_ordered_dq<Element>(params, query_tile<Config>(), params.ordered_dq.heads_before,
+                                     launch);
   } else {
     launch_preprocess<Element>(params, query_tile<Config>(), launch);
   }

@@ -1,8 +1,8 @@
 // dQ: every KV block adds its part to a sum in fp32, or the only KV block stores dQ.
 #pragma once
 
-#include "sm90/backward/store.h"
 #include "sm90/backward/dq_semaphore.h"
+#include "sm90/backward/store.h"
 
 namespace flash::sm90::backward {
 
@@ -59,7 +59,8 @@ struct QueryGradient {
   // Adds the iteration-th iteration's dQ to the sums, which lie in the order of the accumulators:
   // (kBlockM / 64, kHeadDim / 8 groups of columns, 128 threads, 4). A warp's addition is one run of
   // 512 bytes.
-  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block, uint32_t iteration) const {
+  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block,
+                                      uint32_t iteration) const {
     BwdParams const& p = args.params;
     if (p.workspace.dq_semaphores) {
       semaphore.begin(iteration);
@@ -72,7 +73,8 @@ struct QueryGradient {
 
   // Does what the iteration's action says. KV-persistent, this thread alone adds to its sums, one
   // KV block after the other; with ordered dQ it waits for the dQ semaphore.
-  __device__ __forceinline__ void leave(Fragment& dq, DqIteration const& rows, uint32_t iteration) const {
+  __device__ __forceinline__ void leave(Fragment& dq, DqIteration const& rows,
+                                        uint32_t iteration) const {
     float* const sums = sums_of(rows.sums);
     DqAction const action = rows.action;
     if constexpr (Config::kOrderedDq) {

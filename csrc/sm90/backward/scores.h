@@ -2,16 +2,16 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "passes/backward/transposed_scores.h"
 #include "core/fragment_coord.h"
 #include "core/score_hooks.h"
 #include "core/softmax.h"
+#include "passes/backward/transposed_scores.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/backward/lone_hooks.h"
 
 namespace flash::sm90::backward {
 
-// One number of each row, LSE or D, for the columns of a thread: read when asked for.
+// One number of each row, LSE or D, for the columns of a thread, read when it is asked for.
 struct RowNumbers {
   float const* of_rows;
   FragmentCoord<4> coord;

@@ -37,7 +37,9 @@ struct SharedStorage {
   static constexpr int kDescriptions = Config::kStreamsTiles ? 4 : 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
-  __device__ Iteration& row_iteration(uint32_t number) { return row_iterations[number % kRowIterations]; }
+  __device__ Iteration& row_iteration(uint32_t number) {
+    return row_iterations[number % kRowIterations];
+  }
   __device__ KeyBlock<Config>& key_block(uint32_t number) {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }

@@ -64,7 +64,8 @@ struct StreamConsumer : Consumer<Config> {
     Base::start_query_gradient(shared - 1, dq, keys.stage);
     warpgroup_wait<0>();
     warpgroup_fence_operand(dq);
-    Base::template put_query_gradient<QueryEnd::Asked>(block, true, smem.row_iteration(iterations - 1), dq);
+    Base::template put_query_gradient<QueryEnd::Asked>(block, true,
+                                                       smem.row_iteration(iterations - 1), dq);
     smem.k_ring.release(keys);
   }
 };

@@ -18,10 +18,10 @@ struct TileLoader {
 
   BackwardArgs const& args;
   Storage& smem;
-  bool elected;            // the lane that talks to TMA
-  uint32_t described = 0;  // KV blocks so far
-  uint32_t iterations = 0;     // row blocks so far
-  bool followed = false;  // the last tile's last iteration starts the next one's scores
+  bool elected;             // the lane that talks to TMA
+  uint32_t described = 0;   // KV blocks so far
+  uint32_t iterations = 0;  // row blocks so far
+  bool followed = false;    // the last tile's last iteration starts the next one's scores
 
   // An invalid tile, announced last, ends the other warps' loops.
   template <class Tiles>
@@ -97,7 +97,7 @@ struct TileLoader {
         followed = next_has_rows() && !(total == 1 && led);
       }
       RowIteration const rows{block.row_block(head, m_block), head,     m_block,
-                          block.range.masked(m_block),    left > 1, left == 1 && followed};
+                              block.range.masked(m_block),    left > 1, left == 1 && followed};
       loads().load_q(block, rows, left == total);
       loads().load_dout(block, head, m_block);
       if (left == max(total - 1, 1)) {

@@ -30,7 +30,7 @@ struct ForwardArgs {
   TensorMap k;  // boxes of box_keys keys; in a kernel for pages only, of eight
   TensorMap v;
   TensorMap out;  // boxes of a warp's rows; only where O is stored by tiles
-  int box_keys;  // kBlockN; with pages, a power of two that divides it and a page
+  int box_keys;   // kBlockN; with pages, a power of two that divides it and a page
   RowPacking rows;
   FwdParams params;
   TileGrid grid;

@@ -3,10 +3,10 @@
 
 #include "sm90/forward/args.h"
 #include "sm90/forward/hooks.h"
+#include "sm90/forward/ping_pong.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
-#include "sm90/forward/ping_pong.h"
 
 namespace flash::sm90::forward {
 
@@ -32,7 +32,7 @@ struct Consumer {
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;  // among the consumers
+  int warpgroup = 0;    // among the consumers
   int thread = 0;       // of the warpgroup
   uint32_t blocks = 0;  // KV blocks so far
 
@@ -60,7 +60,7 @@ struct Consumer {
       Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
                                                    : block.score_mod.exponent_scale());
       attend_hooked(block, PingPong<Config>{warpgroup}, acc);
-      number = block.number + 1;  // not kept in a register until here
+      number = block.number + 1;  // read here: no register holds it during the tile
       if constexpr (!kFinishesEarly) {
         finish_rows<Config>(args, block, warpgroup, thread, acc);
       }

@@ -7,10 +7,10 @@
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
 #include "core/prefetch.h"
-#include "sm90/forward/scheduler_warp.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/pages.h"
+#include "sm90/forward/scheduler_warp.h"
 #include "sm90/forward/share.h"
 
 namespace flash::sm90::forward {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == 0) {
       SchedulerWarp<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
       if constexpr (Config::kSplit) {
-        wait_for_launch_before();  // nothing of it is read, but the next launch waits only for this one
+        wait_for_launch_before();  // for the next launch, which waits for this one only
       }
     } else if (warp == 1) {
       Loader<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();

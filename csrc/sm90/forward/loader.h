@@ -41,7 +41,7 @@ struct Loader {
     if (asks_at <= 0) {
       ask();
     }
-    // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not.
+    // K is one KV block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
         load_k(block, step);

@@ -15,7 +15,7 @@ struct KeyEight {
   static constexpr int kKeys = 8;  // pages and boxes are multiples of it
 
   int first;  // in the tile
-  int keys;  // keys of the sequence, from `first` on, but at most a box's
+  int keys;   // keys of the sequence, from `first` on, but at most a box's
   PageSlot slot;
 
   // The table's entry is on its way when this returns; its first use waits for it.
@@ -39,7 +39,7 @@ struct KeyEight {
 template <class Config>
 struct SmallPageBox {
   int first;  // key of the tile
-  int keys;  // keys of the sequence, from `first` on, but at most a box's
+  int keys;   // keys of the sequence, from `first` on, but at most a box's
   PageSlot slot;
 
   __device__ SmallPageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
@@ -64,7 +64,7 @@ struct LargePageBox {
 
   int first;     // key of the tile
   int box_keys;  // 0: the lane has none
-  int keys;  // keys of the sequence, from `first` on, but at most a box's
+  int keys;      // keys of the sequence, from `first` on, but at most a box's
   PageSlot slot;
 
   __device__ LargePageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
@@ -210,7 +210,7 @@ struct PageLoader {
 #pragma unroll
     for (int word = 0; word < Config::kKeyWords; ++word) {
       int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyEight::kKeys;
-      int const box = key / KeyEight::kKeys >> (args.box_keys / KeyEight::kKeys - 1);  // box_keys is 8 or 16
+      int const box = key / KeyEight::kKeys >> (args.box_keys / KeyEight::kKeys - 1);  // 8 or 16
       uint32_t const existing =
           __ballot_sync(WarpLanes::kAll, __shfl_sync(WarpLanes::kAll, int(has_page), box));
       if (elected) {

@@ -28,11 +28,11 @@ struct RowBlock {
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
-  float const* sinks;  // logits from the first head on; null: none
+  float const* sinks;         // logits from the first head on; null: none
   typename Config::Out* out;  // first row of this block
   float* lse;
   // For the producer warps
-  TileCoord q_at;  // all queries; with pack-GQA, `head` is the KV head
+  TileCoord q_at;     // all queries; with pack-GQA, `head` is the KV head
   TileCoord keys_at;  // all keys of the sequence, in K and in V; in pages, only head and rows count
 
   __device__ RowBlock(ForwardArgs const& args, WorkTile const& tile_, uint32_t number_)

@@ -22,7 +22,7 @@ struct SchedulerWarp {
   SharedStorage<Config>& smem;
   bool elected;                // the lane that writes
   uint32_t index{blockIdx.x};  // of the tile that was drawn last
-  int sequence = 0;  // of the tile before; tiles are drawn in order
+  int sequence = 0;            // of the tile before; tiles are drawn in order
 
   // An invalid tile, announced last, ends the other warps' loops.
   __device__ void run() {

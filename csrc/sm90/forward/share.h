@@ -19,7 +19,7 @@ __device__ MixedWork mixed_work(ForwardArgs const& args) {
   for (int b = WarpLanes{}.index(); b < p.seqlens.batch; b += WarpLanes::kCount) {
     BlockInfo const info(p.seqlens, b);
     SequenceMask const mask(p.mask, info.seqlen_q, info.seqlen_k);
-    // Of few queries, all keys that they see; of many, those that the middle one sees.
+    // Few queries count all keys that they see, many queries those that the middle one sees.
     bool const few = info.seqlen_q <= p.seqlens.few_q;
     int const last = few ? info.seqlen_q - 1 : info.seqlen_q / 2;
     float const keys = float(max(mask.end(last) - mask.begin(few ? 0 : last), 0));

@@ -35,7 +35,7 @@ struct SharedStorage {
   static constexpr int kPageWarps = 2;
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
-  int blocks;  // CTAs of the launch that share its tiles
+  int blocks;     // CTAs of the launch that share its tiles
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);

@@ -20,7 +20,7 @@ struct PairedBackwardConfig {
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for dO; for Q see below
 
-  static constexpr int kPair = 2;  // CTAs
+  static constexpr int kPair = 2;                // CTAs
   static constexpr int kKeys = kBlockN / kPair;  // of one CTA
   static_assert(kKeys == kWarpgroupRows && kBlockM == kWarpgroupRows);
 
@@ -40,7 +40,8 @@ struct PairedBackwardConfig {
   static constexpr bool kFindsDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
-  static constexpr bool kRowParts = has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kRowParts =
+      has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr bool kHookedTiles = false;
   // A softcap alone and ALiBi alone have loops of their own (rate over plain, 4k causal, d 192,
   // H200: 0.741 and 0.875 in one loop for all score mods, 0.924 and 0.903 in loops of their own).

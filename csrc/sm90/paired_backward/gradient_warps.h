@@ -3,8 +3,8 @@
 #pragma once
 
 #include "sm90/backward/query_gradient.h"
-#include "sm90/paired_backward/shared_storage.h"
 #include "sm90/paired_backward/ring_positions.h"
+#include "sm90/paired_backward/shared_storage.h"
 
 namespace flash::sm90::backward {
 
@@ -34,7 +34,7 @@ struct GradientWarps {
       KeyFragment dk;
       clear(dk);
       iterate(block, dk);
-      number = block.number + 1;  // not kept in a register until here
+      number = block.number + 1;  // read here: no register holds it during the tile
       store_key_rows(rows_of_dk(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
                      dk);
     }
@@ -62,7 +62,7 @@ struct GradientWarps {
   // when the other warpgroup has shared its dS and waits for products; right behind dQ's product,
   // the additions would be in the way of what that warpgroup reads from shared memory.
   __device__ __forceinline__ void iteration(Block const& block, int64_t last, KeyFragment& dk,
-                                        QueryFragment& dq) {
+                                            QueryFragment& dq) {
     auto const q_at = at.q();
     auto const ds_at = at.ds();
     smem.ds_ring.wait_full(ds_at);
@@ -81,7 +81,8 @@ struct GradientWarps {
   }
 
   __device__ __forceinline__ void add(Block const& block, int64_t row_block, QueryFragment& dq) {
-    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block, static_cast<int>(rank), thread};
+    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block, static_cast<int>(rank),
+                                         thread};
     if (row_block == kNone) {
       return;
     }

@@ -3,8 +3,8 @@
 
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
-#include "passes/backward/launch.h"
 #include "launch/launch_kernel.h"
+#include "passes/backward/launch.h"
 #include "sm90/backward/prepare.h"
 #include "sm90/paired_backward/kernel.h"
 
@@ -29,7 +29,8 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.kv_persistent.used()) {
-        return launch_pairs<KvPersistentConfig<Config>>(params, launch, params.kv_persistent.resident);
+        return launch_pairs<KvPersistentConfig<Config>>(params, launch,
+                                                        params.kv_persistent.resident);
       }
       if (params.ordered_dq.used) {
         return launch_pairs<OrderedDqConfig<Config>>(params, launch, pairs);

@@ -20,7 +20,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
 
   uint32_t rank;
 
-  // Those of the pair's keys that CTA `of` has.
+  // The keys, among the pair's, of CTA `of`.
   __device__ TileCoord keys_of(Block const& block, uint32_t of) const {
     int const first = static_cast<int>(of) * Config::kKeys;
     TileCoord const& all = block.keys_at;

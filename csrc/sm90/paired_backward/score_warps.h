@@ -6,8 +6,8 @@
 #include "sm90/backward/scores.h"
 #include "sm90/backward/store.h"
 #include "sm90/cluster.h"
-#include "sm90/paired_backward/shared_storage.h"
 #include "sm90/paired_backward/ring_positions.h"
+#include "sm90/paired_backward/shared_storage.h"
 
 namespace flash::sm90::backward {
 
@@ -45,7 +45,7 @@ struct ScoreWarps {
       iterate(block, dv);
       smem.k_ring.release(0);
       smem.v_ring.release(0);
-      number = block.number + 1;  // not kept in a register until here
+      number = block.number + 1;  // read here: no register holds it during the tile
       store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
                      dv);
     }
@@ -85,7 +85,7 @@ struct ScoreWarps {
 
   template <class Tile>
   __device__ __forceinline__ void iteration(Block const& block, int head, int m_block,
-                                        ValueFragment& dv) {
+                                            ValueFragment& dv) {
     auto const q_at = at.q();
     auto const dout_at = at.dout();
     ScoreFragment s, dp;

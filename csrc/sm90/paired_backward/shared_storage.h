@@ -12,7 +12,7 @@ struct PairedStorage {
   using Block = KeyBlock<Config>;
 
   alignas(1024) Element k[Config::kTileK];
-  alignas(1024) Element other_k[Config::kTileHalfK];  // the other CTA's keys, in this one's columns of dQ
+  alignas(1024) Element other_k[Config::kTileHalfK];  // other CTA's keys, this one's dQ columns
   alignas(1024) Element v[Config::kTileV];
   alignas(1024) Element q[Config::kQStages][Config::kTileQ];
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
@@ -27,16 +27,18 @@ struct PairedStorage {
   DqIteration dq_iterations[Config::kOrdersDq ? kDqIterations : 1];  // an array needs an element
   Ring<1> k_ring;  // with other_k; full also announces the KV block in `block`
   Ring<1> v_ring;
-  Ring<Config::kQStages> q_ring;  // empty: in both CTAs
-  Ring<Config::kStages> dout_ring;  // empty: in both CTAs
-  Ring<Config::kScoreStages> ds_ring;  // empty: also its copy in the other CTA
+  Ring<Config::kQStages> q_ring;             // empty: in both CTAs
+  Ring<Config::kStages> dout_ring;           // empty: in both CTAs
+  Ring<Config::kScoreStages> ds_ring;        // empty: also its copy in the other CTA
   Ring<Config::kScoreStages> other_ds_ring;  // filled by the other CTA; no warp waits for empty
   DqSemaphoreStorage dq_semaphore;
   PairedDraws draws;
   static constexpr int kDescriptions = 3;                // as in SharedStorage
   alignas(16) char block[kDescriptions][sizeof(Block)];  // what the pair works on
 
-  __device__ DqIteration& dq_iteration(uint32_t number) { return dq_iterations[number % kDqIterations]; }
+  __device__ DqIteration& dq_iteration(uint32_t number) {
+    return dq_iterations[number % kDqIterations];
+  }
   __device__ Block& key_block(uint32_t number) {
     return *reinterpret_cast<Block*>(block[number % kDescriptions]);
   }
