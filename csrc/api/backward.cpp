@@ -22,7 +22,7 @@ struct Gradients {
   OptionalTensor const& ds_aux;
 };
 
-// What a forward took and gave.
+// Inputs and results of the forward.
 struct Forward {
   Tensor const& q;
   Tensor const& k;
@@ -40,7 +40,7 @@ void check_shape(Tensor const& t, char const* name, Tensor const& like, int64_t 
   check(same && t.size(t.dim() - 1) == last, name, " has another shape than its operand");
 }
 
-// A gradient with the shape of `like`, or an empty view where it is not wanted.
+// A gradient with the shape of `like`, or an empty view if it is not wanted.
 TensorView<void> gradient(OptionalTensor const& t, char const* name, Tensor const& like,
                           Tensor const& q) {
   if (!t) {
@@ -62,7 +62,7 @@ RowView rows(Tensor const& t, char const* name, Tensor const& q) {
   return {static_cast<float*>(t.data_ptr()), packed ? 0 : heads * seqlen, seqlen};
 }
 
-// Lengths are in `p` already.
+// `p` has the lengths already.
 Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const& g,
               ScoreArguments const& a, OptionalTensor const& dlse, bool deterministic) {
   Tensor const& q = f.q;
@@ -113,7 +113,8 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float), dq_semaphores(q, size.dq_semaphores, ScalarType::Int),
+      parts(q, size.parts, ScalarType::Float),
+      dq_semaphores(q, size.dq_semaphores, ScalarType::Int),
       deltas_done(q, size.deltas_done, ScalarType::Int), order(q, size.order, ScalarType::Int);
   p.workspace = {sums.data<float>(),
                  stats.data<float>(),

@@ -17,8 +17,8 @@ namespace {
 Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
-  // Hopper's loads can end with any key only where rows of all batch entries can be numbered.
-  // Strides for which they cannot are rare enough for the other kernels to serve them.
+  // Hopper's loads can end at any key only where the rows of all batch entries can be numbered.
+  // Strides that prevent this are so rare that the sm80 kernels may serve them.
   Seqlens const& s = p.seqlens;
   auto const numbered = [&](TensorView<const void> const& x) {
     return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);

@@ -22,7 +22,7 @@ RowView rows_of(Tensor const& lse, char const* name, Tensor const& out) {
 
 bool is_wide(Tensor const& out) { return out.scalar_type() == ScalarType::Float; }
 
-// An output like out_b, but that it may be fp32.
+// Checks an output like out_b, which may also be fp32.
 void check_output(Tensor const& out, char const* name, Tensor const& out_b) {
   check(out.dim() == 4 && out_b.dim() == 4, name, " and out_b must be (batch, rows, heads, dv)");
   for (int i = 0; i < 4; ++i) {

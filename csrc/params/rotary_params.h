@@ -24,7 +24,7 @@ struct RotaryPlaces {
 };
 
 struct RotaryParams {
-  RotaryHeads parts[3];  // q, k and v; one that the call lacks has no heads
+  RotaryHeads parts[3];  // x, k, and heads to copy; a part that the call lacks has no heads
   RotaryPlaces places;
   int64_t tokens;  // b * s, or total
   int head_dim;

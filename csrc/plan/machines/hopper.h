@@ -1,4 +1,4 @@
-// Hopper's kernels: an H100 and an H200 are the same processor with other memory.
+// Times of Hopper's backward kernels: an H100 and an H200 are the same processor with other memory.
 #pragma once
 
 #include "plan/machine.h"
