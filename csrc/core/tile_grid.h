@@ -1,3 +1,4 @@
+// From a tile's number to its row block, for dense and varlen calls.
 #pragma once
 
 #include "core/tile_scheduler.h"

@@ -1,3 +1,4 @@
+// Which tiles a CTA computes, in which order: iterators for dense calls and for varlen ones.
 #pragma once
 
 #include <cstdint>

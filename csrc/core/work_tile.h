@@ -1,3 +1,4 @@
+// A tile, and the order of tiles in a rectangle of row blocks and heads.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ FLASH_HD int num_m_blocks(int seqlen_q, int block_m) {
   return seqlen_q / block_m + (seqlen_q % block_m != 0);
 }
 
-// In which order tiles of a rectangle (row blocks x strips) run; a strip is one head of one batch
-// entry, and all row blocks of a strip read the same K and V.
+// The order in which tiles of a rectangle (row blocks x strips) run. A strip is one head of one
+// batch entry, and all row blocks of a strip read the same K and V.
 struct TileOrder {
   int group;           // strips that run side by side, so many that their K and V fit in L2
   bool longest_first;  // causal: the last row block sees most keys, so it starts before the short

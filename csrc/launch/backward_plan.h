@@ -11,7 +11,7 @@ plan::Problem problem_of(BwdParams const& params, Variant const& variant, bool d
 
 plan::BackwardKernel backward_kernel(Variant const& variant, DeviceInfo const& device);
 
-// The forced choice if there is one (launch/force.h), else the plan.
+// The forced choice if there is one (launch/force.h), otherwise the plan.
 plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,
                            DeviceInfo const& device, bool deterministic);
 
