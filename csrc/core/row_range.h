@@ -11,8 +11,8 @@ namespace flash {
 //   [begin, left)   some row's right limit, or the end of the keys, cuts through: masked
 //   [left, right)   every row sees every key: no mask code
 //   [right, end)    some row's left limit cuts through: masked
-// There are two orders for steps 0, 1, … count() - 1. A deterministic kernel adds to a row block
-// only after the KV blocks before it have added, and these reach the row block in the same order:
+// There are two orders for steps 0, 1, … count() - 1. In both, all KV blocks go through row blocks
+// in the same direction, so that a deterministic kernel can add to them in the KV blocks' order:
 //   block_at(step)     the masked blocks first, so that the interior is one run; each run ascends
 //   from_last(step)    all descend. KV blocks that start together then want their first common row
 //                      block one after the other under any mask; if they ascended, a causal KV

@@ -53,9 +53,8 @@ void trace_launch(FwdParams const& params, Variant const& variant, plan::Forward
 
 void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan) {
   if (TraceListener const tell = listener_) {
-    std::string const text =
-        concat(describe(params), ", ", describe(plan.choice, params.gqa.heads), ", ",
-               microseconds(plan.us));
+    std::string const text = concat(describe(params), ", ", describe(plan.choice, params.gqa.heads),
+                                    ", ", microseconds(plan.us));
     tell(line(text, variant, variant.block_n));
   }
 }
