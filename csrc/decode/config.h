@@ -6,6 +6,8 @@
 
 namespace flash::decode {
 
+using namespace sm80;  // its tensor-core code serves every GPU
+
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, ScoreLevel kScores_>
 struct DecodeConfig {

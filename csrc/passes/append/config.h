@@ -6,6 +6,8 @@
 
 namespace flash::append {
 
+using namespace cute;
+
 template <class Element_, int kHeadDim_, int kRows_, ScoreLevel>
 struct AppendConfig {
   using Element = Element_;
