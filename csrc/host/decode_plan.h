@@ -1,5 +1,5 @@
-// How a call with few query rows is served, by its plan (plan/decode.h): from the row of the table,
-// the call and the GPU alone, never from the lengths, which only the device knows.
+// How a call with few query rows is served. Its plan (plan/decode.h) depends on the row of the
+// table, the call and the GPU, and never on the lengths, which only the device knows.
 #pragma once
 
 #include "core/split_schedule.h"
@@ -17,14 +17,19 @@ bool decode_appends(FwdParams const& params, NewRows const& rows);
 // Whether the decode kernel serves a dense call without a cache.
 bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
 
-// Of a packed batch: what to put into params.seqlens.few_q. 0: the decode kernel serves none of it.
+// What to put into params.seqlens.few_q of a packed batch. 0: the decode kernel serves none of it.
 int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
 // What the kernel is told of the plan's split.
 SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
                               DeviceInfo const& device);
 
-// Floats that the pieces of the schedule leave behind.
+// Pieces of a call that are counted in a range that outlives it (host/counters.h), at most: a
+// captured graph keeps its range for ever. A call of more has counters in its workspace, which its
+// launch clears; what that takes does not show beside the work of so many pieces.
+constexpr int64_t kMostLastingCounters = 1 << 13;
+
+// Floats of what the pieces of the schedule leave behind, and of the counters, if they are there.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
                          SplitSchedule const& split);
 

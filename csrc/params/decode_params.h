@@ -17,9 +17,11 @@ struct DecodeParams {
   SplitSchedule split;
   float* partial_out;  // [pieces, block_m, dv], each piece's rows normalised
   float* partial_lse;  // [pieces, block_m]
-  uint32_t* counters;  // [pieces], of those that are done: zero before and after a launch
-  bool beside;         // runs beside the launch before it, with which it has nothing to do
-  NewRows rows;        // that it writes; none: k_cache is null
+  // [pieces], counts those that are done: zero before and after the kernel. The launch clears them;
+  // if they are null and needed, it looks for some that are zero.
+  uint32_t* counters;
+  bool beside;   // runs beside the launch before it, with which it has nothing to do
+  NewRows rows;  // those that it writes; none: k_cache is null
 };
 
 }  // namespace flash
