@@ -24,9 +24,9 @@ class TensorArguments {
   // If that fails, a Python error is set and there are none.
   TensorArguments(PyObject* const* args, Py_ssize_t count);
 
-  // Whether a kernel can have them: the first is on a GPU, and all have memory, which those of
-  // torch's transforms have not, nor zeros that are none before somebody reads them. One on another
-  // device is the operation's to refuse.
+  // Whether a kernel can have them: the first is on a GPU, and all have memory. Those of torch's
+  // transforms have none, and neither have zeros that torch makes when they are first read. The
+  // operation refuses one that is on another device.
   bool for_kernels() const;
 
   Tensor next() { return std::move(tensors_[next_++]); }

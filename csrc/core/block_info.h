@@ -19,7 +19,8 @@ struct BlockInfo {
   int batch_k;    // the cache's entry with the sequence's keys; -1: there is none
 
   // The sequences that the batch has not (see PackedRows), with their rows of a packed q, have no
-  // keys, so that these rows become zeros like any fully masked row. Nobody attends to their keys.
+  // keys, so that these rows become zeros like any fully masked row. No query attends to their
+  // keys.
   FLASH_HD BlockInfo(const Seqlens& s, int sequence) {
     RowRun const rows = rows_of(s, sequence), keys = keys_of(s, sequence);
     row_q = rows.begin;
@@ -30,7 +31,7 @@ struct BlockInfo {
       seqlen_k = leftpad = batch_k = 0;
       return;
     }
-    // Not more than exist, whatever a caller says: on a GPU nobody checks contents beforehand.
+    // Not more than exist, whatever a caller says: on a GPU the host does not check contents.
     int used = s.used_k ? s.used_k[sequence] : slots_k;
     used = used < 0 ? 0 : used < slots_k - s.new_k ? used + s.new_k : slots_k;
     batch_k = s.batch_k ? s.batch_k[sequence] : sequence;

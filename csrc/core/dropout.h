@@ -91,7 +91,7 @@ struct DropoutMask {
     }
   }
 
-  // That of an entry of the call.
+  // The group of an entry of the call.
   FLASH_HD DropoutGroup group(int query, int key_index) const {
     DropoutGroup const own = dropout_group(query, key_index);
     return {first.row + own.row, first.col + own.col};
@@ -116,7 +116,7 @@ struct DropoutMask {
     return bits;
   }
 
-  // The same by the key's parity, for who holds every second key: entry (query, key) is bit
+  // The same by the key's parity, for threads that hold every second key: entry (query, key) is bit
   // first + 2 * (key >> 3 & 1) + 4 * (query >> 3 & 1) of kept[key & 1], which is 0 before.
   template <bool kWide = false>
   FLASH_HD void keep_by_parity(DropoutGroup group, int first, uint32_t (&kept)[2]) const {
@@ -155,7 +155,7 @@ struct TransposedDropout {
   FLASH_HD int query() const { return 2 * (lane & 3) + odd_key(); }
   FLASH_HD int key() const { return lane >> 2; }
 
-  // Of bits by the key's parity, those that the partner holds.
+  // Those of the bits, by the key's parity, that the partner holds.
   FLASH_HD uint32_t for_partner(uint32_t const (&kept)[2]) const { return kept[1 - odd_key()]; }
 
   // The lane's keep bits, in the order of its accumulators: bit

@@ -1,5 +1,6 @@
-// How the pieces of a tile become one without anybody waiting: in rounds, in which neighbours form
-// groups, the last of a group to be done merges all of it, and goes on for it in the next round.
+// How the pieces of a tile become one while no thread block waits: in rounds, in which neighbours
+// form groups. The last block of a group to be done merges the group, and stands for it in the next
+// round.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Where the sequences of a packed tensor lie. On a GPU nobody has looked at cu_seqlens beforehand:
-// whatever it holds, what comes from here is inside the tensor.
+// Where the sequences of a packed tensor lie. On a GPU the host has not looked at cu_seqlens
+// beforehand: whatever it holds, the rows returned here are inside the tensor.
 #pragma once
 
 #include "params/common.h"
@@ -54,7 +54,7 @@ struct PackedRows {
 // The same in the order in which tiles are numbered: the rows before the first sequence come last.
 struct RowOrder {
   PackedRows rows;
-  int few;    // sequences of no more rows are somebody else's
+  int few;    // another kernel has the sequences of no more rows
   int first;  // row of the first sequence
 
   FLASH_HD explicit RowOrder(PackedRows const& rows_, int few_ = 0)
@@ -68,7 +68,7 @@ struct RowOrder {
                                         : rows.total;
   }
 
-  // Of a sequence's rows, how many are wanted.
+  // How many of a sequence's rows are wanted.
   FLASH_HD int wanted(int sequence, int length) const {
     return length > few || sequence >= rows.batch ? length : 0;
   }

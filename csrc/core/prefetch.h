@@ -1,4 +1,4 @@
-// The block table on its way to L2 before anybody knows which of it is wanted.
+// Loads the block table into L2 before a thread block knows which part of it is wanted.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ __device__ inline void prefetch_to_l2([[maybe_unused]] void const* address) {
 #endif
 }
 
-// By threads that have nothing to do yet. All of a launch go through the table once, a line
+// Threads that have nothing to do yet call it. Those of a launch go through the table once, a line
 // each; what is left of one with room for very long sequences is read when it is wanted.
 __device__ inline void prefetch_table(Pages const& pages, int batch, int64_t thread) {
   constexpr int kLine = 128 / sizeof(int);

@@ -15,8 +15,8 @@ struct AllKeys {
   __device__ uint32_t operator[](int /*word*/) const { return ~uint32_t{0}; }
 };
 
-// Which of a thread's kCols keys a row sees. By bits, of which one instruction makes seven
-// predicates; comparisons take one for each score and limit.
+// Which of a thread's kCols keys a row sees, as bits: one instruction makes seven predicates of
+// them, where comparisons take one for each score and limit.
 template <int kCols>
 struct VisibleKeys {
   uint32_t words[(kCols + 31) / 32];

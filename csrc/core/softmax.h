@@ -138,7 +138,8 @@ struct OnlineSoftmax {
   static constexpr int kChains = kRows < 4 ? 2 : 1;
 
   // Whether one of these scores (kRows, kCols) may have to move a maximum. Half the instructions of
-  // a maximum, and no other thread is asked: whoever takes several blocks of keys asks this first.
+  // a maximum, and no exchange with other threads: kernels that take several blocks of keys call
+  // this first.
   // Rows whose maximum is negative, or that saw no key yet, always say yes.
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {}) const {
@@ -279,7 +280,7 @@ struct OnlineSoftmax {
     bool const empty = top == -INFINITY;
     float const weight = power_below(keys, top);
     float const denominator = total * weight + power_below(sink_log2, top);
-    // Of a sink alone this is the sink, whose gradient is about the difference.
+    // Where there is nothing but a sink, this is the sink, whose gradient is about the difference.
     float const above = keys > sink_log2 ? max[r] * (scale_log2 * kLn2) : sink;
     float const lse = above + log2_fast(denominator) * kLn2;
     return {empty ? 0.f : weight * reciprocal_fast(denominator), !empty         ? lse

@@ -54,7 +54,7 @@ FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
   return num_columns(s) * int64_t(s.tiles.divisor);
 }
 
-// Of the launch
+// Those of the launch.
 FLASH_HD int64_t num_thread_blocks(SplitSchedule const& s) {
   return num_pieces(s) << s.cluster_log2;
 }
@@ -105,7 +105,7 @@ struct BatchSizes {
     return sequence < Lanes::kCount ? first : sizes(sequence);
   }
 
-  // Of count(size) over the batch; for all lanes.
+  // The sum of count(size) over the batch, which all lanes get.
   template <class Count>
   FLASH_HD int64_t sum(Count count) const {
     if (s.equal) {

@@ -10,8 +10,8 @@ namespace flash {
 // only this look-up differs.
 struct TileGrid {
   bool varlen;
-  // Of a varlen grid with short sequences: the tiles are those of the first row blocks alone, so
-  // that there is nothing to search, and who draws one goes on to those `below`.
+  // A varlen grid with short sequences has tiles for the first row blocks alone, so that there is
+  // nothing to search, and a thread block that draws one goes on to those `below`.
   bool first_only;
   DenseSchedule dense;
   VarlenSchedule by_length;
@@ -43,7 +43,8 @@ struct TileGrid {
     return tile;
   }
 
-  // The next row block of a valid tile's sequence, if the one who drew it is to go on with it.
+  // The next row block of a valid tile's sequence, if the thread block that drew it goes on with
+  // it.
   FLASH_HD WorkTile below(const Seqlens& s, WorkTile tile) const {
     PackedRows const rows{s.cu_q, s.batch, int(s.total_q)};
     ++tile.m_block;

@@ -7,11 +7,10 @@
 
 namespace flash {
 
-// Every block starts with the tile of its own number. After that it draws whichever comes next when
-// it is done with one.
+// Every block starts with the tile of its own number. When it is done with one it draws the next.
 struct TileQueue {
   uint32_t num_tiles;  // at most 2^31 - 1, as many as a grid may have blocks
-  // That blocks draw from, 0 before and after a launch; null: there are no more tiles than blocks.
+  // Blocks draw from it; 0 before and after a launch. Null: there are no more tiles than blocks.
   uint32_t* counter;
   // Whether blocks draw their first tile, too, whatever their own number: those that wait for
   // earlier tiles must know that these are in the hands of blocks that run.

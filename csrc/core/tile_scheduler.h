@@ -91,7 +91,7 @@ class DenseScheduler {
 // lengths is needed, and a tile finds its sequence by bisection. The blocks that are too many, at
 // most one or two a sequence, are invalid tiles.
 //
-// Where sequences of up to `few` rows are somebody else's, a block for each of them would be too
+// Where another kernel has the sequences of up to `few` rows, a block for each of them would be too
 // many, if they are most of a batch. Without one, first_block(b) = start(b) / w: a sequence of
 // k * block_m + 1 rows or more has k + 1 blocks if w <= (block_m + 1) / 2, and one of few + 1 rows
 // has one if w <= few + 1.

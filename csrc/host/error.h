@@ -32,7 +32,7 @@ void check(bool condition, Parts const&... message) {
 
 inline void check_cuda(cudaError_t status, char const* variant, char const* file, int line) {
   if (status != cudaSuccess) {
-    cudaGetLastError();  // the runtime keeps it for whoever asks next
+    cudaGetLastError();  // otherwise the runtime returns it to the next caller
     throw std::runtime_error(concat("flash_attn: ", cudaGetErrorName(status), ": ",
                                     cudaGetErrorString(status), " in ", variant, " (", file, ":",
                                     line, ")"));

@@ -9,7 +9,8 @@
 
 namespace flash {
 
-// Whether there is room for one, of a kernel that may have what it asks for. Not sure: nobody said.
+// Whether the device has room for one cluster of a kernel that may have the memory it asks for.
+// sure: becomes false where the runtime does not answer.
 template <auto kKernel>
 bool holds_cluster(LaunchShape const& shape, bool& sure) {
   cudaLaunchConfig_t config{};

@@ -1,4 +1,4 @@
-// One line for each launch, while somebody listens: FLASH_ATTN_LOG=1 has Python do it.
+// One line for each launch, while there is a listener: FLASH_ATTN_LOG=1 sets one of Python's.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ namespace flash {
 
 using TraceListener = void (*)(std::string const& line);
 
-// From now on, for the whole process; null: nobody listens, and a launch asks no more than that.
+// Sets the listener of the whole process; null: there is none, and a launch does nothing but look
+// for it.
 void trace_to(TraceListener listener);
 
 // The listener may wait for Python's interpreter: hold nothing that a thread which has the

@@ -30,7 +30,7 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   int64_t const summed =
       columns.used() ? int64_t(columns.places) * params.group.part_heads * columns.row_blocks
                      : blocks;
-  // One block of keys has nothing to add to, and nobody to wait for.
+  // One block of keys has nothing to add to and waits for no other block.
   bool const sums = params.dq.ptr && params.seqlens.seqlen_k > variant.block_n;
   bool const in_turns = sums && !columns.used() && (deterministic || params.relay.used);
   return {sums ? summed * variant.block_m * variant.head_dim : 0,
