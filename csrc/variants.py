@@ -230,7 +230,7 @@ _SM80_PAGED = [
     replace(
         row,
         direction="paged",
-        allow_spills=64 if row.scores == "full" else 16,
+        allow_spills=16,
         why="as the forward's: " + row.why,
     )
     for row in _SM80_FORWARDS

@@ -15,8 +15,8 @@ struct AllKeys {
   __device__ uint32_t operator[](int /*word*/) const { return ~uint32_t{0}; }
 };
 
-// Which of a thread's kCols keys a row sees. By bits, of which one instruction makes seven
-// predicates; comparisons take one for each score and limit.
+// Which of a thread's kCols keys a row sees, as bits: one instruction makes seven predicates of
+// them, where comparisons take one for each score and limit.
 template <int kCols>
 struct VisibleKeys {
   uint32_t words[(kCols + 31) / 32];
@@ -79,23 +79,25 @@ __device__ __forceinline__ float largest_score(Scores const& s) {
   return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
 }
 
-// The softcap of any products.
-template <class Scores>
+// The softcap of any products. kByCase: by ScoreMod::cap_by_case.
+template <bool kByCase, class Scores>
 __device__ __forceinline__ void apply_cap(Scores& s, ScoreMod const& mod) {
   if (mod.has_usual_cap()) {
     for_each_score(s, [&](float product, int, int) { return mod.usual_cap(product); });
   } else {
-    for_each_score(s, [&](float product, int, int) { return mod.cap(product); });
+    for_each_score(s, [&](float product, int, int) {
+      return kByCase ? mod.cap_by_case(product) : mod.cap(product);
+    });
   }
 }
 
 // Scale, softcap and ALiBi, but for the scale that is left to the softmax. The conditions are the
 // same for a whole row block, so they stand outside the loops over a thread's scores.
-template <int kWarps, class Scores>
+template <bool kCapByCase = false, int kWarps, class Scores>
 __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
                                 FragmentCoord<kWarps> coord) {
   if (mod.softcap > 0.f) {
-    apply_cap(s, mod);
+    apply_cap<kCapByCase>(s, mod);
   } else if (!mod.folds_scale()) {
     for_each_score(s, [&](float score, int, int) { return score * mod.softmax_scale; });
   }

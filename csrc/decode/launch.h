@@ -26,17 +26,26 @@ template <class Config, bool kClusters>
 constexpr int kSharedMemory =
     sizeof(std::conditional_t<kClusters, ClusterStorage<Config>, DecodeStorage<Config>>);
 
+// The call with counters that are zero, if its keys are cut. `static`, as those of the file are.
+static inline DecodeParams with_counters(DecodeParams const& params, LaunchContext const& launch) {
+  DecodeParams counted = params;
+  int64_t const pieces = num_pieces(params.split);
+  if (params.counters) {
+    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
+                     launch.name);
+  } else if (params.split.max_splits > 1) {
+    counted.counters = counters().of(Counting::Pieces, pieces, launch);
+  }
+  return counted;
+}
+
 template <class Config, bool kClusters, bool kWritesRows>
 void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
-  DecodeParams counted = params;
-  if (params.split.max_splits > 1) {
-    counted.counters = counters().of(Counting::Pieces, num_pieces(params.split), launch);
-  }
   launch_kernel<decode_kernel<Config, kClusters, kWritesRows>>(
       launch,
       {num_thread_blocks(params.split), Config::kThreads, kSharedMemory<Config, kClusters>,
        1 << params.split.cluster_log2, params.beside},
-      counted);
+      with_counters(params, launch));
 }
 
 // Reduces clusters to the largest that this device runs. If it runs none, a CTA has a whole tile.

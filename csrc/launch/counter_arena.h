@@ -1,4 +1,4 @@
-// Who has which counters: ranges of zeroed memory, carved from slabs.
+// Ranges of zeroed counters, carved from slabs, and their owners.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct CounterOwner {
   auto operator<=>(CounterOwner const&) const = default;
 };
 
-// Counters that are zero, and nobody's.
+// Counters that are zero and have no owner yet.
 struct CounterSlab {
   uint32_t* begin = nullptr;
   int64_t size = 0;

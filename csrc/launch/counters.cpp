@@ -7,8 +7,8 @@ namespace {
 
 constexpr char kName[] = "counters";
 
-// Memory may be had, and waited for, while this thread or another one captures a graph: nothing of
-// it is a part of the graph.
+// While one exists, this thread may allocate memory and wait for it although a thread captures a
+// graph: no such operation becomes a part of the graph.
 class OutsideOfCaptures {
  public:
   OutsideOfCaptures() { FLASH_CHECK_CUDA(cudaThreadExchangeStreamCaptureMode(&mode_), kName); }
@@ -19,7 +19,7 @@ class OutsideOfCaptures {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one before
 };
 
-// That waits for no other, nor any other for it.
+// A stream that waits for no other one, and that no other one waits for.
 class OwnStream {
  public:
   OwnStream() {
@@ -51,7 +51,7 @@ CounterSlab allocated_slab(int64_t count) {
   void* memory = nullptr;
   cudaError_t const status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // the runtime keeps it for whoever asks next
+    cudaGetLastError();  // otherwise the runtime returns it to the next caller
     throw std::runtime_error(concat(kOutOfMemory, " flash_attn asked for ", bytes,
                                     " bytes of counters beside torch's allocator"));
   }

@@ -91,7 +91,12 @@ SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
 }
 
 int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
-  return s.max_splits == 1 ? 0 : num_pieces(s) * variant.block_m * (p.head_dim_v + 1);
+  if (s.max_splits == 1) {
+    return 0;
+  }
+  int64_t const pieces = num_pieces(s);
+  int64_t const counters = pieces > kMostLastingCounters ? pieces : 0;
+  return pieces * variant.block_m * (p.head_dim_v + 1) + counters;
 }
 
 DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
@@ -99,9 +104,14 @@ DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSche
   FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
   DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
   if (s.max_splits > 1) {
-    int64_t const rows = num_pieces(s) * variant.block_m;
+    int64_t const pieces = num_pieces(s), rows = pieces * variant.block_m;
     params.partial_out = workspace;
     params.partial_lse = params.partial_out + rows * p.head_dim_v;
+    // Between this launch and the one that it runs beside, clearing would keep them apart.
+    if (pieces > kMostLastingCounters && !beside) {
+      static_assert(sizeof(uint32_t) == sizeof(float));
+      params.counters = reinterpret_cast<uint32_t*>(params.partial_lse + rows);
+    }
   }
   return params;
 }

@@ -25,7 +25,12 @@ int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& d
 SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
                               DeviceInfo const& device);
 
-// Floats of workspace that the results of the schedule's pieces take.
+// Pieces of a call that are counted in a range that outlives it (launch/counters.h), at most: a
+// captured graph keeps its range for ever. A call of more has counters in its workspace, which its
+// launch clears; what that takes does not show beside the work of so many pieces.
+constexpr int64_t kMostLastingCounters = 1 << 13;
+
+// Floats of what the pieces of the schedule leave behind, and of the counters, if they are there.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
                          SplitSchedule const& split);
 

@@ -9,14 +9,14 @@
 
 namespace flash {
 
-// From a call's first launch to its last: no other thread's call comes between them. An early
-// launch may run beside the launch before it (core/launch_order.h), and was made for the one that
-// its own call put there; another call's may still use the same counters. See
+// A call holds it from its first launch to its last, so that no other thread's call launches
+// between them. An early launch may run beside the launch before it (core/launch_order.h), which
+// must be one of the same call: another call's launch may use the same counters. See
 // docs/kernels/counters.md.
 //
-// Taken when all memory of the call is there. Who holds it does nothing but look up counters and
-// launch: the allocator, torch's dispatcher and a listener to launches may wait for Python's
-// interpreter, which a thread that waits for this lock may have.
+// A call takes it when all its memory is allocated. While a thread holds it, it looks up counters
+// and launches, and does nothing else: the allocator, torch's dispatcher and a listener to launches
+// may wait for Python's interpreter, which a thread that waits for this lock may have.
 class StreamLock {
  public:
   explicit StreamLock(cudaStream_t stream) : stream_(stream), lock_(mutex_of(stream)) {}

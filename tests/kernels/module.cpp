@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "banks.h"
@@ -420,6 +421,9 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   return flash::decode_schedule(p, plan.split, device);
 }
 
+// Pieces that were counted in the workspace of their call, since that was asked last.
+int64_t own_counters = 0;
+
 // Few query rows against a cache, as csrc/api/kvcache.cpp does it.
 void run_decode(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
@@ -436,6 +440,8 @@ void run_decode(std::string const& name, py::dict const& call) {
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> workspace(flash::decode_workspace(variant, p, split), nan);
   auto const params = flash::decode_params(variant, p, split, workspace.data(), false, rows);
+  int64_t const own = params.counters ? flash::num_pieces(split) : 0;
+  own_counters += own;
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
   flash::DeviceInfo const device = decoding_device(call);
   flash::largest_of_device = number<int>(call, "largest_cluster", 16);
@@ -443,6 +449,9 @@ void run_decode(std::string const& name, py::dict const& call) {
   variant.launch.decode(params, {device, stream, variant.name});
   workspace.check();
   check_counters();
+  if (std::count(params.counters, params.counters + own, 0u) != own) {
+    throw std::logic_error("counters of the workspace are not left at 0");
+  }
 }
 
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last
@@ -479,6 +488,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
+  m.def("own_counters", [] { return std::exchange(own_counters, 0); });
   m.def("begin_log", [] { flash::launch_log.begin(); });
   m.def("end_log", [] { return flash::launch_log.end(); });
 }

@@ -56,7 +56,7 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
   FragmentCoord<Config::kWarps> const coord(thread);
   int const key_begin = key_block * Config::kBlockN;
   if constexpr (Config::kScores == ScoreLevel::Full) {
-    apply_score_mod(s, block.score_mod, block.row_begin, key_begin, coord);
+    apply_score_mod</*kCapByCase=*/true>(s, block.score_mod, block.row_begin, key_begin, coord);
   }
   if (block.range.masked(key_block)) {
     auto const query_of = [&](int row) { return block.row_begin + row; };
