@@ -102,9 +102,9 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
-  Variant const& variant =
-      select({Direction::Bwd, dtype_name(q, "q"), p.head_dim, p.head_dim_v, p.scores.has_hooks(),
-              device.sm, device.smem_per_block, PageLayout::Any, p.scores.softcap});
+  Variant const& variant = select({Direction::Bwd, dtype_name(q, "q"), p.head_dim, p.head_dim_v,
+                                   p.scores.has_score_mods(), device.sm, device.smem_per_block,
+                                   PageLayout::Any, p.scores.softcap});
   Tensor softmax_d =
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);

@@ -1,4 +1,4 @@
-// The KV cache op: append and turn, then attend. Schemas are defined in flash_attn/_ops.py.
+// The KV cache op: append and rotate, then attend. Schemas are defined in flash_attn/_ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
@@ -24,7 +24,7 @@ struct Brought {
   OptionalTensor const& rotary_cos;  // (positions, rotary_dim / 2)
   OptionalTensor const& rotary_sin;
   bool rotary_interleaved;
-  bool advance_q;  // query i turns by i more than query 0
+  bool advance_q;  // query i rotates by i more than query 0
 };
 
 void const* rotary_table(Tensor const& t, char const* name, Tensor const& like, Tensor const& q) {
@@ -173,7 +173,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   Tensor query = q;
   auto const turn_before = [&] {
     query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
-    rows.q_turned = view<void>(query, query.data_ptr());
+    rows.q_rotated = view<void>(query, query.data_ptr());
     p.q = operand(query, "q", q);
   };
   bool const decode_may_append = decode_appends(p, rows);
@@ -185,7 +185,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   bool const decodes = attends && decodes_cache(p, num_splits, current_device());
   if (k && !(decodes && decode_may_append)) {
     if (rotary_cos && decode_may_append) {
-      turn_before();  // the forward kernels turn nothing
+      turn_before();  // the forward kernels rotate nothing
     }
     launch_append(q, p, rows);
     rows = {};

@@ -136,7 +136,7 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
     p.head_dim = head_dim;
     p.head_dim_v = head_dim_v;
     p.mask = {left, right};
-    p.hooks = std::string_view(selection.variant->scores) != "plain";
+    p.score_mods = std::string_view(selection.variant->scores) != "plain";
     p.deterministic = deterministic;
     p.wants_dq = p.wants_dk = p.wants_dv = true;
     plan = to_json(p, machine_of(device), backward_kernel(*selection.variant, device));
@@ -332,7 +332,8 @@ PyMethodDef methods[] = {
      "or a backward's; decode: of the decode kernel's, or -2 for the forward kernel in its place. "
      "-1: the planned choice."},
     {"record_plans", record_plans, METH_VARARGS,
-     "(on): turns recording on or off -> JSON of the last plans since the last such call: plan, of "
+     "(on): rotates recording on or off -> JSON of the last plans since the last such call: plan, "
+     "of "
      "a forward or a backward, and decode, of the decode kernel; null: there was none."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};

@@ -49,7 +49,7 @@ FLASH_HD float rounded_product(float a, float b) {
 }
 
 // The rotated pair, to the bit what the layer computes with torch's operations.
-FLASH_HD Pair turn_pair(Pair x, float cos, float sin) {
+FLASH_HD Pair rotate_pair(Pair x, float cos, float sin) {
   return {rounded_product(x.first, cos) - rounded_product(x.second, sin),
           rounded_product(x.first, sin) + rounded_product(x.second, cos)};
 }

@@ -69,8 +69,8 @@ struct BlockRows {
   __device__ Part load(PartPlace const& at) const {
     Rotary const& rotary = p.rows.rotary;
     constexpr int kPairs = Part::kPairs;
-    bool const is_turned = turns(at);
-    bool const is_split = is_turned && !rotary.interleaved;
+    bool const is_rotated = rotates(at);
+    bool const is_split = is_rotated && !rotary.interleaved;
     Part part;
     part.first = (is_split ? kPairs : Part::kColumns) * at.part;
     part.second = part.first + (is_split ? rotary.rotary_dim / 2 : kPairs);
@@ -90,7 +90,7 @@ struct BlockRows {
     bool const exists = at.part * Part::kColumns < columns(at.kind);
     part.x = exists ? chunk(source + part.first) : Chunk{};
     part.y = exists ? chunk(source + part.second) : Chunk{};
-    if (is_turned) {
+    if (is_rotated) {
       // A position behind the tables is an error that cannot be reported from here; the clamp
       // avoids a fault at least.
       int64_t const angles = min(position, uint32_t(rotary.positions) - 1);
@@ -103,8 +103,8 @@ struct BlockRows {
   }
 
   __device__ void store(PartPlace const& at, Part& part) const {
-    if (turns(at)) {
-      part.turn(p.rows.rotary.interleaved);
+    if (rotates(at)) {
+      part.rotate(p.rows.rotary.interleaved);
     }
     bool const is_query = at.kind == PartPlace::Query;
     Element* const to = is_query ? tile + at.row * Config::kQueryStride : target(at);
@@ -139,7 +139,7 @@ struct BlockRows {
     return step * kN < end ? min(step / kWarps, Config::kStages) : Config::kStages;
   }
 
-  __device__ bool turns(PartPlace const& at) const {
+  __device__ bool rotates(PartPlace const& at) const {
     Rotary const& rotary = p.rows.rotary;
     return rotary.cos && at.kind != PartPlace::Value &&
            at.part * Part::kColumns < rotary.rotary_dim;

@@ -32,21 +32,21 @@ struct RowPart {
   Chunk cos;
   Chunk sin;
 
-  __device__ void turn(bool interleaved) {
+  __device__ void rotate(bool interleaved) {
     if (interleaved) {
       take_apart();
     }
     cutlass::NumericArrayConverter<float, Element, kPairs> widen;
     auto const a = widen(x), b = widen(y), c = widen(cos), s = widen(sin);
-    cutlass::Array<float, kPairs> turned_a, turned_b;
+    cutlass::Array<float, kPairs> rotated_a, rotated_b;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      turned_a[i] = a[i] * c[i] - b[i] * s[i];
-      turned_b[i] = b[i] * c[i] + a[i] * s[i];
+      rotated_a[i] = a[i] * c[i] - b[i] * s[i];
+      rotated_b[i] = b[i] * c[i] + a[i] * s[i];
     }
     cutlass::NumericArrayConverter<Element, float, kPairs> round;
-    static_cast<cutlass::Array<Element, kPairs>&>(x) = round(turned_a);
-    static_cast<cutlass::Array<Element, kPairs>&>(y) = round(turned_b);
+    static_cast<cutlass::Array<Element, kPairs>&>(x) = round(rotated_a);
+    static_cast<cutlass::Array<Element, kPairs>&>(y) = round(rotated_b);
     if (interleaved) {
       put_together();
     }

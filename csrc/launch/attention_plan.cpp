@@ -36,7 +36,7 @@ Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const
 double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
                   plan::Machine const& machine) {
   Direction const direction = p.pages.table ? Direction::Paged : Direction::Fwd;
-  Variant const* const row = row_for(direction, p, device, p.scores.has_hooks());
+  Variant const* const row = row_for(direction, p, device, p.scores.has_score_mods());
   if (!row) {
     return std::numeric_limits<double>::infinity();
   }
@@ -99,7 +99,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.head_dim = p.head_dim;
   problem.head_dim_v = p.head_dim_v;
   problem.mask = p.mask;
-  problem.hooks = p.scores.has_hooks();
+  problem.score_mods = p.scores.has_score_mods();
   problem.dropout = p.scores.dropout_p > 0.f;
   problem.batch_invariant = p.batch_invariant;
   problem.keys = !paged                                ? plan::KeyLayout::Rows
@@ -139,7 +139,7 @@ plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInf
 
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
                                 bool cached) {
-  bool const full = p.scores.has_hooks() || p.odd.any();
+  bool const full = p.scores.has_score_mods() || p.odd.any();
   Variant const* const row = row_for(Direction::Decode, p, device, full);
   if (!row) {
     return {};

@@ -71,7 +71,7 @@ plan::Problem problem_of(BwdParams const& p, Variant const& variant, bool determ
   problem.head_dim = p.head_dim;
   problem.head_dim_v = p.head_dim_v;
   problem.mask = p.mask;
-  problem.hooks = !is_plain(variant);
+  problem.score_mods = !is_plain(variant);
   problem.deterministic = deterministic;
   problem.wants_dq = p.dq.ptr != nullptr;
   problem.wants_dk = p.dk.ptr != nullptr;
@@ -89,7 +89,7 @@ plan::BackwardKernel backward_kernel(Variant const& v, DeviceInfo const& device)
           hopper,
           !plain,
           hopper && plain,
-          hopper && has_row_parts(v.head_dim, v.head_dim_v, plain)};
+          hopper && has_row_split(v.head_dim, v.head_dim_v, plain)};
 }
 
 plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
@@ -142,10 +142,10 @@ void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceIn
     bool const finds_delta = ordered_dq_finds_delta(variant.head_dim) && all_rows_see_keys(p);
     p.ordered_dq = {true, deterministic, finds_delta, heads_found_before(p, variant)};
   }
-  if (choice.row_parts > 1) {
+  if (choice.row_splits > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
-    p.row_parts = RowParts::last(0, tiles, choice.row_parts);
+    p.row_split = RowSplit::last(0, tiles, choice.row_splits);
   }
 }
 

@@ -32,10 +32,10 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
   constexpr int kPairs = 4;
   Rotary const& r = rows.rotary;
   auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
-  bool const turns =
+  bool const rotates =
       !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
                  address % (2 * kPairs) == 0);  // elements have two bytes
-  return p.seqlens.new_k <= kMostNewKeys && turns;
+  return p.seqlens.new_k <= kMostNewKeys && rotates;
 }
 
 bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {

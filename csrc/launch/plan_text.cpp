@@ -31,8 +31,8 @@ std::string describe(plan::BackwardChoice const& c, int group) {
   if (group > 1) {
     text += concat(", ", c.heads, " of ", group, " heads a tile");
   }
-  if (c.row_parts > 1) {
-    text += concat(", rows in ", c.row_parts, " parts");
+  if (c.row_splits > 1) {
+    text += concat(", rows in ", c.row_splits, " parts");
   }
   return c.schedule == plan::Schedule::KvPersistent
              ? text

@@ -18,10 +18,10 @@ struct BwdWorkspaceSize {
 };
 
 // Rows of the workspace's sums of dK, or of dV: one for each key and GQA split, or those of each
-// tile's row parts.
+// tile's row splits.
 inline int64_t sum_rows(BwdParams const& p, Variant const& variant) {
   return p.gqa.splits > 1 ? num_keys(p.seqlens) * p.heads_kv * p.gqa.splits
-                          : int64_t(p.row_parts.slots()) * variant.block_n;
+                          : int64_t(p.row_split.slots()) * variant.block_n;
 }
 
 inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& variant,

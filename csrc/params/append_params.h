@@ -21,9 +21,9 @@ struct Rotary {
 
 // The new rows of a call with a cache: keys and values to append, and keys and queries to rotate.
 struct NewRows {
-  TensorView<const void> q;   // [b, sq, h, d]; q and q_turned are there if q is rotated
-  TensorView<void> q_turned;  // [b, sq, h, d]
-  TensorView<const void> k;   // [b, new_k, hk, d]
+  TensorView<const void> q;    // [b, sq, h, d]; q and q_rotated are there if q is rotated
+  TensorView<void> q_rotated;  // [b, sq, h, d]
+  TensorView<const void> k;    // [b, new_k, hk, d]
   TensorView<const void> v;
   TensorView<void> k_cache;  // [b, sk, hk, d], or pages; null: the call has no new rows
   TensorView<void> v_cache;

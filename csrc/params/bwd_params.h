@@ -4,7 +4,7 @@
 #include "params/kv_persistent.h"
 #include "params/mask.h"
 #include "params/ordered_dq.h"
-#include "params/row_parts.h"
+#include "params/row_split.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
 #include "params/tensor_view.h"
@@ -26,9 +26,9 @@ struct BwdWorkspace {
                      // blocks that delta warps have taken. Otherwise null
   int* order;        // [batch + 2] sequences of a KV-persistent varlen call (see VarlenRows), the
                      // longest first; null: they run in the order of their numbers
-  // Gradients of each GQA split or row part; ptr null where tiles have all heads and rows, or where
-  // the gradient is not wanted. They have as many columns as the variant computes.
-  TensorView<float> dk;  // [b, sk, hk * splits, d], or [1, slots * block_n, 1, d] for row parts
+  // Gradients of each GQA split or row split; ptr null where tiles have all heads and rows, or
+  // where the gradient is not wanted. They have as many columns as the variant computes.
+  TensorView<float> dk;  // [b, sk, hk * splits, d], or [1, slots * block_n, 1, d] for row splits
   TensorView<float> dv;  // the same with dv columns
 };
 
@@ -56,8 +56,8 @@ struct BwdParams {
   GqaSplit gqa;
   int side_by_side;  // heads, or GQA splits, whose tiles run together
   KvPersistent kv_persistent;
-  OrderedDq ordered_dq;  // not with KV-persistent or row parts
-  RowParts row_parts;    // only for a dense call without GQA splits
+  OrderedDq ordered_dq;  // not with KV-persistent or row splits
+  RowSplit row_split;    // only for a dense call without GQA splits
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 

@@ -29,7 +29,7 @@ struct Scores {
 
   // Compares the floats that the kernel gets: a positive double may be 0 as a float. Sinks join a
   // row when it is finished, with or without score mods.
-  FLASH_HD bool has_hooks() const {
+  FLASH_HD bool has_score_mods() const {
     return softcap != 0.f || alibi_slopes || dropout_p > 0.f || !(softmax_scale > 0.f);
   }
 

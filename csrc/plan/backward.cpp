@@ -35,7 +35,7 @@ constexpr double kUneven = 0.08;
 // A launch's last heads begin when this part of an average tile before them is still to do.
 constexpr double kOverlap = 0.68;
 
-constexpr int kRowPartChoices[] = {2, 3, 4, 6, 8};
+constexpr int kRowSplitChoices[] = {2, 3, 4, 6, 8};
 // A simpler choice, with less to add up, wins within this factor.
 constexpr double kHysteresis = 1.01;
 
@@ -108,7 +108,7 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
                                   : schedule == Schedule::KvPersistent ? t.kv_persistent
                                                                        : t.ordered_dq;
         // Score mods take about a third more.
-        return k.hooks ? KernelTimes{times.begin, 1.3f * times.step} : times;
+        return k.score_mods ? KernelTimes{times.begin, 1.3f * times.step} : times;
       }
     }
   }
@@ -165,7 +165,7 @@ class Prediction {
         time += m_.launch + pass(rows_q_ * sum_) + pass(rows_q_ * (sum_ + kElement * k_.head_dim));
       }
     }
-    int const sums = parts * c.row_parts;
+    int const sums = parts * c.row_splits;
     if (sums > 1) {
       time += m_.launch + kPassRate * (pass(key_sum_bytes(sums)) + pass(key_sum_bytes(1)));
     }
@@ -175,7 +175,7 @@ class Prediction {
   // The µs of a tile's begin and of a step.
   KernelTimes tile_times(BackwardChoice const& c, int parts) const {
     KernelTimes times = times_of(m_, k_, c.schedule);
-    if (parts * c.row_parts > 1) {
+    if (parts * c.row_splits > 1) {
       times.begin += static_cast<float>(kSumColumn * (k_.head_dim + k_.head_dim_v));
     }
     if (p_.packed_k && c.schedule == Schedule::Tiles) {
@@ -220,15 +220,15 @@ class Prediction {
     double const of_sequence = double(p_.heads_kv) * parts;
     double const heads = p_.packed_k ? of_sequence : of_sequence * std::max(p_.batch, 1);
     double const together = std::min<double>(c.side_by_side, heads);
-    double const count = of_sequence * tiles_.count * c.row_parts;
+    double const count = of_sequence * tiles_.count * c.row_splits;
     // Tiles of one head that are at work at a time.
     double const at_work =
-        std::min(std::max(k_.resident / together, 1.), tiles_.in_sequence * c.row_parts);
+        std::min(std::max(k_.resident / together, 1.), tiles_.in_sequence * c.row_splits);
     double const queue = std::min(at_work, tiles_.in_sequence) - 1;
     bool const ordered = c.schedule == Schedule::OrderedDq;
     double const waits = p_.deterministic && adds_ ? kWait * queue * times.step : 0;
     double const begin = times.begin + waits;
-    double const longest = begin + std::ceil(tiles_.longest / c.row_parts) * c.heads * times.step;
+    double const longest = begin + std::ceil(tiles_.longest / c.row_splits) * c.heads * times.step;
     double const work = count * begin + p_.heads_q * tiles_.steps * times.step;
     double const even = work / k_.resident;
     double time = even;
@@ -343,11 +343,11 @@ class Choices {
     return alike && few;
   }
 
-  void add(Schedule schedule, int heads, int row_parts, int64_t together) {
+  void add(Schedule schedule, int heads, int row_splits, int64_t together) {
     int64_t const parts = ceil_div(p_.group(), heads);
     int64_t const all = int64_t(p_.heads_kv) * parts * (p_.packed_k ? 1 : std::max(p_.batch, 1));
     int64_t const width = std::clamp<int64_t>(together, 1, std::max<int64_t>(all, 1));
-    BackwardChoice const choice{schedule, heads, row_parts,
+    BackwardChoice const choice{schedule, heads, row_splits,
                                 even_width(width, std::max<int64_t>(all, 1))};
     if (count_ < kMostBackwardChoices && (count_ == 0 || !(list_[count_ - 1] == choice))) {
       list_[count_++] = choice;
@@ -380,18 +380,18 @@ class Choices {
       add(Schedule::OrderedDq, 1, 1, waiting_together(p_, k_));
     }
     if (k_.cuts_rows && dense && !p_.deterministic && heads == p_.group()) {
-      add_row_parts(heads);
+      add_row_splits(heads);
     }
   }
 
-  void add_row_parts(int heads) {
+  void add_row_splits(int heads) {
     int64_t const tiles =
         int64_t(std::max(p_.batch, 1)) * p_.heads_kv * ceil_div(p_.seqlen_k, k_.block_n);
     int64_t const slot = int64_t(kSum) * k_.block_n * (k_.head_dim + k_.head_dim_v);
     int64_t const most =
         std::min<int64_t>(ceil_div(p_.seqlen_q, k_.block_m),
                           most_sum_bytes(p_, k_) / slot / std::max<int64_t>(tiles, 1));
-    for (int const parts : kRowPartChoices) {
+    for (int const parts : kRowSplitChoices) {
       if (parts <= most && tiles < 4 * k_.resident) {
         add(Schedule::Tiles, heads, parts, p_.full() ? 2 : 8);
       }

@@ -19,7 +19,7 @@ enum class Schedule {
 struct BackwardChoice {
   Schedule schedule;
   int heads;         // query heads of a group that a tile takes one after the other
-  int row_parts;     // parts that the rows of each tile are cut into; 1: they are whole
+  int row_splits;    // parts that the rows of each tile are cut into; 1: they are whole
   int side_by_side;  // heads whose tiles run together
 
   bool operator==(BackwardChoice const&) const = default;
@@ -31,11 +31,11 @@ struct BackwardKernel {
   int block_n;   // keys of a tile
   int head_dim;  // the head dim that it computes with
   int head_dim_v;
-  int resident;    // resident CTAs, or pairs of CTAs
-  bool hopper;     // computes by wgmma
-  bool hooks;      // has score mods
-  bool schedules;  // exists in all three schedules, not as Tiles alone
-  bool cuts_rows;  // can cut the rows of its tiles
+  int resident;     // resident CTAs, or pairs of CTAs
+  bool hopper;      // computes by wgmma
+  bool score_mods;  // has score mods
+  bool schedules;   // exists in all three schedules, not as Tiles alone
+  bool cuts_rows;   // can cut the rows of its tiles
 };
 
 struct BackwardPlan {

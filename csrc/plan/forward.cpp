@@ -148,20 +148,20 @@ KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile 
 
 // Tiles take different times under a mask; the longest tiles of each group of strips come first.
 double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
-                  int side_by_side, double places) {
+                  int side_by_side, double resident) {
   auto const of = [&](double steps, double filled) {
     return times.begin + steps * times.step * (kAlone + (1 - kAlone) * filled);
   };
   double const mean = of(blocks.steps, blocks.filled);
   double const longest = std::max(of(blocks.longest, blocks.filled_longest), mean);
-  double const waves = blocks.strips * blocks.of_strip / places;
+  double const waves = blocks.strips * blocks.of_strip / resident;
   double const strips = p.packed_q ? blocks.heads : blocks.strips;
   double const width = std::min<double>(side_by_side, strips);
   // The longest tile of all begins with the last group of strips; where lengths of keys alone
   // differ, with any strip.
   bool const any = p.used_k && !p.packed_q;
   double const last_width = any ? 1 : strips - (std::ceil(strips / width) - 1) * width;
-  double const last_waves = last_width * blocks.of_longest / places;
+  double const last_waves = last_width * blocks.of_longest / resident;
   // 1: the shortest takes next to nothing, 0: all take the same.
   double const unequal = std::clamp(2 * (longest - mean) / longest, 0., 1.);
   double const shortest = std::max(2 * mean - longest, 0.);
@@ -175,13 +175,13 @@ double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& 
 // The time of memory: Q and O come once; K and V once or, where L2 does not keep them, as often as
 // they are read.
 double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, int block_n,
-                 ForwardChoice const& choice, double places) {
+                 ForwardChoice const& choice, double resident) {
   constexpr double kElement = 2;
   double const row = kElement * (p.head_dim + p.head_dim_v);
   double const sharing = double(blocks.heads) / p.heads_kv / choice.splits;
   // The KV heads that are at work at a time.
   double const heads =
-      std::clamp(std::max<double>(choice.side_by_side, places / blocks.of_strip) / sharing, 1.,
+      std::clamp(std::max<double>(choice.side_by_side, resident / blocks.of_strip) / sharing, 1.,
                  std::max(blocks.strips / sharing, 1.));
   double const span = std::min(blocks.steps * block_n, p.mean_k());
   double const in_use = p.limits_left() ? span : p.mean_k() / choice.splits;
@@ -190,7 +190,7 @@ double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, in
   double const square = full * full, miss = square * square / (1 + square * square);
   double const tiles = blocks.strips * blocks.of_strip;
   double const neighbours = std::min<double>(choice.side_by_side, sharing);
-  double const together = std::clamp(places / heads, neighbours, blocks.of_strip * sharing);
+  double const together = std::clamp(resident / heads, neighbours, blocks.of_strip * sharing);
   double const seen = p.limits_left() ? std::min(p.mean_k(), p.mean_q() + p.mask.left) : p.mean_k();
   double const once = seen * p.batch * p.heads_kv;
   double const again = std::max(tiles * span / together - once, 0.);
@@ -217,7 +217,7 @@ double predicted(Problem const& p, Machine const& m, ForwardKernel const& kernel
                  RowBlocks const& whole, ForwardChoice const& choice) {
   int const block_n = block_n_of(kernel, choice.tile);
   KernelTimes const times = times_of(m, kernel, choice.tile);
-  double const places = double(m.sm_count) * kernel.blocks_per_sm;
+  double const resident = double(m.sm_count) * kernel.blocks_per_sm;
   RowBlocks blocks = whole;
   if (choice.splits > 1) {
     blocks.strips *= choice.splits;
@@ -225,8 +225,8 @@ double predicted(Problem const& p, Machine const& m, ForwardKernel const& kernel
     blocks.steps /= choice.splits;
     blocks.longest = std::ceil(blocks.longest / choice.splits);
   }
-  double const us = overlapped(compute_us(p, blocks, times, choice.side_by_side, places),
-                               memory_us(p, m, blocks, block_n, choice, places));
+  double const us = overlapped(compute_us(p, blocks, times, choice.side_by_side, resident),
+                               memory_us(p, m, blocks, block_n, choice, resident));
   return kLaunch * m.launch + us + (choice.splits > 1 ? merge_us(p, m, choice.splits) : 0);
 }
 

@@ -26,11 +26,11 @@ struct Problem {
   bool packed_k;
   bool used_k;  // only the device knows how many of the keys are in use
   int heads_q;
-  int heads_kv;    // divides heads_q
-  int head_dim;    // of q and k
-  int head_dim_v;  // of v and out
-  Mask mask;       // negative widths: no limit
-  bool hooks;      // softcap, ALiBi, dropout or a scale <= 0: kernels with score mods
+  int heads_kv;     // divides heads_q
+  int head_dim;     // of q and k
+  int head_dim_v;   // of v and out
+  Mask mask;        // negative widths: no limit
+  bool score_mods;  // softcap, ALiBi, dropout or a scale <= 0: kernels with score mods
   bool dropout;
   bool batch_invariant;  // a sequence's result may not depend on the others
   // Only for a forward:

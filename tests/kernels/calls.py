@@ -362,7 +362,7 @@ def backward(
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
     call |= {"kv_persistent": kv_persistent, "ordered_dq": ordered_dq, "finds_delta": finds_delta}
-    call |= {"parted_tiles": cut[0], "row_parts": cut[1]}
+    call |= {"parted_tiles": cut[0], "row_splits": cut[1]}
     if split_heads is not None:
         call["split_heads"] = split_heads
     if dlse is not None:

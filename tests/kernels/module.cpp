@@ -187,11 +187,11 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   p.side_by_side = number<int>(call, "together", 3);
   p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic, number<bool>(call, "finds_delta"),
              flash::heads_found_before(p, variant)};
-  if (int const parts = number<int>(call, "row_parts", 1); parts > 1) {
+  if (int const parts = number<int>(call, "row_splits", 1); parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
     int const count = std::min(number<int>(call, "parted_tiles", 1), tiles);
-    p.row_parts = flash::RowParts::last(tiles - count, count, parts);
+    p.row_split = flash::RowSplit::last(tiles - count, count, parts);
   }
   auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
@@ -304,7 +304,7 @@ py::dict plan_backward(std::string const& name, py::dict const& call, int sm_cou
   py::dict result;
   result["schedule"] = schedules[static_cast<int>(plan.choice.schedule)];
   result["heads"] = plan.choice.heads;
-  result["row_parts"] = plan.choice.row_parts;
+  result["row_splits"] = plan.choice.row_splits;
   result["together"] = plan.choice.side_by_side;
   result["us"] = plan.us;
   result["second_us"] = plan.second_us;

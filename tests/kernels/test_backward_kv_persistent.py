@@ -87,7 +87,9 @@ def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
     run = partial(calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400), **mask)
     in_turns = run(deterministic=True)
     for last_block_first in (False, True):
-        results = run(kv_persistent=True, deterministic=deterministic, last_block_first=last_block_first)
+        results = run(
+            kv_persistent=True, deterministic=deterministic, last_block_first=last_block_first
+        )
         for name, a, b in zip(NAMES, results, in_turns, strict=True):
             assert_bitwise(name, a, b)
 

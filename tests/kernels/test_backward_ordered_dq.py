@@ -9,8 +9,8 @@ import torch
 from compare import assert_bitwise
 
 from . import calls
-from .test_backward_kv_persistent import NAMES, PLAIN
 from .test_backward_kernels import ROWS, check, exact, id_of, sized
+from .test_backward_kv_persistent import NAMES, PLAIN
 
 # Tiles of so few visits that each is the first of its tile, the last, or both.
 SHORT = [
@@ -114,7 +114,15 @@ def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
 def test_finds_delta_itself(kernels, row, deterministic, shape):
     """While the others compute: no pass over dO and O before."""
     case = sized(row, **shape)
-    check(kernels, row, case, ordered_dq=True, finds_delta=True, dlse=True, deterministic=deterministic)
+    check(
+        kernels,
+        row,
+        case,
+        ordered_dq=True,
+        finds_delta=True,
+        dlse=True,
+        deterministic=deterministic,
+    )
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)

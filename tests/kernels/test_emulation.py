@@ -156,7 +156,9 @@ def test_swizzled_boxes(selftest, span):
     columns = span // 4
     x = random(16, kv_persistent)
     memory = torch.full((16, kv_persistent), float("nan"))
-    selftest.box("load", [kv_persistent, 16], [kv_persistent, 16], [0, 0], *addresses(x, memory), span)
+    selftest.box(
+        "load", [kv_persistent, 16], [kv_persistent, 16], [0, 0], *addresses(x, memory), span
+    )
     flat = memory.view(-1, 4)  # chunks
     for row in range(16):
         for chunk in range(span // 16):
@@ -164,7 +166,9 @@ def test_swizzled_boxes(selftest, span):
             at = row * span // 16 + (chunk ^ line % 8 % (span // 16))
             assert torch.equal(flat[at], x[row, chunk * 4 : chunk * 4 + 4])
     back = torch.zeros_like(x)
-    selftest.box("store", [kv_persistent, 16], [kv_persistent, 16], [0, 0], *addresses(back, memory), span)
+    selftest.box(
+        "store", [kv_persistent, 16], [kv_persistent, 16], [0, 0], *addresses(back, memory), span
+    )
     assert torch.equal(back, x)
 
 

@@ -12,8 +12,8 @@ import torch
 from compare import assert_bitwise
 
 from . import calls, test_decode_kernels, test_packed_decode
-from .test_backward_kv_persistent import NAMES, PLAIN
 from .test_backward_kernels import check, exact, id_of, sized
+from .test_backward_kv_persistent import NAMES, PLAIN
 from .test_backward_ordered_dq import FINDING, FOUND, SHORT
 from .test_hopper_forward import SAMPLES
 
@@ -42,7 +42,9 @@ class SideBySide:
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("way", "seeds"), [({}, 1), ({"kv_persistent": True}, 1), ({"ordered_dq": True}, 4)])
+@pytest.mark.parametrize(
+    ("way", "seeds"), [({}, 1), ({"kv_persistent": True}, 1), ({"ordered_dq": True}, 4)]
+)
 @pytest.mark.parametrize(
     ("blocks", "shape"),
     [

@@ -4,7 +4,7 @@
 
 #include "core/paging.h"
 #include "params/append_params.h"
-#include "passes/append/turn.h"
+#include "passes/append/rotate.h"
 
 namespace flash::append {
 
@@ -13,7 +13,7 @@ struct RowCopy {
   Element const* from = nullptr;
   Element* to = nullptr;  // null: the row has no place
   uint32_t position = 0;  // in the rotary tables
-  bool turns = false;
+  bool rotates = false;
   bool odd = false;  // the target does not consist of chunks
   int columns = 0;
 
@@ -21,12 +21,12 @@ struct RowCopy {
 
   // Elements [col, col + 8), rotated.
   __device__ uint128_t chunk(Rotary const& rotary, int col) const {
-    if (!turns || col >= rotary.rotary_dim) {
+    if (!rotates || col >= rotary.rotary_dim) {
       return *reinterpret_cast<uint128_t const*>(from + col);
     }
     float x[8];
     read(from + col, x);
-    turn(rotary, Angles<Element>(rotary, position), from, col, x);
+    rotate_chunk(rotary, Angles<Element>(rotary, position), from, col, x);
     cutlass::NumericArrayConverter<Element, float, 8> convert;
     auto const rounded = convert(*reinterpret_cast<cutlass::Array<float, 8> const*>(x));
     return *reinterpret_cast<uint128_t const*>(&rounded);
@@ -67,10 +67,11 @@ __device__ RowCopy<Element> row_copy(TensorView<const void> const& from, NewRow 
 // A query; `before` keys are there before the new ones.
 template <class Element>
 __device__ RowCopy<Element> query_copy(NewRows const& rows, NewRow at, int before, int columns) {
-  TensorView<void> const& turned = rows.q_turned;
-  auto* const to = static_cast<Element*>(turned.ptr) + turned.offset(at.sequence, at.row, at.head);
+  TensorView<void> const& rotated = rows.q_rotated;
+  auto* const to =
+      static_cast<Element*>(rotated.ptr) + rotated.offset(at.sequence, at.row, at.head);
   RowCopy<Element> copy = row_copy<Element>(rows.q, at, to, columns);
-  copy.turns = true;
+  copy.rotates = true;
   // `before` may be any number.
   copy.position = uint32_t(max(before, 0)) + (rows.rotary.advance_q ? at.row : 0);
   return copy;
@@ -98,7 +99,7 @@ __device__ RowCopy<Element> cache_copy(NewRows const& rows, bool is_key, KeyPage
   RowCopy<Element> copy =
       row_copy<Element>(is_key ? rows.k : rows.v, at, to, is_key ? rows.columns_k : rows.columns_v);
   copy.odd = rows.odd;
-  copy.turns = is_key && rows.rotary.cos;
+  copy.rotates = is_key && rows.rotary.cos;
   copy.position = uint32_t(before) + at.row;
   return copy;
 }

@@ -1,4 +1,4 @@
-// The pass behind a main kernel with GQA splits or row parts: each row of dK and dV is the sum of
+// The pass behind a main kernel with GQA splits or row splits: each row of dK and dV is the sum of
 // its parts, in their order, so that every run gives the same bits.
 #pragma once
 
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-// The same for tiles that are cut into row parts.
+// The same for tiles that are cut into row splits.
 FLASH_HD int64_t cut_chunks(BwdParams const& p, KeyTiles const& tiles) {
-  return int64_t(p.row_parts.tiles) * tiles.block_n * RowChunks(p).count();
+  return int64_t(p.row_split.tiles) * tiles.block_n * RowChunks(p).count();
 }
 
 template <class Element>
@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(kPassThreads)
   int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
   int const line = index / chunks.count(), chunk = index - line * chunks.count();
   int const number = line / tiles.block_n, key = line - number * tiles.block_n;
-  if (number >= p.row_parts.tiles) {
+  if (number >= p.row_split.tiles) {
     return;
   }
-  WorkTile const tile = tiles.grid.tile(nullptr, 0, 0, p.row_parts.whole + number);
+  WorkTile const tile = tiles.grid.tile(nullptr, 0, 0, p.row_split.whole + number);
   KeyPlace const at{tile.batch, tile.m_block * tiles.block_n + key, tile.head};
   if (at.row >= p.seqlens.seqlen_k) {
     return;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kPassThreads)
   auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
     int64_t const slot = tiles.block_n * sums.row_stride;
     float const* const first =
-        sums.ptr + number * p.row_parts.parts * slot + key * sums.row_stride + column;
-    add_parts<Element>({first, slot, p.row_parts.parts}, to, at, column);
+        sums.ptr + number * p.row_split.parts * slot + key * sums.row_stride + column;
+    add_parts<Element>({first, slot, p.row_split.parts}, to, at, column);
   };
   if (chunk < chunks.dk) {
     add(p.workspace.dk, p.dk, chunk * kChunk);

@@ -51,7 +51,7 @@ struct KeyTiles {
   int block_n;
 };
 
-// The same for tiles that are cut into row parts.
+// The same for tiles that are cut into row splits.
 template <class Element>
 void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch);
 

@@ -49,15 +49,15 @@ FLASH_HD int num_items(RotaryParams const& p, int run) {
 struct Item {
   int first;
   int second;  // may lie outside of the head; then there is none
-  bool turns;
+  bool rotates;
 };
 
 template <int kRun>
-FLASH_HD Item item_of(RotaryParams const& p, bool turns, int index) {
-  int const half = turns ? p.half : 0, turning = half / kRun;
-  if (index >= turning) {
+FLASH_HD Item item_of(RotaryParams const& p, bool rotates, int index) {
+  int const half = rotates ? p.half : 0, rotating = half / kRun;
+  if (index >= rotating) {
     int const copied = ((p.head_dim - 2 * half) / kRun + 1) / 2;
-    int const first = 2 * half + (index - turning) * kRun;
+    int const first = 2 * half + (index - rotating) * kRun;
     return {first, first + copied * kRun, false};
   }
   if (kRun == 1 && p.interleaved) {
@@ -139,27 +139,28 @@ __device__ Angles<kRun> read_angles(RotaryParams const& p, RotaryHeads const& pa
 }
 
 template <class Element>
-__device__ void turn(Element& first, Element& second, float cos, float sin) {
-  Pair const turned = turn_pair({static_cast<float>(first), static_cast<float>(second)}, cos, sin);
-  first = Element(turned.first);
-  second = Element(turned.second);
+__device__ void rotate(Element& first, Element& second, float cos, float sin) {
+  Pair const rotated =
+      rotate_pair({static_cast<float>(first), static_cast<float>(second)}, cos, sin);
+  first = Element(rotated.first);
+  second = Element(rotated.second);
 }
 
 template <class Element, int kRun>
-__device__ void turn_runs(bool interleaved, Angles<kRun> const& at, Bits<Element, kRun>& first,
-                          Bits<Element, kRun>& second) {
+__device__ void rotate_runs(bool interleaved, Angles<kRun> const& at, Bits<Element, kRun>& first,
+                            Bits<Element, kRun>& second) {
   auto a = std::bit_cast<Run<Element, kRun>>(first), b = std::bit_cast<Run<Element, kRun>>(second);
   if (kRun == 1 || !interleaved) {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
-      turn(a.element[i], b.element[i], at.cos[i], at.sin[i]);
+      rotate(a.element[i], b.element[i], at.cos[i], at.sin[i]);
     }
   } else {
 #pragma unroll
     for (int i = 0; i < kRun; i += 2) {
       int const pair = i / 2, other = (kRun + i) / 2;
-      turn(a.element[i], a.element[i + 1], at.cos[pair], at.sin[pair]);
-      turn(b.element[i], b.element[i + 1], at.cos[other], at.sin[other]);
+      rotate(a.element[i], a.element[i + 1], at.cos[pair], at.sin[pair]);
+      rotate(b.element[i], b.element[i + 1], at.cos[other], at.sin[other]);
     }
   }
   first = std::bit_cast<Bits<Element, kRun>>(a);
@@ -185,13 +186,13 @@ __device__ void do_share(RotaryParams const& p, RotaryHeads const& part, int gro
       }
     }
   }
-  if (item.turns) {
+  if (item.rotates) {
     int64_t const position = position_of(p.places, batch, row);
     auto const angles = read_angles<Element, kRun>(
         p, part, item, part.cos.offset(batch, position, 0), part.sin.offset(batch, position, 0));
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      turn_runs<Element, kRun>(p.interleaved, angles, a[h], b[h]);
+      rotate_runs<Element, kRun>(p.interleaved, angles, a[h], b[h]);
     }
   }
 #pragma unroll
@@ -223,9 +224,9 @@ __global__ void __launch_bounds__(kThreads, 3)
     for (; group >= num_groups(p.parts[part]); ++part) {
       group -= num_groups(p.parts[part]);
     }
-    bool const turns = p.parts[part].cos.ptr;
+    bool const rotates = p.parts[part].cos.ptr;
     int const batch = p.places.cu_seqlens ? 0 : shares.seqlen.quotient(int(token));
-    do_share<Element, kRun>(p, p.parts[part], group, item_of<kRun>(p, turns, index), batch,
+    do_share<Element, kRun>(p, p.parts[part], group, item_of<kRun>(p, rotates, index), batch,
                             token - int64_t(batch) * p.places.seqlen);
   }
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
-#include "core/score_hooks.h"
+#include "core/score_mods.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
 #include "params/fwd_params.h"

@@ -3,7 +3,7 @@
 #include "core/tile_grid.h"
 #include "core/tile_queue.h"
 #include "params/bwd_params.h"
-#include "sm90/backward/lone_hooks.h"
+#include "sm90/backward/lone_mods.h"
 #include "sm90/tensor_map.h"
 
 namespace flash::sm90::backward {
@@ -19,7 +19,7 @@ struct BackwardArgs {
   BwdParams params;
   TileGrid grid;
   TileQueue queue;
-  NearTanhHook near_tanh;  // for a softcap
+  NearTanhMod near_tanh;  // for a softcap
 };
 
 }  // namespace flash::sm90::backward

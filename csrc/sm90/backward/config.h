@@ -3,7 +3,7 @@
 
 #include "core/score_level.h"
 #include "params/ordered_dq.h"
-#include "params/row_parts.h"
+#include "params/row_split.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90::backward {
@@ -33,8 +33,8 @@ struct BackwardConfig {
   static constexpr int kKeyStages = 1;  // buffers for K
   // Lanes store 16 bytes each, of dK and dV, or of dQ.
   static constexpr bool kWideKeyRows = false, kWideQueryRows = false;
-  static constexpr bool kRowParts =
-      has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kRowSplit =
+      has_row_split(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);
@@ -74,8 +74,8 @@ struct BackwardConfig {
   static constexpr bool kReadsLseAhead = kPlain && kHeadDim == 128;
 
   // With score mods, factors have 16 bits, each mod has a loop of its own, and one body serves
-  // masked and whole row blocks (hooked_tile.h).
-  static constexpr bool kHookedTiles = !kPlain && kHeadDim == 64;
+  // masked and whole row blocks (modified_tile.h).
+  static constexpr bool kModifiedTiles = !kPlain && kHeadDim == 64;
   // Elsewhere a softcap alone has a loop of its own where that is faster, with one body as well
   // (lone_tile.h).
   static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
@@ -91,10 +91,10 @@ struct BackwardConfig {
     // then.
     static constexpr bool kScansAhead = kHeadDim == 128;
   };
-  // The unit of probabilities in hooked tiles is 2 to the power of minus this; LSE is less by it.
+  // The unit of probabilities in modified tiles is 2 to the power of minus this; LSE is less by it.
   // Probabilities are at most 1, or little more where LSE is large and rounded: in this unit, fp16
   // has 11 bits for their products with derivatives, from 2^-26 to 16.
-  static constexpr int kProbabilityLog2 = kHookedTiles ? 12 : 0;
+  static constexpr int kProbabilityLog2 = kModifiedTiles ? 12 : 0;
   static constexpr float kProbabilityUnit = 1 << kProbabilityLog2;
 
   // Tiles as rows, for products that reduce over the columns, and the same memory transposed.
@@ -125,7 +125,7 @@ struct BackwardConfig {
 template <class Config>
 struct KvPersistentConfig : Config {
   static constexpr bool kKvPersistent = true, kOrdersDq = true;
-  static constexpr bool kRowParts = false;
+  static constexpr bool kRowSplit = false;
 
   // Some details do not suit d 128 here: 512 keys, causal, 0.98 of FA3 with them, 1.09 without.
   static constexpr bool kSuit = Config::kHeadDim <= 96;
@@ -139,7 +139,7 @@ struct KvPersistentConfig : Config {
 template <class Config>
 struct OrderedDqConfig : Config {
   static constexpr bool kOrderedDq = true, kOrdersDq = true;
-  static constexpr bool kRowParts = false;
+  static constexpr bool kRowSplit = false;
 
   // Tiles are one stream of iterations: a tile's last iteration starts the next tile's first
   // scores, and the next tile's first iteration adds this one's last dQ, so that no consumer is

@@ -1,8 +1,8 @@
 // A consumer warpgroup: 64 keys against the row blocks that see them.
 #pragma once
 
-#include "sm90/backward/hooked_tile.h"
 #include "sm90/backward/lone_tile.h"
+#include "sm90/backward/modified_tile.h"
 #include "sm90/backward/query_gradient.h"
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/store.h"
@@ -131,11 +131,11 @@ struct Consumer {
       } else {
         iterate_each<QueryEnd::Stored>(block, sums, s);
       }
-    } else if constexpr (Config::kHookedTiles) {
+    } else if constexpr (Config::kModifiedTiles) {
       iterate_with_mods(block, sums, s);
     } else if constexpr (Config::kLoneCap) {
-      if (hook_kind(args.params.scores) == HookKind::Cap) {
-        iterate_alike<LoneTile<HookKind::Cap, Config>>(block, sums, s);
+      if (score_mod_kind(args.params.scores) == ScoreModKind::Cap) {
+        iterate_alike<LoneTile<ScoreModKind::Cap, Config>>(block, sums, s);
       } else {
         iterate_each<QueryEnd::Asked>(block, sums, s);
       }
@@ -164,15 +164,15 @@ struct Consumer {
   // Separate loops are 3% faster than one loop for all score mods (H200).
   __device__ __forceinline__ void iterate_with_mods(Block const& block, Sums& sums,
                                                     ScoreFragment& s) {
-    switch (hook_kind(args.params.scores)) {
-      case HookKind::Cap:
-        return iterate_alike<HookedTile<HookKind::Cap, Config>>(block, sums, s);
-      case HookKind::Bias:
-        return iterate_alike<HookedTile<HookKind::Bias, Config>>(block, sums, s);
-      case HookKind::Drop:
-        return iterate_alike<HookedTile<HookKind::Drop, Config>>(block, sums, s);
-      case HookKind::Any:
-        return iterate_alike<HookedTile<HookKind::Any, Config>>(block, sums, s);
+    switch (score_mod_kind(args.params.scores)) {
+      case ScoreModKind::Cap:
+        return iterate_alike<ModifiedTile<ScoreModKind::Cap, Config>>(block, sums, s);
+      case ScoreModKind::Bias:
+        return iterate_alike<ModifiedTile<ScoreModKind::Bias, Config>>(block, sums, s);
+      case ScoreModKind::Drop:
+        return iterate_alike<ModifiedTile<ScoreModKind::Drop, Config>>(block, sums, s);
+      case ScoreModKind::Any:
+        return iterate_alike<ModifiedTile<ScoreModKind::Any, Config>>(block, sums, s);
     }
   }
 
@@ -257,7 +257,7 @@ struct Consumer {
     if (Config::kStreamsTiles && !more) {
       smem.v_ring.release(0);
     }
-    if constexpr (Config::kHookedTiles) {
+    if constexpr (Config::kModifiedTiles) {
       tile.score_gradients(dp, p_words, softmax_d);
     } else {
       tile.score_gradients(dp, s, softmax_d);

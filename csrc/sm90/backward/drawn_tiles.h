@@ -39,8 +39,8 @@ struct DrawnTiles {
   __device__ Tile tile_at(uint32_t number) const {
     Seqlens const& s = args.params.seqlens;
     int const drawn = static_cast<int>(number);
-    if constexpr (Config::kRowParts) {
-      RowParts const& cut = args.params.row_parts;
+    if constexpr (Config::kRowSplit) {
+      RowSplit const& cut = args.params.row_split;
       int const slot = cut.slot_of(drawn);
       int const index = slot < 0 ? drawn : cut.tile_of(slot);
       return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};

@@ -16,13 +16,13 @@
 
 namespace flash::sm90::backward {
 
-// A tile, or a row part of one, as it was drawn.
+// A tile, or a row split of one, as it was drawn.
 struct CutTile : WorkTile {
-  int slot = -1;  // of a row part and its sums; -1: the tile is whole
+  int slot = -1;  // of a row split and its sums; -1: the tile is whole
 };
 
 template <class Config>
-using KeyTile = std::conditional_t<Config::kRowParts, CutTile, WorkTile>;
+using KeyTile = std::conditional_t<Config::kRowSplit, CutTile, WorkTile>;
 
 // Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
 // one key to the next. step 0: the tile is whole and has no sums.
@@ -31,7 +31,7 @@ struct SumRows {
   int step;
 };
 
-// Kernels without row parts find the sums by the tile's head.
+// Kernels without row splits find the sums by the tile's head.
 struct NoSumRows {};
 
 // Everything about a KV block that stays the same over its iterations.
@@ -54,10 +54,10 @@ struct KeyBlock {
   int64_t block_begin;  // the sequence's first row block
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
-  [[no_unique_address]] std::conditional_t<Config::kRowParts, SumRows, NoSumRows> sums;
+  [[no_unique_address]] std::conditional_t<Config::kRowSplit, SumRows, NoSumRows> sums;
   // Dropout of head_begin, so that drawing bits in an iteration does not wait for global memory.
   struct NoDropout {};
-  [[no_unique_address]] std::conditional_t<Config::kHookedTiles, DropoutMask, NoDropout> dropout;
+  [[no_unique_address]] std::conditional_t<Config::kModifiedTiles, DropoutMask, NoDropout> dropout;
 
   __device__ KeyBlock(BackwardArgs const& args, KeyTile<Config> const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
@@ -88,7 +88,7 @@ struct KeyBlock {
 
   // Whether dK and dV go to sums, if the call has sums.
   __device__ bool has_sums() const {
-    if constexpr (Config::kRowParts) {
+    if constexpr (Config::kRowSplit) {
       return sums.step > 0;
     } else {
       return true;
@@ -97,7 +97,7 @@ struct KeyBlock {
 
   // Offset in `to` of the block's key `first`.
   __device__ int64_t sum_offset(TensorView<float> const& to, int first) const {
-    if constexpr (Config::kRowParts) {
+    if constexpr (Config::kRowSplit) {
       return (sums.first + first * sums.step) * to.head_stride;
     } else {
       return to.offset(tile.batch, row_k + first, tile.head);
@@ -106,7 +106,7 @@ struct KeyBlock {
 
   // Distance in `to` from one key to the next.
   __device__ int64_t sum_stride(TensorView<float> const& to) const {
-    if constexpr (Config::kRowParts) {
+    if constexpr (Config::kRowSplit) {
       return sums.step * to.head_stride;
     } else {
       return to.row_stride;
@@ -134,9 +134,9 @@ struct KeyBlock {
     return info.seqlen_k <= Config::kBlockN;
   }
 
-  // The row blocks of a row part. Iterations go from the last row block to the first, and so do the
-  // parts.
-  __device__ static RowRange part_of(RowParts const& cut, int slot, RowRange range) {
+  // The row blocks of a row split. Iterations go from the last row block to the first, and so do
+  // the parts.
+  __device__ static RowRange part_of(RowSplit const& cut, int slot, RowRange range) {
     int const part = cut.part_of(slot), count = range.count();
     int const end = range.end;
     range.end = end - cut.iterations_before(part, count);
@@ -171,9 +171,9 @@ struct KeyBlock {
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
-    if constexpr (Config::kRowParts) {
+    if constexpr (Config::kRowSplit) {
       if (tile_.slot >= 0) {
-        range = part_of(p.row_parts, tile_.slot, range);
+        range = part_of(p.row_split, tile_.slot, range);
       }
       sums = sum_rows(p, tile_.slot);
     }
@@ -182,7 +182,7 @@ struct KeyBlock {
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
     HeadsOfTile const part = p.gqa.heads_of(tile.head);
     heads = part.heads;
-    if constexpr (Config::kHookedTiles) {
+    if constexpr (Config::kModifiedTiles) {
       if (p.scores.dropout_p > 0.f && tile.batch < p.seqlens.batch) {
         dropout = DropoutMask(p.scores, tile.batch, p.heads_q, part.head_begin);
       }

@@ -57,7 +57,7 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           params,
           grid,
           {},
-          NearTanhHook({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
+          NearTanhMod({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
 }
 
 // Sequences and heads of a KV-persistent call. A varlen batch has more than its sequences: the keys
@@ -70,8 +70,8 @@ inline int64_t num_kv_persistent(BwdParams const& p) {
 // The pass behind the main kernel for dK and dV of cut tiles.
 template <class Config>
 void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch) {
-  if constexpr (Config::kRowParts) {
-    if (params.row_parts.used()) {
+  if constexpr (Config::kRowSplit) {
+    if (params.row_split.used()) {
       launch_cut_tiles<typename Config::Element>(
           params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
     }
@@ -84,7 +84,7 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
-  RowParts const& cut = params.row_parts;
+  RowSplit const& cut = params.row_split;
   int64_t const num_tiles = Config::kKvPersistent ? num_kv_persistent(params)
                                                   : grid.num_tiles() - cut.tiles + cut.slots();
   if (num_tiles == 0) {

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "core/fragment_coord.h"
-#include "core/score_hooks.h"
+#include "core/score_mods.h"
 #include "core/softmax.h"
 #include "passes/backward/transposed_scores.h"
 #include "sm90/backward/key_block.h"
-#include "sm90/backward/lone_hooks.h"
+#include "sm90/backward/lone_mods.h"
 
 namespace flash::sm90::backward {
 
@@ -79,7 +79,7 @@ struct ScoreTile {
       exponentiate(s, p.scores.softmax_scale * kLog2e, lse);
       pack<Element>(s_mma, operand);
     } else {
-      apply_hooks(s_mma, operand, lse);
+      apply_score_mods(s_mma, operand, lse);
       if (drops()) {
         drop(s_mma, operand);
       }
@@ -131,8 +131,8 @@ struct ScoreTile {
   template <class Scores, class Words>
   __device__ __forceinline__ void drop(Scores const& s_mma, Words& operand) {
     auto const layout = rows_and_columns(s_mma.layout());
-    keep.template draw<Config::kHookedTiles>({p.scores, block.tile.batch, p.heads_q, head},
-                                             row_begin, key_begin, coord);
+    keep.template draw<Config::kModifiedTiles>({p.scores, block.tile.batch, p.heads_q, head},
+                                               row_begin, key_begin, coord);
     for_each_pair(
         [&](int r, int c) { keep.apply_to_pair(operand.data()[layout(r, c) / 2], r, c); });
   }
@@ -161,15 +161,15 @@ struct ScoreTile {
   }
 
   // A pair at a time, so that derivatives need no registers beside the scores'.
-  template <bool kLimited, class Scores, class Words, class Lse, class Hook>
-  __device__ __forceinline__ void exponentiate_hooked(Scores& s_mma, Words& operand,
-                                                      Lse const& lse_log2, Hook const& hook) const {
+  template <bool kLimited, class Scores, class Words, class Lse, class Mod>
+  __device__ __forceinline__ void exponentiate_modified(Scores& s_mma, Words& operand,
+                                                        Lse const& lse_log2, Mod const& mod) const {
     using Element = typename Config::Element;
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     for_each_pair([&](int r, int c) {
       float2 const lse = lse_log2(c);
-      HookedScore const a = hook(s(r, c), seen<kLimited>(lse.x, r, c), r, c);
-      HookedScore const b = hook(s(r, c + 1), seen<kLimited>(lse.y, r, c + 1), r, c + 1);
+      ModifiedScore const a = mod(s(r, c), seen<kLimited>(lse.x, r, c), r, c);
+      ModifiedScore const b = mod(s(r, c + 1), seen<kLimited>(lse.y, r, c + 1), r, c + 1);
       float const pa = exp2_fast(a.log2), pb = exp2_fast(b.log2);
       operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
       s(r, c) = pa * a.slope;
@@ -180,7 +180,8 @@ struct ScoreTile {
  private:
   // The conditions are the same for a whole tile, so they stand outside the loops over its scores.
   template <class Scores, class Words, class Lse>
-  __device__ __forceinline__ void apply_hooks(Scores& s, Words& operand, Lse const& lse) const {
+  __device__ __forceinline__ void apply_score_mods(Scores& s, Words& operand,
+                                                   Lse const& lse) const {
     ScoreMod const mod = score_mod();
     float const scale_log2 = mod.softmax_scale * kLog2e;
     TransposedBias const bias(mod, row_begin + coord.col(0), key_begin + coord.row(0));
@@ -188,15 +189,15 @@ struct ScoreTile {
       SmallCap const small(mod);
       float const inverse_cap = reciprocal_fast(mod.softcap);
       if (bias.sign < 0.f || __any_sync(0xffffffffu, largest_score(s) > small.limit)) {
-        CapHook const hook{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
-        exponentiate_hooked<kMasked>(s, operand, lse, hook);
+        CapMod const cap{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
+        exponentiate_modified<kMasked>(s, operand, lse, cap);
       } else {
-        exponentiate_hooked<kMasked>(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
+        exponentiate_modified<kMasked>(s, operand, lse, SmallCapMod{small, inverse_cap, bias});
       }
     } else if (mod.alibi_slope != 0.f) {
-      exponentiate_hooked<kMasked>(s, operand, lse, BiasHook{bias.sign * scale_log2, bias});
+      exponentiate_modified<kMasked>(s, operand, lse, BiasMod{bias.sign * scale_log2, bias});
     } else {
-      exponentiate_hooked<kMasked>(s, operand, lse, ScaleHook{scale_log2});
+      exponentiate_modified<kMasked>(s, operand, lse, ScaleMod{scale_log2});
     }
   }
 

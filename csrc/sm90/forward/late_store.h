@@ -16,16 +16,16 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
   FinishedRows<Config> rows;  // of the row block before
   for (uint32_t number = 0;;) {
     find_place();
-    PingPong<Config> const turns{warpgroup};
+    PingPong<Config> const ping_pong{warpgroup};
     smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
     RowBlock<Config> const& block = smem.row_block(number);
     bool const valid = block.tile.valid;
     int const steps = valid ? block.range.count() : 0;
     int const unseen = valid ? unseen_steps(block) : 0;
-    leave_out_first(unseen, turns);
+    leave_out_first(unseen, ping_pong);
     ScoreFragment s;
     if (unseen < steps) {
-      start_first_scores(unseen, turns, s);
+      start_first_scores(unseen, ping_pong, s);
     }
     if (number > 0) {
       store_runs<Config>(args, smem.row_block(number - 1), smem.out[warpgroup], warpgroup, thread,
@@ -39,11 +39,11 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
     if (unseen < steps) {
       Probabilities p;
       if (unseen < block.masked_steps) {
-        end_first_step<true>(block, NoHooks{}, unseen, steps, turns, acc, p, s);
+        end_first_step<true>(block, NoScoreMods{}, unseen, steps, ping_pong, acc, p, s);
       } else {
-        end_first_step<false>(block, NoHooks{}, unseen, steps, turns, acc, p, s);
+        end_first_step<false>(block, NoScoreMods{}, unseen, steps, ping_pong, acc, p, s);
       }
-      other_steps(block, NoHooks{}, unseen + 1, steps, turns, acc, p);
+      other_steps(block, NoScoreMods{}, unseen + 1, steps, ping_pong, acc, p);
     } else {
       warpgroup_wait<0>();  // as above
       see_nothing(block, acc);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/score_level.h"
-#include "params/row_parts.h"
+#include "params/row_split.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/tensor_core.h"
 
@@ -40,12 +40,12 @@ struct PairedBackwardConfig {
   static constexpr bool kFindsDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
-  static constexpr bool kRowParts =
-      has_row_parts(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
-  static constexpr bool kHookedTiles = false;
+  static constexpr bool kRowSplit =
+      has_row_split(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kModifiedTiles = false;
   // A softcap alone and ALiBi alone have loops of their own (rate over plain, 4k causal, d 192,
   // H200: 0.741 and 0.875 in one loop for all score mods, 0.924 and 0.903 in loops of their own).
-  static constexpr bool kLoneHooks = kScores == ScoreLevel::Full;
+  static constexpr bool kLoneMods = kScores == ScoreLevel::Full;
   struct CapLoop {
     static constexpr bool kReadsAhead = false, kScansAhead = false;
   };

@@ -53,13 +53,13 @@ struct ScoreWarps {
 
  private:
   __device__ __forceinline__ void iterate(Block const& block, ValueFragment& dv) {
-    if constexpr (Config::kLoneHooks) {
-      HookKind const kind = hook_kind(args.params.scores);
-      if (kind == HookKind::Cap) {
-        return iterate_each<LoneTile<HookKind::Cap, Config>>(block, dv);
+    if constexpr (Config::kLoneMods) {
+      ScoreModKind const kind = score_mod_kind(args.params.scores);
+      if (kind == ScoreModKind::Cap) {
+        return iterate_each<LoneTile<ScoreModKind::Cap, Config>>(block, dv);
       }
-      if (kind == HookKind::Bias) {
-        return iterate_each<LoneTile<HookKind::Bias, Config>>(block, dv);
+      if (kind == ScoreModKind::Bias) {
+        return iterate_each<LoneTile<ScoreModKind::Bias, Config>>(block, dv);
       }
     }
     iterate_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);

@@ -1,7 +1,7 @@
 // A softcap alone or ALiBi alone, in fewer instructions than together.
 #pragma once
 
-#include "sm90/backward/score_hooks.h"
+#include "sm90/backward/score_mods.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90::backward {
@@ -19,7 +19,7 @@ struct LeftBias {
     first[1] = first[0] - 8.f * slope_log2;
   }
 
-  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
+  __device__ ModifiedScore operator()(float product, float lse, int r, int c) const {
     float const at_row = slope_log2 * static_cast<float>(FragmentCoord<4>::col_offset(c)) + lse;
     return {product * scale_log2 - (at_row + first[r]), 1.f};
   }
@@ -38,19 +38,19 @@ FLASH_HD float tanh_limit(ScoreMod const& mod, float widest, float flattest) {
 // of tanh and 3e-5 of the derivative. They are minimax among lines that are 1 at 0, so that a cap
 // so large that it does nothing leaves scores as they are. The host computes them, or each
 // iteration would.
-struct NearTanhHook {
+struct NearTanhMod {
   float limit;    // largest |product| for which this holds
   float log2[2];  // of the powers of product^2
   float slope;    // of product^2
 
-  FLASH_HD explicit NearTanhHook(ScoreMod const& mod) : limit(tanh_limit(mod, 0.125f, 1e18f)) {
+  FLASH_HD explicit NearTanhMod(ScoreMod const& mod) : limit(tanh_limit(mod, 0.125f, 1e18f)) {
     float const square = mod.slope_of_tanh() * mod.slope_of_tanh();
     log2[0] = 0.9999999f * mod.softmax_scale * kLog2e;
     log2[1] = -0.33153321f * mod.softmax_scale * kLog2e * square;
     slope = -0.99143987f * square;
   }
 
-  __device__ HookedScore operator()(float product, float lse, int, int) const {
+  __device__ ModifiedScore operator()(float product, float lse, int, int) const {
     float const square = product * product;
     float const sum = log2[1] * square + log2[0];
     return {sum * product - lse, slope * square + 1.f};
@@ -59,7 +59,7 @@ struct NearTanhHook {
 
 // Scores within three quarters of the cap: five powers, within 2e-7. tanh's square gives the
 // derivative, a multiple of tanh the score.
-struct TanhHook {
+struct TanhMod {
   static constexpr int kPowers = SmallTanh::kPowers;
   float coefficient[kPowers];  // of the powers of product^2
   float cap_log2;
@@ -68,7 +68,7 @@ struct TanhHook {
     return tanh_limit(mod, SmallTanh::kWidest, 1e4f);
   }
 
-  __device__ explicit TanhHook(ScoreMod const& mod) : cap_log2(mod.softcap * kLog2e) {
+  __device__ explicit TanhMod(ScoreMod const& mod) : cap_log2(mod.softcap * kLog2e) {
     float const slope = mod.slope_of_tanh();
     float factor = slope;
 #pragma unroll
@@ -78,7 +78,7 @@ struct TanhHook {
     }
   }
 
-  __device__ HookedScore operator()(float product, float lse, int, int) const {
+  __device__ ModifiedScore operator()(float product, float lse, int, int) const {
     float const square = product * product;
     float sum = coefficient[kPowers - 1];
 #pragma unroll
@@ -91,14 +91,14 @@ struct TanhHook {
 };
 
 // Any score with a usual cap, the only caps that these kernels serve (launch/select.h).
-struct AnyTanhHook {
+struct AnyTanhMod {
   float double_scale_log2;  // over the cap
   float cap_log2;
 
-  __device__ explicit AnyTanhHook(ScoreMod const& mod)
+  __device__ explicit AnyTanhMod(ScoreMod const& mod)
       : double_scale_log2(2.f * kLog2e * mod.slope_of_tanh()), cap_log2(mod.softcap * kLog2e) {}
 
-  __device__ HookedScore operator()(float product, float lse, int, int) const {
+  __device__ ModifiedScore operator()(float product, float lse, int, int) const {
     float const fall = falling_logistic(double_scale_log2 * product);
     return {(cap_log2 - lse) - 2.f * cap_log2 * fall, 4.f * (fall - fall * fall)};
   }
@@ -117,22 +117,23 @@ __device__ __forceinline__ float largest_of(Scores const& s) {
   return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
 }
 
-// Calls body(hook) with the tanh of fewest powers that all of a warp's products allow. largest: the
-// lane's largest |product|. A NaN is never the maximum: it passes through powers as through tanh.
+// Calls body(score mod) with the tanh of fewest powers that all of a warp's products allow.
+// largest: the lane's largest |product|. A NaN is never the maximum: it passes through powers as
+// through tanh.
 template <class Body>
-__device__ __forceinline__ void with_tanh(ScoreMod const& mod, NearTanhHook const& near_tanh,
+__device__ __forceinline__ void with_tanh(ScoreMod const& mod, NearTanhMod const& near_tanh,
                                           float largest, Body body) {
   auto const any_above = [&](float limit) { return __any_sync(0xffffffffu, !(largest <= limit)); };
   if (!any_above(near_tanh.limit)) {
     body(near_tanh);
-  } else if (!any_above(TanhHook::limit(mod))) {
-    body(TanhHook(mod));
+  } else if (!any_above(TanhMod::limit(mod))) {
+    body(TanhMod(mod));
   } else {
-    body(AnyTanhHook(mod));
+    body(AnyTanhMod(mod));
   }
 }
 
-// Calls body(hook) for a tile that begins with this row and key.
+// Calls body(score mod) for a tile that begins with this row and key.
 template <bool kMasked, class Body>
 __device__ __forceinline__ void with_bias(ScoreMod const& mod, int row_begin, int key_begin,
                                           FragmentCoord<4> coord, Body body) {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void with_bias(ScoreMod const& mod, int row_begin, in
     body(LeftBias(mod, distance, coord));
   } else {
     TransposedBias const bias(mod, row_begin + coord.col(0), key_begin + coord.row(0));
-    body(BiasHook{bias.sign * mod.softmax_scale * kLog2e, bias});
+    body(BiasMod{bias.sign * mod.softmax_scale * kLog2e, bias});
   }
 }
 

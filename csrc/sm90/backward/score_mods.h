@@ -7,7 +7,7 @@
 
 namespace flash::sm90::backward {
 
-struct HookedScore {
+struct ModifiedScore {
   float log2;   // of the probability
   float slope;  // the softcap's derivative
 };
@@ -31,45 +31,45 @@ struct TransposedBias {
   }
 };
 
-// Each of these maps (product, lse, r, c) to a HookedScore, with lse in units of log2. A bias's
+// Each of these maps (product, lse, r, c) to a ModifiedScore, with lse in units of log2. A bias's
 // sign stands outside of the whole score, where it costs nothing: LSE comes off in the same
 // instruction.
 
-struct ScaleHook {
+struct ScaleMod {
   float scale_log2;
 
-  __device__ HookedScore operator()(float product, float lse, int, int) const {
+  __device__ ModifiedScore operator()(float product, float lse, int, int) const {
     return {product * scale_log2 - lse, 1.f};
   }
 };
 
-struct BiasHook {
+struct BiasMod {
   float signed_scale_log2;
   TransposedBias bias;
 
-  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
+  __device__ ModifiedScore operator()(float product, float lse, int r, int c) const {
     return {bias.sign * (product * signed_scale_log2 - bias(r, c)) - lse, 1.f};
   }
 };
 
 // For scores well below the cap, and a slope that is not below 0.
-struct SmallCapHook {
+struct SmallCapMod {
   SmallCap small;
   float inverse_cap;
   TransposedBias bias;
 
-  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
+  __device__ ModifiedScore operator()(float product, float lse, int r, int c) const {
     float const capped = small(product), tanh = capped * inverse_cap;
     return {capped * kLog2e - bias(r, c) - lse, 1.f - tanh * tanh};
   }
 };
 
-struct CapHook {
+struct CapMod {
   float double_scale_log2;  // over the cap
   float signed_cap_log2;
   TransposedBias bias;
 
-  __device__ HookedScore operator()(float product, float lse, int r, int c) const {
+  __device__ ModifiedScore operator()(float product, float lse, int r, int c) const {
     float const fall = falling_logistic(double_scale_log2 * product);
     float const capped = signed_cap_log2 - 2.f * signed_cap_log2 * fall;
     return {bias.sign * (capped - bias(r, c)) - lse, 4.f * (fall - fall * fall)};

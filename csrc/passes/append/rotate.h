@@ -50,8 +50,8 @@ struct Angles {
 // Rotates elements [col, col + 8) of the row one by one, where pairs and chunks do not fit
 // together.
 template <class Element>
-__device__ void turn_each(Rotary const& r, Angles<Element> const& at, Element const* row, int col,
-                          float (&x)[8]) {
+__device__ void rotate_each(Rotary const& r, Angles<Element> const& at, Element const* row, int col,
+                            float (&x)[8]) {
   RotaryLayout const layout = r.interleaved ? RotaryLayout::Interleaved : RotaryLayout::HalfSplit;
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
@@ -65,8 +65,8 @@ __device__ void turn_each(Rotary const& r, Angles<Element> const& at, Element co
 
 // Rotates elements [col, col + 8) of a row, which x holds at first.
 template <class Element>
-__device__ void turn(Rotary const& r, Angles<Element> const& at, Element const* row, int col,
-                     float (&x)[8]) {
+__device__ void rotate_chunk(Rotary const& r, Angles<Element> const& at, Element const* row,
+                             int col, float (&x)[8]) {
   int const half = r.rotary_dim / 2;
   if (col + 8 <= r.rotary_dim && r.interleaved) {
     float cos[4], sin[4];
@@ -89,7 +89,7 @@ __device__ void turn(Rotary const& r, Angles<Element> const& at, Element const* 
       x[e] = rotate(term, x[e], partner[e], cos[e], sin[e]);
     }
   } else if (col < r.rotary_dim) {
-    turn_each(r, at, row, col, x);
+    rotate_each(r, at, row, col, x);
   }
 }
 

@@ -6,23 +6,23 @@
 
 namespace flash {
 
-// Which of Hopper's backward kernels have row parts. They cost d 96 1.5% of all calls and the
+// Which of Hopper's backward kernels have row splits. They cost d 96 1.5% of all calls and the
 // others nothing (H200); kernels with score mods and of 192/128 were not timed.
-constexpr bool has_row_parts(int head_dim, int head_dim_v, bool plain) {
+constexpr bool has_row_split(int head_dim, int head_dim_v, bool plain) {
   return plain && head_dim == head_dim_v && head_dim != 96;
 }
 
-// The last tiles of a backward, cut into row parts so that few tiles fill a GPU. Each part has some
-// of the row blocks that see the tile's keys, and a slot in the workspace for its sums of dK and
-// dV.
-struct RowParts {
+// The last tiles of a backward, cut into row splits so that few tiles fill a GPU. Each part has
+// some of the row blocks that see the tile's keys, and a slot in the workspace for its sums of dK
+// and dV.
+struct RowSplit {
   int tiles = 0;           // tiles that are cut
   int whole = 0x7fffffff;  // whole tiles before them
   int parts = 1;           // parts of each tile that is cut
   FastDiv by_parts;
 
   // whole, tiles, parts: at least 0, 1, 2
-  static RowParts last(int whole, int tiles, int parts) {
+  static RowSplit last(int whole, int tiles, int parts) {
     return {tiles, whole, parts, FastDiv(parts)};
   }
 

@@ -11,14 +11,14 @@
 //   on_probabilities  what dropout does
 #pragma once
 
-#include "core/score_hooks.h"
+#include "core/score_mods.h"
 #include "sm90/forward/row_block.h"
 
 namespace flash::sm90::forward {
 
 using Coord = FragmentCoord<4>;
 
-struct NoHooks {
+struct NoScoreMods {
   static constexpr bool kAny = false;
   using Offsets = NoOffsets;
 
@@ -29,12 +29,12 @@ struct NoHooks {
 };
 
 // A softcap alone, with a usual cap.
-struct SoftcapHook : NoHooks {
+struct SoftcapMod : NoScoreMods {
   static constexpr bool kAny = true;
   ScoreMod mod;
   SmallCap small;
 
-  __device__ explicit SoftcapHook(ScoreMod const& mod_) : mod(mod_), small(mod_) {}
+  __device__ explicit SoftcapMod(ScoreMod const& mod_) : mod(mod_), small(mod_) {}
 
   template <class Scores>
   __device__ __forceinline__ void on_scores(Scores& s, int /*key_begin*/, Coord, Offsets&) const {
@@ -47,14 +47,13 @@ struct SoftcapHook : NoHooks {
 };
 
 // ALiBi where no key is right of the diagonal.
-struct LeftBiasHook : NoHooks {
+struct LeftBiasMod : NoScoreMods {
   static constexpr bool kAny = true;
   using Offsets = RowOffsets<2>;
   ScoreMod mod;
   int row_begin;
 
-  __device__ LeftBiasHook(ScoreMod const& mod_, int row_begin_)
-      : mod(mod_), row_begin(row_begin_) {}
+  __device__ LeftBiasMod(ScoreMod const& mod_, int row_begin_) : mod(mod_), row_begin(row_begin_) {}
 
   template <class Scores>
   __device__ __forceinline__ void on_scores(Scores& s, int key_begin, Coord coord,
@@ -63,12 +62,12 @@ struct LeftBiasHook : NoHooks {
   }
 };
 
-struct DropoutHook : NoHooks {
+struct DropoutMod : NoScoreMods {
   static constexpr bool kAny = true;
   DropoutMask mask;
   int row_begin;
 
-  __device__ DropoutHook(DropoutMask const& mask_, int row_begin_)
+  __device__ DropoutMod(DropoutMask const& mask_, int row_begin_)
       : mask(mask_), row_begin(row_begin_) {}
 
   template <class Probabilities>
@@ -81,7 +80,7 @@ struct DropoutHook : NoHooks {
 // Several score mods, a large softcap, ALiBi with keys on both sides, or a scale that the exponent
 // cannot take.
 template <class Config>
-struct AnyHooks {
+struct AnyScoreMods {
   static constexpr bool kAny = true;
   using Offsets = RowOffsets<2>;
   RowBlock<Config> const& block;

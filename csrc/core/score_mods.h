@@ -1,4 +1,5 @@
-// What happens to a thread's scores on the way from Q·Kᵀ to P·V. Hooks never touch the main loop.
+// What happens to a thread's scores on the way from Q·Kᵀ to P·V. ScoreMods never touch the main
+// loop.
 #pragma once
 
 #include <cute/tensor.hpp>
