@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn._functions import Applied, function_class
+from flash_attn.compat.functions import Applied, function_class
 
 __all__ = [
     "IndexFirstAxis",

@@ -1,9 +1,9 @@
 """What is asked in one call, under names that every layer shares.
 
 A public function says what it was asked (``Options``, beside the tensors of tokens); the checks
-make of that what an operation takes (``Scoring``); ``_calls`` spells the call out, once, as the
-operation's arguments; and whatever serves the operation in Python gets it back by ``of``. Fields
-have the names that the schemas in ``_ops.py`` have.
+make of that what an operation takes (``Scoring``); ``dispatch/calls.py`` spells the call out, once,
+as the operation's arguments; and whatever serves the operation in Python gets it back by ``of``.
+Fields have the names that the schemas in ``dispatch/ops.py`` have.
 
 Named tuples, because a frozen dataclass takes four times as long to make, and a call on a GPU has
 microseconds.
@@ -26,6 +26,11 @@ class Window(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> SupportsIndex: ...
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which results are summed; also that of softmax_lse, softmax_d, s_aux and ds_aux."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Options(NamedTuple):

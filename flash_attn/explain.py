@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _checks_kvcache, backend, checks
+from flash_attn import backend
 from flash_attn._explanation import Explanation
+from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, Window, pick
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
@@ -230,7 +231,7 @@ def explain_call(
 
 def _as_cache(q: Tensor, num_splits: Any = 0, rotary_interleaved: bool = True, **others):
     """The arguments of ``explain`` for those of ``flash_attn_with_kvcache``."""
-    cache = _checks_kvcache.kvcache(q, pick(Cache, others))
+    cache = checks_kvcache.kvcache(q, pick(Cache, others))
     return {
         "q": q, "k": cache.k_cache, "v": cache.v_cache, "block_table": cache.block_table,
         "num_splits": checks.num_splits(num_splits), "kvcache": True, "new_keys": cache.new,

@@ -1,11 +1,11 @@
-"""The description of a call: what ``_calls`` spells out for an operation comes back the same."""
+"""The description of a call: what ``calls`` spells out for an operation comes back the same."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flash_attn import _autograd, _calls, _ops, _versions, checks
+from flash_attn.api import checks
 from flash_attn.call import (
     Backward,
     Cache,
@@ -18,6 +18,7 @@ from flash_attn.call import (
     Scoring,
     named,
 )
+from flash_attn.dispatch import autograd, calls, ops, versions
 
 # Every field has a value of its own, so that no two can be confused.
 SCORING = Scoring(0.0, 0.5, True, 3, 4, 5.0, "alibi_slopes", "s_aux")
@@ -34,8 +35,8 @@ def described(monkeypatch, run, description, operation):
         found.append((args, kwargs))
         return "out", "lse"
 
-    monkeypatch.setattr(_versions, "call", call)
-    monkeypatch.setattr(_autograd, "call", lambda given, _, args, kw: call(given, *args, **kw))
+    monkeypatch.setattr(versions, "call", call)
+    monkeypatch.setattr(autograd, "call", lambda given, _, args, kw: call(given, *args, **kw))
     run()
     return description.of(named(operation.default._schema)(*found[0]))
 
@@ -50,8 +51,8 @@ def described(monkeypatch, run, description, operation):
     ],
 )
 def test_a_forward_comes_back(call, monkeypatch):
-    operation = _ops.forward if call.lengths is None else _ops.varlen_forward
-    run = lambda: _calls.forward(call)  # noqa: E731
+    operation = ops.forward if call.lengths is None else ops.varlen_forward
+    run = lambda: calls.forward(call)  # noqa: E731
     assert described(monkeypatch, run, Forward, operation) == call
 
 
@@ -64,18 +65,18 @@ def test_a_forward_comes_back(call, monkeypatch):
     ],
 )
 def test_a_backward_comes_back(call, monkeypatch):
-    operation = _ops.backward if call.lengths is None else _ops.varlen_backward
-    run = lambda: _calls.backward(call)  # noqa: E731
+    operation = ops.backward if call.lengths is None else ops.varlen_backward
+    run = lambda: calls.backward(call)  # noqa: E731
     assert described(monkeypatch, run, Backward, operation) == call
 
 
 def test_a_step_with_a_cache_comes_back(monkeypatch):
     step = CacheStep("q", Cache(*Cache._fields), SCORING, True, 9)
-    monkeypatch.setattr(_calls._checks_kvcache, "kvcache", lambda q, cache, look: cache)
-    monkeypatch.setattr(_calls, "_as_kernels_read", lambda cache, q: cache)
-    monkeypatch.setattr(_calls, "_has_to_pad", lambda q, v: False)
+    monkeypatch.setattr(calls.checks_kvcache, "kvcache", lambda q, cache, look: cache)
+    monkeypatch.setattr(calls, "_as_kernels_read", lambda cache, q: cache)
+    monkeypatch.setattr(calls, "_has_to_pad", lambda q, v: False)
     monkeypatch.setattr(checks, "scoring", lambda q, batch, options, look: SCORING)
     q = torch.empty(0)
-    run = lambda: _calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
-    back = described(monkeypatch, run, CacheStep, _ops.with_kvcache)
+    run = lambda: calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
+    back = described(monkeypatch, run, CacheStep, ops.with_kvcache)
     assert back._replace(q="q") == step

@@ -1,7 +1,7 @@
 // The operations as functions of the Python module: what torch's dispatcher leads to, without the
 // way there, which takes 6 µs of a call for its schema, its boxes and its keys.
-// flash_attn/_direct.py says which calls may. Tensors become handles and handles tensors by the
-// functions that torch has for programs of AOTInductor.
+// flash_attn/dispatch/direct.py says which calls may. Tensors become handles and handles tensors by
+// the functions that torch has for programs of AOTInductor.
 #pragma once
 
 #include <Python.h>

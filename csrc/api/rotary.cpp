@@ -1,5 +1,5 @@
 // The rotary op: parts of one tensor or two, turned or copied. Its schema is defined in
-// flash_attn/_rotary.py.
+// flash_attn/dispatch/rotary.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 

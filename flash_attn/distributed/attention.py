@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flash_attn import _autograd, _calls, checks
+from flash_attn.api import checks
 from flash_attn.call import Options, Window
+from flash_attn.dispatch import autograd, calls
 from flash_attn.distributed import agree
 from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
 from flash_attn.distributed.calls import Dropout, Scoring
@@ -338,13 +339,13 @@ class _Call(NamedTuple):
         if options.dropout_p > 0:
             state = _same_state(ranks, q.device)
             dropout = Dropout(options.dropout_p, state, q.shape[2], 0)
-        padded = _calls._padded(q, k, v) if _calls._has_to_pad(q, v) else (q, k, v)
+        padded = calls._padded(q, k, v) if calls._has_to_pad(q, v) else (q, k, v)
         return cls(padded, v.shape[-1], options, dropout)
 
 
 def _same_state(ranks: _Ranks, device: torch.device) -> Tensor:
     """What the first rank of all draws; every rank draws, so that generators stay in step."""
-    state = _autograd.draw_rng_state(device)
+    state = autograd.draw_rng_state(device)
     for group in (ranks.ring, ranks.split):
         if group is not None:
             dist.broadcast(state, dist.get_global_rank(group, 0), group=group)

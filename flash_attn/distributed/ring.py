@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flash_attn import _autograd, _ops
-from flash_attn._sinks import sink_share
+from flash_attn.call import accumulation_dtype
+from flash_attn.cpu.sinks import sink_share
+from flash_attn.dispatch import autograd
 from flash_attn.distributed import calls, sums
 from flash_attn.distributed.calls import Plan, Rows, Scoring, ring_plan
 from flash_attn.distributed.exchange import Transfer
@@ -46,7 +47,7 @@ class Ring:
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Two parts are rounded once more than one; more are summed wider."""
-        return _ops.lse_dtype(dtype) if self.layout.ring > 2 else dtype
+        return accumulation_dtype(dtype) if self.layout.ring > 2 else dtype
 
     def send_keys(self, step: int, k: Tensor, v: Tensor) -> Transfer:
         to, source = self.neighbours(step)
@@ -74,7 +75,7 @@ class RingAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
     ) -> tuple[Tensor, Tensor]:
         """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
-        total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), ring.sum_dtype(q.dtype))
+        total = sums.Attention(q, v, accumulation_dtype(q.dtype), ring.sum_dtype(q.dtype))
         for step, first, keys, values in _steps(ring, k, v):
             # Behind the next transfers, which start before this and run beside it.
             total.merge_last(ring.sum_dtype(q.dtype))
@@ -98,7 +99,7 @@ class RingAttention(torch.autograd.Function):
             ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
             return *_gradients(ctx.ring, rows, k, v), ds_aux
 
-        return *_autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
+        return *autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
 
 
 def _steps(ring: Ring, k: Tensor, v: Tensor):
@@ -164,7 +165,7 @@ def _gradients_at_once(
     for step, first, keys, values in _steps(ring, k, v):
         plan = ring.plan(ring.rank, ring.neighbours(step)[1], k.device)
         # A step's own sums, where its calls share keys; with one call, what the kernel wrote.
-        here = [sums.Gradient(x, _ops.lse_dtype(k.dtype), plan.keys) for x in (keys, values)]
+        here = [sums.Gradient(x, accumulation_dtype(k.dtype), plan.keys) for x in (keys, values)]
         for call in plan.calls:
             parts = calls.backward(call, rows, keys, values, first, ring.scoring)
             dq.add(call.rows, parts[0])

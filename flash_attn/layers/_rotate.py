@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_attn._rotary import Parts, Turn, rotate, traced
+from flash_attn.dispatch.rotary import Parts, Turn, rotate, traced
 
 __all__ = [
     "differ_in_heads_alone",

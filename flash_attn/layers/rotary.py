@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flash_attn import checks
-from flash_attn._checks_scalars import flag, integer
-from flash_attn._functions import Applied, function_class
-from flash_attn._rotary import Parts
+from flash_attn.api import checks
+from flash_attn.api.checks_scalars import flag, integer
+from flash_attn.compat.functions import Applied, function_class
+from flash_attn.dispatch.rotary import Parts
 from flash_attn.layers._rotate import (
     differ_in_heads_alone,
     of_grouped_qkv,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flash_attn import _names
+from flash_attn.compat.names import refusing
 from flash_attn.ops.activations import gelu_fwd, sqrelu_fwd
 from flash_attn.utils.distributed import (
     all_gather,
@@ -335,4 +335,4 @@ class ParallelFusedMLP(nn.Module):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

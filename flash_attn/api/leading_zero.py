@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _warnings, backend
+from flash_attn import backend
+from flash_attn.api.warn import warn_once
 from flash_attn.call import Lengths
 
 _looked_at: set[tuple] = set()
@@ -20,7 +21,7 @@ _looked_at: set[tuple] = set()
 def warn(name: str, cu_seqlens: Tensor, first: int, last: int, rows: int) -> None:
     """Once, if the 0 is missing. first, last: of cu_seqlens. rows: of the packed tensor."""
     if _is_missing(cu_seqlens, first, last, rows):
-        _warnings.once(_message(name, first), about=_message.__name__)
+        warn_once(_message(name, first), about=_message.__name__)
 
 
 def log(q: Tensor, k: Tensor, lengths: Lengths, paged: bool) -> None:

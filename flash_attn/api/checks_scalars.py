@@ -1,4 +1,4 @@
-"""The checks of numbers, flags and windows; see ``flash_attn.checks`` for what a check is.
+"""The checks of numbers, flags and windows; see ``checks.py`` for what a check is.
 
 A bool is no number, though Python has it as one: True in the place of a number was meant for
 another argument. A flag is a bool, Python's or numpy's: what else is true was meant for another,

@@ -10,7 +10,7 @@ import re
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from flash_attn import checks
+from flash_attn.api import checks
 
 _LENGTHS = re.compile(r"\b(cu_seqlens|max_seqlen)_[qk]\b")
 

@@ -14,18 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from flash_attn import (
-    _autograd,
-    _checks_kvcache,
-    _direct,
-    _leading_zero,
-    _ops,
-    _packed_names,
-    _versions,
-    backend,
-    checks,
-)
+from flash_attn import backend
+from flash_attn.api import checks, checks_kvcache, leading_zero, packed_names
 from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
+from flash_attn.dispatch import autograd, direct, ops, versions
 
 NO_KEYS = Keys()
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -84,7 +76,7 @@ def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
     It looks at all that it is given, and in Python the same takes 3 µs. Not where head dims differ
     or are padded: it would see what they were padded to. Not while a compiler traces.
     """
-    if not _direct.is_loaded():
+    if not direct.is_loaded():
         return False
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return False
@@ -130,7 +122,7 @@ def attend(
     except Exception as error:
         told = error if look else _what_is_wrong(error, _look, q, k, v, options, lengths, keys)
         if packed is not None:
-            told = _packed_names.renamed(told, packed)
+            told = packed_names.renamed(told, packed)
         if told is error:
             raise
         raise told from None
@@ -161,7 +153,7 @@ def _attend(
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
         if lengths is not None and not is_compiling():
-            _leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
+            leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
     head_dim_v = None
     if look and _has_to_pad(q, v):
         head_dim_v = v.shape[-1]
@@ -189,7 +181,7 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
     q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
     *in_order, s_aux = scoring
     if rng_state is None and scoring.dropout_p > 0:
-        rng_state = _autograd.draw_rng_state(q.device)
+        rng_state = autograd.draw_rng_state(q.device)
     # What equals its default is left out: a name costs a third of a microsecond.
     named: dict[str, Any] = {}
     if s_aux is not None:
@@ -204,10 +196,10 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["num_splits"] = call.num_splits
     inputs = q, k, v, s_aux
     if lengths is None:
-        return _autograd.call(_ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
+        return autograd.call(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
     paged = () if keys is NO_KEYS else keys
     args = (q, k, v, *lengths, *in_order, return_softmax, *paged)
-    return _autograd.call(_ops.varlen_forward, inputs, args, named)
+    return autograd.call(ops.varlen_forward, inputs, args, named)
 
 
 def backward(call: Backward) -> Tensor:
@@ -226,9 +218,9 @@ def backward(call: Backward) -> Tensor:
         named["seqused_k"] = keys.seqused_k
     if lengths is None:
         args = (*in_order, *scores, deterministic, rng_state)
-        return _versions.call(_ops.backward, *args, **named)
+        return versions.call(ops.backward, *args, **named)
     args = (*in_order, *lengths, *scores, deterministic, rng_state)
-    return _versions.call(_ops.varlen_backward, *args, **named)
+    return versions.call(ops.varlen_backward, *args, **named)
 
 
 def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
@@ -244,7 +236,7 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
 
 
 def _look_at_cache(q: Tensor, cache: Cache, options: Options) -> None:
-    _checks_kvcache.kvcache(q, cache)
+    checks_kvcache.kvcache(q, cache)
     checks.scoring(q, q.shape[0], checks.flags(options))
 
 
@@ -254,9 +246,9 @@ def _kvcache(
     options = checks.flags(options)
     if rotary_interleaved is not True and rotary_interleaved is not False:
         rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
-    cache = _checks_kvcache.kvcache(q, cache, look)
+    cache = checks_kvcache.kvcache(q, cache, look)
     num_splits = checks.num_splits(num_splits)
-    q, cache, options = _checks_kvcache.without_gradient(q, cache, options)
+    q, cache, options = checks_kvcache.without_gradient(q, cache, options)
     scoring = checks.scoring(q, q.shape[0], options, look)
     if backend.LOG:
         _log(
@@ -271,8 +263,8 @@ def _kvcache(
         cache = cache._replace(k=k, v=v)
     _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
     named = {} if s_aux is None else {"s_aux": s_aux}
-    out, lse = _versions.call(
-        _ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
+    out, lse = versions.call(
+        ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, slopes, num_splits, **named,
     )  # fmt: skip
     if padded:

@@ -1,7 +1,7 @@
 """Arguments of other attention functions, and what to do here.
 
-The one table of them: for an unknown keyword ``_keywords`` says what it says, and it is printed in
-docs/porting.md.
+The one table of them: ``keywords.py`` answers an unknown keyword from it, and docs/porting.md
+prints it.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn import (
-    _direct,
-    _ops,  # noqa: F401  loads the compiled library
-    _versions,
-    backend,
-)
+from flash_attn import backend
 from flash_attn.cpu.rotary_layer import rotary as on_torch
+from flash_attn.dispatch import (
+    direct,
+    ops,  # noqa: F401  loads the compiled library
+    versions,
+)
 
 __all__ = ["Parts", "Turn", "rotate"]
 
@@ -39,10 +39,10 @@ def _fake_rotary(*args) -> None:
     return None
 
 
-_versions.register(_library, _operation.default)
+versions.register(_library, _operation.default)
 if not torch._C._dispatch_has_kernel_for_dispatch_key("flash_attn::_rotary", "CUDA"):
     _library.impl("_rotary", backend.missing_kernel("_rotary"), "CUDA")
-_direct.register(_operation.default)
+direct.register(_operation.default)
 
 
 class Turn(NamedTuple):
@@ -106,7 +106,7 @@ def rotate(out: Parts, x: Parts, turn: Turn, conjugate: bool) -> None:
     pairs = (part for pair in zip(out, x) for part in pair)
     call = (*pairs, *_prepared(x.x, turn), turn.interleaved, conjugate)
     if _by_operation(out, x, turn):
-        _versions.call(_operation.default, *call)
+        versions.call(_operation.default, *call)
     else:
         on_torch(*call)
 

@@ -1,4 +1,4 @@
-"""The checks of a call with a KV cache; see ``flash_attn.checks`` for what a check is."""
+"""The checks of a call with a KV cache; see ``checks.py`` for what a check is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _warnings, checks
-from flash_attn.call import Cache, Options
-from flash_attn.checks import (
+from flash_attn.api import checks
+from flash_attn.api.checks import (
     _WITH_MEMORY,
     _bad_shape,
     _like,
@@ -19,6 +18,8 @@ from flash_attn.checks import (
     _table,
     _unit_stride,
 )
+from flash_attn.api.warn import warn_once
+from flash_attn.call import Cache, Options
 
 _NEW_KEYS = checks.Layout("(batch, seqlen_new, heads_k, head_dim)", 4)
 _ROTARY_TABLE = checks.Layout("(seqlen_rotary, rotary_dim / 2)", 2)
@@ -92,7 +93,7 @@ def _detached(x: Any) -> Any:
 
 def say_there_is_no_gradient() -> None:
     if not torch.compiler.is_compiling():
-        _warnings.once(
+        warn_once(
             "attention over a KV cache has no backward: a tensor of this call requires a gradient "
             "and gets none; call it under torch.no_grad()"
         )

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_attn import _direct, _packed, _versions, backend
+from flash_attn import backend
+from flash_attn.api import packed
 from flash_attn.call import in_order
+from flash_attn.dispatch import direct, versions
 
 try:
     from torch._C._functorch import unwrap_if_dead
@@ -104,10 +106,10 @@ class _Attention(torch.autograd.Function):
         """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
-        dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
+        dq, dk, dv = packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
         ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
         tape = ctx.tape
-        _versions.call(
+        versions.call(
             tape.backward, dout, q, k, v, out, lse, dq, dk, dv,
             **dict(zip(tape.options.names, ctx.options)), **dict(zip(tape.tensors.names, tensors)),
             rng_state=rng_state, dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
@@ -163,7 +165,7 @@ def call(operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: t
 
 
 def _unrecorded(operation, args: tuple, kwargs: dict):
-    results = _direct.call(operation, args, kwargs)
+    results = direct.call(operation, args, kwargs)
     if results is NotImplemented:
         return _below_autograd(operation, *args, **kwargs)
     return results

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from flash_attn._other_arguments import ARGUMENTS
+from flash_attn.compat.other_arguments import ARGUMENTS
 
 _ALIKE = 0.8  # of 1: `casual` is causal, `k_descale` is not k_cache
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, checks
-from flash_attn._autograd import rows_contiguous
+from flash_attn.api import checks
 from flash_attn.call import Backward, Forward, Gradients, Keys, Lengths, Options
+from flash_attn.dispatch import calls
+from flash_attn.dispatch.autograd import rows_contiguous
 
 
 def _unpadded(*tensors: Tensor) -> None:
@@ -38,15 +39,15 @@ def _checked_rng_state(
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
-    keys: Keys = _calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
+    keys: Keys = calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """A dense call or, with lengths, one of a packed batch, as ``_calls.forward`` returns it."""
+    """A dense call or, with lengths, one of a packed batch, as ``calls.forward`` returns it."""
     options = checks.flags(options)
-    scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
+    scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     if rng_state is not None:
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
-    return _calls.forward(
+    return calls.forward(
         Forward(
             q, k, v, scoring, lengths, keys, options.return_attn_probs, rng_state, False, False,
             num_splits,
@@ -62,7 +63,7 @@ def backward(
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     keys = Keys(seqused_k=seqused_k)
     options = checks.flags(options)
-    scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
+    scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     checks.backward(tensors, options.s_aux)
     rng_state = _checked_rng_state(rng_state, q, options, lengths)
@@ -71,7 +72,7 @@ def backward(
         rows_contiguous(dout), q, k, v, rows_contiguous(out), lse.contiguous(), dq, dk, dv, dlse,
         ds_aux,
     )  # fmt: skip
-    return _calls.backward(
+    return calls.backward(
         Backward(tensors, scoring, lengths, keys, options.deterministic, rng_state)
     )
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _direct, backend
+from flash_attn import backend
+from flash_attn.dispatch import direct
 
 # By operation, and by its packet of overloads: which of its arguments it writes.
 _written: dict[Callable[..., Any], Callable[[tuple, dict], Sequence[Tensor]]] = {}
@@ -44,7 +45,7 @@ def call(operation: Callable[..., Any], *args, **kwargs):
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return backend.call(operation, *args, **kwargs)
-    results = _direct.call(operation, args, kwargs)
+    results = direct.call(operation, args, kwargs)
     if results is NotImplemented:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             results = backend.call(operation, *args, **kwargs)

@@ -4,7 +4,7 @@ The checks read shapes, strides, dtypes and devices only, so they also hold for 
 disappear into guards under ``torch.compile``. Messages name the argument, say what it got, and
 what is accepted. Checks of contents (``cu_seqlens`` that decrease, a cache that overflows) need
 the data: ``flash_attn.cpu`` makes them, and on a GPU, where looking is waiting, only
-``FLASH_ATTN_CHECK=1`` does (``_content_checks``).
+``FLASH_ATTN_CHECK=1`` does (``dispatch/content_checks.py``).
 
 ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a tensor at all.
 """
@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from flash_attn import backend
-from flash_attn._checks_scalars import (  # noqa: F401  all checks by one name
+from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one name
     LARGEST,
     finite,
     flag,
@@ -30,8 +30,7 @@ from flash_attn._checks_scalars import (  # noqa: F401  all checks by one name
     window,
     window_as_it_is,
 )
-from flash_attn._ops import lse_dtype
-from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring
+from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
 
 MAX_HEAD_DIM = 256
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
@@ -301,7 +300,7 @@ def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
     if s_aux.dtype not in _DTYPES:
         raise ValueError(f"s_aux: got dtype {s_aux.dtype}; a floating dtype is needed")
     _on_device_of(s_aux, "s_aux", q)
-    return s_aux.to(lse_dtype(q.dtype)).contiguous()
+    return s_aux.to(accumulation_dtype(q.dtype)).contiguous()
 
 
 def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
@@ -351,7 +350,7 @@ def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> Non
     tensor(x, name)
     if tuple(x.shape) != shape:
         raise _bad_shape(x, name, f"{shape}")
-    dtype = lse_dtype(q.dtype)
+    dtype = accumulation_dtype(q.dtype)
     if x.dtype != dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; {dtype} is needed for q of {q.dtype}")
     _on_device_of(x, name, q)
