@@ -18,7 +18,7 @@ from flash_attn.call import (
     Scoring,
     named,
 )
-from flash_attn.dispatch import autograd, calls, ops, versions
+from flash_attn.dispatch import calls, ops, run
 
 # Every field has a value of its own, so that no two can be confused.
 SCORING = Scoring(0.0, 0.5, True, 3, 4, 5.0, "alibi_slopes", "s_aux")
@@ -26,8 +26,8 @@ LENGTHS = Lengths("cu_seqlens_q", "cu_seqlens_k", 6, 7)
 TENSORS = Gradients(*Gradients._fields)
 
 
-def described(monkeypatch, run, description, operation):
-    """``description`` of the arguments that ``run`` gives to the operation."""
+def described(monkeypatch, asked, description, operation):
+    """``description`` of the arguments that ``asked`` gives to the operation."""
     found = []
 
     def call(given, *args, **kwargs):
@@ -35,9 +35,9 @@ def described(monkeypatch, run, description, operation):
         found.append((args, kwargs))
         return "out", "lse"
 
-    monkeypatch.setattr(versions, "call", call)
-    monkeypatch.setattr(autograd, "call", lambda given, _, args, kw: call(given, *args, **kw))
-    run()
+    monkeypatch.setattr(run, "writing", call)
+    monkeypatch.setattr(run, "forward", lambda given, _, args, kw: call(given, *args, **kw))
+    asked()
     return description.of(named(operation.default._schema)(*found[0]))
 
 
@@ -52,8 +52,8 @@ def described(monkeypatch, run, description, operation):
 )
 def test_a_forward_comes_back(call, monkeypatch):
     operation = ops.forward if call.lengths is None else ops.varlen_forward
-    run = lambda: calls.forward(call)  # noqa: E731
-    assert described(monkeypatch, run, Forward, operation) == call
+    asked = lambda: calls.forward(call)  # noqa: E731
+    assert described(monkeypatch, asked, Forward, operation) == call
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_forward_comes_back(call, monkeypatch):
 )
 def test_a_backward_comes_back(call, monkeypatch):
     operation = ops.backward if call.lengths is None else ops.varlen_backward
-    run = lambda: calls.backward(call)  # noqa: E731
-    assert described(monkeypatch, run, Backward, operation) == call
+    asked = lambda: calls.backward(call)  # noqa: E731
+    assert described(monkeypatch, asked, Backward, operation) == call
 
 
 def test_a_step_with_a_cache_comes_back(monkeypatch):
@@ -77,6 +77,6 @@ def test_a_step_with_a_cache_comes_back(monkeypatch):
     monkeypatch.setattr(calls, "_has_to_pad", lambda q, v: False)
     monkeypatch.setattr(checks, "scoring", lambda q, batch, options, look: SCORING)
     q = torch.empty(0)
-    run = lambda: calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
-    back = described(monkeypatch, run, CacheStep, ops.with_kvcache)
+    asked = lambda: calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
+    back = described(monkeypatch, asked, CacheStep, ops.with_kvcache)
     assert back._replace(q="q") == step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from flash_attn import backend, flash_attn_func, flash_attn_varlen_func, flash_a
 from flash_attn.call import in_order
 from flash_attn.dispatch import calls, direct, ops, rotary
 from flash_attn.layers.rotary import apply_rotary_emb
+from tests.commands import run
 
 BF16 = torch.bfloat16
 
@@ -95,7 +97,7 @@ def test_the_same_as_by_the_dispatcher(device, served, monkeypatch, name):
     torch.manual_seed(0)
     results = call(device)
     assert operations <= set(served) or device == "cpu"
-    monkeypatch.setattr(direct, "_functions", {})
+    monkeypatch.setattr(direct, "enabled", False)
     torch.manual_seed(0)
     for number, (got, expected) in enumerate(zip(results, call(device), strict=True)):
         assert_bitwise(str(number), got, expected)
@@ -132,6 +134,7 @@ def asked(monkeypatch) -> list:
         return NotImplemented
 
     entry = refuse, in_order(ops.forward.default._schema)
+    monkeypatch.setattr(direct, "enabled", True)
     monkeypatch.setattr(direct, "_functions", {ops.forward: entry})
     return calls
 
@@ -194,12 +197,12 @@ def registers(monkeypatch) -> Callable[[], bool]:
     """Whether the library's forward is called directly."""
     monkeypatch.setattr(direct, "_functions", {})
     monkeypatch.setattr(backend, "library", Library())
-    monkeypatch.setattr(backend, "CHECK", False)
+    monkeypatch.setattr(direct, "enabled", True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
     def register() -> bool:
         direct.register(ops.forward.default)
-        return direct.is_loaded()
+        return direct.is_on()
 
     return register
 
@@ -209,9 +212,18 @@ def test_the_library_s_function_is_called(registers):
     assert direct._functions.keys() == {ops.forward, ops.forward.default}
 
 
-def test_with_checks_of_contents_there_are_none(registers, monkeypatch):
-    monkeypatch.setattr(backend, "CHECK", True)
-    assert not registers()
+def test_turned_off_none_is_called(registers, monkeypatch):
+    assert registers()
+    monkeypatch.setattr(direct, "enabled", False)
+    assert not direct.is_on()
+    assert direct.call(ops.forward, (), {}) is NotImplemented
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_checks_of_contents_turn_it_off(check):
+    program = "from flash_attn.dispatch import direct; print(direct.enabled)"
+    said = run(sys.executable, "-c", program, FLASH_ATTN_CHECK=check).stdout
+    assert said.split() == [str(check == "0")]
 
 
 def test_of_another_cuda_there_are_none(registers, monkeypatch):

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from flash_attn import backend
 from flash_attn.api import checks, checks_kvcache, leading_zero, packed_names
 from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
-from flash_attn.dispatch import autograd, direct, ops, versions
+from flash_attn.dispatch import autograd, direct, ops, run
 
 NO_KEYS = Keys()
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -76,7 +76,7 @@ def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
     It looks at all that it is given, and in Python the same takes 3 µs. Not where head dims differ
     or are padded: it would see what they were padded to. Not while a compiler traces.
     """
-    if not direct.is_loaded():
+    if not direct.is_on():
         return False
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return False
@@ -196,10 +196,10 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["num_splits"] = call.num_splits
     inputs = q, k, v, s_aux
     if lengths is None:
-        return autograd.call(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
+        return run.forward(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
     paged = () if keys is NO_KEYS else keys
     args = (q, k, v, *lengths, *in_order, return_softmax, *paged)
-    return autograd.call(ops.varlen_forward, inputs, args, named)
+    return run.forward(ops.varlen_forward, inputs, args, named)
 
 
 def backward(call: Backward) -> Tensor:
@@ -218,9 +218,9 @@ def backward(call: Backward) -> Tensor:
         named["seqused_k"] = keys.seqused_k
     if lengths is None:
         args = (*in_order, *scores, deterministic, rng_state)
-        return versions.call(ops.backward, *args, **named)
+        return run.writing(ops.backward, *args, **named)
     args = (*in_order, *lengths, *scores, deterministic, rng_state)
-    return versions.call(ops.varlen_backward, *args, **named)
+    return run.writing(ops.varlen_backward, *args, **named)
 
 
 def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
@@ -263,7 +263,7 @@ def _kvcache(
         cache = cache._replace(k=k, v=v)
     _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
     named = {} if s_aux is None else {"s_aux": s_aux}
-    out, lse = versions.call(
+    out, lse = run.writing(
         ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, slopes, num_splits, **named,
     )  # fmt: skip

@@ -31,6 +31,10 @@ except ImportError:  # a torch that has other names for them
 else:
     _can_ask = True
 
+#: The one switch of this path: where it is False, every call goes through torch's dispatcher.
+#: FLASH_ATTN_CHECK=1 turns it off, which puts a step of its own into the dispatcher.
+enabled: bool = not backend.CHECK
+
 # By operation, and by its packet of overloads: the library's function, and what puts a call's
 # arguments in its order.
 _functions: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[tuple, dict], tuple]]] = {}
@@ -39,12 +43,11 @@ _functions: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[tuple, 
 def register(operation: torch._ops.OpOverload) -> None:
     """From now on calls of the operation may be direct, if the compiled library has it.
 
-    Not with FLASH_ATTN_CHECK=1, which puts a step of its own into the dispatcher; nor with a
-    library for another CUDA, which the checks in Python refuse.
+    Not with a library for another CUDA, which the checks in Python refuse.
     """
     name = operation._schema.name.split("::")[1]
     library = backend.library
-    if backend.CHECK or backend.cuda_problem() or not _can_ask:
+    if backend.cuda_problem() or not _can_ask:
         return
     if not (hasattr(library, name) and reach_tensors(library)):
         return
@@ -79,9 +82,9 @@ def _there_and_back(to_handles: Callable, to_tensors: Callable) -> bool:
     return back is x and nothing is None
 
 
-def is_loaded() -> bool:
-    """Whether there is a library to call."""
-    return bool(_functions)
+def is_on() -> bool:
+    """Whether calls may be direct, and there is a library to call."""
+    return enabled and bool(_functions)
 
 
 def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
@@ -89,7 +92,7 @@ def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 
     Not for what is traced by a compiler or lies under a transform of torch.func.
     """
-    found = _functions.get(operation)
+    found = _functions.get(operation) if enabled else None
     # A mode, a profiler, a tracer: whatever is told of operations.
     if (
         found is None

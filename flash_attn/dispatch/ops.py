@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flash_attn import backend, call, cpu
 from flash_attn.call import accumulation_dtype
-from flash_attn.dispatch import autograd, content_checks, direct, versions
+from flash_attn.dispatch import autograd, content_checks, direct, run, versions
 
 __all__ = [
     "backward",
@@ -186,10 +186,8 @@ for _name, _kernel in CPU.items():
 
 # --- Autograd and CUDA ---------------------------------------------------------------------------
 
-autograd.register(_library, "_flash_attn_forward", forward.default, backward.default)
-autograd.register(
-    _library, "_flash_attn_varlen_forward", varlen_forward.default, varlen_backward.default
-)
+for _forward, _backward in ((forward, backward), (varlen_forward, varlen_backward)):
+    autograd.register(_library, _forward.default, _backward.default, run.writing)
 for _operation in (backward, varlen_backward, with_kvcache, merge_attention):
     versions.register(_library, _operation.default)
 

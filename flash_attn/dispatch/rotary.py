@@ -12,6 +12,7 @@ from flash_attn.cpu.rotary_layer import rotary as on_torch
 from flash_attn.dispatch import (
     direct,
     ops,  # noqa: F401  loads the compiled library
+    run,
     versions,
 )
 
@@ -84,15 +85,9 @@ def kernel_takes(tensors: list[Tensor], turn: Turn) -> bool:
     return turn.cos_k is None or turn.cos_k.shape == turn.cos.shape
 
 
-def traced() -> bool:
-    """Whether a compiler or a transform of torch.func looks on: it sees torch's operations, which
-    it derives, and fuses with what is around them."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
 def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
     # Subclasses of tensors bring rules for torch's operations and none for this one.
-    if traced() or type(x.x) not in (Tensor, torch.nn.Parameter):
+    if run.traced() or type(x.x) not in (Tensor, torch.nn.Parameter):
         return False
     if x.x.is_cuda:
         tensors = x.present() if out is x else x.present() + out.present()
@@ -102,11 +97,11 @@ def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
 
 def rotate(out: Parts, x: Parts, turn: Turn, conjugate: bool) -> None:
     """Write x, turned, or turned back, to out, which may be x; autograd does not record it, but
-    for what ``traced``."""
+    where ``run.traced``."""
     pairs = (part for pair in zip(out, x) for part in pair)
     call = (*pairs, *_prepared(x.x, turn), turn.interleaved, conjugate)
     if _by_operation(out, x, turn):
-        versions.call(_operation.default, *call)
+        run.writing(_operation.default, *call)
     else:
         on_torch(*call)
 

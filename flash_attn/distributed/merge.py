@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flash_attn.api import checks
 from flash_attn.call import accumulation_dtype
-from flash_attn.dispatch import ops, versions
+from flash_attn.dispatch import ops, run
 
 
 def merge_attention(
@@ -52,4 +52,4 @@ def merge_attention(
                 f"{name}: got dtype {x.dtype}; that of out_b, {out_b.dtype}, or {dtype} is needed"
             )
     with torch.no_grad():
-        versions.call(ops.merge_attention, out_a, lse_a, out_b, lse_b, out=out)
+        run.writing(ops.merge_attention, out_a, lse_a, out_b, lse_b, out=out)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_attn.dispatch.rotary import Parts, Turn, rotate, traced
+from flash_attn.dispatch.rotary import Parts, Turn, rotate
+from flash_attn.dispatch.run import traced
 
 __all__ = [
     "differ_in_heads_alone",
