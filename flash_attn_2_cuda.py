@@ -139,8 +139,8 @@ def fwd_kvcache(
         cache_leftpad, block_table,
     )  # fmt: skip
     options = Options(
-        0.0, softmax_scale, is_causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, return_lse=True,
+        softmax_scale=softmax_scale, causal=is_causal, softcap=softcap, alibi_slopes=alibi_slopes,
+        window_size=(window_size_left, window_size_right), return_lse=True,
     )  # fmt: skip
     result, lse = calls.kvcache(q, cache, options, is_rotary_interleaved, num_splits)
     return [_into(out, result), lse]

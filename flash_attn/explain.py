@@ -283,8 +283,8 @@ def _on_cpu(problem: _Problem) -> Explanation:
         rejected = [(tiled, "is slower")]
     rejected.append(("CUDA kernels", f"q is on {problem.q.device}"))
     return Explanation(
-        problem.operation, str(problem), "cpu", why, kernel, rejected=tuple(rejected),
-        slow=slow + _whole_matrix(problem),
+        problem.operation, str(problem), backend="cpu", why=why, kernel=kernel,
+        rejected=tuple(rejected), slow=slow + _whole_matrix(problem),
     )  # fmt: skip
 
 
@@ -317,7 +317,9 @@ def _obstacles_to_torch(problem: _Problem) -> list[str]:
 
 
 def _none(problem: _Problem, why: str, rejected=()) -> Explanation:
-    return Explanation(problem.operation, str(problem), "none", why, rejected=tuple(rejected))
+    return Explanation(
+        problem.operation, str(problem), backend="none", why=why, rejected=tuple(rejected)
+    )
 
 
 def _on_gpu(problem: _Problem) -> Explanation:
@@ -377,10 +379,10 @@ def _ask_library(problem: _Problem) -> Explanation:
             problem.used_k,
         )  # fmt: skip
     explanation = Explanation(
-        problem.operation, str(problem), "cuda", why, variant["name"],
-        (variant["block_m"], block_n), splits, tuple(rejected), variant,
-        slow=_slow_on_gpu(problem, variant, major, padded), split_rows=split_rows,
-        **_planned(answer.get("plan")),
+        problem.operation, str(problem), backend="cuda", why=why, kernel=variant["name"],
+        tile=(variant["block_m"], block_n), splits=splits, split_rows=split_rows,
+        rejected=tuple(rejected), variant=variant,
+        slow=_slow_on_gpu(problem, variant, major, padded), **_planned(answer.get("plan")),
     )  # fmt: skip
     if answer is few or few is None:
         return explanation

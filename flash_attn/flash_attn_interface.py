@@ -6,6 +6,7 @@ Names with a leading underscore are those that existing clients import from here
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -142,10 +143,11 @@ def flash_attn_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_func, unknown)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.attend(q, k, v, options)
 
 
@@ -181,10 +183,11 @@ def flash_attn_kvpacked_func(
         raise keywords.unexpected(flash_attn_kvpacked_func, unknown)
     checks.packed(kv, "kv", 2, rank=5)
     k, v = unpack(kv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.attend(q, k, v, options, None, None, kv)
 
 
@@ -219,10 +222,11 @@ def flash_attn_qkvpacked_func(
         raise keywords.unexpected(flash_attn_qkvpacked_func, unknown)
     checks.packed(qkv, "qkv", 3, rank=5)
     q, k, v = unpack(qkv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.attend(q, k, v, options, None, None, qkv)
 
 
@@ -292,10 +296,11 @@ def flash_attn_varlen_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_func, unknown)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return calls.attend(q, k, v, options, lengths, block_table)
 
@@ -337,10 +342,11 @@ def flash_attn_varlen_kvpacked_func(
         raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
     checks.packed(kv, "kv", 2, rank=4)
     k, v = unpack(kv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return calls.attend(q, k, v, options, lengths, None, kv)
 
@@ -380,10 +386,11 @@ def flash_attn_varlen_qkvpacked_func(
         raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
     checks.packed(qkv, "qkv", 3, rank=4)
     q, k, v = unpack(qkv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return calls.attend(q, k, v, options, lengths, None, qkv)
 
@@ -472,17 +479,13 @@ def flash_attn_with_kvcache(
         k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
         cache_leftpad, block_table,
     )  # fmt: skip
-    options = Options(
-        0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, False, s_aux, False,
-        return_lse, return_softmax_lse,
-    )  # fmt: skip
+    options = Options(softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                      softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.kvcache(q, cache, options, rotary_interleaved, num_splits)
 
 
-def _function(name: str, function: Callable[..., Any]) -> Applied:
-    return function_class(name, __name__, function, takes_grad_mode=True)
-
-
+_function = partial(function_class, module=__name__, takes_grad_mode=True)
 FlashAttnFunc: Applied = _function("FlashAttnFunc", flash_attn_func)
 FlashAttnKVPackedFunc: Applied = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
 FlashAttnQKVPackedFunc: Applied = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)

@@ -21,7 +21,10 @@ from flash_attn.call import (
 from flash_attn.dispatch import calls, ops, run
 
 # Every field has a value of its own, so that no two can be confused.
-SCORING = Scoring(0.0, 0.5, True, 3, 4, 5.0, "alibi_slopes", "s_aux")
+SCORING = Scoring(
+    dropout_p=0.0, softmax_scale=0.5, causal=True, window_size_left=3, window_size_right=4,
+    softcap=5.0, alibi_slopes="alibi_slopes", s_aux="s_aux",
+)  # fmt: skip
 LENGTHS = Lengths("cu_seqlens_q", "cu_seqlens_k", 6, 7)
 TENSORS = Gradients(*Gradients._fields)
 

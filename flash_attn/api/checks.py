@@ -272,7 +272,8 @@ def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scori
 
     look: at integers, too, which the library refuses where they need more than 64 bits.
     """
-    dropout_p, scale, causal, window_size, softcap, slopes, _, _, s_aux, _, _, _ = options
+    scale, softcap, dropout_p = options.softmax_scale, options.softcap, options.dropout_p
+    slopes, s_aux = options.alibi_slopes, options.s_aux
     if scale is None:
         scale = q.shape[-1] ** -0.5
     else:
@@ -283,12 +284,15 @@ def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scori
         raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed")
     if not 0.0 <= softcap <= LARGEST:
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
-    left, right = (window if look else window_as_it_is)(window_size)
+    left, right = (window if look else window_as_it_is)(options.window_size)
     if slopes is not None:
         _alibi(slopes, batch, q.shape[-2], q)
     if s_aux is not None:
         s_aux = _sinks(s_aux, q)
-    return Scoring(dropout_p, scale, causal, left, right, softcap, slopes, s_aux)
+    return Scoring(
+        dropout_p=dropout_p, softmax_scale=scale, causal=options.causal, window_size_left=left,
+        window_size_right=right, softcap=softcap, alibi_slopes=slopes, s_aux=s_aux,
+    )  # fmt: skip
 
 
 def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:

@@ -34,17 +34,11 @@ def flag(x: Any, name: str) -> bool:
 
 def flags(options: Options) -> Options:
     """With every flag a bool of Python's."""
-    _, _, a, _, _, _, b, c, _, d, e, f = options
-    if (
-        (a is False or a is True)
-        and (b is False or b is True)
-        and (c is False or c is True)
-        and (d is False or d is True)
-        and (e is False or e is True)
-        and (f is False or f is True)
-    ):
-        return options
-    return options._replace(**{name: flag(getattr(options, name), name) for name in _FLAGS})
+    for x in (options.causal, options.deterministic, options.return_attn_probs,
+              options.batch_invariant, options.return_lse, options.return_softmax_lse):  # fmt: skip
+        if x is not True and x is not False:
+            return options._replace(**{name: flag(getattr(options, name), name) for name in _FLAGS})
+    return options
 
 
 def _is_numpy_bool(x: Any) -> bool:

@@ -162,8 +162,8 @@ def _attend(
         else:  # the pages stay as they are
             (q,) = _padded(q)
     call = Forward(
-        q, k, v, scoring, lengths, keys, options.return_attn_probs, None, options.batch_invariant,
-        options.deterministic,
+        q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
+        batch_invariant=options.batch_invariant, deterministic=options.deterministic,
     )  # fmt: skip
     out, lse, probs, _ = forward(call)
     if head_dim_v is not None:

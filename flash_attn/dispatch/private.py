@@ -47,12 +47,11 @@ def forward(
     _unpadded(q, v)
     if rng_state is not None:
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
-    return calls.forward(
-        Forward(
-            q, k, v, scoring, lengths, keys, options.return_attn_probs, rng_state, False, False,
-            num_splits,
-        )
+    call = Forward(
+        q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
+        rng_state=rng_state, num_splits=num_splits,
     )  # fmt: skip
+    return calls.forward(call)
 
 
 def backward(
@@ -72,9 +71,10 @@ def backward(
         rows_contiguous(dout), q, k, v, rows_contiguous(out), lse.contiguous(), dq, dk, dv, dlse,
         ds_aux,
     )  # fmt: skip
-    return calls.backward(
-        Backward(tensors, scoring, lengths, keys, options.deterministic, rng_state)
+    call = Backward(
+        tensors, scoring, lengths, keys, deterministic=options.deterministic, rng_state=rng_state
     )
+    return calls.backward(call)
 
 
 def _filled(
@@ -114,8 +114,9 @@ def _flash_attn_forward(
         as it was given, int64 with dropout, else (0,).
     """
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, False, checks.flag(return_softmax, "return_softmax"), s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        return_attn_probs=checks.flag(return_softmax, "return_softmax"),
     )  # fmt: skip
     return _filled(q, forward(q, k, v, options, rng_state=rng_state))
 
@@ -164,8 +165,9 @@ def _flash_attn_varlen_forward(
     if cu_seqlens_k is None and block_table is not None and seqused_k is not None:
         cu_seqlens_k = cu_seqlens_q
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, False, checks.flag(return_softmax, "return_softmax"), s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        return_attn_probs=checks.flag(return_softmax, "return_softmax"),
     )  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
@@ -208,8 +210,9 @@ def _flash_attn_backward(
         softmax_d (batch, heads, seqlen_q): rowsum(dout · out) - dlse.
     """
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, deterministic, False, s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        deterministic=deterministic,
     )  # fmt: skip
     tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
     return backward(tensors, options, rng_state)
@@ -257,8 +260,9 @@ def _flash_attn_varlen_backward(
         softmax_d (heads, total_q): rowsum(dout · out) - dlse.
     """
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, deterministic, False, s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        deterministic=deterministic,
     )  # fmt: skip
     tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

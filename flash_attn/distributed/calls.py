@@ -163,9 +163,14 @@ def _slice(x: Tensor, at: range, first: int = 0) -> Tensor:
 
 def _options(tile: Tile, slopes: Tensor | None, scoring: Scoring) -> Options:
     return Options(
-        scoring.dropout_p, scoring.softmax_scale, tile.right == 0, (tile.left, tile.right),
-        scoring.softcap, slopes, scoring.deterministic,
-    )  # fmt: skip
+        dropout_p=scoring.dropout_p,
+        softmax_scale=scoring.softmax_scale,
+        causal=tile.right == 0,
+        window_size=(tile.left, tile.right),
+        softcap=scoring.softcap,
+        alibi_slopes=slopes,
+        deterministic=scoring.deterministic,
+    )
 
 
 def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float]:

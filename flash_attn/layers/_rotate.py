@@ -90,7 +90,7 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx, *douts):
         # Not in place even for an in-place forward: `dout` may be a tensor of the caller's.
         douts = (d if d.stride(-1) == 1 else d.contiguous() for d in douts)
-        turn = Turn(*ctx.saved_tensors, ctx.offset, ctx.interleaved)
+        turn = Turn(*ctx.saved_tensors, offset=ctx.offset, interleaved=ctx.interleaved)
         dxs = _Rotate.apply(ctx.layout, turn, False, not ctx.conjugate, (), *douts)
         return *(None,) * 5, *(dxs if isinstance(dxs, tuple) else (dxs,))
 

@@ -213,9 +213,9 @@ def apply_rotary_emb_kv_(
     return rotate_all(of_kv, (kv,), turn)
 
 
-ApplyRotaryEmb: Applied = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
-ApplyRotaryEmbQKV_: Applied = function_class("ApplyRotaryEmbQKV_", __name__, apply_rotary_emb_qkv_)
-ApplyRotaryEmbKV_: Applied = function_class("ApplyRotaryEmbKV_", __name__, apply_rotary_emb_kv_)
+ApplyRotaryEmb: Applied = function_class("ApplyRotaryEmb", apply_rotary_emb, __name__)
+ApplyRotaryEmbQKV_: Applied = function_class("ApplyRotaryEmbQKV_", apply_rotary_emb_qkv_, __name__)
+ApplyRotaryEmbKV_: Applied = function_class("ApplyRotaryEmbKV_", apply_rotary_emb_kv_, __name__)
 
 
 _Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]

@@ -125,7 +125,7 @@ def make_turn(
     cos, sin, cos_k, sin_k = _without_gradient(cos, sin, cos_k, sin_k)
     on_device = isinstance(seqlen_offsets, Tensor)
     offsets, offset = (seqlen_offsets, 0) if on_device else (None, seqlen_offsets)
-    return Turn(cos, sin, cos_k, sin_k, offsets, cu_seqlens, offset, interleaved)
+    return Turn(cos, sin, cos_k, sin_k, offsets, cu_seqlens, offset=offset, interleaved=interleaved)
 
 
 def apply_rotary(

@@ -225,7 +225,7 @@ def cross_entropy_loss(
     )
 
 
-CrossEntropyLoss: Applied = function_class("CrossEntropyLoss", __name__, cross_entropy_loss)
+CrossEntropyLoss: Applied = function_class("CrossEntropyLoss", cross_entropy_loss, __name__)
 
 if not TYPE_CHECKING:
     __getattr__ = refusing(__name__)
