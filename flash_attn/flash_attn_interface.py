@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
-from flash_attn.api import checks
-from flash_attn.api.packed import unpack
+from flash_attn.api import packed
 from flash_attn.call import Cache, Lengths, Options, Window
 from flash_attn.compat import keywords
 from flash_attn.compat.functions import Applied, function_class
@@ -181,8 +180,7 @@ def flash_attn_kvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_kvpacked_func, unknown)
-    checks.packed(kv, "kv", 2, rank=5)
-    k, v = unpack(kv)
+    k, v = packed.checked(kv, "kv", rank=5)
     options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
                       deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
@@ -220,8 +218,7 @@ def flash_attn_qkvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_qkvpacked_func, unknown)
-    checks.packed(qkv, "qkv", 3, rank=5)
-    q, k, v = unpack(qkv)
+    q, k, v = packed.checked(qkv, "qkv", rank=5)
     options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
                       deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
@@ -340,8 +337,7 @@ def flash_attn_varlen_kvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
-    checks.packed(kv, "kv", 2, rank=4)
-    k, v = unpack(kv)
+    k, v = packed.checked(kv, "kv", rank=4)
     options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
                       deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
@@ -384,8 +380,7 @@ def flash_attn_varlen_qkvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
-    checks.packed(qkv, "qkv", 3, rank=4)
-    q, k, v = unpack(qkv)
+    q, k, v = packed.checked(qkv, "qkv", rank=4)
     options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
                       deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,

@@ -36,7 +36,7 @@ MAX_HEAD_DIM = 256
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
-_WITH_MEMORY = (Tensor, Parameter)  # and no class derived from them
+PLAIN = (Tensor, Parameter)  # and no class derived from them
 _STRIDED, _INT32 = torch.strided, torch.int32
 
 
@@ -45,16 +45,16 @@ def tensor(x: Any, name: str) -> None:
         raise TypeError(f"{name}: got {type(x).__name__}; a torch.Tensor is needed")
 
 
-def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
+def bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
     return ValueError(f"{name}: got shape {tuple(x.shape)}; {expected} is needed")
 
 
-def _rank(x: Tensor, name: str, layout: Layout) -> None:
+def laid_out(x: Tensor, name: str, layout: Layout) -> None:
     tensor(x, name)
     if x.layout is not _STRIDED or x.is_nested:
         raise _not_dense(x, name)
     if x.dim() != layout.rank:
-        raise _bad_shape(x, name, layout.text)
+        raise bad_shape(x, name, layout.text)
 
 
 def _not_dense(x: Tensor, name: str) -> ValueError:
@@ -67,20 +67,20 @@ def _not_dense(x: Tensor, name: str) -> ValueError:
     )
 
 
-def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
+def like_q(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
     """dtype and device of q, contiguous rows, an address that can be loaded from."""
     if x.dtype is not q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
-    _on_device_of(x, name, q)
+    on_device_of(x, name, q)
     rows(x, name, traced)
 
 
-def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
+def on_device_of(x: Tensor, name: str, q: Tensor) -> None:
     if x.device != q.device:
         raise ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
 
 
-def _unit_stride(x: Tensor, name: str) -> None:
+def unit_stride(x: Tensor, name: str) -> None:
     if x.stride()[-1] != 1 and x.shape[-1] > 1:
         raise ValueError(
             f"{name}: got strides {x.stride()}; the last one must be 1 (call .contiguous())"
@@ -90,7 +90,7 @@ def _unit_stride(x: Tensor, name: str) -> None:
 def _device_and_dtype(q: Tensor, traced: bool) -> None:
     if q.is_cuda:
         accepted = _GPU_DTYPES
-        if not traced and type(q) in _WITH_MEMORY:
+        if not traced and type(q) in PLAIN:
             backend.check_gpu(q.device)
     elif q.is_cpu or q.is_meta:
         accepted = _DTYPES
@@ -108,8 +108,8 @@ def rows(x: Tensor, name: str, traced: bool) -> None:
     """
     is_contiguous = not traced and x.is_contiguous()
     if not is_contiguous:
-        _unit_stride(x, name)
-    if traced or type(x) not in _WITH_MEMORY:  # the address is not known yet
+        unit_stride(x, name)
+    if traced or type(x) not in PLAIN:  # the address is not known yet
         return
     try:
         address = x.data_ptr()
@@ -168,17 +168,17 @@ def operands(
     v_name: str = "v",
 ) -> None:
     """The three tensors every call has; the layouts are those above."""
-    _rank(q, "q", q_layout)
-    _rank(k, k_name, kv_layout)
-    _rank(v, v_name, kv_layout)
+    laid_out(q, "q", q_layout)
+    laid_out(k, k_name, kv_layout)
+    laid_out(v, v_name, kv_layout)
     traced = is_compiling()
     _device_and_dtype(q, traced)
     rows(q, "q", traced)
-    _like(k, k_name, q, traced)
-    _like(v, v_name, q, traced)
+    like_q(k, k_name, q, traced)
+    like_q(v, v_name, q, traced)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
-        raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
+        raise bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
     heads, heads_k = q_shape[-2], k_shape[-2]
     if heads < 1 and heads_k < 1:
         raise ValueError(f"q: got 0 heads (shape {tuple(q_shape)}); 1 or more are needed")
@@ -214,7 +214,7 @@ def packed(x: Tensor, name: str, n: int, rank: int) -> None:
         raise _not_dense(x, name)
     if x.dim() != rank or x.shape[-3] != n:
         leading = "batch, seqlen" if rank == 5 else "total"
-        raise _bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
+        raise bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> None:
@@ -224,18 +224,18 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> Non
     _int32(cu_seqlens_q, "cu_seqlens_q", q)
     _int32(cu_seqlens_k, "cu_seqlens_k", q)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
-        raise _bad_shape(cu_seqlens_q, "cu_seqlens_q", "(batch + 1,)")
+        raise bad_shape(cu_seqlens_q, "cu_seqlens_q", "(batch + 1,)")
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         expected = f"that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)},"
-        raise _bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
+        raise bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
     _not_negative(max_seqlen_q, "max_seqlen_q")
     _not_negative(max_seqlen_k, "max_seqlen_k")
     if keys.block_table is not None:
-        _table(keys.block_table, k, "k", lengths.batch, q)
+        page_table(keys.block_table, k, "k", lengths.batch, q)
     if keys.seqused_k is not None:
-        _per_sequence(keys.seqused_k, "seqused_k", lengths.batch, q)
+        per_sequence(keys.seqused_k, "seqused_k", lengths.batch, q)
     if keys.leftpad_k is not None:
-        _per_sequence(keys.leftpad_k, "leftpad_k", lengths.batch, q)
+        per_sequence(keys.leftpad_k, "leftpad_k", lengths.batch, q)
 
 
 def _not_negative(longest: int, name: str) -> None:
@@ -248,23 +248,23 @@ def _int32(x: Tensor, name: str, q: Tensor) -> None:
     if x.dtype is not _INT32:
         hint = "" if x.is_floating_point() else " (call .int())"
         raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed{hint}")
-    _on_device_of(x, name, q)
+    on_device_of(x, name, q)
     if x.dim() > 0:
-        _unit_stride(x, name)
+        unit_stride(x, name)
 
 
-def _per_sequence(x: Tensor, name: str, batch: int, q: Tensor) -> None:
+def per_sequence(x: Tensor, name: str, batch: int, q: Tensor) -> None:
     _int32(x, name, q)
     if x.dim() != 1 or x.shape[0] != batch:
-        raise _bad_shape(x, name, f"(batch,) = ({batch},)")
+        raise bad_shape(x, name, f"(batch,) = ({batch},)")
 
 
-def _table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor) -> None:
+def page_table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor) -> None:
     _int32(block_table, "block_table", q)
     if block_table.dim() != 2 or block_table.shape[0] != batch:
-        raise _bad_shape(block_table, "block_table", f"(batch, max_blocks) = ({batch}, max_blocks)")
+        raise bad_shape(block_table, "block_table", f"(batch, max_blocks) = ({batch}, max_blocks)")
     if pages.shape[1] < 1:
-        raise _bad_shape(pages, name, "a page_size of 1 or more")
+        raise bad_shape(pages, name, "a page_size of 1 or more")
 
 
 def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scoring:
@@ -300,10 +300,10 @@ def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
     tensor(s_aux, "s_aux")
     heads = q.shape[-2]
     if s_aux.dim() != 1 or s_aux.shape[0] != heads:
-        raise _bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
+        raise bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
     if s_aux.dtype not in _DTYPES:
         raise ValueError(f"s_aux: got dtype {s_aux.dtype}; a floating dtype is needed")
-    _on_device_of(s_aux, "s_aux", q)
+    on_device_of(s_aux, "s_aux", q)
     return s_aux.to(accumulation_dtype(q.dtype)).contiguous()
 
 
@@ -311,11 +311,11 @@ def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
     tensor(alibi_slopes, "alibi_slopes")
     if alibi_slopes.dtype != torch.float32:
         raise ValueError(f"alibi_slopes: got dtype {alibi_slopes.dtype}; torch.float32 is needed")
-    _on_device_of(alibi_slopes, "alibi_slopes", q)
+    on_device_of(alibi_slopes, "alibi_slopes", q)
     shape = tuple(alibi_slopes.shape)
     if shape not in ((heads,), (batch, heads)):
         expected = f"(heads,) = ({heads},) or (batch, heads) = ({batch}, {heads})"
-        raise _bad_shape(alibi_slopes, "alibi_slopes", expected)
+        raise bad_shape(alibi_slopes, "alibi_slopes", expected)
     if alibi_slopes.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("alibi_slopes: requires_grad is set; slopes get no gradient")
 
@@ -327,10 +327,10 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
     for name, x in (("dout", dout), ("out", out)):
         tensor(x, name)
         if tuple(x.shape) != out_shape:
-            raise _bad_shape(x, name, f"{out_shape}")
+            raise bad_shape(x, name, f"{out_shape}")
         if x.dtype != q.dtype:
             raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
-        _on_device_of(x, name, q)
+        on_device_of(x, name, q)
     *batch, seqlen_q, heads, _ = q.shape
     lse_shape = (*batch, heads, seqlen_q)
     _accumulated(lse, "softmax_lse", lse_shape, q)
@@ -345,19 +345,19 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
             continue
         tensor(x, name)
         if x.shape != like.shape:
-            raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
-        _like(x, name, q, is_compiling())
+            raise bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
+        like_q(x, name, q, is_compiling())
 
 
 def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> None:
     """A tensor in the type in which the results for q are summed."""
     tensor(x, name)
     if tuple(x.shape) != shape:
-        raise _bad_shape(x, name, f"{shape}")
+        raise bad_shape(x, name, f"{shape}")
     dtype = accumulation_dtype(q.dtype)
     if x.dtype != dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; {dtype} is needed for q of {q.dtype}")
-    _on_device_of(x, name, q)
+    on_device_of(x, name, q)
 
 
 def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
@@ -375,4 +375,4 @@ def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
             f"rng_state: got {x.dtype} of shape {tuple(x.shape)}; torch.int64 of shape (2,) is "
             f"needed, as the forward returns it, or ({2 + 3 * batch},) of a part of a larger call"
         )
-    _on_device_of(x, "rng_state", q)
+    on_device_of(x, "rng_state", q)

@@ -13,6 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flash_attn.api import checks
+
+
+def checked(packed: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
+    """The slices of an argument "qkv" or "kv" that has ``rank`` dimensions."""
+    checks.packed(packed, name, len(name), rank)
+    return unpack(packed)
+
 
 def unpack(packed: Tensor) -> tuple[Tensor, ...]:
     """``(..., n, heads, head_dim)`` → n slices ``(..., heads, head_dim)`` that share its memory."""

@@ -8,17 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FA3 = "FlashAttention-3"
-FA4 = "FlashAttention-4"
-SDPA = "torch: `scaled_dot_product_attention`"
-VARLEN = "torch: `varlen_attn`"
-MODULE = "torch: `MultiheadAttention`"
-FLEX = "torch: `flex_attention`"
-XFORMERS = "xformers: `memory_efficient_attention`"
-TRANSFORMERS = "transformers"
-SERVING = "FlashInfer, vLLM"
-VARIOUS = "various"
-
 
 class Meant(NamedTuple):
     """What an argument of another library is here."""
@@ -51,99 +40,97 @@ _POSITIONS = (
     "`flash_attn.layers.rotary.apply_rotary_emb` before the call"
 )
 _NO_FP8 = "there is no FP8: convert q, k and v to float16 or bfloat16"
-_NEW = "`flash_attn_with_kvcache` takes new keys and values as `k` and `v`"
+
+# What to do, or (the argument that does the same, and more to say of it), of each library's.
+_BY_LIBRARY: dict[str, dict[str, str | tuple[str, ...]]] = {
+    "FlashAttention-3": {
+        "qv": "`torch.cat([q, qv], -1)` and `torch.cat([k, v], -1)` as q and k, of at most 256 "
+        "channels, with `softmax_scale`",
+        "q_descale k_descale v_descale": _NO_FP8,
+        "attention_chunk": "`flash_attn_varlen_func` with each chunk as a sequence of its own",
+        "seqused_q": "pack the rows that are in use alone, and let `cu_seqlens_q` say where they "
+        "end",
+        "seqused_k": "`cache_seqlens` of `flash_attn_with_kvcache`; of packed queries "
+        "`flash_attn_interface._flash_attn_varlen_forward` takes `seqused_k`",
+        "page_table": ("block_table",),
+        "leftpad_k": ("cache_leftpad",),
+        "cu_seqlens_k_new": "new keys have one length in a call; write those of different lengths "
+        "into the pages, then call `flash_attn_varlen_func` with `block_table`",
+        "rotary_seqlens": _POSITIONS,
+        "pack_gqa": _CHOSEN,
+        "num_splits": f"{_CHOSEN}; `flash_attn_with_kvcache` takes it",
+        "scheduler_metadata": "leave it out: nothing is prepared before a call",
+        "sm_margin": "leave it out: a call takes all multiprocessors",
+    },
+    "FlashAttention-4": {
+        "learnable_sink": ("s_aux",),
+        "mask_mod aux_tensors block_sparse_tensors": _FLEX,
+    },
+    "torch: `scaled_dot_product_attention`": {
+        "query": ("q", "`q`, (batch, seqlen, heads, head_dim): transpose heads and seqlen"),
+        "key": ("k", "`k`, `v`, likewise"),
+        "value": ("v", "`k`, `v`, likewise"),
+        "attn_mask": _NO_MASK,
+        "is_causal": (
+            "causal",
+            "`causal`; where there are fewer queries than keys the last query sees all of them, in "
+            "torch's the first sees one",
+        ),
+        "scale": ("softmax_scale",),
+        "enable_gqa": "leave it out: `k` and `v` may have fewer heads than `q` in any call",
+    },
+    "torch: `varlen_attn`": {
+        "cu_seq_q": ("cu_seqlens_q",),
+        "cu_seq_k": ("cu_seqlens_k",),
+        "max_q": ("max_seqlen_q",),
+        "max_k": ("max_seqlen_k",),
+        "return_aux": ("return_lse",),
+    },
+    "torch: `MultiheadAttention`": {
+        "key_padding_mask": _PADDING,
+        "need_weights": ("return_attn_probs",),
+    },
+    "torch: `flex_attention`": {"score_mod block_mask": _FLEX, "kernel_options": _CHOSEN},
+    "xformers: `memory_efficient_attention`": {
+        "attn_bias": _NO_MASK,
+        "p": ("dropout_p",),
+        "op": f"{_CHOSEN}; `flash_attn.explain` says what runs",
+        "output_dtype": "leave it out: the output has the dtype of `q`",
+    },
+    "transformers": {
+        "attention_mask": _PADDING,
+        "dropout": ("dropout_p",),
+        "sliding_window": (
+            "window_size",
+            "`window_size=(sliding_window - 1, 0)` with `causal=True`",
+        ),
+        "cache_position position_ids": _POSITIONS,
+        "past_key_values": "`flash_attn_with_kvcache` takes a cache as `k_cache` and `v_cache`",
+        "sinks": ("s_aux",),
+    },
+    "FlashInfer, vLLM": {
+        "sm_scale": ("softmax_scale",),
+        "logits_soft_cap": ("softcap",),
+        "window_left": ("window_size", "`window_size=(window_left, -1)`"),
+        "block_tables": ("block_table",),
+    },
+    "various": {
+        "cu_seqlens": ("cu_seqlens_q", "`cu_seqlens_q` and `cu_seqlens_k`"),
+        "max_seqlen": ("max_seqlen_q", "`max_seqlen_q` and `max_seqlen_k`"),
+        "k_new v_new": "`flash_attn_with_kvcache` takes new keys and values as `k` and `v`",
+        "return_softmax": "`return_lse` for the log-sum-exp, `return_attn_probs` for probabilities",
+        "alibi": ("alibi_slopes",),
+        "window": ("window_size",),
+        "sink": ("s_aux",),
+        "soft_cap": ("softcap",),
+        "mask bias": _NO_MASK,
+    },
+}
 
 #: By name, in the order of the page.
 ARGUMENTS: dict[str, Meant] = {
-    "qv": Meant(
-        FA3,
-        use="`torch.cat([q, qv], -1)` and `torch.cat([k, v], -1)` as q and k, of at most 256 "
-        "channels, with `softmax_scale`",
-    ),
-    "q_descale": Meant(FA3, use=_NO_FP8),
-    "k_descale": Meant(FA3, use=_NO_FP8),
-    "v_descale": Meant(FA3, use=_NO_FP8),
-    "attention_chunk": Meant(
-        FA3, use="`flash_attn_varlen_func` with each chunk as a sequence of its own"
-    ),
-    "seqused_q": Meant(
-        FA3, use="pack the rows that are in use alone, and let `cu_seqlens_q` say where they end"
-    ),
-    "seqused_k": Meant(
-        FA3,
-        use="`cache_seqlens` of `flash_attn_with_kvcache`; of packed queries "
-        "`flash_attn_interface._flash_attn_varlen_forward` takes `seqused_k`",
-    ),
-    "page_table": Meant(FA3, "block_table"),
-    "leftpad_k": Meant(FA3, "cache_leftpad"),
-    "cu_seqlens_k_new": Meant(
-        FA3,
-        use="new keys have one length in a call; write those of different lengths into the pages, "
-        "then call `flash_attn_varlen_func` with `block_table`",
-    ),
-    "rotary_seqlens": Meant(FA3, use=_POSITIONS),
-    "pack_gqa": Meant(FA3, use=_CHOSEN),
-    "num_splits": Meant(FA3, use=f"{_CHOSEN}; `flash_attn_with_kvcache` takes it"),
-    "scheduler_metadata": Meant(FA3, use="leave it out: nothing is prepared before a call"),
-    "sm_margin": Meant(FA3, use="leave it out: a call takes all multiprocessors"),
-    "learnable_sink": Meant(FA4, "s_aux"),
-    "mask_mod": Meant(FA4, use=_FLEX),
-    "aux_tensors": Meant(FA4, use=_FLEX),
-    "block_sparse_tensors": Meant(FA4, use=_FLEX),
-    "query": Meant(SDPA, "q", "`q`, (batch, seqlen, heads, head_dim): transpose heads and seqlen"),
-    "key": Meant(SDPA, "k", "`k`, `v`, likewise"),
-    "value": Meant(SDPA, "v", "`k`, `v`, likewise"),
-    "attn_mask": Meant(SDPA, use=_NO_MASK),
-    "is_causal": Meant(
-        SDPA,
-        "causal",
-        "`causal`; where there are fewer queries than keys the last query sees all of them, in "
-        "torch's the first sees one",
-    ),
-    "scale": Meant(SDPA, "softmax_scale"),
-    "enable_gqa": Meant(
-        SDPA, use="leave it out: `k` and `v` may have fewer heads than `q` in any call"
-    ),
-    "cu_seq_q": Meant(VARLEN, "cu_seqlens_q"),
-    "cu_seq_k": Meant(VARLEN, "cu_seqlens_k"),
-    "max_q": Meant(VARLEN, "max_seqlen_q"),
-    "max_k": Meant(VARLEN, "max_seqlen_k"),
-    "return_aux": Meant(VARLEN, "return_lse"),
-    "key_padding_mask": Meant(MODULE, use=_PADDING),
-    "need_weights": Meant(MODULE, "return_attn_probs"),
-    "score_mod": Meant(FLEX, use=_FLEX),
-    "block_mask": Meant(FLEX, use=_FLEX),
-    "kernel_options": Meant(FLEX, use=_CHOSEN),
-    "attn_bias": Meant(XFORMERS, use=_NO_MASK),
-    "p": Meant(XFORMERS, "dropout_p"),
-    "op": Meant(XFORMERS, use=f"{_CHOSEN}; `flash_attn.explain` says what runs"),
-    "output_dtype": Meant(XFORMERS, use="leave it out: the output has the dtype of `q`"),
-    "attention_mask": Meant(TRANSFORMERS, use=_PADDING),
-    "dropout": Meant(TRANSFORMERS, "dropout_p"),
-    "sliding_window": Meant(
-        TRANSFORMERS, "window_size", "`window_size=(sliding_window - 1, 0)` with `causal=True`"
-    ),
-    "cache_position": Meant(TRANSFORMERS, use=_POSITIONS),
-    "position_ids": Meant(TRANSFORMERS, use=_POSITIONS),
-    "past_key_values": Meant(
-        TRANSFORMERS, use="`flash_attn_with_kvcache` takes a cache as `k_cache` and `v_cache`"
-    ),
-    "sinks": Meant(TRANSFORMERS, "s_aux"),
-    "sm_scale": Meant(SERVING, "softmax_scale"),
-    "logits_soft_cap": Meant(SERVING, "softcap"),
-    "window_left": Meant(SERVING, "window_size", "`window_size=(window_left, -1)`"),
-    "block_tables": Meant(SERVING, "block_table"),
-    "cu_seqlens": Meant(VARIOUS, "cu_seqlens_q", "`cu_seqlens_q` and `cu_seqlens_k`"),
-    "max_seqlen": Meant(VARIOUS, "max_seqlen_q", "`max_seqlen_q` and `max_seqlen_k`"),
-    "k_new": Meant(VARIOUS, use=_NEW),
-    "v_new": Meant(VARIOUS, use=_NEW),
-    "return_softmax": Meant(
-        VARIOUS, use="`return_lse` for the log-sum-exp, `return_attn_probs` for probabilities"
-    ),
-    "alibi": Meant(VARIOUS, "alibi_slopes"),
-    "window": Meant(VARIOUS, "window_size"),
-    "sink": Meant(VARIOUS, "s_aux"),
-    "soft_cap": Meant(VARIOUS, "softcap"),
-    "mask": Meant(VARIOUS, use=_NO_MASK),
-    "bias": Meant(VARIOUS, use=_NO_MASK),
+    name: Meant(of, *(("", meant) if isinstance(meant, str) else meant))
+    for of, arguments in _BY_LIBRARY.items()
+    for names, meant in arguments.items()
+    for name in names.split()
 }

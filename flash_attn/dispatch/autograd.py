@@ -181,9 +181,7 @@ def draw_rng_state(device: torch.device) -> Tensor:
     return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
-def register(
-    library: torch.library.Library, forward, backward, run_backward: Callable[..., Any]
-) -> None:
+def register(library: torch.library.Library, forward, backward, run_backward: Callable) -> None:
     """Makes the operation ``forward`` differentiable by ``backward``, which itself is not.
 
     run_backward: calls an operation, as ``run.writing``.

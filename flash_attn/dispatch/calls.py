@@ -21,7 +21,6 @@ from flash_attn.dispatch import autograd, direct, ops, run
 
 NO_KEYS = Keys()
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-PLAIN = (Tensor, torch.nn.Parameter)  # and no class derived from them
 
 
 def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
@@ -78,7 +77,7 @@ def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """
     if not direct.is_on():
         return False
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+    if not (type(q) in checks.PLAIN and type(k) in checks.PLAIN and type(v) in checks.PLAIN):
         return False
     try:
         d, d_k, d_v = q.shape[-1], k.shape[-1], v.shape[-1]

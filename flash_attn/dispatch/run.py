@@ -27,9 +27,7 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def forward(
-    operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: tuple, kwargs: dict
-):
+def forward(operation: Callable, inputs: Sequence[Tensor | None], args: tuple, kwargs: dict):
     """A forward operation; ``inputs`` may be differentiated in."""
     if traced():
         return backend.call(operation, *args, **kwargs)

@@ -163,14 +163,10 @@ def _slice(x: Tensor, at: range, first: int = 0) -> Tensor:
 
 def _options(tile: Tile, slopes: Tensor | None, scoring: Scoring) -> Options:
     return Options(
-        dropout_p=scoring.dropout_p,
-        softmax_scale=scoring.softmax_scale,
-        causal=tile.right == 0,
-        window_size=(tile.left, tile.right),
-        softcap=scoring.softcap,
-        alibi_slopes=slopes,
+        dropout_p=scoring.dropout_p, softmax_scale=scoring.softmax_scale, causal=tile.right == 0,
+        window_size=(tile.left, tile.right), softcap=scoring.softcap, alibi_slopes=slopes,
         deterministic=scoring.deterministic,
-    )
+    )  # fmt: skip
 
 
 def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float]:

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flash_attn.call import accumulation_dtype
-from flash_attn.dispatch import autograd
 from flash_attn.distributed import calls, sums
 from flash_attn.distributed.calls import Plan, Rows, Scoring, whole_plan
 from flash_attn.distributed.layout import Layout
-from flash_attn.distributed.ring import sink_gradient
+from flash_attn.distributed.ring import ShardAttention
 from flash_attn.distributed.shard import gather_rows, global_order
 from flash_attn.distributed.tiles import Mask
 
@@ -69,7 +68,7 @@ def _scatter(x: Tensor, like: Tensor, job: Gather) -> Tensor:
     return total.to(like.dtype).transpose(0, 1)
 
 
-class GatherAttention(torch.autograd.Function):
+class GatherAttention(ShardAttention):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, job: Gather
@@ -83,21 +82,9 @@ class GatherAttention(torch.autograd.Function):
             total.add_sinks(s_aux)
         out, lse = total.result()
         ctx.save_for_backward(q, k, v, out, lse, s_aux)
-        ctx.job = job
+        ctx.gradients = functools.partial(_gradients, job)
         ctx.set_materialize_grads(False)
         return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dout is None and dlse is None:
-            return (None,) * 5
-
-        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
-            rows = Rows.of(dout, q, out, lse, dlse)
-            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
-            return *_gradients(ctx.job, rows, k, v), ds_aux
-
-        return *autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
 
 
 def _gradients(job: Gather, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ the order of the steps: in half precision nothing is lost on the way, at half of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +70,24 @@ def _empty_rows(x: Tensor, rows: int) -> Tensor:
     return x.new_empty((x.shape[0], rows, *x.shape[2:]))
 
 
-class RingAttention(torch.autograd.Function):
+class ShardAttention(torch.autograd.Function):
+    """The backward of attention whose forward keeps q, k, v, out, lse and s_aux, and a function of
+    ``Rows``, k and v that has their gradients."""
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None and dlse is None:
+            return (None,) * 5
+
+        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
+            rows = Rows.of(dout, q, out, lse, dlse)
+            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
+            return *ctx.gradients(rows, k, v), ds_aux
+
+        return *autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
+
+
+class RingAttention(ShardAttention):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
@@ -85,21 +103,9 @@ class RingAttention(torch.autograd.Function):
             total.add_sinks(s_aux)
         out, lse = total.result()
         ctx.save_for_backward(q, k, v, out, lse, s_aux)
-        ctx.ring = ring
+        ctx.gradients = partial(_gradients, ring)
         ctx.set_materialize_grads(False)
         return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dout is None and dlse is None:
-            return (None,) * 5
-
-        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
-            rows = Rows.of(dout, q, out, lse, dlse)
-            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
-            return *_gradients(ctx.ring, rows, k, v), ds_aux
-
-        return *autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
 
 
 def _steps(ring: Ring, k: Tensor, v: Tensor):
