@@ -1,4 +1,4 @@
-"""The feature matrix of the README, from what is there: `--check` or `--write`.
+"""The feature matrix of docs/features.md, from what is there: `--check` or `--write`.
 
 The CPU column asks the CPU backend: each feature is a small call that works or raises
 NotImplementedError. The GPU columns come from the variant table, from the ops that csrc/api
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "features.md"
 BEGIN = "<!-- python -m build_tools.feature_matrix --write -->"
 END = "<!-- end of the feature matrix -->"
 YES, NO = "yes", "–"
@@ -214,13 +214,13 @@ def main(argv: list[str]) -> int:
     if argv not in (["--check"], ["--write"]):
         print("usage: python -m build_tools.feature_matrix --check | --write", file=sys.stderr)
         return 2
-    text = README.read_text()
+    text = PAGE.read_text()
     wanted = replaced(text, matrix())
     if argv == ["--write"]:
-        README.write_text(wanted)
+        PAGE.write_text(wanted)
         return 0
     if text != wanted:
-        print("README.md: the feature matrix is out of date: run with --write", file=sys.stderr)
+        print("docs/features.md is out of date: run with --write", file=sys.stderr)
         return 1
     return 0
 

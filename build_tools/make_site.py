@@ -29,17 +29,39 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 #: The contents, beside each page that has some: caption → pages, in order.
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
-        "Use": """install arguments packing caches determinism cpu accuracy torch modules
-            errors switches distributed porting""",
+        "Use": """install features arguments packing caches determinism cpu accuracy torch
+            modules errors switches distributed porting""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",
-        "How it is made": "build benchmarks plan glossary kernels/index",
+        "How it is made": "build benchmarks plan glossary kernels/index lab/index",
     },
     "kernels/README.md": {
-        "Pages": """sm80_forward sm80_paged sm80_decode sm80_packed sm80_append rotary sm80_backward
-            sm90_forward sm90_forward_pages sm90_forward_scores sm90_forward_measured
-            sm90_backward sm90_backward_scores sm90_paired_backward counters probabilities
-            emulation""",
+        "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary
+            sm80_backward sm90_forward sm90_forward_pages sm90_forward_scores sm90_backward
+            sm90_backward_scores sm90_paired_backward counters probabilities emulation""",
+    },
+    "lab/README.md": {
+        "Experiments": """sm90_forward_rates sm90_forward_few_queries sm90_forward_log
+            sm90_forward_instruction_cost sm90_forward_step sm90_forward_tile_ends
+            sm90_forward_varlen_short sm90_forward_short_rows sm90_forward_short_rows_tried
+            sm90_forward_tile_choice sm90_forward_late_store sm90_forward_last_wave
+            sm90_forward_head_strips sm90_forward_counters sm90_forward_scheduler_warp
+            sm90_forward_tiles sm90_forward_machine_code sm90_forward_page_loads
+            sm90_forward_small_pages sm90_forward_large_pages sm90_forward_kv_split
+            sm90_forward_score_mods sm90_backward_rates sm90_backward_design sm90_backward_step
+            sm90_backward_counters sm90_backward_log sm90_backward_no_last_pass
+            sm90_backward_head_strips sm90_backward_gqa_split sm90_backward_kv_persistent
+            sm90_backward_ordered_dq sm90_backward_ordered_dq_strips sm90_backward_tile_stream
+            sm90_backward_delta_warp sm90_backward_row_split sm90_backward_dq_semaphore
+            sm90_backward_open sm90_paired_backward_log sm90_paired_backward_step
+            sm90_backward_lone_mods sm90_backward_d64_mods sm80_decode_rates
+            sm80_decode_registers sm80_decode_merge sm80_decode_clusters sm80_decode_split
+            sm80_decode_timeline sm80_decode_reading sm80_decode_log sm80_decode_second_series
+            sm80_decode_third_series sm80_decode_new_rows sm80_decode_open
+            sm80_decode_varlen_steps sm80_decode_varlen_overlap sm80_backward_rates
+            sm80_backward_tiles sm80_backward_gqa_split sm80_backward_log sm80_forward_rates
+            sm80_forward_registers sm80_forward_tiles sm80_forward_log counters_rejected
+            rotary_rates""",
     },
 }
 

@@ -25,7 +25,7 @@ class Variant:
     tile_in_name: this is not the first row for what it serves, so the name needs the tile.
     key_warps: of a backward, warps along the keys; the others share their keys.
     pair: two thread blocks share a tile.
-    second_block_n: of a forward, keys of a tile where that takes less time (host/second_tile.h): a
+    second_block_n: of a forward, keys of a tile where that takes less time (plan/forward.h): a
         kernel of its own.
     """
 

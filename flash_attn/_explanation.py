@@ -14,11 +14,10 @@ class Explanation:
     or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
     variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
     splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
-    follows from the lengths, on the GPU. split_rows: how many, if it is the last queries of each
-    sequence alone whose keys are cut. rejected: (name, why not) of the others. few_queries: of a
+    follows from the lengths, on the GPU. rejected: (name, why not) of the others. few_queries: of a
     batch that two kernels share, each sequence by its own length, few_kernel serves those of up to
     so many queries, and splits are its. slow: why the call takes longer than one that asks for a
-    little less. plan: how a backward goes through its tiles. microseconds: what that is predicted
+    little less. plan: how a call goes through its tiles. microseconds: what that is predicted
     to take. choices: (plan, predicted microseconds) of all that the kernel could do, the shortest
     first.
     """
@@ -35,7 +34,6 @@ class Explanation:
     few_queries: int = 0
     few_kernel: str | None = None
     slow: tuple[str, ...] = ()
-    split_rows: int = 0
     plan: str = ""
     microseconds: float = 0.0
     choices: tuple[tuple[str, float], ...] = ()
@@ -52,9 +50,7 @@ class Explanation:
         if self.tile is not None:
             rows.append(("tile", f"{self.tile[0]} rows x {self.tile[1]} keys"))
         if self.backend == "cuda":
-            up_to = "up to " if self.splits > 1 and not self.split_rows else ""
-            of = f", of the last {self.split_rows} queries alone" if self.split_rows else ""
-            rows.append(("splits", f"{up_to}{self.splits}{of}"))
+            rows.append(("splits", f"{'up to ' if self.splits > 1 else ''}{self.splits}"))
         if self.plan:
             rows.append(("plan", f"{self.plan}: {self.microseconds:.0f} µs predicted"))
             others = [choice for choice in self.choices if choice[0] != self.plan]

@@ -353,13 +353,18 @@ def _ask_library(problem: _Problem) -> Explanation:
     answer = few
     if problem.backward:
         answer = json.loads(
-            backend.library.explain_backward(*request, problem.softcap, *_size(problem))
+            backend.library.explain_backward(
+                *request, problem.softcap, *_size(problem), problem.deterministic
+            )
         )
     elif few is None or few["few_queries"] > 0:
-        # Of strides for which Hopper's loads have no rows to end with, the others' kernels serve.
+        # Hopper's loads cannot end with a row of such strides.
         strided = problem.cached and not problem.page_size and not problem.numbered
         sm = min(request[0], 80) if strided else request[0]
-        answer = json.loads(backend.library.explain_forward(sm, *request[1:], problem.page_size))
+        beside = 0 if few is None else few["few_queries"]
+        answer = json.loads(
+            backend.library.explain_forward(sm, *request[1:], *_numbers(problem), beside)
+        )
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:
@@ -370,17 +375,9 @@ def _ask_library(problem: _Problem) -> Explanation:
         why += f"; rows of the cache are read by {problem.word} bytes"
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
-    block_n, splits, split_rows = variant["block_n"], answer["splits"], 0
-    if variant["direction"] == "fwd":
-        block_n, splits, split_rows = backend.library.explain_tile(
-            variant["name"], *_extent(problem), head_dim, head_dim_v,
-            0 if few is None else few["few_queries"], min(problem.num_splits, _UNCOUNTED),
-            problem.cached, torch.cuda.get_device_properties(problem.q.device).L2_cache_size,
-            problem.used_k,
-        )  # fmt: skip
     explanation = Explanation(
         problem.operation, str(problem), backend="cuda", why=why, kernel=variant["name"],
-        tile=(variant["block_m"], block_n), splits=splits, split_rows=split_rows,
+        tile=(variant["block_m"], answer["block_n"]), splits=answer["splits"],
         rejected=tuple(rejected), variant=variant,
         slow=_slow_on_gpu(problem, variant, major, padded), **_planned(answer.get("plan")),
     )  # fmt: skip
@@ -401,24 +398,22 @@ def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _size(problem: _Problem) -> tuple:
-    """What a backward is planned by."""
+    """What every plan counts."""
     device = torch.cuda.get_device_properties(problem.q.device)
-    total_q, total_k = (x.shape[0] if problem.packed else -1 for x in (problem.q, problem.k))
+    total_q = problem.q.shape[0] if problem.packed else -1
+    total_k = problem.k.shape[0] if problem.packed and not problem.page_size else -1
     return (
         device.multi_processor_count, device.L2_cache_size, problem.batch, problem.longest_q,
         problem.capacity, total_q, total_k, problem.q.shape[-2], problem.k.shape[-2],
-        *_limits(problem), problem.deterministic,
+        *_limits(problem),
     )  # fmt: skip
 
 
-def _extent(problem: _Problem) -> tuple:
-    """What a forward's row chooses its tile by."""
-    device = torch.cuda.get_device_properties(problem.q.device)
-    total_q, total_k = (x.shape[0] if problem.packed else -1 for x in (problem.q, problem.k))
+def _numbers(problem: _Problem) -> tuple:
+    """What the plan of a forward counts."""
     return (
-        device.multi_processor_count, problem.batch, problem.longest_q, problem.capacity,
-        problem.q.shape[-2], problem.k.shape[-2], total_q, total_k, *_limits(problem),
-        problem.page_size, problem.batch_invariant,
+        *_size(problem), min(problem.num_splits, _UNCOUNTED), problem.page_size, problem.cached,
+        problem.batch_invariant, problem.odd_rows, problem.used_k,
     )  # fmt: skip
 
 
@@ -459,15 +454,7 @@ def _may_decode(problem: _Problem) -> bool:
 
 def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     """The selection among decode kernels; None where the forward kernel is faster."""
-    device = torch.cuda.get_device_properties(problem.q.device)
-    answer = backend.library.explain_decode(
-        *request, device.multi_processor_count, problem.batch, problem.longest_q,
-        problem.capacity, problem.q.shape[-2], problem.k.shape[-2],
-        min(problem.num_splits, _UNCOUNTED), problem.page_size, problem.cached,
-        problem.q.shape[0] if problem.packed else -1, problem.batch_invariant, problem.odd_rows,
-        *_limits(problem), device.L2_cache_size,
-        problem.k.shape[0] if problem.packed and not problem.page_size else -1, problem.used_k,
-    )  # fmt: skip
+    answer = backend.library.explain_decode(*request, *_numbers(problem), 0)
     if answer is None:
         return None
     found = json.loads(answer)

@@ -90,6 +90,25 @@ def test_quickstart_is_the_example_of_the_readme():
     assert code in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "kernels").glob("*.md")), ids=name_of)
+def test_a_kernels_page_is_read_in_ten_minutes(path):
+    """Problem, bottleneck, schedule, result; what was measured on the way is in docs/lab."""
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 750
+
+
+def test_a_page_of_the_lab_and_its_kernels_page_link_to_each_other():
+    for path in sorted((ROOT / "docs" / "lab").glob("*_*.md")):
+        (kernel,) = re.findall(r"kernel: \[(\w+)\]\(\.\./kernels/\1\.md\)", path.read_text())
+        page = (ROOT / "docs" / "kernels" / f"{kernel}.md").read_text()
+        assert f"(../lab/{path.name})" in page, f"{kernel}.md does not link to {path.name}"
+
+
 # What it takes to build, and how large it becomes.
 BUILD_FIGURE = re.compile(r"\b\d+ (?:minutes|MiB|kernels)\b")
 
@@ -124,7 +143,7 @@ def test_the_changelog_begins_with_what_is_not_released_or_with_this_release():
 
 
 def test_feature_matrix_is_up_to_date():
-    text = feature_matrix.README.read_text()
+    text = feature_matrix.PAGE.read_text()
     assert text == feature_matrix.replaced(text, feature_matrix.matrix()), (
         "run python -m build_tools.feature_matrix --write"
     )

@@ -68,7 +68,7 @@ def forward(b: int, s: int, h: int, d: int, **options) -> Alone:
 
 
 def forwards() -> list[Alone]:
-    """Among them those whose last rows are launched early, of different numbers of tiles."""
+    """Of equal tiles, whose last wave is not full, and of unequal ones."""
     return [
         forward(2, 4608, 24, 128), forward(2, 4352, 24, 128), forward(2, 4864, 24, 128),
         forward(1, 8192, 16, 64), forward(1, 6144, 16, 64), forward(2, 2304, 12, 256),

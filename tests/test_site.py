@@ -53,5 +53,5 @@ def test_what_pages_outside_link_to_is_there_as_well(monkeypatch, tmp_path):
     make_site.stage()
     pages = {p.relative_to(tmp_path / "pages").as_posix() for p in tmp_path.rglob("*.md")}
     assert {"index.md", "kernels/index.md", "source/README.md"} <= pages
-    assert "source/examples/gpt/model.py.md" in pages  # linked by the README alone
+    assert "source/examples/gpt/model.py.md" in pages  # linked by examples/README.md alone
     assert (tmp_path / "pages" / "h200.png").exists()

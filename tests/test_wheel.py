@@ -150,7 +150,9 @@ class TestLibrary:
 
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none."""
-        call = '90, "bf16", 64, 64, 0, 132, 2, 1, 4096, 0, 1, 0, 0, 1, -1, 0, 0, -1, -1'
+        call = (
+            '90, "bf16", 64, 64, 0, 132, 0, 2, 1, 4096, -1, -1, 0, 1, -1, -1, 0, 0, 1, 0, 0, 1, 0'
+        )
         program = f"import flash_attn; print(flash_attn.backend.library.explain_decode({call}))"
         assert '"variant": {"name": "decode_' in run(sys.executable, "-c", program).stdout
 
@@ -158,7 +160,8 @@ class TestLibrary:
     def test_explains_decode_of_odd_rows(self, longest, scores):
         """Read where they lie, unless a forward beside it has copied them."""
         shape = (
-            f"80, 'bf16', 104, 104, 0, 108, 4, {longest}, 4096, 8, 2, 0, 16, 0, 200, 0, 1, -1, 0"
+            f"80, 'bf16', 104, 104, 0, 108, 0, 4, {longest}, 4096, 200, -1, 8, 2, -1, 0, "
+            "0, 16, 0, 0, 1, 1, 0"
         )
         program = (
             "import flash_attn, json;"
@@ -167,17 +170,17 @@ class TestLibrary:
         assert f"'scores': '{scores}'" in run(sys.executable, "-c", program).stdout
 
     def test_explains_the_tile_of_a_forward(self):
-        """Of two, that of which a few hold just all keys."""
+        """One of its row's two, and that of the plan's words."""
         rows = [row for row in load_table().VARIANTS if row.second_block_n]
         assert rows
-        program = "import flash_attn; explain = flash_attn.backend.library.explain_tile\n"
-        for row, second, is_packed in itertools.product(rows, (True, False), (True, False)):
-            block_n = row.second_block_n if second else row.block_n
-            batch, seqlen_k = 64, (5 if block_n == 80 else 3) * block_n
-            totals = (batch * 256, batch * seqlen_k) if is_packed else (-1, -1)
-            extent = (132, batch, 256, seqlen_k, 8, 8, *totals, -1, -1, 0, 0)
-            call = (row.name, *extent, row.head_dim, row.head_dim_v, 0, 0, 0)
-            program += f"assert explain{call} == {(block_n, 1, 0)}, {call}\n"
+        program = "import flash_attn, json; explain = flash_attn.backend.library.explain_forward\n"
+        for row, seqlen in itertools.product(rows, (512, 16384)):
+            dims = row.head_dim, row.head_dim_v
+            size = 132, 60 << 20, 4, seqlen, seqlen, -1, -1, 8, 8, -1, -1
+            call = (90, row.dtype, *dims, 0, *size, 0, 0, 0, 0, 0, 0, 0)
+            program += f"answer = json.loads(explain{call})\n"
+            program += f"assert answer['block_n'] in {(row.block_n, row.second_block_n)}, answer\n"
+            program += "assert f\"x {answer['block_n']} keys\" in answer['plan']['text'], answer\n"
         run(sys.executable, "-c", program)
 
     @pytest.mark.parametrize("minor", range(10, 16))

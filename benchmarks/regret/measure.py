@@ -40,6 +40,21 @@ class Regret:
         return self.measured[self.chosen] / self.measured[self.best]
 
 
+@dataclass
+class _Choice:
+    text: str
+    us: float  # predicted
+    force: tuple[int, int]  # as of flash_attn._C.force_choice
+
+
+_PLANNED = (-1, -1)
+
+
+def _listed(plan: dict, decode: int) -> list[_Choice]:
+    """A forward's or a backward's choices, with what is forced of decoding."""
+    return [_Choice(c["text"], c["us"], (i, decode)) for i, c in enumerate(plan["choices"])]
+
+
 class Bench:
     """Times choices by turns, in an order of chance: another kernel's code comes before each
     sample, as in a model, and L2 holds nothing of the call."""
@@ -53,38 +68,55 @@ class Bench:
     def measure(self, problem: Problem) -> Regret | None:
         """None: the call has no plan to speak of."""
         call = make(problem, self.device)
-        plan = self._plan(call)
-        if plan is None:
-            return None
-        choices = [choice["text"] for choice in plan["choices"]]
-        everything = list(range(len(choices)))
         try:
+            choices, chosen = self._choices(call)
+            if not choices:
+                return None
+            everything = list(range(len(choices)))
+            self._forces = [choice.force for choice in choices]
             for index in everything:
                 self._force(index)
                 call()
             rough = self._rounds(call, everything, 2)
             least = min(map(min, rough.values()))
-            close = [i for i in everything if min(rough[i]) < _SLOW * least or i == plan["chosen"]]
+            close = [i for i in everything if min(rough[i]) < _SLOW * least or i == chosen]
             samples = self._rounds(call, close, 7)
             medians = {i: statistics.median(samples[i]) for i in close}
-            last = sorted({plan["chosen"], *sorted(close, key=medians.__getitem__)[:_LAST]})
+            last = sorted({chosen, *sorted(close, key=medians.__getitem__)[:_LAST]})
             final = self._rounds(call, last, 15)
         finally:
-            self._force(-1)
+            backend.library.force_choice(*_PLANNED)
         measured = [medians.get(i, min(rough[i])) for i in everything]
         for i in last:
             measured[i] = statistics.median(final[i])
-        predicted = [choice["us"] for choice in plan["choices"]]
-        return Regret(problem, choices, measured, predicted, plan["chosen"], last)
+        predicted = [choice.us for choice in choices]
+        return Regret(problem, [c.text for c in choices], measured, predicted, chosen, last)
 
-    def _plan(self, call: Callable[[], object]) -> dict | None:
+    def _choices(self, call: Callable[[], object]) -> tuple[list[_Choice], int]:
+        """All that the call can be served by, and which is planned. Of a batch that two kernels
+        share, each one's choices beside what is planned for the other."""
+        planned = self._plans(call)
+        decode, plan = planned["decode"], planned["plan"]
+        if decode is None:
+            return (_listed(plan, -1), plan["chosen"]) if plan else ([], -1)
+        choices = [_Choice(c["text"], c["us"], (-1, i)) for i, c in enumerate(decode["choices"])]
+        if decode["chosen"] < 0:
+            return choices + _listed(plan, -2), len(choices) + plan["chosen"]
+        beside = -1
+        if plan is None:
+            beside = -2
+            backend.library.force_choice(-1, beside)
+            plan = self._plans(call)["plan"]
+            backend.library.force_choice(*_PLANNED)
+        return choices + _listed(plan, beside), decode["chosen"]
+
+    def _plans(self, call: Callable[[], object]) -> dict:
         backend.library.record_plans(True)
         call()
-        text = backend.library.record_plans(False)
-        return json.loads(text) if text else None
+        return json.loads(backend.library.record_plans(False))
 
     def _force(self, index: int) -> None:
-        backend.library.force_choice(index)
+        backend.library.force_choice(*self._forces[index])
 
     def _rounds(
         self, call: Callable[[], object], choices: list[int], rounds: int

@@ -8,7 +8,6 @@
 #include "host/decode_plan.h"
 #include "host/device.h"
 #include "host/key_splits.h"
-#include "host/last_rows.h"
 #include "host/select.h"
 #include "host/trace.h"
 
@@ -52,43 +51,21 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 }
 
 ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache)
-    : variant_(forward_variant(q, p)) {
-  DeviceInfo const& device = current_device();
-  bool const of_pages = p.pages.table != nullptr;
-  int const splits = of_cache || of_pages
-                         ? planned_splits(p, variant_, device, num_splits, of_cache)
-                         : key_splits(p, variant_, device, num_splits);
-  bool const may_cut_rows = splits == 1 && num_splits == 0 && !of_cache;
-  LastRows const last = may_cut_rows ? last_rows(p, variant_, device) : LastRows{};
-  trace_launch(p, variant_, last);
-  if (last.rows == 0) {
-    rows_ = in_parts(q, p, splits);
-    return;
-  }
-  int const rows = p.seqlens.seqlen_q, whole = rows - last.rows;
-  if (whole > 0) {
-    rows_ = in_parts(q, with_rows(p, 0, whole), 1);
-  }
-  FwdParams behind = with_rows(p, whole, rows);
-  behind.early = whole > 0;
-  last_rows_ = in_parts(q, behind, last.parts);
-}
-
-ForwardLaunch::Rows ForwardLaunch::in_parts(Tensor const& q, FwdParams p, int splits) {
-  Scratch parts(q, key_splits_workspace(p, splits), ScalarType::Float);
+    : variant_(forward_variant(q, p)), params_(p) {
+  plan::ForwardPlan const plan =
+      forward_plan_of(p, variant_, current_device(), num_splits, of_cache);
+  int const splits = plan.choice.splits;
+  follow(plan.choice, params_);
   if (splits > 1) {
-    p.splits = place_key_splits(p, splits, parts.data<float>());
+    splits_.emplace(q, key_splits_workspace(p, splits), ScalarType::Float);
+    params_.splits = place_key_splits(p, splits, splits_->data<float>());
   }
-  return {p, std::move(parts)};
+  trace_launch(params_, variant_, plan);
 }
 
 void ForwardLaunch::start(StreamLock const& lock) const {
   auto const launch = variant_.launch.paged ? variant_.launch.paged : variant_.launch.forward;
-  for (std::optional<Rows> const* const rows : {&rows_, &last_rows_}) {
-    if (*rows) {
-      launch((*rows)->params, {current_device(), lock.stream(), variant_.name});
-    }
-  }
+  launch(params_, {current_device(), lock.stream(), variant_.name});
 }
 
 bool DecodeLaunch::serves(Tensor const& q, FwdParams const& p) {

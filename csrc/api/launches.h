@@ -20,23 +20,16 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 // The forward kernel that serves the call, on the current device.
 class ForwardLaunch {
  public:
-  // q is the tensor in p.q. num_splits: see host/key_splits.h. of_cache: lengths of keys are less
-  // than they may be.
+  // q is the tensor in p.q. num_splits: see host/attention_plan.h. of_cache: lengths of keys are
+  // less than they may be.
   ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache = false);
 
   void start(StreamLock const& lock) const;
 
  private:
-  // Some rows of the call, whose keys are whole or cut into parts.
-  struct Rows {
-    FwdParams params;
-    Scratch parts;
-  };
-  static Rows in_parts(Tensor const& q, FwdParams p, int splits);
-
   Variant const& variant_;
-  std::optional<Rows> rows_;
-  std::optional<Rows> last_rows_;  // beside the others' last round
+  FwdParams params_;
+  std::optional<Scratch> splits_;  // results of splits
 };
 
 // The decode kernel. num_splits, cached: see host/decode_plan.h. beside, rows: as of DecodeParams.

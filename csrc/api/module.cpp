@@ -5,21 +5,20 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "api/direct.h"
 #include "core/score_mod.h"
+#include "host/attention_plan.h"
 #include "host/backward_plan.h"
 #include "host/decode_plan.h"
 #include "host/error.h"
 #include "host/force.h"
-#include "host/key_splits.h"
-#include "host/last_rows.h"
 #include "host/machine.h"
 #include "host/plan_text.h"
-#include "host/second_tile.h"
 #include "host/select.h"
 #include "host/trace.h"
 
@@ -75,16 +74,26 @@ int smem_per_block(int sm) {
   return sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
 }
 
-PyObject* selection_json(Selection const& selection, int splits, int few_queries = 0,
-                         std::string const& plan = "null") {
+// block_n: keys of the kernel's tile; 0: those of its row.
+struct Served {
+  int splits = 1;
+  int few_queries = 0;
+  int block_n = 0;
+  std::string plan = "null";
+};
+
+PyObject* selection_json(Selection const& selection, Served const& served) {
   std::string rejected;
   for (Rejection const& r : selection.rejected) {
     rejected += concat(rejected.empty() ? "" : ", ", "{\"name\": \"", r.variant->name,
                        "\", \"why\": \"", r.why, "\"}");
   }
-  return string(concat("{\"variant\": ", selection.variant ? row_json(*selection.variant) : "null",
-                       ", \"splits\": ", splits, ", \"few_queries\": ", few_queries,
-                       ", \"plan\": ", plan, ", \"rejected\": [", rejected, "]}"));
+  Variant const* const variant = selection.variant;
+  int const block_n = served.block_n > 0 || !variant ? served.block_n : variant->block_n;
+  return string(concat("{\"variant\": ", variant ? row_json(*variant) : "null",
+                       ", \"splits\": ", served.splits, ", \"few_queries\": ", served.few_queries,
+                       ", \"block_n\": ", block_n, ", \"plan\": ", served.plan, ", \"rejected\": [",
+                       rejected, "]}"));
 }
 
 // What a plan counts, of a call described in numbers.
@@ -132,20 +141,78 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
     p.wants_dq = p.wants_dk = p.wants_dv = true;
     plan = to_json(p, machine_of(device), backward_kernel(*selection.variant, device));
   }
-  return selection_json(selection, 1, 0, plan);
+  return selection_json(selection, {.plan = plan});
 }
 
-PyObject* explain_forward(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0;
-  long long page_size = 0;
+// A forward call in numbers, also one against a cache, as explain_forward and explain_decode get
+// it.
+struct Described {
+  FwdParams params{};
+  DeviceInfo device{};
   char const* dtype = nullptr;
-  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &page_size)) {
+  int full_scores = 0, num_splits = 0, cached = 0, odd_rows = 0;
+
+  // False with a Python error set.
+  bool read(PyObject* args) {
+    FwdParams& p = params;
+    Seqlens& s = p.seqlens;
+    int page_size = 0, batch_invariant = 0, used_k = 0;
+    long long total_q = 0, total_k = 0, l2_bytes = 0;
+    if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
+               &l2_bytes, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k, &p.heads_q,
+               &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size, &cached,
+               &batch_invariant, &odd_rows, &used_k, &s.few_q)) {
+      return false;
+    }
+    static int const something = 0;  // of tensors it counts whether they are there
+    device.l2_bytes = l2_bytes;
+    device.smem_per_block = smem_per_block(device.sm);
+    p.q.head_stride = 1;  // so that heads are apart
+    s.cu_q = total_q >= 0 ? &something : nullptr;
+    s.total_q = std::max(total_q, 0LL);
+    s.cu_k = total_k >= 0 ? &something : nullptr;
+    s.total_k = std::max(total_k, 0LL);
+    s.used_k = used_k ? &something : nullptr;
+    s.in_pages = page_size > 0;
+    p.pages.table = page_size ? &something : nullptr;
+    p.pages.page_size = FastDiv(std::max(page_size, 1));
+    p.batch_invariant = batch_invariant;
+    p.scores.softmax_scale = 1.f;
+    p.scores.softcap = full_scores ? 1.f : 0.f;
+    p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};
+    return true;
+  }
+
+  Request request(Direction direction, bool full) const {
+    return {
+        direction, dtype,     params.head_dim,       params.head_dim_v,
+        full,      device.sm, device.smem_per_block, page_layout(params.pages.page_size.divisor)};
+  }
+
+  bool has_rows() const {
+    return params.seqlens.batch > 0 && params.seqlens.seqlen_q > 0 && params.heads_q > 0;
+  }
+};
+
+PyObject* explain_forward(PyObject*, PyObject* args) {
+  Described call;
+  if (!call.read(args)) {
     return nullptr;
   }
-  return selection_json(
-      explain({page_size ? Direction::Paged : Direction::Fwd, dtype, head_dim, head_dim_v,
-               full_scores != 0, sm, smem_per_block(sm), page_layout(page_size)}),
-      1);
+  FwdParams& p = call.params;
+  p.odd = {};  // the forward kernel has a copy
+  Direction const direction = p.pages.table ? Direction::Paged : Direction::Fwd;
+  Selection const selection = explain(call.request(direction, call.full_scores != 0));
+  if (!selection.variant) {
+    return selection_json(selection, {});
+  }
+  plan::Problem const problem = plan::expected(problem_of(p, call.num_splits, call.cached != 0));
+  plan::Machine const machine = machine_of(call.device);
+  plan::ForwardKernel const kernel = forward_kernel(*selection.variant, call.device);
+  plan::ForwardChoice const choice = plan::plan_forward(problem, machine, kernel).choice;
+  return selection_json(selection, {.splits = choice.splits,
+                                    .block_n = plan::block_n_of(kernel, choice.tile),
+                                    .plan = to_json(problem, machine, kernel)});
 }
 
 // Whether a decode kernel serves the call; of a packed batch that is written into `p`.
@@ -157,101 +224,45 @@ bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device
   return cached ? decodes_cache(p, num_splits, device) : decodes_dense(p, device);
 }
 
+std::string decode_plan_json(FwdParams const& p, Variant const& variant, Described const& call) {
+  std::array<plan::DecodeChoice, plan::kMostDecodeChoices> all;
+  int const count =
+      plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
+                           decode_kernel(variant, p, call.device), all.data());
+  return to_json({all.data(), static_cast<size_t>(count)},
+                 decode_plan_of(p, call.device, call.num_splits, call.cached));
+}
+
 PyObject* explain_decode(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, num_splits = 0, page_size = 0,
-      cached = 0, batch_invariant = 0, odd_rows = 0, used_k = 0;
-  long long total_q = 0, total_k = 0, l2_bytes = 0;
-  DeviceInfo device{};
-  FwdParams p{};
-  char const* dtype = nullptr;
-  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &device.sm_count,
-             &p.seqlens.batch, &p.seqlens.seqlen_q, &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv,
-             &num_splits, &page_size, &cached, &total_q, &batch_invariant, &odd_rows, &p.mask.left,
-             &p.mask.right, &l2_bytes, &total_k, &used_k)) {
+  Described call;
+  if (!call.read(args)) {
     return nullptr;
   }
-  static int const something = 0;  // of tensors it counts whether they are there
-  p.q.head_stride = 1;             // so that heads are apart
-  p.seqlens.cu_k = total_k >= 0 ? &something : nullptr;
-  p.seqlens.total_k = std::max(total_k, 0LL);
-  p.seqlens.used_k = used_k ? &something : nullptr;
-  p.pages.table = page_size ? &something : nullptr;
-  p.pages.page_size = FastDiv(std::max(page_size, 1));
-  p.scores.softmax_scale = 1.f;
-  p.scores.softcap = full_scores ? 1.f : 0.f;
-  p.seqlens.cu_q = total_q >= 0 ? &something : nullptr;
-  p.seqlens.total_q = std::max(total_q, 0LL);
-  p.batch_invariant = batch_invariant;
-  p.head_dim = head_dim;
-  p.head_dim_v = head_dim_v;
-  p.odd = odd_rows ? OddRows{head_dim, head_dim_v} : OddRows{};
-  device.sm = sm;
-  device.l2_bytes = l2_bytes;
-  device.smem_per_block = smem_per_block(sm);
-  if (!decodes(p, cached, num_splits, device)) {
+  FwdParams& p = call.params;
+  if (!decodes(p, call.cached, call.num_splits, call.device)) {
     Py_RETURN_NONE;
   }
   // Beside it the forward kernel has a copy of odd rows, which both read.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
-  bool const full = full_scores || (odd_rows && !copied);
-  Selection const selection =
-      explain({Direction::Decode, dtype, head_dim, head_dim_v, full, sm, device.smem_per_block});
-  bool const any = p.seqlens.batch > 0 && p.seqlens.seqlen_q > 0 && p.heads_q > 0;
-  SplitSchedule split{};
-  split.max_splits = 1;
-  if (selection.variant && any) {
-    split = decode_schedule(p, decode_plan_of(p, device, num_splits, cached).split, device);
+  bool const full = call.full_scores || (call.odd_rows && !copied);
+  Selection const selection = explain(call.request(Direction::Decode, full));
+  Served served{.few_queries = p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q};
+  if (selection.variant && call.has_rows()) {
+    plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
+    SplitSchedule const split = decode_schedule(p, plan.split, call.device);
+    served.splits = split.max_splits << split.cluster_log2;
+    served.plan = decode_plan_json(p, *selection.variant, call);
   }
-  return selection_json(selection, split.max_splits << split.cluster_log2,
-                        p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q);
-}
-
-PyObject* explain_tile(PyObject*, PyObject* args) {
-  DeviceInfo device{};
-  FwdParams p{};
-  char const* name = nullptr;
-  int page_size = 0, batch_invariant = 0, num_splits = 0, cached = 0, used_k = 0;
-  long long total_q = 0, total_k = 0, l2_bytes = 0;
-  if (!parse(args, &name, &device.sm_count, &p.seqlens.batch, &p.seqlens.seqlen_q,
-             &p.seqlens.seqlen_k, &p.heads_q, &p.heads_kv, &total_q, &total_k, &p.mask.left,
-             &p.mask.right, &page_size, &batch_invariant, &p.head_dim, &p.head_dim_v,
-             &p.seqlens.few_q, &num_splits, &cached, &l2_bytes, &used_k)) {
-    return nullptr;
-  }
-  device.sm = 90;  // the others have one tile
-  device.l2_bytes = l2_bytes;
-  static int const something = 0;  // of tensors it counts whether they are there
-  p.q.head_stride = 1;             // so that heads are apart
-  p.seqlens.used_k = used_k ? &something : nullptr;
-  p.seqlens.cu_q = total_q >= 0 ? &something : nullptr;
-  p.seqlens.total_q = std::max(total_q, 0LL);
-  p.seqlens.cu_k = total_k >= 0 ? &something : nullptr;
-  p.seqlens.total_k = std::max(total_k, 0LL);
-  p.seqlens.in_pages = page_size > 0;
-  p.pages.table = page_size ? &something : nullptr;
-  p.pages.page_size = FastDiv(std::max(page_size, 1));
-  p.batch_invariant = batch_invariant;
-  for (Variant const& row : variants()) {
-    if (std::string_view(row.name) == name) {
-      int const splits = cached || page_size > 0
-                             ? planned_splits(p, row, device, num_splits, cached)
-                             : key_splits(p, row, device, num_splits);
-      bool const may_cut_rows = splits == 1 && num_splits == 0 && !cached;
-      LastRows const last = may_cut_rows ? last_rows(p, row, device) : LastRows{};
-      p.splits.count = FastDiv(splits);
-      return Py_BuildValue("iii", keys_of_tile(row, p), std::max(splits, last.parts), last.rows);
-    }
-  }
-  PyErr_SetString(PyExc_ValueError, concat("no row ", name).c_str());
-  return nullptr;
+  return selection_json(selection, served);
 }
 
 PyObject* force_choice(PyObject*, PyObject* args) {
-  int choice = -1;
-  if (!parse(args, &choice)) {
+  int choice = kPlanned, decode = kPlanned;
+  if (!parse(args, &choice, &decode)) {
     return nullptr;
   }
   forced_choice = choice;
+  forced_decode = decode;
   Py_RETURN_NONE;
 }
 
@@ -261,7 +272,9 @@ PyObject* record_plans(PyObject*, PyObject* args) {
     return nullptr;
   }
   records_plans = on != 0;
-  return string(recorded_plan.take());
+  auto const or_null = [](std::string const& json) { return json.empty() ? "null" : json; };
+  return string(concat("{\"plan\": ", or_null(recorded_plan.take()),
+                       ", \"decode\": ", or_null(recorded_decode.take()), "}"));
 }
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
@@ -296,37 +309,33 @@ PyMethodDef methods[] = {
      "(listener): from now on it is called with a line of text for each launch; None: no more."},
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, page_size) -> JSON: the variant and why not "
-     "the others. page_size: of keys in pages, 1 where left padding or strides leave no boxes of "
-     "more rows; else 0."},
+     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, batch, seqlen_q, "
+     "seqlen_k, "
+     "total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
+     "batch_invariant, odd_rows, used_k, few_queries) -> JSON: the variant, why not the others, "
+     "block_n: the keys of its tile, splits: that keys are cut into, and the plan: its choices, "
+     "what each is predicted to take, which is chosen. total_q, total_k: of what is packed, else "
+     "-1. page_size: of keys in pages, 1 where left padding or strides leave no boxes of more "
+     "rows; else 0. odd_rows: of a cache, no multiples of 16 bytes. used_k: whether a tensor says "
+     "how many keys are in use. few_queries: as of explain_decode, else 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON as of "
      "explain_forward, with the plan: its choices, what each is predicted to take, which is "
      "chosen. total_q, total_k: of what is packed, else -1."},
     {"explain_decode", explain_decode, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, batch, seqlen_q, seqlen_k, heads, "
-     "heads_kv, num_splits, page_size, cached, total_q, batch_invariant, odd_rows, left, right, "
-     "l2_bytes, total_k, used_k) -> JSON as of explain_forward, with the most splits of a "
-     "sequence, or blocks of a cluster "
-     "that "
-     "are wanted; None for a call that the forward kernel "
-     "serves. total_q, total_k: of what is packed, else -1. used_k: whether a tensor says how many "
-     "keys are in use. odd_rows: of a cache, no multiples of 16 bytes. "
-     "few_queries: if not 0, this is about sequences of no more queries, and the forward kernel "
-     "serves the others."},
-    {"explain_tile", explain_tile, METH_VARARGS,
-     "(name, sm_count, batch, seqlen_q, seqlen_k, heads, heads_kv, total_q, total_k, left, right, "
-     "page_size, batch_invariant, head_dim, head_dim_v, few_queries, num_splits, cached, l2_bytes, "
-     "used_k) -> the "
-     "keys of the tile with which the forward's row of that name serves the call, the parts that "
-     "keys are cut into, and if that is so for the last queries of each sequence alone, how many; "
-     "else 0. total_q, total_k: of what is packed, else -1. few_queries: as of "
-     "explain_decode, else 0."},
+     "As explain_forward, with few_queries 0 -> JSON of the decode kernel, with the most splits of "
+     "a sequence, or CTAs of a cluster that are wanted; None for a call that the forward kernel "
+     "serves. few_queries: if not 0, this is about sequences of no more queries, and the forward "
+     "kernel serves the others."},
     {"force_choice", force_choice, METH_VARARGS,
-     "(index): of each call's choices, this one runs, for measuring; -1: the planned one."},
+     "(index, decode): for measuring, these of each call's choices run: a forward's or a "
+     "backward's, "
+     "and the decode kernel's, -2: the forward kernel in its place; -1: the planned one."},
     {"record_plans", record_plans, METH_VARARGS,
-     "(on) -> JSON of the last call's plan since it was asked for last, or nothing."},
+     "(on) -> JSON of the last call's plans since they were asked for last: plan, that of a "
+     "forward "
+     "or a backward, and decode, that of the decode kernel; null: there was none."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -24,18 +24,6 @@ FLASH_HD int grid_blocks(int64_t num_tiles) {
   return int(num_tiles < max_grid_blocks ? num_tiles : max_grid_blocks);
 }
 
-// Query heads to run side by side: as many as have their K and V in L2 together. heads_per_kv query
-// heads share one K and V. At least one, and not more than there are.
-FLASH_HD int l2_group(int64_t l2_bytes, int64_t kv_bytes_per_head, int heads_per_kv,
-                      int64_t num_columns) {
-  int64_t const kv_heads = kv_bytes_per_head > 0 ? l2_bytes / kv_bytes_per_head : num_columns;
-  int64_t group = (kv_heads > 1 ? kv_heads : 1) * heads_per_kv;
-  group = group < num_columns ? group : num_columns;
-  constexpr int64_t largest_int = 2147483647;
-  group = group < largest_int ? group : largest_int;
-  return int(group > 1 ? group : 1);
-}
-
 // The widest group, up to `group`, that leaves no small rest: a rest of a few columns would run at
 // the end, with most of the GPU idle.
 FLASH_HD int even_group(int group, int64_t num_columns) {

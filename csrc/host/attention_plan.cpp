@@ -1,13 +1,17 @@
 #include "host/attention_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string_view>
 
+#include "host/error.h"
+#include "host/force.h"
 #include "host/machine.h"
 #include "host/places.h"
 #include "host/plan_cache.h"
+#include "host/plan_text.h"
 #include "host/select.h"
 
 namespace flash {
@@ -39,6 +43,40 @@ double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo c
   plan::ForwardKernel const kernel = forward_kernel(*row, device);
   auto const plan = plan::plan_forward(plan::expected(problem), machine, kernel);
   return std::sqrt(plan.us * plan::forward_us(problem, machine, kernel, plan.choice));
+}
+
+// The plan while each choice is measured: it is recorded, and another one can be forced.
+plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& machine,
+                           plan::ForwardKernel const& kernel) {
+  if (records_plans) {
+    recorded_plan.put(to_json(problem, machine, kernel));
+  }
+  if (forced_choice == kPlanned) {
+    return plan::plan_forward(problem, machine, kernel);
+  }
+  std::array<plan::ForwardChoice, plan::kMostForwardChoices> all;
+  int const count = plan::forward_choices(problem, machine, kernel, all.data());
+  int const index = forced_choice;
+  check(index < count, "choice ", index, " is forced, of ", count);
+  return {all[index], plan::forward_us(problem, machine, kernel, all[index]), 0};
+}
+
+plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& problem,
+                          plan::Machine const& machine, plan::DecodeKernel const& kernel) {
+  std::array<plan::DecodeChoice, plan::kMostDecodeChoices> all;
+  int const count = plan::decode_choices(problem, machine, kernel, all.data());
+  if (records_plans && count > 0) {
+    recorded_decode.put(to_json({all.data(), static_cast<size_t>(count)}, plan));
+  }
+  int const index = forced_decode;
+  if (index == kPlanned || count == 0) {
+    return plan;
+  }
+  if (index == kNotDecoded) {
+    return {0, {}, plan.us};
+  }
+  check(index < count, "choice ", index, " of decoding is forced, of ", count);
+  return {plan::decodable_queries(problem), all[index].split, all[index].us};
 }
 
 }  // namespace
@@ -73,6 +111,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.heads_apart = p.q.head_stride != 0;
   problem.whole_rows = p.k.whole_rows_apart(kWholeRows) && p.v.whole_rows_apart(kWholeRows);
   problem.num_splits = static_cast<int>(std::min<int64_t>(num_splits, 1 << 30));
+  problem.beside_decode = s.few_q > 0;
   return problem;
 }
 
@@ -105,28 +144,38 @@ plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, in
   if (!row) {
     return {};
   }
-  plan::Problem const problem = problem_of(p, num_splits, cached);
-  thread_local PlanCache<plan::DecodePlan> last_plans;
-  return last_plans.of(problem, *row, device, [&] {
+  plan::Problem problem = problem_of(p, num_splits, cached);
+  problem.beside_decode = false;  // that is what is asked
+  auto const make = [&] {
     plan::Machine const machine = machine_of(device);
     return plan::plan_decode(problem, machine, decode_kernel(*row, p, device),
                              forward_us(problem, p, device, machine));
+  };
+  if (is_measuring()) {
+    return measured(make(), problem, machine_of(device), decode_kernel(*row, p, device));
+  }
+  thread_local PlanCache<plan::DecodePlan> last_plans;
+  return last_plans.of(problem, *row, device, make);
+}
+
+plan::ForwardPlan forward_plan_of(FwdParams const& p, Variant const& variant,
+                                  DeviceInfo const& device, int64_t num_splits, bool cached) {
+  plan::Problem const problem = problem_of(p, num_splits, cached);
+  if (is_measuring()) {
+    return measured(plan::expected(problem), machine_of(device), forward_kernel(variant, device));
+  }
+  thread_local PlanCache<plan::ForwardPlan> last_plans;
+  return last_plans.of(problem, variant, device, [&] {
+    return plan::plan_forward(plan::expected(problem), machine_of(device),
+                              forward_kernel(variant, device));
   });
 }
 
-int planned_splits(FwdParams const& p, Variant const& variant, DeviceInfo const& device,
-                   int64_t num_splits, bool cached) {
-  plan::Problem const problem = problem_of(p, num_splits, cached);
-  bool const beside = p.seqlens.few_q > 0;
-  auto const make = [&] {
-    return plan::plan_forward(plan::expected(problem), machine_of(device),
-                              forward_kernel(variant, device), beside);
-  };
-  if (beside) {  // which is no part of the problem
-    return make().choice.splits;
-  }
-  thread_local PlanCache<plan::ForwardPlan> last_plans;
-  return last_plans.of(problem, variant, device, make).choice.splits;
+void follow(plan::ForwardChoice const& choice, FwdParams& p) {
+  p.tile = choice.tile;
+  p.side_by_side = choice.side_by_side;
+  // Under a causal mask the last row block sees most keys.
+  p.longest_first = problem_of(p, 0, false).limits_right();
 }
 
 }  // namespace flash

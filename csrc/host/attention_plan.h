@@ -20,8 +20,11 @@ plan::DecodeKernel decode_kernel(Variant const& variant, FwdParams const& params
 plan::DecodePlan decode_plan_of(FwdParams const& params, DeviceInfo const& device,
                                 int64_t num_splits, bool cached);
 
-// Of a forward against a cache or pages: parts that its keys are cut into; 1: none.
-int planned_splits(FwdParams const& params, Variant const& variant, DeviceInfo const& device,
-                   int64_t num_splits, bool cached);
+// How that row serves the call, or what of it the decode kernel has not.
+plan::ForwardPlan forward_plan_of(FwdParams const& params, Variant const& variant,
+                                  DeviceInfo const& device, int64_t num_splits, bool cached);
+
+// Writes the choice into what the kernel is told, but for the memory of splits (host/key_splits.h).
+void follow(plan::ForwardChoice const& choice, FwdParams& params);
 
 }  // namespace flash

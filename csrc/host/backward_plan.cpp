@@ -99,7 +99,7 @@ plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInf
   if (records_plans) {
     recorded_plan.put(to_json(problem, machine_of(device), backward_kernel(variant, device)));
   }
-  if (forced_choice >= 0) {
+  if (forced_choice != kPlanned) {
     return forced(problem, machine_of(device), backward_kernel(variant, device));
   }
   thread_local PlanCache<plan::BackwardPlan> last_plans;

@@ -13,7 +13,7 @@
 namespace flash {
 
 // What counts: launches of one kind on one stream never count at the same time.
-enum class Counting { Tiles, TilesOfEarlyLaunch, Pieces };
+enum class Counting { Tiles, Pieces };
 
 // Launches that run one after the other, whatever else runs.
 struct CounterOwner {

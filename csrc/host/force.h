@@ -26,8 +26,18 @@ class RecordedPlan {
   std::string text_;
 };
 
-inline std::atomic<int> forced_choice = -1;  // of a call's choices; -1: the one that is planned
+constexpr int kPlanned = -1;     // not forced
+constexpr int kNotDecoded = -2;  // the forward kernel serves all
+
+inline std::atomic<int> forced_choice = kPlanned;  // index, of a forward's or a backward's choices
+inline std::atomic<int> forced_decode = kPlanned;  // of the decode kernel's
 inline std::atomic<bool> records_plans = false;
-inline RecordedPlan recorded_plan;  // of the last call, as JSON (host/plan_text.h)
+// Of the last call, as JSON (host/plan_text.h).
+inline RecordedPlan recorded_plan, recorded_decode;
+
+// Whether plans are looked at or changed, and so may not come from those that were made before.
+inline bool is_measuring() {
+  return records_plans || forced_choice != kPlanned || forced_decode != kPlanned;
+}
 
 }  // namespace flash

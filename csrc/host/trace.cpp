@@ -4,7 +4,6 @@
 
 #include "host/error.h"
 #include "host/plan_text.h"
-#include "host/second_tile.h"
 
 namespace flash {
 namespace {
@@ -20,11 +19,6 @@ std::string describe(Params const& p) {
                 p.mask.left, "/", p.mask.right);
 }
 
-std::string describe(LastRows const& last) {
-  return last.rows > 0 ? concat(", keys of the last ", last.rows, " rows in ", last.parts, " parts")
-                       : std::string();
-}
-
 // block_n: keys of the row's tile that serves it.
 std::string line(std::string const& problem, Variant const& variant, int block_n) {
   return concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x", block_n, ", ",
@@ -32,13 +26,28 @@ std::string line(std::string const& problem, Variant const& variant, int block_n
                 " KiB shared)");
 }
 
+std::string microseconds(double us) { return concat(static_cast<int>(us + 0.5), " us predicted"); }
+
 }  // namespace
 
 void trace_to(TraceListener listener) { listener_ = listener; }
 
-void trace_launch(FwdParams const& params, Variant const& variant, LastRows const& last) {
+void trace_launch(FwdParams const& params, Variant const& variant) {
   if (TraceListener const tell = listener_) {
-    tell(line(describe(params) + describe(last), variant, keys_of_tile(variant, params)));
+    tell(line(describe(params), variant, variant.block_n));
+  }
+}
+
+void trace_launch(FwdParams const& params, Variant const& variant, plan::ForwardPlan const& plan) {
+  if (TraceListener const tell = listener_) {
+    bool const second = plan.choice.tile == ForwardTile::Second;
+    std::string const splits = plan.choice.splits > 1
+                                   ? concat(", keys in ", plan.choice.splits, " splits")
+                                   : std::string();
+    std::string const text = concat(
+        describe(params), plan.choice.tile == ForwardTile::Packed ? ", pack-GQA" : "", splits, ", ",
+        plan.choice.side_by_side, " heads side by side, ", microseconds(plan.us));
+    tell(line(text, variant, second ? variant.second_block_n : variant.block_n));
   }
 }
 
@@ -46,7 +55,7 @@ void trace_launch(BwdParams const& params, Variant const& variant, plan::Backwar
   if (TraceListener const tell = listener_) {
     std::string const text =
         concat(describe(params), ", ", describe(plan.choice, params.group.heads), ", ",
-               static_cast<int>(plan.us + 0.5), " us predicted");
+               microseconds(plan.us));
     tell(line(text, variant, variant.block_n));
   }
 }

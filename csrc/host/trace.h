@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "core/last_rows.h"
 #include "host/variant.h"
 #include "plan/backward.h"
+#include "plan/forward.h"
 
 namespace flash {
 
@@ -16,7 +16,8 @@ void trace_to(TraceListener listener);
 
 // The listener may wait for Python's interpreter: hold nothing that a thread which has the
 // interpreter may wait for.
-void trace_launch(FwdParams const& params, Variant const& variant, LastRows const& last = {});
+void trace_launch(FwdParams const& params, Variant const& variant, plan::ForwardPlan const& plan);
+void trace_launch(FwdParams const& params, Variant const& variant);  // of decode
 void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan);
 
 }  // namespace flash

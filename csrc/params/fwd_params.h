@@ -1,5 +1,6 @@
 #pragma once
 
+#include "params/forward_tile.h"
 #include "params/key_splits.h"
 #include "params/mask.h"
 #include "params/pages.h"
@@ -34,7 +35,10 @@ struct FwdParams {
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
-  bool early;            // starts while the launch before ends: the same call's, of other rows
+  // As planned (plan/forward.h); of the decode kernel nothing.
+  ForwardTile tile;
+  int side_by_side;    // heads whose row blocks run together
+  bool longest_first;  // of each head the last row block comes first
   KeySplits splits;
   OddRows odd;
 };

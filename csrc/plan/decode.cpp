@@ -176,19 +176,6 @@ double predict(Work const& w, Machine const& m, DecodeKernel const& kernel, KeyS
   return us;
 }
 
-// The best so far of those that were considered, the simpler ones first.
-struct Choice {
-  KeySplit split;
-  double us = std::numeric_limits<double>::infinity();
-
-  void consider(KeySplit const& other, double other_us) {
-    if (other_us < kWorthIt * us) {
-      split = other;
-      us = other_us;
-    }
-  }
-};
-
 // Into so many pieces for each tile of a group, none too short to be worth its merging.
 KeySplit cut(Problem const& p, Work const& w, DecodeKernel const& kernel, int64_t pieces) {
   int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
@@ -210,24 +197,25 @@ KeySplit cut_as_told(Problem const& p, DecodeKernel const& kernel) {
   return s;
 }
 
-// What is good for caches that are filled as is expected and for full ones: both happen, so the
-// geometric mean counts. alone: the GPU has nothing else to do.
-Choice best_split(Problem const& p, Machine const& m, DecodeKernel const& kernel, bool alone) {
+// visit(DecodeChoice), the simpler ones first. alone: the GPU has nothing else to do. What is good
+// for caches that are filled as is expected and for full ones counts: both happen, so the time is
+// the geometric mean.
+template <class Visit>
+void each_choice(Problem const& p, Machine const& m, DecodeKernel const& kernel, bool alone,
+                 Visit visit) {
   Work const w = work_of(expected(p), m, kernel), full = work_of(p, m, kernel);
-  Choice best;
   auto const us = [&](Work const& work, KeySplit const& s) {
     return predict(work, m, kernel, s, pieces_of(work, s, kernel));
   };
   auto const consider = [&](KeySplit const& s) {
-    best.consider(s, std::sqrt(us(w, s) * us(full, s)));
+    visit(DecodeChoice{s, std::sqrt(us(w, s) * us(full, s))});
   };
   if (p.num_splits > 1 && !p.batch_invariant) {
-    consider(cut_as_told(p, kernel));
-    return best;
+    return consider(cut_as_told(p, kernel));
   }
   consider({});
   if (p.num_splits == 1 || p.batch_invariant) {
-    return best;
+    return;
   }
   auto const filling = [&](int blocks) { return int64_t(double(m.sm_count) * blocks / w.tiles); };
   int const most = kernel.blocks_per_sm;
@@ -241,7 +229,6 @@ Choice best_split(Problem const& p, Machine const& m, DecodeKernel const& kernel
       consider({.cluster_log2 = log2});
     }
   }
-  return best;
 }
 
 // The most queries of a sequence, as far as the host can know.
@@ -267,6 +254,27 @@ bool must_decode(Problem const& p, Machine const& m) {
          (cache && (p.num_splits > 1 || p.batch_invariant));
 }
 
+// What of a call the decode kernel can have.
+struct Decoded {
+  Problem problem;
+  int few_q;  // as of DecodePlan; 0: nothing
+  bool alone;
+};
+
+Decoded decoded_of(Problem const& p) {
+  int64_t const rows = longest_q(p) * p.group();
+  if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
+      (p.batch_invariant && p.page_size == 0)) {
+    return {p, 0, false};
+  }
+  if (rows <= kMostDecodeRows) {
+    return {p, kAllQueries, true};
+  }
+  bool const mixed = p.packed_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
+  int const few_q = mixed ? kMostDecodeRows / p.group() : 0;
+  return few_q > 0 ? Decoded{few_of(p), few_q, false} : Decoded{p, 0, false};
+}
+
 }  // namespace
 
 Problem expected(Problem const& p) {
@@ -286,26 +294,35 @@ double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
   return predict(w, m, kernel, split, pieces_of(w, split, kernel));
 }
 
+int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                   DecodeChoice* choices) {
+  Decoded const decoded = decoded_of(p);
+  int count = 0;
+  if (decoded.few_q > 0) {
+    each_choice(decoded.problem, m, kernel, decoded.alone,
+                [&](DecodeChoice const& choice) { choices[count++] = choice; });
+  }
+  return count;
+}
+
 DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                        double forward_us) {
   DecodePlan const none{0, {}, forward_us};
-  int64_t const rows = longest_q(p) * p.group();
-  if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
-      (p.batch_invariant && p.page_size == 0)) {
+  Decoded const decoded = decoded_of(p);
+  if (decoded.few_q == 0) {
     return none;
   }
-  if (rows > kMostDecodeRows) {
-    bool const mixed = p.packed_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
-    int const few_q = kMostDecodeRows / p.group();
-    if (!mixed || few_q == 0) {
-      return none;
+  DecodePlan best{decoded.few_q, {}, std::numeric_limits<double>::infinity()};
+  each_choice(decoded.problem, m, kernel, decoded.alone, [&](DecodeChoice const& choice) {
+    if (choice.us < kWorthIt * best.us) {
+      best.split = choice.split;
+      best.us = choice.us;
     }
-    Choice const best = best_split(few_of(p), m, kernel, /*alone=*/false);
-    return {few_q, best.split, best.us};
-  }
-  Choice const best = best_split(p, m, kernel, /*alone=*/true);
-  bool const decodes = must_decode(p, m) || kWorthIt * best.us <= forward_us;
-  return decodes ? DecodePlan{kAllQueries, best.split, best.us} : none;
+  });
+  bool const decodes = !decoded.alone || must_decode(p, m) || kWorthIt * best.us <= forward_us;
+  return decodes ? best : none;
 }
+
+int decodable_queries(Problem const& p) { return decoded_of(p).few_q; }
 
 }  // namespace flash::plan

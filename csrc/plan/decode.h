@@ -28,6 +28,13 @@ struct KeySplit {
   int max_splits = 1;    // pieces of a tile; 1: whole
   int min_units = 1;     // of a piece
   int cluster_log2 = 0;  // of the thread blocks that share a whole tile
+
+  bool operator==(KeySplit const&) const = default;
+};
+
+struct DecodeChoice {
+  KeySplit split;
+  double us;  // predicted
 };
 
 struct DecodePlan {
@@ -46,6 +53,14 @@ Problem expected(Problem const& p);
 // Predicted: of the decode kernel alone, if it has all sequences.
 double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                  KeySplit const& split);
+
+// All choices; returns how many there are. None: the decode kernel cannot serve any of the call.
+constexpr int kMostDecodeChoices = 16;
+int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                   DecodeChoice* choices);
+
+// What few_q is if the decode kernel has what it can have.
+int decodable_queries(Problem const& p);
 
 // forward_us: of the forward kernel, if it has all: the geometric mean of what is predicted for
 // expected(p) and for full caches; infinite if it cannot.

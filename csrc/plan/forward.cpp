@@ -122,10 +122,6 @@ RowBlocks row_blocks(Problem const& p, Rows const& rows, int block_n) {
           most > 1 ? 1 : rows.filled(p.seqlen_q)};
 }
 
-int block_n_of(ForwardKernel const& kernel, ForwardTile tile) {
-  return tile == ForwardTile::Second ? kernel.second_block_n : kernel.block_n;
-}
-
 // Kernels that were not measured take what their products take; they differ by the order of their
 // tiles alone.
 KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile tile) {
@@ -240,126 +236,124 @@ int64_t workspace_of(Problem const& p, ForwardChoice const& choice) {
                             : choice.splits * rows * (p.head_dim_v + 1) * int64_t(sizeof(float));
 }
 
-// Looks for the candidate that takes the least time.
-class Planner {
+// What the kernel can do, the simplest first.
+class Candidates {
  public:
   // only: the tile, if it has been chosen.
-  Planner(Problem const& p, Machine const& m, ForwardKernel const& kernel, bool beside,
-          std::optional<ForwardTile> only)
-      : p_(p),
-        m_(m),
-        kernel_(kernel),
-        beside_(beside),
-        only_(only),
-        places_(double(m.sm_count) * kernel.blocks_per_sm) {}
+  Candidates(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+             std::optional<ForwardTile> only)
+      : p_(p), kernel_(kernel), only_(only), resident_(double(m.sm_count) * kernel.blocks_per_sm) {}
 
-  ForwardPlan plan() {
-    choose_tile();
-    choose_order();
-    choose_splits();
-    return best_;
+  // visit(ForwardChoice, RowBlocks)
+  template <class Visit>
+  void each(Visit visit) const {
+    for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::Packed}) {
+      if (tile == only_.value_or(tile) && is_possible(p_, kernel_, tile)) {
+        RowBlocks const blocks = blocks_of(tile);
+        each_width(blocks, [&](int width) { visit(ForwardChoice{tile, 1, width}, blocks); });
+      }
+    }
+    if (!only_ && may_split()) {
+      each_split(visit);
+    }
   }
 
  private:
-  // What is simpler wins if it takes no longer than this much more.
-  static constexpr double kSimpler = 0.99;
-
-  bool take(RowBlocks const& blocks, ForwardChoice const& choice) {
-    double const us = predicted(p_, m_, kernel_, blocks, choice);
-    bool const better = us < kSimpler * best_.us;
-    if (better) {
-      best_ = {choice, us, workspace_of(p_, choice)};
-    }
-    return better;
+  RowBlocks blocks_of(ForwardTile tile) const {
+    return row_blocks(p_, rows_of(p_, kernel_, tile), block_n_of(kernel_, tile));
   }
 
-  // In an order that does for each.
-  void choose_tile() {
-    // Of a group of columns: where tiles differ, they even out inside a group alone.
-    constexpr double kEqual = 0.25, kUnequal = 2.5;
-    double const waves = p_.full() ? kEqual : kUnequal;
-    for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::Packed}) {
-      if (tile == only_.value_or(tile) && is_possible(p_, kernel_, tile, beside_)) {
-        Rows const rows = rows_of(p_, kernel_, tile);
-        RowBlocks const blocks = row_blocks(p_, rows, block_n_of(kernel_, tile));
-        if (take(blocks, {tile, 1, width_for(waves * places_, blocks)})) {
-          blocks_ = blocks;
-        }
-      }
+  // Heads side by side: what does for most calls, and then all, half of them, and so on down to
+  // those that share their keys. One row block of each head has no order, and beside decode, which
+  // reads memory all the time, tiles that read the same keys follow each other.
+  template <class Visit>
+  void each_width(RowBlocks const& blocks, Visit visit) const {
+    // Of tiles: where these differ, they even out inside a group of heads alone; wider groups are
+    // all alike.
+    constexpr double kEqual = 0.25, kUnequal = 2.5, kMostWaves = 8;
+    int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
+    if (p_.beside_decode || blocks.of_column <= 1 ||
+        blocks.columns * blocks.of_column <= resident_) {
+      return visit(p_.beside_decode ? 1 : heads);
+    }
+    double const usual = (p_.full() ? kEqual : kUnequal) * resident_ / blocks.of_column;
+    visit(even_width(static_cast<int64_t>(usual), sharing, heads));
+    double const widest = std::min<double>(kMostWaves * resident_ / blocks.of_column, heads);
+    for (int width = std::max(static_cast<int>(widest), sharing); width >= sharing; width /= 2) {
+      visit(even_width(width, sharing, heads));
     }
   }
 
-  // One row block of each column has no order, and beside decode, which reads, tiles that read the
-  // same keys follow each other.
-  void choose_order() {
-    bool const orders = blocks_.of_column > 1 && blocks_.columns * blocks_.of_column > places_;
-    if (beside_ || !orders) {
-      return;
-    }
-    constexpr double kMostWaves = 8;  // wider groups are all alike
-    ForwardTile const tile = best_.choice.tile;
-    int const columns = columns_of(blocks_), sharing = blocks_.heads / p_.heads_kv;
-    double const widest = std::min<double>(kMostWaves * places_ / blocks_.of_column, columns);
-    for (int64_t width = std::max<int64_t>(static_cast<int64_t>(widest), sharing); width >= sharing;
-         width /= 2) {
-      take(blocks_, {tile, 1, even_width(width, sharing, columns)});
-    }
+  bool may_split() const {
+    RowBlocks const first = blocks_of(ForwardTile::First);
+    bool const full = p_.alike() && first.columns * first.of_column >= resident_;
+    return !full && is_possible(p_, kernel_, ForwardTile::Split);
   }
 
-  void choose_splits() {
+  template <class Visit>
+  void each_split(Visit visit) const {
     constexpr int kSplits[] = {2, 3, 4, 6, 8, 12, 16, 24, 32};
     constexpr int64_t kMostBytes = 256 << 20;
-    bool const full = p_.alike() && blocks_.columns * blocks_.of_column >= places_;
-    if (full || !is_possible(p_, kernel_, ForwardTile::Split, beside_)) {
-      return;
-    }
-    RowBlocks const blocks =
-        row_blocks(p_, rows_of(p_, kernel_, ForwardTile::Split), kernel_.block_n);
+    RowBlocks const blocks = blocks_of(ForwardTile::Split);
     double const most =
         p_.num_splits > 0 ? std::min<double>(p_.num_splits, blocks.longest) : blocks.longest;
     for (int const splits : kSplits) {
       RowBlocks split = blocks;
       split.heads *= splits;
       split.columns *= splits;
-      ForwardChoice const choice{ForwardTile::Split, splits, width_for(places_, split)};
+      ForwardChoice const choice{ForwardTile::Split, splits, one_wave(split)};
       if (splits > most || workspace_of(p_, choice) > kMostBytes) {
         return;
       }
-      take(blocks, choice);
+      visit(choice, blocks);
     }
   }
 
-  // Columns that an order of tiles can tell apart.
-  int columns_of(RowBlocks const& blocks) const {
-    double const columns = p_.packed_q ? blocks.heads : blocks.columns;
-    return static_cast<int>(std::min<double>(columns, std::numeric_limits<int>::max()));
+  // Heads that an order of tiles can tell apart.
+  int heads_of(RowBlocks const& blocks) const {
+    double const heads = p_.packed_q ? blocks.heads : blocks.columns;
+    return static_cast<int>(std::min<double>(heads, std::numeric_limits<int>::max()));
+  }
+
+  // Heads that have so many tiles together as are resident.
+  int one_wave(RowBlocks const& blocks) const {
+    int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
+    return blocks.of_column <= 1
+               ? heads
+               : even_width(static_cast<int64_t>(resident_ / blocks.of_column), sharing, heads);
   }
 
   // Groups of about this width that are all alike, and do not part heads that share their keys.
-  static int even_width(int64_t width, int sharing, int columns) {
-    int const of_keys = std::max(columns / sharing, 1);
+  static int even_width(int64_t width, int sharing, int heads) {
+    int const of_keys = std::max(heads / sharing, 1);
     return sharing *
            even_group(static_cast<int>(std::clamp<int64_t>(width / sharing, 1, of_keys)), of_keys);
   }
 
-  // Columns that have so many tiles together, all of those that have one tile each.
-  int width_for(double tiles, RowBlocks const& blocks) const {
-    int const columns = columns_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
-    bool const single = blocks.of_column <= 1;
-    return beside_  ? 1
-           : single ? columns
-                    : even_width(static_cast<int64_t>(tiles / blocks.of_column), sharing, columns);
-  }
-
   Problem const& p_;
-  Machine const& m_;
   ForwardKernel const& kernel_;
-  bool beside_;
   std::optional<ForwardTile> only_;
-  double places_;
-  RowBlocks blocks_{};
-  ForwardPlan best_{{ForwardTile::First, 1, 1}, std::numeric_limits<double>::infinity(), 0};
+  double resident_;
 };
+
+bool is_empty(Problem const& p) {
+  return p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0;
+}
+
+// A simpler choice wins if it takes no longer than this much more.
+constexpr double kSimpler = 0.99;
+
+ForwardPlan best_of(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+                    std::optional<ForwardTile> only) {
+  ForwardPlan best{{ForwardTile::First, 1, 1}, std::numeric_limits<double>::infinity(), 0};
+  Candidates(p, m, kernel, only).each([&](ForwardChoice const& choice, RowBlocks const& blocks) {
+    double const us = predicted(p, m, kernel, blocks, choice);
+    if (us < kSimpler * best.us) {
+      best = {choice, us, workspace_of(p, choice)};
+    }
+  });
+  return best;
+}
 
 }  // namespace
 
@@ -369,41 +363,50 @@ double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kerne
   return predicted(p, m, kernel, row_blocks(p, rows, block_n_of(kernel, choice.tile)), choice);
 }
 
-bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile, bool beside) {
+bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
   bool const heads_share = kernel.sm == 90 && kernel.plain && p.heads_apart && p.heads_kv > 0 &&
                            p.group() <= kWarpgroupRows;
+  // What an average length says would depend on other sequences.
+  bool const one_tile = p.batch_invariant && p.packed_q;
   switch (tile) {
     case ForwardTile::First:
       return true;
     case ForwardTile::Second: {
-      constexpr int kMostPagedKeys = 128;  // with more there is a kernel for boxes of whole rows
-      bool const of_pages = kernel.second_block_n > kMostPagedKeys && p.whole_rows && !beside &&
-                            p.keys == KeyLayout::PageBoxes;
-      // What an average length says would depend on other sequences.
-      return kernel.second_block_n > 0 && !(p.batch_invariant && p.packed_q) &&
-             (p.page_size == 0 || of_pages);
+      bool const of_pages = kernel.second_block_n > kMostPagedKeys && p.whole_rows &&
+                            p.head_dim == kernel.head_dim && p.head_dim_v == kernel.head_dim_v &&
+                            p.keys == KeyLayout::PageBoxes && !p.beside_decode;
+      return kernel.second_block_n > 0 && !one_tile && (p.page_size == 0 || of_pages);
     }
     case ForwardTile::Packed:
-      return heads_share && p.group() > 1 && !(p.batch_invariant && p.packed_q);
+      return heads_share && p.group() > 1 && !one_tile;
     default:
-      return heads_share && !p.batch_invariant && p.num_splits != 1 && !beside;
+      return heads_share && !p.batch_invariant && p.num_splits != 1 && !p.beside_decode;
   }
 }
 
-ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel,
-                         bool beside) {
-  if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0) {
+int forward_choices(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+                    ForwardChoice* choices) {
+  int count = 0;
+  if (!is_empty(p)) {
+    Candidates(p, m, kernel, {}).each([&](ForwardChoice const& choice, RowBlocks const&) {
+      choices[count++] = choice;
+    });
+  }
+  return count;
+}
+
+ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel) {
+  if (is_empty(p)) {
     return {{ForwardTile::First, 1, 1}, 0, 0};
   }
-  std::optional<ForwardTile> tile;
-  if (p.batch_invariant && !p.packed_q) {  // as if each sequence were alone: bits depend on it
-    Problem alone = p;
-    alone.batch = 1;
-    alone.total_q = p.seqlen_q;
-    alone.total_k = p.seqlen_k;
-    tile = Planner(alone, m, kernel, beside, {}).plan().choice.tile;
+  if (!p.batch_invariant || p.packed_q) {
+    return best_of(p, m, kernel, {});
   }
-  return Planner(p, m, kernel, beside, tile).plan();
+  Problem alone = p;  // bits depend on the tile
+  alone.batch = 1;
+  alone.total_q = p.seqlen_q;
+  alone.total_k = p.seqlen_k;
+  return best_of(p, m, kernel, best_of(alone, m, kernel, {}).choice.tile);
 }
 
 }  // namespace flash::plan

@@ -4,18 +4,11 @@
 
 #include <cstdint>
 
+#include "params/forward_tile.h"
 #include "plan/machine.h"
 #include "plan/problem.h"
 
 namespace flash::plan {
-
-// What a row block is, and how many keys it takes at a step.
-enum class ForwardTile {
-  First,   // rows of one query head, the row's block_n keys
-  Second,  // the same, second_block_n keys
-  Packed,  // pack-GQA: queries with all heads that share a KV head, block_n keys
-  Split,   // pack-GQA whose keys are cut into splits, which are merged by a launch of their own
-};
 
 // A row of the table, as far as a plan differs by it.
 struct ForwardKernel {
@@ -29,11 +22,17 @@ struct ForwardKernel {
   int blocks_per_sm;   // thread blocks that run at a time on a multiprocessor
 };
 
+inline int block_n_of(ForwardKernel const& kernel, ForwardTile tile) {
+  return tile == ForwardTile::Second ? kernel.second_block_n : kernel.block_n;
+}
+
 struct ForwardChoice {
   ForwardTile tile;
   int splits;        // 1: none, and nothing to merge
   int side_by_side;  // heads of all sequences (of a packed batch: of one) whose row blocks run
                      // together
+
+  bool operator==(ForwardChoice const&) const = default;
 };
 
 struct ForwardPlan {
@@ -42,9 +41,16 @@ struct ForwardPlan {
   int64_t workspace;  // bytes: results of splits, fp32
 };
 
-// Whether the row has a kernel for it. beside: the decode kernel has the batch's short sequences at
-// the same time.
-bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile, bool beside);
+// Keys of a tile for which a row's first kernel loads pages; a longer one has a kernel of its own.
+constexpr int kMostPagedKeys = 128;
+
+// Whether the row has a kernel for it that may serve the call.
+bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile);
+
+// All choices; returns how many there are.
+constexpr int kMostForwardChoices = 128;
+int forward_choices(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+                    ForwardChoice* choices);
 
 // The predicted time of a choice, for the lengths that the problem tells.
 double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
@@ -52,7 +58,6 @@ double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kerne
 
 // The choice of the least predicted time; a simpler one wins within 1%. Of a cache the lengths to
 // expect are to be told (plan/decode.h, expected), not its capacity.
-ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel,
-                         bool beside = false);
+ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel);
 
 }  // namespace flash::plan

@@ -39,8 +39,10 @@ struct Problem {
   bool cached;       // flash_attn_with_kvcache
   bool odd_rows;     // of a cache: rows that are no whole chunks of 16 bytes
   bool heads_apart;  // q's heads do not share memory, so that a box can hold several
-  bool whole_rows;   // head dims are the kernel's and rows are multiples of 16 bytes apart
+  bool whole_rows;   // batch entries, or pages, are multiples of 8 rows apart
   int num_splits;    // 0: as many as are best; 1: none; n: at most n
+  // The decode kernel has the batch's short sequences, at the same time.
+  bool beside_decode;
   // Of a backward:
   bool deterministic;
   bool wants_dq;

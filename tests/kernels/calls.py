@@ -28,16 +28,18 @@ class Outputs:
         return copies
 
 
+TILES = ("first", "second", "packed", "split")  # params/forward_tile.h
+
+
 @dataclass
-class OnTiles:
-    """The kernels, where a row of Hopper's forward has to take tiles of so many keys."""
+class OnTile:
+    """The kernels, where a forward takes this tile of its row, whatever is planned."""
 
     kernels: ModuleType
-    block_n: int
+    tile: str
 
     def run(self, variant: str, call: dict) -> None:
-        assert self.kernels.keys_of_tile(variant, call) == self.block_n
-        self.kernels.run(variant, call)
+        self.kernels.run(variant, call | {"tile": TILES.index(self.tile)})
 
 
 ALL_QUERIES = -1

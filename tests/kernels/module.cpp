@@ -14,13 +14,10 @@
 #include "banks.h"
 #include "host/backward_plan.h"
 #include "host/decode_plan.h"
-#include "host/head_packing.h"
 #include "host/key_splits.h"
 #include "host/largest_cluster.h"
-#include "host/last_rows.h"
 #include "host/launch_kernel.h"
 #include "host/machine.h"
-#include "host/second_tile.h"
 #include "host/select.h"
 #include "host/workspace.h"
 #include "launch_log.h"
@@ -220,18 +217,37 @@ flash::Variant const& find(std::string const& name) {
   throw py::value_error("no variant " + name);
 }
 
-void run_forward(flash::FwdParams p, flash::Variant const& variant,
-                 flash::LaunchContext const& launch, int splits) {
-  Scratch<float> workspace(flash::key_splits_workspace(p, splits),
+// The planned choice, but for what the call says: tile, key_splits, together (heads).
+flash::plan::ForwardChoice forward_choice(flash::FwdParams const& p, py::dict const& call,
+                                          flash::Variant const& variant,
+                                          flash::DeviceInfo const& device) {
+  auto choice = flash::forward_plan_of(p, variant, device, number<int>(call, "num_splits", 1),
+                                       /*cached=*/false)
+                    .choice;
+  if (call.contains("tile")) {
+    choice = {flash::ForwardTile(number<int>(call, "tile")), 1, choice.side_by_side};
+  }
+  if (int const splits = number<int>(call, "key_splits", 1); splits > 1) {
+    choice = {flash::ForwardTile::Split, splits, choice.side_by_side};
+  }
+  choice.side_by_side = number<int>(call, "together", choice.side_by_side);
+  return choice;
+}
+
+void run_forward(py::dict const& call, flash::Variant const& variant,
+                 flash::LaunchContext const& launch) {
+  flash::FwdParams p = forward_params(call);
+  flash::plan::ForwardChoice const choice = forward_choice(p, call, variant, launch.device);
+  flash::follow(choice, p);
+  Scratch<float> workspace(flash::key_splits_workspace(p, choice.splits),
                            std::numeric_limits<float>::quiet_NaN());
-  if (splits > 1) {
-    p.splits = flash::place_key_splits(p, splits, workspace.data());
+  if (choice.splits > 1) {
+    p.splits = flash::place_key_splits(p, choice.splits, workspace.data());
   }
   (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(p, launch);
   workspace.check();
 }
 
-// last_rows: of each sequence, whose keys alone are cut.
 void run(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
   flash::Variant const& variant = find(name);
@@ -244,15 +260,7 @@ void run(std::string const& name, py::dict const& call) {
   if (variant.launch.backward) {
     run_backward(variant, call, launch);
   } else {
-    flash::FwdParams const p = forward_params(call);
-    int const splits = number<int>(call, "key_splits", 1);
-    int const last = number<int>(call, "last_rows"), rows = p.seqlens.seqlen_q;
-    if (last > 0) {
-      run_forward(flash::with_rows(p, 0, rows - last), variant, launch, 1);
-    }
-    flash::FwdParams in_parts = last > 0 ? flash::with_rows(p, rows - last, rows) : p;
-    in_parts.early = last > 0;
-    run_forward(in_parts, variant, launch, splits);
+    run_forward(call, variant, launch);
   }
   check_counters();
 }
@@ -302,38 +310,27 @@ py::dict plan_backward(std::string const& name, py::dict const& call, int sm_cou
   return result;
 }
 
-bool packs_heads(py::dict const& call, int block_m, int packed) {
-  return flash::better_tile(forward_params(call), block_m, packed).block_m == packed;
-}
-
-// Into how many parts Hopper's forward cuts the keys of its row blocks.
-int key_splits(std::string const& name, py::dict const& call, int sm_count) {
+// What a forward on a Hopper GPU is planned to be, and µs.
+py::dict plan_forward(std::string const& name, py::dict const& call, int sm_count) {
   flash::DeviceInfo device = sm90;
   device.sm_count = sm_count;
-  return flash::key_splits(forward_params(call), find(name), device,
-                           number<int>(call, "num_splits"));
+  device.l2_bytes = 60 << 20;
+  auto const plan = flash::forward_plan_of(forward_params(call), find(name), device,
+                                           number<int>(call, "num_splits"), /*cached=*/false);
+  constexpr char const* tiles[] = {"first", "second", "packed", "split"};
+  py::dict result;
+  result["tile"] = tiles[static_cast<int>(plan.choice.tile)];
+  result["splits"] = plan.choice.splits;
+  result["side_by_side"] = plan.choice.side_by_side;
+  result["us"] = plan.us;
+  return result;
 }
 
-// (rows, parts) on an H200: the last rows of each sequence that it cuts along the keys.
-std::pair<int, int> last_rows(std::string const& name, py::dict const& call, int sm_count) {
-  flash::DeviceInfo device = sm90;
-  device.sm_count = sm_count;
-  flash::LastRows const last = flash::last_rows(forward_params(call), find(name), device);
-  return {last.rows, last.parts};
-}
-
-// Whether the results of so many parts are merged all parts of a row at once.
+// Whether the results of so many splits are merged all splits of a row at once.
 bool merges_at_once(py::dict const& call) {
   flash::FwdParams p = forward_params(call);
   p.splits.count = flash::FastDiv(number<int>(call, "key_splits"));
   return flash::merges_at_once(p);
-}
-
-// Keys of the tile with which a row of Hopper's forward serves a call.
-int keys_of_tile(std::string const& name, py::dict const& call) {
-  flash::FwdParams p = forward_params(call);
-  p.splits.count = flash::FastDiv(number<int>(call, "key_splits", 1));
-  return flash::keys_of_tile(find(name), p);
 }
 
 flash::DeviceInfo gpu_of(int sm, int sm_count) {
@@ -472,11 +469,8 @@ PYBIND11_MODULE(flash_kernels, m) {
       py::arg("call"));
   m.def("plan_backward", &plan_backward, py::arg("name"), py::arg("call"),
         py::arg("sm_count") = 132, py::arg("l2_mib") = 60);
-  m.def("packs_heads", &packs_heads, py::arg("call"), py::arg("block_m"), py::arg("packed"));
-  m.def("key_splits", &key_splits, py::arg("name"), py::arg("call"), py::arg("sm_count"));
-  m.def("last_rows", &last_rows, py::arg("name"), py::arg("call"), py::arg("sm_count"));
+  m.def("plan_forward", &plan_forward, py::arg("name"), py::arg("call"), py::arg("sm_count") = 132);
   m.def("merges_at_once", &merges_at_once, py::arg("call"));
-  m.def("keys_of_tile", &keys_of_tile, py::arg("name"), py::arg("call"));
   m.def("decodes", &decodes, py::arg("call"), py::arg("num_splits"), py::arg("sm"),
         py::arg("sm_count"));
   m.def("few_queries", &few_queries, py::arg("call"), py::arg("num_splits"), py::arg("sm"),

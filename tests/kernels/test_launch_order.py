@@ -30,8 +30,8 @@ def ints(*numbers: int) -> torch.Tensor:
 
 def calls() -> dict[str, Callable[[], object]]:
     """By the names of launch_model, for a Hopper GPU of three multiprocessors."""
-    q, few, cut = randn(1, 400, 2, 64), randn(1, 90, 2, 64), randn(1, 232, 2, 64)
-    kv, long = randn(1, 2000, 1, 64), randn(1, 6000, 2, 64)
+    q, few = randn(1, 400, 2, 64), randn(1, 90, 2, 64)
+    kv = randn(1, 2000, 1, 64)
     rows, lse = randn(1, 100, 2, 64), torch.zeros(1, 2, 100)
     gradients = [torch.empty_like(x) for x in (rows, q, q)]
     packed, pages = randn(401, 2, 64), randn(60, 16, 2, 64)
@@ -51,7 +51,6 @@ def calls() -> dict[str, Callable[[], object]]:
     return {
         "plain": lambda: flash_attn_func(q, q, q, causal=True),
         "in_parts": lambda: flash_attn_func(few, kv, kv),
-        "last_rows": lambda: flash_attn_func(cut, long, long),
         "beside": beside,
         "backward": backward,
         "decode": lambda: flash_attn_with_kvcache(
@@ -61,7 +60,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
 
 # Allocations of a call: results, and memory between its launches.
-MEMORY = {"plain": 2, "in_parts": 3, "last_rows": 3, "beside": 3, "backward": 2, "decode": 3}
+MEMORY = {"plain": 2, "in_parts": 3, "beside": 3, "backward": 2, "decode": 3}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
 HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
 # Of these, some have longer tiles, in boxes of their own, where a table has room for many keys: too
-# long ones for a kernel of any keys (host/second_tile.h).
+# long ones for a kernel of any keys (plan/forward.h).
 LONG = [row for row in HOPPER if row.second_block_n > 128]
 MANY_KEYS = 7200
 DTYPES = {"bf16": BF16, "fp16": FP16}
@@ -121,9 +121,9 @@ def test_pages_on_hopper(kernels, row, case):
 def test_long_tiles_of_pages(kernels, row, case):
     # Of few queries heads that share keys would share row blocks.
     case = case if case.sq > 1 else replace(case, h=2, hk=2, sq=130)
-    lse = check(calls.OnTiles(kernels, row.second_block_n), row, case, has_room=True)
+    lse = check(calls.OnTile(kernels, "second"), row, case, has_room=True)
     if case.window[0] < 0:
-        usual = check(calls.OnTiles(kernels, row.block_n), row, case)
+        usual = check(calls.OnTile(kernels, "first"), row, case)
         assert not torch.equal(lse, usual)  # sums of other tiles
 
 
@@ -178,7 +178,7 @@ def test_a_missing_page_has_no_keys(kernels, row, size, has_room, causal):
         cache.view(-1, 1, x.shape[-1])[:n][~missing] = x[0, ~missing]
         caches.append(cache)
     if has_room:
-        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.second_block_n)
+        table, kernels = with_room(table, size), calls.OnTile(kernels, "second")
     out, lse = calls.cached(
         kernels, row.name, q, *caches, num_splits=None, block_table=table, causal=causal,
         cache_seqlens=torch.tensor([n], dtype=torch.int32),
@@ -234,7 +234,7 @@ def test_varlen(kernels, row, size, has_room, has_used):
     if any(leftpad):
         tensors["leftpad_k"] = torch.tensor(leftpad, dtype=torch.int32)
     if has_room:
-        table, kernels = with_room(table, size), calls.OnTiles(kernels, row.second_block_n)
+        table, kernels = with_room(table, size), calls.OnTile(kernels, "second")
     if has_used:
         tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
     out, lse = calls.varlen(

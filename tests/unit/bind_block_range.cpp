@@ -2,7 +2,6 @@
 #include "core/block_range.h"
 #include "core/key_turn.h"
 #include "core/mask.h"
-#include "core/row_block_cost.h"
 #include "core/row_range.h"
 
 void bind_block_range(py::module_& m) {
@@ -29,12 +28,6 @@ void bind_block_range(py::module_& m) {
       .def("masked", &BlockRange::masked, py::arg("block"))
       .def("after", &BlockRange::after, py::arg("block"));
 
-  auto const cost = [](double steps, int head_dim, int head_dim_v, int block_m, int block_n,
-                       int stages) {
-    return flash::row_block_cost(steps, {head_dim, head_dim_v, block_m, block_n, stages});
-  };
-  m.def("row_block_cost", cost, py::arg("steps"), py::arg("head_dim"), py::arg("head_dim_v"),
-        py::arg("block_m"), py::arg("block_n"), py::arg("stages"));
   m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
   py::class_<RowRange>(m, "RowRange")
@@ -63,8 +56,6 @@ void bind_block_range(py::module_& m) {
           py::arg("row"))
       .def("block_range", &flash::block_range, py::kw_only(), py::arg("row_begin"),
            py::arg("row_end"), py::arg("block_n"))
-      .def("mean_steps", &flash::mean_steps, py::kw_only(), py::arg("seqlen_q"), py::arg("block_m"),
-           py::arg("block_n"))
       .def(
           "key_turn",
           [](SequenceMask const& mask, int row_begin, int row_last, int key_begin, int block_n) {

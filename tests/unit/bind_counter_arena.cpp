@@ -25,7 +25,6 @@ void bind_counter_arena(py::module_& m) {
   using flash::Counting;
   py::enum_<Counting>(m, "Counting")
       .value("Tiles", Counting::Tiles)
-      .value("TilesOfEarlyLaunch", Counting::TilesOfEarlyLaunch)
       .value("Pieces", Counting::Pieces);
   py::class_<Arena>(m, "CounterArena")
       .def(py::init([](int64_t first) { return std::make_unique<Arena>(first); }), py::arg("first"))

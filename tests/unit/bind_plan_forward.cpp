@@ -1,3 +1,8 @@
+#include <array>
+#include <span>
+#include <tuple>
+#include <vector>
+
 #include "bindings.h"
 #include "plan/forward.h"
 #include "plan/machines/h100.h"
@@ -6,6 +11,7 @@
 namespace {
 
 using namespace flash::plan;
+using flash::ForwardTile;
 
 template <class T>
 T get(py::dict const& d, char const* name, T otherwise = {}) {
@@ -34,6 +40,7 @@ Problem problem_of(py::dict const& d) {
   p.heads_apart = get(d, "heads_apart", true);
   p.whole_rows = get(d, "whole_rows", true);
   p.num_splits = get<int>(d, "num_splits");
+  p.beside_decode = get<bool>(d, "beside_decode");
   return p;
 }
 
@@ -66,14 +73,13 @@ void bind_plan_forward(py::module_& m) {
   // (tile, splits, heads side by side, µs, bytes of workspace)
   m.def(
       "plan_forward",
-      [](py::dict const& problem, py::object const& machine, py::dict const& kernel, bool beside) {
-        auto const plan =
-            plan_forward(problem_of(problem), machine_of(machine), kernel_of(kernel), beside);
+      [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
+        auto const plan = plan_forward(problem_of(problem), machine_of(machine), kernel_of(kernel));
         ForwardChoice const& c = plan.choice;
         return std::tuple(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side, plan.us,
                           plan.workspace);
       },
-      py::arg("problem"), py::arg("machine"), py::arg("kernel"), py::arg("beside") = false);
+      py::arg("problem"), py::arg("machine"), py::arg("kernel"));
 
   m.def(
       "forward_us",
@@ -85,8 +91,20 @@ void bind_plan_forward(py::module_& m) {
       py::arg("problem"), py::arg("machine"), py::arg("kernel"), py::kw_only(), py::arg("tile"),
       py::arg("splits") = 1, py::arg("side_by_side"));
 
-  m.def("forward_is_possible",
-        [](py::dict const& problem, py::dict const& kernel, int tile, bool beside) {
-          return is_possible(problem_of(problem), kernel_of(kernel), ForwardTile(tile), beside);
+  m.def("forward_is_possible", [](py::dict const& problem, py::dict const& kernel, int tile) {
+    return is_possible(problem_of(problem), kernel_of(kernel), ForwardTile(tile));
+  });
+
+  // [(tile, splits, heads side by side)]
+  m.def("forward_choices",
+        [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
+          std::array<ForwardChoice, kMostForwardChoices> all;
+          int const count = forward_choices(problem_of(problem), machine_of(machine),
+                                            kernel_of(kernel), all.data());
+          std::vector<std::tuple<char const*, int, int>> choices;
+          for (ForwardChoice const& c : std::span(all.data(), count)) {
+            choices.emplace_back(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side);
+          }
+          return choices;
         });
 }

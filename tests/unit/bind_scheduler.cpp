@@ -27,9 +27,6 @@ struct Rows {
 
 void bind_scheduler(py::module_& m) {
   m.def("grid_blocks", &flash::grid_blocks, py::arg("num_tiles"));
-  m.def("l2_group", &flash::l2_group, py::kw_only(), py::arg("l2_bytes"),
-        py::arg("kv_bytes_per_head"), py::arg("heads_per_kv"), py::arg("num_columns"));
-
   m.def("even_group", &flash::even_group, py::arg("group"), py::arg("num_columns"));
 
   using flash::DenseSchedule;

@@ -23,7 +23,6 @@ void bind_score_mod(py::module_& m);
 void bind_split_schedule(py::module_& m);
 void bind_side_by_side(py::module_& m);
 void bind_softmax(py::module_& m);
-void bind_tile_columns(py::module_& m);
 void bind_tile_grid(py::module_& m);
 void bind_tile_queue(py::module_& m);
 void bind_work_tile(py::module_& m);

@@ -53,12 +53,6 @@ def in_parts(tiles: int) -> list[Launch]:
     return [*plain(tiles), merging(tiles)]
 
 
-def last_rows(tiles: int) -> list[Launch]:
-    """A forward whose last rows' keys are cut."""
-    parts = Launch(tiles + 1, min(tiles + 1, 4), "TilesOfEarlyLaunch", early=True)
-    return [*plain(tiles), parts, merging(2)]
-
-
 def beside(tiles: int) -> list[Launch]:
     """A packed batch: a forward, and decode of others of its sequences."""
     return [*plain(tiles), Launch(tiles, tiles, early=True, lets_next=False)]
@@ -69,7 +63,7 @@ def backward(tiles: int) -> list[Launch]:
     return [Launch(tiles, tiles), drawn, merging(tiles)]
 
 
-CALLS = {call.__name__: call for call in (plain, in_parts, last_rows, beside, backward)}
+CALLS = {call.__name__: call for call in (plain, in_parts, beside, backward)}
 
 
 @dataclass

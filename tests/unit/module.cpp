@@ -17,7 +17,6 @@ PYBIND11_MODULE(flash_core, m) {
   bind_side_by_side(m);
   bind_split_schedule(m);
   bind_softmax(m);
-  bind_tile_columns(m);
   bind_tile_grid(m);
   bind_tile_queue(m);
   bind_work_tile(m);

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .launch_model import CALLS, Launch, last_rows, run
+from .launch_model import CALLS, Launch, merging, plain, run
 
 SCHEDULES = 300
 
@@ -29,11 +29,17 @@ def outcomes(core, launches: list[Launch]) -> set[tuple[bool, bool]]:
     return {run(core, launches, Random(seed)) for seed in range(SCHEDULES)}
 
 
+def two_that_draw(tiles: int) -> list[Launch]:
+    """A call whose second launch is early and draws before the first one has ended."""
+    second = Launch(tiles + 1, min(tiles + 1, 4), "another counter", early=True)
+    return [*plain(tiles), second, merging(2)]
+
+
 @pytest.mark.parametrize("tiles", [(9, 9), (9, 6)])
 def test_calls_that_mix(core, tiles):
-    """What two threads on one stream did without a lock: the early launches draw from one counter
-    at the same time."""
-    a, b = (last_rows(n) for n in tiles)
+    """Without a lock two threads on one stream would mix their launches, and early launches of such
+    calls draw from one counter at the same time."""
+    a, b = (two_that_draw(n) for n in tiles)
     assert outcomes(core, a + b) == {(True, True)}
     mixed = outcomes(core, [*chain(*zip(a, b, strict=True))])
     assert any(not right for right, _ in mixed)
@@ -41,7 +47,7 @@ def test_calls_that_mix(core, tiles):
 
 def test_with_other_numbers_of_tiles_a_counter_stays_wrong(core):
     """For all calls that come later."""
-    a, b = last_rows(9), last_rows(6)
+    a, b = two_that_draw(9), two_that_draw(6)
     mixed = outcomes(core, [*chain(*zip(a, b, strict=True))])
     assert any(not zero for _, zero in mixed)
 

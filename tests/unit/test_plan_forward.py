@@ -8,6 +8,7 @@ import pytest
 TILES = ("first", "second", "packed", "split")
 MOST_BYTES = 256 << 20
 MOST_SPLITS = 32
+MOST_CHOICES = 128
 
 # What csrc/variants.py has for Hopper: (block_m, block_n, second_block_n) by head dims.
 HOPPER = {
@@ -69,6 +70,7 @@ def drawn(r):
         batch_invariant=r.random() < 0.2,
         page_size=r.choice([0, 0, 1, 16, 256]),
         num_splits=r.choice([0, 0, 1, 5]),
+        beside_decode=r.random() < 0.2,
         heads_apart=r.random() < 0.9,
         whole_rows=r.random() < 0.7,
     )
@@ -79,9 +81,14 @@ def drawn(r):
     return p
 
 
-def check(core, p, machine, kernel, beside):
-    tile, splits, side_by_side, us, workspace = core.plan_forward(p, machine, kernel, beside)
-    assert core.forward_is_possible(p, kernel, TILES.index(tile), beside)
+def check(core, p, machine, kernel):
+    tile, splits, side_by_side, us, workspace = core.plan_forward(p, machine, kernel)
+    assert core.forward_is_possible(p, kernel, TILES.index(tile))
+    beside = p["beside_decode"]
+    choices = core.forward_choices(p, machine, kernel)
+    assert len(choices) <= MOST_CHOICES
+    if not p["batch_invariant"]:
+        assert (tile, splits, side_by_side) in choices
     packed = p.get("packed", False)
     heads = (p["heads_q"] if tile in ("first", "second") else p["heads_kv"]) * splits
     assert 1 <= side_by_side <= heads * (1 if packed else p["batch"])
@@ -103,6 +110,7 @@ def check(core, p, machine, kernel, beside):
         assert tile == "first"
     if p["page_size"] and tile == "second":
         assert kernel["second_block_n"] > 128
+        assert p["head_dim"] == kernel["head_dim"]
         assert p["whole_rows"]
         assert p["page_size"] % 8 == 0
     if beside:
@@ -118,7 +126,7 @@ def test_every_plan_is_possible(core, machine):
         kernel = (
             hopper(p["head_dim"], plain=r.random() < 0.8) if on_hopper else ampere(p["head_dim"])
         )
-        check(core, p, OTHERS.get(machine, machine), kernel, beside=r.random() < 0.2)
+        check(core, p, OTHERS.get(machine, machine), kernel)
 
 
 def test_nothing_to_do(core):
@@ -210,8 +218,9 @@ def test_decode_beside(core):
     p = dict(
         batch=64, seqlen_q=2048, seqlen_k=8192, total_q=2111, total_k=64 * 8192, packed=True,
         used_k=True, heads_q=32, heads_kv=8, head_dim=128, right=0, page_size=64,
+        beside_decode=True,
     )  # fmt: skip
-    tile, splits, side_by_side, *_ = core.plan_forward(p, "H200", hopper(128), beside=True)
+    tile, splits, side_by_side, *_ = core.plan_forward(p, "H200", hopper(128))
     assert tile in ("first", "packed")
     assert splits == 1
     assert side_by_side == 1

@@ -209,26 +209,6 @@ def test_even_groups_leave_no_small_rest(core, group, columns):
         assert even * groups - columns < groups
 
 
-def test_l2_group(core):
-    def group(l2_bytes, kv_bytes_per_head, heads_per_kv=1, num_columns=1000):
-        return core.l2_group(
-            l2_bytes=l2_bytes,
-            kv_bytes_per_head=kv_bytes_per_head,
-            heads_per_kv=heads_per_kv,
-            num_columns=num_columns,
-        )
-
-    assert group(100, 10) == 10
-    assert group(109, 10) == 10
-    assert group(100, 10, heads_per_kv=4) == 40
-    assert group(100, 10, num_columns=7) == 7
-    assert group(100, 101) == 1  # the keys of one head do not fit
-    assert group(100, 101, heads_per_kv=4) == 4
-    assert group(100, 0, num_columns=7) == 7  # no keys
-    assert group(100, 10, num_columns=0) == 1  # no heads: still a valid divisor
-    assert group(2**50, 1, heads_per_kv=64, num_columns=2**40) == INT_MAX
-
-
 def test_grid_blocks(core):
     assert core.grid_blocks(0) == 0
     assert core.grid_blocks(INT_MAX) == INT_MAX

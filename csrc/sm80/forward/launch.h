@@ -1,16 +1,16 @@
 // Launches one instantiation; included by the generated files only.
 #pragma once
 
+#include "core/tile_grid.h"
 #include "host/launch_kernel.h"
-#include "host/tile_order.h"
 #include "sm80/forward/kernel.h"
 
 namespace flash::sm80 {
 
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& launch) {
-  TileGrid const grid = forward_grid<Config>(
-      params, launch.device, {Config::kBlockM, params.heads_q}, {launch.device.sm_count});
+  TileGrid const grid = make_tile_grid(params.seqlens, params.heads_q, Config::kBlockM,
+                                       {params.side_by_side, params.longest_first});
   launch_kernel<forward_kernel<Config>>(
       launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
 }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/row_block_cost.h"
 #include "core/score_level.h"
+#include "sm90/forward/staged_columns.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90 {
@@ -72,7 +72,7 @@ struct ForwardConfig {
   // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for.
   // Other columns go out from registers. H200, d 192/128, of FA3: 1.022 without, 1.028 with 64
   // columns.
-  static constexpr KeyTile kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
+  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
   static constexpr int kTileColumns = kPacked ? 0 : staged_columns(kTile);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // A row block's O leaves under the next one's first scores, all of it through those runs, one

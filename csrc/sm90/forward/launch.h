@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 
 #include "host/key_splits.h"
 #include "host/launch_kernel.h"
 #include "host/places.h"
-#include "host/second_tile.h"
-#include "host/tile_order.h"
+#include "plan/forward.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
 #include "sm90/tile_counters.h"
@@ -90,32 +90,28 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
           1};
 }
 
-// Rows of a warpgroup: queries of one head, or of all heads of a KV head, whichever is less work.
+// Rows of a warpgroup: queries of one head, or of all heads that share a KV head.
 template <class Config>
 RowPacking row_packing(FwdParams const& params) {
-  bool const plain = Config::kScores == ScoreLevel::Plain;
-  int const queries = packed_queries(params, Config::kBlockM, plain);
-  int const group = params.heads_q / std::max(params.heads_kv, 1);
-  return queries == 0 ? RowPacking{FastDiv(1), kWarpgroupRows}
-                      : RowPacking{FastDiv(group), queries};
+  int const group = Config::kPacked ? params.heads_q / std::max(params.heads_kv, 1) : 1;
+  return {FastDiv(group), kWarpgroupRows / group};
 }
 
 template <class Config>
-TileGrid tile_grid(FwdParams const& params, DeviceInfo const& device, RowPacking const& rows) {
-  ForwardTile const tile{Config::kConsumers * rows.queries,
-                         Config::kSplit    ? params.heads_kv * int(params.splits.count.divisor)
-                         : Config::kPacked ? params.heads_kv
-                                           : params.heads_q};
+TileGrid tile_grid(FwdParams const& params, RowPacking const& rows) {
   Seqlens const& s = params.seqlens;
-  // No sequence is longer than a row block: one thread block after another takes one of them.
-  return s.cu_q && s.seqlen_q <= tile.block_m
-             ? make_first_blocks_grid(s, tile.heads, tile.block_m)
-             : forward_grid<Config>(params, device, tile,
-                                    {device.sm_count, kHopperSharers, kFewForwardTiles});
+  int const heads = Config::kSplit    ? params.heads_kv * int(params.splits.count.divisor)
+                    : Config::kPacked ? params.heads_kv
+                                      : params.heads_q;
+  int const block_m = Config::kConsumers * rows.queries;
+  // No sequence is longer than a row block: one CTA after another takes one of them.
+  return s.cu_q && s.seqlen_q <= block_m
+             ? make_first_blocks_grid(s, heads, block_m)
+             : make_tile_grid(s, heads, block_m, {params.side_by_side, params.longest_first});
 }
 
-inline uint32_t* tile_counter(FwdParams const& params, LaunchContext const& launch) {
-  return counters().of(params.early ? Counting::TilesOfEarlyLaunch : Counting::Tiles, 1, launch);
+inline uint32_t* tile_counter(LaunchContext const& launch) {
+  return counters().of(Counting::Tiles, 1, launch);
 }
 
 // With what a kernel for pages only has more.
@@ -136,8 +132,9 @@ ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMap
 }
 
 template <class Config>
-void launch(FwdParams const& params, LaunchContext const& launch, RowPacking const& rows) {
-  TileGrid const grid = tile_grid<Config>(params, launch.device, rows);
+void launch(FwdParams const& params, LaunchContext const& launch) {
+  RowPacking const rows = row_packing<Config>(params);
+  TileGrid const grid = tile_grid<Config>(params, rows);
   int64_t const num_tiles = grid.num_tiles();
   if (num_tiles == 0) {
     return;
@@ -159,11 +156,9 @@ void launch(FwdParams const& params, LaunchContext const& launch, RowPacking con
       rows,
       params,
       grid,
-      {static_cast<uint32_t>(num_tiles), draws ? tile_counter(params, launch) : nullptr}};
-  bool const early = Config::kSplit && params.early;
-  launch_kernel<forward_kernel<Config>>(
-      launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},
-      with_boxes<Config>(args, k, v));
+      {static_cast<uint32_t>(num_tiles), draws ? tile_counter(launch) : nullptr}};
+  launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
+                                        with_boxes<Config>(args, k, v));
 }
 
 // Shared memory that nobody uses: with less, blocks that start early would crowd on the few
@@ -176,7 +171,7 @@ inline int memory_to_spread(int64_t blocks, DeviceInfo const& device) {
 
 template <class Config>
 void launch_merge(FwdParams const& params, LaunchContext const& context) {
-  int64_t const blocks = (rows_of_parts(params) + kMergeRows - 1) / kMergeRows;
+  int64_t const blocks = (rows_of_splits(params) + kMergeRows - 1) / kMergeRows;
   LaunchShape const shape{blocks, kMergeRows * 32, memory_to_spread(blocks, context.device),
                           /*cluster=*/1, /*early=*/true};
   if (merges_at_once(params)) {
@@ -185,44 +180,43 @@ void launch_merge(FwdParams const& params, LaunchContext const& context) {
   launch_kernel<merge_splits_kernel<Config, false>>(context, shape, params);
 }
 
-// Row blocks with a part of their keys each, and what becomes of these.
+// Of keys in pages, where boxes of all columns bring them to long tiles.
 template <class Config>
-void launch_split(FwdParams const& params, LaunchContext const& context) {
-  int const group = params.heads_q / std::max(params.heads_kv, 1);
-  launch<Config>(params, context, {FastDiv(group), kWarpgroupRows / group});
-  launch_merge<Config>(params, context);
+void launch_pages(FwdParams const& params, LaunchContext const& context) {
+  if constexpr (Config::kSecondN > plan::kMostPagedKeys) {
+    using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
+    using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
+    return PageBox::suit(params.pages.page_size.divisor) ? launch<Large>(params, context)
+                                                         : launch<Small>(params, context);
+  }
+  throw std::logic_error("no kernel for long tiles of keys in pages");
+}
+
+template <class Config>
+void launch_second(FwdParams const& params, LaunchContext const& context) {
+  if constexpr (Config::kSecondN > 0) {
+    return params.pages.table ? launch_pages<Config>(params, context)
+                              : launch<typename Config::Second>(params, context);
+  }
+  throw std::logic_error("no kernel with a second tile");
 }
 
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
+  if (params.tile == ForwardTile::First) {
+    return launch<Config>(params, context);
+  }
+  if (params.tile == ForwardTile::Second) {
+    return launch_second<Config>(params, context);
+  }
   if constexpr (Config::kScores == ScoreLevel::Plain) {
-    if (params.splits.count.divisor > 1) {
-      return launch_split<typename Config::Split>(params, context);
+    if (params.tile == ForwardTile::Packed) {
+      return launch<typename Config::Packed>(params, context);
     }
+    launch<typename Config::Split>(params, context);
+    return launch_merge<typename Config::Split>(params, context);
   }
-  RowPacking const rows = row_packing<Config>(params);
-  if constexpr (Config::kScores == ScoreLevel::Plain) {
-    if (rows.heads.divisor > 1) {
-      return launch<typename Config::Packed>(params, context, rows);
-    }
-  }
-  if constexpr (Config::kSecondN > 0) {
-    if (second_tile_pays(params, Config::kTile, Config::kSecondN)) {
-      if (!params.pages.table) {
-        return launch<typename Config::Second>(params, context, rows);
-      }
-      if constexpr (Config::kSecondN > kMostPagedKeys) {
-        if (suit_long_tiles(params, Config::kHeadDim, Config::kHeadDimV)) {
-          using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
-          using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
-          return PageBox::suit(params.pages.page_size.divisor)
-                     ? launch<Large>(params, context, rows)
-                     : launch<Small>(params, context, rows);
-        }
-      }
-    }
-  }
-  launch<Config>(params, context, rows);
+  throw std::logic_error("no kernel with pack-GQA");
 }
 
 }  // namespace flash::sm90
