@@ -172,7 +172,7 @@ class CacheStep(NamedTuple):
 
 
 def pick(part: Callable[..., _Part], arguments: dict[str, Any]) -> _Part:
-    """A description out of arguments by name, of which it takes those that it has a field for."""
+    """A description from arguments by name: those that it has a field for."""
     return part(**{name: arguments[name] for name in part._fields if name in arguments})  # type: ignore[attr-defined]
 
 
@@ -186,7 +186,7 @@ def _parts(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(schema: torch.FunctionSchema) -> Callable[[tuple, dict], dict[str, Any]]:
-    """Of an operation's arguments, as they are given, makes all of them by name."""
+    """A function from an operation's arguments, as given, to all of them by name."""
     names = [argument.name for argument in schema.arguments]
     # The dispatcher leaves out arguments that equal their defaults.
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -194,7 +194,7 @@ def named(schema: torch.FunctionSchema) -> Callable[[tuple, dict], dict[str, Any
 
 
 def in_order(schema: torch.FunctionSchema) -> Callable[[tuple, dict], tuple]:
-    """Of an operation's arguments, as they are given, makes all of them by position."""
+    """A function from an operation's arguments, as given, to all of them by position."""
     names = [argument.name for argument in schema.arguments]
     defaults = tuple(a.default_value if a.has_default_value() else None for a in schema.arguments)
 

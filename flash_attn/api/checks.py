@@ -33,7 +33,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
 from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
 
 MAX_HEAD_DIM = 256
-MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
+MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits decide, and at least one value must be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
 PLAIN = (Tensor, Parameter)  # and no class derived from them
@@ -102,7 +102,7 @@ def _device_and_dtype(q: Tensor, traced: bool) -> None:
 
 
 def rows(x: Tensor, name: str, traced: bool) -> None:
-    """Without gaps; and kernels load 16 bytes at a time on the GPU, the CPU whole elements.
+    """Checks that rows have no gaps and addresses are aligned: a GPU loads 16 bytes at a time.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
@@ -363,9 +363,9 @@ def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> Non
 def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
     """The state of a forward with dropout, as its backward needs it.
 
-    It is [seed, offset]. That of a call that is a part of a larger one goes on with, for each
-    sequence, where that begins in the whole: batch * heads + head of its first head, and its first
-    query and key, which are multiples of 16.
+    It is [seed, offset]. If the call is a part of a larger one, three numbers for each sequence
+    follow, which say where it begins in the whole: batch * heads + head of its first head, and its
+    first query and key, which are multiples of 16.
     """
     if x is None:
         raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")

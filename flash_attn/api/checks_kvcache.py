@@ -59,8 +59,8 @@ def _tensors(q: Tensor, cache: Cache) -> None:
 
 
 def without_gradient(q: Tensor, cache: Cache, options: Options) -> tuple[Tensor, Cache, Options]:
-    """The call as under ``torch.no_grad()``: there is no backward through a cache, it would have
-    to undo the append.
+    """The call as under ``torch.no_grad()``: there is no backward through a cache, which would
+    have to undo the append.
 
     A cache that requires a gradient itself is not written: autograd would not know.
     """
@@ -136,7 +136,7 @@ def _new_tensors(q: Tensor, cache: Cache) -> None:
 
 
 def _no_overlap(cache: Tensor, name: str) -> None:
-    """What `expand` makes is one memory for several rows: which of the new ones would it keep?"""
+    """`expand` makes one memory for several rows, which could keep only one of the new ones."""
     strides = cache.stride()
     if 0 in strides and any(n > 1 and not stride for n, stride in zip(cache.shape, strides)):
         raise ValueError(
@@ -154,7 +154,7 @@ def _one_memory(cache: Cache) -> None:
 
 
 def _same_memory(x: Tensor, y: Tensor) -> bool:
-    """Of tensors that have one."""
+    """Whether two tensors start at one address; False for tensors without memory."""
     if x is y or type(x) not in checks.PLAIN:
         return x is y
     try:

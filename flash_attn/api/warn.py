@@ -1,4 +1,4 @@
-"""Warnings that a program gets once, at the line of its own that calls this package."""
+"""Warnings that a program gets once, with the line of its own that calls this package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _said: set[str] = set()
 
 
 def warn_once(message: str, about: str | None = None) -> None:
-    """Warns, unless it did before. about: what is the same in messages that differ in numbers."""
+    """Warns, unless it did before. about: what messages that differ in numbers have in common."""
     about = message if about is None else about
     if about not in _said:
         _said.add(about)

@@ -1,4 +1,4 @@
-"""What a caller meant by a keyword that there is not; on the failing path alone."""
+"""What a caller meant by a keyword that does not exist; on the failing path alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvca
 
 
 def unexpected(function: Callable[..., Any], unknown: dict[str, Any]) -> TypeError:
-    """The error for the first keyword that ``function`` has not."""
+    """The error for the first keyword that ``function`` does not have."""
     name = next(iter(unknown))
     return TypeError(
         f"{function.__name__}() got an unexpected keyword argument {name!r}; "

@@ -34,7 +34,7 @@ _ONLY_BACKWARD = (
 )
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
-# Differentiated in, and saved as such.
+# Saved for the backward under names of their own.
 _OWN = ("q", "k", "v", "s_aux", "rng_state")
 
 
@@ -49,18 +49,18 @@ class _Some(NamedTuple):
 
 
 class _Tape(NamedTuple):
-    """What is the same for all calls of one forward operation that are recorded."""
+    """What all recorded calls of one forward operation have in common."""
 
     backward: Callable[..., Tensor]  # calls the operation
     arrange: Callable[[tuple, dict], tuple]  # the forward's arguments, in the schema's order
-    # Of these, what the backward takes under the name that the forward has for it.
+    # Those that the backward takes too, under the same names.
     tensors: _Some
     options: _Some
     forward_only: _Some  # inputs for which there is no backward
 
 
 class _Call(NamedTuple):
-    """One forward on its way onto the tape."""
+    """A forward that autograd is about to record."""
 
     run: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
     given: tuple  # all of its arguments, in the schema's order
@@ -72,7 +72,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, call: _Call):
         run, given, tape = call
         out, lse, S_dmask, rng_state = run()
-        # Those that were not asked for have no elements, or are None after a direct call.
+        # A result that the caller did not ask for has no elements, or is None after a direct call.
         drawn = rng_state if rng_state is not None and rng_state.numel() > 0 else None
         ctx.save_for_backward(q, k, v, out, lse, s_aux, drawn, *tape.tensors.of(given))
         ctx.options = tape.options.of(given)
@@ -116,9 +116,9 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, ds_aux
 
 
-# Without what Function.apply does before it: that is for setup_context and for the transforms of
-# torch.func, which nothing that is recorded lies under, and takes 2 µs. Their tensors that outlive
-# them are all that is left to do (record).
+# Function.apply does more before it, which takes 2 µs: for setup_context, and for the transforms of
+# torch.func, under which nothing is recorded here. Only their tensors that outlive them are left,
+# which ``record`` unwraps.
 _apply = super(torch.autograd.Function, _Attention).apply
 
 
@@ -130,10 +130,10 @@ def first_derivative(gradients: Callable[..., tuple], *inputs: Tensor | None) ->
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients as functions of all they depend on: nobody can differentiate them unnoticed.
+    """The gradients as functions of all they depend on: to differentiate them is always an error.
 
-    An error that hangs on anything less than these inputs is pruned away wherever they also lead
-    elsewhere, as in a residual block, and the second derivative lacks a term without a word.
+    Autograd prunes a node away that depends on fewer inputs wherever these also lead elsewhere, as
+    in a residual block, and the second derivative silently lacks a term.
     """
 
     @staticmethod

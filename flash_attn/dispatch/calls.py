@@ -1,4 +1,4 @@
-"""From what is asked to one operation: check, resolve defaults, draw the dropout state, call.
+"""What a caller asks becomes one operation: check, resolve defaults, draw dropout's state, call.
 
 The public functions differ in how they take q, k and v; from here on they are the same.
 """
@@ -49,8 +49,8 @@ def resolved(
         longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
         lengths = Lengths(lengths.cu_seqlens_q, lengths.cu_seqlens_k, longest_q, longest_k)
     if is_compiling():
-        # Of a number that comes out of a tensor nothing is known while tracing: what the checks ask
-        # is asked when the program runs.
+        # While tracing, nothing is known of a number that comes out of a tensor: the program makes
+        # these checks when it runs.
         torch._check(longest_q >= 0)
         torch._check(longest_k >= 0)
     return lengths
@@ -90,7 +90,7 @@ def checked(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
     look: bool = True,
 ) -> tuple[Scoring, Lengths | None]:  # fmt: skip
-    """Of a dense call or, with lengths, of a packed batch; with defaults resolved.
+    """What an operation takes, of a dense call or, with lengths, of a varlen one.
 
     look: at the tensors that the library would look at as well.
     """
@@ -110,7 +110,7 @@ def attend(
 ):  # fmt: skip
     """What the public functions return, but for those of a cache.
 
-    packed: of which k and v, or all three, are slices.
+    packed: the kv or qkv that k and v, or all three, are slices of.
     """
     keys = NO_KEYS if block_table is None else Keys(block_table)
     if is_compiling():
@@ -134,7 +134,7 @@ def _look(
 
 
 def _what_is_wrong(error: Exception, check: Callable[..., Any], *call: Any) -> Exception:
-    """If it is the call, and not the library: in the words of every backend, and no others."""
+    """The error that ``check`` has for a call, in the words of every backend; ``error`` if none."""
     try:
         check(*call)
     except Exception as told:

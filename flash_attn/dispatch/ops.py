@@ -138,14 +138,9 @@ def _fake_with_kvcache(asked: call.CacheStep):
     return out, q.new_empty((batch, heads, seqlen_q), dtype=accumulation_dtype(q.dtype))
 
 
-@torch.library.register_fake("flash_attn::_merge_attention", lib=_library)
-def _fake_merge_attention(out_a, lse_a, out_b, lse_b, *, out=None) -> None:
-    return None
-
-
 # --- What serves them in Python ------------------------------------------------------------------
 
-# By operation: how its calls are described, and what takes these, on the CPU and without data.
+# Operation → the description of its calls, and what takes one, on the CPU and without data.
 _DESCRIBED: dict[str, tuple[Any, Callable, Callable]] = {
     "_flash_attn_forward": (call.Forward, cpu.forward, _fake_forward),
     "_flash_attn_varlen_forward": (call.Forward, cpu.varlen_forward, _fake_forward),
@@ -160,8 +155,8 @@ def _taking(arguments: Callable, description: Any, serve: Callable) -> Callable:
 
 
 def _on_one_device(arguments: Callable) -> Callable:
-    """Of a call without data. One of tensors some of which are meta, too, is served so, whatever
-    the others are, and comes by no kernel that would refuse it."""
+    """``arguments`` of a call without data, whose tensors must be on one device: torch takes a call
+    with some meta tensors for one without data, and no kernel sees it that would refuse it."""
 
     def by_name(args: tuple, kwargs: dict) -> dict[str, Any]:
         given = arguments(args, kwargs)
@@ -180,6 +175,7 @@ for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     CPU[_name] = _taking(_arguments, _description, _serve)
     _fake = _taking(_on_one_device(_arguments), _description, _fake)
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
+torch.library.register_fake("flash_attn::_merge_attention", lambda *_, out=None: None, lib=_library)
 for _name, _kernel in CPU.items():
     _library.impl(_name, _kernel, "CPU")
 

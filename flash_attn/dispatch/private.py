@@ -41,7 +41,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
     keys: Keys = calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """A dense call or, with lengths, one of a packed batch, as ``calls.forward`` returns it."""
+    """The results of ``calls.forward`` for a dense call or, with lengths, a varlen one."""
     options = checks.flags(options)
     scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
@@ -58,7 +58,7 @@ def backward(
     tensors: Gradients, options: Options, rng_state: Tensor | None,
     lengths: Lengths | None = None, seqused_k: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The same of a backward; what is read of the rows may have any strides."""
+    """The backward of such a call; rows that it reads may have any strides."""
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     keys = Keys(seqused_k=seqused_k)
     options = checks.flags(options)
@@ -80,7 +80,7 @@ def backward(
 def _filled(
     q: Tensor, results: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operation returns it: of what is missing, a tensor without elements."""
+    """The results as the operation has them: a tensor without elements for each missing one."""
     out, lse, probs, rng_state = results
     probs = q.new_empty(0) if probs is None else probs
     rng_state = q.new_empty(0, dtype=torch.int64) if rng_state is None else rng_state

@@ -1,4 +1,4 @@
-"""The rotary operation: schema, who serves it, and how a rotation becomes a call of it."""
+"""The rotary operation: schema, what serves it, and how a rotation becomes a call of it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,7 @@ for _name, _schema in SCHEMAS.items():
     _library.impl(_name, CPU[_name], "CPU")
 _operation = torch.ops.flash_attn._rotary
 
-
-@torch.library.register_fake("flash_attn::_rotary", lib=_library)
-def _fake_rotary(*args) -> None:
-    return None
-
-
+torch.library.register_fake("flash_attn::_rotary", lambda *_: None, lib=_library)
 versions.register(_library, _operation.default)
 if not torch._C._dispatch_has_kernel_for_dispatch_key("flash_attn::_rotary", "CUDA"):
     _library.impl("_rotary", backend.missing_kernel("_rotary"), "CUDA")
@@ -86,7 +81,7 @@ def kernel_takes(tensors: list[Tensor], turn: Turn) -> bool:
 
 
 def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
-    # Subclasses of tensors bring rules for torch's operations and none for this one.
+    # Subclasses of tensors have rules for torch's operations and none for this one.
     if run.traced() or type(x.x) not in (Tensor, torch.nn.Parameter):
         return False
     if x.x.is_cuda:
@@ -96,7 +91,7 @@ def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
 
 
 def rotate(out: Parts, x: Parts, turn: Turn, conjugate: bool) -> None:
-    """Write x, turned, or turned back, to out, which may be x; autograd does not record it, but
+    """Writes x, turned or turned back, to out, which may be x. Autograd does not record it, but
     where ``run.traced``."""
     pairs = (part for pair in zip(out, x) for part in pair)
     call = (*pairs, *_prepared(x.x, turn), turn.interleaved, conjugate)

@@ -1,9 +1,9 @@
 """Version counters of the tensors that operations write.
 
-Autograd saves tensors for the backward and refuses to use one that was written since, which it sees
-by the tensor's version counter. Torch's own operations count in a kernel for the key
-ADInplaceOrView; an operation without one writes unnoticed, unless its kernel for the device happens
-to be made of torch's operations. This is that kernel for ours.
+Autograd saves tensors for the backward and refuses to use one that was written since; the tensor's
+version counter tells. Torch's own operations count in a kernel for the key ADInplaceOrView. Without
+such a kernel an operation writes unnoticed, unless its kernel for the device happens to be made of
+torch's operations. This module has that kernel for ours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flash_attn import backend
 
-# By operation, and by its packet of overloads: which of its arguments it writes.
+# Operation, or its packet of overloads → picks the arguments that a call of it writes.
 _written: dict[Callable[..., Any], Callable[[tuple, dict], Sequence[Tensor]]] = {}
 
 
