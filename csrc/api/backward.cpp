@@ -1,4 +1,4 @@
-// Backward ops: tensors → BwdParams → variant. Schemas are defined in flash_attn/_ops.py.
+// Backward ops: tensors → BwdParams → variant. Schemas are defined in flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 

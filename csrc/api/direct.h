@@ -1,7 +1,7 @@
 // The operations as functions of the Python module. They do what torch's dispatcher would call,
-// without the dispatcher, whose schema, boxes and keys take 6 µs of a call. flash_attn/_direct.py
-// decides which calls come here. Tensors are converted to handles and back by the functions that
-// torch has for programs of AOTInductor.
+// without the dispatcher, whose schema, boxes and keys take 6 µs of a call.
+// flash_attn/dispatch/direct.py decides which calls come here. Tensors are converted to handles and
+// back by the functions that torch has for programs of AOTInductor.
 #pragma once
 
 #include <Python.h>

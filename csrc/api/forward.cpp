@@ -1,4 +1,4 @@
-// Forward ops: tensors → FwdParams → variant. Schemas are defined in flash_attn/_ops.py.
+// Forward ops: tensors → FwdParams → variant. Schemas are defined in flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -1,4 +1,5 @@
-// The KV cache op: append and rotate, then attend. Schemas are defined in flash_attn/_ops.py.
+// The KV cache op: append and rotate, then attend. Schemas are defined in
+// flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 

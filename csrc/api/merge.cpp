@@ -1,4 +1,4 @@
-// The op that merges two results of attention. Its schema is defined in flash_attn/_ops.py.
+// The op that merges two results of attention. Its schema is defined in flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 

@@ -1,5 +1,5 @@
 // The rotary op: rotates or copies heads of up to three tensors, which may be parts of one. Its
-// schema is defined in flash_attn/_rotary.py.
+// schema is defined in flash_attn/dispatch/rotary.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.call import Cache, CacheStep, Scoring
+from flash_attn.call import Cache, CacheStep, Scoring, accumulation_dtype
 
 from .attend import attend
 from .paging import Pages
 from .rotary import rotate, turns
-from .scores import Scores, accumulation_dtype, make_scores
+from .scores import Scores, make_scores
 
 
 def with_kvcache(call: CacheStep) -> tuple[Tensor, Tensor]:

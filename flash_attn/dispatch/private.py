@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, checks
-from flash_attn._autograd import rows_contiguous
+from flash_attn.api import checks
 from flash_attn.call import Backward, Forward, Gradients, Keys, Lengths, Options
+from flash_attn.dispatch import calls
+from flash_attn.dispatch.autograd import rows_contiguous
 
 
 def _unpadded(*tensors: Tensor) -> None:
@@ -38,31 +39,30 @@ def _checked_rng_state(
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
-    keys: Keys = _calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
+    keys: Keys = calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """A dense call or, with lengths, one of a packed batch, as ``_calls.forward`` returns it."""
+    """The results of ``calls.forward`` for a dense call or, with lengths, a varlen one."""
     options = checks.flags(options)
-    scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
+    scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     if rng_state is not None:
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
-    return _calls.forward(
-        Forward(
-            q, k, v, scoring, lengths, keys, options.return_attn_probs, rng_state, False, False,
-            num_splits,
-        )
+    call = Forward(
+        q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
+        rng_state=rng_state, num_splits=num_splits,
     )  # fmt: skip
+    return calls.forward(call)
 
 
 def backward(
     tensors: Gradients, options: Options, rng_state: Tensor | None,
     lengths: Lengths | None = None, seqused_k: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The same of a backward; what is read of the rows may have any strides."""
+    """The backward of such a call; rows that it reads may have any strides."""
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     keys = Keys(seqused_k=seqused_k)
     options = checks.flags(options)
-    scoring, lengths = _calls.checked(q, k, v, options, lengths, keys)
+    scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     checks.backward(tensors, options.s_aux)
     rng_state = _checked_rng_state(rng_state, q, options, lengths)
@@ -71,15 +71,16 @@ def backward(
         rows_contiguous(dout), q, k, v, rows_contiguous(out), lse.contiguous(), dq, dk, dv, dlse,
         ds_aux,
     )  # fmt: skip
-    return _calls.backward(
-        Backward(tensors, scoring, lengths, keys, options.deterministic, rng_state)
+    call = Backward(
+        tensors, scoring, lengths, keys, deterministic=options.deterministic, rng_state=rng_state
     )
+    return calls.backward(call)
 
 
 def _filled(
     q: Tensor, results: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operation returns it: of what is missing, a tensor without elements."""
+    """The results as the operation has them: a tensor without elements for each missing one."""
     out, lse, probs, rng_state = results
     probs = q.new_empty(0) if probs is None else probs
     rng_state = q.new_empty(0, dtype=torch.int64) if rng_state is None else rng_state
@@ -113,8 +114,9 @@ def _flash_attn_forward(
         as it was given, int64 with dropout, else (0,).
     """
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, False, checks.flag(return_softmax, "return_softmax"), s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        return_attn_probs=checks.flag(return_softmax, "return_softmax"),
     )  # fmt: skip
     return _filled(q, forward(q, k, v, options, rng_state=rng_state))
 
@@ -163,8 +165,9 @@ def _flash_attn_varlen_forward(
     if cu_seqlens_k is None and block_table is not None and seqused_k is not None:
         cu_seqlens_k = cu_seqlens_q
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, False, checks.flag(return_softmax, "return_softmax"), s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        return_attn_probs=checks.flag(return_softmax, "return_softmax"),
     )  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
@@ -207,8 +210,9 @@ def _flash_attn_backward(
         softmax_d (batch, heads, seqlen_q): rowsum(dout · out) - dlse.
     """
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, deterministic, False, s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        deterministic=deterministic,
     )  # fmt: skip
     tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
     return backward(tensors, options, rng_state)
@@ -256,8 +260,9 @@ def _flash_attn_varlen_backward(
         softmax_d (heads, total_q): rowsum(dout · out) - dlse.
     """
     options = Options(
-        dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, deterministic, False, s_aux,
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, softcap=softcap,
+        window_size=(window_size_left, window_size_right), alibi_slopes=alibi_slopes, s_aux=s_aux,
+        deterministic=deterministic,
     )  # fmt: skip
     tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

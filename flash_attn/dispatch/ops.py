@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _autograd, _content_checks, _direct, _versions, backend, call, cpu
+from flash_attn import backend, call, cpu
+from flash_attn.call import accumulation_dtype
+from flash_attn.dispatch import autograd, content_checks, direct, run, versions
 
 __all__ = [
     "backward",
@@ -93,11 +95,6 @@ with_kvcache = torch.ops.flash_attn._flash_attn_with_kvcache
 merge_attention = torch.ops.flash_attn._merge_attention
 
 
-def lse_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The accumulation type, which is also that of softmax_lse, softmax_d, s_aux and ds_aux."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------
 
 
@@ -117,7 +114,7 @@ def _fake_forward(asked: call.Forward):
     )
     return (
         q.new_empty((*q.shape[:-1], _columns_of_out(q, asked.v))),
-        q.new_empty((*batch, heads, rows), dtype=lse_dtype(q.dtype)),
+        q.new_empty((*batch, heads, rows), dtype=accumulation_dtype(q.dtype)),
         q.new_empty(probs_shape if asked.return_softmax else (0,)),
         q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
     )
@@ -138,17 +135,12 @@ def _fake_with_kvcache(asked: call.CacheStep):
     q = asked.q
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, heads, _columns_of_out(q, asked.cache.v_cache)))
-    return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype))
-
-
-@torch.library.register_fake("flash_attn::_merge_attention", lib=_library)
-def _fake_merge_attention(out_a, lse_a, out_b, lse_b, *, out=None) -> None:
-    return None
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=accumulation_dtype(q.dtype))
 
 
 # --- What serves them in Python ------------------------------------------------------------------
 
-# By operation: how its calls are described, and what takes these, on the CPU and without data.
+# Operation → the description of its calls, and what takes one, on the CPU and without data.
 _DESCRIBED: dict[str, tuple[Any, Callable, Callable]] = {
     "_flash_attn_forward": (call.Forward, cpu.forward, _fake_forward),
     "_flash_attn_varlen_forward": (call.Forward, cpu.varlen_forward, _fake_forward),
@@ -163,8 +155,8 @@ def _taking(arguments: Callable, description: Any, serve: Callable) -> Callable:
 
 
 def _on_one_device(arguments: Callable) -> Callable:
-    """Of a call without data. One of tensors some of which are meta, too, is served so, whatever
-    the others are, and comes by no kernel that would refuse it."""
+    """``arguments`` of a call without data, whose tensors must be on one device: torch takes a call
+    with some meta tensors for one without data, and no kernel sees it that would refuse it."""
 
     def by_name(args: tuple, kwargs: dict) -> dict[str, Any]:
         given = arguments(args, kwargs)
@@ -183,24 +175,23 @@ for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     CPU[_name] = _taking(_arguments, _description, _serve)
     _fake = _taking(_on_one_device(_arguments), _description, _fake)
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
+torch.library.register_fake("flash_attn::_merge_attention", lambda *_, out=None: None, lib=_library)
 for _name, _kernel in CPU.items():
     _library.impl(_name, _kernel, "CPU")
 
 
 # --- Autograd and CUDA ---------------------------------------------------------------------------
 
-_autograd.register(_library, "_flash_attn_forward", forward.default, backward.default)
-_autograd.register(
-    _library, "_flash_attn_varlen_forward", varlen_forward.default, varlen_backward.default
-)
+for _forward, _backward in ((forward, backward), (varlen_forward, varlen_backward)):
+    autograd.register(_library, _forward.default, _backward.default, run.writing)
 for _operation in (backward, varlen_backward, with_kvcache, merge_attention):
-    _versions.register(_library, _operation.default)
+    versions.register(_library, _operation.default)
 
 backend.load()
 for _name in SCHEMAS:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_name}", "CUDA"):
         _library.impl(_name, backend.missing_kernel(_name), "CUDA")
 if backend.CHECK:
-    _content_checks.register(_library)
+    content_checks.register(_library)
 for _name in SCHEMAS:
-    _direct.register(getattr(torch.ops.flash_attn, _name).default)
+    direct.register(getattr(torch.ops.flash_attn, _name).default)

@@ -4,7 +4,7 @@ The checks read shapes, strides, dtypes and devices only, so they also hold for 
 disappear into guards under ``torch.compile``. Messages name the argument, say what it got, and
 what is accepted. Checks of contents (``cu_seqlens`` that decrease, a cache that overflows) need
 the data: ``flash_attn.cpu`` makes them, and on a GPU, where looking is waiting, only
-``FLASH_ATTN_CHECK=1`` does (``_content_checks``).
+``FLASH_ATTN_CHECK=1`` does (``dispatch/content_checks.py``).
 
 ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a tensor at all.
 """
@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from flash_attn import backend
-from flash_attn._checks_scalars import (  # noqa: F401  all checks by one name
+from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one name
     LARGEST,
     finite,
     flag,
@@ -30,14 +30,13 @@ from flash_attn._checks_scalars import (  # noqa: F401  all checks by one name
     window,
     window_as_it_is,
 )
-from flash_attn._ops import lse_dtype
-from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring
+from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
 
 MAX_HEAD_DIM = 256
-MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits say what is dropped, and something has to be kept
+MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits decide, and at least one value must be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
-_WITH_MEMORY = (Tensor, Parameter)  # and no class derived from them
+PLAIN = (Tensor, Parameter)  # and no class derived from them
 _STRIDED, _INT32 = torch.strided, torch.int32
 
 
@@ -46,16 +45,16 @@ def tensor(x: Any, name: str) -> None:
         raise TypeError(f"{name}: got {type(x).__name__}; a torch.Tensor is needed")
 
 
-def _bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
+def bad_shape(x: Tensor, name: str, expected: str) -> ValueError:
     return ValueError(f"{name}: got shape {tuple(x.shape)}; {expected} is needed")
 
 
-def _rank(x: Tensor, name: str, layout: Layout) -> None:
+def laid_out(x: Tensor, name: str, layout: Layout) -> None:
     tensor(x, name)
     if x.layout is not _STRIDED or x.is_nested:
         raise _not_dense(x, name)
     if x.dim() != layout.rank:
-        raise _bad_shape(x, name, layout.text)
+        raise bad_shape(x, name, layout.text)
 
 
 def _not_dense(x: Tensor, name: str) -> ValueError:
@@ -68,20 +67,20 @@ def _not_dense(x: Tensor, name: str) -> ValueError:
     )
 
 
-def _like(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
+def like_q(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
     """dtype and device of q, contiguous rows, an address that can be loaded from."""
     if x.dtype is not q.dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
-    _on_device_of(x, name, q)
+    on_device_of(x, name, q)
     rows(x, name, traced)
 
 
-def _on_device_of(x: Tensor, name: str, q: Tensor) -> None:
+def on_device_of(x: Tensor, name: str, q: Tensor) -> None:
     if x.device != q.device:
         raise ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
 
 
-def _unit_stride(x: Tensor, name: str) -> None:
+def unit_stride(x: Tensor, name: str) -> None:
     if x.stride()[-1] != 1 and x.shape[-1] > 1:
         raise ValueError(
             f"{name}: got strides {x.stride()}; the last one must be 1 (call .contiguous())"
@@ -91,7 +90,7 @@ def _unit_stride(x: Tensor, name: str) -> None:
 def _device_and_dtype(q: Tensor, traced: bool) -> None:
     if q.is_cuda:
         accepted = _GPU_DTYPES
-        if not traced and type(q) in _WITH_MEMORY:
+        if not traced and type(q) in PLAIN:
             backend.check_gpu(q.device)
     elif q.is_cpu or q.is_meta:
         accepted = _DTYPES
@@ -103,14 +102,14 @@ def _device_and_dtype(q: Tensor, traced: bool) -> None:
 
 
 def rows(x: Tensor, name: str, traced: bool) -> None:
-    """Without gaps; and kernels load 16 bytes at a time on the GPU, the CPU whole elements.
+    """Checks that rows have no gaps and addresses are aligned: a GPU loads 16 bytes at a time.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
     is_contiguous = not traced and x.is_contiguous()
     if not is_contiguous:
-        _unit_stride(x, name)
-    if traced or type(x) not in _WITH_MEMORY:  # the address is not known yet
+        unit_stride(x, name)
+    if traced or type(x) not in PLAIN:  # the address is not known yet
         return
     try:
         address = x.data_ptr()
@@ -169,17 +168,17 @@ def operands(
     v_name: str = "v",
 ) -> None:
     """The three tensors every call has; the layouts are those above."""
-    _rank(q, "q", q_layout)
-    _rank(k, k_name, kv_layout)
-    _rank(v, v_name, kv_layout)
+    laid_out(q, "q", q_layout)
+    laid_out(k, k_name, kv_layout)
+    laid_out(v, v_name, kv_layout)
     traced = is_compiling()
     _device_and_dtype(q, traced)
     rows(q, "q", traced)
-    _like(k, k_name, q, traced)
-    _like(v, v_name, q, traced)
+    like_q(k, k_name, q, traced)
+    like_q(v, v_name, q, traced)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
-        raise _bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
+        raise bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
     heads, heads_k = q_shape[-2], k_shape[-2]
     if heads < 1 and heads_k < 1:
         raise ValueError(f"q: got 0 heads (shape {tuple(q_shape)}); 1 or more are needed")
@@ -215,7 +214,7 @@ def packed(x: Tensor, name: str, n: int, rank: int) -> None:
         raise _not_dense(x, name)
     if x.dim() != rank or x.shape[-3] != n:
         leading = "batch, seqlen" if rank == 5 else "total"
-        raise _bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
+        raise bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> None:
@@ -225,18 +224,18 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> Non
     _int32(cu_seqlens_q, "cu_seqlens_q", q)
     _int32(cu_seqlens_k, "cu_seqlens_k", q)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
-        raise _bad_shape(cu_seqlens_q, "cu_seqlens_q", "(batch + 1,)")
+        raise bad_shape(cu_seqlens_q, "cu_seqlens_q", "(batch + 1,)")
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         expected = f"that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)},"
-        raise _bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
+        raise bad_shape(cu_seqlens_k, "cu_seqlens_k", expected)
     _not_negative(max_seqlen_q, "max_seqlen_q")
     _not_negative(max_seqlen_k, "max_seqlen_k")
     if keys.block_table is not None:
-        _table(keys.block_table, k, "k", lengths.batch, q)
+        page_table(keys.block_table, k, "k", lengths.batch, q)
     if keys.seqused_k is not None:
-        _per_sequence(keys.seqused_k, "seqused_k", lengths.batch, q)
+        per_sequence(keys.seqused_k, "seqused_k", lengths.batch, q)
     if keys.leftpad_k is not None:
-        _per_sequence(keys.leftpad_k, "leftpad_k", lengths.batch, q)
+        per_sequence(keys.leftpad_k, "leftpad_k", lengths.batch, q)
 
 
 def _not_negative(longest: int, name: str) -> None:
@@ -249,23 +248,23 @@ def _int32(x: Tensor, name: str, q: Tensor) -> None:
     if x.dtype is not _INT32:
         hint = "" if x.is_floating_point() else " (call .int())"
         raise ValueError(f"{name}: got dtype {x.dtype}; torch.int32 is needed{hint}")
-    _on_device_of(x, name, q)
+    on_device_of(x, name, q)
     if x.dim() > 0:
-        _unit_stride(x, name)
+        unit_stride(x, name)
 
 
-def _per_sequence(x: Tensor, name: str, batch: int, q: Tensor) -> None:
+def per_sequence(x: Tensor, name: str, batch: int, q: Tensor) -> None:
     _int32(x, name, q)
     if x.dim() != 1 or x.shape[0] != batch:
-        raise _bad_shape(x, name, f"(batch,) = ({batch},)")
+        raise bad_shape(x, name, f"(batch,) = ({batch},)")
 
 
-def _table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor) -> None:
+def page_table(block_table: Tensor, pages: Tensor, name: str, batch: int, q: Tensor) -> None:
     _int32(block_table, "block_table", q)
     if block_table.dim() != 2 or block_table.shape[0] != batch:
-        raise _bad_shape(block_table, "block_table", f"(batch, max_blocks) = ({batch}, max_blocks)")
+        raise bad_shape(block_table, "block_table", f"(batch, max_blocks) = ({batch}, max_blocks)")
     if pages.shape[1] < 1:
-        raise _bad_shape(pages, name, "a page_size of 1 or more")
+        raise bad_shape(pages, name, "a page_size of 1 or more")
 
 
 def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scoring:
@@ -273,7 +272,8 @@ def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scori
 
     look: at integers, too, which the library refuses where they need more than 64 bits.
     """
-    dropout_p, scale, causal, window_size, softcap, slopes, _, _, s_aux, _, _, _ = options
+    scale, softcap, dropout_p = options.softmax_scale, options.softcap, options.dropout_p
+    slopes, s_aux = options.alibi_slopes, options.s_aux
     if scale is None:
         scale = q.shape[-1] ** -0.5
     else:
@@ -284,12 +284,15 @@ def scoring(q: Tensor, batch: int, options: Options, look: bool = True) -> Scori
         raise ValueError(f"dropout_p: got {dropout_p}; 0 <= dropout_p <= 1 - 2**-16 is needed")
     if not 0.0 <= softcap <= LARGEST:
         raise ValueError(f"softcap: got {softcap}; 0 (off) or a positive number is needed")
-    left, right = (window if look else window_as_it_is)(window_size)
+    left, right = (window if look else window_as_it_is)(options.window_size)
     if slopes is not None:
         _alibi(slopes, batch, q.shape[-2], q)
     if s_aux is not None:
         s_aux = _sinks(s_aux, q)
-    return Scoring(dropout_p, scale, causal, left, right, softcap, slopes, s_aux)
+    return Scoring(
+        dropout_p=dropout_p, softmax_scale=scale, causal=options.causal, window_size_left=left,
+        window_size_right=right, softcap=softcap, alibi_slopes=slopes, s_aux=s_aux,
+    )  # fmt: skip
 
 
 def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
@@ -297,22 +300,22 @@ def _sinks(s_aux: Tensor, q: Tensor) -> Tensor:
     tensor(s_aux, "s_aux")
     heads = q.shape[-2]
     if s_aux.dim() != 1 or s_aux.shape[0] != heads:
-        raise _bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
+        raise bad_shape(s_aux, "s_aux", f"(heads,) = ({heads},)")
     if s_aux.dtype not in _DTYPES:
         raise ValueError(f"s_aux: got dtype {s_aux.dtype}; a floating dtype is needed")
-    _on_device_of(s_aux, "s_aux", q)
-    return s_aux.to(lse_dtype(q.dtype)).contiguous()
+    on_device_of(s_aux, "s_aux", q)
+    return s_aux.to(accumulation_dtype(q.dtype)).contiguous()
 
 
 def _alibi(alibi_slopes: Tensor, batch: int, heads: int, q: Tensor) -> None:
     tensor(alibi_slopes, "alibi_slopes")
     if alibi_slopes.dtype != torch.float32:
         raise ValueError(f"alibi_slopes: got dtype {alibi_slopes.dtype}; torch.float32 is needed")
-    _on_device_of(alibi_slopes, "alibi_slopes", q)
+    on_device_of(alibi_slopes, "alibi_slopes", q)
     shape = tuple(alibi_slopes.shape)
     if shape not in ((heads,), (batch, heads)):
         expected = f"(heads,) = ({heads},) or (batch, heads) = ({batch}, {heads})"
-        raise _bad_shape(alibi_slopes, "alibi_slopes", expected)
+        raise bad_shape(alibi_slopes, "alibi_slopes", expected)
     if alibi_slopes.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("alibi_slopes: requires_grad is set; slopes get no gradient")
 
@@ -324,10 +327,10 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
     for name, x in (("dout", dout), ("out", out)):
         tensor(x, name)
         if tuple(x.shape) != out_shape:
-            raise _bad_shape(x, name, f"{out_shape}")
+            raise bad_shape(x, name, f"{out_shape}")
         if x.dtype != q.dtype:
             raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of q, {q.dtype}")
-        _on_device_of(x, name, q)
+        on_device_of(x, name, q)
     *batch, seqlen_q, heads, _ = q.shape
     lse_shape = (*batch, heads, seqlen_q)
     _accumulated(lse, "softmax_lse", lse_shape, q)
@@ -342,27 +345,27 @@ def backward(tensors: Gradients, s_aux: Tensor | None) -> None:
             continue
         tensor(x, name)
         if x.shape != like.shape:
-            raise _bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
-        _like(x, name, q, is_compiling())
+            raise bad_shape(x, name, f"that of {name[1:]}, {tuple(like.shape)},")
+        like_q(x, name, q, is_compiling())
 
 
 def _accumulated(x: Tensor, name: str, shape: tuple[int, ...], q: Tensor) -> None:
     """A tensor in the type in which the results for q are summed."""
     tensor(x, name)
     if tuple(x.shape) != shape:
-        raise _bad_shape(x, name, f"{shape}")
-    dtype = lse_dtype(q.dtype)
+        raise bad_shape(x, name, f"{shape}")
+    dtype = accumulation_dtype(q.dtype)
     if x.dtype != dtype:
         raise ValueError(f"{name}: got dtype {x.dtype}; {dtype} is needed for q of {q.dtype}")
-    _on_device_of(x, name, q)
+    on_device_of(x, name, q)
 
 
 def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
     """The state of a forward with dropout, as its backward needs it.
 
-    It is [seed, offset]. That of a call that is a part of a larger one goes on with, for each
-    sequence, where that begins in the whole: batch * heads + head of its first head, and its first
-    query and key, which are multiples of 16.
+    It is [seed, offset]. If the call is a part of a larger one, three numbers for each sequence
+    follow, which say where it begins in the whole: batch * heads + head of its first head, and its
+    first query and key, which are multiples of 16.
     """
     if x is None:
         raise ValueError("rng_state: got None; with dropout the backward needs that of the forward")
@@ -372,4 +375,4 @@ def rng_state(x: Tensor | None, q: Tensor, batch: int) -> None:
             f"rng_state: got {x.dtype} of shape {tuple(x.shape)}; torch.int64 of shape (2,) is "
             f"needed, as the forward returns it, or ({2 + 3 * batch},) of a part of a larger call"
         )
-    _on_device_of(x, "rng_state", q)
+    on_device_of(x, "rng_state", q)

@@ -1,4 +1,4 @@
-"""Warnings that a program gets once, at the line of its own that calls this package."""
+"""Warnings that a program gets once, with the line of its own that calls this package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-_OURS = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
+_OURS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 _said: set[str] = set()
 
 
-def once(message: str, about: str | None = None) -> None:
-    """Warns, unless it did before. about: what is the same in messages that differ in numbers."""
+def warn_once(message: str, about: str | None = None) -> None:
+    """Warns, unless it did before. about: what messages that differ in numbers have in common."""
     about = message if about is None else about
     if about not in _said:
         _said.add(about)
@@ -21,7 +21,7 @@ def once(message: str, about: str | None = None) -> None:
 
 
 def _levels_to_caller() -> int:
-    """From ``once`` to the first frame that is neither this package's nor torch's."""
+    """From ``warn_once`` to the first frame that is neither this package's nor torch's."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1

@@ -1,9 +1,9 @@
-"""Packed projections: one tensor that holds q, k, v (or k, v), and its gradient without a copy.
+"""QKV-packed arguments: one tensor that holds q, k, v (or k, v), and its gradient without a copy.
 
 ``unpack`` hands out slices. The backward of attention sees that its inputs are neighbours in one
 tensor and writes their gradients as neighbours in one buffer; the backward of ``unpack`` sees that
 too and returns the buffer. Neither relies on the other: where the pattern does not hold (a hook
-replaced a gradient, a slice was used twice) the gradients are stacked.
+replaced a gradient, a slice was used twice), ``unpack`` stacks the gradients.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from flash_attn.api import checks
+
+
+def checked(packed: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
+    """The slices of an argument "qkv" or "kv" that has ``rank`` dimensions."""
+    checks.packed(packed, name, len(name), rank)
+    return unpack(packed)
 
 
 def unpack(packed: Tensor) -> tuple[Tensor, ...]:

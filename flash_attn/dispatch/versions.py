@@ -1,9 +1,9 @@
 """Version counters of the tensors that operations write.
 
-Autograd saves tensors for the backward and refuses to use one that was written since, which it sees
-by the tensor's version counter. Torch's own operations count in a kernel for the key
-ADInplaceOrView; an operation without one writes unnoticed, unless its kernel for the device happens
-to be made of torch's operations. This is that kernel for ours.
+Autograd saves tensors for the backward and refuses to use one that was written since; the tensor's
+version counter tells. Torch's own operations count in a kernel for the key ADInplaceOrView. Without
+such a kernel an operation writes unnoticed, unless its kernel for the device happens to be made of
+torch's operations. This module has that kernel for ours.
 """
 
 from __future__ import annotations
@@ -14,45 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _direct, backend
+from flash_attn import backend
 
-# By operation, and by its packet of overloads: which of its arguments it writes.
+# Operation, or its packet of overloads → picks the arguments that a call of it writes.
 _written: dict[Callable[..., Any], Callable[[tuple, dict], Sequence[Tensor]]] = {}
 
 
 def register(library: torch.library.Library, operation: torch._ops.OpOverload) -> None:
     """Makes an operation that writes its arguments count that."""
-    written = _written[operation] = _written[operation.overloadpacket] = _by_schema(operation)
+    _written[operation] = _written[operation.overloadpacket] = _by_schema(operation)
 
     def kernel(keyset, *args, **kwargs):
         keyset = keyset & torch._C._after_ADInplaceOrView_keyset
         # Below it, a kernel made of torch's operations does not count them.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             results = backend.call(operation.redispatch, keyset, *args, **kwargs)
-        _count(written(args, kwargs))
+        count(operation, args, kwargs)
         return results
 
     name = operation._schema.name.split("::")[1]
     library.impl(name, kernel, "ADInplaceOrView", with_keyset=True)
 
 
-def call(operation: Callable[..., Any], *args, **kwargs):
-    """``backend.call`` of such an operation, of which nothing is recorded for a backward.
-
-    It goes past the kernel above, a trip through Python that costs more than the counting; not
-    under the transforms of torch.func, as in ``_autograd.call``.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return backend.call(operation, *args, **kwargs)
-    results = _direct.call(operation, args, kwargs)
-    if results is NotImplemented:
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            results = backend.call(operation, *args, **kwargs)
-    _count(_written[operation](args, kwargs))
-    return results
-
-
-def _count(written: Sequence[Tensor]) -> None:
+def count(operation: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+    """Counts what a call of a registered operation wrote."""
+    written = _written[operation](args, kwargs)
     if written:
         torch.autograd.graph.increment_version(written)  # inference tensors have none: left out
 

@@ -1,4 +1,4 @@
-"""From what is asked to one operation: check, resolve defaults, draw the dropout state, call.
+"""What a caller asks becomes one operation: check, resolve defaults, draw dropout's state, call.
 
 The public functions differ in how they take q, k and v; from here on they are the same.
 """
@@ -14,22 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from flash_attn import (
-    _autograd,
-    _checks_kvcache,
-    _direct,
-    _leading_zero,
-    _ops,
-    _packed_names,
-    _versions,
-    backend,
-    checks,
-)
+from flash_attn import backend
+from flash_attn.api import checks, checks_kvcache, leading_zero, packed_names
 from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
+from flash_attn.dispatch import autograd, direct, ops, run
 
 NO_KEYS = Keys()
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-PLAIN = (Tensor, torch.nn.Parameter)  # and no class derived from them
 
 
 def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
@@ -58,8 +49,8 @@ def resolved(
         longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
         lengths = Lengths(lengths.cu_seqlens_q, lengths.cu_seqlens_k, longest_q, longest_k)
     if is_compiling():
-        # Of a number that comes out of a tensor nothing is known while tracing: what the checks ask
-        # is asked when the program runs.
+        # While tracing, nothing is known of a number that comes out of a tensor: the program makes
+        # these checks when it runs.
         torch._check(longest_q >= 0)
         torch._check(longest_k >= 0)
     return lengths
@@ -84,9 +75,9 @@ def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
     It looks at all that it is given, and in Python the same takes 3 µs. Not where head dims differ
     or are padded: it would see what they were padded to. Not while a compiler traces.
     """
-    if not _direct.is_loaded():
+    if not direct.is_on():
         return False
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+    if not (type(q) in checks.PLAIN and type(k) in checks.PLAIN and type(v) in checks.PLAIN):
         return False
     try:
         d, d_k, d_v = q.shape[-1], k.shape[-1], v.shape[-1]
@@ -99,7 +90,7 @@ def checked(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
     look: bool = True,
 ) -> tuple[Scoring, Lengths | None]:  # fmt: skip
-    """Of a dense call or, with lengths, of a packed batch; with defaults resolved.
+    """What an operation takes, of a dense call or, with lengths, of a varlen one.
 
     look: at the tensors that the library would look at as well.
     """
@@ -119,7 +110,7 @@ def attend(
 ):  # fmt: skip
     """What the public functions return, but for those of a cache.
 
-    packed: of which k and v, or all three, are slices.
+    packed: the kv or qkv that k and v, or all three, are slices of.
     """
     keys = NO_KEYS if block_table is None else Keys(block_table)
     if is_compiling():
@@ -130,7 +121,7 @@ def attend(
     except Exception as error:
         told = error if look else _what_is_wrong(error, _look, q, k, v, options, lengths, keys)
         if packed is not None:
-            told = _packed_names.renamed(told, packed)
+            told = packed_names.renamed(told, packed)
         if told is error:
             raise
         raise told from None
@@ -143,7 +134,7 @@ def _look(
 
 
 def _what_is_wrong(error: Exception, check: Callable[..., Any], *call: Any) -> Exception:
-    """If it is the call, and not the library: in the words of every backend, and no others."""
+    """The error that ``check`` has for a call, in the words of every backend; ``error`` if none."""
     try:
         check(*call)
     except Exception as told:
@@ -161,7 +152,7 @@ def _attend(
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
         if lengths is not None and not is_compiling():
-            _leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
+            leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
     head_dim_v = None
     if look and _has_to_pad(q, v):
         head_dim_v = v.shape[-1]
@@ -170,8 +161,8 @@ def _attend(
         else:  # the pages stay as they are
             (q,) = _padded(q)
     call = Forward(
-        q, k, v, scoring, lengths, keys, options.return_attn_probs, None, options.batch_invariant,
-        options.deterministic,
+        q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
+        batch_invariant=options.batch_invariant, deterministic=options.deterministic,
     )  # fmt: skip
     out, lse, probs, _ = forward(call)
     if head_dim_v is not None:
@@ -189,7 +180,7 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
     q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
     *in_order, s_aux = scoring
     if rng_state is None and scoring.dropout_p > 0:
-        rng_state = _autograd.draw_rng_state(q.device)
+        rng_state = autograd.draw_rng_state(q.device)
     # What equals its default is left out: a name costs a third of a microsecond.
     named: dict[str, Any] = {}
     if s_aux is not None:
@@ -204,10 +195,10 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["num_splits"] = call.num_splits
     inputs = q, k, v, s_aux
     if lengths is None:
-        return _autograd.call(_ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
+        return run.forward(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
     paged = () if keys is NO_KEYS else keys
     args = (q, k, v, *lengths, *in_order, return_softmax, *paged)
-    return _autograd.call(_ops.varlen_forward, inputs, args, named)
+    return run.forward(ops.varlen_forward, inputs, args, named)
 
 
 def backward(call: Backward) -> Tensor:
@@ -226,9 +217,9 @@ def backward(call: Backward) -> Tensor:
         named["seqused_k"] = keys.seqused_k
     if lengths is None:
         args = (*in_order, *scores, deterministic, rng_state)
-        return _versions.call(_ops.backward, *args, **named)
+        return run.writing(ops.backward, *args, **named)
     args = (*in_order, *lengths, *scores, deterministic, rng_state)
-    return _versions.call(_ops.varlen_backward, *args, **named)
+    return run.writing(ops.varlen_backward, *args, **named)
 
 
 def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
@@ -244,7 +235,7 @@ def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool,
 
 
 def _look_at_cache(q: Tensor, cache: Cache, options: Options) -> None:
-    _checks_kvcache.kvcache(q, cache)
+    checks_kvcache.kvcache(q, cache)
     checks.scoring(q, q.shape[0], checks.flags(options))
 
 
@@ -254,9 +245,9 @@ def _kvcache(
     options = checks.flags(options)
     if rotary_interleaved is not True and rotary_interleaved is not False:
         rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
-    cache = _checks_kvcache.kvcache(q, cache, look)
+    cache = checks_kvcache.kvcache(q, cache, look)
     num_splits = checks.num_splits(num_splits)
-    q, cache, options = _checks_kvcache.without_gradient(q, cache, options)
+    q, cache, options = checks_kvcache.without_gradient(q, cache, options)
     scoring = checks.scoring(q, q.shape[0], options, look)
     if backend.LOG:
         _log(
@@ -271,8 +262,8 @@ def _kvcache(
         cache = cache._replace(k=k, v=v)
     _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
     named = {} if s_aux is None else {"s_aux": s_aux}
-    out, lse = _versions.call(
-        _ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
+    out, lse = run.writing(
+        ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, slopes, num_splits, **named,
     )  # fmt: skip
     if padded:

@@ -19,7 +19,7 @@ class Applied(Protocol):
 
 
 def function_class(
-    name: str, module: str, function: Callable[..., Any], takes_grad_mode: bool = False
+    name: str, function: Callable[..., Any], module: str, takes_grad_mode: bool = False
 ) -> Applied:
     """A class with ``apply``. takes_grad_mode: the last argument there, is_grad_enabled, may come
     after those of the function."""

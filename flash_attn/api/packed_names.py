@@ -1,6 +1,6 @@
-"""What is wrong with a call, in the names that its caller has; on the failing path alone.
+"""What is wrong with a call, in the caller's own names; on the failing path alone.
 
-The functions that take packed tensors call those that take q, k and v, and the checks name these.
+Functions that take qkv or kv share the checks of those that take q, k and v, which name these.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from flash_attn import checks
+from flash_attn.api import checks
 
 _LENGTHS = re.compile(r"\b(cu_seqlens|max_seqlen)_[qk]\b")
 
 
 def renamed(error: Exception, packed: Tensor) -> Exception:
-    """What to raise of a call with qkv (…, 3, heads, head_dim) or kv (…, 2, heads_k, head_dim)."""
+    """What to raise for a call with qkv (…, 3, heads, head_dim) or kv (…, 2, heads_k, head_dim)."""
     if type(error) not in (TypeError, ValueError):
         return error
     name = "qkv" if packed.shape[-3] == 3 else "kv"

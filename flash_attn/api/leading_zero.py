@@ -1,9 +1,10 @@
-"""A leading 0 that ``cu_seqlens`` lacks, as ``lengths.cumsum(0)`` does: no error, but said.
+"""``cu_seqlens`` without its leading 0, as ``lengths.cumsum(0)`` has none: a warning, no error.
 
-It is the commonest mistake of packing, and silent: the first sequence gets zeros and no gradient.
-What begins later than at 0 may also be a slice of a longer tensor, with the whole q, k and v, for
-a part of a batch. That one lies in the memory of the longer tensor, behind its beginning, or it
-ends before the rows do. A copy of a slice up to the last sequence looks like the mistake.
+It is the commonest mistake with varlen calls, and silent: the first sequence gets zeros and no
+gradient. A ``cu_seqlens`` that begins later than at 0 may also be a slice of a longer one, with the
+whole q, k and v, for a part of a batch. Such a slice lies behind the beginning of the longer
+tensor's memory, or it ends before the rows do. A copy of a slice up to the last sequence looks like
+the mistake.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _warnings, backend
+from flash_attn import backend
+from flash_attn.api.warn import warn_once
 from flash_attn.call import Lengths
 
 _looked_at: set[tuple] = set()
 
 
 def warn(name: str, cu_seqlens: Tensor, first: int, last: int, rows: int) -> None:
-    """Once, if the 0 is missing. first, last: of cu_seqlens. rows: of the packed tensor."""
+    """Warns once, if the 0 is missing. first, last: of cu_seqlens. rows: of the packed tensor."""
     if _is_missing(cu_seqlens, first, last, rows):
-        _warnings.once(_message(name, first), about=_message.__name__)
+        warn_once(_message(name, first), about=_message.__name__)
 
 
 def log(q: Tensor, k: Tensor, lengths: Lengths, paged: bool) -> None:
-    """To the log, of the first call of each kind: a GPU is waited for."""
+    """Logs the mistake, of the first call of each kind: to look is to wait for the GPU."""
     kind = lengths.cu_seqlens_q.shape, q.shape[1:], k.shape[1:]
     if kind in _looked_at or not _has_contents(lengths.cu_seqlens_q):
         return

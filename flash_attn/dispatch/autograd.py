@@ -6,16 +6,17 @@ for the Autograd key are made here.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_attn import _direct, _packed, _versions, backend
+from flash_attn import backend
+from flash_attn.api import packed
 from flash_attn.call import in_order
 
 try:
@@ -33,7 +34,7 @@ _ONLY_BACKWARD = (
 )
 # Inputs of the varlen forward for which there is no backward.
 _FORWARD_ONLY = ("block_table", "leftpad_k")
-# Differentiated in, and saved as such.
+# Saved for the backward under names of their own.
 _OWN = ("q", "k", "v", "s_aux", "rng_state")
 
 
@@ -48,18 +49,18 @@ class _Some(NamedTuple):
 
 
 class _Tape(NamedTuple):
-    """What is the same for all calls of one forward operation that are recorded."""
+    """What all recorded calls of one forward operation have in common."""
 
-    backward: Callable[..., Tensor]
+    backward: Callable[..., Tensor]  # calls the operation
     arrange: Callable[[tuple, dict], tuple]  # the forward's arguments, in the schema's order
-    # Of these, what the backward takes under the name that the forward has for it.
+    # Those that the backward takes too, under the same names.
     tensors: _Some
     options: _Some
     forward_only: _Some  # inputs for which there is no backward
 
 
 class _Call(NamedTuple):
-    """One forward on its way onto the tape."""
+    """A forward that autograd is about to record."""
 
     run: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
     given: tuple  # all of its arguments, in the schema's order
@@ -71,7 +72,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, call: _Call):
         run, given, tape = call
         out, lse, S_dmask, rng_state = run()
-        # Those that were not asked for have no elements, or are None after a direct call.
+        # A result that the caller did not ask for has no elements, or is None after a direct call.
         drawn = rng_state if rng_state is not None and rng_state.numel() > 0 else None
         ctx.save_for_backward(q, k, v, out, lse, s_aux, drawn, *tape.tensors.of(given))
         ctx.options = tape.options.of(given)
@@ -89,7 +90,7 @@ class _Attention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * 5
         inputs = (dout, dlse, *ctx.saved_tensors)
-        return *first_derivative(functools.partial(_Attention.gradients, ctx), *inputs), None
+        return *first_derivative(partial(_Attention.gradients, ctx), *inputs), None
 
     @staticmethod
     def jvp(ctx, *tangents: Tensor | None):
@@ -104,20 +105,20 @@ class _Attention(torch.autograd.Function):
         """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
-        dq, dk, dv = _packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
+        dq, dk, dv = packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
         ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
         tape = ctx.tape
-        _versions.call(
-            tape.backward, dout, q, k, v, out, lse, dq, dk, dv,
+        tape.backward(
+            dout, q, k, v, out, lse, dq, dk, dv,
             **dict(zip(tape.options.names, ctx.options)), **dict(zip(tape.tensors.names, tensors)),
             rng_state=rng_state, dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
         )  # fmt: skip
         return dq, dk, dv, ds_aux
 
 
-# Without what Function.apply does before it: that is for setup_context and for the transforms of
-# torch.func, which nothing that is recorded lies under, and takes 2 µs. Their tensors that outlive
-# them are all that is left to do (_record).
+# Function.apply does more before it, which takes 2 µs: for setup_context, and for the transforms of
+# torch.func, under which nothing is recorded here. Only their tensors that outlive them are left,
+# which ``record`` unwraps.
 _apply = super(torch.autograd.Function, _Attention).apply
 
 
@@ -129,10 +130,10 @@ def first_derivative(gradients: Callable[..., tuple], *inputs: Tensor | None) ->
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients as functions of all they depend on: nobody can differentiate them unnoticed.
+    """The gradients as functions of all they depend on: to differentiate them is always an error.
 
-    An error that hangs on anything less than these inputs is pruned away wherever they also lead
-    elsewhere, as in a residual block, and the second derivative lacks a term without a word.
+    Autograd prunes a node away that depends on fewer inputs wherever these also lead elsewhere, as
+    in a residual block, and the second derivative silently lacks a term.
     """
 
     @staticmethod
@@ -147,39 +148,11 @@ class _Gradients(torch.autograd.Function):
         raise RuntimeError("flash_attn has no second derivative")
 
 
-def call(operation: Callable[..., Any], inputs: Sequence[Tensor | None], args: tuple, kwargs: dict):
-    """``backend.call`` of a forward operation; ``inputs`` may be differentiated in.
-
-    It goes past the autograd kernels below: a trip through Python whose only news is the tape, and
-    half the cost of the dispatch. Not under the transforms of torch.func: a tensor does not show
-    what lies below them, and may be recorded there.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return backend.call(operation, *args, **kwargs)
-    if _records(*inputs) or _in_forward_mode():
-        run = functools.partial(_unrecorded, operation, args, kwargs)
-        return _record(_tapes[operation], run, args, kwargs)
-    return _unrecorded(operation, args, kwargs)
-
-
-def _unrecorded(operation, args: tuple, kwargs: dict):
-    results = _direct.call(operation, args, kwargs)
-    if results is NotImplemented:
-        return _below_autograd(operation, *args, **kwargs)
-    return results
-
-
-def _below_autograd(operation, *args, **kwargs):
-    with torch._C._AutoDispatchBelowAutograd():
-        return backend.call(operation, *args, **kwargs)
-
-
-def _records(*inputs: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)
-
-
-def _in_forward_mode() -> bool:
-    """Forward-mode derivatives do not exist; autograd.Function says so, an operation drops them."""
+def records(*inputs: Tensor | None) -> bool:
+    """Whether autograd records a call of these inputs. A forward-mode derivative counts: there is
+    none, and autograd.Function says so, where an operation would drop it."""
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+        return True
     return forward_ad._current_level >= 0
 
 
@@ -208,37 +181,37 @@ def draw_rng_state(device: torch.device) -> Tensor:
     return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
-def register(library: torch.library.Library, name: str, forward, backward) -> None:
-    """Makes the operation ``forward`` differentiable by ``backward``, which itself is not."""
+def register(library: torch.library.Library, forward, backward, run_backward: Callable) -> None:
+    """Makes the operation ``forward`` differentiable by ``backward``, which itself is not.
+
+    run_backward: calls an operation, as ``run.writing``.
+    """
     names = [argument.name for argument in forward._schema.arguments]
     at_dropout_p = names.index("dropout_p")
-    tape = _tapes[forward.overloadpacket] = _tape(forward, backward)
+    tape = _tape(forward, backward, run_backward)
+    _tapes[forward] = _tapes[forward.overloadpacket] = tape
 
     def kernel(keyset, *args, **kwargs):
         q, k, v = args[:3]
         if args[at_dropout_p] > 0 and kwargs.get("rng_state") is None:
             kwargs["rng_state"] = draw_rng_state(q.device)
-        run = functools.partial(_redispatched, forward, keyset, *args, **kwargs)
-        if not _records(q, k, v, kwargs.get("s_aux")) and not _in_forward_mode():
+        run = partial(_redispatched, forward, keyset, *args, **kwargs)
+        if not records(q, k, v, kwargs.get("s_aux")):
             return run()
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(_ONLY_BACKWARD)
-        return _record(tape, run, args, kwargs)
+        return record(forward, run, args, kwargs)
 
-    library.impl(name, kernel, "Autograd", with_keyset=True)
-    library.impl(
-        backward._schema.name.split("::")[1],
-        functools.partial(_redispatched, backward),
-        "Autograd",
-        with_keyset=True,
-    )
+    for operation, serve in ((forward, kernel), (backward, partial(_redispatched, backward))):
+        name = operation._schema.name.split("::")[1]
+        library.impl(name, serve, "Autograd", with_keyset=True)
 
 
-# By the packet of overloads of a forward operation.
+# By forward operation, and by its packet of overloads.
 _tapes: dict[Callable[..., Any], _Tape] = {}
 
 
-def _tape(forward, backward) -> _Tape:
+def _tape(forward, backward, run_backward: Callable[..., Any]) -> _Tape:
     names = [argument.name for argument in forward._schema.arguments]
     shared = [a for a in backward._schema.arguments if a.name in names and a.name not in _OWN]
     tensors = [a.name for a in shared if "Tensor" in str(a.type)]
@@ -248,11 +221,18 @@ def _tape(forward, backward) -> _Tape:
     def some(wanted: list[str]) -> _Some:
         return _Some(wanted, [names.index(name) for name in wanted])
 
-    arrange = in_order(forward._schema)
-    return _Tape(backward, arrange, some(tensors), some(options), some(forward_only))
+    return _Tape(
+        backward=partial(run_backward, backward),
+        arrange=in_order(forward._schema),
+        tensors=some(tensors),
+        options=some(options),
+        forward_only=some(forward_only),
+    )
 
 
-def _record(tape: _Tape, run: Callable[[], tuple], args: tuple, kwargs: dict):
+def record(operation: Callable[..., Any], run: Callable[[], tuple], args: tuple, kwargs: dict):
+    """The results of ``run``, a call of a forward operation, as those of a node on the tape."""
+    tape = _tapes[operation]
     q, k, v, s_aux = *map(unwrap_if_dead, args[:3]), kwargs.get("s_aux")
     if s_aux is not None:
         s_aux = unwrap_if_dead(s_aux)
@@ -261,4 +241,5 @@ def _record(tape: _Tape, run: Callable[[], tuple], args: tuple, kwargs: dict):
 
 def _redispatched(operation, keyset, *args, **kwargs):
     keyset = keyset & torch._C._after_autograd_keyset
-    return _below_autograd(operation.redispatch, keyset, *args, **kwargs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return backend.call(operation.redispatch, keyset, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a caller meant by a keyword that there is not; on the failing path alone."""
+"""What a caller meant by a keyword that does not exist; on the failing path alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from flash_attn._other_arguments import ARGUMENTS
+from flash_attn.compat.other_arguments import ARGUMENTS
 
 _ALIKE = 0.8  # of 1: `casual` is causal, `k_descale` is not k_cache
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 
 def unexpected(function: Callable[..., Any], unknown: dict[str, Any]) -> TypeError:
-    """The error for the first keyword that ``function`` has not."""
+    """The error for the first keyword that ``function`` does not have."""
     name = next(iter(unknown))
     return TypeError(
         f"{function.__name__}() got an unexpected keyword argument {name!r}; "

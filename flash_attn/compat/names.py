@@ -1,8 +1,8 @@
 """Names of the ``flash_attn`` 2.8 package that are not here, and what to use instead.
 
 The one table of them: a module's ``__getattr__`` comes from here, and so does the table of
-docs/porting.md. ``from … import …`` of a name raises an ``ImportError``, as clients expect that try
-it; for ``hasattr`` the name is not there.
+docs/porting.md. ``from … import …`` of a name raises an ``ImportError``, as clients that try it
+expect; for ``hasattr`` the name is not there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
 }
 
-#: Whole modules. Those of which a client asks with find_spec whether they exist do not: ABSENT.
+#: Whole modules. Clients ask with find_spec whether some exist; these do not: ABSENT.
 MODULES: dict[str, str] = {
     "flash_attn.models": (
         'the models of transformers, with attn_implementation="flash_attention_2", or build some '
@@ -98,7 +98,7 @@ def refusing(module: str) -> Callable[[str], Any]:
         instead = NAMES[module].get(name)
         if instead is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # No class can be both, and of an AttributeError an import keeps nothing.
+        # No class can be both, and an import drops the message of an AttributeError.
         error = ImportError if _imports(sys._getframe(1)) else AttributeError
         raise error(f"{module}.{name} is not part of this package; use {instead}")
 

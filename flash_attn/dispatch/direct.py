@@ -1,9 +1,9 @@
 """Operations past torch's dispatcher: the compiled functions themselves, for eager calls on a GPU.
 
-A call through ``torch.ops`` takes torch 6 µs: it tries overloads, boxes twenty arguments, asks a
-dozen keys whether they want a part in it, and nearly always none does. Whoever could want one
-is asked here, at once; then the library's function is called, which refuses all but plain tensors
-on a GPU. What it refuses, and everything else, goes through the dispatcher.
+A call through ``torch.ops`` takes torch 6 µs: it tries overloads, boxes twenty arguments, and asks
+a dozen keys whether they take part in it; nearly always none does. This module asks all of them at
+once, then calls the library's function, which refuses all but plain tensors on a GPU. A call that
+it refuses goes through the dispatcher, and so does every other call.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ except ImportError:  # a torch that has other names for them
 else:
     _can_ask = True
 
+#: The one switch of this path: while it is False, every call goes through torch's dispatcher.
+#: FLASH_ATTN_CHECK=1 turns it off, because its checks are a step in the dispatcher.
+enabled: bool = not backend.CHECK
+
 # By operation, and by its packet of overloads: the library's function, and what puts a call's
 # arguments in its order.
 _functions: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[tuple, dict], tuple]]] = {}
 
 
 def register(operation: torch._ops.OpOverload) -> None:
-    """From now on calls of the operation may be direct, if the compiled library has it.
+    """Lets calls of the operation be direct from now on, if the compiled library has it.
 
-    Not with FLASH_ATTN_CHECK=1, which puts a step of its own into the dispatcher; nor with a
-    library for another CUDA, which the checks in Python refuse.
+    A library for another CUDA has none: the checks in Python refuse its calls.
     """
     name = operation._schema.name.split("::")[1]
     library = backend.library
-    if backend.CHECK or backend.cuda_problem() or not _can_ask:
+    if backend.cuda_problem() or not _can_ask:
         return
     if not (hasattr(library, name) and reach_tensors(library)):
         return
@@ -54,8 +57,8 @@ def register(operation: torch._ops.OpOverload) -> None:
 
 @functools.cache
 def reach_tensors(library: Any) -> bool:
-    """Tells a library how to get at tensors: as programs do that AOTInductor makes. False if torch
-    has that no more, or not as the library knows it."""
+    """Tells a library how to reach tensors: as programs of AOTInductor do. False if this torch no
+    longer has these functions, or has others under their names."""
     bridge = getattr(torch._C, "_aoti", None)
     to_handles = getattr(bridge, "unsafe_alloc_void_ptrs_from_tensors", None)
     to_tensors = getattr(bridge, "alloc_tensors_by_stealing_from_void_ptrs", None)
@@ -66,8 +69,8 @@ def reach_tensors(library: Any) -> bool:
 
 
 def _there_and_back(to_handles: Callable, to_tensors: Callable) -> bool:
-    """Whether a capsule without a name holds a tensor, and None stands for no tensor: nobody
-    promised either."""
+    """Whether a capsule without a name holds a tensor, and None stands for no tensor; torch
+    promises neither."""
     x = torch.empty(0, device="cpu")
     try:
         (handle,) = to_handles([x])
@@ -79,18 +82,18 @@ def _there_and_back(to_handles: Callable, to_tensors: Callable) -> bool:
     return back is x and nothing is None
 
 
-def is_loaded() -> bool:
-    """Whether there is a library to call."""
-    return bool(_functions)
+def is_on() -> bool:
+    """Whether calls may be direct, and there is a library to call."""
+    return enabled and bool(_functions)
 
 
 def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The operation's results, or NotImplemented where it has to go through the dispatcher.
 
-    Not for what is traced by a compiler or lies under a transform of torch.func.
+    ``run`` does not ask while a compiler traces, or under a transform of torch.func.
     """
-    found = _functions.get(operation)
-    # A mode, a profiler, a tracer: whatever is told of operations.
+    found = _functions.get(operation) if enabled else None
+    # A mode, a profiler or a tracer observes operations.
     if (
         found is None
         or _len_torch_dispatch_stack()

@@ -1,4 +1,4 @@
-"""The rotary operation: schema, who serves it, and how a rotation becomes a call of it."""
+"""The rotary operation: schema, what serves it, and how a rotation becomes a call of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn import (
-    _direct,
-    _ops,  # noqa: F401  loads the compiled library
-    _versions,
-    backend,
-)
+from flash_attn import backend
 from flash_attn.cpu.rotary_layer import rotary as on_torch
+from flash_attn.dispatch import (
+    direct,
+    ops,  # noqa: F401  loads the compiled library
+    run,
+    versions,
+)
 
 __all__ = ["Parts", "Turn", "rotate"]
 
@@ -33,16 +34,11 @@ for _name, _schema in SCHEMAS.items():
     _library.impl(_name, CPU[_name], "CPU")
 _operation = torch.ops.flash_attn._rotary
 
-
-@torch.library.register_fake("flash_attn::_rotary", lib=_library)
-def _fake_rotary(*args) -> None:
-    return None
-
-
-_versions.register(_library, _operation.default)
+torch.library.register_fake("flash_attn::_rotary", lambda *_: None, lib=_library)
+versions.register(_library, _operation.default)
 if not torch._C._dispatch_has_kernel_for_dispatch_key("flash_attn::_rotary", "CUDA"):
     _library.impl("_rotary", backend.missing_kernel("_rotary"), "CUDA")
-_direct.register(_operation.default)
+direct.register(_operation.default)
 
 
 class Turn(NamedTuple):
@@ -84,15 +80,9 @@ def kernel_takes(tensors: list[Tensor], turn: Turn) -> bool:
     return turn.cos_k is None or turn.cos_k.shape == turn.cos.shape
 
 
-def traced() -> bool:
-    """Whether a compiler or a transform of torch.func looks on: it sees torch's operations, which
-    it derives, and fuses with what is around them."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
 def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
-    # Subclasses of tensors bring rules for torch's operations and none for this one.
-    if traced() or type(x.x) not in (Tensor, torch.nn.Parameter):
+    # Subclasses of tensors have rules for torch's operations and none for this one.
+    if run.traced() or type(x.x) not in (Tensor, torch.nn.Parameter):
         return False
     if x.x.is_cuda:
         tensors = x.present() if out is x else x.present() + out.present()
@@ -101,12 +91,12 @@ def _by_operation(out: Parts, x: Parts, turn: Turn) -> bool:
 
 
 def rotate(out: Parts, x: Parts, turn: Turn, conjugate: bool) -> None:
-    """Write x, turned, or turned back, to out, which may be x; autograd does not record it, but
-    for what ``traced``."""
+    """Writes x, turned or turned back, to out, which may be x. Autograd does not record it, but
+    where ``run.traced``."""
     pairs = (part for pair in zip(out, x) for part in pair)
     call = (*pairs, *_prepared(x.x, turn), turn.interleaved, conjugate)
     if _by_operation(out, x, turn):
-        _versions.call(_operation.default, *call)
+        run.writing(_operation.default, *call)
     else:
         on_torch(*call)
 

@@ -1,4 +1,4 @@
-"""The checks of a call with a KV cache; see ``flash_attn.checks`` for what a check is."""
+"""The checks of a call with a KV cache; see ``checks.py`` for what a check is."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _warnings, checks
+from flash_attn.api import checks
+from flash_attn.api.warn import warn_once
 from flash_attn.call import Cache, Options
-from flash_attn.checks import (
-    _WITH_MEMORY,
-    _bad_shape,
-    _like,
-    _on_device_of,
-    _per_sequence,
-    _rank,
-    _table,
-    _unit_stride,
-)
 
 _NEW_KEYS = checks.Layout("(batch, seqlen_new, heads_k, head_dim)", 4)
 _ROTARY_TABLE = checks.Layout("(seqlen_rotary, rotary_dim / 2)", 2)
@@ -51,25 +42,25 @@ def _tensors(q: Tensor, cache: Cache) -> None:
     checks.operands(q, k_cache, cache.v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
     batch = q.shape[0]
     if block_table is not None:
-        _table(block_table, k_cache, "k_cache", batch, q)
+        checks.page_table(block_table, k_cache, "k_cache", batch, q)
         if batch_idx is not None:
             raise ValueError("cache_batch_idx: got one with block_table; pages need none")
     elif batch_idx is not None:
-        _per_sequence(batch_idx, "cache_batch_idx", batch, q)
+        checks.per_sequence(batch_idx, "cache_batch_idx", batch, q)
     elif k_cache.shape[0] != batch:
         raise ValueError(
             f"k_cache: got batch {k_cache.shape[0]}; without cache_batch_idx it must be that of q, "
             f"{batch}, and without block_table there are no pages"
         )
     if cache.cache_leftpad is not None:
-        _per_sequence(cache.cache_leftpad, "cache_leftpad", batch, q)
+        checks.per_sequence(cache.cache_leftpad, "cache_leftpad", batch, q)
     if isinstance(cache.cache_seqlens, Tensor):
-        _per_sequence(cache.cache_seqlens, "cache_seqlens", batch, q)
+        checks.per_sequence(cache.cache_seqlens, "cache_seqlens", batch, q)
 
 
 def without_gradient(q: Tensor, cache: Cache, options: Options) -> tuple[Tensor, Cache, Options]:
-    """The call as under ``torch.no_grad()``: there is no backward through a cache, it would have
-    to undo the append.
+    """The call as under ``torch.no_grad()``: there is no backward through a cache, which would
+    have to undo the append.
 
     A cache that requires a gradient itself is not written: autograd would not know.
     """
@@ -92,7 +83,7 @@ def _detached(x: Any) -> Any:
 
 def say_there_is_no_gradient() -> None:
     if not torch.compiler.is_compiling():
-        _warnings.once(
+        warn_once(
             "attention over a KV cache has no backward: a tensor of this call requires a gradient "
             "and gets none; call it under torch.no_grad()"
         )
@@ -133,19 +124,19 @@ def _new_tensors(q: Tensor, cache: Cache) -> None:
     k, v = cache.k, cache.v
     batch, traced = q.shape[0], torch.compiler.is_compiling()
     for name, x, old in (("k", k, cache.k_cache), ("v", v, cache.v_cache)):
-        _rank(x, name, _NEW_KEYS)
-        _like(x, name, q, traced)
+        checks.laid_out(x, name, _NEW_KEYS)
+        checks.like_q(x, name, q, traced)
         shape, head = x.shape, old.shape[2:]
         if shape[0] != batch or shape[2:] != head:
-            raise _bad_shape(x, name, f"({batch}, seqlen_new, {head[0]}, {head[1]})")
+            raise checks.bad_shape(x, name, f"({batch}, seqlen_new, {head[0]}, {head[1]})")
     if not traced and _same_memory(cache.k_cache, cache.v_cache):
         _one_memory(cache)
     if k.shape[1] != v.shape[1]:
-        raise _bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
+        raise checks.bad_shape(v, "v", f"that of k, {tuple(k.shape)},")
 
 
 def _no_overlap(cache: Tensor, name: str) -> None:
-    """What `expand` makes is one memory for several rows: which of the new ones would it keep?"""
+    """`expand` makes one memory for several rows, which could keep only one of the new ones."""
     strides = cache.stride()
     if 0 in strides and any(n > 1 and not stride for n, stride in zip(cache.shape, strides)):
         raise ValueError(
@@ -163,8 +154,8 @@ def _one_memory(cache: Cache) -> None:
 
 
 def _same_memory(x: Tensor, y: Tensor) -> bool:
-    """Of tensors that have one."""
-    if x is y or type(x) not in _WITH_MEMORY:
+    """Whether two tensors start at one address; False for tensors without memory."""
+    if x is y or type(x) not in checks.PLAIN:
         return x is y
     try:
         return x.data_ptr() == y.data_ptr() != 0
@@ -207,24 +198,24 @@ def _rotary(q: Tensor, cache: Cache, capacity: int, look: bool) -> None:
     if look:
         _tables(q, cos, sin)
     if cos.shape[0] < capacity:
-        raise _bad_shape(
+        raise checks.bad_shape(
             cos, "rotary_cos", f"a row for each of the {capacity} positions of the cache"
         )
 
 
 def _floating(x: Tensor, name: str) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        _rank(x, name, _ROTARY_TABLE)
+        checks.laid_out(x, name, _ROTARY_TABLE)
         raise ValueError(f"{name}: got dtype {x.dtype}; a floating dtype is needed")
 
 
 def _tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
-        _rank(x, name, _ROTARY_TABLE)
-        _on_device_of(x, name, q)
-        _unit_stride(x, name)
+        checks.laid_out(x, name, _ROTARY_TABLE)
+        checks.on_device_of(x, name, q)
+        checks.unit_stride(x, name)
     if sin.shape != cos.shape:
-        raise _bad_shape(sin, "rotary_sin", f"that of rotary_cos, {tuple(cos.shape)},")
+        raise checks.bad_shape(sin, "rotary_sin", f"that of rotary_cos, {tuple(cos.shape)},")
     if not 1 <= cos.shape[1] * 2 <= q.shape[-1]:
         expected = f"(seqlen_rotary, rotary_dim / 2) with rotary_dim <= {q.shape[-1]}"
-        raise _bad_shape(cos, "rotary_cos", expected)
+        raise checks.bad_shape(cos, "rotary_cos", expected)

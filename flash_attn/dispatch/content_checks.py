@@ -1,9 +1,9 @@
 """FLASH_ATTN_CHECK=1: index tensors are looked at before every kernel, on a GPU too.
 
-The CPU backend always looks; a GPU would have to be waited for, so its kernels keep within the
-tensors whatever these hold, and say nothing. To find out who passed what, every operation gets a
-step before its backend that makes the CPU's checks, wherever the call comes from: the public
-functions, a backward, a compiled graph.
+The CPU backend always looks. To look on a GPU is to wait for it, so its kernels keep within the
+tensors whatever these hold, and say nothing. To find a wrong call, every operation gets a step
+before its backend that makes the CPU's checks, wherever the call comes from: a public function, a
+backward, a compiled graph.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def _checked(operation: torch._ops.OpOverload, check: Callable) -> Callable:
 
 
 def _can_look(q: Tensor) -> bool:
-    """Not at shapes without contents, and not while a CUDA graph is captured."""
+    """Whether q has contents, and no CUDA graph is being captured."""
     return q.is_cpu or (q.is_cuda and not torch.cuda.is_current_stream_capturing())

@@ -1,8 +1,8 @@
-"""The checks of numbers, flags and windows; see ``flash_attn.checks`` for what a check is.
+"""The checks of numbers, flags and windows; see ``checks.py`` for what a check is.
 
-A bool is no number, though Python has it as one: True in the place of a number was meant for
-another argument. A flag is a bool, Python's or numpy's: what else is true was meant for another,
-too.
+A bool is no number, though Python has it as one: a caller who passes True in the place of a number
+meant another argument. A flag is a bool of Python's or numpy's; any other true value was meant for
+another argument, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from flash_attn.call import Options
 
-LARGEST = torch.finfo(torch.float32).max  # in which kernels have scores
+LARGEST = torch.finfo(torch.float32).max  # kernels have scores in float32
 _LEAST = -LARGEST
 _FLAGS = ("causal", "deterministic", "return_attn_probs", "batch_invariant", "return_lse",
           "return_softmax_lse")  # fmt: skip
@@ -27,34 +27,26 @@ def flag(x: Any, name: str) -> bool:
     """A flag as a bool of Python's."""
     if x is True or x is False:
         return x
-    if isinstance(x, (bool, torch.SymBool)) or _is_numpy_bool(x):
+    if _is_bool(x):
         return bool(x)
     raise TypeError(f"{name}: got {_shown(x)}; True or False is needed")
 
 
 def flags(options: Options) -> Options:
-    """With every flag a bool of Python's."""
-    _, _, a, _, _, _, b, c, _, d, e, f = options
-    if (
-        (a is False or a is True)
-        and (b is False or b is True)
-        and (c is False or c is True)
-        and (d is False or d is True)
-        and (e is False or e is True)
-        and (f is False or f is True)
-    ):
-        return options
-    return options._replace(**{name: flag(getattr(options, name), name) for name in _FLAGS})
-
-
-def _is_numpy_bool(x: Any) -> bool:
-    """Of a library that need not be there."""
-    kind = type(x)
-    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
+    """The options, with every flag a bool of Python's."""
+    for x in (options.causal, options.deterministic, options.return_attn_probs,
+              options.batch_invariant, options.return_lse, options.return_softmax_lse):  # fmt: skip
+        if x is not True and x is not False:
+            return options._replace(**{name: flag(getattr(options, name), name) for name in _FLAGS})
+    return options
 
 
 def _is_bool(x: Any) -> bool:
-    return isinstance(x, (bool, torch.SymBool)) or _is_numpy_bool(x)
+    """Whether x is a bool of Python's, or of numpy's, which need not be installed."""
+    if isinstance(x, (bool, torch.SymBool)):
+        return True
+    kind = type(x)
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
 
 
 def _shown(x: Any) -> str:
@@ -113,7 +105,7 @@ def finite(x: Any, name: str) -> None:
 
 
 def _order(name: str, x: Any) -> str:
-    """For what was meant for another argument: a mask, or causal."""
+    """What to add where the caller meant another argument: a mask, or causal."""
     if name == "dropout_p" or (name == "softmax_scale" and _is_bool(x)):
         return "; dropout_p, softmax_scale and causal come in this order: pass them by keyword"
     return ""
@@ -134,7 +126,7 @@ def window(window_size: Any) -> tuple[int, int]:
 
 
 def window_as_it_is(window_size: Any) -> tuple[int, int]:
-    """The same outside of compilers: two ints are what they are, whoever reads them next."""
+    """``window`` outside of compilers: two ints are left to the library, which checks them."""
     if type(window_size) is tuple and len(window_size) == 2:
         left, right = window_size
         if type(left) is int and type(right) is int:
