@@ -347,9 +347,8 @@ def backward(
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
     lengths: of `dense_lengths` or `varlen_lengths`. split_heads: query heads of a group that a tile
-    of keys has; None: all. columns: a thread block, or a pair, takes all keys of a sequence.
-    relay: key blocks hand sums of dq on. cut: so many of the last tiles, or all, into so many parts
-    of their rows.
+    of keys has; None: all. kv_persistent: a CTA, or a pair, takes all keys of a sequence.
+    ordered_dq: that schedule. cut: so many of the last tiles, or all, into so many row splits.
     NaN wherever no kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}

@@ -154,11 +154,9 @@ def test_boxes(selftest, tensor, box, begin):
 def test_swizzled_boxes(selftest, span):
     """16-byte chunk c of a row goes to c XOR bits of the row, as the CUDA manual draws it."""
     columns = span // 4
-    x = random(16, kv_persistent)
-    memory = torch.full((16, kv_persistent), float("nan"))
-    selftest.box(
-        "load", [kv_persistent, 16], [kv_persistent, 16], [0, 0], *addresses(x, memory), span
-    )
+    x = random(16, columns)
+    memory = torch.full((16, columns), float("nan"))
+    selftest.box("load", [columns, 16], [columns, 16], [0, 0], *addresses(x, memory), span)
     flat = memory.view(-1, 4)  # chunks
     for row in range(16):
         for chunk in range(span // 16):
@@ -166,9 +164,7 @@ def test_swizzled_boxes(selftest, span):
             at = row * span // 16 + (chunk ^ line % 8 % (span // 16))
             assert torch.equal(flat[at], x[row, chunk * 4 : chunk * 4 + 4])
     back = torch.zeros_like(x)
-    selftest.box(
-        "store", [kv_persistent, 16], [kv_persistent, 16], [0, 0], *addresses(back, memory), span
-    )
+    selftest.box("store", [columns, 16], [columns, 16], [0, 0], *addresses(back, memory), span)
     assert torch.equal(back, x)
 
 

@@ -94,7 +94,7 @@ def test_deterministic_backward_has_the_same_bits(kernels, row, seed, l2_bytes):
     options = dict(deterministic=True, causal=True)
     in_order = calls.backward(kernels, row.name, *x, **options)
     beside = SideBySide(kernels, 8, seed, l2_bytes)
-    for relay in (False, True):
+    for ordered_dq in (False, True):
         results = calls.backward(beside, row.name, *x, ordered_dq=ordered_dq, **options)
         for name, a, b in zip(NAMES, results, in_order, strict=True):
             assert_bitwise(name, a, b)
