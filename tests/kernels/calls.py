@@ -283,7 +283,7 @@ def new_rows(
     """What a call brings to a cache; turned: where its queries go that turn, if anywhere."""
     rows = {"k_new": view(k), "v_new": view(v)}
     if turned is not None:
-        rows["q_turned"] = view(turned)
+        rows["q_rotated"] = view(turned)
     if rotary_cos is not None:
         rows |= {
             "cos": rotary_cos.data_ptr(),

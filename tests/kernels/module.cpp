@@ -360,8 +360,8 @@ bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm
 flash::NewRows new_rows(py::dict const& call) {
   flash::NewRows rows{};
   rows.q = view<void const>(call, "q");
-  if (call.contains("q_turned")) {
-    rows.q_turned = view<void>(call, "q_turned");
+  if (call.contains("q_rotated")) {
+    rows.q_rotated = view<void>(call, "q_rotated");
   }
   rows.k = view<void const>(call, "k_new");
   rows.v = view<void const>(call, "v_new");
