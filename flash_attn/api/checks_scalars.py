@@ -1,6 +1,6 @@
 """The checks of numbers, flags and windows; see ``checks.py`` for what a check is.
 
-A bool is no number, though Python has it as one: a caller who passes True in the place of a number
+A bool is no number, though Python has it as one: a caller that passes True in the place of a number
 meant another argument. A flag is a bool of Python's or numpy's; any other true value was meant for
 another argument, too.
 """

@@ -85,7 +85,7 @@ def _rotate(call: CacheStep, old: list[int]) -> tuple[Tensor, Tensor]:
     """New keys turn by cache_seqlens + i; queries too if masks are local, else by cache_seqlens."""
     q, k, local = call.q, call.cache.k, _is_local(call.scoring)
     cos, sin, interleaved = call.cache.rotary_cos, call.cache.rotary_sin, call.rotary_interleaved
-    starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, read by nobody
+    starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, which is not read
     if not starts:
         return q, k
     heads, length = q.shape[2], k.shape[1]

@@ -207,7 +207,7 @@ def register(library: torch.library.Library, forward, backward, run_backward: Ca
         library.impl(name, serve, "Autograd", with_keyset=True)
 
 
-# By forward operation, and by its packet of overloads.
+# Keys are forward operations, and their packets of overloads.
 _tapes: dict[Callable[..., Any], _Tape] = {}
 
 

@@ -35,8 +35,8 @@ else:
 #: FLASH_ATTN_CHECK=1 turns it off, because its checks are a step in the dispatcher.
 enabled: bool = not backend.CHECK
 
-# By operation, and by its packet of overloads: the library's function, and what puts a call's
-# arguments in its order.
+# For each operation, and for its packet of overloads: the library's function, and what puts a
+# call's arguments in its order.
 _functions: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[tuple, dict], tuple]]] = {}
 
 

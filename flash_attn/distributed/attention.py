@@ -280,7 +280,7 @@ def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
     )
     slopes = options.alibi_slopes
     wants = slopes is not None and slopes.requires_grad  # which they may not
-    # Of a rank without tokens the strides say nothing, and may be others in each call.
+    # The strides of a rank without tokens say nothing, and may differ from call to call.
     whole_rows = tuple(x.is_contiguous() or x.stride(-1) == 1 for x in tensors)
     return method, layout.description, about, whole_rows, wants
 

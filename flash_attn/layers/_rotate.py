@@ -21,8 +21,8 @@ __all__ = [
     "rotate_pair",
 ]
 
-# What of a call's tensors turns, as views. Each is a view of its own: autograd lets nobody write
-# into one of several that come from a single unbind or split.
+# The parts of a call's tensors that are rotated, as views. Each is a view of its own: autograd
+# refuses to write into one of several views that come from a single unbind or split.
 _Layout = Callable[..., Parts]
 
 
