@@ -24,7 +24,7 @@ def kernel(head_dim: int = 128, plain: bool = True, family: str = "sm90") -> dic
     hopper = family == "sm90"
     return dict(
         block_m=block_m, block_n=128, head_dim=head_dim, head_dim_v=head_dim, resident=resident,
-        hopper=hopper, hooks=not plain, schedules=hopper and plain,
+        hopper=hopper, score_mods=not plain, schedules=hopper and plain,
         cuts_rows=hopper and plain and head_dim != 96,
     )  # fmt: skip
 
