@@ -23,7 +23,7 @@ Problem problem_of(py::dict const& d) {
 }
 
 // The kernels of an H100 and an H200 were measured.
-Machine machine_of(py::object const& machine) {
+Machine measured_machine(py::object const& machine) {
   Machine m = plan_bindings::machine_of(machine);
   if (!py::isinstance<py::str>(machine)) {
     m.forward = {};
@@ -47,7 +47,8 @@ void bind_plan_forward(py::module_& m) {
   m.def(
       "plan_forward",
       [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
-        auto const plan = plan_forward(problem_of(problem), machine_of(machine), kernel_of(kernel));
+        auto const plan =
+            plan_forward(problem_of(problem), measured_machine(machine), kernel_of(kernel));
         ForwardChoice const& c = plan.choice;
         return std::tuple(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side, plan.us,
                           plan.workspace);
@@ -58,7 +59,7 @@ void bind_plan_forward(py::module_& m) {
       "forward_us",
       [](py::dict const& problem, py::object const& machine, py::dict const& kernel, int tile,
          int splits, int side_by_side) {
-        return forward_us(problem_of(problem), machine_of(machine), kernel_of(kernel),
+        return forward_us(problem_of(problem), measured_machine(machine), kernel_of(kernel),
                           {ForwardTile(tile), splits, side_by_side});
       },
       py::arg("problem"), py::arg("machine"), py::arg("kernel"), py::kw_only(), py::arg("tile"),
