@@ -1,4 +1,4 @@
-"""What is asked in one forward: the 34 arguments under one name each, and those that are refused."""
+"""What is asked in one forward: 34 arguments under one name each, and those that are refused."""
 
 from __future__ import annotations
 

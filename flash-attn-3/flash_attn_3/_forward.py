@@ -11,9 +11,7 @@ from flash_attn_3 import _rows
 from flash_attn_3._asked import Asked, into, refuse
 
 
-def forward(
-    asked: Asked, options: Options = Options(), is_cache: bool = False
-) -> tuple[Tensor, Tensor]:
+def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Tensor, Tensor]:
     """out and log-sum-exp.
 
     Arguments:

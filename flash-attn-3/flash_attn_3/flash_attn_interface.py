@@ -30,6 +30,7 @@ from flash_attn_3._cache import (
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
+from flash_attn_3._private import _flash_attn_backward, _flash_attn_forward  # noqa: F401
 
 __all__ = [
     "flash_attn_combine",
@@ -153,7 +154,7 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: the longest sequence, or more.
         seqused_q: (batch,), int32: how many rows of each sequence of q are in use, from its first
             on; None is all. Masks are aligned to the last one in use. Of the others the output is
-            0, the log-sum-exp -inf, and every gradient 0.
+            0, the log-sum-exp -inf (that of a sink, where there is one), every gradient 0.
         seqused_k: the same for k and v; what the other rows hold is not read.
         page_table: (batch, pages), int32: the pages of each sequence.
         the others: as there.
