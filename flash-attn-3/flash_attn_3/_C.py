@@ -10,6 +10,9 @@ and none at the cache that is written, are in it.
 
 from __future__ import annotations
 
+from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn has
+
+# isort: split
 import torch
 from torch import Tensor
 

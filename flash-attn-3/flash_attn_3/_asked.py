@@ -7,14 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import flash_attn
-
-if getattr(flash_attn, "__build__", None) is None:
-    raise ImportError(
-        f"flash-attn-3 of this repository needs its flash-attn, and found {flash_attn.__file__}: "
-        "run `pip install .` in the repository's folder"
-    )
-
 
 class Asked(NamedTuple):
     """Of one forward, in the order of ``_flash_attn_forward`` and of the operator ``fwd``."""

@@ -18,6 +18,9 @@ In every function here:
 
 from __future__ import annotations
 
+from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn has
+
+# isort: split
 from torch import Tensor
 
 from flash_attn import checks

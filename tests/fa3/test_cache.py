@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-import flash_attn_interface as fa3
 import pytest
 import torch
 from cache_cases import CacheCase, expected, make_cache
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention
 from torch import Tensor
+
+import flash_attn_interface as fa3
 
 
 def call(case: CacheCase, x, **more):

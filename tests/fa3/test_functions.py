@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from itertools import accumulate
 
-import flash_attn_interface as fa3
 import pytest
 import torch
 from calls import check_gradients
@@ -13,6 +12,9 @@ from cases import BF16, FP16, poisoned
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention
 from torch import Tensor
+
+import flash_attn
+import flash_attn_interface as fa3
 
 HEADS, HEADS_K = 4, 2
 SLOTS_Q, USED_Q = [9, 40, 1, 20, 3], [9, 17, 0, 20, 1]
@@ -92,16 +94,10 @@ def test_dropout_and_alibi_are_ours(device):
     q, k, v = tensors(device, *[(2, 40, HEADS, 32)] * 3)
     slopes = torch.rand(2, HEADS, device=device)
     torch.manual_seed(5)
-    expected = _flash_attn()(q, k, v, dropout_p=0.5, alibi_slopes=slopes)
+    expected = flash_attn.flash_attn_func(q, k, v, dropout_p=0.5, alibi_slopes=slopes)
     torch.manual_seed(5)
     out = fa3.flash_attn_func(q, k, v, dropout_p=0.5, alibi_slopes=slopes)
     assert_bitwise("out", out, expected)
-
-
-def _flash_attn():
-    import flash_attn
-
-    return flash_attn.flash_attn_func
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -130,7 +126,7 @@ def test_qkvpacked_of_heads_that_do_not_fit(heads, said):
         fa3.flash_attn_qkvpacked_func(torch.randn(1, 4, 8, 16), num_heads_q=heads)
 
 
-# --- Packed: rows that are not in use --------------------------------------------------------------
+# --- Packed: rows that are not in use -------------------------------------------------------------
 
 
 def written_out(attention, q, k, v, used_q, used_k, slopes=None, s_aux=None, **options):

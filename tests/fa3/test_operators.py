@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import flash_attn_interface as fa3
 import pytest
 import torch
 from compare import assert_accurate, assert_bitwise, assert_within
@@ -10,6 +9,8 @@ from reference import attention_ref, standard_attention
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
+
+import flash_attn_interface as fa3
 
 OPS = torch.ops.flash_attn_3
 USED = [3, 0]
@@ -205,7 +206,7 @@ def test_compiled(name, device):
         assert_within("result", ours, theirs, 1e-2)
 
 
-# --- Results over disjoint keys as one ----------------------------------------------------------------
+# --- Results over disjoint keys as one ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 
-import flash_attn_3
-import flash_attn_interface as fa3
 import pytest
 import torch
 from compare import assert_bitwise
 
 import flash_attn
+import flash_attn_3
+import flash_attn_interface as fa3
+from tests.commands import ROOT
 
 DESCALES = "q_descale=None, k_descale=None, v_descale=None"
 FROM_SCALE = (
@@ -233,3 +235,33 @@ def test_metadata():
     assert found.dtype == torch.int32
     assert found.tolist() == [0]
     assert fa3.get_scheduler_metadata(2, 1, 64, 4, 2, 64, lengths.to("meta")).is_meta
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+
+def rows_of_the_page() -> dict[str, set[str]]:
+    """Which arguments are honoured, harmless and refused."""
+    text = (ROOT / "docs" / "fa3.md").read_text()
+    table = text.split("<!-- the arguments -->")[1].split("<!-- end of the arguments -->")[0]
+    found: dict[str, set[str]] = {"honoured": set(), "harmless": set(), "refused": set()}
+    for names, kind in re.findall(r"^\| (`.*?) \| (\w+) \|", table, re.MULTILINE):
+        found[kind] |= set(re.findall(r"`(\w+)`", names))
+    return found
+
+
+def test_the_page_has_every_argument():
+    found = rows_of_the_page()
+    assert found["refused"] == set(REFUSED)
+    assert set(HARMLESS) - {"attention_chunk"} <= found["harmless"]
+    assert not found["refused"] & found["honoured"]
+    named = set().union(*found.values())
+    for function in [*SIGNATURES, *NAMES]:
+        assert {p.name for p in positional(getattr(fa3, function))} <= named
+    text = (ROOT / "docs" / "fa3.md").read_text()
+    for function in [*SIGNATURES, *NAMES, *SCHEMAS]:
+        assert f"`{function}`" in text
+    parameters = inspect.signature(fa3.flash_attn_varlen_func).parameters.values()
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} <= set(
+        re.findall(r"`(\w+)`", text)
+    )
