@@ -89,14 +89,20 @@ _OPERATORS = {
 }
 
 
+_TAKEN = (
+    "torch.ops.{} is there already, of another package that serves the names of FlashAttention-3: "
+    "only one can be in a program"
+)
+
+
 def _define() -> torch.library.Library:
     taken = [name for name in _OPERATORS if hasattr(torch.ops.flash_attn_3, name)]
     if taken:
-        raise ImportError(
-            f"torch.ops.flash_attn_3.{taken[0]} is there already, of another package that serves "
-            "the names of FlashAttention-3: only one can be in a program"
-        )
-    library = torch.library.Library("flash_attn_3", "DEF")
+        raise ImportError(_TAKEN.format(f"flash_attn_3.{taken[0]}"))
+    try:
+        library = torch.library.Library("flash_attn_3", "DEF")
+    except RuntimeError as error:  # a compiled library has the namespace to itself
+        raise ImportError(_TAKEN.format("flash_attn_3")) from error
     for name, (schema, function) in _OPERATORS.items():
         library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         # Made of other operations: these are what a tracer sees.

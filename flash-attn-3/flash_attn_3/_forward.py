@@ -55,6 +55,7 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
     if packed or packed_new or asked.seqused_q is not None:
         return _cache_of_rows(asked, options)
     if not is_cache:
+        checks.num_splits(asked.num_splits)  # which changes nothing here
         return _calls.attend(asked.q, asked.k, asked.v, options)
     cache = Cache(
         asked.k, asked.v, asked.k_new, asked.v_new, asked.rotary_cos, asked.rotary_sin,
@@ -128,7 +129,10 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
         checks._per_sequence(pad, "cache_leftpad", batch, q)
         pad = torch.where(used > 0, pad, 0)
     q, cache, options = _checks_kvcache.without_gradient(q, Cache(k, v), options)
-    lengths = Lengths(cu_q, cu_q, _longest_q(asked), capacity)
+    longest = capacity
+    if asked.max_seqlen_k is not None and asked.k_new is None:
+        longest = asked.max_seqlen_k
+    lengths = Lengths(cu_q, cu_q, _longest_q(asked), longest)
     keys = Keys(table, pad, used.clamp(min=0))
     return _of_rows(asked, q, cache.k_cache, cache.v_cache, options, lengths, keys)
 

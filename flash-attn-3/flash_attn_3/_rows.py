@@ -13,6 +13,11 @@ from flash_attn.call import Keys, Lengths, Options
 from flash_attn.layers.rotary import apply_rotary_emb
 
 
+def _can_look(x: Tensor) -> bool:
+    """Whether what a tensor contains is there, and costs no waiting."""
+    return x.is_cpu and type(x) is Tensor and not torch.compiler.is_compiling()
+
+
 def ends(batch: int, rows: int, like: Tensor) -> Tensor:
     """cu_seqlens (batch + 1,) of sequences of as many rows each."""
     return torch.arange(batch + 1, dtype=torch.int32, device=like.device) * rows
@@ -27,8 +32,13 @@ def only_used(
     """
     cu_q, cu_k, _, max_k = lengths
     checks._per_sequence(seqused_q, "seqused_q", lengths.batch, q)
-    if q.is_cuda:  # on the CPU the library looks, and raises
-        seqused_q = torch.minimum(seqused_q.clamp(min=0), cu_q.diff())
+    fit = torch.minimum(seqused_q.clamp(min=0), cu_q.diff())
+    if _can_look(seqused_q) and not torch.equal(seqused_q, fit):
+        raise ValueError(
+            f"seqused_q is {seqused_q.tolist()}, of sequences that cu_seqlens_q gives "
+            f"{cu_q.diff().tolist()} rows; expected 0 or more, and at most these"
+        )
+    seqused_q = fit
     cu_q = torch.cat([_alternate(cu_q[:-1], cu_q[:-1] + seqused_q), cu_q[-1:]])
     table, leftpad, used = keys
     if table is not None and used is None:
@@ -112,7 +122,7 @@ def append(
     kept = kept & (start[sequence] >= 0)
     at = start[sequence] + place
     fits = at < columns * page_size
-    if at.device.type == "cpu" and not torch.compiler.is_compiling() and bool((kept & ~fits).any()):
+    if _can_look(at) and bool((kept & ~fits).any()):
         raise ValueError(
             f"cache_seqlens and cu_seqlens_k_new ask for more than the {columns * page_size} keys "
             "that the cache holds per sequence"

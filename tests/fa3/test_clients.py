@@ -105,7 +105,7 @@ def megatron_decode(q, k, v):
 
 
 def sglang(q, k, v):
-    """Pages, packed queries, cu_seqlens_k_new without new keys, and three names for what returns."""
+    """Pages, packed queries, cu_seqlens_k_new without new keys; three names for what returns."""
     batch, rows, keys = q.shape[0], q.shape[1], k.shape[1]
     table = torch.arange(batch, dtype=torch.int32)[:, None]
     ends = torch.arange(batch + 1, dtype=torch.int32)

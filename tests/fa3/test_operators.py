@@ -179,13 +179,24 @@ def test_without_data():
         softmax_d, *_ = OPS.bwd(out, q, k, v, out, lse, q.clone(), k.clone(), v.clone())
         assert softmax_d.shape == lse.shape
         page = torch.empty(1, dtype=torch.int32)
-        out, lse, *_ = OPS.fwd(q, k, v, seqused_k=page.expand(2).contiguous())
+        lengths = page.expand(2).contiguous()
+        out, lse, *_ = OPS.fwd(q, k, v, seqused_k=lengths)
         assert out.shape == q.shape
+        cu = torch.empty(3, dtype=torch.int32)
+        new = k.flatten(0, 1)[:3]
+        out, *_ = OPS.fwd(q, k, v, new, new, cu_seqlens_k_new=cu, seqused_k=lengths)
+        assert out.shape == q.shape
+        rows = q.flatten(0, 1)
+        out, lse, *_ = OPS.fwd(
+            rows, rows, rows, cu_seqlens_q=cu, cu_seqlens_k=cu, seqused_q=lengths
+        )
+        assert lse.shape == (4, 10)
 
 
-@pytest.mark.parametrize("name", ["fwd", "flash_attn_func", "varlen", "cache"])
+@pytest.mark.parametrize("name", ["fwd", "flash_attn_func", "varlen", "cache", "append"])
 def test_compiled(name, device):
     cu = ints(device, 0, 4, 10)
+    new = torch.randn(10, 2, 32, device=device).bfloat16()
     call = {
         "fwd": lambda q, k, v: OPS.fwd(q, k, v, is_causal=True)[0],
         "flash_attn_func": lambda q, k, v: fa3.flash_attn_func(q, k, v, causal=True),
@@ -193,8 +204,11 @@ def test_compiled(name, device):
             q, k, v, cu, cu, 6, 6, ints(device, 2, 6), causal=True
         ),
         "cache": lambda q, k, v: fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=cu[1:]),
+        "append": lambda q, k, v: fa3.flash_attn_with_kvcache(
+            q, k, v, new, new, cache_seqlens=cu[:2], cu_seqlens_k_new=cu
+        ),
     }[name]
-    grad = name != "cache"
+    grad = name not in ("cache", "append")
     shape = (10,) if name == "varlen" else (2, 10)
     q, k, v = qkv(device, *shape, grad=grad)
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)

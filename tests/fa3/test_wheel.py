@@ -101,6 +101,18 @@ def test_another_package_has_defined_an_operator(installed, name):
     assert f"ImportError: torch.ops.flash_attn_3.{name} is there already" in done.stderr
 
 
+def test_a_compiled_library_has_the_namespace(installed):
+    """Of which torch says so in its own words: there is one of each."""
+    program = (
+        "import torch\n"
+        "torch.library.Library = lambda *args: exec('raise RuntimeError(\\'Only a single\\')')\n"
+        "import flash_attn_3._C"
+    )
+    done = python(installed, "import flash_attn.layers.rotary\n" + program)
+    assert done.returncode == 1
+    assert "ImportError: torch.ops.flash_attn_3 is there already" in done.stderr
+
+
 def test_beside_the_flash_attn_of_another(installed, tmp_path):
     (tmp_path / "flash_attn.py").write_text("__version__ = '2.8.3'\n")
     path = f"{installed}:{tmp_path}"
