@@ -77,6 +77,9 @@ def refuse(
     attention_chunk: int | None = 0, rotary_seqlens: Any = None,
 ) -> None:  # fmt: skip
     """NotImplementedError for what would change a result and has no kernel here."""
+    descales = (q_descale, k_descale, v_descale)
+    if qv is rotary_seqlens is None and not attention_chunk and all(x is None for x in descales):
+        return
     given = {
         "qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
         "rotary_seqlens": rotary_seqlens,
@@ -99,7 +102,9 @@ def _shown(x: Any) -> str:
 def one_of(**given: Tensor | None) -> Tensor | None:
     """What has several names: the one that is given, or the same tensor under more than one."""
     named = {name: x for name, x in given.items() if x is not None}
-    first = next(iter(named.values()), None)
+    if not named:
+        return None
+    first = next(iter(named.values()))
     if any(x is not first for x in named.values()):
         raise ValueError(f"{' and '.join(named)}: got two tensors; they are names of one argument")
     return first

@@ -23,11 +23,11 @@ from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn
 # isort: split
 from torch import Tensor
 
-from flash_attn import checks
+from flash_attn import _calls, checks
 from flash_attn._packed import unpack
 from flash_attn.call import Options, Window
 from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
-from flash_attn_3._asked import Asked, one_of, refuse
+from flash_attn_3._asked import Asked, into, one_of, refuse
 from flash_attn_3._cache import (
     flash_attn_combine,
     flash_attn_with_kvcache,
@@ -96,19 +96,16 @@ def flash_attn_func(
         TypeError, ValueError: an argument that is not as above; the message names it.
         NotImplementedError: see the module; CUDA tensors for which there is no compiled kernel.
     """
+    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    checks.num_splits(num_splits)  # which changes nothing here
+    sink = one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     options = Options(
-        dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
-        s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, False,
+        sink, return_lse=True,
     )  # fmt: skip
-    left, right = window_size
-    asked = Asked(
-        q, k, v, None, None, qv, out, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale, softmax_scale=softmax_scale, causal=causal, window_size_left=left,
-        window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
-        num_splits=num_splits,
-    )  # fmt: skip
-    result = _forward.forward(asked, options)
-    return result if return_attn_probs else result[0]
+    result, lse = _calls.attend(q, k, v, options)
+    result = into(out, result)
+    return (result, lse) if return_attn_probs else result
 
 
 def flash_attn_varlen_func(
