@@ -9,8 +9,8 @@ device.
 
 from __future__ import annotations
 
-from flash_attn import _calls, _private
 from flash_attn.call import Cache, Options
+from flash_attn.dispatch import calls, private
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
@@ -45,7 +45,7 @@ def fwd(
         rng_state (2,) or (0,) int64].
     """
     _no_generator(gen)
-    result, lse, probs, rng_state = _private._flash_attn_forward(
+    result, lse, probs, rng_state = private._flash_attn_forward(
         q, k, v, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
         alibi_slopes, return_softmax,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def varlen_fwd(
         rng_state (2,) or (0,) int64].
     """
     _no_generator(gen)
-    result, lse, probs, rng_state = _private._flash_attn_varlen_forward(
+    result, lse, probs, rng_state = private._flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale,
         is_causal, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax,
         block_table, leftpad_k, seqused_k, zero_tensors, num_splits=num_splits,
@@ -87,7 +87,7 @@ def bwd(
     """
     _no_generator(gen)
     dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
-    softmax_d = _private._flash_attn_backward(
+    softmax_d = private._flash_attn_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, p_dropout, softmax_scale, is_causal,
         window_size_left, window_size_right, softcap, alibi_slopes, deterministic,
         rng_state,
@@ -107,7 +107,7 @@ def varlen_bwd(
     """
     _no_generator(gen)
     dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
-    softmax_d = _private._flash_attn_varlen_backward(
+    softmax_d = private._flash_attn_varlen_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right,
         softcap, alibi_slopes, deterministic, rng_state, zero_tensors,
@@ -139,8 +139,8 @@ def fwd_kvcache(
         cache_leftpad, block_table,
     )  # fmt: skip
     options = Options(
-        0.0, softmax_scale, is_causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, return_lse=True,
+        softmax_scale=softmax_scale, causal=is_causal, softcap=softcap, alibi_slopes=alibi_slopes,
+        window_size=(window_size_left, window_size_right), return_lse=True,
     )  # fmt: skip
-    result, lse = _calls.kvcache(q, cache, options, is_rotary_interleaved, num_splits)
+    result, lse = calls.kvcache(q, cache, options, is_rotary_interleaved, num_splits)
     return [_into(out, result), lse]

@@ -87,8 +87,9 @@ def describe_machine(device: torch.device) -> dict:
 def measure(args: argparse.Namespace) -> list[Row]:
     """Rows of all presets, each printed as it is there; those that there are when interrupted."""
     options = Options(
-        torch.device(args.device), args.dims, args.seqlens, args.standard, args.expand_k
-    )
+        torch.device(args.device), dims=args.dims, seqlens=args.seqlens,
+        with_standard=args.standard, expand_k=args.expand_k,
+    )  # fmt: skip
     rows = []
     try:
         for preset in args.presets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -137,7 +138,7 @@ def scores(options: Options) -> Iterator[Row]:
 
 
 def cpu(options: Options) -> Iterator[Row]:
-    options = Options(torch.device("cpu"), options.dims, options.seqlens, options.with_standard)
+    options = replace(options, device=torch.device("cpu"))
     for what in ("fwd", "fwd+bwd"):
         grid = problems.cpu_grid(options.dims, options.seqlens)
         yield from _dense("cpu", what, grid, options, budget_ms=1000.0)

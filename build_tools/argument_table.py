@@ -15,7 +15,7 @@ END = "<!-- end of the arguments -->"
 
 def table() -> str:
     """A row for each library and thing to do."""
-    from flash_attn._other_arguments import ARGUMENTS
+    from flash_attn.compat.other_arguments import ARGUMENTS
 
     lines = ["| of | argument | here |", "|---|---|---|"]
     same = itertools.groupby(ARGUMENTS, lambda name: (ARGUMENTS[name].of, ARGUMENTS[name].here()))

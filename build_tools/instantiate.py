@@ -23,14 +23,15 @@ _LEVELS = ("plain", "full")  # csrc/core/score_level.h
 
 _FILE = """\
 // Generated from csrc/variants.py.
-#include "{arch}/{folder}/launch.h"
+#include "{folder}/launch.h"
 
 namespace flash {{
 {kernels}
 }}  // namespace flash
 """
 
-# A direction's member of Launch, and the folder of its kernels, unless they are of another kind.
+# A direction's member of Launch, and the folder of its kernels, unless they are of another kind
+# (_FOLDER).
 _MEMBER = {
     "fwd": "forward",
     "bwd": "backward",
@@ -38,6 +39,10 @@ _MEMBER = {
     "decode": "decode",
     "append": "append",
 }
+
+# Folders of kernels that serve every architecture, and, after the last slash, their namespaces; the
+# others' are their architecture's.
+_FOLDER = {"decode": "decode", "append": "passes/append"}
 
 # Directions that take another's parameters.
 _PARAMS = {"paged": "Fwd"}
@@ -68,10 +73,10 @@ _QUICK = frozenset({"fwd", "paged", "decode"})
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code, and the tiles were chosen, and freed of spills, with this one.
 _KERNEL = """
-using Config_{name} = {arch}::{Kind}Config<{element}, {config}, ScoreLevel::{level}>;
-extern int const smem_{name} = {arch}::{smem_bytes}<Config_{name}>;
+using Config_{name} = {space}::{Kind}Config<{element}, {config}, ScoreLevel::{level}>;
+extern int const smem_{name} = {space}::{smem_bytes}<Config_{name}>;
 void launch_{name}({params} const& params, LaunchContext const& launch) {{
-  {arch}::launch_{folder}<Config_{name}>(params, launch);
+  {space}::launch_{launch}<Config_{name}>(params, launch);
 }}
 """
 
@@ -88,7 +93,7 @@ _ROW = """\
 
 _REGISTRY = """\
 // Generated from csrc/variants.py.
-#include "host/variant.h"
+#include "launch/variant.h"
 
 // A row names the launch of its direction; the others are null.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -155,6 +160,8 @@ def config_fields(row) -> tuple[str, ...]:
 
 
 def _fields(variant) -> dict:
+    member = _MEMBER[variant.direction]
+    own = f"sm90::{member}" if variant.arch == "sm90" else variant.arch
     return dict(
         vars(variant),
         name=variant.name,
@@ -162,9 +169,11 @@ def _fields(variant) -> dict:
         Direction=variant.direction.capitalize(),
         element=_ELEMENT[variant.dtype],
         level=variant.scores.capitalize(),
-        member=_MEMBER[variant.direction],
-        folder=("paired_" if variant.pair else "") + _MEMBER[variant.direction],
-        Kind=("Paired" if variant.pair else "") + _MEMBER[variant.direction].capitalize(),
+        member=member,
+        launch=("paired_" if variant.pair else "") + member,
+        folder=_FOLDER.get(variant.direction, f"{variant.arch}/{'paired_' * variant.pair}{member}"),
+        space=_FOLDER.get(variant.direction, own).replace("passes/", ""),
+        Kind=("Paired" if variant.pair else "") + member.capitalize(),
         smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
         cluster=2 if variant.pair else 1,
         config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),

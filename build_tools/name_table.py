@@ -1,8 +1,8 @@
 """The table of names in docs/porting.md: `--check` or `--write`.
 
 What is here is asked of the package itself; what is not, and what to use instead, comes from
-``flash_attn._names``. ``NAMES`` are those of the 2.8 package that its documentation has or that
-clients import; a name that is neither here nor refused is an error.
+``flash_attn.compat.names``. ``NAMES`` are those of the 2.8 package that its documentation has or
+that clients import; a name that is neither here nor refused is an error.
 """
 
 from __future__ import annotations
@@ -80,22 +80,22 @@ NAMES: dict[str, str] = {
 
 def decided(module: str) -> tuple[list[str], dict[str, str]]:
     """(names that are here, name → what to use instead), of a module of ``NAMES``."""
-    from flash_attn import _names
+    from flash_attn.compat import names as others
 
     found = importlib.import_module(module)
     here = [*getattr(found, "__all__", [])]
-    refused = _names.NAMES.get(module, {})
+    refused = others.NAMES.get(module, {})
     for name in NAMES[module].split():
         if name in refused or name in here:
             continue
         if name not in vars(found):
-            raise LookupError(f"{module}.{name} is neither here nor in flash_attn._names")
+            raise LookupError(f"{module}.{name} is neither here nor in flash_attn.compat.names")
         here.append(name)
     return here, refused
 
 
 def table() -> str:
-    from flash_attn import _names
+    from flash_attn.compat import names as others
 
     lines = ["| module | here | not here: use instead |", "|---|---|---|"]
     for module in NAMES:
@@ -107,9 +107,9 @@ def table() -> str:
             for use in uses
         )
         lines.append(f"| `{module}` | {names} | {instead} |")
-    for module, use in _names.MODULES.items():
+    for module, use in others.MODULES.items():
         lines.append(f"| `{module}` | | all of it: {use} |")
-    for module, why in _names.ABSENT.items():
+    for module, why in others.ABSENT.items():
         lines.append(f"| `{module}` | | no such module: {why} |")
     return "\n".join(lines)
 

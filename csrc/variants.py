@@ -1,4 +1,4 @@
-"""The variant table: every kernel that is compiled, one row each.
+"""The table of variants: every kernel that is compiled, one row each.
 
 From these rows come the instantiations, the C++ registry, the feature matrix in the README and
 what `flash_attn.explain` prints. A head dimension, a dtype or a tile is added by adding a row;
@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 class Variant:
     """One compiled kernel.
 
-    direction: "fwd" or "bwd"; "paged", a forward of keys in pages; "decode", few query rows against
-        a cache; "append", new keys to a cache.
+    direction: "fwd" or "bwd"; "paged", a forward over keys in pages; "decode", few query rows
+        against a cache; "append", which writes new keys to a cache.
     arch: family ("sm80", "sm90"); dtype: "bf16" or "fp16".
-    head_dim, head_dim_v: largest it serves; smaller ones are zero-filled in shared memory.
+    head_dim, head_dim_v: the largest that it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
-    stages: buffers for what goes by in shared memory: K and V, or in a backward Q and dO (of dO
-        in relays of d 128 one less, sm90/backward/config.h).
+    stages: buffers in shared memory for each tensor of the main loop: K and V, or in a backward Q
+        and dO (with ordered dQ, d 128 has one less for dO, sm90/backward/config.h).
     scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, dropout as well).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
-    tile_in_name: this is not the first row for what it serves, so the name needs the tile.
-    key_warps: of a backward, warps along the keys; the others share their keys.
-    pair: two thread blocks share a tile.
-    second_block_n: of a forward, keys of a tile where that takes less time (plan/forward.h): a
-        kernel of its own.
+    tile_in_name: an earlier row serves the same calls, so the name needs the tile.
+    key_warps: for a backward, warps along the keys; the others share their keys.
+    pair: two CTAs share a tile.
+    second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
+        calls where it takes less time (plan/forward.h).
     """
 
     direction: str
@@ -61,15 +61,15 @@ def _rows(**columns) -> list[Variant]:
 
 
 def _both_levels(**columns) -> list[Variant]:
-    """The same row without and with the hooks on scores."""
+    """The same row without and with score mods."""
     return [row for scores in ("plain", "full") for row in _rows(scores=scores, **columns)]
 
 
 # One warpgroup loads, each of the others has 64 rows. Where head dims differ, the row that wastes
-# least comes first. They serve pages, too, of a multiple of 8 keys (sm90/forward/pages.h).
+# least comes first. These rows also serve pages of a multiple of 8 keys (sm90/forward/pages.h).
 _SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
-# At 512 and 1,024 keys, where every few blocks another tile begins: 1-4% more than with two; a
-# fourth is worth nothing, nor a third at d 128.
+# At 512 and 1,024 keys, where another tile begins every few KV blocks, three stages are 1-4% faster
+# than two. A fourth stage gains nothing, and a third gains nothing at d 128.
 _SM90_SMALL = _SM90_FORWARD | dict(stages=3)
 
 _SM90_FORWARDS = [
@@ -121,7 +121,7 @@ _SM90_BACKWARDS = [
            allow_spills=600, why="as plain; a softcap alone has a loop of its own"),
 ]  # fmt: skip
 
-# Each block of the pair has 64 keys; of its three warpgroups one loads, one has the scores.
+# Each CTA of the pair has 64 keys; one of its three warpgroups loads, and one has the scores.
 _SM90_PAIRED = dict(
     direction="bwd", arch="sm90", pair=True, stages=2, block_m=64, block_n=128, warps=12
 )
@@ -133,13 +133,13 @@ _SM90_PAIRED_BACKWARDS = [
            why="8k keys, H200: 590 TFLOP/s; two stages for dS as well, and three for Q"),
     *_rows(**_SM90_PAIRED, scores="plain", head_dim=256, head_dim_v=256,
            allow_spills=480,
-           why="8k keys, H200: 600 TFLOP/s; all shared memory in use; what spills is the loader"),
+           why="8k keys, H200: 600 TFLOP/s; all shared memory in use; the producer spills"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, allow_spills=64,
            why="as plain"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, allow_spills=152,
            why="4k causal, H200: a softcap's loop has 0.92 of plain's rate, 0.74 in one for all"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=1368,
-           why="as plain; what spills is the scores' warps, which have a loop for each hook"),
+           why="as plain; the scores' warps spill, which have a loop for each score mod"),
 ]  # fmt: skip
 
 # The first row that is large enough and fits the GPU's shared memory serves a call.
@@ -168,11 +168,11 @@ _SM80_FORWARDS = [
                   why="2 blocks an SM; causal, 1k keys: 262 TFLOP/s, 128 rows by 8 warps 223"),
 ]  # fmt: skip
 
-# Of a backward, `why` gives what its tile costs: bytes of shared memory per multiply-add (0.1 is
-# what mma.sync keeps up with on an H200) and thread blocks on one of its multiprocessors. Where the
-# plain row needs more shared memory than the GPU has, plain calls run a full one; those of _SMALL
-# fit the 99 KiB of consumer GPUs. Figures: docs/kernels/sm80_backward.md. Spilled are mostly
-# addresses that stay as they are.
+# `why` of a backward row gives its tile's cost: bytes of shared memory per multiply-add (mma.sync
+# keeps up with 0.1 on an H200) and resident CTAs of a multiprocessor. Where the plain row needs
+# more shared memory than the GPU has, plain calls run a full row; the rows of _SMALL fit the 99 KiB
+# of consumer GPUs. Figures: docs/kernels/sm80_backward.md. Spills are mostly addresses that do not
+# change.
 _SM80_BACKWARD = dict(direction="bwd", arch="sm80")
 _PLAIN = dict(**_SM80_BACKWARD, scores="plain")
 _FULL = dict(**_SM80_BACKWARD, scores="full")
@@ -198,9 +198,9 @@ _SM80_BACKWARDS = [
            stages=1, allow_spills=24,
            why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
     *_rows(**_FULL, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=8, key_warps=8,
-           stages=2, why="with the plain tile's 4 warps, d 64 spills 1344 bytes of the hooks'"),
+           stages=2, why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
     *_rows(**_FULL, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=8, key_warps=8,
-           stages=2, why="with the plain tile's 4 warps, d 64 spills 1344 bytes of the hooks'"),
+           stages=2, why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
     *_rows(**_FULL, head_dim=96, head_dim_v=96, block_m=64, block_n=128, warps=8, key_warps=4,
            stages=2, why="0.125 bytes; fewer registers than the plain tile"),
     *_rows(**_SMALL, head_dim=96, head_dim_v=96, block_m=64, block_n=64, warps=4, key_warps=2,
@@ -223,14 +223,14 @@ _SM80_BACKWARDS = [
            stages=1, allow_spills=48, why="68 KiB"),
 ]  # fmt: skip
 
-# On Hopper for what is left: pages of other sizes, left padding.
-# A look-up in the plain kernels' loads, as a run-time flag, took their spills from 356 to 660 bytes
-# (d 64) and from 244 to 300 (d 128).
+# On Hopper these serve the remaining calls: pages of other sizes, and left padding. They are
+# kernels of their own because a look-up in the plain kernels' loads, as a run-time flag, took their
+# spills from 356 to 660 bytes (d 64) and from 244 to 300 (d 128).
 _SM80_PAGED = [
     replace(
         row,
         direction="paged",
-        allow_spills=64 if row.scores == "full" else 16,
+        allow_spills=16,
         why="as the forward's: " + row.why,
     )
     for row in _SM80_FORWARDS
@@ -239,20 +239,20 @@ _SM80_PAGED = [
 
 
 def _sm80_decode(scores: str) -> list[Variant]:
-    """block_n is what one warp takes at a step. All rows have 64 KiB of keys on their way."""
+    """block_n is one warp's keys of a step. All rows have 64 KiB of keys on their way."""
     rows = dict(direction="decode", arch="sm80", block_m=16, stages=2, scores=scores)
     return [
         *_rows(**rows, head_dim=64, head_dim_v=64, block_n=32, warps=4,
                why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
         *_rows(**rows, head_dim=128, head_dim_v=128, block_n=16, warps=4,
                why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
-        # Q and O are 192 registers.
+        # Q and O take 192 registers.
         *_rows(**rows, head_dim=256, head_dim_v=256, block_n=16, warps=2, allow_spills=64,
                why="with 4 warps one block would fill an SM, and none of sm_86's"),
     ]  # fmt: skip
 
 
-# Rows of a thread block, a warp each, of any head dim up to 256.
+# block_m is the rows of a CTA, one a warp, of any head dim up to 256.
 _SM80_APPEND = _rows(
     direction="append", arch="sm80", head_dim=256, head_dim_v=256, block_m=4, block_n=1, warps=4,
     stages=1, scores="plain", why="16 bytes a lane; a step of generation has few rows",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn._functions import Applied, function_class
+from flash_attn.compat.functions import Applied, function_class
 
 __all__ = [
     "IndexFirstAxis",
@@ -60,10 +60,10 @@ def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, T
     return index_first_axis(input, indices), input
 
 
-IndexFirstAxis: Applied = function_class("IndexFirstAxis", __name__, index_first_axis)
-IndexPutFirstAxis: Applied = function_class("IndexPutFirstAxis", __name__, index_put_first_axis)
+IndexFirstAxis: Applied = function_class("IndexFirstAxis", index_first_axis, __name__)
+IndexPutFirstAxis: Applied = function_class("IndexPutFirstAxis", index_put_first_axis, __name__)
 IndexFirstAxisResidual: Applied = function_class(
-    "IndexFirstAxisResidual", __name__, index_first_axis_residual
+    "IndexFirstAxisResidual", index_first_axis_residual, __name__
 )
 
 

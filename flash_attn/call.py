@@ -1,9 +1,9 @@
 """What is asked in one call, under names that every layer shares.
 
 A public function says what it was asked (``Options``, beside the tensors of tokens); the checks
-make of that what an operation takes (``Scoring``); ``_calls`` spells the call out, once, as the
-operation's arguments; and whatever serves the operation in Python gets it back by ``of``. Fields
-have the names that the schemas in ``_ops.py`` have.
+make of that what an operation takes (``Scoring``); ``dispatch/calls.py`` spells the call out, once,
+as the operation's arguments; and whatever serves the operation in Python gets it back by ``of``.
+Fields have the names that the schemas in ``dispatch/ops.py`` have.
 
 Named tuples, because a frozen dataclass takes four times as long to make, and a call on a GPU has
 microseconds.
@@ -26,6 +26,11 @@ class Window(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> SupportsIndex: ...
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which results are summed; also that of softmax_lse, softmax_d, s_aux and ds_aux."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Options(NamedTuple):
@@ -167,7 +172,7 @@ class CacheStep(NamedTuple):
 
 
 def pick(part: Callable[..., _Part], arguments: dict[str, Any]) -> _Part:
-    """A description out of arguments by name, of which it takes those that it has a field for."""
+    """A description from arguments by name: those that it has a field for."""
     return part(**{name: arguments[name] for name in part._fields if name in arguments})  # type: ignore[attr-defined]
 
 
@@ -181,7 +186,7 @@ def _parts(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(schema: torch.FunctionSchema) -> Callable[[tuple, dict], dict[str, Any]]:
-    """Of an operation's arguments, as they are given, makes all of them by name."""
+    """A function from an operation's arguments, as given, to all of them by name."""
     names = [argument.name for argument in schema.arguments]
     # The dispatcher leaves out arguments that equal their defaults.
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -189,7 +194,7 @@ def named(schema: torch.FunctionSchema) -> Callable[[tuple, dict], dict[str, Any
 
 
 def in_order(schema: torch.FunctionSchema) -> Callable[[tuple, dict], tuple]:
-    """Of an operation's arguments, as they are given, makes all of them by position."""
+    """A function from an operation's arguments, as given, to all of them by position."""
     names = [argument.name for argument in schema.arguments]
     defaults = tuple(a.default_value if a.has_default_value() else None for a in schema.arguments)
 

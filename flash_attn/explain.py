@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import _checks_kvcache, backend, checks
+from flash_attn import backend
 from flash_attn._explanation import Explanation
+from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, Window, pick
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
@@ -230,7 +231,7 @@ def explain_call(
 
 def _as_cache(q: Tensor, num_splits: Any = 0, rotary_interleaved: bool = True, **others):
     """The arguments of ``explain`` for those of ``flash_attn_with_kvcache``."""
-    cache = _checks_kvcache.kvcache(q, pick(Cache, others))
+    cache = checks_kvcache.kvcache(q, pick(Cache, others))
     return {
         "q": q, "k": cache.k_cache, "v": cache.v_cache, "block_table": cache.block_table,
         "num_splits": checks.num_splits(num_splits), "kvcache": True, "new_keys": cache.new,
@@ -282,8 +283,8 @@ def _on_cpu(problem: _Problem) -> Explanation:
         rejected = [(tiled, "is slower")]
     rejected.append(("CUDA kernels", f"q is on {problem.q.device}"))
     return Explanation(
-        problem.operation, str(problem), "cpu", why, kernel, rejected=tuple(rejected),
-        slow=slow + _whole_matrix(problem),
+        problem.operation, str(problem), backend="cpu", why=why, kernel=kernel,
+        rejected=tuple(rejected), slow=slow + _whole_matrix(problem),
     )  # fmt: skip
 
 
@@ -316,7 +317,9 @@ def _obstacles_to_torch(problem: _Problem) -> list[str]:
 
 
 def _none(problem: _Problem, why: str, rejected=()) -> Explanation:
-    return Explanation(problem.operation, str(problem), "none", why, rejected=tuple(rejected))
+    return Explanation(
+        problem.operation, str(problem), backend="none", why=why, rejected=tuple(rejected)
+    )
 
 
 def _on_gpu(problem: _Problem) -> Explanation:
@@ -373,8 +376,9 @@ def _ask_library(problem: _Problem) -> Explanation:
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
     explanation = Explanation(
-        problem.operation, str(problem), "cuda", why, variant["name"],
-        (variant["block_m"], answer["block_n"]), answer["splits"], tuple(rejected), variant,
+        problem.operation, str(problem), backend="cuda", why=why, kernel=variant["name"],
+        tile=(variant["block_m"], answer["block_n"]), splits=answer["splits"],
+        rejected=tuple(rejected), variant=variant,
         slow=_slow_on_gpu(problem, variant, major, padded), **_planned(answer.get("plan")),
     )  # fmt: skip
     if answer is few or few is None:

@@ -1,4 +1,4 @@
-"""The public functions: signatures, defaults, documentation. What they do is in ``_calls.py``.
+"""The public functions: signatures, defaults, documentation. What they do is in ``calls.py``.
 
 Names with a leading underscore are those that existing clients import from here.
 """
@@ -6,21 +6,24 @@ Names with a leading underscore are those that existing clients import from here
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
-from flash_attn import _calls, _keywords, _names, _ops, checks
-from flash_attn._functions import Applied, function_class
-from flash_attn._packed import unpack
-from flash_attn._private import (  # noqa: F401
+from flash_attn.api import packed
+from flash_attn.call import Cache, Lengths, Options, Window
+from flash_attn.compat import keywords
+from flash_attn.compat.functions import Applied, function_class
+from flash_attn.compat.names import refusing
+from flash_attn.dispatch import calls, ops
+from flash_attn.dispatch.private import (  # noqa: F401
     _flash_attn_backward,
     _flash_attn_forward,
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
 )
-from flash_attn.call import Cache, Lengths, Options, Window
 
 __all__ = [
     "flash_attn_func",
@@ -35,10 +38,10 @@ __all__ = [
 #: What clients ask for on another maker's GPUs.
 USE_TRITON_ROCM: bool = False
 
-_wrapped_flash_attn_forward: Callable[..., Any] = _ops.forward
-_wrapped_flash_attn_backward: Callable[..., Any] = _ops.backward
-_wrapped_flash_attn_varlen_forward: Callable[..., Any] = _ops.varlen_forward
-_wrapped_flash_attn_varlen_backward: Callable[..., Any] = _ops.varlen_backward
+_wrapped_flash_attn_forward: Callable[..., Any] = ops.forward
+_wrapped_flash_attn_backward: Callable[..., Any] = ops.backward
+_wrapped_flash_attn_varlen_forward: Callable[..., Any] = ops.varlen_forward
+_wrapped_flash_attn_varlen_backward: Callable[..., Any] = ops.varlen_backward
 
 
 def maybe_contiguous(x: Tensor | None) -> Tensor | None:
@@ -138,12 +141,13 @@ def flash_attn_func(
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_func, unknown)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
-    return _calls.attend(q, k, v, options)
+        raise keywords.unexpected(flash_attn_func, unknown)
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+    return calls.attend(q, k, v, options)
 
 
 def flash_attn_kvpacked_func(
@@ -175,14 +179,14 @@ def flash_attn_kvpacked_func(
     The others, what is returned and what is raised are those of :func:`flash_attn_func`.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_kvpacked_func, unknown)
-    checks.packed(kv, "kv", 2, rank=5)
-    k, v = unpack(kv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
-    return _calls.attend(q, k, v, options, None, None, kv)
+        raise keywords.unexpected(flash_attn_kvpacked_func, unknown)
+    k, v = packed.checked(kv, "kv", rank=5)
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+    return calls.attend(q, k, v, options, None, None, kv)
 
 
 def flash_attn_qkvpacked_func(
@@ -213,14 +217,14 @@ def flash_attn_qkvpacked_func(
     The others, what is returned and what is raised are those of :func:`flash_attn_func`.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_qkvpacked_func, unknown)
-    checks.packed(qkv, "qkv", 3, rank=5)
-    q, k, v = unpack(qkv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
-    return _calls.attend(q, k, v, options, None, None, qkv)
+        raise keywords.unexpected(flash_attn_qkvpacked_func, unknown)
+    q, k, v = packed.checked(qkv, "qkv", rank=5)
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+    return calls.attend(q, k, v, options, None, None, qkv)
 
 
 def flash_attn_varlen_func(
@@ -288,13 +292,14 @@ def flash_attn_varlen_func(
             through block_table.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_varlen_func, unknown)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+        raise keywords.unexpected(flash_attn_varlen_func, unknown)
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _calls.attend(q, k, v, options, lengths, block_table)
+    return calls.attend(q, k, v, options, lengths, block_table)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -331,15 +336,15 @@ def flash_attn_varlen_kvpacked_func(
     :func:`flash_attn_varlen_func`.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
-    checks.packed(kv, "kv", 2, rank=4)
-    k, v = unpack(kv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+        raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
+    k, v = packed.checked(kv, "kv", rank=4)
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _calls.attend(q, k, v, options, lengths, None, kv)
+    return calls.attend(q, k, v, options, lengths, None, kv)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -374,15 +379,15 @@ def flash_attn_varlen_qkvpacked_func(
     :func:`flash_attn_varlen_func`.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
-    checks.packed(qkv, "qkv", 3, rank=4)
-    q, k, v = unpack(qkv)
-    options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, s_aux, batch_invariant, return_lse, return_softmax_lse,
-    )  # fmt: skip
+        raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
+    q, k, v = packed.checked(qkv, "qkv", rank=4)
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
+                      batch_invariant=batch_invariant, return_lse=return_lse,
+                      return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return _calls.attend(q, k, v, options, lengths, None, qkv)
+    return calls.attend(q, k, v, options, lengths, None, qkv)
 
 
 def flash_attn_with_kvcache(
@@ -464,22 +469,18 @@ def flash_attn_with_kvcache(
         NotImplementedError: CUDA tensors for which there is no compiled kernel.
     """
     if unknown:
-        raise _keywords.unexpected(flash_attn_with_kvcache, unknown)
+        raise keywords.unexpected(flash_attn_with_kvcache, unknown)
     cache = Cache(
         k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
         cache_leftpad, block_table,
     )  # fmt: skip
-    options = Options(
-        0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, False, s_aux, False,
-        return_lse, return_softmax_lse,
-    )  # fmt: skip
-    return _calls.kvcache(q, cache, options, rotary_interleaved, num_splits)
+    options = Options(softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                      softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    return calls.kvcache(q, cache, options, rotary_interleaved, num_splits)
 
 
-def _function(name: str, function: Callable[..., Any]) -> Applied:
-    return function_class(name, __name__, function, takes_grad_mode=True)
-
-
+_function = partial(function_class, module=__name__, takes_grad_mode=True)
 FlashAttnFunc: Applied = _function("FlashAttnFunc", flash_attn_func)
 FlashAttnKVPackedFunc: Applied = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
 FlashAttnQKVPackedFunc: Applied = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
@@ -491,4 +492,4 @@ FlashAttnVarlenQKVPackedFunc: Applied = _function(
     "FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func
 )
 
-__getattr__ = _names.refusing(__name__)
+__getattr__ = refusing(__name__)

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 from torch import Tensor
 import flash_attn_2_cuda as flash_attn_gpu
-from flash_attn._functions import Applied
-from flash_attn._private import _flash_attn_backward as _flash_attn_backward
-from flash_attn._private import _flash_attn_forward as _flash_attn_forward
-from flash_attn._private import _flash_attn_varlen_backward as _flash_attn_varlen_backward
-from flash_attn._private import _flash_attn_varlen_forward as _flash_attn_varlen_forward
 from flash_attn.call import Window
+from flash_attn.compat.functions import Applied
+from flash_attn.dispatch.private import _flash_attn_backward as _flash_attn_backward
+from flash_attn.dispatch.private import _flash_attn_forward as _flash_attn_forward
+from flash_attn.dispatch.private import _flash_attn_varlen_backward as _flash_attn_varlen_backward
+from flash_attn.dispatch.private import _flash_attn_varlen_forward as _flash_attn_varlen_forward
 
 __all__ = [
     'flash_attn_func', 'flash_attn_kvpacked_func', 'flash_attn_qkvpacked_func',

@@ -11,6 +11,7 @@ from reference import attention_ref, gradients, standard_attention
 from torch import Tensor
 
 import flash_attn
+from flash_attn.call import Scoring
 
 
 def dense(case: Case, x: Inputs, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None = None):
@@ -126,3 +127,12 @@ def check_backward(case: Case, x: Inputs, with_dlse: bool = False) -> None:
         x.dlse if with_dlse else None,
         case.dropout_p,
     )
+
+
+def scored(softmax_scale: float, **options) -> Scoring:
+    """What an operation does to scores, without what is not named."""
+    plain = Scoring(
+        dropout_p=0.0, softmax_scale=softmax_scale, causal=False, window_size_left=-1,
+        window_size_right=-1, softcap=0.0, alibi_slopes=None, s_aux=None,
+    )  # fmt: skip
+    return plain._replace(**options)

@@ -17,8 +17,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_attn
-from flash_attn import _calls, flash_attn_interface
+from flash_attn import flash_attn_interface
 from flash_attn.call import Lengths
+from flash_attn.dispatch.calls import resolved
 
 REQUIRED = inspect.Parameter.empty
 TAIL = {
@@ -200,8 +201,8 @@ def test_max_seqlen_on_a_gpu_is_not_waited_for():
         pages = torch.empty(7, 16, 2, 8, device="cuda")
         table = torch.empty(3, 5, dtype=torch.int32, device="cuda")
         longest = torch.empty((), dtype=torch.int32, device="cuda")
-        assert _calls.resolved(Lengths(None, None, longest, 11), q, q, None)[2:] == (30, 11)
-        assert _calls.resolved(Lengths(None, None, 9, longest), q, pages, table)[2:] == (9, 80)
+        assert resolved(Lengths(None, None, longest, 11), q, q, None)[2:] == (30, 11)
+        assert resolved(Lengths(None, None, 9, longest), q, pages, table)[2:] == (9, 80)
 
 
 def test_cache_seqlens_as_int(device, needs):
@@ -422,7 +423,7 @@ def test_packed_gradient_is_the_buffer_that_was_written(device, needs, kind):
 
 def test_packed_gradient_survives_a_hook(device, needs):
     """A hook that replaces one slice's gradient breaks the pattern; the result is stacked."""
-    from flash_attn._packed import unpack
+    from flash_attn.api.packed import unpack
 
     packed, _ = packed_inputs(device, 3)
     q, k, v = unpack(packed)

@@ -13,8 +13,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import flash_attn
-from flash_attn import __main__, _ops, _rotary, _selftest, backend
+from flash_attn import __main__, _selftest, backend
 from flash_attn.cpu import dense
+from flash_attn.dispatch import ops, rotary
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_a_library_of_another_cuda_is_refused(monkeypatch):
 
 
 def test_every_operation_answers_for_cuda():
-    for name in _ops.SCHEMAS | _rotary.SCHEMAS:
+    for name in ops.SCHEMAS | rotary.SCHEMAS:
         qualified = f"flash_attn::{name}"
         assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA")
         assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")
@@ -223,7 +224,7 @@ def test_a_miss_under_a_direct_call_of_the_operation(monkeypatch):
     q = torch.zeros(1, 4, 2, 8)
     for x in (q, q.clone().requires_grad_()):
         with pytest.raises(NotImplementedError, match="no kernel for x"):
-            _ops.forward(x, x, x, 0.0, 1.0, True, -1, -1, 0.0, None, False)
+            ops.forward(x, x, x, 0.0, 1.0, True, -1, -1, 0.0, None, False)
         with pytest.raises(NotImplementedError, match="no kernel for x"):
             flash_attn.flash_attn_func(x, x, x)
 

@@ -9,7 +9,8 @@ import torch
 from bad_input import cache, rotary
 from compare import assert_bitwise
 
-from flash_attn import _warnings, flash_attn_with_kvcache
+from flash_attn import flash_attn_with_kvcache
+from flash_attn.api import warn
 from flash_attn.layers.rotary import apply_rotary_emb
 from flash_attn.modules.mha import MHA
 from flash_attn.utils.generation import InferenceParams
@@ -19,7 +20,7 @@ NAMES = ["q", "k", "v", "rotary_cos", "rotary_sin", "s_aux"]
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(_warnings, "_said", set())
+    monkeypatch.setattr(warn, "_said", set())
 
 
 def call(device: str) -> dict:

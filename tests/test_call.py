@@ -1,11 +1,11 @@
-"""The description of a call: what ``_calls`` spells out for an operation comes back the same."""
+"""The description of a call: what ``calls`` spells out for an operation comes back the same."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flash_attn import _autograd, _calls, _ops, _versions, checks
+from flash_attn.api import checks
 from flash_attn.call import (
     Backward,
     Cache,
@@ -18,15 +18,19 @@ from flash_attn.call import (
     Scoring,
     named,
 )
+from flash_attn.dispatch import calls, ops, run
 
 # Every field has a value of its own, so that no two can be confused.
-SCORING = Scoring(0.0, 0.5, True, 3, 4, 5.0, "alibi_slopes", "s_aux")
+SCORING = Scoring(
+    dropout_p=0.0, softmax_scale=0.5, causal=True, window_size_left=3, window_size_right=4,
+    softcap=5.0, alibi_slopes="alibi_slopes", s_aux="s_aux",
+)  # fmt: skip
 LENGTHS = Lengths("cu_seqlens_q", "cu_seqlens_k", 6, 7)
 TENSORS = Gradients(*Gradients._fields)
 
 
-def described(monkeypatch, run, description, operation):
-    """``description`` of the arguments that ``run`` gives to the operation."""
+def described(monkeypatch, asked, description, operation):
+    """``description`` of the arguments that ``asked`` gives to the operation."""
     found = []
 
     def call(given, *args, **kwargs):
@@ -34,9 +38,9 @@ def described(monkeypatch, run, description, operation):
         found.append((args, kwargs))
         return "out", "lse"
 
-    monkeypatch.setattr(_versions, "call", call)
-    monkeypatch.setattr(_autograd, "call", lambda given, _, args, kw: call(given, *args, **kw))
-    run()
+    monkeypatch.setattr(run, "writing", call)
+    monkeypatch.setattr(run, "forward", lambda given, _, args, kw: call(given, *args, **kw))
+    asked()
     return description.of(named(operation.default._schema)(*found[0]))
 
 
@@ -50,9 +54,9 @@ def described(monkeypatch, run, description, operation):
     ],
 )
 def test_a_forward_comes_back(call, monkeypatch):
-    operation = _ops.forward if call.lengths is None else _ops.varlen_forward
-    run = lambda: _calls.forward(call)  # noqa: E731
-    assert described(monkeypatch, run, Forward, operation) == call
+    operation = ops.forward if call.lengths is None else ops.varlen_forward
+    asked = lambda: calls.forward(call)  # noqa: E731
+    assert described(monkeypatch, asked, Forward, operation) == call
 
 
 @pytest.mark.parametrize(
@@ -64,18 +68,18 @@ def test_a_forward_comes_back(call, monkeypatch):
     ],
 )
 def test_a_backward_comes_back(call, monkeypatch):
-    operation = _ops.backward if call.lengths is None else _ops.varlen_backward
-    run = lambda: _calls.backward(call)  # noqa: E731
-    assert described(monkeypatch, run, Backward, operation) == call
+    operation = ops.backward if call.lengths is None else ops.varlen_backward
+    asked = lambda: calls.backward(call)  # noqa: E731
+    assert described(monkeypatch, asked, Backward, operation) == call
 
 
 def test_a_step_with_a_cache_comes_back(monkeypatch):
     step = CacheStep("q", Cache(*Cache._fields), SCORING, True, 9)
-    monkeypatch.setattr(_calls._checks_kvcache, "kvcache", lambda q, cache, look: cache)
-    monkeypatch.setattr(_calls, "_as_kernels_read", lambda cache, q: cache)
-    monkeypatch.setattr(_calls, "_has_to_pad", lambda q, v: False)
+    monkeypatch.setattr(calls.checks_kvcache, "kvcache", lambda q, cache, look: cache)
+    monkeypatch.setattr(calls, "_as_kernels_read", lambda cache, q: cache)
+    monkeypatch.setattr(calls, "_has_to_pad", lambda q, v: False)
     monkeypatch.setattr(checks, "scoring", lambda q, batch, options, look: SCORING)
     q = torch.empty(0)
-    run = lambda: _calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
-    back = described(monkeypatch, run, CacheStep, _ops.with_kvcache)
+    asked = lambda: calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
+    back = described(monkeypatch, asked, CacheStep, ops.with_kvcache)
     assert back._replace(q="q") == step

@@ -10,13 +10,13 @@ from collections import Counter
 
 import pytest
 import torch
-from calls import check_backward, check_forward
+from calls import check_backward, check_forward, scored
 from cases import BF16, FP16, FP32, FP64, Case, make_inputs
 from compare import assert_bitwise
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attn import cpu
-from flash_attn.call import Backward, Cache, CacheStep, Forward, Gradients, Lengths, Scoring
+from flash_attn.call import Backward, Cache, CacheStep, Forward, Gradients, Lengths
 from flash_attn.cpu import bf16_causal, native, tiled_backward, tiled_forward, tiling
 
 WAYS = ["native", "tiled", "bf16_causal"]
@@ -120,7 +120,7 @@ class Operations(TorchDispatchMode):
 def test_few_operations_wait_for_every_thread():
     """On busy cores each of them can cost a time slice: no copies per block of rows."""
     q, k, v = (torch.randn(2, 512, h, 64, dtype=BF16) for h in (4, 2, 2))
-    scoring = Scoring(0.0, 0.125, True, -1, -1, 0.0, None, None)
+    scoring = scored(softmax_scale=0.125, causal=True)
     with Operations() as forward:
         out, lse, *_ = cpu.forward(Forward(q, k, v, scoring))
     grads = [torch.empty_like(x) for x in (q, k, v)]
@@ -167,7 +167,13 @@ def test_batch_invariance_to_the_bit(dtype, d, softcap):
     total = sum(lengths)
     q, k, v = (torch.randn(total, h, d, generator=gen).to(dtype) for h in (4, 2, 2))
     s_aux = torch.randn(4, generator=gen)
-    scoring = Scoring(0.0, d**-0.5, False, 20, 50, softcap, None, s_aux)
+    scoring = scored(
+        softmax_scale=d**-0.5,
+        window_size_left=20,
+        window_size_right=50,
+        softcap=softcap,
+        s_aux=s_aux,
+    )
     packed = Lengths(offsets, offsets, max(lengths), max(lengths))
     out, lse, *_ = cpu.varlen_forward(Forward(q, k, v, scoring, packed, batch_invariant=True))
     for start, stop in itertools.pairwise(offsets.tolist()):
@@ -182,12 +188,14 @@ def test_table_entries_past_the_length_may_be_anything():
     k = torch.randn(3, 16, 1, 8)
     q = torch.randn(1, 2, 1, 8)
     used = torch.tensor([20], dtype=torch.int32)
-    scoring = Scoring(0.0, 0.3, True, -1, -1, 0.0, None, None)
+    scoring = scored(softmax_scale=0.3, causal=True)
 
     def out_of(*pages: int):
         table = torch.tensor([pages], dtype=torch.int32)
         cache = Cache(k, k, cache_seqlens=used, block_table=table)
-        return cpu.with_kvcache(CacheStep(q, cache, scoring, True, 0))[0]
+        return cpu.with_kvcache(
+            CacheStep(q, cache, scoring, rotary_interleaved=True, num_splits=0)
+        )[0]
 
     results = [out_of(2, 0, rest) for rest in (0, -7, 99)]
     for result in results[1:]:

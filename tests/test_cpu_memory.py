@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from calls import scored
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flash_attn import cpu
-from flash_attn.call import Backward, Forward, Gradients, Scoring
+from flash_attn.call import Backward, Forward, Gradients
 
 SEQLEN, HEADS = 2048, 2
 SCORES = HEADS * SEQLEN * SEQLEN
@@ -42,7 +43,7 @@ FEATURES = {
 @torch.no_grad()
 def test_nothing_is_as_large_as_the_scores(feature, dtype):
     q, k, v = torch.randn(3, 1, SEQLEN, HEADS, 16, dtype=dtype)
-    scoring = Scoring(0.0, 0.1, True, -1, 0, 0.0, None, None)._replace(**FEATURES[feature])
+    scoring = scored(softmax_scale=0.1, causal=True, window_size_right=0, **FEATURES[feature])
     state = torch.tensor([1, 2]) if scoring.dropout_p else None
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     with Largest() as largest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,18 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_attn import (
-    _calls,
-    _direct,
-    _ops,
-    _rotary,
-    backend,
-    flash_attn_func,
-    flash_attn_varlen_func,
-    flash_attn_with_kvcache,
-)
+from flash_attn import backend, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.call import in_order
+from flash_attn.dispatch import calls, direct, ops, rotary
 from flash_attn.layers.rotary import apply_rotary_emb
+from tests.commands import run
 
 BF16 = torch.bfloat16
 
@@ -66,12 +60,12 @@ def turn(device: str):
 
 
 CALLS: dict[str, tuple[Callable, set]] = {
-    "attention": (attention, {_ops.forward, _ops.backward.default}),
-    "dropout": (lambda device: attention(device, dropout_p=0.25), {_ops.forward}),
-    "sinks": (lambda device: attention(device, s_aux=torch.ones(2, device=device)), {_ops.forward}),
-    "packed": (packed, {_ops.varlen_forward, _ops.varlen_backward.default}),
-    "append": (append, {_ops.with_kvcache}),
-    "turn": (turn, {_rotary._operation.default}),
+    "attention": (attention, {ops.forward, ops.backward.default}),
+    "dropout": (lambda device: attention(device, dropout_p=0.25), {ops.forward}),
+    "sinks": (lambda device: attention(device, s_aux=torch.ones(2, device=device)), {ops.forward}),
+    "packed": (packed, {ops.varlen_forward, ops.varlen_backward.default}),
+    "append": (append, {ops.with_kvcache}),
+    "turn": (turn, {rotary._operation.default}),
 }
 
 
@@ -91,9 +85,9 @@ def served(monkeypatch) -> list:
 
     watched = {
         operation: (counting(operation, function), arrange)
-        for operation, (function, arrange) in _direct._functions.items()
+        for operation, (function, arrange) in direct._functions.items()
     }
-    monkeypatch.setattr(_direct, "_functions", watched)
+    monkeypatch.setattr(direct, "_functions", watched)
     return done
 
 
@@ -103,7 +97,7 @@ def test_the_same_as_by_the_dispatcher(device, served, monkeypatch, name):
     torch.manual_seed(0)
     results = call(device)
     assert operations <= set(served) or device == "cpu"
-    monkeypatch.setattr(_direct, "_functions", {})
+    monkeypatch.setattr(direct, "enabled", False)
     torch.manual_seed(0)
     for number, (got, expected) in enumerate(zip(results, call(device), strict=True)):
         assert_bitwise(str(number), got, expected)
@@ -139,8 +133,9 @@ def asked(monkeypatch) -> list:
         calls.append(args)
         return NotImplemented
 
-    entry = refuse, in_order(_ops.forward.default._schema)
-    monkeypatch.setattr(_direct, "_functions", {_ops.forward: entry})
+    entry = refuse, in_order(ops.forward.default._schema)
+    monkeypatch.setattr(direct, "enabled", True)
+    monkeypatch.setattr(direct, "_functions", {ops.forward: entry})
     return calls
 
 
@@ -200,26 +195,35 @@ class Library:
 @pytest.fixture
 def registers(monkeypatch) -> Callable[[], bool]:
     """Whether the library's forward is called directly."""
-    monkeypatch.setattr(_direct, "_functions", {})
+    monkeypatch.setattr(direct, "_functions", {})
     monkeypatch.setattr(backend, "library", Library())
-    monkeypatch.setattr(backend, "CHECK", False)
+    monkeypatch.setattr(direct, "enabled", True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
     def register() -> bool:
-        _direct.register(_ops.forward.default)
-        return _direct.is_loaded()
+        direct.register(ops.forward.default)
+        return direct.is_on()
 
     return register
 
 
 def test_the_library_s_function_is_called(registers):
     assert registers()
-    assert _direct._functions.keys() == {_ops.forward, _ops.forward.default}
+    assert direct._functions.keys() == {ops.forward, ops.forward.default}
 
 
-def test_with_checks_of_contents_there_are_none(registers, monkeypatch):
-    monkeypatch.setattr(backend, "CHECK", True)
-    assert not registers()
+def test_turned_off_none_is_called(registers, monkeypatch):
+    assert registers()
+    monkeypatch.setattr(direct, "enabled", False)
+    assert not direct.is_on()
+    assert direct.call(ops.forward, (), {}) is NotImplemented
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_checks_of_contents_turn_it_off(check):
+    program = "from flash_attn.dispatch import direct; print(direct.enabled)"
+    said = run(sys.executable, "-c", program, FLASH_ATTN_CHECK=check).stdout
+    assert said.split() == [str(check == "0")]
 
 
 def test_of_another_cuda_there_are_none(registers, monkeypatch):
@@ -261,10 +265,10 @@ class Derived(Tensor):
 def forward(device: str) -> tuple[Callable, list]:
     """The function, if there is one for this device's tensors, and arguments that it takes."""
     q = tokens(device, 1, 16)
-    if not _calls._on_gpu(q):
+    if not calls._on_gpu(q):
         pytest.skip("there are no kernels for the CPU backend to call")
     arguments = (q, q, q, 0.0, 0.125, True, -1, -1, 0.0, None, False)
-    function, arrange = _direct._functions[_ops.forward]
+    function, arrange = direct._functions[ops.forward]
     return function, list(arrange(arguments, {}))
 
 

@@ -13,7 +13,7 @@ import yaml
 
 import flash_attn
 from build_tools import feature_matrix, instantiate
-from flash_attn import _warnings
+from flash_attn.api import warn
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
@@ -47,7 +47,7 @@ def one_process_of_torchrun(monkeypatch):
 @pytest.mark.usefixtures("one_process_of_torchrun")
 @pytest.mark.parametrize("path", PROGRAMS, ids=name_of)
 def test_code_runs_and_prints_what_it_says(path, monkeypatch):
-    monkeypatch.setattr(_warnings, "_said", set())  # as in a program of its own
+    monkeypatch.setattr(warn, "_said", set())  # as in a program of its own
     blocks = BLOCK.findall(path.read_text())
     names = {"__name__": "document"}
     for code, expected in blocks:

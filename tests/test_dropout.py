@@ -10,7 +10,8 @@ from packed_cases import LENGTHS, pack
 from reference import attention_ref, gradients, standard_attention
 from reference_dropout import keep_mask, philox4x32
 
-from flash_attn import _private, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+from flash_attn.dispatch import private
 
 # Random123's published answers for Philox4x32-7 (and -10, which fixes the rounds' order too).
 KNOWN_ANSWERS = [
@@ -231,9 +232,9 @@ def test_a_part_drops_what_the_whole_drops(packed, device, needs):
         cu = (torch.arange(3, dtype=torch.int32, device=device) * n for n in (case.sq, case.sk))
         lengths = (*cu, case.sq, case.sk)
     operations = (
-        (_private._flash_attn_varlen_forward, _private._flash_attn_varlen_backward)
+        (private._flash_attn_varlen_forward, private._flash_attn_varlen_backward)
         if packed
-        else (_private._flash_attn_forward, _private._flash_attn_backward)
+        else (private._flash_attn_forward, private._flash_attn_backward)
     )
     with needs("dropout", "attn_probs", "backward"):
         out, lse, probs, again = operations[0](*tensors, *lengths, *options, True, rng_state=state)
@@ -261,7 +262,7 @@ def test_a_state_of_another_length_is_named(entries, device):
     x = make_inputs(Case(dropout_p=0.3), device)
     state = torch.zeros(entries, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match=rf"rng_state: got torch.int64 of shape \({entries},\)"):
-        _private._flash_attn_forward(
+        private._flash_attn_forward(
             x.q, x.k, x.v, 0.3, 1.0, False, -1, -1, 0.0, None, False, rng_state=state
         )
 

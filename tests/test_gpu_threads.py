@@ -250,6 +250,28 @@ def test_captures_that_use_up_the_kernels_own_counters(cuda):
             assert_bitwise("result", now, then)
 
 
+def test_captures_of_very_many_pieces_keep_no_counters(cuda):
+    """They are in the memory of the graph, behind a node that clears them."""
+    kernel, memset = 0, 2  # CU_GRAPH_NODE_TYPE_KERNEL, _MEMSET
+    case = step([300, 40] * 3000, 8, 64, num_splits=2)
+    graphs, outs = [], []
+    for _ in range(4):
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            outs.append(case.call())
+        assert sorted(node_types(graph)) == [kernel, memset]
+        graphs.append(graph)
+    for _ in range(3):
+        torch.cuda.synchronize()
+        for graph in graphs:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                graph.replay()
+    torch.cuda.synchronize()
+    for results in outs:
+        for now, then in zip(results, case.results, strict=True):
+            assert_bitwise("result", now, then)
+
+
 FIRST = """
 import torch
 from flash_attn import flash_attn_func, flash_attn_with_kvcache

@@ -11,7 +11,7 @@ import torch
 import flash_attn
 from build_tools import argument_table
 from flash_attn import flash_attn_interface
-from flash_attn._other_arguments import ARGUMENTS
+from flash_attn.compat.other_arguments import ARGUMENTS
 
 PUBLIC = flash_attn_interface.__all__
 

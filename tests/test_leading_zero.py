@@ -8,13 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flash_attn import (
-    _leading_zero,
-    _warnings,
-    backend,
-    flash_attn_varlen_func,
-    flash_attn_varlen_qkvpacked_func,
-)
+from flash_attn import backend, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
+from flash_attn.api import leading_zero, warn
 from tests.test_contents import checking  # noqa: F401  a fixture
 
 LENGTHS = torch.tensor([3, 0, 5])
@@ -38,8 +33,8 @@ SAID = r"cu_seqlens_q begins at 3, not at 0: rows 0 to 2 are in no sequence.*pad
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(_warnings, "_said", set())
-    monkeypatch.setattr(_leading_zero, "_looked_at", set())
+    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(leading_zero, "_looked_at", set())
 
 
 def call(ends: torch.Tensor, device: str = "cpu", ends_k: torch.Tensor | None = None):
@@ -111,7 +106,7 @@ def test_the_log_says_it(device, logged):
 
 def test_the_log_says_nothing_of_slices(device, logged):
     for ends in FINE.values():
-        _leading_zero._looked_at.clear()
+        leading_zero._looked_at.clear()
         ends = ends if device == "cpu" else ENDS.to(device)[1:]
         call(ends, device)
     assert logged

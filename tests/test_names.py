@@ -15,11 +15,12 @@ import torch
 
 import flash_attn
 from build_tools import name_table
-from flash_attn import _names, bert_padding, flash_attn_interface
+from flash_attn import bert_padding, flash_attn_interface
+from flash_attn.compat.names import ABSENT, MODULES, NAMES
 from flash_attn.layers import rotary
 from flash_attn.ops.triton import cross_entropy, layer_norm
 
-REFUSED = [(module, name) for module, names in _names.NAMES.items() for name in names]
+REFUSED = [(module, name) for module, names in NAMES.items() for name in names]
 
 
 @pytest.mark.parametrize("module", name_table.NAMES)
@@ -42,7 +43,7 @@ def test_a_refused_name_says_what_to_use(module, name):
     with pytest.raises(ImportError) as raised:
         exec(f"from {module} import {name}")
     assert f"{module}.{name} is not part" in str(raised.value)
-    assert _names.NAMES[module][name] in str(raised.value)
+    assert NAMES[module][name] in str(raised.value)
     found = importlib.import_module(module)
     assert not hasattr(found, "no_such_name")
     assert not hasattr(found, name)
@@ -51,13 +52,13 @@ def test_a_refused_name_says_what_to_use(module, name):
         getattr(found, name)
 
 
-@pytest.mark.parametrize("module", _names.MODULES)
+@pytest.mark.parametrize("module", MODULES)
 def test_a_refused_module_says_what_to_use(module):
     for _ in range(2):  # a failed import leaves nothing behind that the second one would find
         with pytest.raises(ModuleNotFoundError) as raised:
             importlib.import_module(module)
         assert raised.value.name == module
-        assert _names.MODULES[module] in str(raised.value)
+        assert MODULES[module] in str(raised.value)
 
 
 def test_models_are_refused_whichever_is_asked_for():
@@ -65,7 +66,7 @@ def test_models_are_refused_whichever_is_asked_for():
         importlib.import_module("flash_attn.models.gpt")
 
 
-@pytest.mark.parametrize("module", _names.ABSENT)
+@pytest.mark.parametrize("module", ABSENT)
 def test_clients_that_ask_do_not_find_what_is_absent(module):
     if "." in module:
         assert importlib.util.find_spec(module) is None
@@ -80,12 +81,13 @@ def test_every_public_module_is_in_the_table():
         for module in pkgutil.walk_packages(flash_attn.__path__, "flash_attn.", lambda name: None)
         if not module.ispkg and not any(part.startswith("_") for part in module.name.split("."))
     }
-    inner = {f"flash_attn.{name}" for name in ("backend", "call", "checks", "explain")}
+    inner = {f"flash_attn.{name}" for name in ("backend", "call", "explain")}
     inner |= {"flash_attn.modules.inner_attention", "flash_attn.ops.rotary"}
     # Not of the 2.8 package:
-    ours = ("flash_attn.cpu", "flash_attn.distributed", "flash_attn.utils.transformers")
+    rooms = ("api", "compat", "cpu", "dispatch", "distributed", "utils.transformers")
+    ours = tuple(f"flash_attn.{room}" for room in rooms)
     found = {name for name in found - inner if not name.startswith(ours)}
-    assert found <= {*name_table.NAMES, *_names.MODULES}
+    assert found <= {*name_table.NAMES, *MODULES}
 
 
 def test_the_table_of_the_page_is_up_to_date():
@@ -93,7 +95,7 @@ def test_the_table_of_the_page_is_up_to_date():
 
 
 def test_the_check_notices_a_change(monkeypatch):
-    monkeypatch.setitem(_names.NAMES["flash_attn.utils.testing"], "generate_qkv", "something else")
+    monkeypatch.setitem(NAMES["flash_attn.utils.testing"], "generate_qkv", "something else")
     assert name_table.main(["--check"]) == 1
 
 

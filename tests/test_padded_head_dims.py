@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_attn
-from flash_attn import _calls
+from flash_attn.dispatch import calls
 
 HEAD_DIM, HEAD_DIM_V = 60, 44
 
@@ -55,7 +55,7 @@ def both(monkeypatch, call) -> tuple:
     """What ``call`` returns without and with padding, and the head dims the operation saw."""
     results = []
     for padded in (False, True):
-        monkeypatch.setattr(_calls, "_has_to_pad", lambda q, v, padded=padded: padded)
+        monkeypatch.setattr(calls, "_has_to_pad", lambda q, v, padded=padded: padded)
         with Recorder() as recorder:
             results.append(call())
         seen = tuple(x.shape[-1] for x in recorder.calls[0][:3])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_attn import _rotary
+from flash_attn.dispatch import rotary as dispatched
+from flash_attn.dispatch.rotary import Turn, kernel_takes
 from flash_attn.layers.rotary import (
     RotaryEmbedding,
     apply_rotary_emb,
@@ -35,7 +36,7 @@ def on_torch(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, conjuga
     places = (0, offsets.cpu()) if on_device else (offsets, None)
     out = torch.empty_like(x)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.cpu()
-    _rotary.on_torch(
+    dispatched.on_torch(
         out, x, None, None, None, None, cos, sin, None, None, *places, cu_seqlens, interleaved,
         conjugate,
     )  # fmt: skip
@@ -235,15 +236,15 @@ def test_what_the_kernel_leaves_to_torch(device):
 
 def test_which_tensors_the_kernel_takes():
     cos, sin = tables(16, torch.float32)
-    turn = _rotary.Turn(cos, sin, None, None, None, None, 0, True)
+    turn = Turn(cos, sin, None, None, None, None, 0, True)
     x = torch.randn(2, 6, 3, 24, dtype=torch.bfloat16)
-    assert _rotary.kernel_takes([x, x[:, ::2]], turn)
-    assert not _rotary.kernel_takes([x.double(), x.double()], turn)
-    assert not _rotary.kernel_takes([x, x.half()], turn)
-    assert not _rotary.kernel_takes([x, x[..., :16]], turn)
-    assert not _rotary.kernel_takes([x.transpose(2, 3)], turn)
-    assert _rotary.kernel_takes([x], turn._replace(cos_k=cos, sin_k=sin))
-    assert not _rotary.kernel_takes([x], turn._replace(cos_k=cos[:, :4], sin_k=sin[:, :4]))
+    assert kernel_takes([x, x[:, ::2]], turn)
+    assert not kernel_takes([x.double(), x.double()], turn)
+    assert not kernel_takes([x, x.half()], turn)
+    assert not kernel_takes([x, x[..., :16]], turn)
+    assert not kernel_takes([x.transpose(2, 3)], turn)
+    assert kernel_takes([x], turn._replace(cos_k=cos, sin_k=sin))
+    assert not kernel_takes([x], turn._replace(cos_k=cos[:, :4], sin_k=sin[:, :4]))
 
 
 def test_tables_with_a_row_for_each_token(device):

@@ -300,7 +300,7 @@ def test_a_cache_of_more_elements_than_an_int_counts(cuda):
 
 
 def test_many_graphs(cuda):
-    """Each has counters of its own for the pieces of its calls (csrc/host/counter_arena.h)."""
+    """Each has counters of its own for the pieces of its calls (csrc/launch/counter_arena.h)."""
     cache = filled([1900, 700], cuda)
     width = 120
     q = randn(2, 1, HEADS, DIM, device=cuda)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import flash_attn_2_cuda
-from flash_attn import _ops, _rotary, flash_attn_with_kvcache
+from flash_attn import flash_attn_with_kvcache
+from flash_attn.dispatch import ops, rotary
 
 BF16 = torch.bfloat16
 
@@ -30,7 +31,7 @@ def versions(*tensors: torch.Tensor) -> list[int]:
     return [x._version for x in tensors]
 
 
-SCHEMAS = _ops.SCHEMAS | _rotary.SCHEMAS
+SCHEMAS = ops.SCHEMAS | rotary.SCHEMAS
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.regret.problems import Problem
-from flash_attn import _ops
+from flash_attn.dispatch import ops
 
 
 def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
@@ -48,12 +48,12 @@ class _Maker:
         if p.queries:
             q = self.random(sum(p.queries), p.heads_q, p.head_dim)
             ends_q, ends_k = _ends(p.queries, self.device), _ends(p.keys, self.device)
-            return lambda: _ops.varlen_forward(
+            return lambda: ops.varlen_forward(
                 q, k, v, ends_q, ends_k, p.seqlen_q, max(p.keys), 0.0, self.scale, True, p.window,
                 0, 0.0, None, False, table, None, used,
             )  # fmt: skip
         q = self.random(p.batch, p.seqlen_q, p.heads_q, p.head_dim)
-        return lambda: _ops.with_kvcache(
+        return lambda: ops.with_kvcache(
             q, k, v, None, None, None, None, used, None, None, table, self.scale, True, p.window,
             0, 0.0, False, None, 0,
         )  # fmt: skip
@@ -72,10 +72,10 @@ class _Maker:
         p = self.problem
         scores = (0.0, self.scale, p.causal, p.window, self.right, 0.0, None)
         if not p.lengths:
-            return lambda: _ops.forward(q, k, v, *scores, False)
+            return lambda: ops.forward(q, k, v, *scores, False)
         ends = _ends(p.lengths, self.device)
         extent = (ends, ends, p.seqlen_q, p.seqlen_k)
-        return lambda: _ops.varlen_forward(q, k, v, *extent, *scores, False)
+        return lambda: ops.varlen_forward(q, k, v, *extent, *scores, False)
 
     def backward(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
         p = self.problem
@@ -83,10 +83,10 @@ class _Maker:
         tensors = (torch.randn_like(out), q, k, v, out, lse, *map(torch.empty_like, (q, k, v)))
         scores = (0.0, self.scale, p.causal, p.window, self.right, 0.0, None, p.deterministic)
         if not p.lengths:
-            return lambda: _ops.backward(*tensors, *scores)
+            return lambda: ops.backward(*tensors, *scores)
         ends = _ends(p.lengths, self.device)
         extent = (ends, ends, p.seqlen_q, p.seqlen_k)
-        return lambda: _ops.varlen_backward(*tensors, *extent, *scores)
+        return lambda: ops.varlen_backward(*tensors, *extent, *scores)
 
 
 def make(problem: Problem, device: torch.device) -> Callable[[], object]:

@@ -10,8 +10,8 @@
 namespace flash::api {
 namespace {
 
-// Windows as wide as any sequence can be are no windows; this also keeps row + window within an
-// int. max_seqlen does not say what a sequence can be: it may be wrong.
+// A window as wide as any sequence can be is no window; this also keeps row + window within an int.
+// max_seqlen is not used as that width, because it may be wrong.
 int window(int64_t width, Seqlens const& lengths) {
   int64_t const longest_q = lengths.cu_q ? lengths.total_q : lengths.seqlen_q;
   int64_t const longest_k = lengths.cu_k && !lengths.in_pages ? lengths.total_k : lengths.seqlen_k;

@@ -1,4 +1,4 @@
-// What the arguments of all attention ops become: lengths, mask, scores.
+// Converts the arguments that all attention ops share: lengths, keys, mask, scores.
 #pragma once
 
 #include "api/tensors.h"
@@ -6,7 +6,7 @@
 
 namespace flash::api {
 
-// What a score goes through, as every op takes it.
+// The arguments about scores, which every op has.
 struct ScoreArguments {
   double dropout_p;
   double softmax_scale;
@@ -22,22 +22,22 @@ inline bool divides(int64_t heads_kv, int64_t heads_q) {
   return heads_kv > 0 && heads_q % heads_kv == 0;
 }
 
-// Kernels count in ints, and rows have window widths added to them.
+// n as an int, checked. Kernels count in ints, and add window widths to rows.
 int count(int64_t n, char const* name);
 
-// Lengths of q (b, sq, h, d) and k (b, sk, hk, d), v (b, sk, hk, dv), or of the packed q (total_q,
-// h, d), k and v, after a look at their shapes; in pages these are (pages, page_size, hk, d).
+// Lengths of q (b, sq, h, d) and k (b, sk, hk, d), v (b, sk, hk, dv), or of the varlen q (total_q,
+// h, d), k and v, after a check of their shapes; k and v in pages are (pages, page_size, hk, d).
 Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v);
 Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
                        Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
                        int64_t max_seqlen_k, OptionalTensor const& seqused_k,
                        bool in_pages = false);
 
-// K and V in pages [count, page_size, hk, d], and the block table [b, n] that lists them; also says
-// in p.seqlens.seqlen_k how many keys a sequence can have.
+// Sets K and V in pages [count, page_size, hk, d] and the block table [b, n] that lists them; also
+// sets p.seqlens.seqlen_k to the most keys that a sequence can have.
 void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor const& q);
 
-// K and V where they lie, and head dims; of a cache, rows of any length.
+// Sets K and V and the head dims. The rows of a cache may have any length.
 struct KeyTensors {
   Tensor const& k;
   Tensor const& v;
@@ -49,11 +49,11 @@ void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q);
 
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 
-// rng_state: of a call with dropout.
+// rng_state: only for a call with dropout.
 Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tensor const& q,
               OptionalTensor const& rng_state);
 
-// Throws what is out of range of the numbers among the arguments.
+// Throws if a number among the arguments is out of range.
 void check_numbers(ScoreArguments const& a);
 
 }  // namespace flash::api

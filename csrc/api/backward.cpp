@@ -1,16 +1,16 @@
-// Backward ops: tensors → BwdParams → variant. Schemas are defined in flash_attn/_ops.py.
+// Backward ops: tensors → BwdParams → variant. Schemas are defined in flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #include "api/arguments.h"
 #include "api/direct.h"
 #include "api/rng.h"
-#include "host/backward_plan.h"
-#include "host/device.h"
-#include "host/select.h"
-#include "host/stream_lock.h"
-#include "host/trace.h"
-#include "host/workspace.h"
+#include "launch/backward_plan.h"
+#include "launch/device.h"
+#include "launch/select.h"
+#include "launch/stream_lock.h"
+#include "launch/trace.h"
+#include "launch/workspace.h"
 
 namespace flash::api {
 namespace {
@@ -22,7 +22,7 @@ struct Gradients {
   OptionalTensor const& ds_aux;
 };
 
-// What a forward took and gave.
+// Inputs and results of the forward.
 struct Forward {
   Tensor const& q;
   Tensor const& k;
@@ -40,7 +40,7 @@ void check_shape(Tensor const& t, char const* name, Tensor const& like, int64_t 
   check(same && t.size(t.dim() - 1) == last, name, " has another shape than its operand");
 }
 
-// A gradient with the shape of `like`, or an empty view where it is not wanted.
+// A gradient with the shape of `like`, or an empty view if it is not wanted.
 TensorView<void> gradient(OptionalTensor const& t, char const* name, Tensor const& like,
                           Tensor const& q) {
   if (!t) {
@@ -62,7 +62,7 @@ RowView rows(Tensor const& t, char const* name, Tensor const& q) {
   return {static_cast<float*>(t.data_ptr()), packed ? 0 : heads * seqlen, seqlen};
 }
 
-// Lengths are in `p` already.
+// `p` has the lengths already.
 Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const& g,
               ScoreArguments const& a, OptionalTensor const& dlse, bool deterministic) {
   Tensor const& q = f.q;
@@ -102,9 +102,9 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   DeviceInfo const& device = current_device();
-  Variant const& variant =
-      select({Direction::Bwd, dtype_name(q, "q"), p.head_dim, p.head_dim_v, p.scores.has_hooks(),
-              device.sm, device.smem_per_block, PageLayout::Any, p.scores.softcap});
+  Variant const& variant = select({Direction::Bwd, dtype_name(q, "q"), p.head_dim, p.head_dim_v,
+                                   p.scores.has_score_mods(), device.sm, device.smem_per_block,
+                                   PageLayout::Any, p.scores.softcap});
   Tensor softmax_d =
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
@@ -113,12 +113,13 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float), turns(q, size.turns, ScalarType::Int),
-      found(q, size.found, ScalarType::Int), order(q, size.order, ScalarType::Int);
+      parts(q, size.parts, ScalarType::Float),
+      dq_semaphores(q, size.dq_semaphores, ScalarType::Int),
+      deltas_done(q, size.deltas_done, ScalarType::Int), order(q, size.order, ScalarType::Int);
   p.workspace = {sums.data<float>(),
                  stats.data<float>(),
-                 turns.data<int>(),
-                 found.data<int>(),
+                 dq_semaphores.data<int>(),
+                 deltas_done.data<int>(),
                  order.data<int>(),
                  {},
                  {}};

@@ -5,12 +5,12 @@
 namespace flash::api {
 namespace {
 
-// What torch has in Python for this, told once (use_torch) and kept for ever.
+// torch's classes and functions in Python, set once by use_torch and kept for ever.
 struct Torch {
   PyObject* tensor;  // classes
   PyObject* parameter;
-  PyObject* to_handles;  // a list of tensors -> a list of capsules, each of a handle of its own
-  PyObject* to_tensors;  // and back: the handles are gone
+  PyObject* to_handles;  // a list of tensors -> a list of capsules, each with a handle of its own
+  PyObject* to_tensors;  // the inverse, which consumes the handles
 } torch_{};
 
 PyObject* use_torch(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -26,11 +26,12 @@ PyMethodDef method(char const* name, DirectCall call, char const* doc) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)), METH_FASTCALL, doc};
 }
 
-// With those of the operations, which register themselves while the library is loaded.
+// All functions of the module. Operations add themselves while the library is loaded.
 std::vector<PyMethodDef>& methods() {
   static std::vector<PyMethodDef> all{
       method("use_torch", use_torch,
-             "(Tensor, Parameter, to_handles, to_tensors): what the operations need of torch.")};
+             "(Tensor, Parameter, to_handles, to_tensors): sets torch's classes and functions that "
+             "the operations need.")};
   return all;
 }
 
@@ -44,7 +45,7 @@ PyObject* plain_tensors(PyObject* const* args, Py_ssize_t count) {
   return list;
 }
 
-// The function's result, or null with a Python error set; takes the argument, which may be null.
+// The function's result, or null with a Python error set. Consumes the argument, which may be null.
 PyObject* call_and_drop(PyObject* function, PyObject* argument) {
   PyObject* const result =
       argument ? PyObject_CallFunctionObjArgs(function, argument, nullptr) : nullptr;
@@ -52,7 +53,7 @@ PyObject* call_and_drop(PyObject* function, PyObject* argument) {
   return result;
 }
 
-// None stands for no tensor, on the way back as well.
+// A capsule with a new handle of the tensor. None stands for no tensor, also for to_tensors.
 PyObject* capsule(Tensor const* tensor) {
   if (!tensor) {
     return Py_NewRef(Py_None);
@@ -113,11 +114,11 @@ PyObject* raise_current_exception() {
 }
 
 void add_direct(char const* name, DirectCall call) {
-  methods().push_back(method(name, call, "The operation, all of its arguments by position."));
+  methods().push_back(method(name, call, "The operation. All arguments are positional."));
 }
 
 bool add_direct_functions(PyObject* module) {
-  methods().push_back({});  // the end
+  methods().push_back({});  // ends the list
   return PyModule_AddFunctions(module, methods().data()) == 0;
 }
 

@@ -1,7 +1,7 @@
-// The operations as functions of the Python module: what torch's dispatcher leads to, without the
-// way there, which takes 6 µs of a call for its schema, its boxes and its keys.
-// flash_attn/_direct.py says which calls may. Tensors become handles and handles tensors by the
-// functions that torch has for programs of AOTInductor.
+// The operations as functions of the Python module. They do what torch's dispatcher would call,
+// without the dispatcher, whose schema, boxes and keys take 6 µs of a call.
+// flash_attn/dispatch/direct.py decides which calls come here. Tensors are converted to handles and
+// back by the functions that torch has for programs of AOTInductor.
 #pragma once
 
 #include <Python.h>
@@ -15,18 +15,18 @@
 
 namespace flash::api {
 
-// torch.Tensor or torch.nn.Parameter, and no class derived from them.
+// Whether x is a torch.Tensor or torch.nn.Parameter, and not of a class derived from them.
 bool is_plain_tensor(PyObject* x);
 
 // The tensors among a call's arguments, in their order.
 class TensorArguments {
  public:
-  // If that fails, a Python error is set and there are none.
+  // If the conversion fails, a Python error is set and there are no tensors.
   TensorArguments(PyObject* const* args, Py_ssize_t count);
 
-  // Whether a kernel can have them: the first is on a GPU, and all have memory, which those of
-  // torch's transforms have not, nor zeros that are none before somebody reads them. One on another
-  // device is the operation's to refuse.
+  // Whether a kernel can use them: the first is on a GPU, and all have memory. Tensors of torch's
+  // transforms have none, and torch's efficient zero tensors none until they are read. The
+  // operation itself refuses tensors on different devices.
   bool for_kernels() const;
 
   Tensor next() { return std::move(tensors_[next_++]); }
@@ -36,8 +36,8 @@ class TensorArguments {
   size_t next_ = 0;
 };
 
-// How an argument of a type is read. `takes` is false for what only torch converts, such as numpy's
-// numbers and symbols.
+// Reads an argument of a type. `takes` is false for objects that only torch converts, such as
+// numpy's numbers and symbols.
 template <class T>
 struct Argument;
 
@@ -73,7 +73,7 @@ struct Argument<double> {
   static double read(PyObject* x, TensorArguments&) { return PyFloat_AsDouble(x); }
 };
 
-// Other threads run on while this one talks to the GPU, which may have it wait.
+// Releases the interpreter, so that other threads run while this one waits for the GPU.
 class WithoutInterpreter {
  public:
   WithoutInterpreter() : state_(PyEval_SaveThread()) {}
@@ -84,13 +84,13 @@ class WithoutInterpreter {
   PyThreadState* state_;
 };
 
-// A list of the tensors, None for those that are null; itself null with a Python error set.
+// A Python list of the tensors, with None for null pointers; null with a Python error set.
 PyObject* to_python(std::initializer_list<Tensor const*> tensors);
 
 inline Tensor const* if_any(Tensor const& tensor) { return &tensor; }
 inline Tensor const* if_any(OptionalTensor const& tensor) { return tensor ? &*tensor : nullptr; }
 
-// The C++ exception that is being handled, as torch would translate it.
+// Sets the Python error that torch would make of the C++ exception that is being handled.
 PyObject* raise_current_exception();
 
 template <auto kFunction, class = decltype(kFunction)>
@@ -98,7 +98,8 @@ struct Direct;
 
 template <auto kFunction, class Result, class... Parameters>
 struct Direct<kFunction, Result (*)(Parameters...)> {
-  // All arguments by position. NotImplemented: the dispatcher may serve them, this does not.
+  // Takes all arguments by position. Returns NotImplemented for arguments that only the dispatcher
+  // may serve.
   static PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return call(args, count, std::index_sequence_for<Parameters...>{});
   }
@@ -117,7 +118,7 @@ struct Direct<kFunction, Result (*)(Parameters...)> {
       if (!tensors.for_kernels()) {
         return Py_NewRef(Py_NotImplemented);
       }
-      // Braces: from left to right, as the tensors come.
+      // Braces evaluate from left to right, in the order of the tensors.
       std::tuple<Parameters...> values{Argument<Parameters>::read(args[I], tensors)...};
       return PyErr_Occurred() ? nullptr : results(run(values));
     } catch (...) {
@@ -152,14 +153,14 @@ struct Direct<kFunction, Result (*)(Parameters...)> {
 
 using DirectCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 
-// Makes it a function of the module, called like the operation.
+// Adds the call to the module's functions, under the operation's name.
 void add_direct(char const* name, DirectCall call);
 
-// Puts the functions, and `use_torch`, which they need first, into a module; false with a Python
-// error set. It is called once.
+// Puts the functions, and `use_torch`, which has to be called before them, into a module. False
+// with a Python error set. Called once.
 bool add_direct_functions(PyObject* module);
 
-// The operation for tensors on a GPU, directly and by the dispatcher.
+// Registers an operation on GPU tensors, with the dispatcher and as a direct function.
 template <auto kFunction, auto kBoxed = kFunction>
 void serve(torch::stable::detail::StableLibrary& library, char const* name) {
   library.impl(name, TORCH_BOX(kBoxed));

@@ -1,4 +1,4 @@
-// Forward ops: tensors → FwdParams → variant. Schemas are defined in flash_attn/_ops.py.
+// Forward ops: tensors → FwdParams → variant. Schemas are defined in flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -11,28 +11,29 @@
 #include "api/direct.h"
 #include "api/launches.h"
 #include "api/rng.h"
-#include "host/decode_plan.h"
-#include "host/device.h"
-#include "host/stream_lock.h"
-#include "probabilities/launch.h"
+#include "launch/decode_plan.h"
+#include "launch/device.h"
+#include "launch/stream_lock.h"
+#include "passes/probabilities/launch.h"
 
 namespace flash::api {
 namespace {
 
 using torch::stable::clone;
-// out, lse, and if the call has them S_dmask and rng_state: an allocation takes half a microsecond,
-// also that of nothing.
+// out, lse, and if the call has them S_dmask and rng_state, which are optional because even an
+// allocation of nothing takes half a microsecond.
 using Outputs = std::tuple<Tensor, Tensor, OptionalTensor, OptionalTensor>;
 
 struct Attributes {
   ScoreArguments score;
   bool return_softmax;
   OptionalTensor const& rng_state;
-  bool may_decode;  // a decode kernel may serve it
+  bool may_decode;  // a decode kernel may serve the call
   int64_t num_splits = 0;
 };
 
-// By the forward kernel, the decode kernel, or each of them what is its of a packed batch.
+// The launches of a call: of the forward kernel, the decode kernel, or both, which then share the
+// sequences of a varlen batch.
 class AttentionLaunches {
  public:
   AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
@@ -60,8 +61,8 @@ class AttentionLaunches {
   }
 
  private:
-  // Whether the forward kernel has any of it, and whether the decode kernel has; of a packed batch
-  // it says in `p` which sequences.
+  // Whether the forward kernel has work, and whether the decode kernel has; for a varlen batch it
+  // sets in `p` which sequences are decoded.
   static std::pair<bool, bool> share_out(Tensor const& q, FwdParams& p, int64_t num_splits) {
     DeviceInfo const& device = current_device();
     if (!p.seqlens.cu_q) {
@@ -79,7 +80,7 @@ class AttentionLaunches {
   std::optional<DecodeLaunch> decode_;
 };
 
-// Lengths, heads and pages are in `p` already.
+// `p` has lengths, heads and pages already.
 Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, Attributes const& a,
                Tensor const& out, Tensor const& lse) {
   if (a.return_softmax && p.pages.table) {
@@ -156,7 +157,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   p.heads_kv = count(k.size(-2), "heads_k");
   if (block_table) {
     set_pages(p, k, *block_table, q);
-    // Of pages cu_seqlens_k says lengths alone, and nothing where there is a better word on them.
+    // With pages, cu_seqlens_k gives lengths alone, and seqused_k replaces it.
     if (seqused_k) {
       p.seqlens.cu_k = nullptr;
     }
@@ -174,7 +175,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
       out, lse);
 }
 
-// As the schema has it, which has no results that may be missing: tensors without elements.
+// The op for the dispatcher: its schema has no optional results, so missing ones are tensors
+// without elements.
 template <auto kForward, class = decltype(kForward)>
 struct Filled;
 

@@ -1,4 +1,5 @@
-// The KV cache op: append and turn, then attend. Schemas are defined in flash_attn/_ops.py.
+// The KV cache op: append and rotate, then attend. Schemas are defined in
+// flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
@@ -9,11 +10,11 @@
 #include "api/direct.h"
 #include "api/launches.h"
 #include "api/tensors.h"
-#include "host/decode_plan.h"
-#include "host/device.h"
-#include "host/select.h"
-#include "host/stream_lock.h"
-#include "host/trace.h"
+#include "launch/decode_plan.h"
+#include "launch/device.h"
+#include "launch/select.h"
+#include "launch/stream_lock.h"
+#include "launch/trace.h"
 
 namespace flash::api {
 namespace {
@@ -24,7 +25,7 @@ struct Brought {
   OptionalTensor const& rotary_cos;  // (positions, rotary_dim / 2)
   OptionalTensor const& rotary_sin;
   bool rotary_interleaved;
-  bool advance_q;  // query i turns by i more than query 0
+  bool advance_q;  // query i rotates by i more than query 0
 };
 
 void const* rotary_table(Tensor const& t, char const* name, Tensor const& like, Tensor const& q) {
@@ -85,8 +86,8 @@ NewRows new_rows(Tensor const& q, FwdParams const& p, Brought const& a) {
   return rows;
 }
 
-// Writes them, before attention reads them. A unit of its own: nothing of it is early, and odd rows
-// are copied behind it.
+// Writes the new rows before attention reads them. The stream's lock is not needed: the launch is
+// not early, and odd rows are copied behind it.
 void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   AppendParams n{};
   n.rows = rows;
@@ -166,18 +167,26 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
               v->size(2) == v_cache.size(2) && v->size(3) == out.size(3),
           "v must be (b, s_new, hk, dv) with b, s_new of k and hk, dv of v_cache, rounded up");
     p.seqlens.new_k = count(k->size(1), "s_new");
-    // By what the caller asked for: a window too wide to matter is gone from p.mask.
+    // As the caller asked: p.mask has lost a window too wide to matter.
     bool const local = causal || window_left >= 0 || window_right >= 0;
     rows = new_rows(q, p, {k, v, rotary_cos, rotary_sin, rotary_interleaved, local});
   }
+  Tensor query = q;
+  auto const turn_before = [&] {
+    query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
+    rows.q_rotated = view<void>(query, query.data_ptr());
+    p.q = operand(query, "q", q);
+  };
+  bool const decode_may_append = decode_appends(p, rows);
+  if (rotary_cos && !decode_may_append) {
+    turn_before();
+  }
+  // p is as DecodeLaunch gets it, which finds the plan that is made here and makes no other.
   bool const attends = lse.numel() > 0;
   bool const decodes = attends && decodes_cache(p, num_splits, current_device());
-  Tensor query = q;
-  if (k && !(decodes && decode_appends(p, rows))) {
-    if (rotary_cos) {
-      query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
-      rows.q_turned = view<void>(query, query.data_ptr());
-      p.q = operand(query, "q", q);
+  if (k && !(decodes && decode_may_append)) {
+    if (rotary_cos && decode_may_append) {
+      turn_before();  // the forward kernels rotate nothing
     }
     launch_append(q, p, rows);
     rows = {};

@@ -5,11 +5,11 @@
 #include <algorithm>
 
 #include "api/arguments.h"
-#include "host/decode_plan.h"
-#include "host/device.h"
-#include "host/key_splits.h"
-#include "host/select.h"
-#include "host/trace.h"
+#include "launch/decode_plan.h"
+#include "launch/device.h"
+#include "launch/key_splits.h"
+#include "launch/select.h"
+#include "launch/trace.h"
 
 namespace flash::api {
 namespace {
@@ -17,8 +17,8 @@ namespace {
 Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
-  // Hopper's loads can end with any key only where rows of all batch entries can be numbered.
-  // Strides for which they cannot are rare enough for the other kernels to serve them.
+  // Hopper's loads can end at any key only where the rows of all batch entries can be numbered.
+  // Strides that prevent this are so rare that the sm80 kernels may serve them.
   Seqlens const& s = p.seqlens;
   auto const numbered = [&](TensorView<const void> const& x) {
     return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);
@@ -26,12 +26,13 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   bool const odd_strides = !paged && s.used_k && !s.cu_k && !(numbered(p.k) && numbered(p.v));
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   return select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
-                 p.head_dim_v, p.scores.has_hooks(), sm, device.smem_per_block, page_layout(p)});
+                 p.head_dim_v, p.scores.has_score_mods(), sm, device.smem_per_block,
+                 page_layout(p)});
 }
 
 Request decode_request(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
-  bool const full = p.scores.has_hooks() || p.odd.any();
+  bool const full = p.scores.has_score_mods() || p.odd.any();
   return {Direction::Decode, dtype_name(q, "q"),   p.head_dim, p.head_dim_v, full,
           device.sm,         device.smem_per_block};
 }

@@ -1,27 +1,27 @@
-// The launches of one call of attention: prepared with all that they need, and then made one behind
-// the other under the stream's lock, where nothing may be allocated any more.
+// The launches of one attention call. They are prepared with all that they need, and then made one
+// after the other under the stream's lock, where nothing may be allocated.
 #pragma once
 
 #include <optional>
 #include <utility>
 
 #include "api/tensors.h"
-#include "host/stream_lock.h"
-#include "host/variant.h"
+#include "launch/stream_lock.h"
+#include "launch/variant.h"
 #include "params/decode_params.h"
 
 namespace flash::api {
 
-// If p has odd rows: copies of k and v, of whole chunks, which it then reads instead. For the
-// forward kernels; to be kept until they are launched.
+// If p has odd rows, copies k and v into rows of whole chunks and sets p to read the copies,
+// because the forward kernels need them. The copies have to be kept until the launch.
 using KeyCopies = std::optional<std::pair<Tensor, Tensor>>;
 KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor const& q);
 
 // The forward kernel that serves the call, on the current device.
 class ForwardLaunch {
  public:
-  // q is the tensor in p.q. num_splits: see host/attention_plan.h. of_cache: lengths of keys are
-  // less than they may be.
+  // q is the tensor in p.q. num_splits: see launch/attention_plan.h. of_cache: sequences may have
+  // fewer keys than seqlen_k.
   ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache = false);
 
   void start(StreamLock const& lock) const;
@@ -32,13 +32,13 @@ class ForwardLaunch {
   std::optional<Scratch> splits_;  // results of splits
 };
 
-// The decode kernel. num_splits, cached: see host/decode_plan.h. beside, rows: as of DecodeParams.
+// The decode kernel. num_splits, cached: see launch/attention_plan.h. beside, rows: DecodeParams'.
 class DecodeLaunch {
  public:
   DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
                bool beside = false, NewRows const& rows = {});
 
-  // Whether there is one for such a call.
+  // Whether there is a decode kernel for such a call.
   static bool serves(Tensor const& q, FwdParams const& p);
 
   void start(StreamLock const& lock) const;

@@ -1,11 +1,11 @@
-// The op that merges two results of attention. Its schema is defined in flash_attn/_ops.py.
+// The op that merges two results of attention. Its schema is defined in flash_attn/dispatch/ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "host/device.h"
-#include "merge/launch.h"
+#include "launch/device.h"
+#include "passes/merge/launch.h"
 
 namespace flash::api {
 namespace {
@@ -22,7 +22,7 @@ RowView rows_of(Tensor const& lse, char const* name, Tensor const& out) {
 
 bool is_wide(Tensor const& out) { return out.scalar_type() == ScalarType::Float; }
 
-// An output like out_b, but that it may be fp32.
+// Checks an output like out_b, which may also be fp32.
 void check_output(Tensor const& out, char const* name, Tensor const& out_b) {
   check(out.dim() == 4 && out_b.dim() == 4, name, " and out_b must be (batch, rows, heads, dv)");
   for (int i = 0; i < 4; ++i) {

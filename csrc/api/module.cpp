@@ -1,6 +1,6 @@
-// The Python module flash_attn._C: importing it registers the ops; its functions describe what was
-// compiled, or are the ops themselves (direct.h). Limited API, so one binary serves every Python
-// from 3.10 on.
+// The Python module flash_attn._C. Importing it registers the ops; its functions describe the
+// compiled kernels, or are the ops themselves (direct.h). It uses the limited API, so one binary
+// serves every Python from 3.10 on.
 #include <Python.h>
 #include <cuda_runtime.h>
 
@@ -12,15 +12,15 @@
 
 #include "api/direct.h"
 #include "core/score_mod.h"
-#include "host/attention_plan.h"
-#include "host/backward_plan.h"
-#include "host/decode_plan.h"
-#include "host/error.h"
-#include "host/force.h"
-#include "host/machine.h"
-#include "host/plan_text.h"
-#include "host/select.h"
-#include "host/trace.h"
+#include "launch/attention_plan.h"
+#include "launch/backward_plan.h"
+#include "launch/decode_plan.h"
+#include "launch/error.h"
+#include "launch/force.h"
+#include "launch/machine.h"
+#include "launch/plan_text.h"
+#include "launch/select.h"
+#include "launch/trace.h"
 
 namespace flash::api {
 namespace {
@@ -48,7 +48,7 @@ constexpr char kFormat<double> = 'd';
 template <>
 constexpr char kFormat<char const*> = 's';
 
-// A call's arguments to where they belong, each read as what it is written to; false with a Python
+// Reads a call's arguments into `values`, each as the type it is written to; false with a Python
 // error set.
 template <class... T>
 bool parse(PyObject* args, T*... values) {
@@ -69,12 +69,12 @@ PyObject* compiled_variants(PyObject*, PyObject*) {
   return string("[" + json + "]");
 }
 
-// Shared memory a block can have: what all GPUs of the family with the least of it offer.
+// Shared memory that a CTA can have on every GPU of the family.
 int smem_per_block(int sm) {
   return sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
 }
 
-// block_n: keys of the kernel's tile; 0: those of its row.
+// block_n: keys of the kernel's tile; 0: the row's.
 struct Served {
   int splits = 1;
   int few_queries = 0;
@@ -96,7 +96,7 @@ PyObject* selection_json(Selection const& selection, Served const& served) {
                        rejected, "]}"));
 }
 
-// What a plan counts, of a call described in numbers.
+// The problem of a call that is described in numbers.
 plan::Problem problem_of(int batch, int seqlen_q, int seqlen_k, long long total_q,
                          long long total_k) {
   plan::Problem p{};
@@ -136,7 +136,7 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
     p.head_dim = head_dim;
     p.head_dim_v = head_dim_v;
     p.mask = {left, right};
-    p.hooks = std::string_view(selection.variant->scores) != "plain";
+    p.score_mods = std::string_view(selection.variant->scores) != "plain";
     p.deterministic = deterministic;
     p.wants_dq = p.wants_dk = p.wants_dv = true;
     plan = to_json(p, machine_of(device), backward_kernel(*selection.variant, device));
@@ -144,8 +144,8 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
   return selection_json(selection, {.plan = plan});
 }
 
-// A forward call in numbers, also one against a cache, as explain_forward and explain_decode get
-// it.
+// A forward call in numbers, also one against a cache: the arguments of explain_forward and
+// explain_decode.
 struct Described {
   FwdParams params{};
   DeviceInfo device{};
@@ -164,10 +164,10 @@ struct Described {
                &batch_invariant, &odd_rows, &used_k, &s.few_q)) {
       return false;
     }
-    static int const something = 0;  // of tensors it counts whether they are there
+    static int const something = 0;  // only whether a tensor is there matters
     device.l2_bytes = l2_bytes;
     device.smem_per_block = smem_per_block(device.sm);
-    p.q.head_stride = 1;  // so that heads are apart
+    p.q.head_stride = 1;  // not 0: heads do not share memory
     s.cu_q = total_q >= 0 ? &something : nullptr;
     s.total_q = std::max(total_q, 0LL);
     s.cu_k = total_k >= 0 ? &something : nullptr;
@@ -200,7 +200,7 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
     return nullptr;
   }
   FwdParams& p = call.params;
-  p.odd = {};  // the forward kernel has a copy
+  p.odd = {};  // the forward kernel reads a copy
   Direction const direction = p.pages.table ? Direction::Paged : Direction::Fwd;
   Selection const selection = explain(call.request(direction, call.full_scores != 0));
   if (!selection.variant) {
@@ -215,7 +215,7 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
                                     .plan = to_json(problem, machine, kernel)});
 }
 
-// Whether a decode kernel serves the call; of a packed batch that is written into `p`.
+// Whether a decode kernel serves the call; for a varlen batch it sets few_q in `p`.
 bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device) {
   if (p.seqlens.cu_q) {
     p.seqlens.few_q = few_queries(p, num_splits, device);
@@ -242,7 +242,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   if (!decodes(p, call.cached, call.num_splits, call.device)) {
     Py_RETURN_NONE;
   }
-  // Beside it the forward kernel has a copy of odd rows, which both read.
+  // Where the forward kernel runs beside it, both read its copy of odd rows.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
   bool const full = call.full_scores || (call.odd_rows && !copied);
   Selection const selection = explain(call.request(Direction::Decode, full));
@@ -287,7 +287,7 @@ void tell_python(std::string const& line) {
   PyObject* const result =
       text ? PyObject_CallFunctionObjArgs(trace_listener_, text, nullptr) : nullptr;
   if (!result) {
-    PyErr_WriteUnraisable(trace_listener_);  // a launch does not fail because of its line
+    PyErr_WriteUnraisable(trace_listener_);  // a launch must not fail because of its line
   }
   Py_XDECREF(result);
   Py_XDECREF(text);
@@ -296,7 +296,7 @@ void tell_python(std::string const& line) {
 
 PyObject* trace_to(PyObject*, PyObject* listener) {
   if (listener == Py_None) {
-    ::flash::trace_to(nullptr);  // a launch that already tells still has its listener
+    ::flash::trace_to(nullptr);  // a launch that has begun to tell still calls its listener
   } else {
     trace_listener_ = Py_NewRef(listener);
     ::flash::trace_to(tell_python);
@@ -306,36 +306,35 @@ PyObject* trace_to(PyObject*, PyObject* listener) {
 
 PyMethodDef methods[] = {
     {"trace_to", trace_to, METH_O,
-     "(listener): from now on it is called with a line of text for each launch; None: no more."},
+     "(listener): calls it with a line of text for each launch from now on; None stops that."},
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, batch, seqlen_q, "
-     "seqlen_k, "
-     "total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
-     "batch_invariant, odd_rows, used_k, few_queries) -> JSON: the variant, why not the others, "
-     "block_n: the keys of its tile, splits: that keys are cut into, and the plan: its choices, "
-     "what each is predicted to take, which is chosen. total_q, total_k: of what is packed, else "
-     "-1. page_size: of keys in pages, 1 where left padding or strides leave no boxes of more "
-     "rows; else 0. odd_rows: of a cache, no multiples of 16 bytes. used_k: whether a tensor says "
-     "how many keys are in use. few_queries: as of explain_decode, else 0."},
+     "seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
+     "batch_invariant, odd_rows, used_k, few_queries) -> JSON: the variant, why the others do not "
+     "serve the call, block_n (keys of the tile), splits (KV splits), and the plan: its choices, "
+     "the predicted time of each, and the chosen one. total_q, total_k: rows of varlen tensors, "
+     "otherwise -1. page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
+     "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
+     "whether a tensor says how many keys are in use. few_queries: explain_decode's, or 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, batch, seqlen_q, "
-     "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON as of "
-     "explain_forward, with the plan: its choices, what each is predicted to take, which is "
-     "chosen. total_q, total_k: of what is packed, else -1."},
+     "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON like "
+     "explain_forward's, with the plan: its choices, the predicted time of each, and the chosen "
+     "one. total_q, total_k: rows of varlen tensors, otherwise -1."},
     {"explain_decode", explain_decode, METH_VARARGS,
-     "As explain_forward, with few_queries 0 -> JSON of the decode kernel, with the most splits of "
-     "a sequence, or CTAs of a cluster that are wanted; None for a call that the forward kernel "
-     "serves. few_queries: if not 0, this is about sequences of no more queries, and the forward "
-     "kernel serves the others."},
+     "Takes explain_forward's arguments, with few_queries 0 -> JSON of the decode kernel, with the "
+     "most splits of a sequence, or the CTAs that are wanted in a cluster; None if the forward "
+     "kernel serves the call. few_queries in the result: if not 0, the decode kernel serves "
+     "sequences of no more queries, and the forward kernel the others."},
     {"force_choice", force_choice, METH_VARARGS,
-     "(index, decode): for measuring, these of each call's choices run: a forward's or a "
-     "backward's, "
-     "and the decode kernel's, -2: the forward kernel in its place; -1: the planned one."},
+     "(index, decode): for measurements, forces one of each call's choices. index: of a forward's "
+     "or a backward's; decode: of the decode kernel's, or -2 for the forward kernel in its place. "
+     "-1: the planned choice."},
     {"record_plans", record_plans, METH_VARARGS,
-     "(on) -> JSON of the last call's plans since they were asked for last: plan, that of a "
-     "forward "
-     "or a backward, and decode, that of the decode kernel; null: there was none."},
+     "(on): rotates recording on or off -> JSON of the last plans since the last such call: plan, "
+     "of "
+     "a forward or a backward, and decode, of the decode kernel; null: there was none."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

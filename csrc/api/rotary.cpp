@@ -1,12 +1,12 @@
-// The rotary op: parts of one tensor or two, turned or copied. Its schema is defined in
-// flash_attn/_rotary.py.
+// The rotary op: rotates or copies heads of up to three tensors, which may be parts of one. Its
+// schema is defined in flash_attn/dispatch/rotary.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "host/device.h"
-#include "rotary/launch.h"
+#include "launch/device.h"
+#include "passes/rotary/launch.h"
 
 namespace flash::api {
 namespace {
@@ -15,14 +15,14 @@ char const* element_name(Tensor const& x) {
   return x.scalar_type() == ScalarType::Float ? "fp32" : dtype_name(x, "x");
 }
 
-// Whether a row's elements lie apart. A tensor without elements has any strides: a gradient's are
-// often 0.
+// Whether there are gaps between a row's elements. A tensor without elements may have any strides:
+// a gradient's are often 0.
 bool has_gaps(Tensor const& t) {
   int64_t const last = t.dim() - 1;
   return t.stride(last) != 1 && t.size(last) > 1 && t.numel() > 0;
 }
 
-// x (b, s, h, d) or (total, h, d), or another part: it differs in heads alone.
+// Checks x (b, s, h, d) or (total, h, d), or another part, which differs in heads alone.
 void check_part(Tensor const& part, char const* name, Tensor const& x) {
   check_on_device_of(part, name, x);
   int64_t const dims = x.dim();
@@ -33,7 +33,7 @@ void check_part(Tensor const& part, char const* name, Tensor const& x) {
         " in its last dimension, expected 1");
 }
 
-// No two elements in one place.
+// Checks that no two elements are in one place.
 void check_written(Tensor const& out) {
   for (int i = 0; i < out.dim(); ++i) {
     check(out.stride(i) != 0 || out.size(i) <= 1 || out.numel() == 0,

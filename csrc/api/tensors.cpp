@@ -22,16 +22,16 @@ int64_t bytes_of(ScalarType dtype) {
   }
 }
 
-// As torch numbers it; scalar_type() asks torch for one number after another until it knows its
-// own, half a microsecond of a call.
+// torch's number of the dtype. scalar_type() compares it with torch's numbers one after another,
+// which takes half a microsecond of a call.
 int32_t dtype_code(Tensor const& t) {
   int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
   return code;
 }
 
-// The allocator's shim prints what went wrong and keeps it to itself. Where all of CUDA fails, that
-// is the reason, and it fails here, too.
+// The allocator's shim prints the error but does not return it. If CUDA itself has failed, that is
+// the reason, and the query here throws it.
 [[noreturn]] void throw_out_of_memory(int64_t bytes) {
   size_t free = 0, total = 0;
   FLASH_CHECK_CUDA(cudaMemGetInfo(&free, &total), "allocation");
@@ -49,7 +49,7 @@ char const* dtype_name(Tensor const& t, char const* name) {
 }
 
 Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
-  // Straight to the allocator's shim: a call through the dispatcher costs a microsecond more.
+  // Calls the allocator's shim: the dispatcher would cost a microsecond more.
   constexpr size_t kMaxDims = 4;
   check(sizes.size() <= kMaxDims, "outputs have at most ", kMaxDims, " dimensions");
   std::array<int64_t, kMaxDims> strides{};

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "host/error.h"
+#include "launch/error.h"
 #include "params/tensor_view.h"
 
 namespace flash::api {
@@ -18,14 +18,15 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// "bf16" or "fp16", as in the variant table; throws for other dtypes.
+// "bf16" or "fp16", as in the table of variants; throws for other dtypes.
 char const* dtype_name(Tensor const& t, char const* name);
 
 // A new contiguous tensor on the device of `like`.
 Tensor empty(Tensor const& like, std::initializer_list<int64_t> sizes, ScalarType dtype);
 
-// Memory for kernels alone, which torch's allocator gives to later work of the stream once this is
-// gone. None costs nothing: an allocation, of whatever size, takes a microsecond or two of a call.
+// Memory that only kernels use. torch's allocator gives it to later work of the stream after the
+// destructor. With 0 entries nothing is allocated, because an allocation of any size takes a
+// microsecond or two of a call.
 class Scratch {
  public:
   Scratch(Tensor const& like, int64_t entries, ScalarType dtype);
@@ -43,17 +44,17 @@ cudaStream_t current_stream(Tensor const& t);
 
 void check_on_device_of(Tensor const& t, char const* name, Tensor const& q);
 
-// What a kernel needs so as not to fault: same device and dtype as q, rows without gaps that start
-// at multiples of 16 bytes and are whole multiples of 16 bytes long.
+// Checks what a kernel needs so as not to fault: q's device and dtype, and rows without gaps that
+// start at multiples of 16 bytes and are whole multiples of 16 bytes long.
 void check_operand(Tensor const& t, char const* name, Tensor const& q);
 
-// An int32 vector of `size` entries on q's device.
+// The memory of an int32 vector of `size` entries on q's device.
 int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size, Tensor const& q);
 
-// Contiguous fp32 numbers, `count` of them, on q's device.
+// The memory of `count` contiguous fp32 numbers on q's device.
 float const* float_vector(Tensor const& t, char const* name, int64_t count, Tensor const& q);
 
-// [b, s, h, d], or packed [total, h, d] with batch_stride 0
+// A view of [b, s, h, d], or of varlen [total, h, d] with batch_stride 0
 template <class T>
 TensorView<T> view(Tensor const& t, void* ptr) {
   // A dimension of size 1 may have any stride, also one that would misalign addresses; so may all
@@ -64,10 +65,10 @@ TensorView<T> view(Tensor const& t, void* ptr) {
   return {ptr, packed ? 0 : stride(0), stride(packed ? 0 : 1), stride(packed ? 1 : 2)};
 }
 
-// Columns in whole chunks of 16 bytes, as kernels have them in q and write them to out.
+// Columns rounded up to whole chunks of 16 bytes, as in q and out.
 inline int64_t in_chunks(int64_t columns) { return (columns + 7) / 8 * 8; }
 
-// Any rows without gaps, of q's device and dtype: the kernels that read them move elements.
+// Checks for rows without gaps and q's device and dtype, for kernels that move single elements.
 void check_rows(Tensor const& t, char const* name, Tensor const& q);
 
 inline TensorView<const void> operand(Tensor const& t, char const* name, Tensor const& q) {

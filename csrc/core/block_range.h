@@ -1,4 +1,4 @@
-// Which key blocks a block of rows visits, and which of them need mask code.
+// Which KV blocks a row block goes through, and which of them need mask code.
 #pragma once
 
 #include "core/mask.h"
@@ -7,12 +7,12 @@
 
 namespace flash {
 
-// Key blocks [begin, end) in three runs:
+// KV blocks [begin, end) in three runs:
 //   [right, end)    some row's right limit, or the end of the keys, cuts through: masked
 //   [left, right)   every row sees every key: no mask code
 //   [begin, left)   some row's left limit cuts through: masked
 // The softmax does not care for the order, so the masked blocks come first, right before left, and
-// the interior is one run without a branch: step 0, 1, … count() - 1 visits block_at(step).
+// the interior is one run without a branch: step 0, 1, … count() - 1 is block_at(step).
 struct BlockRange {
   int begin;
   int left;
@@ -36,8 +36,8 @@ struct BlockRange {
   // block_at(step) + step, which is the same for all steps after the masked ones
   FLASH_HD int interior() const { return right - 1 + masked_count(); }
 
-  // Of even parts the one with this number; they follow each other along the keys. A sequence has
-  // fewer than 2^26 blocks, and 32 parts at most.
+  // One of several even KV splits, which follow each other along the keys. A sequence has fewer
+  // than 2^26 blocks, and 32 splits at most.
   FLASH_HD BlockRange part(int number, FastDiv const& parts) const {
     int const blocks = end - begin;
     auto const clamp = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
@@ -49,8 +49,9 @@ struct BlockRange {
     return r;
   }
 
-  // How many of the first steps visit blocks that no row before `row_end` sees, all of them right
-  // of its limit. Rows are those of the block, at least one; part of it need not compute these.
+  // How many of the first steps are blocks that no row before `row_end` sees, because all of them
+  // lie right of its limit: the part of the row block before `row_end`, at least one row, need not
+  // compute these.
   FLASH_HD int steps_right_of(const SequenceMask& mask, int row_end, int block_n) const {
     int const key_end = mask.end(row_end - 1);
     int const seen_end = key_end > 0 ? (key_end + block_n - 1) / block_n : 0;
@@ -59,8 +60,8 @@ struct BlockRange {
 
   FLASH_HD bool masked(int block) const { return block < left || block >= right; }
 
-  // The block of the next step, or kNone. From the block and not from the step's number, because
-  // nearly every block is of the interior, where the first line is all that runs.
+  // The block of the next step, or kNone. It is found from the block and not from the step's
+  // number, because nearly every block is in the interior, where only the first line runs.
   FLASH_HD int after(int block) const {
     if (!masked(block)) return block > left ? block - 1 : kNone;
     if (block > right || (block < left && block > begin)) return block - 1;

@@ -1,13 +1,13 @@
-// What the thread blocks of a cluster write into each other's shared memory. Code for GPUs before
-// Hopper has none of it. The tests put a header of the same name before this one.
+// Barriers and writes into shared memory between the CTAs of a cluster. On GPUs before Hopper they
+// do nothing. The tests put a header of the same name before this one.
 #pragma once
 
 #include <cstdint>
 
 namespace flash {
 
-// Until all threads of the cluster are here, and what they wrote, in whichever block's memory, can
-// be read. Also before a block ends that others write to: its shared memory ends with it.
+// Waits until all threads of the cluster are here, and what they wrote, in any CTA's memory, can be
+// read. A CTA that others write to needs this before it ends, too: its shared memory ends with it.
 __device__ inline void sync_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __syncwarp();  // both instructions are a whole warp's
@@ -18,9 +18,9 @@ __device__ inline void sync_cluster() {
 #endif
 }
 
-// A barrier in two halves, which only says that every block has begun and its shared memory is
-// there: it orders nothing that was written before. Between them a thread may do anything but
-// arrive again.
+// A barrier in two halves, which only says that every CTA has begun and its shared memory is there:
+// it orders nothing that was written before. Between the halves a thread may do anything but arrive
+// again.
 __device__ inline void announce_to_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
@@ -33,7 +33,7 @@ __device__ inline void wait_for_cluster() {
 #endif
 }
 
-// Shared memory of the cluster's block `rank`, as addresses of this block's are there.
+// Shared memory of the cluster's CTA `rank`, addressed by what lies at the same place in this CTA.
 class ClusterBlock {
  public:
   __device__ explicit ClusterBlock(int rank) : rank_(rank) {}

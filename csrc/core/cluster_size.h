@@ -2,8 +2,8 @@
 
 namespace flash {
 
-// Thread blocks of a cluster that has a tile of decoding, at most: 16 are more than every GPU is
-// sure to have, and what Hopper's have.
+// A cluster that computes one tile of decoding has at most 2^4 = 16 CTAs. Hopper allows these; the
+// size that is portable to every GPU is smaller.
 constexpr int kMostClusterLog2 = 4;
 
 }  // namespace flash

@@ -2,8 +2,8 @@
 
 namespace flash {
 
-// Keeps the compiler from moving ordinary accesses to memory across: what CUTLASS waits for
-// asynchronous copies with does not say that it is about memory.
+// Keeps the compiler from moving ordinary memory accesses across it: the instructions by which
+// CUTLASS waits for asynchronous copies do not declare that they concern memory.
 __device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
 
 }  // namespace flash

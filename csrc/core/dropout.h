@@ -20,7 +20,7 @@ struct DropoutGroup {
   uint32_t row;
   uint32_t col;
 
-  // The group of the same place so many 16 x 16 blocks down and to the right.
+  // The group at the same place of the 16 x 16 block so many blocks down and to the right.
   FLASH_HD DropoutGroup later(int block_rows, int block_cols) const {
     return {row + 8u * block_rows, col + 4u * block_cols};
   }
@@ -40,19 +40,19 @@ FLASH_HD int dropout_bit(int query, int key) {
 // One more would drop everything.
 constexpr uint32_t kMaxDropoutThreshold = 65535;
 
-// Entries whose sixteen bits are at least this are kept. Half to even, as Python rounds.
+// Entries whose sixteen bits are at least this are kept. Rounded half to even, as in Python.
 FLASH_HD uint32_t dropout_threshold(double dropout_p) {
   double const threshold = nearbyint(dropout_p * 65536.0);
   return threshold < kMaxDropoutThreshold ? uint32_t(threshold) : kMaxDropoutThreshold;
 }
 
-// How many of all entries a threshold drops, exactly. What is kept is scaled by the inverse of the
-// rest: by that of the probability asked for, the mean would be off by up to 2^-17 / (1 - p).
+// The exact rate of entries that a threshold drops. Kept entries are scaled by 1 / (1 - this rate):
+// with the probability asked for instead, the mean would be off by up to 2^-17 / (1 - p).
 FLASH_HD float dropout_rate(uint32_t threshold) { return float(threshold) / 65536.f; }
 
-// A probability becomes 0 where `random` is below `threshold`. Comparisons and selections are what
-// dropout waits for on Hopper, so what could be a selection is a multiplication there, skipped for
-// what is kept.
+// A probability becomes 0 where `random` is below `threshold`. Comparisons and selections limit
+// dropout on Hopper, so a predicated multiplication, skipped for kept entries, replaces the
+// selection there.
 FLASH_HD void drop_below(uint32_t threshold, uint32_t random, float& p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("{ .reg .pred below; setp.lt.u32 below, %1, %2; @below mul.f32 %0, %0, 0f00000000; }"
@@ -68,7 +68,7 @@ struct DropoutMask {
   uint32_t batch_head;
   uint32_t offset_low;
   uint32_t threshold;
-  DropoutGroup first;  // of the call, in the whole
+  DropoutGroup first;  // of this call, in the whole matrix that the call is a part of
 
   DropoutMask() = default;
 
@@ -91,14 +91,14 @@ struct DropoutMask {
     }
   }
 
-  // That of an entry of the call.
+  // The group of an entry of this call.
   FLASH_HD DropoutGroup group(int query, int key_index) const {
     DropoutGroup const own = dropout_group(query, key_index);
     return {first.row + own.row, first.col + own.col};
   }
 
-  // Sixteen bits for each entry of a group, in dropout_bit's order, two to a word. kWide: with
-  // other instructions (philox.h).
+  // Sixteen bits for each entry of a group, in dropout_bit's order, two entries to a word. kWide:
+  // with wide products (philox.h).
   template <bool kWide = false>
   FLASH_HD PhiloxWords draw(DropoutGroup group) const {
     return philox<7, kWide>(key, {{group.row, group.col, batch_head, offset_low}});
@@ -116,8 +116,8 @@ struct DropoutMask {
     return bits;
   }
 
-  // The same by the key's parity, for who holds every second key: entry (query, key) is bit
-  // first + 2 * (key >> 3 & 1) + 4 * (query >> 3 & 1) of kept[key & 1], which is 0 before.
+  // The same by the key's parity, for a thread that holds every second key: entry (query, key) is
+  // bit first + 2 * (key >> 3 & 1) + 4 * (query >> 3 & 1) of kept[key & 1], which is 0 before.
   template <bool kWide = false>
   FLASH_HD void keep_by_parity(DropoutGroup group, int first, uint32_t (&kept)[2]) const {
     PhiloxWords const random = draw<kWide>(group);
@@ -129,8 +129,8 @@ struct DropoutMask {
     }
   }
 
-  // The two entries, of a group's eight in dropout_bit's order, that a word's halves stand for.
-  // Both halves are compared as upper ones.
+  // Drops the two entries of a group, in dropout_bit's order, whose bits are a word's halves. Both
+  // halves are compared as upper ones.
   FLASH_HD void drop(uint32_t word, float& lower, float& upper) const {
     drop_below(threshold << 16, word << 16, lower);
     drop_below(threshold << 16, word, upper);
@@ -155,7 +155,7 @@ struct TransposedDropout {
   FLASH_HD int query() const { return 2 * (lane & 3) + odd_key(); }
   FLASH_HD int key() const { return lane >> 2; }
 
-  // Of bits by the key's parity, those that the partner holds.
+  // The bits by the key's parity that the partner needs.
   FLASH_HD uint32_t for_partner(uint32_t const (&kept)[2]) const { return kept[1 - odd_key()]; }
 
   // The lane's keep bits, in the order of its accumulators: bit
@@ -167,8 +167,8 @@ struct TransposedDropout {
   FLASH_HD int odd_key() const { return (lane >> 2) & 1; }
 };
 
-// Four of the bytes of a and b, 0 to 7, each named by four bits of the selector, of which the
-// highest asks for the byte's sign in all of its bits.
+// Four of the eight bytes of a and b. Four bits of the selector name each: three are its number,
+// and the highest asks for the byte's sign in all of its bits.
 FLASH_HD uint32_t permuted_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
   uint32_t x;
@@ -185,7 +185,7 @@ FLASH_HD uint32_t permuted_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #endif
 }
 
-// A bit of each of two words as masks of a word's halves: as the sign of its byte.
+// One bit of each of two words as masks of a word's halves: the bit is moved to its byte's sign.
 FLASH_HD uint32_t halves_of_bit(uint32_t lower, uint32_t upper, int bit) {
   int const byte = bit / 8, place = bit % 8;
   return permuted_bytes(lower << (7 - place), upper << (7 - place), 0xcc88 + byte * 0x1111);
@@ -197,10 +197,10 @@ FLASH_HD uint32_t halves_of_bits(uint32_t bits, int first) {
   return permuted_bytes(bits << (7 - place), bits << (6 - place), 0xcc88 + byte * 0x1111);
 }
 
-// Which of a word's halves are below a threshold, as masks of them, two instructions for both: the
-// lesser of a half and the threshold, less the threshold, is 0 or negative, and cut off at -1.
+// Which of a word's halves are below a threshold, as masks of the halves. Two instructions do both:
+// min(half, threshold) - threshold is 0 or negative, and is cut off at -1.
 struct HalvesBelow {
-  static constexpr uint32_t kLargest = 0x8000;  // of more the differences are no halves with a sign
+  static constexpr uint32_t kLargest = 0x8000;  // above it a difference overflows int16
 
   uint32_t thresholds;
   uint32_t negatives;

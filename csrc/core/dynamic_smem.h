@@ -2,7 +2,8 @@
 
 namespace flash {
 
-// The shared memory that a launch asked for. 1024 bytes are what the widest TMA swizzle repeats at.
+// The launch's dynamic shared memory, aligned to the 1024 bytes after which the widest TMA swizzle
+// repeats.
 __device__ inline char* dynamic_smem() {
   extern __shared__ __align__(1024) char launch_smem[];
   return launch_smem;

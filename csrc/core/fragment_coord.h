@@ -29,9 +29,9 @@ struct QuadReduce {
   }
 };
 
-// Calls `body` in all lanes of a warp if one of them asks for it. A loop, though it runs once at
-// most: of an `if` ptxas makes predicated instructions, which issue whether or not they do anything
-// (d 128: 132 of 930 in the loop over keys), and then lacks registers.
+// Calls `body` in all lanes of a warp if one of them asks for it. This is a loop, though it runs
+// once at most: ptxas turns an `if` into predicated instructions, which issue whether or not they
+// do anything (d 128: 132 of 930 in the loop over keys), and then lacks registers.
 template <class Body>
 __device__ void if_any_in_warp(bool asks, Body body) {
   int times = __any_sync(0xffffffffu, asks);

@@ -1,5 +1,6 @@
-// How the pieces of a tile become one without anybody waiting: in rounds, in which neighbours form
-// groups, the last of a group to be done merges all of it, and goes on for it in the next round.
+// How the pieces of a tile are merged without any CTA waiting. Merging goes in rounds: neighbours
+// form groups, and the CTA of a group that is done last merges the group and represents it in the
+// next round.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,15 @@ struct MergeGroup {
   int first;
   int stride;
   int count;
-  int counter;  // the split whose counter counts the members that are done; no other group's
+  int counter;  // the split whose counter counts this group's finished members, and no other's
 };
 
 // The groups that split `split` of `splits` belongs to, round after round. One round would do, but
-// where a tile's pieces are large or very many, one thread block alone would read for long.
+// where a tile's pieces are large or very many, one CTA alone would read for long.
 struct MergeRounds {
   int splits;
   int split;
-  int fan_in;  // members of a group, at most; more than there are rounds, so that counters do
+  int fan_in;  // members of a group, at most; exceeds the rounds, so that each group has a counter
   int round = 0;
   int stride = 1;
 
@@ -30,7 +31,7 @@ struct MergeRounds {
 
   FLASH_HD bool valid() const { return stride < splits; }
 
-  // Whether what this round's group becomes is the tile's result.
+  // Whether this round's merged group is the tile's result.
   FLASH_HD bool last() const { return span() >= splits; }
 
   FLASH_HD void next() {
@@ -45,7 +46,7 @@ struct MergeRounds {
   }
 
  private:
-  // What a group stands for, or the largest int: no more than all pieces.
+  // Splits that a group stands for, or the largest int, which is at least all splits.
   FLASH_HD int span() const {
     int64_t const all = int64_t(stride) * fan_in;
     return all < INT32_MAX ? int(all) : INT32_MAX;

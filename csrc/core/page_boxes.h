@@ -1,4 +1,4 @@
-// How a tile of keys is taken out of large pages.
+// How a tile of keys is loaded from large pages by TMA boxes.
 #pragma once
 
 #include <algorithm>
@@ -8,30 +8,32 @@
 
 namespace flash {
 
-// One of a tile's boxes: what the tile has of a page is a few of 128, 64, 32 and 16 keys, none of
-// them twice. Lanes 4 n to 4 n + 3 have those of the tile's n-th page, the last four what is behind
-// the sequence's last 16 whole keys: small ones first, for the first may have the last keys.
+// One of a tile's boxes. The keys of the tile that lie in one page are split into boxes of 128, 64,
+// 32 and 16 keys, at most one of each size. Lanes 4 n to 4 n + 3 have the boxes of the tile's n-th
+// page, and the last four lanes the boxes behind the sequence's last 16 whole keys: these go from
+// small to large, because the first one may hold the sequence's last keys.
 struct PageBox {
   static constexpr int kSizes = 4, kLargest = 128, kLeast = 16;
   static constexpr int kLanes = 32, kTail = kLanes / kSizes - 1;
   static constexpr int kLeastPage = 64;
-  // Of a tile: it is in as many pages, and what is in one is a box of each size at most.
+  // A tile of no more keys fits: it lies in at most kTail pages, and one box of each size is enough
+  // for its keys in one of them.
   static constexpr int kMostKeys = std::min((kTail - 1) * kLeastPage, 2 * kLargest - kLeast);
-  static constexpr int kMostPage = INT32_MAX / kTail;  // so that a few of them are an int
+  static constexpr int kMostPage = INT32_MAX / kTail;  // so that kTail pages of keys are an int
 
-  int first;  // key of the tile
-  int size;   // of keys; 0: the lane has none
-  int keys;   // of the sequence, from `first` on, but no more than `size`; may be negative
+  int first;  // the box's first key, counted from the tile's
+  int size;   // keys of the box; 0: the lane has none
+  int keys;   // the sequence's keys from `first` on, but no more than `size`; may be negative
 
   FLASH_HD static bool suit(int page_size) {
     return page_size >= kLeastPage && page_size <= kMostPage && page_size % kLeast == 0;
   }
 
-  // Of the sizes, from the largest on.
+  // Index of the lane's box size, from the largest on.
   FLASH_HD static int size_index(int lane) { return lane % kSizes; }
 
-  // position: the tile's first key; left: keys of the sequence from there on. Both it and tile_keys
-  // are multiples of kLeast.
+  // position: the tile's first key; left: keys of the sequence from there on. position and
+  // tile_keys are multiples of kLeast.
   FLASH_HD PageBox(int lane, int position, int left, int tile_keys, FastDiv const& page) {
     using std::max, std::min;
     int const bit = kLargest >> size_index(lane);

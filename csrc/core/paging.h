@@ -33,7 +33,7 @@ struct KeyPages {
         only(info.batch_k),
         page_size(pages.page_size) {}
 
-  // Of keys that are in pages.
+  // For keys that are in pages.
   FLASH_HD KeyPages(Pages const& pages, int sequence)
       : table(pages.table + sequence * pages.table_stride),
         entries(pages.per_sequence),
@@ -41,9 +41,9 @@ struct KeyPages {
         only(0),
         page_size(pages.page_size) {}
 
-  // Any page size: nothing here asks for a power of two, or for a multiple of the key block. The
-  // page may be one that does not exist, which `exists` finds out where the page is needed: by then
-  // the table's entry has arrived.
+  // Takes any page size, not only powers of two or multiples of the KV block. The page may be one
+  // that does not exist; `exists` finds this out where the page is needed, because by then the
+  // table's entry has arrived.
   FLASH_HD PageSlot slot(int position) const {
     if (!table) {
       return {only, position};

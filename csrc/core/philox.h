@@ -16,8 +16,8 @@ struct PhiloxWords {  // a counter, or the bits drawn for it
   uint32_t word[4];
 };
 
-// Both halves of a product at once. As C++ the compiler asks for each by itself: two instructions,
-// but of two registers that need not be neighbours.
+// Both halves of a product by one instruction. From C++ the compiler computes each half by itself:
+// two instructions, but their two result registers need not be neighbours.
 template <uint32_t kFactor>
 FLASH_HD uint64_t wide_product(uint32_t x) {
 #if defined(__CUDA_ARCH__)
@@ -30,7 +30,7 @@ FLASH_HD uint64_t wide_product(uint32_t x) {
 }
 
 // 7 rounds are the fewest that pass BigCrush; dropout uses those. 10 is the usual safety margin.
-// kWide: by wide products.
+// kWide: computes with wide_product.
 template <int kRounds, bool kWide = false>
 FLASH_HD PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Query heads that share a KV head, packed into rows beside each other, so that the keys are read
-// once for all of them.
+// Rows of pack-GQA: the query heads that share a KV head are rows beside each other, so that the
+// keys are read once for all of them.
 #pragma once
 
 #include "params/common.h"

@@ -1,5 +1,5 @@
-// Rotary position embedding (Su et al., RoFormer, 2104.09864): which two elements of a head turn
-// together, and the turn.
+// Rotary position embedding (Su et al., RoFormer, 2104.09864): which two elements of a head are a
+// pair, and the rotation of a pair.
 #pragma once
 
 #include "params/common.h"
@@ -12,8 +12,8 @@ enum class RotaryLayout {
 };
 
 // One element of the rotated head: out[dim] = x[dim] * cos[pair] + sign * x[partner] * sin[pair].
-// Per element, not per pair, because a thread that holds eight neighbours of a half-split head does
-// not hold their partners, and has to load those apart.
+// This is per element, not per pair, because a thread that holds eight neighbours of a half-split
+// head does not hold their partners, and has to load them apart.
 struct RotaryTerm {
   int pair;     // column of the cos and sin tables, [seqlen, rotary_dim / 2]
   int partner;  // the other element of the pair
@@ -38,8 +38,8 @@ struct Pair {
   float second;
 };
 
-// A product that is rounded before it is summed, as torch's operations round it: compilers make it
-// part of a fused instruction otherwise.
+// A product that is rounded before it is summed, as torch's operations round it: otherwise
+// compilers fuse the product and the sum into one instruction.
 FLASH_HD float rounded_product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -48,8 +48,8 @@ FLASH_HD float rounded_product(float a, float b) {
 #endif
 }
 
-// The pair after the turn, to the bit what the layer computes on torch's operations.
-FLASH_HD Pair turn_pair(Pair x, float cos, float sin) {
+// The rotated pair, to the bit what the layer computes with torch's operations.
+FLASH_HD Pair rotate_pair(Pair x, float cos, float sin) {
   return {rounded_product(x.first, cos) - rounded_product(x.second, sin),
           rounded_product(x.first, sin) + rounded_product(x.second, cos)};
 }

@@ -1,5 +1,5 @@
-// Which row blocks a block of keys is seen by, and which of them need mask code: block_range.h seen
-// from the keys, as a backward kernel walks.
+// Which row blocks see a KV block, and which of them need mask code: block_range.h from the side of
+// the keys, for a backward kernel's loop.
 #pragma once
 
 #include "core/mask.h"
@@ -11,12 +11,12 @@ namespace flash {
 //   [begin, left)   some row's right limit, or the end of the keys, cuts through: masked
 //   [left, right)   every row sees every key: no mask code
 //   [right, end)    some row's left limit cuts through: masked
-// Two orders for steps 0, 1, … count() - 1, in both of which a deterministic kernel adds to a row
-// block after the key blocks before it have, and these come past it in the same direction:
+// There are two orders for steps 0, 1, … count() - 1. In both, all KV blocks go through row blocks
+// in the same direction, so that a deterministic kernel can add to them in the KV blocks' order:
 //   block_at(step)     the masked blocks first, so that the interior is one run; each run ascends
-//   from_last(step)    all descend. Key blocks that start together then want their first common row
-//                      block one after the other under any mask; ascending, a causal one would have
-//                      to wait until the one before it reaches its diagonal.
+//   from_last(step)    all descend. KV blocks that start together then want their first common row
+//                      block one after the other under any mask; if they ascended, a causal KV
+//                      block would have to wait until the one before it reaches its diagonal.
 struct RowRange {
   int begin;
   int left;

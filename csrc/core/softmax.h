@@ -1,5 +1,5 @@
 // Online softmax (Milakov & Gimelshein 2018; FlashAttention 2205.14135, algorithm 1) for the rows
-// one thread holds. Exponents are base 2, so that scale and log2(e) fold into one FFMA per score.
+// that a thread holds. Exponents are base 2, so that scale and log2(e) are one FFMA per score.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ FLASH_HD float exp2_fast(float x) {
 }
 
 // 1 / x to one unit in the last place. A division that is right to the last bit takes ten times as
-// many instructions, and a call for what is out of range.
+// many instructions, and a call for operands that are out of range.
 FLASH_HD float reciprocal_fast(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -46,10 +46,10 @@ FLASH_HD float log2_fast(float x) {
 #endif
 }
 
-// 2^(x - top), x <= top, which may both be infinite.
+// 2^(x - top) for x <= top; both may be infinite.
 FLASH_HD float power_below(float x, float top) { return x == top ? 1.f : exp2_fast(x - top); }
 
-// The order of floats that are not negative is that of their bits, and those that are come first.
+// Bits that compare as ints: floats that are not negative in their own order, negative ones below.
 FLASH_HD int ordered_bits(float x) {
 #if defined(__CUDA_ARCH__)
   return __float_as_int(x);
@@ -75,7 +75,8 @@ FLASH_HD int max_of_three(int a, int b, int c) {
 #endif
 }
 
-// Rows are spread over several threads; this reduction leaves all of them with the result.
+// A reduction over the threads that share a row leaves all of them with the result. This one is for
+// rows that one thread holds alone.
 struct NoReduce {
   template <class Op>
   FLASH_HD float operator()(float x, Op) const {
@@ -90,8 +91,8 @@ struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
-// Where a row's scores in a block lack a part that they have in common, which need not be added to
-// each: what it is, by row.
+// A number per row that all of the row's scores in a block lack, and which so need not be added to
+// each of them.
 template <int kRows>
 struct RowOffsets {
   float value[kRows];
@@ -107,7 +108,7 @@ struct NoOffsets {
 
 template <int kRows>
 struct OnlineSoftmax {
-  float max[kRows];  // of the raw scores so far, or up to 2^kSlack below; in all threads of a row
+  float max[kRows];  // of the raw scores so far, or up to slack() below; in all threads of a row
   float sum[kRows];  // of this thread's exponentials, relative to max
   float scale_log2;  // softmax_scale * log2(e), > 0
 
@@ -118,28 +119,29 @@ struct OnlineSoftmax {
     }
   }
 
-  // The maximum of a row that has seen no key. Finite, times scale_log2 as well, so that the loop
-  // over keys needs no case for it: the exponential of -inf is 0 beside it.
+  // The maximum of a row that has seen no key. It is finite, and so is its product with scale_log2,
+  // so that the loop over keys needs no case for it: the exponential of a score of -inf is then 0.
   FLASH_HD float no_key() const {
     float const divisor = fmaxf(scale_log2, 1.f);
-    // Four rows: an exact division is a call, around which ptxas allots the registers of the sm80
-    // tiles of 128 rows anew. Without, d 128 spills 144 bytes and loses 8% on an H200.
+    // For four rows the division is exact, which makes it a call: ptxas allots the registers of the
+    // sm80 tiles of 128 rows anew around it. Without the call, d 128 spills 144 bytes and loses 8%
+    // on an H200.
     return kRows < 4 ? -3e38f * reciprocal_fast(divisor) : -3e38f / divisor;
   }
 
-  // An output that is rescaled whenever a row's maximum grows is rescaled in most blocks. Exponents
-  // of up to 8 lose nothing in fp32, bf16 or fp16, and a maximum that stays for them hardly ever
-  // has to move after the first block.
+  // If every growth of a row's maximum rescaled the output, most blocks would. Exponents of up to 8
+  // lose nothing in fp32, bf16 or fp16, and a maximum that stays until they are exceeded hardly
+  // ever has to move after the first block.
   static constexpr float kSlack = 8.f;
 
-  // Maxima and sums that a row's columns take turns at: four of them in all. In a chain every
-  // instruction waits for the result of the last, and with two warps to a scheduler nothing else
-  // fills the time.
+  // Partial maxima and sums per row, which its columns use alternately: four chains in all. In a
+  // chain every instruction waits for the result of the last, and with two warps to a scheduler
+  // nothing else fills the time.
   static constexpr int kChains = kRows < 4 ? 2 : 1;
 
-  // Whether one of these scores (kRows, kCols) may have to move a maximum. Half the instructions of
-  // a maximum, and no other thread is asked: whoever takes several blocks of keys asks this first.
-  // Rows whose maximum is negative, or that saw no key yet, always say yes.
+  // Whether one of these scores (kRows, kCols) may have to move a maximum. This takes half the
+  // instructions of a maximum and no other thread, so a loop over several KV blocks checks it
+  // first. It is always true for rows whose maximum is negative or that have seen no key.
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {}) const {
     bool moves = false;
@@ -150,16 +152,16 @@ struct OnlineSoftmax {
     return moves;
   }
 
-  // kSlack, of raw scores.
+  // kSlack in units of raw scores.
   FLASH_HD float slack() const { return kSlack * reciprocal_fast(scale_log2); }
 
-  // The same of one row. slack: slack(), which takes a reciprocal.
+  // The same for one row. slack: slack(), passed because it takes a reciprocal.
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move_row(int r, Scores&& scores, float slack,
                              Offsets const& offsets = {}) const {
     static_assert(kCols % 4 == 0);
     int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
-    int tops[2] = {0, limit};  // above a limit that is negative
+    int tops[2] = {0, limit};  // 0 is above a negative limit
 #pragma unroll
     for (int c = 0; c < kCols; c += 4) {
 #pragma unroll
@@ -171,7 +173,7 @@ struct OnlineSoftmax {
     return std::max(tops[0], tops[1]) > limit;
   }
 
-  // Takes scores (kRows, kCols) into the maxima; returns whether one of them moved, and in `factor`
+  // Includes scores (kRows, kCols) in the maxima. Returns whether a maximum moved, and in `factor`
   // what each row's sum and earlier output then have to be multiplied by.
   template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets>
   FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce,
@@ -184,7 +186,7 @@ struct OnlineSoftmax {
     return moved;
   }
 
-  // The same of one row.
+  // The same for one row.
   template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets>
   FLASH_HD bool raise_row(int r, Scores&& scores, float& factor, Reduce reduce,
                           Offsets const& offsets = {}) {
@@ -225,7 +227,7 @@ struct OnlineSoftmax {
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD void exponentials_of_row(int r, Scores&& scores, Offsets const& offsets = {}) {
     float const offset = offsets.take_away(r, max[r]) * scale_log2;
-    // Apart from sum[r]: one by one, the exponentials of 64k keys would lose 3e-4.
+    // Kept apart from sum[r]: added to it one by one, the exponentials of 64k keys would lose 3e-4.
     float sums[kChains] = {};
 #pragma unroll
     for (int c = 0; c < kCols; ++c) {
@@ -236,15 +238,16 @@ struct OnlineSoftmax {
     sum[r] += kChains > 1 ? sums[0] + sums[kChains - 1] : sums[0];
   }
 
-  // Nothing that depends on a row's maximum is computed before this.
+  // Keeps the compiler from computing anything that depends on the row's maximum before this.
   FLASH_HD void hold_row(int r) {
 #if defined(__CUDA_ARCH__)
     asm volatile("" : "+f"(max[r]));
 #endif
   }
 
-  // Before a branch in which exponentials may change: moved behind it, the sums would keep the old
-  // ones alive beside the new, and each of them would be copied whether or not the branch is taken.
+  // Called before a branch in which exponentials may change. If the compiler moved the sums behind
+  // the branch, they would keep the old exponentials alive beside the new ones, and each would be
+  // copied whether or not the branch is taken.
   FLASH_HD void keep_sums_here() {
 #if defined(__CUDA_ARCH__)
     for (float& s : sum) {
@@ -253,7 +256,7 @@ struct OnlineSoftmax {
 #endif
   }
 
-  // All of it, where the output is small enough to be rescaled each time.
+  // A whole step, for outputs small enough to be rescaled each time.
   template <int kCols, class Scores, class Reduce>
   FLASH_HD void step(Scores&& scores, float (&factor)[kRows], Reduce reduce) {
     raise<kCols>(scores, factor, reduce);
@@ -266,20 +269,20 @@ struct OnlineSoftmax {
     float lse;        // natural log; -inf for a row without keys
   };
 
-  // Closes row r, once all its keys were seen. A sink logit joins the denominator (-inf: none;
-  // +inf, also in units of log2: it takes all).
+  // Closes row r after all its keys. A sink logit joins the denominator (-inf: there is none; a
+  // logit of +inf, also one that overflows in units of log2, takes all of it).
   template <class Reduce>
   FLASH_HD Row finish(int r, float sink, Reduce reduce) {
     float const total = reduce(sum[r], Sum{});
     float const keys = max[r] <= no_key() ? -INFINITY : max[r] * scale_log2;
     float const sink_log2 = sink * kLog2e;
     float const top = keys > sink_log2 ? keys : sink_log2;
-    // No key, or nothing but NaN, which a maximum does not see and the sum does. Selected, not
-    // branched on: rows are finished side by side.
+    // The row has no key, or nothing but NaN, which a maximum does not see and the sum does. This
+    // is a selection, not a branch, because rows are finished side by side.
     bool const empty = top == -INFINITY;
     float const weight = power_below(keys, top);
     float const denominator = total * weight + power_below(sink_log2, top);
-    // Of a sink alone this is the sink, whose gradient is about the difference.
+    // For a sink alone the LSE is the sink: its gradient depends on their difference.
     float const above = keys > sink_log2 ? max[r] * (scale_log2 * kLn2) : sink;
     float const lse = above + log2_fast(denominator) * kLn2;
     return {empty ? 0.f : weight * reciprocal_fast(denominator), !empty         ? lse

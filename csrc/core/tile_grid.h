@@ -1,17 +1,18 @@
+// From a tile's number to its row block, for dense and varlen calls.
 #pragma once
 
-#include "core/packed_rows.h"
 #include "core/tile_scheduler.h"
+#include "core/varlen_rows.h"
 #include "params/seqlens.h"
 
 namespace flash {
 
-// The tiles of one launch, one thread block each: dense and varlen calls run the same kernel, and
-// only this look-up differs.
+// The tiles of one launch, one CTA each: dense and varlen calls run the same kernel, and only this
+// look-up differs.
 struct TileGrid {
   bool varlen;
-  // Of a varlen grid with short sequences: the tiles are those of the first row blocks alone, so
-  // that there is nothing to search, and who draws one goes on to those `below`.
+  // For a varlen grid with short sequences: the tiles are the sequences' first row blocks alone, so
+  // that there is nothing to search, and the CTA that draws one goes on to the tiles `below` it.
   bool first_only;
   DenseSchedule dense;
   VarlenSchedule by_length;
@@ -20,17 +21,17 @@ struct TileGrid {
     return varlen && !first_only ? by_length.num_tiles() : dense.num_tiles();
   }
 
-  // Index: int64_t, or int where num_tiles() is not more (see tile_at).
+  // Index: int64_t, or int if it can count num_tiles() (see tile_at).
   template <class Index, class Search = Bisection>
   FLASH_HD WorkTile tile(const Seqlens& seqlens, Index index, Search search = {}) const {
     return tile(seqlens.cu_q, seqlens.batch, seqlens.total_q, index, search, seqlens.few_q);
   }
 
-  // cu, total: of the packed tensor that is cut into tiles. few: as of RowOrder.
+  // cu, total: of the varlen tensor that is cut into tiles. few: RowOrder's.
   template <class Index, class Search = Bisection>
   FLASH_HD WorkTile tile(const int* cu, int batch, int64_t total, Index index, Search search = {},
                          int few = 0) const {
-    PackedRows const rows{cu, batch, int(total)};
+    VarlenRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
       RowOrder const order(rows, few);
       return VarlenScheduler(by_length, order, index, Index(num_tiles()), search).coord();
@@ -43,21 +44,21 @@ struct TileGrid {
     return tile;
   }
 
-  // The next row block of a valid tile's sequence, if the one who drew it is to go on with it.
+  // The next row block of a valid tile's sequence; valid if the CTA that drew the tile computes it.
   FLASH_HD WorkTile below(const Seqlens& s, WorkTile tile) const {
-    PackedRows const rows{s.cu_q, s.batch, int(s.total_q)};
+    VarlenRows const rows{s.cu_q, s.batch, int(s.total_q)};
     ++tile.m_block;
     tile.valid = first_only && tile.m_block * by_length.block_m < rows.run(tile.batch).length;
     return tile;
   }
 };
 
-// A varlen batch has sequences more: the rows that belong to none (see PackedRows).
+// A varlen batch has two more sequences, for the rows that belong to none (see VarlenRows).
 inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrder order) {
   TileGrid grid{};
   grid.varlen = s.cu_q != nullptr;
   if (grid.varlen) {
-    int const batch = PackedRows::count(s.batch);
+    int const batch = VarlenRows::count(s.batch);
     grid.by_length =
         s.few_q > 0 ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
                     : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
@@ -67,21 +68,21 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   return grid;
 }
 
-// The same, drawn by the first row blocks of sequences, which are not much longer than one.
+// The same with first_only, for sequences that are not much longer than one row block.
 inline TileGrid make_first_blocks_grid(const Seqlens& s, int heads, int block_m) {
   TileGrid grid = make_tile_grid(s, heads, block_m, {/*group=*/1, /*longest_first=*/false});
   grid.first_only = true;
-  grid.dense = {/*m_blocks=*/1, heads, PackedRows::count(s.batch), grid.by_length.order};
+  grid.dense = {/*m_blocks=*/1, heads, VarlenRows::count(s.batch), grid.by_length.order};
   return grid;
 }
 
-// The same for tiles of keys, of `heads` KV heads: m_block counts blocks of block_n keys.
+// The same for tiles of keys with `heads` KV heads: m_block counts KV blocks of block_n keys.
 inline TileGrid make_key_tile_grid(const Seqlens& s, int heads, int block_n, TileOrder order) {
   TileGrid grid{};
   grid.varlen = s.cu_k != nullptr;
   if (grid.varlen) {
     grid.by_length =
-        VarlenSchedule::of(s.total_k, block_n, heads, PackedRows::count(s.batch), order);
+        VarlenSchedule::of(s.total_k, block_n, heads, VarlenRows::count(s.batch), order);
   } else {
     grid.dense = {num_m_blocks(s.seqlen_k, block_n), heads, s.batch, order};
   }

@@ -1,4 +1,4 @@
-// Which tiles a block of a persistent grid works on.
+// Which tiles a CTA of a persistent grid works on.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,26 @@
 
 namespace flash {
 
-// Every block starts with the tile of its own number. After that it draws whichever comes next when
-// it is done with one.
+// Every CTA starts with the tile of its own number. Whenever it is done with a tile, it draws the
+// next one.
 struct TileQueue {
   uint32_t num_tiles;  // at most 2^31 - 1, as many as a grid may have blocks
-  // That blocks draw from, 0 before and after a launch; null: there are no more tiles than blocks.
+  // CTAs draw from it; 0 before and after a launch. Null: there are no more tiles than CTAs.
   uint32_t* counter;
-  // Whether blocks draw their first tile, too, whatever their own number: those that wait for
-  // earlier tiles must know that these are in the hands of blocks that run.
+  // Whether CTAs draw their first tile, too, whatever their own number: a CTA that waits for
+  // earlier tiles must be sure that these belong to CTAs that run.
   bool draws_first = false;
 
-  // Take: callable, adds 1 to the counter, or sets it to 0 if it was `last`, and returns what it
-  // was before (atomicInc).
+  // Take: callable with `last`, adds 1 to the counter, or sets it to 0 if it was `last`, and
+  // returns its value before (atomicInc).
   template <class Take>
   FLASH_HD uint32_t first(uint32_t block, uint32_t num_blocks, Take take) const {
     return draws_first ? take(last_draw(num_blocks)) : block;
   }
 
-  // Blocks that draw until a tile is past the end draw num_tiles times together: num_tiles -
-  // num_blocks tiles, and one failure each; and num_blocks times more if they draw their first. So
-  // the last draw leaves 0 behind for the next launch.
+  // CTAs draw until a tile is past the end, together num_tiles times: num_tiles - num_blocks tiles
+  // and one failure each, and num_blocks times more if they draw their first tile. So the last draw
+  // leaves 0 behind for the next launch.
   template <class Take>
   FLASH_HD uint32_t next(uint32_t num_blocks, Take take) const {
     uint32_t const not_drawn = draws_first ? 0 : num_blocks;

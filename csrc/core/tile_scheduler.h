@@ -1,3 +1,4 @@
+// Which tiles a CTA computes, in which order: iterators for dense calls and for varlen ones.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +8,16 @@
 
 namespace flash {
 
-// A scheduler is an iterator over the tiles of one thread block:
+// A scheduler is an iterator over the tiles of one CTA:
 //
 //     for (DenseScheduler tiles(schedule, blockIdx.x, gridDim.x); tiles.valid(); tiles.next()) {
 //         WorkTile const tile = tiles.coord();
 //         ...
 //     }
 //
-// Tiles are numbered along one dimension (grid y and z end at 65,535) and a block takes every
-// gridDim.x-th one. One tile per block, a persistent grid, and more tiles than a grid can have
-// blocks are therefore the same code.
+// Tiles are numbered along one dimension (grid y and z end at 65,535) and a CTA takes every
+// gridDim.x-th one. One tile per CTA, a persistent grid, and more tiles than a grid can have CTAs
+// are therefore the same code.
 
 constexpr int64_t max_grid_blocks = 2147483647;  // gridDim.x
 
@@ -24,11 +25,11 @@ FLASH_HD int grid_blocks(int64_t num_tiles) {
   return int(num_tiles < max_grid_blocks ? num_tiles : max_grid_blocks);
 }
 
-// The widest group, up to `group`, that leaves no small rest: a rest of a few columns would run at
-// the end, with most of the GPU idle.
-FLASH_HD int even_group(int group, int64_t num_columns) {
-  int64_t const groups = (num_columns + group - 1) / group;
-  return groups > 1 ? int((num_columns + groups - 1) / groups) : group;
+// The widest group, up to `group`, that leaves no small rest: a rest of a few strips would run at
+// the end, while most of the GPU is idle.
+FLASH_HD int even_group(int group, int64_t num_strips) {
+  int64_t const groups = (num_strips + group - 1) / group;
+  return groups > 1 ? int((num_strips + groups - 1) / groups) : group;
 }
 
 // ---- every sequence has the same length -------------------------------------------------------
@@ -40,11 +41,11 @@ struct DenseSchedule {
   int batch;
   TileOrder order;
 
-  FLASH_HD int64_t columns() const { return int64_t(heads) * batch; }
-  FLASH_HD int64_t num_tiles() const { return columns() * m_blocks; }
+  FLASH_HD int64_t strips() const { return int64_t(heads) * batch; }
+  FLASH_HD int64_t num_tiles() const { return strips() * m_blocks; }
 };
 
-// Index: what tiles are counted in (see tile_at).
+// Index: the type that counts tiles (see tile_at).
 template <class Index = int64_t>
 class DenseScheduler {
  public:
@@ -57,10 +58,10 @@ class DenseScheduler {
 
   FLASH_HD WorkTile coord() const {
     if (!valid()) return {0, 0, 0, false};
-    auto const [m_block, column] =
-        tile_at<Index>(schedule_.order, index_, schedule_.m_blocks, Index(schedule_.columns()));
-    Index const batch = column / schedule_.heads;
-    return {m_block, int(column - batch * schedule_.heads), int(batch), true};
+    auto const [m_block, strip] =
+        tile_at<Index>(schedule_.order, index_, schedule_.m_blocks, Index(schedule_.strips()));
+    Index const batch = strip / schedule_.heads;
+    return {m_block, int(strip - batch * schedule_.heads), int(batch), true};
   }
 
  private:
@@ -74,15 +75,15 @@ class DenseScheduler {
 // Fixed by the host, which knows the total number of rows and must not wait for the lengths.
 //
 // Sequence b, before which start(b) rows come, owns the row blocks from first_block(b) = start(b) /
-// block_m + b on. That is enough of them: with start(b) = x * block_m + r, first_block(b + 1) -
+// block_m + b on. These are enough: with start(b) = x * block_m + r, first_block(b + 1) -
 // first_block(b) = (r + length) / block_m + 1 >= ceil(length / block_m). So no prefix sum over
-// lengths is needed, and a tile finds its sequence by bisection. The blocks that are too many, at
-// most one or two a sequence, are invalid tiles.
+// lengths is needed, and a tile finds its sequence by bisection. The surplus blocks, at most one or
+// two a sequence, are invalid tiles.
 //
-// Where sequences of up to `few` rows are somebody else's, a block for each of them would be too
-// many, if they are most of a batch. Without one, first_block(b) = start(b) / w: a sequence of
-// k * block_m + 1 rows or more has k + 1 blocks if w <= (block_m + 1) / 2, and one of few + 1 rows
-// has one if w <= few + 1.
+// Where another kernel computes the sequences of up to `few` rows, a block for each of them would
+// be too many if they are most of a batch. Without these blocks, first_block(b) = start(b) / w: a
+// sequence of k * block_m + 1 rows or more has k + 1 blocks if w <= (block_m + 1) / 2, and a
+// sequence of few + 1 rows has one block if w <= few + 1.
 struct VarlenSchedule {
   int64_t total_q;  // rows of all sequences together
   int block_m;
@@ -97,7 +98,7 @@ struct VarlenSchedule {
     return counted({total_q, block_m, heads, batch, order, block_m, 0, 0});
   }
 
-  // Without those of the first `sequences` that have up to `few` rows.
+  // Without blocks for those of the first `sequences` sequences that have up to `few` rows.
   static VarlenSchedule of(int64_t total_q, int block_m, int heads, int batch, TileOrder order,
                            int few, int sequences) {
     int const half = (block_m + 1) / 2, rows_apart = few < half ? few + 1 : half;
@@ -117,19 +118,21 @@ struct VarlenSchedule {
   }
 };
 
-// What a search finds: a sequence, and where it and the next one start.
+// The result of a search: a sequence, and where it and the next one start.
 struct SequencePlace {
   int sequence;
   int start;
   int next_start;
 };
 
-// The last of [0, count) that is not behind; those that are come after those that are not, and 0 is
-// not. rows.start(0) = 0 is the least start, rows.start(count) the greatest.
+// Finds the last sequence of [0, count) for which is_behind is false. It is false for 0, and all
+// sequences for which it is true come after the others. rows.start(0) = 0 is the least start,
+// rows.start(count) the greatest.
 //
-// Starts that decrease are kept between those that were looked at before. These are the same in
-// every search that gets there, so any starts are searched as some that do not decrease, and every
-// row block is found once. Blocks that wait for earlier ones of their sequence need that.
+// A start that decreases is clamped to the starts that the search has read on its way. These are
+// the same in every search that gets there, so any starts are searched like starts that do not
+// decrease, and every row block is found once. Row blocks that wait for earlier ones of their
+// sequence need that.
 struct Bisection {
   template <class Rows, class IsBehind>
   FLASH_HD SequencePlace operator()(int count, Rows const& rows, IsBehind is_behind) const {
@@ -149,7 +152,7 @@ struct Bisection {
 };
 
 // Sequences run in order; inside one, all heads and row blocks run in the dense order.
-// Index: what tiles are counted in.
+// Index: the type that counts tiles.
 // Rows: like RowOrder.
 // Search: finds a tile's sequence, like Bisection.
 template <class Index, class Rows, class Search = Bisection>
@@ -172,7 +175,7 @@ class VarlenScheduler {
     int const sequence = place.sequence;
     int const first = schedule_.first_block(sequence, place.start);
     int const end = schedule_.first_block(sequence + 1, place.next_start);
-    // A search may end beside the row block if starts decrease, though Bisection does not.
+    // If starts decrease, a search other than Bisection may end beside the row block.
     if (row_block < first || row_block >= end) return {0, 0, sequence, false};
     auto const [m_block, head] = tile_at<Index>(
         schedule_.order, index_ - Index(first) * schedule_.heads, end - first, schedule_.heads);

@@ -11,8 +11,8 @@ struct WarpLanes {
 
   __device__ int index() const { return threadIdx.x % kCount; }
 
-  // Of numbers in [0, 2^53): in two halves, each a single instruction, where 64 bits would take ten
-  // shuffles one after the other.
+  // The sum of numbers in [0, 2^53) in two halves, each a single instruction, where 64 bits would
+  // take ten shuffles one after the other.
   __device__ int64_t sum(int64_t x) const {
     constexpr int kBits = 27;  // 32 of them make 32
     unsigned const low = __reduce_add_sync(kAll, unsigned(x) & ((1u << kBits) - 1));
@@ -20,7 +20,7 @@ struct WarpLanes {
     return (int64_t(high) << kBits) + low;
   }
 
-  // Of this lane and those below it.
+  // The sum over this lane and the lanes below it.
   __device__ int running_sum(int x) const {
 #pragma unroll
     for (int distance = 1; distance < kCount; distance *= 2) {

@@ -1,3 +1,4 @@
+// A tile, and the order of tiles in a rectangle of row blocks and heads.
 #pragma once
 
 #include <cstdint>
@@ -20,37 +21,37 @@ FLASH_HD int num_m_blocks(int seqlen_q, int block_m) {
   return seqlen_q / block_m + (seqlen_q % block_m != 0);
 }
 
-// In which order tiles of a rectangle (row blocks x columns) run; a column is one head of one batch
-// entry, and all row blocks of a column read the same K and V.
+// The order in which tiles of a rectangle (row blocks x strips) run. A strip is one head of one
+// batch entry, and all row blocks of a strip read the same K and V.
 struct TileOrder {
-  int group;           // columns that run side by side, so many that their K and V fit in L2
-  bool longest_first;  // causal: the last row block sees most keys, so start it before the short
+  int group;           // strips that run side by side, so many that their K and V fit in L2
+  bool longest_first;  // causal: the last row block sees most keys, so it starts before the short
                        // ones, which then fill the tail of the launch
 };
 
 template <class Index>
 struct RectangleTile {
   int m_block;
-  Index column;
+  Index strip;
 };
 
-// group = 1 walks the row blocks of one column after the other. A wider group walks its columns
-// first: all last row blocks, then all next-to-last ones, ...
-// Index: int where a launch has no more tiles than that counts; a 64-bit division takes twenty
-// registers, which a kernel may not have.
+// With group = 1 all row blocks of a strip come before the next strip. A wider group goes through
+// its strips first: all last row blocks, then all next-to-last ones, ...
+// Index: int for a launch whose tiles it can count; a 64-bit division takes twenty registers, which
+// a kernel may not have to spare.
 template <class Index = int64_t>
 FLASH_HD RectangleTile<Index> tile_at(TileOrder order, std::type_identity_t<Index> index,
-                                      int m_blocks, std::type_identity_t<Index> columns) {
+                                      int m_blocks, std::type_identity_t<Index> strips) {
   Index const tiles_per_group = Index(order.group) * m_blocks;
   Index const group = index / tiles_per_group;
-  Index const first_column = group * order.group;
-  Index const columns_left = columns - first_column;
-  Index const width = columns_left < order.group ? columns_left : order.group;
+  Index const first_strip = group * order.group;
+  Index const strips_left = strips - first_strip;
+  Index const width = strips_left < order.group ? strips_left : order.group;
 
   Index const in_group = index - group * tiles_per_group;
   Index const row = in_group / width;
   int const m_block = order.longest_first ? int(m_blocks - 1 - row) : int(row);
-  return {m_block, first_column + (in_group - row * width)};
+  return {m_block, first_strip + (in_group - row * width)};
 }
 
 }  // namespace flash

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "params/cut_tiles.h"
-#include "params/head_group.h"
-#include "params/key_columns.h"
-#include "params/key_relay.h"
+#include "params/gqa_split.h"
+#include "params/kv_persistent.h"
 #include "params/mask.h"
+#include "params/ordered_dq.h"
+#include "params/row_split.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
 #include "params/tensor_view.h"
@@ -14,20 +14,22 @@ namespace flash {
 // Scratch memory of one backward call, in units of (head, row block); see core/row_blocks.h. The
 // row block's height and the width of dq are the variant's.
 struct BwdWorkspace {
-  float* dq;     // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, accumulator order;
-                 // null where one block holds all keys, and writes dq itself. In columns
-                 // [places, heads of a part, row_blocks, block_m * head_dim]
-  float* stats;  // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 where no key is
-  int* turns;    // [h, blocks] thread blocks that have added to dq, but for a relay's last; null
-                 // unless deterministic or a relay, and in columns
-  int* found;  // [h * b + 1] of a relay that finds D: of each head of each batch entry, row blocks
-               // whose D is there; and those of all of them that were taken to be found; else null
-  int* order;  // [batch + 2] of a packed call in columns: sequences (see PackedRows), the longest
-               // first; null: by their number
-  // Each part's gradients; ptr null where groups and tiles are whole, or where they are not wanted.
-  // Of as many columns as the variant computes.
-  TensorView<float> dk;  // [b, sk, hk * parts, d], or of cut tiles [1, slots * block_n, 1, d]
-  TensorView<float> dv;  // the same of dv columns
+  float* dq;  // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, in accumulator order;
+              // null where one KV block holds all keys, and the main kernel writes dq. KV-
+              // persistent: [resident, heads of a split, row_blocks, block_m * head_dim]
+  float* stats;        // [h, blocks, 2, block_m] LSE in base 2, and softmax_d; +inf and 0 for rows
+                       // without a key
+  int* dq_semaphores;  // [h, blocks] CTAs that have added to dq, not counting the last one of
+                       // ordered dQ; null unless additions have an order
+  int* deltas_done;  // [h * b + 1] where delta warps compute D: for each head of each batch entry,
+                     // the number of row blocks that have their D; at the end, the number of row
+                     // blocks that delta warps have taken. Otherwise null
+  int* order;        // [batch + 2] sequences of a KV-persistent varlen call (see VarlenRows), the
+                     // longest first; null: they run in the order of their numbers
+  // Gradients of each GQA split or row split; ptr null where tiles have all heads and rows, or
+  // where the gradient is not wanted. They have as many columns as the variant computes.
+  TensorView<float> dk;  // [b, sk, hk * splits, d], or [1, slots * block_n, 1, d] for row splits
+  TensorView<float> dv;  // the same with dv columns
 };
 
 // One backward call. Element types are erased here; the variant that is picked knows them. A
@@ -51,16 +53,16 @@ struct BwdParams {
   Scores scores;
   int heads_q;
   int heads_kv;
-  HeadGroup group;
-  int together;  // heads, or parts of their groups, whose tiles run side by side
-  KeyColumns columns;
-  KeyRelay relay;  // not with columns or cut tiles
-  CutTiles cut;    // only where groups are whole, and of a dense call
+  GqaSplit gqa;
+  int side_by_side;  // heads, or GQA splits, whose tiles run together
+  KvPersistent kv_persistent;
+  OrderedDq ordered_dq;  // not with KV-persistent or row splits
+  RowSplit row_split;    // only for a dense call without GQA splits
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
 
-  // Whether the main kernel turns sums into dq, of all row blocks that it comes to.
-  FLASH_HD bool finishes_sums() const { return columns.used() || relay.used; }
+  // Whether the main kernel writes dq for all row blocks that see some key.
+  FLASH_HD bool finishes_sums() const { return kv_persistent.used() || ordered_dq.used; }
 };
 
 }  // namespace flash

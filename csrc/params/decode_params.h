@@ -17,9 +17,9 @@ struct DecodeParams {
   SplitSchedule split;
   float* partial_out;  // [pieces, block_m, dv], each piece's rows normalised
   float* partial_lse;  // [pieces, block_m]
-  uint32_t* counters;  // [pieces], of those that are done: zero before and after a launch
-  bool beside;         // runs beside the launch before it, with which it has nothing to do
-  NewRows rows;        // that it writes; none: k_cache is null
+  uint32_t* counters;  // [pieces], count pieces that are done: zero before and after a launch
+  bool beside;         // runs beside the launch before it, on which it does not depend
+  NewRows rows;        // rows that the kernel writes; none: k_cache is null
 };
 
 }  // namespace flash

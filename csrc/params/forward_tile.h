@@ -2,8 +2,7 @@
 
 namespace flash {
 
-// What a row block of a forward is, and how many keys it takes at a step. Each is a kernel of the
-// variant's row.
+// The kernels of a forward variant: what a row block is, and how many keys it takes in a step.
 enum class ForwardTile {
   First,   // rows of one query head, the row's block_n keys
   Second,  // the same, second_block_n keys

@@ -10,10 +10,10 @@
 
 namespace flash {
 
-// Rows of a cache that are no whole chunks of 16 bytes, or lie between such. Only the decode
-// kernels of the full level read them.
+// Rows of a cache that are not whole chunks of 16 bytes, or do not begin at a multiple of them.
+// Only the decode kernels with score mods read them.
 struct OddRows {
-  int columns_k;  // 0: all rows are chunks, of head_dim and head_dim_v columns
+  int columns_k;  // 0: all rows are whole chunks, of head_dim and head_dim_v columns
   int columns_v;
 
   FLASH_HD bool any() const { return columns_k > 0; }
@@ -35,10 +35,10 @@ struct FwdParams {
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
-  // As planned (plan/forward.h); of the decode kernel nothing.
+  // The plan's choice (plan/forward.h), which the decode kernel does not read.
   ForwardTile tile;
   int side_by_side;    // heads whose row blocks run together
-  bool longest_first;  // of each head the last row block comes first
+  bool longest_first;  // the last row block of each head comes first
   KeySplits splits;
   OddRows odd;
 };

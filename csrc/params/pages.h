@@ -13,7 +13,7 @@ struct Pages {
   int64_t table_stride;  // from row to row
   int per_sequence;
   FastDiv page_size;
-  int count;  // entries of the table outside [0, count), such as -1, are no page
+  int count;  // entries of the table outside [0, count), such as -1, stand for no page
 };
 
 }  // namespace flash

@@ -4,21 +4,22 @@
 
 namespace flash {
 
-// How the keys of a batch are cut into pieces that thread blocks work on side by side: see
-// core/split_schedule.h. Fixed by the host, which does not know the lengths.
+// How the keys of a batch are cut into pieces that CTAs work on at the same time: see
+// core/split_schedule.h. The host fixes it without knowing the lengths. A slice is one piece of
+// each tile of a sequence, or of each tile of one row block of a varlen sequence.
 struct SplitSchedule {
   int batch;
-  FastDiv tiles;   // of a column: KV heads x row blocks, or KV heads; all are cut alike
+  FastDiv tiles;   // tiles of a slice: KV heads x row blocks, or KV heads; all are cut alike
   bool equal;      // no tensor says how long sequences are: all are as long as the first
-  int min_units;   // of a piece, so that what it costs to merge it is little
+  int min_units;   // the fewest units of a piece, so that merging it costs little
   int max_splits;  // pieces of a tile; 1: nothing is cut
-  int columns;     // pieces of all sequences, for each tile, as many as are wanted
-  int extra;       // columns beside one for each row block, at most: the grid has no more
-  // Sequences of a packed batch differ in row blocks, which have columns of their own, and so have
-  // those of the rows that belong to no sequence.
+  int slices;      // the slices that are wanted, of all sequences
+  int extra;       // most slices beside one for each row block: the grid has no more
+  // Varlen sequences differ in their row blocks, each of which has slices of its own. So do the row
+  // blocks of rows that belong to no sequence.
   bool packed;
-  int all_row_blocks;    // with columns of their own, at most: `batch` where they are in `tiles`
-  int cluster_log2 = 0;  // of the thread blocks that share a piece
+  int all_row_blocks;    // most row blocks with slices of their own; `batch` if they are in `tiles`
+  int cluster_log2 = 0;  // log2 of the CTAs that share a piece
 };
 
 }  // namespace flash

@@ -6,8 +6,8 @@
 
 namespace flash {
 
-// A tensor [b, s, h, d] with unit stride in d; a packed varlen tensor [total, h, d] has
-// batch_stride 0 and its sequences start at row offsets. Strides count elements.
+// A tensor [b, s, h, d] with unit stride in d. A varlen tensor [total, h, d] has batch_stride 0,
+// and its sequences start at row offsets. Strides count elements.
 template <class T>
 struct TensorView {
   T* ptr;
@@ -24,7 +24,7 @@ struct TensorView {
     return batch_stride == 0 || (row_stride > 0 && batch_stride % (rows * row_stride) == 0);
   }
 
-  // Whether the rows of all batch entries can be numbered, by an int.
+  // Whether an int can number the rows of all batch entries.
   FLASH_HD bool numbers_rows(int64_t batch, int64_t rows) const {
     if (batch <= 1 || batch_stride == 0) {
       return true;

@@ -11,55 +11,55 @@
 namespace flash::plan {
 namespace {
 
-constexpr double kElement = 2, kSum = 4;  // bytes of a number of Q and the like, of one in fp32
+constexpr double kElement = 2, kSum = 4;  // bytes of a number in Q and the like, and in fp32
 
 // The part of memory's rate that a pass over rows reaches.
 constexpr double kPassRate = 0.86;
-// A packed call's tiles look for their sequence, µs.
+// A varlen call's tile searches its sequence, µs.
 constexpr double kSearch = 6.5;
-// What dK and dV in fp32 add to a tile's end, µs for each of head_dim + head_dim_v columns.
+// dK and dV in fp32 add this to a tile's end, µs for each of head_dim + head_dim_v columns.
 constexpr double kSumColumn = 0.0025;
-// Tiles that wait for others of their head do so for this part of a step for each of them.
+// A tile that waits for others of its head waits this part of a step for each of them.
 constexpr double kWait = 0.41;
-// Tiles of a head that share what they read: their number over this many read it from memory.
+// Tiles of a head share what they read: so many of those at work read it from memory.
 constexpr double kApart = 1.55;
-// Rows by which neighbours are apart after each query head, in tiles: under a limit of the mask
-// their ways are not equally long.
+// Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
+// a limit of the mask they do not have equally many steps.
 constexpr double kDrift = 0.55;
-// The rounding of dQ by the last of ordered KV blocks, µs for each row block and column.
+// The last of ordered KV blocks rounds dQ, µs for each row block and column.
 constexpr double kFinish = 0.0063;
-// The last of unequal tiles ends so much of the longest one's time after an even end: more without
-// a limit of the mask, where none of them is short.
+// The last of unequal tiles ends this part of the longest tile's time after an even end: more
+// without a limit of the mask, where no tile is short.
 constexpr double kUnevenFull = 0.5;
 constexpr double kUneven = 0.08;
-// A launch's last head begins when so much of the tiles before it is still to do.
+// A launch's last heads begin when this part of an average tile before them is still to do.
 constexpr double kOverlap = 0.68;
 
-constexpr int kRowPartChoices[] = {2, 3, 4, 6, 8};
-// A simpler choice, one with less to add up, wins within this.
+constexpr int kRowSplitChoices[] = {2, 3, 4, 6, 8};
+// A simpler choice, with less to add up, wins within this factor.
 constexpr double kHysteresis = 1.01;
 
 int ceil_div(int64_t n, int64_t d) { return static_cast<int>((n + d - 1) / d); }
 
-// What overlaps takes a little longer than the longer of the two.
+// Two times that overlap take a little longer than the longer of them.
 double overlapped(double a, double b) {
   double const a2 = a * a, b2 = b * b;
   return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
 }
 
-// The blocks of keys of one query head.
+// The tiles, or KV blocks, of one query head.
 struct HeadTiles {
   double count = 0;        // of all sequences
-  double steps = 0;        // row blocks that they see, all in all
-  double rows = 0;         // rows that they see, all in all
-  double longest = 0;      // steps of the longest one
+  double steps = 0;        // row blocks that see them, all in all
+  double rows = 0;         // rows that see them, all in all
+  double longest = 0;      // steps of the longest tile
   double in_sequence = 1;  // tiles of the longest sequence
 
   void add_sequences(Problem const& p, BackwardKernel const& k, double number, double rows_q,
                      double keys);
 };
 
-// So many alike, of which a few tiles are looked at.
+// Adds `number` sequences that are alike; a few tiles of one stand for all.
 void HeadTiles::add_sequences(Problem const& p, BackwardKernel const& k, double number,
                               double rows_q, double keys) {
   constexpr int kMostLooks = 12;
@@ -87,7 +87,7 @@ HeadTiles head_tiles(Problem const& p, BackwardKernel const& k) {
   HeadTiles tiles;
   int const batch = std::max(p.batch, 1);
   bool const packed = p.packed_q || p.packed_k;
-  // Of a packed batch the longest is known, and taken to be the only one that differs.
+  // The longest sequence of a varlen batch is known, and taken to be the only one that differs.
   if (packed && batch > 1 && !p.alike()) {
     double const q = std::min<double>(p.seqlen_q, double(p.total_q));
     double const keys = std::min<double>(p.seqlen_k, double(p.total_k));
@@ -107,17 +107,17 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
         KernelTimes const times = schedule == Schedule::Tiles          ? t.tiles
                                   : schedule == Schedule::KvPersistent ? t.kv_persistent
                                                                        : t.ordered_dq;
-        // Hooks on scores take about a third more.
-        return k.hooks ? KernelTimes{times.begin, 1.3f * times.step} : times;
+        // Score mods take about a third more.
+        return k.score_mods ? KernelTimes{times.begin, 1.3f * times.step} : times;
       }
     }
   }
-  // Five products of a step.
+  // A step has five products.
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);
   return {6.f, static_cast<float>(flops / m.mma_flops)};
 }
 
-// What all choices of a call have in common, and each one's time.
+// The numbers that all choices of a call share, and each choice's time.
 class Prediction {
  public:
   Prediction(Problem const& p, Machine const& m, BackwardKernel const& k)
@@ -137,13 +137,13 @@ class Prediction {
   }
 
  private:
-  // Bytes that go through once, from L2 if they are there still.
+  // The time of a pass over so many bytes, from L2 if they are still there.
   double pass(double bytes) const {
     bool const in_l2 = bytes < 0.5 * double(m_.l2_bytes);
     return bytes / (kPassRate * m_.memory * (in_l2 ? m_.l2_gain : 1.f));
   }
 
-  // Of accesses to so many bytes again and again, those that L2 does not have.
+  // The share of repeated accesses to so many bytes that L2 misses.
   double missed(double bytes) const {
     double const share = bytes / (m_.l2_share * double(m_.l2_bytes)), square = share * share;
     return square / (1 + square);
@@ -153,28 +153,29 @@ class Prediction {
     return rows_k_ * (k_.head_dim + k_.head_dim_v) * (parts > 1 ? kSum * parts : kElement);
   }
 
-  // The launches beside the main one: D, zeros for dQ's sums, and their rounding; sums of dK, dV.
+  // The launches beside the main one: D, zeros for dQ's sums, their rounding, and sums of dK and
+  // dV.
   double before_and_behind(BackwardChoice const& c, int parts) const {
     double time = 0;
     if (c.schedule == Schedule::OrderedDq) {
-      time += 0.5 * m_.launch;  // the main kernel finds D
+      time += 0.5 * m_.launch;  // the main kernel computes D
     } else {
       time += m_.launch + pass(rows_q_ * read_);
       if (c.schedule == Schedule::Tiles && adds_) {
         time += m_.launch + pass(rows_q_ * sum_) + pass(rows_q_ * (sum_ + kElement * k_.head_dim));
       }
     }
-    int const sums = parts * c.row_parts;
+    int const sums = parts * c.row_splits;
     if (sums > 1) {
       time += m_.launch + kPassRate * (pass(key_sum_bytes(sums)) + pass(key_sum_bytes(1)));
     }
     return time;
   }
 
-  // In µs, of a tile and of one of its steps.
+  // The µs of a tile's begin and of a step.
   KernelTimes tile_times(BackwardChoice const& c, int parts) const {
     KernelTimes times = times_of(m_, k_, c.schedule);
-    if (parts * c.row_parts > 1) {
+    if (parts * c.row_splits > 1) {
       times.begin += static_cast<float>(kSumColumn * (k_.head_dim + k_.head_dim_v));
     }
     if (p_.packed_k && c.schedule == Schedule::Tiles) {
@@ -183,7 +184,7 @@ class Prediction {
     return times;
   }
 
-  // Bytes of a row's Q, dO and dQ's sum, and what all tiles access of them after the first.
+  // Bytes of a row's Q, dO and dQ's sum, and the bytes of them that all tiles but the first access.
   double row_bytes() const { return read_ + (adds_ ? sum_ : 0); }
   double accessed_again() const {
     double const all = tiles_.rows * p_.heads_q;
@@ -193,7 +194,7 @@ class Prediction {
   double persistent(BackwardChoice const& c, int parts) const {
     KernelTimes const times = tile_times(c, parts);
     double const heads_of_all = double(p_.heads_kv) * parts;
-    double const items = std::max(p_.batch, 1) * heads_of_all;  // a sequence and a part of heads
+    double const items = std::max(p_.batch, 1) * heads_of_all;  // a sequence and GQA split each
     double const work =
         heads_of_all * tiles_.count * times.begin + p_.heads_q * tiles_.steps * times.step;
     double const item = work / items, rounds = items / k_.resident;
@@ -212,22 +213,22 @@ class Prediction {
     return overlapped(time, bytes / m_.memory);
   }
 
-  // Tiles that free thread blocks draw one after the other.
+  // The time of tiles that free CTAs draw one after the other.
   double by_tiles(BackwardChoice const& c, int parts) const {
     KernelTimes const times = tile_times(c, parts);
     bool const packed = p_.packed_k && !p_.alike();
     double const of_sequence = double(p_.heads_kv) * parts;
     double const heads = p_.packed_k ? of_sequence : of_sequence * std::max(p_.batch, 1);
-    double const together = std::min<double>(c.together, heads);
-    double const count = of_sequence * tiles_.count * c.row_parts;
-    // Of one head, at work at a time.
+    double const together = std::min<double>(c.side_by_side, heads);
+    double const count = of_sequence * tiles_.count * c.row_splits;
+    // Tiles of one head that are at work at a time.
     double const at_work =
-        std::min(std::max(k_.resident / together, 1.), tiles_.in_sequence * c.row_parts);
+        std::min(std::max(k_.resident / together, 1.), tiles_.in_sequence * c.row_splits);
     double const queue = std::min(at_work, tiles_.in_sequence) - 1;
     bool const ordered = c.schedule == Schedule::OrderedDq;
     double const waits = p_.deterministic && adds_ ? kWait * queue * times.step : 0;
     double const begin = times.begin + waits;
-    double const longest = begin + std::ceil(tiles_.longest / c.row_parts) * c.heads * times.step;
+    double const longest = begin + std::ceil(tiles_.longest / c.row_splits) * c.heads * times.step;
     double const work = count * begin + p_.heads_q * tiles_.steps * times.step;
     double const even = work / k_.resident;
     double time = even;
@@ -250,17 +251,17 @@ class Prediction {
            (ordered ? kWait * queue * times.step + finishing() : 0);
   }
 
-  // Without a limit one KV block finishes dQ of all rows of a head, behind all others.
+  // Without a limit of the mask, one KV block finishes dQ of all rows of a head, behind all others.
   double finishing() const { return p_.full() ? kFinish * tiles_.longest * k_.head_dim : 0; }
 
-  // What must come from memory meanwhile: all of it once, and again what L2 could not keep.
+  // The time of memory meanwhile: all bytes come once, and those that L2 could not keep again.
   double memory_us(BackwardChoice const& c, int parts, double heads, double together,
                    double at_work) const {
     double const rows = std::min<double>(p_.seqlen_q, double(p_.total_q)) * c.heads;
     double const of_head = rows * row_bytes();
     double const heads_at_work =
         std::max(std::min<double>(together, k_.resident), std::min(heads, k_.resident / at_work));
-    // Tiles of a head walk together, but for what drives them apart.
+    // Tiles of a head go through its rows together, except that they drift apart.
     double const apart = p_.full() ? 0 : kDrift * k_.block_n * at_work * c.heads;
     double const between = std::min(rows, apart + 4 * k_.block_m) * row_bytes();
     double const first = std::min(1., kApart / at_work) * missed(together * of_head);
@@ -279,10 +280,10 @@ class Prediction {
   double rows_k_;
   double read_;
   double sum_;
-  bool adds_;  // several tiles to a row's dQ
+  bool adds_;  // several tiles add to a row's dQ
 };
 
-// Bytes that sums of dK and dV may take: as many as those of dQ, or what does not matter.
+// Bytes that sums of dK and dV may take: as many as those of dQ, or an amount that does not matter.
 int64_t most_sum_bytes(Problem const& p, BackwardKernel const& k) {
   constexpr int64_t kLittle = 64 << 20;
   return std::max(int64_t(kSum) * p.total_q * p.heads_q * k.head_dim, kLittle);
@@ -293,14 +294,14 @@ bool fits_sums(Problem const& p, BackwardKernel const& k, int parts) {
   return parts == 1 || parts * bytes <= double(most_sum_bytes(p, k));
 }
 
-// Sums of dQ of each thread block, of the longest sequence.
+// Whether each resident CTA can have sums of dQ for the longest sequence.
 bool fits_own_sums(Problem const& p, BackwardKernel const& k, int heads) {
   double const rows = double(std::min<int64_t>(p.seqlen_q, p.total_q)) * heads;
   return kSum * rows * k.head_dim * k.resident <= double(most_sum_bytes(p, k));
 }
 
-// Heads whose tiles wait for each other run side by side with enough others that a tile's
-// predecessors are mostly done when it is drawn.
+// The heads side by side if tiles of a head wait for each other: enough that a tile's predecessors
+// are mostly done when it is drawn.
 int waiting_together(Problem const& p, BackwardKernel const& k) {
   int const tiles = std::max(ceil_div(p.seqlen_k, k.block_n), 1);
   int const least = std::max(k.resident / 16, 1);
@@ -332,21 +333,21 @@ class Choices {
   int count() const { return count_; }
 
  private:
-  // Parts of a group that are alike, or nearly so where a group has no divisor; of a large group a
-  // few.
+  // Whether the group's GQA splits are alike, or nearly so where a group has no divisor; a large
+  // group has only a few of them.
   static bool is_usual(int group, int heads) {
     int const parts = ceil_div(group, heads);
-    int const lacking = parts * heads - group;  // heads of the last part
+    int const lacking = parts * heads - group;  // heads that the last split lacks
     bool const alike = lacking == 0 || (group < 8 ? lacking == 1 : 12 * lacking <= group);
     bool const few = group <= 8 || heads <= 4 || (parts & (parts - 1)) == 0;
     return alike && few;
   }
 
-  void add(Schedule schedule, int heads, int row_parts, int64_t together) {
+  void add(Schedule schedule, int heads, int row_splits, int64_t together) {
     int64_t const parts = ceil_div(p_.group(), heads);
     int64_t const all = int64_t(p_.heads_kv) * parts * (p_.packed_k ? 1 : std::max(p_.batch, 1));
     int64_t const width = std::clamp<int64_t>(together, 1, std::max<int64_t>(all, 1));
-    BackwardChoice const choice{schedule, heads, row_parts,
+    BackwardChoice const choice{schedule, heads, row_splits,
                                 even_width(width, std::max<int64_t>(all, 1))};
     if (count_ < kMostBackwardChoices && (count_ == 0 || !(list_[count_ - 1] == choice))) {
       list_[count_++] = choice;
@@ -379,18 +380,18 @@ class Choices {
       add(Schedule::OrderedDq, 1, 1, waiting_together(p_, k_));
     }
     if (k_.cuts_rows && dense && !p_.deterministic && heads == p_.group()) {
-      add_row_parts(heads);
+      add_row_splits(heads);
     }
   }
 
-  void add_row_parts(int heads) {
+  void add_row_splits(int heads) {
     int64_t const tiles =
         int64_t(std::max(p_.batch, 1)) * p_.heads_kv * ceil_div(p_.seqlen_k, k_.block_n);
     int64_t const slot = int64_t(kSum) * k_.block_n * (k_.head_dim + k_.head_dim_v);
     int64_t const most =
         std::min<int64_t>(ceil_div(p_.seqlen_q, k_.block_m),
                           most_sum_bytes(p_, k_) / slot / std::max<int64_t>(tiles, 1));
-    for (int const parts : kRowPartChoices) {
+    for (int const parts : kRowSplitChoices) {
       if (parts <= most && tiles < 4 * k_.resident) {
         add(Schedule::Tiles, heads, parts, p_.full() ? 2 : 8);
       }

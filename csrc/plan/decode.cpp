@@ -12,37 +12,37 @@
 namespace flash::plan {
 namespace {
 
-// Of a cache's capacity, what sequences are expected to use on average, beside the longest, which
-// uses all.
+// The part of a cache's capacity that sequences are expected to use on average, beside the longest,
+// which uses all.
 constexpr double kMeanUse = 0.2;
-// For each thread block of a cluster, whose others wait for it, µs.
+// Each CTA of a cluster adds this, because the others wait for it, µs.
 constexpr double kClusterBlock = 0.06;
-// A round of merging, and in it each row of a thread, of up to 16 parts, µs.
+// A round of merging, and in it each row of a thread, of up to 16 pieces, µs.
 constexpr double kMergeRound = 2.0, kMergeRow = 0.48;
-// To find a piece among 32 sequences, µs: their lengths come from memory.
+// The search of a piece among 32 sequences, µs: their lengths come from memory.
 constexpr double kSearch = 1.3;
-// What is simpler wins unless the other one takes less than this share of its time: lengths are
-// guessed.
+// The simpler choice wins unless the other takes less than this share of its time, because lengths
+// are guessed.
 constexpr double kWorthIt = 0.95;
 
-// Units of a cluster's thread block: of more, they wait for the last one longer than merging takes.
+// Most units of a cluster's CTA: with more, CTAs wait for the last one longer than merging takes.
 constexpr int kMostUnits = 64;
 constexpr int kMinUnits = 2;
-constexpr int kManyBlocks = 4;  // times what the GPU holds: where lengths differ much
+constexpr int kManyBlocks = 4;  // times the resident CTAs, where lengths differ much
 
 double divide_up(double n, double d) { return std::ceil(n / d); }
 
-// What the decode kernel has to do, all in all and on average. Tiles that see the same keys are cut
-// alike: all of a sequence, or those of one of its row blocks.
+// The work of the decode kernel, in total and on average. Tiles that see the same keys are cut
+// alike: all tiles of a sequence, or those of one of its row blocks.
 struct Work {
   double groups;        // of tiles that are cut alike
   double tiles;         // of a group
   double rows;          // of a tile
   double mean;          // units of keys of a tile
-  double longest;       // the same of the longest sequence
+  double longest;       // the same for the longest sequence
   double memory;        // µs that the keys take to come from memory
   double memory_apart;  // the same if heads are not read side by side
-  double search;        // µs: of thread blocks for their pieces, from lengths that the device knows
+  double search;        // µs that CTAs search their pieces from lengths that the device knows
   bool alike;           // all sequences are as long as the longest
   double sm_step;       // µs that a multiprocessor takes for a unit's bytes
   KernelTimes times;
@@ -50,12 +50,12 @@ struct Work {
   double units() const { return groups * tiles * mean; }
 };
 
-// Thread blocks that have a piece of the keys each.
+// CTAs that have a piece of the keys each.
 struct Pieces {
   double count;
   double longest;  // units
   double splits;   // of the longest tile
-  double per_sm;   // that run at a time
+  double per_sm;   // resident CTAs
   bool cluster = false;
 };
 
@@ -67,13 +67,13 @@ KernelTimes times_of(Machine const& m, DecodeKernel const& kernel) {
   return of_row == m.decode.end() ? kUnmeasured : of_row->pieces;
 }
 
-// Of a tile's keys, those that any of its rows sees.
+// The keys of a tile that any of its rows sees.
 double visible(Problem const& p, double keys) {
   return p.mask.left < 0 ? keys : std::min(keys, double(p.mask.left) + p.seqlen_q);
 }
 
-// Bytes that come for each byte of a row of one head, whose neighbours share lines with it, if they
-// are not read at the same time.
+// Bytes that are read for each byte of a row of one head if its neighbours, which share lines with
+// it, are not read at the same time.
 double bytes_of_lines(Problem const& p) {
   constexpr int kLine = 128;
   int const row = p.head_dim + p.head_dim_v;  // bytes, of K and V on average
@@ -101,13 +101,13 @@ Work work_of(Problem const& p, Machine const& m, DecodeKernel const& kernel) {
   return w;
 }
 
-// As core/split_schedule.h will find them.
+// The pieces that core/split_schedule.h will find.
 Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
   double const tiles = w.groups * w.tiles;
   double const per_sm = kernel.blocks_per_sm;
   if (s.cluster_log2 > 0) {
     double const blocks = 1 << s.cluster_log2;
-    // As many as its registers allow; of the largest clusters, few have room side by side.
+    // As many CTAs as registers allow; few of the largest clusters have room side by side.
     double const fit = s.cluster_log2 < kMostClusterLog2 ? 2 : 1;
     return {tiles * blocks, divide_up(w.longest, blocks), 1, std::min(fit, per_sm), true};
   }
@@ -118,7 +118,7 @@ Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
     double const splits = std::clamp<double>(std::floor(s.pieces / w.groups), 1, s.max_splits);
     return {tiles * splits, divide_up(w.mean, splits), splits, per_sm};
   }
-  // The last piece of a sequence is half as long as others, on average.
+  // A sequence's last piece is half as long as the others, on average.
   double const whole = std::max(s.pieces - w.groups / 2, 1.);
   double const units = std::max<double>(w.groups * w.mean / whole, s.min_units);
   double const longest = std::min(std::max(units, w.longest / s.max_splits), w.longest);
@@ -126,13 +126,13 @@ Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
   return {std::max(pieces, w.groups) * w.tiles, longest, w.longest / longest, per_sm};
 }
 
-// Both at a time, where neither hides the other quite.
+// The time of both at once, when neither hides the other completely.
 double overlapped(double a, double b) {
   double const x = a * a, y = b * b;
   return std::sqrt(std::sqrt(x * x + y * y));
 }
 
-// What all pieces take: in waves, if they are more than run at a time.
+// The time of all pieces: in waves, if they are more than the resident CTAs.
 double attend_us(Work const& w, Machine const& m, Pieces const& p) {
   double const resident = m.sm_count * p.per_sm, step = w.times.step;
   double const memory = p.cluster ? w.memory_apart : w.memory;
@@ -145,7 +145,7 @@ double attend_us(Work const& w, Machine const& m, Pieces const& p) {
   if (p.count <= resident) {
     us = wave(p.count, 1, divide_up(p.count, m.sm_count));
   } else if (w.alike || p.cluster) {
-    // Those of the last wave crowd on the multiprocessors that are done first.
+    // The pieces of the last wave crowd on the multiprocessors that are done first.
     double const full = std::floor(p.count / resident) * resident, rest = p.count - full;
     us = wave(resident, full / p.count, p.per_sm);
     us += rest > 0 ? wave(rest, rest / p.count, p.per_sm) : 0;
@@ -153,7 +153,7 @@ double attend_us(Work const& w, Machine const& m, Pieces const& p) {
     us = wave(resident, 1, p.per_sm);
   }
   us += (p.count / running - 1) * w.times.begin;
-  // The longest goes on when the others are done.
+  // The longest piece goes on when the others are done.
   return us + std::max(p.longest - w.units() / running, 0.) * step;
 }
 
@@ -176,7 +176,7 @@ double predict(Work const& w, Machine const& m, DecodeKernel const& kernel, KeyS
   return us;
 }
 
-// Into so many pieces for each tile of a group, none too short to be worth its merging.
+// Cuts into so many pieces for each tile of a group, none too short to be worth its merging.
 KeySplit cut(Problem const& p, Work const& w, DecodeKernel const& kernel, int64_t pieces) {
   int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
   KeySplit s{};
@@ -187,7 +187,7 @@ KeySplit cut(Problem const& p, Work const& w, DecodeKernel const& kernel, int64_
   return s;
 }
 
-// As the caller says: into so many pieces, or as many as there are keys for.
+// Cuts into as many pieces as the caller says, or as there are keys for.
 KeySplit cut_as_told(Problem const& p, DecodeKernel const& kernel) {
   constexpr int kAny = std::numeric_limits<int>::max();
   int64_t const units = (int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit;
@@ -197,9 +197,9 @@ KeySplit cut_as_told(Problem const& p, DecodeKernel const& kernel) {
   return s;
 }
 
-// visit(DecodeChoice), the simpler ones first. alone: the GPU has nothing else to do. What is good
-// for caches that are filled as is expected and for full ones counts: both happen, so the time is
-// the geometric mean.
+// Calls visit(DecodeChoice), the simpler choices first. alone: the GPU has no other work. A choice
+// has to be good both for caches that are filled as expected and for full ones, because both
+// happen, so its time is the geometric mean.
 template <class Visit>
 void each_choice(Problem const& p, Machine const& m, DecodeKernel const& kernel, bool alone,
                  Visit visit) {
@@ -236,7 +236,8 @@ int64_t longest_q(Problem const& p) {
   return p.packed_q ? std::min<int64_t>(p.seqlen_q, p.total_q) : p.seqlen_q;
 }
 
-// Beside sequences of many queries, those of few: of one, which are the most likely.
+// The sequences of few queries beside those of many. They are taken to have one query, which is the
+// most likely.
 Problem few_of(Problem p) {
   double const long_ones = double(p.total_q - p.batch) / std::max(p.seqlen_q - 1, 1);
   p.batch = std::clamp(static_cast<int>(p.batch - long_ones), 1, p.batch);
@@ -246,18 +247,18 @@ Problem few_of(Problem p) {
   return p;
 }
 
-// Whether the forward kernel should not have what the decode kernel can have: it would need a copy
-// of the keys, or take pages without Hopper's loads; or a sequence's bits would depend on others.
+// Whether the forward kernel should not compute what the decode kernel can: it would need a copy of
+// the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
 bool must_decode(Problem const& p, Machine const& m) {
   bool const cache = p.cached || p.page_size > 0;
   return p.odd_rows || p.keys == KeyLayout::Pages || (cache && m.sm != 90) ||
          (cache && (p.num_splits > 1 || p.batch_invariant));
 }
 
-// What of a call the decode kernel can have.
+// The part of a call that the decode kernel can compute.
 struct Decoded {
   Problem problem;
-  int few_q;  // as of DecodePlan; 0: nothing
+  int few_q;  // DecodePlan's; 0: nothing
   bool alone;
 };
 
@@ -281,7 +282,7 @@ Problem expected(Problem const& p) {
   Problem q = p;
   if (p.batch > 0 && (p.used_k || p.page_size > 0)) {
     double const use = kMeanUse + (1 - kMeanUse) / p.batch, capacity = std::max(p.seqlen_k, 1);
-    // Of those that a window lets see, more sequences have all.
+    // More sequences have all of the keys that a window shows.
     double const most = visible(p, capacity), mean = most * (1 - (1 - use) * most / capacity);
     q.total_k = std::min(p.total_k, static_cast<int64_t>(mean * p.batch));
   }

@@ -1,5 +1,5 @@
-// How a call with few query rows against long keys is served: by the decode kernel or the forward,
-// and how the decode kernel's tiles are cut along the keys.
+// The plan of a call with few query rows against long keys: whether the decode kernel or the
+// forward serves it, and how the decode kernel's tiles are cut along the keys.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@ struct DecodeKernel {
   int head_dim;
   int head_dim_v;
   int block_m;        // rows of a tile: queries times the heads of a KV head
-  int unit;           // keys that a thread block takes at a step: block_n * warps
-  int rows_at_once;   // of a tile that a thread block merges side by side
-  int merged_rows;    // rows of parts that it merges in one round
+  int unit;           // keys that a CTA takes in a step: block_n * warps
+  int rows_at_once;   // rows of a tile that a CTA merges side by side
+  int merged_rows;    // rows of pieces that it merges in one round
   int blocks_per_sm;  // by shared memory and registers
-  bool clusters;      // there is a kernel whose tiles are shared by clusters of thread blocks
+  bool clusters;      // there is a kernel whose tiles are shared by clusters of CTAs
 };
 
-// How the tiles of a batch are cut along the keys: what SplitSchedule (params/split.h) is told.
+// How the tiles of a batch are cut along the keys, for SplitSchedule (params/split.h).
 struct KeySplit {
-  int pieces = 0;        // of all sequences, for each tile, as many as are wanted
-  int extra = 0;         // beside one for each sequence, or row block of a packed one, at most
+  int pieces = 0;        // slices that are wanted, of all sequences
+  int extra = 0;         // most slices beside one for each sequence, or row block of a varlen one
   int max_splits = 1;    // pieces of a tile; 1: whole
-  int min_units = 1;     // of a piece
-  int cluster_log2 = 0;  // of the thread blocks that share a whole tile
+  int min_units = 1;     // the fewest units of a piece
+  int cluster_log2 = 0;  // log2 of the CTAs that share a whole tile
 
   bool operator==(KeySplit const&) const = default;
 };
@@ -38,32 +38,32 @@ struct DecodeChoice {
 };
 
 struct DecodePlan {
-  int few_q;       // sequences of up to so many queries are the decode kernel's; 0: none
-  KeySplit split;  // of those
-  double us;       // predicted: of the decode kernel, or if it has nothing, of the forward
+  int few_q;       // the decode kernel computes sequences of up to so many queries; 0: none
+  KeySplit split;  // of these sequences
+  double us;       // predicted time of the decode kernel, or of the forward if few_q is 0
 };
 
-// Rows of a sequence, all heads of a KV head, that the decode kernel is worth a thought for.
+// The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
 
-// The same problem with the lengths to expect where only the device knows them. What is compared
-// is predicted for these.
+// The same problem with expected lengths where only the device knows them. Times that are compared
+// are predicted for these.
 Problem expected(Problem const& p);
 
-// Predicted: of the decode kernel alone, if it has all sequences.
+// Predicted µs of the decode kernel alone, if it computes all sequences.
 double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                  KeySplit const& split);
 
-// All choices; returns how many there are. None: the decode kernel cannot serve any of the call.
+// Writes all choices; returns their number. 0: the decode kernel cannot serve any of the call.
 constexpr int kMostDecodeChoices = 16;
 int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                    DecodeChoice* choices);
 
-// What few_q is if the decode kernel has what it can have.
+// The value of few_q if the decode kernel computes all that it can.
 int decodable_queries(Problem const& p);
 
-// forward_us: of the forward kernel, if it has all: the geometric mean of what is predicted for
-// expected(p) and for full caches; infinite if it cannot.
+// forward_us: the forward kernel's time if it computes all, as the geometric mean of the
+// predictions for expected(p) and for full caches; infinite if it cannot.
 DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                        double forward_us);
 

@@ -15,38 +15,38 @@ namespace {
 
 constexpr int kWarpgroupRows = 64;
 
-// Of a launch's time, what it takes until the kernel computes, alone or early behind another.
+// The part of a launch's time until the kernel computes, alone or early behind another launch.
 constexpr double kLaunch = 0.61;
-// Until a row's numbers have come from L2, µs.
+// The wait for a row's numbers from L2, µs.
 constexpr double kMergeWait = 0.75;
-// Of a step's time, what it takes for one warpgroup, however few have rows.
+// The part of a step's time that it takes however few warpgroups have rows.
 constexpr double kAlone = 0.24;
-// Of an average tile, how long before all others the first multiprocessor has nothing more to do.
+// The first multiprocessor runs out of work this part of an average tile before all others.
 constexpr double kEarly = 0.69;
-// Of the shorter one of computing and reading, what the longer one does not hide if both are equal.
+// The part of the shorter of computing and reading that the longer does not hide if both are equal.
 constexpr double kUnhidden = 0.09;
 
-// Row blocks of a call, all of one shape. A column of them is a head of a sequence, or a KV head
-// with all that share it, or one of its splits.
+// Row blocks of a call, all of one shape. A strip of them is a head of a sequence, or a KV head
+// with all query heads that share it, or one KV split of these.
 struct RowBlocks {
-  double of_column;   // on average
-  double of_longest;  // of a column of the longest sequence
-  double columns;     // of all sequences
-  int heads;          // columns of one
+  double of_strip;    // on average
+  double of_longest;  // in a strip of the longest sequence
+  double strips;      // of all sequences
+  int heads;          // strips of one sequence
   double steps;       // of a row block, on average
   double longest;     // steps, at most
-  double filled;      // of its warpgroups, those that have rows, on average
+  double filled;      // share of its warpgroups that have rows, on average
   double filled_longest;
 };
 
-// Of a row block.
+// The shape of a row block.
 struct Rows {
   int of_warpgroup;  // queries
   int warpgroups;
   int heads;  // query heads, or KV heads
 
   int queries() const { return of_warpgroup * warpgroups; }
-  // Of a row block with so many queries.
+  // The share of warpgroups that have rows in a row block with so many queries.
   double filled(double rows) const {
     return std::clamp(std::ceil(rows / of_warpgroup) / warpgroups, 0., 1.);
   }
@@ -59,7 +59,7 @@ Rows rows_of(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
   return {kWarpgroupRows / p.group(), kernel.block_m / kWarpgroupRows, p.heads_kv};
 }
 
-// The mean of x, limited to 0 and `most`, from one x to another.
+// The mean of x, clamped to [0, most], over x in [from, to].
 double mean_limited(double from, double to, double most) {
   auto const area = [&](double x) {
     double const inside = std::clamp(x, 0., most);
@@ -68,8 +68,8 @@ double mean_limited(double from, double to, double most) {
   return to > from ? (area(to) - area(from)) / (to - from) : std::clamp(from, 0., most);
 }
 
-// Steps of a row block, on average and at most, of a sequence with q rows and k keys. partial: of a
-// tile at an end of what is seen, what is not.
+// Steps of a row block, on average and at most, in a sequence with q rows and k keys. partial: the
+// share of the KV block at an end of the seen keys that is not seen.
 struct Seen {
   double steps;
   double longest;
@@ -88,8 +88,8 @@ Seen seen(Problem const& p, int rows, int block_n, double q, double k, double pa
   return {steps, std::max(most / block_n + partial, steps)};
 }
 
-// Where only the device knows the lengths, as an average, whose row blocks belong to longer
-// sequences than the average sequence, and end anywhere in a tile of keys.
+// Where only the device knows the lengths, these are averages: an average row block belongs to a
+// longer sequence than the average sequence, and its keys end anywhere in a KV block.
 RowBlocks row_blocks(Problem const& p, Rows const& rows, int block_n) {
   int const queries = rows.queries();
   bool const rows_known = p.total_q == int64_t(p.batch) * p.seqlen_q, known = p.alike();
@@ -122,8 +122,8 @@ RowBlocks row_blocks(Problem const& p, Rows const& rows, int block_n) {
           most > 1 ? 1 : rows.filled(p.seqlen_q)};
 }
 
-// Kernels that were not measured take what their products take; they differ by the order of their
-// tiles alone.
+// Kernels that were not measured take the time of their products; their choices differ by the order
+// of tiles alone.
 KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile tile) {
   auto const of_row = std::ranges::find_if(m.forward, [&](ForwardTimes const& t) {
     return t.head_dim == kernel.head_dim && t.head_dim_v == kernel.head_dim_v;
@@ -146,23 +146,22 @@ KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile 
   }
 }
 
-// Of tiles that take different times, as they do under a mask, the longest of each group of columns
-// come first.
+// Tiles take different times under a mask; the longest tiles of each group of strips come first.
 double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
-                  int side_by_side, double places) {
+                  int side_by_side, double resident) {
   auto const of = [&](double steps, double filled) {
     return times.begin + steps * times.step * (kAlone + (1 - kAlone) * filled);
   };
   double const mean = of(blocks.steps, blocks.filled);
   double const longest = std::max(of(blocks.longest, blocks.filled_longest), mean);
-  double const waves = blocks.columns * blocks.of_column / places;
-  double const columns = p.packed_q ? blocks.heads : blocks.columns;
-  double const width = std::min<double>(side_by_side, columns);
-  // The longest tile of all begins with the last group of columns; where lengths of keys alone
-  // differ, with any column.
+  double const waves = blocks.strips * blocks.of_strip / resident;
+  double const strips = p.packed_q ? blocks.heads : blocks.strips;
+  double const width = std::min<double>(side_by_side, strips);
+  // The longest tile of all begins with the last group of strips; where lengths of keys alone
+  // differ, with any strip.
   bool const any = p.used_k && !p.packed_q;
-  double const last_width = any ? 1 : columns - (std::ceil(columns / width) - 1) * width;
-  double const last_waves = last_width * blocks.of_longest / places;
+  double const last_width = any ? 1 : strips - (std::ceil(strips / width) - 1) * width;
+  double const last_waves = last_width * blocks.of_longest / resident;
   // 1: the shortest takes next to nothing, 0: all take the same.
   double const unequal = std::clamp(2 * (longest - mean) / longest, 0., 1.);
   double const shortest = std::max(2 * mean - longest, 0.);
@@ -173,24 +172,25 @@ double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& 
   return std::max(waves * mean + idle, before_longest + longest);
 }
 
-// Q and O once, K and V once or, where L2 does not keep them, as often as they are read.
+// The time of memory: Q and O come once; K and V once or, where L2 does not keep them, as often as
+// they are read.
 double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, int block_n,
-                 ForwardChoice const& choice, double places) {
+                 ForwardChoice const& choice, double resident) {
   constexpr double kElement = 2;
   double const row = kElement * (p.head_dim + p.head_dim_v);
   double const sharing = double(blocks.heads) / p.heads_kv / choice.splits;
-  // Of the KV heads that are at work at a time.
+  // The KV heads that are at work at a time.
   double const heads =
-      std::clamp(std::max<double>(choice.side_by_side, places / blocks.of_column) / sharing, 1.,
-                 std::max(blocks.columns / sharing, 1.));
+      std::clamp(std::max<double>(choice.side_by_side, resident / blocks.of_strip) / sharing, 1.,
+                 std::max(blocks.strips / sharing, 1.));
   double const span = std::min(blocks.steps * block_n, p.mean_k());
   double const in_use = p.limits_left() ? span : p.mean_k() / choice.splits;
   // The other half is for Q and O on their way.
   double const full = heads * in_use * row / (double(m.l2_share) * double(m.l2_bytes) / 2);
   double const square = full * full, miss = square * square / (1 + square * square);
-  double const tiles = blocks.columns * blocks.of_column;
+  double const tiles = blocks.strips * blocks.of_strip;
   double const neighbours = std::min<double>(choice.side_by_side, sharing);
-  double const together = std::clamp(places / heads, neighbours, blocks.of_column * sharing);
+  double const together = std::clamp(resident / heads, neighbours, blocks.of_strip * sharing);
   double const seen = p.limits_left() ? std::min(p.mean_k(), p.mean_q() + p.mask.left) : p.mean_k();
   double const once = seen * p.batch * p.heads_kv;
   double const again = std::max(tiles * span / together - once, 0.);
@@ -198,7 +198,7 @@ double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, in
   return (once + miss * again + rows) * row / m.memory;
 }
 
-// A few rows' splits are asked for at once, others' four at a time, behind their LSE.
+// The splits of few rows are loaded at once, those of more rows four at a time, behind their LSE.
 double merge_us(Problem const& p, Machine const& m, int splits) {
   constexpr int kRowsAtOnce = 512, kSplitsAtOnce = 16, kTogether = 4;
   double const rows = double(p.total_q) * p.heads_q, bytes = rows * (p.head_dim_v + 1) * 4.;
@@ -207,7 +207,7 @@ double merge_us(Problem const& p, Machine const& m, int splits) {
   return kLaunch * m.launch + waits * kMergeWait + 2 * splits * bytes / (m.memory * m.l2_gain);
 }
 
-// Both at a time.
+// The time of both at once.
 double overlapped(double a, double b) {
   double const longer = std::max(a, b), shorter = std::min(a, b);
   return longer > 0 ? longer + kUnhidden * shorter * shorter / longer : 0;
@@ -217,16 +217,16 @@ double predicted(Problem const& p, Machine const& m, ForwardKernel const& kernel
                  RowBlocks const& whole, ForwardChoice const& choice) {
   int const block_n = block_n_of(kernel, choice.tile);
   KernelTimes const times = times_of(m, kernel, choice.tile);
-  double const places = double(m.sm_count) * kernel.blocks_per_sm;
+  double const resident = double(m.sm_count) * kernel.blocks_per_sm;
   RowBlocks blocks = whole;
   if (choice.splits > 1) {
-    blocks.columns *= choice.splits;
+    blocks.strips *= choice.splits;
     blocks.heads *= choice.splits;
     blocks.steps /= choice.splits;
     blocks.longest = std::ceil(blocks.longest / choice.splits);
   }
-  double const us = overlapped(compute_us(p, blocks, times, choice.side_by_side, places),
-                               memory_us(p, m, blocks, block_n, choice, places));
+  double const us = overlapped(compute_us(p, blocks, times, choice.side_by_side, resident),
+                               memory_us(p, m, blocks, block_n, choice, resident));
   return kLaunch * m.launch + us + (choice.splits > 1 ? merge_us(p, m, choice.splits) : 0);
 }
 
@@ -236,7 +236,7 @@ int64_t workspace_of(Problem const& p, ForwardChoice const& choice) {
                             : choice.splits * rows * (p.head_dim_v + 1) * int64_t(sizeof(float));
 }
 
-// What the kernel can do, the simplest first.
+// The choices that the kernel has, the simplest first.
 class Candidates {
  public:
   // only: the tile, if it has been chosen.
@@ -263,22 +263,21 @@ class Candidates {
     return row_blocks(p_, rows_of(p_, kernel_, tile), block_n_of(kernel_, tile));
   }
 
-  // Heads side by side: what does for most calls, and then all, half of them, and so on down to
-  // those that share their keys. One row block of each head has no order, and beside decode, which
-  // reads memory all the time, tiles that read the same keys follow each other.
+  // Numbers of heads side by side: first the one that suits most calls, then all, half of them, and
+  // so on down to the heads that share keys. With one row block a head there is no order. Beside
+  // decode, which reads memory all the time, tiles that read the same keys follow each other.
   template <class Visit>
   void each_width(RowBlocks const& blocks, Visit visit) const {
-    // Of tiles: where these differ, they even out inside a group of heads alone; wider groups are
-    // all alike.
+    // In waves of tiles. Tiles that differ even out only inside a group of heads; groups wider than
+    // the most are all alike.
     constexpr double kEqual = 0.25, kUnequal = 2.5, kMostWaves = 8;
     int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
-    if (p_.beside_decode || blocks.of_column <= 1 ||
-        blocks.columns * blocks.of_column <= resident_) {
+    if (p_.beside_decode || blocks.of_strip <= 1 || blocks.strips * blocks.of_strip <= resident_) {
       return visit(p_.beside_decode ? 1 : heads);
     }
-    double const usual = (p_.full() ? kEqual : kUnequal) * resident_ / blocks.of_column;
+    double const usual = (p_.full() ? kEqual : kUnequal) * resident_ / blocks.of_strip;
     visit(even_width(static_cast<int64_t>(usual), sharing, heads));
-    double const widest = std::min<double>(kMostWaves * resident_ / blocks.of_column, heads);
+    double const widest = std::min<double>(kMostWaves * resident_ / blocks.of_strip, heads);
     for (int width = std::max(static_cast<int>(widest), sharing); width >= sharing; width /= 2) {
       visit(even_width(width, sharing, heads));
     }
@@ -286,7 +285,7 @@ class Candidates {
 
   bool may_split() const {
     RowBlocks const first = blocks_of(ForwardTile::First);
-    bool const full = p_.alike() && first.columns * first.of_column >= resident_;
+    bool const full = p_.alike() && first.strips * first.of_strip >= resident_;
     return !full && is_possible(p_, kernel_, ForwardTile::Split);
   }
 
@@ -300,7 +299,7 @@ class Candidates {
     for (int const splits : kSplits) {
       RowBlocks split = blocks;
       split.heads *= splits;
-      split.columns *= splits;
+      split.strips *= splits;
       ForwardChoice const choice{ForwardTile::Split, splits, one_wave(split)};
       if (splits > most || workspace_of(p_, choice) > kMostBytes) {
         return;
@@ -309,21 +308,22 @@ class Candidates {
     }
   }
 
-  // Heads that an order of tiles can tell apart.
+  // The heads that an order of tiles distinguishes.
   int heads_of(RowBlocks const& blocks) const {
-    double const heads = p_.packed_q ? blocks.heads : blocks.columns;
+    double const heads = p_.packed_q ? blocks.heads : blocks.strips;
     return static_cast<int>(std::min<double>(heads, std::numeric_limits<int>::max()));
   }
 
-  // Heads that have so many tiles together as are resident.
+  // Heads that together have as many tiles as there are resident CTAs.
   int one_wave(RowBlocks const& blocks) const {
     int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
-    return blocks.of_column <= 1
+    return blocks.of_strip <= 1
                ? heads
-               : even_width(static_cast<int64_t>(resident_ / blocks.of_column), sharing, heads);
+               : even_width(static_cast<int64_t>(resident_ / blocks.of_strip), sharing, heads);
   }
 
-  // Groups of about this width that are all alike, and do not part heads that share their keys.
+  // A group width near this one whose groups are all alike and do not separate heads that share
+  // keys.
   static int even_width(int64_t width, int sharing, int heads) {
     int const of_keys = std::max(heads / sharing, 1);
     return sharing *
@@ -340,7 +340,7 @@ bool is_empty(Problem const& p) {
   return p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0;
 }
 
-// A simpler choice wins if it takes no longer than this much more.
+// A choice wins over a simpler one only if it takes less than this share of its time.
 constexpr double kSimpler = 0.99;
 
 ForwardPlan best_of(Problem const& p, Machine const& m, ForwardKernel const& kernel,
@@ -366,7 +366,7 @@ double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kerne
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
   bool const heads_share = kernel.sm == 90 && kernel.plain && p.heads_apart && p.heads_kv > 0 &&
                            p.group() <= kWarpgroupRows;
-  // What an average length says would depend on other sequences.
+  // A choice by the average length would depend on the other sequences.
   bool const one_tile = p.batch_invariant && p.packed_q;
   switch (tile) {
     case ForwardTile::First:

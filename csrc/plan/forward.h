@@ -1,5 +1,4 @@
-// How a forward is served by the forward kernels: which tile, what is cut into splits, in which
-// order tiles run, and how long that takes.
+// The plan of a forward call: its tile, KV splits, the order of tiles, and the predicted time.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace flash::plan {
 
-// A row of the table, as far as a plan differs by it.
+// What a plan depends on of a row of the table.
 struct ForwardKernel {
   int sm;  // family: 80, 90
   int head_dim;
@@ -19,7 +18,7 @@ struct ForwardKernel {
   int block_n;
   int second_block_n;  // 0: there is none
   bool plain;          // neither softcap nor ALiBi nor dropout
-  int blocks_per_sm;   // thread blocks that run at a time on a multiprocessor
+  int blocks_per_sm;   // resident CTAs of a multiprocessor
 };
 
 inline int block_n_of(ForwardKernel const& kernel, ForwardTile tile) {
@@ -29,7 +28,7 @@ inline int block_n_of(ForwardKernel const& kernel, ForwardTile tile) {
 struct ForwardChoice {
   ForwardTile tile;
   int splits;        // 1: none, and nothing to merge
-  int side_by_side;  // heads of all sequences (of a packed batch: of one) whose row blocks run
+  int side_by_side;  // heads of all sequences (in a varlen batch: of one) whose row blocks run
                      // together
 
   bool operator==(ForwardChoice const&) const = default;
@@ -41,23 +40,24 @@ struct ForwardPlan {
   int64_t workspace;  // bytes: results of splits, fp32
 };
 
-// Keys of a tile for which a row's first kernel loads pages; a longer one has a kernel of its own.
+// The most keys of a tile for which a row's first kernel loads pages; longer tiles have a kernel of
+// their own.
 constexpr int kMostPagedKeys = 128;
 
-// Whether the row has a kernel for it that may serve the call.
+// Whether the row has a kernel for this tile that may serve the call.
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile);
 
-// All choices; returns how many there are.
+// Writes all choices; returns their number.
 constexpr int kMostForwardChoices = 128;
 int forward_choices(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                     ForwardChoice* choices);
 
-// The predicted time of a choice, for the lengths that the problem tells.
+// The predicted time of a choice, for the problem's lengths.
 double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                   ForwardChoice const& choice);
 
-// The choice of the least predicted time; a simpler one wins within 1%. Of a cache the lengths to
-// expect are to be told (plan/decode.h, expected), not its capacity.
+// The choice of the least predicted time; a simpler one wins within 1%. For a cache, p must have
+// the expected lengths (`expected` in plan/decode.h), not the capacity.
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel);
 
 }  // namespace flash::plan

@@ -1,5 +1,5 @@
-// What a GPU can do, in numbers that were measured on it (`make tune`, csrc/plan/machines): the
-// only ones that predictions have, beside the shape of a call.
+// The speed of a GPU, in numbers that were measured on it (`make tune`, csrc/plan/machines).
+// Predictions use only these and the shape of a call.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace flash::plan {
 
-// What a kernel takes on one multiprocessor, in µs.
+// A kernel's time on one multiprocessor, in µs.
 struct KernelTimes {
-  float begin;  // what begins and ends a tile, beside its steps
+  float begin;  // the beginning and end of a tile, beside its steps
   float step;   // a tile's rows against its keys, once
 };
 
-// Of the backward kernels of a head dim, in each schedule (plan/backward.h).
+// The backward kernels of a head dim, in each schedule (plan/backward.h).
 struct BackwardTimes {
   int head_dim;
   int head_dim_v;
@@ -22,17 +22,17 @@ struct BackwardTimes {
   KernelTimes ordered_dq;
 };
 
-// Of a forward row's kernels (plan/forward.h).
+// The kernels of a forward row (plan/forward.h).
 struct ForwardTimes {
   int head_dim;
   int head_dim_v;
-  KernelTimes first;   // its tile
-  KernelTimes second;  // that with another number of keys
+  KernelTimes first;   // the row's tile
+  KernelTimes second;  // the tile with second_block_n keys
   KernelTimes packed;  // pack-GQA
   KernelTimes split;   // pack-GQA of splits
 };
 
-// Of a decode row's kernels (plan/decode.h), a thread block alone on its multiprocessor.
+// The kernels of a decode row (plan/decode.h), with a CTA alone on its multiprocessor.
 struct DecodeTimes {
   int head_dim;
   int head_dim_v;
@@ -47,9 +47,9 @@ struct Machine {
   float memory;        // bytes that come from memory in a µs
   float reads = 0;     // the same where nothing is written
   float sm_reads = 0;  // bytes that one multiprocessor takes in a µs, wherever they come from
-  float l2_gain;       // how much faster they come from L2
+  float l2_gain;       // how much faster bytes come from L2
   float launch;        // µs from the end of a launch to the beginning of the next
-  float l2_share;      // of L2's bytes, what can be counted on to be there again
+  float l2_share;      // the share of L2's bytes that can be counted on to be there again
   float mma_flops;     // of one multiprocessor in a µs, by mma.sync: what the sm80 kernels reach
   std::span<BackwardTimes const> backward = {};  // of Hopper's kernels
   std::span<ForwardTimes const> forward = {};    // of Hopper's plain kernels

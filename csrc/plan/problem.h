@@ -1,5 +1,5 @@
-// What a call asks, in numbers: no addresses, and nothing that is decided. A plan follows from
-// this, the machine and the table of kernels alone (docs/plan.md).
+// A call in numbers, without addresses and decisions. A plan depends on this, the machine and the
+// table of kernels alone (docs/plan.md).
 #pragma once
 
 #include <algorithm>
@@ -11,39 +11,39 @@ namespace flash::plan {
 
 // How keys lie in memory, as far as kernels differ by it.
 enum class KeyLayout {
-  Rows,       // [b, s, h, d] or packed
-  PageBoxes,  // pages that Hopper's tensor memory accelerator can take boxes of
-  Pages,      // any other pages: of a size that is no multiple of 8, or with left padding
+  Rows,       // [b, s, h, d] or varlen
+  PageBoxes,  // pages from which Hopper's tensor memory accelerator can load boxes
+  Pages,      // any other pages: with a size that is not a multiple of 8, or with left padding
 };
 
 struct Problem {
   int batch;        // sequences
   int seqlen_q;     // rows of each sequence, or of the longest
-  int seqlen_k;     // keys of each sequence, or of the longest; of a cache its capacity
+  int seqlen_k;     // keys of each sequence, or of the longest; a cache's capacity
   int64_t total_q;  // rows of all sequences
-  int64_t total_k;  // keys of all sequences; of a cache batch * capacity
-  bool packed_q;    // sequences lie one after the other, and only the device knows how long each is
+  int64_t total_k;  // keys of all sequences; batch * capacity for a cache
+  bool packed_q;    // varlen: only the device knows the lengths
   bool packed_k;
   bool used_k;  // only the device knows how many of the keys are in use
   int heads_q;
-  int heads_kv;    // divides heads_q
-  int head_dim;    // of q and k
-  int head_dim_v;  // of v and out
-  Mask mask;       // negative widths: no limit
-  bool hooks;      // softcap, ALiBi, dropout or a scale <= 0: kernels of the full level
+  int heads_kv;     // divides heads_q
+  int head_dim;     // of q and k
+  int head_dim_v;   // of v and out
+  Mask mask;        // negative widths: no limit
+  bool score_mods;  // softcap, ALiBi, dropout or a scale <= 0: kernels with score mods
   bool dropout;
   bool batch_invariant;  // a sequence's result may not depend on the others
-  // Of a forward:
+  // Only for a forward:
   KeyLayout keys;
   int page_size;     // 0: not in pages
   bool cached;       // flash_attn_with_kvcache
-  bool odd_rows;     // of a cache: rows that are no whole chunks of 16 bytes
+  bool odd_rows;     // a cache's rows are not whole chunks of 16 bytes
   bool heads_apart;  // q's heads do not share memory, so that a box can hold several
   bool whole_rows;   // batch entries, or pages, are multiples of 8 rows apart
   int num_splits;    // 0: as many as are best; 1: none; n: at most n
-  // The decode kernel has the batch's short sequences, at the same time.
+  // The decode kernel computes the batch's short sequences at the same time.
   bool beside_decode;
-  // Of a backward:
+  // Only for a backward:
   bool deterministic;
   bool wants_dq;
   bool wants_dk;
@@ -58,7 +58,7 @@ struct Problem {
   bool alike() const {
     return total_q == int64_t(batch) * seqlen_q && total_k == int64_t(batch) * seqlen_k && !used_k;
   }
-  // Limits that hide some key from some row.
+  // Whether the mask's limit hides some key from some row.
   bool limits_left() const { return limits(mask.left); }
   bool limits_right() const { return limits(mask.right); }
   bool full() const { return !limits_left() && !limits_right(); }

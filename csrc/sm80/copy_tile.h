@@ -1,4 +1,4 @@
-// Tiles [rows, columns] of 16-bit elements between global and shared memory.
+// Copies tiles [rows, columns] of 16-bit elements between global and shared memory.
 #pragma once
 
 #include "sm80/tensor_core.h"
@@ -18,8 +18,9 @@ struct TileThread {
   __device__ explicit TileThread(unsigned thread)
       : row(thread / kChunksPerRow), col(thread % kChunksPerRow * kChunk) {}
 
-  // From a thread's first chunk to the one in row `pass`, columns `run`: a constant, because the
-  // swizzle repeats every 8 rows. Spelled out since the compiler does not find it.
+  // Distance from a thread's first chunk to the one in row `pass`, columns `run`: a constant,
+  // because the swizzle repeats every 8 rows. It is spelled out because the compiler does not find
+  // it.
   template <class SmemLayout>
   __device__ static constexpr int distance(SmemLayout layout, int pass, int run) {
     static_assert(kRowsPerPass % 8 == 0);
@@ -28,14 +29,14 @@ struct TileThread {
 };
 
 // Fills shared memory (kRows, kColumns) with rows [0, rows_left) and columns [0, columns) of global
-// memory, asynchronously; what is beyond them becomes zero, whatever lies there.
+// memory, asynchronously; anything beyond them becomes zero, whatever lies there.
 template <int kRows, int kColumns, int kThreads, class Element>
 __device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows_left,
                           int columns, int thread_index) {
   using Thread = TileThread<kColumns, kThreads>;
   static_assert(sizeof(Element) == 2 && kRows % Thread::kRowsPerPass == 0);
   // Opaque to the optimiser, which would otherwise keep a thread's rows and columns across the loop
-  // over keys, in local memory: a few instructions make them anew.
+  // over keys, in local memory: a few instructions compute them anew.
   asm volatile("" : "+r"(thread_index));
   Thread const thread(thread_index);
   constexpr SmemTile<kRows, kColumns> layout;
@@ -59,7 +60,7 @@ __device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem
   }
 }
 
-// The way back, for the rows and columns that exist.
+// Copies a tile from shared to global memory, for the rows and columns that exist.
 template <int kRows, int kColumns, int kThreads, class Element>
 __device__ void store_tile(Element* gmem, int64_t row_stride, Element const* smem, int rows_left,
                            int columns, int thread_index) {

@@ -1,5 +1,5 @@
-// What the thread blocks of a cluster do to each other's shared memory. The tests put a header of
-// the same name before this one.
+// Copies between the shared memory of a cluster's CTAs. Tests put a header of the same name before
+// this one.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -8,9 +8,10 @@
 
 namespace flash::sm90 {
 
-// Asks for a copy of `bytes`, a multiple of 16, from this block's shared memory to `to` in that of
-// block `rank` of the cluster, where they count towards `full`. Both are given as they are in this
-// block. By one thread; a copy sees what ordinary stores wrote after a fence only.
+// Starts a copy of `bytes`, a multiple of 16, from this CTA's shared memory to `to` in that of CTA
+// `rank` of the cluster, where the bytes count towards `full`. `to` and `full` are given as
+// addresses in this CTA. One thread calls it; a copy sees what ordinary stores wrote only behind a
+// fence.
 __device__ inline void copy_to_block(uint32_t rank, void const* from, void* to, uint32_t bytes,
                                      Barrier& full) {
   asm volatile(

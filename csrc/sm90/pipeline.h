@@ -12,8 +12,8 @@ using Barrier = cutlass::arch::ClusterTransactionBarrier;
 static_assert(sizeof(Barrier) == sizeof(uint64_t));
 
 // Where the i-th tile of a stream goes in a ring of kStages buffers. A wait for `phase` returns
-// when the buffer was filled for this tile; one for `phase ^ 1`, when it was emptied of the tile
-// before, or at once if there was none.
+// when the buffer has been filled with this tile; a wait for `phase ^ 1` returns when the tile
+// before has left it, or at once if there was none.
 template <int kStages>
 struct RingPosition {
   int stage;
@@ -21,7 +21,7 @@ struct RingPosition {
 
   __device__ explicit RingPosition(uint32_t i) : stage(i % kStages), phase(i / kStages % 2) {}
 
-  // To the next tile's: cheaper than a division where that is not by a power of two.
+  // Moves to the next tile's position: cheaper than a division where kStages is no power of two.
   __device__ void advance() {
     if (++stage == kStages) {
       stage = 0;
@@ -29,14 +29,15 @@ struct RingPosition {
     }
   }
 
-  // Its place in twice as many buffers. Who fills a buffer of the ring knows that its readers are
-  // through with all that they did before they emptied it, but not with the tile that was in it.
+  // Index among twice as many entries, for data of a tile that consumers still read after they have
+  // emptied its buffer. When the producer fills the buffer again, consumers have finished with
+  // earlier tiles, but perhaps not with the tile that was in it.
   __device__ int in_two_rounds() const { return phase * kStages + stage; }
 };
 
-// Full: one arrival, by the loader, which also says how many bytes TMA brings; or, of what the
-// computing warps write, one by each of them. Empty: one arrival by each warp that reads, because a
-// wait for wgmma speaks for one warp only.
+// full: one arrival by the producer warp, which also says how many bytes TMA brings; or, in buffers
+// that consumers write, one arrival by each consumer warp. empty: one arrival by each warp that
+// reads, because a wait for wgmma covers one warp only.
 template <int kStages>
 struct Ring {
   alignas(8) uint64_t full_[kStages];
@@ -56,17 +57,18 @@ struct Ring {
     full(at.stage).wait(at.phase);
     compiler_fence();
   }
-  // Asks first: who has several to wait for need not wait for one after the other.
+  // Asks without waiting, so that a warp that needs several buffers need not wait for them one by
+  // one.
   __device__ bool is_full(RingPosition<kStages> at) { return full(at.stage).try_wait(at.phase); }
-  // By all lanes of the loading warp, which go on together: a lane that is late would find the
-  // phase after the one it waits for, if another had the buffer filled meanwhile.
+  // All lanes of the producer warp call it and go on together: a late lane would find the phase
+  // after the one it waits for, if another lane had the buffer filled in the meantime.
   __device__ void wait_empty(RingPosition<kStages> at) {
     empty(at.stage).wait(at.phase ^ 1);
     __syncwarp();
     compiler_fence();
   }
 
-  // By all lanes of a writing warp, whose stores products are going to read.
+  // All lanes of a writing warp call it; products are going to read the warp's stores.
   __device__ void announce(RingPosition<kStages> at) {
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
@@ -75,7 +77,7 @@ struct Ring {
     }
   }
 
-  // By all lanes of a reading warp.
+  // All lanes of a reading warp call it.
   __device__ void release(int stage) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -84,7 +86,7 @@ struct Ring {
   }
   __device__ void release(RingPosition<kStages> at) { release(at.stage); }
 
-  // The same in both thread blocks of a pair.
+  // The same in both CTAs of a pair.
   __device__ void release_in_pair(int stage) {
     __syncwarp();
     if (threadIdx.x % 32 < 2) {

@@ -1,4 +1,4 @@
-// Rows of accumulators from registers to global memory.
+// Stores rows of accumulators from registers to global memory.
 #pragma once
 
 #include "core/fragment_coord.h"
@@ -18,7 +18,7 @@ __device__ inline void store_if(bool condition, float* to, float x) {
 #endif
 }
 
-// By "f": of words, ptxas spills the accumulators that they come from.
+// The operands are "f": with words instead, ptxas spills the accumulators that they come from.
 __device__ inline void store_if(bool condition, float* to, float2 x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.f32 [%1], {%2, %3}; }" ::"r"(
@@ -60,10 +60,10 @@ __device__ inline uint2 halves_of_groups(uint32_t first, uint32_t second, bool o
   return odd ? uint2{theirs, second} : uint2{first, theirs};
 }
 
-// The same of four groups, whole: afterwards lane t holds the t-th.
+// The same for four groups: afterwards lane t holds the whole t-th group.
 __device__ inline uint4 group_of_quad(uint32_t const (&of)[4], int quad_lane) {
   bool const odd = quad_lane % 2, high = quad_lane / 2;
-  // Lanes t and t ^ 1 have half of a group each then, of the first two and of the last two.
+  // Each lane now holds half of one of the first two groups, and half of one of the last two.
   uint32_t const first = __shfl_xor_sync(0xffffffffu, odd ? of[0] : of[1], 1);
   uint32_t const last = __shfl_xor_sync(0xffffffffu, odd ? of[2] : of[3], 1);
   uint2 const of_first = odd ? uint2{first, of[1]} : uint2{of[0], first};
@@ -73,7 +73,7 @@ __device__ inline uint4 group_of_quad(uint32_t const (&of)[4], int quad_lane) {
   return high ? uint4{x, y, of_last.x, of_last.y} : uint4{of_first.x, of_first.y, x, y};
 }
 
-// What there is of a tile in memory.
+// The part of a tile that exists in memory.
 struct Extent {
   int rows;
   int columns;  // a multiple of 8
@@ -83,8 +83,9 @@ struct AllGroups {
   __device__ bool operator()(int) const { return true; }
 };
 
-// A warpgroup's accumulator (64, columns) to `target`, as far as `extent` goes. A quad writes 32
-// bytes of a row at a time. wanted: which pairs of groups of 8 columns, by the first of them.
+// Stores a warpgroup's accumulator (64, columns) to `target`, as far as `extent` goes. A quad
+// writes 32 bytes of a row at a time. wanted(group): whether to store the pair of groups of 8
+// columns that begins with `group`.
 template <class Element, class Accumulator, class Wanted = AllGroups>
 __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Element* target,
                                            int64_t row_stride, Extent extent, int thread,
@@ -108,7 +109,7 @@ __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Eleme
   }
 }
 
-// The same, 64 bytes of a row at a time. wanted: which groups of 8 columns.
+// The same, 64 bytes of a row at a time. wanted(group): whether to store this group of 8 columns.
 template <class Element, class Accumulator, class Wanted = AllGroups>
 __device__ __forceinline__ void store_wide_rows(Accumulator const& accumulator, Element* target,
                                                 int64_t row_stride, Extent extent, int thread,
@@ -134,7 +135,7 @@ __device__ __forceinline__ void store_wide_rows(Accumulator const& accumulator, 
   }
 }
 
-// The same in fp32, all columns of the accumulator. A quad writes 32 bytes of a row at a time.
+// The same in fp32, for all columns of the accumulator. A quad writes 32 bytes of a row at a time.
 template <class Accumulator>
 __device__ __forceinline__ void store_sums(Accumulator const& accumulator, float* target,
                                            int64_t row_stride, int rows, int thread) {

@@ -1,11 +1,11 @@
-// The family's tensor-core instruction, wgmma, and tiles in shared memory that feed it. Included
+// The family's tensor-core instruction, wgmma, and tiles in shared memory that feed it. Include it
 // before any other header of CuTe.
 #pragma once
 
 #if defined(CUTE_HOST_DEVICE) && !defined(CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED)
 #error "include sm90/tensor_core.h first: it makes CuTe declare every width of wgmma"
 #endif
-// Widths (keys a tile) other than powers of two and their multiples by three.
+// Adds widths (keys a tile) other than powers of two and their multiples by three.
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 
 #include <cutlass/numeric_conversion.h>
@@ -20,11 +20,12 @@ using namespace cute;
 
 constexpr int kWarpgroup = 128;        // threads
 constexpr int kWarpgroupRows = 64;     // of one wgmma
-constexpr int kWarpRows = 16;          // of them, in a warp's accumulators
-constexpr int kMostSmem = 227 * 1024;  // bytes of shared memory, of a thread block
+constexpr int kWarpRows = 16;          // of them in a warp's accumulators
+constexpr int kMostSmem = 227 * 1024;  // bytes of shared memory of a CTA
 
-// A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: one row of a swizzle
-// pattern, and of what one TMA instruction copies. Run follows run; in a run, row follows row.
+// A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: a run is one row of a
+// swizzle pattern, and of what one TMA instruction copies. Run follows run; within a run, row
+// follows row.
 template <int kColumns>
 constexpr int kRun = kColumns % 64 == 0 ? 64 : 32;
 
@@ -42,8 +43,8 @@ using SmemTilesTransposed = decltype(tile_to_shape(
                        GMMA::Layout_MN_SW64_Atom<Element>>{},
     Shape<Int<kColumns>, Int<kRows>, Int<kTiles>>{}, Step<_2, _1, _3>{}));
 
-// Both, if kEights of another order: eight rows follow eight rows, and in these run follows run of
-// 64 columns, so that any eights of rows are one piece of memory.
+// Both layouts. With kEights, groups of eight rows follow each other, and runs of 64 columns within
+// a group, so that any consecutive groups of eight rows are one piece of memory.
 template <bool kEights, class Element, int kRows, int kColumns, int kTiles>
 struct KeyTiles {
   using Layout = SmemTiles<Element, kRows, kColumns, kTiles>;
@@ -82,8 +83,8 @@ using MmaRegisterA = decltype(make_tiled_mma(
     GMMA::rs_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>,
                          GMMA::Major::K, GMMA::Major::MN>()));
 
-// Starts accumulator (+)= a·b and returns; warpgroup_wait tells when it is done. Until then nobody
-// touches the accumulator, or `a` if it is in registers.
+// Starts accumulator (+)= a·b and returns; warpgroup_wait tells when it is done. Until then nothing
+// may touch the accumulator, nor `a` if it is in registers.
 template <class Mma, class A, class B, class Accumulator>
 __device__ __forceinline__ void start_product(bool accumulate, Mma mma, A const& a, B const& b,
                                               Accumulator& accumulator) {
@@ -132,8 +133,8 @@ __device__ uint32_t pack_pair(float lower, float upper) {
   return reinterpret_cast<uint32_t const&>(packed);
 }
 
-// fp32 registers as 16-bit numbers, two in a word, in the same order. Words, because the compiler
-// moves single halves of registers about with four instructions a pair.
+// fp32 registers as 16-bit numbers, two in a word, in the same order. The target is words because
+// the compiler would move single halves of registers with four instructions a pair.
 template <class Element, class Accumulator, class Words>
 __device__ void pack(Accumulator const& from, Words& to) {
 #pragma unroll

@@ -4,17 +4,18 @@
 
 #include <array>
 
-#include "host/device.h"
-#include "host/driver.h"
+#include "launch/device.h"
+#include "launch/driver.h"
 
 namespace flash::sm90 {
 namespace {
 
 constexpr int kElementBytes = 2;
 
-// cuTensorMapEncodeTiled. Unlike the runtime's functions it does not bind the device's context to a
-// thread that has none: one that has made no call yet, because the allocator had memory at hand and
-// the device was the current one, or one whose context somebody took away.
+// Calls cuTensorMapEncodeTiled. Unlike the runtime's functions, it does not bind the device's
+// context to a thread that has none. A thread has none if it has made no call yet (because the
+// allocator had memory at hand and the device was the current one), or if its context was taken
+// away.
 template <class... Args>
 CUresult encode_tiled(Args... args) {
   static auto const encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
@@ -23,12 +24,13 @@ CUresult encode_tiled(Args... args) {
   if (status != CUDA_ERROR_INVALID_CONTEXT) {
     return status;
   }
-  // Allowed in a capture, too.
+  // cudaSetDevice is allowed in a capture, too.
   FLASH_CHECK_CUDA(cudaSetDevice(current_device().index), "cuTensorMapEncodeTiled");
   return encode(args...);
 }
 
-// Of five dimensions, columns first: how many elements, how far apart, and how many in a box.
+// One of a map's five dimensions, columns first: how many elements it has, how far apart they are,
+// and how many of them a box has.
 struct Dimension {
   int64_t size;
   int64_t stride;  // bytes
@@ -38,7 +40,7 @@ using Dimensions = std::array<Dimension, 5>;
 
 CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
   std::array<cuuint64_t, 5> sizes{};
-  std::array<cuuint64_t, 4> strides{};  // but that of the columns
+  std::array<cuuint64_t, 4> strides{};  // of all but the columns
   std::array<cuuint32_t, 5> box{};
   std::array<cuuint32_t, 5> const element_strides{1, 1, 1, 1, 1};
   // The stride of a dimension of size 1 is never used but has to be one that the driver takes.
@@ -69,7 +71,7 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
 TensorMapRequest with_elements(TensorMapRequest r) {
   if (!r.has_elements()) {
     r.batch = 1;
-    r.rows = 8;  // so that there is one of eights
+    r.rows = 8;  // so that there is a group of eight
     r.heads = r.group;
     r.head_stride = r.columns;
     r.row_stride = r.batch_stride = r.columns * r.group;
@@ -106,7 +108,7 @@ TensorMap make_tensor_map(TensorMapRequest const& request) {
     return {encode(r, {run, rows, all_runs, eights, heads}), r.boxes, has_heads,
             static_cast<int>(apart)};
   }
-  // Of entries with one row each, these are the rows.
+  // If batch entries have one row each, the entries serve as rows.
   bool const entries_are_rows = has_batch && r.rows <= 1;
   int64_t const rows_apart = !has_batch ? 0 : entries_are_rows ? 1 : r.batch_stride / r.row_stride;
   int64_t const step = entries_are_rows ? r.batch_stride * kElementBytes : row_bytes;

@@ -1,4 +1,4 @@
-// Descriptors by which the TMA unit finds its way in a tensor.
+// TMA descriptors of tensors, and the coordinates of boxes in them.
 #pragma once
 
 #include <cuda.h>
@@ -9,20 +9,21 @@
 
 namespace flash::sm90 {
 
-// What one TMA instruction fills is a box: box_rows rows and box_columns columns of one head, or of
-// `group` heads, head after head in each row. TMA writes zeros where a box covers what is not in
-// the tensor.
+// One TMA instruction fills a box: box_rows rows and box_columns columns of one head, or of `group`
+// heads, head after head in each row. TMA writes zeros where a box covers what is not in the
+// tensor.
 enum class Boxes {
   EndWithTensor,
-  // With any row, be it the last of a sequence with others behind it, which are not even read. For
-  // this, rows are three dimensions: one of kClip rows, which a box overlaps at its end; one of
-  // all rows, for where it begins; and one whose stride, times kClip, takes kClip rows away again,
-  // modulo 2^64. (To move the address that the tensor begins at instead does not do: TMA fails
-  // where there is no memory.) Batch entries have to be whole rows apart, and group is 1.
+  // A box can end with any row, even with the last of a sequence that others follow; rows behind it
+  // are not even read. For this, rows are three dimensions: one of kClip rows, which a box overlaps
+  // at its end; one of all rows, for where it begins; and one whose stride, times kClip, takes
+  // kClip rows away again, modulo 2^64. (Moving the tensor's start address instead does not work:
+  // TMA fails where there is no memory.) Batch entries have to be whole rows apart, and group is 1.
   EndWithRow,
-  // Of eights of rows: all columns of them, run after run of 64, so that a box of 128 columns is
-  // one instruction and not two, and lies in one piece (KeyTiles). All of a box's rows are there,
-  // or none is wanted. Batch entries have to be whole eights apart, and group is 1.
+  // A box is groups of eight rows with all columns, run after run of 64, so that a box of 128
+  // columns takes one instruction instead of two, and lies in one piece (KeyTiles). All of a box's
+  // rows exist, or none is wanted. Batch entries have to be a multiple of eight rows apart, and
+  // group is 1.
   OfEights,
 };
 
@@ -36,7 +37,7 @@ struct TensorMapRequest {
   int64_t rows;
   int64_t heads;
   int64_t batch;
-  int64_t row_stride;  // of elements; a multiple of 8
+  int64_t row_stride;  // elements; a multiple of 8
   int64_t head_stride;
   int64_t batch_stride;
   int box_rows;
@@ -48,7 +49,7 @@ struct TensorMapRequest {
 };
 
 // Rows [row, row + rows) of a head, or of a group of heads, of one batch entry. rows: at most a
-// box's, and looked at only where it ends with a row, or is of eights.
+// box's; only EndWithRow and OfEights read it.
 struct TileCoord {
   int row;
   int rows;
@@ -56,14 +57,14 @@ struct TileCoord {
   int batch;
 };
 
-// What a kernel is given.
+// A descriptor as a kernel gets it, with what it takes to compute a box's coordinates.
 struct TensorMap {
   CUtensorMap map;
   Boxes boxes;
   int head_step;  // 0 for a dimension without a stride of its own: expanded, or of size 1
   int batch_step;
 
-  // Of a box, behind that of its first column
+  // A box's coordinates behind that of its first column
   struct Coordinates {
     int c1, c2, c3, c4;
   };
@@ -74,7 +75,7 @@ struct TensorMap {
             ends ? kClip : batch};
   }
 
-  // The same of a box of eights, which one kernel has all of: it need not ask.
+  // The same for OfEights, without asking: a kernel knows which of its maps are of this kind.
   FLASH_HD Coordinates eights(TileCoord const& at) const {
     int const row = at.batch * batch_step + at.row;
     return {0, 0, at.rows > 0 ? row / 8 : kClip, at.head * head_step};

@@ -1,14 +1,14 @@
-// The counters that thread blocks draw their tiles from.
+// The counters from which CTAs draw their tiles.
 #pragma once
 
-#include "host/counters.h"
+#include "launch/counters.h"
 
 namespace flash::sm90 {
 
 constexpr int kTileCounters = 1 << 14;
 __device__ static uint32_t tile_counters[kTileCounters];
 
-// Of this file's kernels: `static`, as the array is.
+// The counters of this file's kernels: `static`, as the array is.
 static inline Counters& counters() {
   static Counters own(tile_counters);
   return own;

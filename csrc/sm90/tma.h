@@ -1,4 +1,4 @@
-// Tiles from global to shared memory by TMA.
+// Loads tiles from global to shared memory by TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -9,8 +9,8 @@
 
 namespace flash::sm90 {
 
-// Asks for a tile (kRows, kColumns), from a column of the tensor on; its bytes count towards
-// `full`. By one thread.
+// Starts the load of a tile (kRows, kColumns), from `column` of the tensor on; its bytes count
+// towards `full`. One thread calls it.
 template <int kRows, int kColumns, int kRunColumns = kRun<kColumns>, class Element>
 __device__ void load_tile(TensorMap const& tensor, TileCoord const& at, Element* smem,
                           Barrier& full, TMA::CacheHintSm90 hint, int column = 0) {
@@ -23,8 +23,8 @@ __device__ void load_tile(TensorMap const& tensor, TileCoord const& at, Element*
   }
 }
 
-// A pair of thread blocks loads a tile into both: this one, number `rank`, every other run. It has
-// to be free in both, and both count all of its bytes.
+// A pair of CTAs loads a tile into both; CTA `rank` loads every other run. The buffer has to be
+// free in both CTAs, and both count all of the tile's bytes.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile_for_pair(uint32_t rank, TensorMap const& tensor, TileCoord const& at,
                                    Element* smem, Barrier& full, TMA::CacheHintSm90 hint) {

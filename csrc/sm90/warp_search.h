@@ -5,19 +5,19 @@
 namespace flash::sm90 {
 
 // core/tile_scheduler.h's Bisection by all lanes of a warp: each round of loads leaves a 33rd of
-// the candidates, so that one of 8,192 sequences is found in three rounds and not in thirteen. It
-// also ends, somewhere, where starts decrease; but then row blocks may be found by nobody, so that
-// who waits for earlier ones has to take Bisection.
+// the candidates, so that one of 8,192 sequences is found in three rounds and not in thirteen. The
+// search ends even where starts decrease, but then it may miss row blocks: a kernel whose CTAs wait
+// for earlier row blocks has to use Bisection.
 struct WarpSearch {
-  // What the last search found, if this one cannot find less: with many short sequences it is one
-  // of the next few, which one round tells.
+  // Result of the last search, if this one cannot find less: with many short sequences the new
+  // result is one of the next few, which one round tells.
   int from = 0;
 
   template <class Rows, class IsBehind>
   __device__ SequencePlace operator()(int count, Rows const& rows, IsBehind is_behind) const {
     constexpr int kLanes = 32;
     int const lane = static_cast<int>(threadIdx.x) % kLanes;
-    int low = from, high = count;  // low: not behind, high: behind
+    int low = from, high = count;  // `low` is not behind, `high` is
     bool near = low > 0;
     while (high - low > 1) {
       int const step = near ? 1 : (high - low + kLanes) / (kLanes + 1);

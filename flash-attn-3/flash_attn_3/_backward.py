@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flash_attn import _private
 from flash_attn.call import Gradients, Keys, Lengths, Options
+from flash_attn.dispatch import private
 from flash_attn_3 import _rows
 
 
@@ -51,7 +51,7 @@ def backward(
     Rows that are not in use, of q or of k and v, get the gradient 0.
     """
     if all(x is None for x in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
-        return _private.backward(tensors, options, None)
+        return private.backward(tensors, options, None)
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     of_q = _Packing(q, cu_seqlens_q, max_seqlen_q)
     of_k = _Packing(k, cu_seqlens_k, max_seqlen_k)
@@ -64,7 +64,7 @@ def backward(
     keys = Keys(seqused_k=seqused_k)
     if seqused_q is not None:
         lengths, keys, options = _rows.only_used(packed.q, seqused_q, lengths, keys, options)
-    softmax_d = _private.backward(packed, options, None, lengths, keys.seqused_k)
+    softmax_d = private.backward(packed, options, None, lengths, keys.seqused_k)
     for packing, gradient, buffer in zip((of_q, of_k, of_k), (dq, dk, dv), buffers):
         packing.give(gradient, buffer)
     return of_q.per_row_back(softmax_d)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, _checks_kvcache, _private, checks
+from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, Keys, Lengths, Options
+from flash_attn.dispatch import calls, private
 from flash_attn_3 import _rows
 from flash_attn_3._asked import Asked, into, refuse
 
@@ -56,12 +57,12 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
         return _cache_of_rows(asked, options)
     if not is_cache:
         checks.num_splits(asked.num_splits)  # which changes nothing here
-        return _calls.attend(asked.q, asked.k, asked.v, options)
+        return calls.attend(asked.q, asked.k, asked.v, options)
     cache = Cache(
         asked.k, asked.v, asked.k_new, asked.v_new, asked.rotary_cos, asked.rotary_sin,
         asked.seqused_k, asked.kv_batch_idx, asked.leftpad_k, asked.page_table,
     )  # fmt: skip
-    return _calls.kvcache(asked.q, cache, options, asked.rotary_interleaved, asked.num_splits)
+    return calls.kvcache(asked.q, cache, options, asked.rotary_interleaved, asked.num_splits)
 
 
 def _flat(x: Tensor, name: str, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,21 +115,21 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
         table = _rows.as_pages(k, batch, asked.kv_batch_idx)
     elif asked.kv_batch_idx is not None:
         raise ValueError("cache_batch_idx: got one with page_table; pages need none")
-    checks._table(table, k, "k_cache", batch, q)
+    checks.page_table(table, k, "k_cache", batch, q)
     capacity = table.shape[1] * k.shape[1]
     if used is None or not isinstance(used, Tensor):
         used = torch.full(
             (batch,), capacity if used is None else used, dtype=torch.int32, device=q.device
         )
-    checks._per_sequence(used, "cache_seqlens", batch, q)
+    checks.per_sequence(used, "cache_seqlens", batch, q)
     if asked.k_new is not None or asked.v_new is not None:
         q, used = _with_new_keys(asked, options, q, cu_q, table, used)
     elif asked.rotary_cos is not None or asked.rotary_sin is not None:
         raise ValueError("rotary_cos: got a table without k; rotary turns the new keys and q")
     if pad is not None:
-        checks._per_sequence(pad, "cache_leftpad", batch, q)
+        checks.per_sequence(pad, "cache_leftpad", batch, q)
         pad = torch.where(used > 0, pad, 0)
-    q, cache, options = _checks_kvcache.without_gradient(q, Cache(k, v), options)
+    q, cache, options = checks_kvcache.without_gradient(q, Cache(k, v), options)
     longest = capacity
     if asked.max_seqlen_k is not None and asked.k_new is None:
         longest = asked.max_seqlen_k
@@ -152,18 +153,18 @@ def _with_new_keys(
     v_new, _ = _flat(v_new, "v", asked.cu_seqlens_k_new)
     checks._int32(cu_new, "cu_seqlens_k_new", q)
     if cu_new.shape != cu_q.shape:
-        raise checks._bad_shape(cu_new, "cu_seqlens_k_new", f"(batch + 1,) = {tuple(cu_q.shape)}")
+        raise checks.bad_shape(cu_new, "cu_seqlens_k_new", f"(batch + 1,) = {tuple(cu_q.shape)}")
     for name, x, cache in (("k", k_new, asked.k), ("v", v_new, asked.v)):
-        checks._like(x, name, q, torch.compiler.is_compiling())
+        checks.like_q(x, name, q, torch.compiler.is_compiling())
         if x.dim() != 3 or x.shape[1:] != cache.shape[2:] or x.shape[0] != k_new.shape[0]:
             heads, head_dim = cache.shape[2:]
-            raise checks._bad_shape(x, name, f"(total_new, {heads}, {head_dim})")
-        _checks_kvcache._no_overlap(cache, name)
+            raise checks.bad_shape(x, name, f"(total_new, {heads}, {head_dim})")
+        checks_kvcache._no_overlap(cache, name)
     cache = Cache(asked.k, asked.v, k_new, v_new, cos, sin)
-    q, cache, _ = _checks_kvcache.without_gradient(q, cache, options)
+    q, cache, _ = checks_kvcache.without_gradient(q, cache, options)
     k_new, v_new = cache.k, cache.v
     if cos is not None:
-        _checks_kvcache._rotary(q, cache, table.shape[1] * asked.k.shape[1], look=True)
+        checks_kvcache._rotary(q, cache, table.shape[1] * asked.k.shape[1], look=True)
         turn = (old, cache.rotary_cos, cache.rotary_sin, asked.rotary_interleaved)
         left, right = options.window_size
         together = not (options.causal or left >= 0 or right >= 0)
@@ -180,7 +181,7 @@ def _of_rows(
     if asked.seqused_q is not None:
         lengths, keys, options = _rows.only_used(q, asked.seqused_q, lengths, keys, options)
     num_splits = checks.num_splits(asked.num_splits)
-    out, lse, _, _ = _private.forward(q, k, v, options, lengths, keys, num_splits)
+    out, lse, _, _ = private.forward(q, k, v, options, lengths, keys, num_splits)
     if asked.cu_seqlens_q is None:
         out = out.unflatten(0, asked.q.shape[:2])
         lse = lse.unflatten(1, asked.q.shape[:2]).transpose(0, 1)

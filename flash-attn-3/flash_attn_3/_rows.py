@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import checks
+from flash_attn.api import checks
 from flash_attn.call import Keys, Lengths, Options
 from flash_attn.layers.rotary import apply_rotary_emb
 
@@ -31,7 +31,7 @@ def only_used(
     The others see no key, so their output is 0, their log-sum-exp -inf and their gradients 0.
     """
     cu_q, cu_k, _, max_k = lengths
-    checks._per_sequence(seqused_q, "seqused_q", lengths.batch, q)
+    checks.per_sequence(seqused_q, "seqused_q", lengths.batch, q)
     fit = torch.minimum(seqused_q.clamp(min=0), cu_q.diff())
     if _can_look(seqused_q) and not torch.equal(seqused_q, fit):
         raise ValueError(
@@ -63,7 +63,7 @@ def _alternate(first: Tensor, second: Tensor) -> Tensor:
 def as_pages(cache: Tensor, batch: int, kv_batch_idx: Tensor | None) -> Tensor:
     """The page table (batch, 1) that makes a page of each row of a cache (rows, seqlen, hk, d)."""
     if kv_batch_idx is not None:
-        checks._per_sequence(kv_batch_idx, "cache_batch_idx", batch, cache)
+        checks.per_sequence(kv_batch_idx, "cache_batch_idx", batch, cache)
         return kv_batch_idx[:, None].contiguous()
     if cache.shape[0] != batch:
         raise ValueError(

@@ -23,9 +23,9 @@ from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn
 # isort: split
 from torch import Tensor
 
-from flash_attn import _calls, checks
-from flash_attn._packed import unpack
+from flash_attn.api import checks, packed
 from flash_attn.call import Options, Window
+from flash_attn.dispatch import calls
 from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
 from flash_attn_3._asked import Asked, into, one_of, refuse
 from flash_attn_3._cache import (
@@ -103,7 +103,7 @@ def flash_attn_func(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, False,
         sink, return_lse=True,
     )  # fmt: skip
-    result, lse = _calls.attend(q, k, v, options)
+    result, lse = calls.attend(q, k, v, options)
     result = into(out, result)
     return (result, lse) if return_attn_probs else result
 
@@ -217,8 +217,7 @@ def flash_attn_qkvpacked_func(
     """
     refuse(None, q_descale, k_descale, v_descale, attention_chunk)
     if num_heads_q is None or qkv.dim() == 5:
-        checks.packed(qkv, "qkv", 3, rank=5)
-        q, k, v = unpack(qkv)
+        q, k, v = packed.checked(qkv, "qkv", rank=5)
     else:
         q, k, v = _split(qkv, checks.integer(num_heads_q, "num_heads_q"))
     return flash_attn_func(

@@ -1,8 +1,8 @@
 """The CPU backend: every operation of the package on torch operations, tiled, in O(seqlen) memory.
 
-The functions take a call as `flash_attn.call` describes it; `flash_attn._ops` registers them as the
-ops of the same names. They run below autograd and check only what the static checks cannot: values.
-CONTENT_CHECKS makes these checks alone, for tensors of any device.
+The functions take a call as `flash_attn.call` describes it; `flash_attn.dispatch.ops` registers
+them as the ops of the same names. They run below autograd and check only what the static checks
+cannot: values. CONTENT_CHECKS makes these checks alone, for tensors of any device.
 """
 
 from . import kvcache, varlen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn._sinks import sink_share
+from .sinks import sink_share
 
 ROWS = 1024  # rows converted at a time, so that no full-size copy in the accumulation type is made
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn.call import Backward, Forward
+from flash_attn.call import Backward, Forward, accumulation_dtype
 
 from .attend import attend, attend_backward
 from .common import draw_rng_state, sink_gradient, softmax_delta
 from .probabilities import probabilities
-from .scores import accumulation_dtype, make_scores
+from .scores import make_scores
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.call import Cache, CacheStep, Scoring
+from flash_attn.call import Cache, CacheStep, Scoring, accumulation_dtype
 
 from .attend import attend
 from .paging import Pages
 from .rotary import rotate, turns
-from .scores import Scores, accumulation_dtype, make_scores
+from .scores import Scores, make_scores
 
 
 def with_kvcache(call: CacheStep) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def _rotate(call: CacheStep, old: list[int]) -> tuple[Tensor, Tensor]:
     """New keys turn by cache_seqlens + i; queries too if masks are local, else by cache_seqlens."""
     q, k, local = call.q, call.cache.k, _is_local(call.scoring)
     cos, sin, interleaved = call.cache.rotary_cos, call.cache.rotary_sin, call.rotary_interleaved
-    starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, read by nobody
+    starts = [max(n, 0) for n in old]  # a skipped sequence has a position too, which is not read
     if not starts:
         return q, k
     heads, length = q.shape[2], k.shape[1]

@@ -16,8 +16,8 @@ def merge_attention(
     """out (b, rows, h, dv), lse (b, h, rows); overwrites lse_a, and out_a unless there is out."""
     out = out_a if out is None else out
     lse = torch.logaddexp(lse_a, lse_b)
-    # Of infinities, whose difference is NaN: part b has no share in a row that it does not see, and
-    # a part whose sink takes all has all of it.
+    # Differences of infinities are NaN. Part b has no share in a row that it does not see, and a
+    # part whose sink takes all has all of it.
     share = (lse_b - lse).exp_().masked_fill_(lse_b == -math.inf, 0.0)
     share.masked_fill_(lse_b == math.inf, 1.0)
     share = share.transpose(1, 2).unsqueeze(-1)  # (b, rows, h, 1)

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn.call import accumulation_dtype
+
 from . import tiling
-from .scores import Scores, accumulation_dtype, cuts, no_keys, visible_keys
+from .scores import Scores, cuts, no_keys, visible_keys
 
 _aten = torch.ops.aten
 _forward = _aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -23,7 +23,7 @@ class Pages:
 
     def check(self, lengths: list[int]) -> None:
         """Table entries that hold one of a sequence's `lengths` positions must be pages, or -1."""
-        # Entries past the length are nobody's, and may be anything.
+        # Entries past the length belong to no sequence, and may be anything.
         for i, length in enumerate(lengths):
             used = self.table[i, : -(-max(length, 0) // self.page_size)]
             if used.numel() == 0:

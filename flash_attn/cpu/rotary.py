@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .scores import accumulation_dtype
+from flash_attn.call import accumulation_dtype
 
 
 def turns(cos: Tensor, sin: Tensor, starts: list[int], length: int) -> Tensor:

@@ -15,7 +15,7 @@ def _varlen_positions(total: int, cu_seqlens: Tensor, offsets: int | Tensor) -> 
     token = torch.arange(total, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens[1:].long(), token, right=True)
     inside = sequence < cu_seqlens.shape[0] - 1
-    # Tokens past cu_seqlens[-1] belong to nobody; position 0 keeps them inside the table.
+    # Tokens past cu_seqlens[-1] belong to no sequence; position 0 keeps them inside the table.
     sequence = torch.where(inside, sequence, 0)
     position = token - cu_seqlens[sequence]
     position = position + (offsets[sequence] if isinstance(offsets, Tensor) else offsets)

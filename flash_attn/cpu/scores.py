@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flash_attn.call import Scoring
+from flash_attn.call import Scoring, accumulation_dtype
 
 from . import philox
 
@@ -110,10 +110,6 @@ def _softcap_in_range(softcap: float) -> float:
     """As csrc/core/score_mod.h has it: beyond these limits nothing changes but what is computed on
     the way, which would overflow."""
     return min(max(softcap, 1e-20), 1e30) if softcap else 0.0
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def visible_keys(scores: Scores, rows: range, shift: int, seqlen_k: int) -> tuple[int, int]:

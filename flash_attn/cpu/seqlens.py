@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flash_attn import _leading_zero
+from flash_attn.api import leading_zero
 from flash_attn.call import Keys, Lengths
 
 
@@ -48,9 +48,9 @@ def sequences(
         cu_k = checked_offsets("cu_seqlens_k", cu_seqlens_k, total_k, claim, "max_seqlen_k")
     else:
         cu_k = [0] * (batch + 1)
-    _leading_zero.warn("cu_seqlens_q", cu_seqlens_q, cu_q[0], cu_q[-1], total_q)
+    leading_zero.warn("cu_seqlens_q", cu_seqlens_q, cu_q[0], cu_q[-1], total_q)
     if total_k is not None:
-        _leading_zero.warn("cu_seqlens_k", cu_seqlens_k, cu_k[0], cu_k[-1], total_k)
+        leading_zero.warn("cu_seqlens_k", cu_seqlens_k, cu_k[0], cu_k[-1], total_k)
     used = (
         [cu_k[i + 1] - cu_k[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
     )

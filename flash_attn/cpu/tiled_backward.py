@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flash_attn.call import accumulation_dtype
+
 from . import tiling
-from .scores import Scores, accumulation_dtype, tile_keep, visible_keys
+from .scores import Scores, tile_keep, visible_keys
 from .tiled_forward import Place, score_tile
 
 

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn.call import accumulation_dtype
+
 from . import tiling
 from .scores import (
     Scores,
-    accumulation_dtype,
     add_alibi,
     no_keys,
     tile_keep,

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.call import Backward, Forward, Keys, Lengths
+from flash_attn.call import Backward, Forward, Keys, Lengths, accumulation_dtype
 
 from .attend import attend, attend_backward
 from .batches import Batch, batches
 from .common import draw_rng_state, sink_gradient, softmax_delta
 from .paging import Pages
 from .probabilities import probabilities
-from .scores import accumulation_dtype, make_scores
+from .scores import make_scores
 from .seqlens import Sequence, rows_in_use, sequences
 
 

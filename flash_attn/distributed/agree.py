@@ -18,9 +18,9 @@ _REMEMBERED = 4096  # kinds of calls; packed batches that all differ would be re
 class _Memory(weakref.WeakKeyDictionary[dist.ProcessGroup, "_Memory"]):
     """The kinds of calls that some groups agreed on, and for each group the memory of these and it.
 
-    Whoever shares such a memory made every call that is in it, so that all know the same kinds and
-    forget them at once. Of a group among others that is not so: some of its ranks may have made
-    calls in which ranks of the others had no part.
+    Ranks that share such a memory made every call that is in it, so that all know the same kinds
+    and forget them at once. A group among several groups cannot share one: some of its ranks may
+    have made calls in which ranks of the others had no part.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def check(
         raise error
     if device.type == "cuda":
         for group in groups:
-            # NCCL connects a group in its first transfer, which therefore must be everybody's.
+            # NCCL connects a group in its first transfer, in which all ranks must take part.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
     memory.add(kind)
 
@@ -93,7 +93,7 @@ def _kind(key: Callable[[], Hashable]) -> tuple[Hashable, Exception | None]:
 
 
 def _different(group: dist.ProcessGroup, mine: str) -> str:
-    """Who of the group differs, and how; empty if nobody does."""
+    """Which ranks of the group differ, and how; empty if none does."""
     descriptions: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(descriptions, mine, group=group)
     for other, theirs in enumerate(descriptions):

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flash_attn import _autograd, _calls, checks
-from flash_attn.call import Options, Window
+from flash_attn.api import checks
+from flash_attn.call import Options, Window, pick
+from flash_attn.dispatch import autograd, calls
 from flash_attn.distributed import agree
 from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
 from flash_attn.distributed.calls import Dropout, Scoring
@@ -39,13 +40,14 @@ class _Options(NamedTuple):
 
     def of_a_call(self) -> Options:
         """As a call on one GPU has them."""
-        return Options(*self[:7], s_aux=self.s_aux)
+        return pick(Options, self._asdict())
 
     def mask(self) -> Mask:
         left, right = checks.window(self.window_size)
         alibi = self.alibi_slopes is not None
         block = _DROPOUT_BLOCK if self.dropout_p > 0 else 1
-        return Mask(max(left, -1), 0 if self.causal else max(right, -1), alibi, block)
+        right = 0 if self.causal else max(right, -1)
+        return Mask(left=max(left, -1), right=right, alibi=alibi, block=block)
 
 
 class _Ranks(NamedTuple):
@@ -123,8 +125,10 @@ def ring_attention(
             time, differs between ranks; on every rank.
         RuntimeError: of torch.distributed, when a rank died or did not come before the timeout.
     """
-    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                       deterministic, s_aux, gradient_dtype)  # fmt: skip
+    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                       window_size=window_size, softcap=softcap, s_aux=s_aux,
+                       alibi_slopes=alibi_slopes, deterministic=deterministic,
+                       gradient_dtype=gradient_dtype)  # fmt: skip
     ranks = _Ranks(_ranks_of(group), None)
     options = _check("ring", ranks, (q, k, v), layout, options, return_lse)
     return _whole_shards(RingAttention, Ring, ranks, (q, k, v), layout, options, return_lse)
@@ -157,8 +161,10 @@ def gather_attention(
 
     Arguments, what is returned and what is raised are those of :func:`ring_attention`.
     """
-    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                       deterministic, s_aux, gradient_dtype)  # fmt: skip
+    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                       window_size=window_size, softcap=softcap, s_aux=s_aux,
+                       alibi_slopes=alibi_slopes, deterministic=deterministic,
+                       gradient_dtype=gradient_dtype)  # fmt: skip
     ranks = _Ranks(_ranks_of(group), None)
     options = _check("gather", ranks, (q, k, v), layout, options, return_lse)
     return _whole_shards(GatherAttention, Gather, ranks, (q, k, v), layout, options, return_lse)
@@ -195,8 +201,9 @@ def all_to_all_attention(
 
     The others, what is returned and what is raised are those of :func:`ring_attention`.
     """
-    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                       deterministic, s_aux, None)  # fmt: skip
+    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+                       deterministic=deterministic, s_aux=s_aux, gradient_dtype=None)  # fmt: skip
     ranks = _Ranks(None, _ranks_of(group))
     options = _check("all-to-all", ranks, (q, k, v), layout, options, return_lse)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
@@ -232,8 +239,10 @@ def mesh_attention(
     """
     if mesh.ndim != 2:
         raise ValueError(f"mesh: got {mesh.ndim} dimensions; (ring, all-to-all) is needed")
-    options = _Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                       deterministic, s_aux, gradient_dtype)  # fmt: skip
+    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                       window_size=window_size, softcap=softcap, s_aux=s_aux,
+                       alibi_slopes=alibi_slopes, deterministic=deterministic,
+                       gradient_dtype=gradient_dtype)  # fmt: skip
     ranks = _Ranks(*mesh.get_all_groups())
     options = _check("mesh", ranks, (q, k, v), layout, options, return_lse)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
@@ -271,7 +280,7 @@ def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
     )
     slopes = options.alibi_slopes
     wants = slopes is not None and slopes.requires_grad  # which they may not
-    # Of a rank without tokens the strides say nothing, and may be others in each call.
+    # The strides of a rank without tokens say nothing, and may differ from call to call.
     whole_rows = tuple(x.is_contiguous() or x.stride(-1) == 1 for x in tensors)
     return method, layout.description, about, whole_rows, wants
 
@@ -337,14 +346,14 @@ class _Call(NamedTuple):
         dropout = None
         if options.dropout_p > 0:
             state = _same_state(ranks, q.device)
-            dropout = Dropout(options.dropout_p, state, q.shape[2], 0)
-        padded = _calls._padded(q, k, v) if _calls._has_to_pad(q, v) else (q, k, v)
+            dropout = Dropout(options.dropout_p, state, heads=q.shape[2], first_head=0)
+        padded = calls._padded(q, k, v) if calls._has_to_pad(q, v) else (q, k, v)
         return cls(padded, v.shape[-1], options, dropout)
 
 
 def _same_state(ranks: _Ranks, device: torch.device) -> Tensor:
     """What the first rank of all draws; every rank draws, so that generators stay in step."""
-    state = _autograd.draw_rng_state(device)
+    state = autograd.draw_rng_state(device)
     for group in (ranks.ring, ranks.split):
         if group is not None:
             dist.broadcast(state, dist.get_global_rank(group, 0), group=group)

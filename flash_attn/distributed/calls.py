@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn import _autograd, _private
 from flash_attn.call import Gradients, Lengths, Options
+from flash_attn.dispatch import autograd, private
 from flash_attn.distributed.layout import Layout, Segment, place
 from flash_attn.distributed.tiles import Mask, Tile, tiles
 
@@ -163,8 +163,9 @@ def _slice(x: Tensor, at: range, first: int = 0) -> Tensor:
 
 def _options(tile: Tile, slopes: Tensor | None, scoring: Scoring) -> Options:
     return Options(
-        scoring.dropout_p, scoring.softmax_scale, tile.right == 0, (tile.left, tile.right),
-        scoring.softcap, slopes, scoring.deterministic,
+        dropout_p=scoring.dropout_p, softmax_scale=scoring.softmax_scale, causal=tile.right == 0,
+        window_size=(tile.left, tile.right), softcap=scoring.softcap, alibi_slopes=slopes,
+        deterministic=scoring.deterministic,
     )  # fmt: skip
 
 
@@ -189,10 +190,10 @@ def forward(
     options = _options(call.tiles[0], slopes, scoring)
     rng_state = scoring.rng_state(call, q.shape[0])
     if call.lengths is None:
-        out, lse, _, _ = _private.forward(*tensors, options, rng_state=rng_state)
+        out, lse, _, _ = private.forward(*tensors, options, rng_state=rng_state)
         return out, lse + lacks if slopes is not None else lse
     q, k, v = (x[0] for x in tensors)
-    out, lse, _, _ = _private.forward(q, k, v, options, call.lengths, rng_state=rng_state)
+    out, lse, _, _ = private.forward(q, k, v, options, call.lengths, rng_state=rng_state)
     return out[None], lse[None]
 
 
@@ -210,7 +211,7 @@ class Rows(NamedTuple):
         cls, dout: Tensor | None, q: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
     ) -> Rows:
         """From what autograd hands to a backward."""
-        dout = torch.zeros_like(out) if dout is None else _autograd.rows_contiguous(dout)
+        dout = torch.zeros_like(out) if dout is None else autograd.rows_contiguous(dout)
         return cls(dout, q, out, lse, dlse)
 
     def of_heads(self, heads: slice) -> Rows:
@@ -235,5 +236,5 @@ def backward(
     tensors = Gradients(dout, q, k, v, out, lse, *gradients, dlse)
     if call.lengths is not None:
         tensors = Gradients(*(None if x is None else x[0] for x in tensors))
-    _private.backward(tensors, options, scoring.rng_state(call, q.shape[0]), call.lengths)
+    private.backward(tensors, options, scoring.rng_state(call, q.shape[0]), call.lengths)
     return gradients

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flash_attn import _autograd, _ops
+from flash_attn.call import accumulation_dtype
 from flash_attn.distributed import calls, sums
 from flash_attn.distributed.calls import Plan, Rows, Scoring, whole_plan
 from flash_attn.distributed.layout import Layout
-from flash_attn.distributed.ring import sink_gradient
+from flash_attn.distributed.ring import ShardAttention
 from flash_attn.distributed.shard import gather_rows, global_order
 from flash_attn.distributed.tiles import Mask
 
@@ -64,17 +64,17 @@ def _scatter(x: Tensor, like: Tensor, job: Gather) -> Tensor:
     counts, mine = list(layout.shard_tokens), like.shape[1]
     received = rows.new_empty(layout.ring * mine, *rows.shape[1:])
     dist.all_to_all_single(received, rows, [mine] * layout.ring, counts, group=job.group)
-    total = received.unflatten(0, (layout.ring, mine)).sum(0, dtype=_ops.lse_dtype(like.dtype))
+    total = received.unflatten(0, (layout.ring, mine)).sum(0, dtype=accumulation_dtype(like.dtype))
     return total.to(like.dtype).transpose(0, 1)
 
 
-class GatherAttention(torch.autograd.Function):
+class GatherAttention(ShardAttention):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, job: Gather
     ) -> tuple[Tensor, Tensor]:
         """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
-        total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), q.dtype)
+        total = sums.Attention(q, v, accumulation_dtype(q.dtype), q.dtype)
         keys, values = (_gather(x, job.layout, job.group) for x in (k, v))
         for call in job.plan(q.device).calls:
             total.add(call.rows, *calls.forward(call, q, keys, values, 0, job.scoring))
@@ -82,27 +82,15 @@ class GatherAttention(torch.autograd.Function):
             total.add_sinks(s_aux)
         out, lse = total.result()
         ctx.save_for_backward(q, k, v, out, lse, s_aux)
-        ctx.job = job
+        ctx.gradients = functools.partial(_gradients, job)
         ctx.set_materialize_grads(False)
         return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dout is None and dlse is None:
-            return (None,) * 5
-
-        def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
-            rows = Rows.of(dout, q, out, lse, dlse)
-            ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
-            return *_gradients(ctx.job, rows, k, v), ds_aux
-
-        return *_autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
 
 
 def _gradients(job: Gather, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Gathered again: kept, they would be the memory that cutting the sequence saves.
     keys, values = (_gather(x, job.layout, job.group) for x in (k, v))
-    sum_dtype = _ops.lse_dtype(k.dtype)
+    sum_dtype = accumulation_dtype(k.dtype)
     dq, dk, dv = (sums.Gradient(x, sum_dtype) for x in (rows.q, keys, values))
     for call in job.plan(k.device).calls:
         parts = calls.backward(call, rows, keys, values, 0, job.scoring)

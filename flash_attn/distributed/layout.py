@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_attn import checks
+from flash_attn.api import checks
 
 KINDS = ("zigzag", "contiguous", "balanced")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _ops, _versions, checks
+from flash_attn.api import checks
+from flash_attn.call import accumulation_dtype
+from flash_attn.dispatch import ops, run
 
 
 def merge_attention(
@@ -38,7 +40,7 @@ def merge_attention(
         raise ValueError(
             f"out_a: got shape {tuple(out_a.shape)}; (batch, rows, heads, head_dim) is needed"
         )
-    shape, dtype = (out_a.shape[0], out_a.shape[2], out_a.shape[1]), _ops.lse_dtype(out_b.dtype)
+    shape, dtype = (out_a.shape[0], out_a.shape[2], out_a.shape[1]), accumulation_dtype(out_b.dtype)
     for name, x in lses.items():
         if tuple(x.shape) != shape:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; {shape} is needed")
@@ -50,4 +52,4 @@ def merge_attention(
                 f"{name}: got dtype {x.dtype}; that of out_b, {out_b.dtype}, or {dtype} is needed"
             )
     with torch.no_grad():
-        _versions.call(_ops.merge_attention, out_a, lse_a, out_b, lse_b, out=out)
+        run.writing(ops.merge_attention, out_a, lse_a, out_b, lse_b, out=out)

@@ -10,14 +10,16 @@ the order of the steps: in half precision nothing is lost on the way, at half of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flash_attn import _autograd, _ops
-from flash_attn._sinks import sink_share
+from flash_attn.call import accumulation_dtype
+from flash_attn.cpu.sinks import sink_share
+from flash_attn.dispatch import autograd
 from flash_attn.distributed import calls, sums
 from flash_attn.distributed.calls import Plan, Rows, Scoring, ring_plan
 from flash_attn.distributed.exchange import Transfer
@@ -46,7 +48,7 @@ class Ring:
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Two parts are rounded once more than one; more are summed wider."""
-        return _ops.lse_dtype(dtype) if self.layout.ring > 2 else dtype
+        return accumulation_dtype(dtype) if self.layout.ring > 2 else dtype
 
     def send_keys(self, step: int, k: Tensor, v: Tensor) -> Transfer:
         to, source = self.neighbours(step)
@@ -68,25 +70,9 @@ def _empty_rows(x: Tensor, rows: int) -> Tensor:
     return x.new_empty((x.shape[0], rows, *x.shape[2:]))
 
 
-class RingAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
-    ) -> tuple[Tensor, Tensor]:
-        """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
-        total = sums.Attention(q, v, _ops.lse_dtype(q.dtype), ring.sum_dtype(q.dtype))
-        for step, first, keys, values in _steps(ring, k, v):
-            # Behind the next transfers, which start before this and run beside it.
-            total.merge_last(ring.sum_dtype(q.dtype))
-            for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
-                total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))
-        if s_aux is not None:
-            total.add_sinks(s_aux)
-        out, lse = total.result()
-        ctx.save_for_backward(q, k, v, out, lse, s_aux)
-        ctx.ring = ring
-        ctx.set_materialize_grads(False)
-        return out, lse
+class ShardAttention(torch.autograd.Function):
+    """The backward of attention whose forward keeps q, k, v, out, lse and s_aux, and a function of
+    ``Rows``, k and v that has their gradients."""
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -96,9 +82,30 @@ class RingAttention(torch.autograd.Function):
         def gradients(dout, dlse, q, k, v, out, lse, s_aux) -> tuple[Tensor | None, ...]:
             rows = Rows.of(dout, q, out, lse, dlse)
             ds_aux = sink_gradient(s_aux, rows) if ctx.needs_input_grad[3] else None
-            return *_gradients(ctx.ring, rows, k, v), ds_aux
+            return *ctx.gradients(rows, k, v), ds_aux
 
-        return *_autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
+        return *autograd.first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
+
+
+class RingAttention(ShardAttention):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
+    ) -> tuple[Tensor, Tensor]:
+        """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
+        total = sums.Attention(q, v, accumulation_dtype(q.dtype), ring.sum_dtype(q.dtype))
+        for step, first, keys, values in _steps(ring, k, v):
+            # Behind the next transfers, which start before this and run beside it.
+            total.merge_last(ring.sum_dtype(q.dtype))
+            for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
+                total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))
+        if s_aux is not None:
+            total.add_sinks(s_aux)
+        out, lse = total.result()
+        ctx.save_for_backward(q, k, v, out, lse, s_aux)
+        ctx.gradients = partial(_gradients, ring)
+        ctx.set_materialize_grads(False)
+        return out, lse
 
 
 def _steps(ring: Ring, k: Tensor, v: Tensor):
@@ -164,7 +171,7 @@ def _gradients_at_once(
     for step, first, keys, values in _steps(ring, k, v):
         plan = ring.plan(ring.rank, ring.neighbours(step)[1], k.device)
         # A step's own sums, where its calls share keys; with one call, what the kernel wrote.
-        here = [sums.Gradient(x, _ops.lse_dtype(k.dtype), plan.keys) for x in (keys, values)]
+        here = [sums.Gradient(x, accumulation_dtype(k.dtype), plan.keys) for x in (keys, values)]
         for call in plan.calls:
             parts = calls.backward(call, rows, keys, values, first, ring.scoring)
             dq.add(call.rows, parts[0])

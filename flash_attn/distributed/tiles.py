@@ -1,7 +1,7 @@
 """Which rectangles of the score matrix a rank computes with the keys of another one.
 
 Everything a rank computes is a few calls of the ordinary kernels on slices of its queries and of
-somebody's keys. The kernels align masks to the bottom-right corner of what they are given, so a
+some rank's keys. The kernels align masks to the bottom-right corner of what they are given, so a
 window of a slice is that of the whole, moved by how far the ends of both slices lie apart.
 """
 
@@ -165,7 +165,7 @@ def _join(a: Tile, b: Tile, neighbours: bool) -> Tile | None:
     if neighbours and apart:
         return None
     if a.rows == b.rows and a.keys.stop == b.keys.start:
-        # Of more rows than keys, a causal tile has rows that see nothing: not so the joined one.
+        # A causal tile of more rows than keys has rows that see nothing; the joined one has none.
         if a.unmasked and (b.unmasked or (b.causal and len(b.keys) >= len(b.rows))):
             return replace(b, keys=range(a.keys.start, b.keys.stop), first_key=a.first_key)
         return None

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from flash_attn._rotary import Parts, Turn, rotate, traced
+from flash_attn.dispatch.autograd import records
+from flash_attn.dispatch.rotary import Parts, Turn, rotate
+from flash_attn.dispatch.run import traced
 
 __all__ = [
     "differ_in_heads_alone",
@@ -20,8 +21,8 @@ __all__ = [
     "rotate_pair",
 ]
 
-# What of a call's tensors turns, as views. Each is a view of its own: autograd lets nobody write
-# into one of several that come from a single unbind or split.
+# The parts of a call's tensors that are rotated, as views. Each is a view of its own: autograd
+# refuses to write into one of several views that come from a single unbind or split.
 _Layout = Callable[..., Parts]
 
 
@@ -89,16 +90,9 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx, *douts):
         # Not in place even for an in-place forward: `dout` may be a tensor of the caller's.
         douts = (d if d.stride(-1) == 1 else d.contiguous() for d in douts)
-        turn = Turn(*ctx.saved_tensors, ctx.offset, ctx.interleaved)
+        turn = Turn(*ctx.saved_tensors, offset=ctx.offset, interleaved=ctx.interleaved)
         dxs = _Rotate.apply(ctx.layout, turn, False, not ctx.conjugate, (), *douts)
         return *(None,) * 5, *(dxs if isinstance(dxs, tuple) else (dxs,))
-
-
-def _recorded(xs: tuple[Tensor, ...]) -> bool:
-    """Forward-mode derivatives do not exist, which autograd.Function says."""
-    if forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and torch._C._any_requires_grad(*xs)
 
 
 def rotate_all(layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: bool = True):
@@ -110,7 +104,7 @@ def rotate_all(layout: _Layout, xs: tuple[Tensor, ...], turn: Turn, inplace: boo
     leaves = [inplace and _belongs_to_leaf(x) for x in xs]
     if traced():
         return _one_or_all(_rotate_traced(layout, xs, turn, inplace, leaves))
-    if _recorded(xs):
+    if records(*xs):
         return _Rotate.apply(layout, turn, inplace, False, leaves, *xs)
     with torch.no_grad():
         return _one_or_all(_turned(layout, xs, turn, inplace))
@@ -137,7 +131,7 @@ def rotate_pair(
 ) -> tuple[Tensor, Tensor]:
     """q and k, or kv, in one launch where they can be."""
     # Autograd does not let a function of several results write into a view.
-    if inplace and not traced() and _recorded((q, k)) and (q._is_view() or k._is_view()):
+    if inplace and not traced() and records(q, k) and (q._is_view() or k._is_view()):
         own = turn._replace(cos=turn.cos_k, sin=turn.sin_k) if turn.cos_k is not None else turn
         return rotate_all(Parts, (q,), turn), rotate_all(layout_k, (k,), own)
     return rotate_all(layout, (q, k), turn, inplace)

@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flash_attn import checks
-from flash_attn._checks_scalars import flag, integer
-from flash_attn._functions import Applied, function_class
-from flash_attn._rotary import Parts
+from flash_attn.api import checks
+from flash_attn.api.checks_scalars import flag, integer
+from flash_attn.compat.functions import Applied, function_class
+from flash_attn.dispatch.rotary import Parts
 from flash_attn.layers._rotate import (
     differ_in_heads_alone,
     of_grouped_qkv,
@@ -213,9 +213,9 @@ def apply_rotary_emb_kv_(
     return rotate_all(of_kv, (kv,), turn)
 
 
-ApplyRotaryEmb: Applied = function_class("ApplyRotaryEmb", __name__, apply_rotary_emb)
-ApplyRotaryEmbQKV_: Applied = function_class("ApplyRotaryEmbQKV_", __name__, apply_rotary_emb_qkv_)
-ApplyRotaryEmbKV_: Applied = function_class("ApplyRotaryEmbKV_", __name__, apply_rotary_emb_kv_)
+ApplyRotaryEmb: Applied = function_class("ApplyRotaryEmb", apply_rotary_emb, __name__)
+ApplyRotaryEmbQKV_: Applied = function_class("ApplyRotaryEmbQKV_", apply_rotary_emb_qkv_, __name__)
+ApplyRotaryEmbKV_: Applied = function_class("ApplyRotaryEmbKV_", apply_rotary_emb_kv_, __name__)
 
 
 _Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]

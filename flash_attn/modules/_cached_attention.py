@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flash_attn._checks_kvcache import say_there_is_no_gradient
+from flash_attn.api.checks_kvcache import say_there_is_no_gradient
 from flash_attn.flash_attn_interface import flash_attn_with_kvcache
 
 __all__ = ["CachedAttention"]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flash_attn import checks
+from flash_attn.api import checks
 from flash_attn.call import Window
 from flash_attn.flash_attn_interface import (
     flash_attn_kvpacked_func,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flash_attn import _names
+from flash_attn.compat.names import refusing
 from flash_attn.ops.activations import gelu_fwd, sqrelu_fwd
 from flash_attn.utils.distributed import (
     all_gather,
@@ -266,17 +266,7 @@ class FusedMLP(nn.Module):
 
     def forward(self, x: Tensor, process_group: dist.ProcessGroup | None = None) -> Any:
         """(..., in_features) → (..., out_features), and x with ``return_residual``."""
-        out = fused_mlp_func(
-            x,
-            self.fc1.weight,
-            self.fc2.weight,
-            self.fc1.bias,
-            self.fc2.bias,
-            activation=self.activation,
-            checkpoint_lvl=self.checkpoint_lvl,
-            process_group=process_group,
-        )
-        out = out_of_ranks(out, process_group, sequence_parallel=True)
+        out = _through(self, x, process_group, sequence_parallel=True)
         return (out, x) if self.return_residual else out
 
 
@@ -320,19 +310,20 @@ class ParallelFusedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows or this rank's rows, ..., in_features) → the same rows of (..., out_features)."""
-        out = fused_mlp_func(
-            x,
-            self.fc1.weight,
-            self.fc2.weight,
-            self.fc1.bias,
-            self.fc2.bias,
-            activation=self.activation,
-            checkpoint_lvl=self.checkpoint_lvl,
-            process_group=self.process_group,
-            sequence_parallel=self.sequence_parallel,
-        )
-        return out_of_ranks(out, self.process_group, self.sequence_parallel)
+        return _through(self, x, self.process_group, self.sequence_parallel)
+
+
+def _through(
+    mlp: FusedMLP | ParallelFusedMLP, x: Tensor, process_group, sequence_parallel: bool
+) -> Tensor:
+    fc1, fc2 = mlp.fc1, mlp.fc2
+    out = fused_mlp_func(
+        x, fc1.weight, fc2.weight, fc1.bias, fc2.bias, activation=mlp.activation,
+        checkpoint_lvl=mlp.checkpoint_lvl, process_group=process_group,
+        sequence_parallel=sequence_parallel,
+    )  # fmt: skip
+    return out_of_ranks(out, process_group, sequence_parallel)
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from flash_attn import _names
+from flash_attn.compat.names import refusing
 from flash_attn.ops.triton.layer_norm import _dropout, layer_norm_fn
 
 __all__ = [
@@ -250,4 +250,4 @@ class DropoutAddLayerNorm(nn.Module):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

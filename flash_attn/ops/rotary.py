@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn import _warnings, checks
-from flash_attn._checks_scalars import flag, integer
-from flash_attn._rotary import Parts, Turn, rotate
+from flash_attn.api import checks
+from flash_attn.api.checks_scalars import flag, integer
+from flash_attn.api.warn import warn_once
+from flash_attn.dispatch.rotary import Parts, Turn, rotate
 
 __all__ = ["apply_rotary", "check_rotary", "make_turn"]
 
@@ -90,7 +91,7 @@ def _without_gradient(*tables: Tensor | None) -> tuple[Tensor | None, ...]:
     if not torch.is_grad_enabled() or all(t is None or not t.requires_grad for t in tables):
         return tables
     if not torch.compiler.is_compiling():
-        _warnings.once(
+        warn_once(
             "rotary embedding has no gradient in cos and sin: one of them requires a gradient and "
             "gets none"
         )
@@ -124,7 +125,7 @@ def make_turn(
     cos, sin, cos_k, sin_k = _without_gradient(cos, sin, cos_k, sin_k)
     on_device = isinstance(seqlen_offsets, Tensor)
     offsets, offset = (seqlen_offsets, 0) if on_device else (None, seqlen_offsets)
-    return Turn(cos, sin, cos_k, sin_k, offsets, cu_seqlens, offset, interleaved)
+    return Turn(cos, sin, cos_k, sin_k, offsets, cu_seqlens, offset=offset, interleaved=interleaved)
 
 
 def apply_rotary(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flash_attn import _names
+from flash_attn.compat.names import refusing
 
 __all__ = [
     "Decoded",
@@ -199,4 +199,4 @@ class GenerationMixin:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flash_attn import _names
+from flash_attn.compat.names import refusing
 
 __all__ = ["attention_ref", "construct_local_mask", "generate_random_padding_mask"]
 
@@ -137,4 +137,4 @@ def attention_ref(
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

@@ -9,7 +9,7 @@ import torch
 from reference import attention_ref, gradients, varlen_ref
 from torch import Tensor
 
-from flash_attn import _autograd
+from flash_attn.dispatch import autograd
 from flash_attn.distributed import Layout, dense_layout, packed_layout
 from flash_attn.distributed.shard import token_ids
 
@@ -127,7 +127,7 @@ def keep_mask(case: Case) -> Tensor | None:
         return None
     with torch.random.fork_rng():
         seed(0)
-        state = _autograd.draw_rng_state(torch.device(case.device)).tolist()
+        state = autograd.draw_rng_state(torch.device(case.device)).tolist()
     longest = max(case.lengths) if case.packed else case.seqlen
     return reference_dropout.keep_mask(
         *state, case.sequences, case.heads, longest, longest, case.dropout_p

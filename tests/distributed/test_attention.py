@@ -11,7 +11,7 @@ import torch
 from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
 from reference import standard_attention
 
-from flash_attn import _calls
+from flash_attn.dispatch import calls
 from flash_attn.distributed import ring, unshard_sequence
 from tests.distributed import work
 from tests.distributed.cases import Case, assembled, expected, inputs
@@ -131,12 +131,12 @@ def test_shapes(processes, case):
 
 def padded(rank: int, case: Case) -> dict:
     """As a GPU does it, whose kernels have head dims that are multiples of 8."""
-    before = _calls._has_to_pad
-    _calls._has_to_pad = lambda q, v: True
+    before = calls._has_to_pad
+    calls._has_to_pad = lambda q, v: True
     try:
         return work.attention(rank, case)
     finally:
-        _calls._has_to_pad = before
+        calls._has_to_pad = before
 
 
 @pytest.mark.parametrize("case", [

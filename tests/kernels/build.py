@@ -40,7 +40,7 @@ SECONDS_PER_FILE = 14
 HOST_SIDE = sorted(
     path
     for path in host_build.CSRC.rglob("*.cpp")
-    if path.relative_to(host_build.CSRC).as_posix() != "host/device.cpp"
+    if path.relative_to(host_build.CSRC).as_posix() != "launch/device.cpp"
 )
 TORCH = Path(torch.__file__).parent
 

@@ -283,7 +283,7 @@ def new_rows(
     """What a call brings to a cache; turned: where its queries go that turn, if anywhere."""
     rows = {"k_new": view(k), "v_new": view(v)}
     if turned is not None:
-        rows["q_turned"] = view(turned)
+        rows["q_rotated"] = view(turned)
     if rotary_cos is not None:
         rows |= {
             "cos": rotary_cos.data_ptr(),
@@ -337,19 +337,18 @@ def backward(
     wanted: tuple[str, ...] = ("dq", "dk", "dv"),
     deterministic: bool = False,
     last_block_first: bool = False,
-    part_heads: int | None = None,
-    columns: bool = False,
-    relay: bool = False,
+    split_heads: int | None = None,
+    kv_persistent: bool = False,
+    ordered_dq: bool = False,
     finds_delta: bool = False,
     cut: tuple[int, int] = (0, 1),
     **full,
 ) -> tuple[Tensor, ...]:
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
-    lengths: of `dense_lengths` or `varlen_lengths`. part_heads: query heads of a group that a tile
-    of keys has; None: all. columns: a thread block, or a pair, takes all keys of a sequence.
-    relay: key blocks hand sums of dq on. cut: so many of the last tiles, or all, into so many parts
-    of their rows.
+    lengths: of `dense_lengths` or `varlen_lengths`. split_heads: query heads of a group that a tile
+    of keys has; None: all. kv_persistent: a CTA, or a pair, takes all keys of a sequence.
+    ordered_dq: that schedule. cut: so many of the last tiles, or all, into so many row splits.
     NaN wherever no kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}
@@ -361,10 +360,10 @@ def backward(
     call |= {name: view(getattr(output, name)) for name in wanted}
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
-    call |= {"columns": columns, "relay": relay, "finds_delta": finds_delta}
-    call |= {"cut_tiles": cut[0], "cut_parts": cut[1]}
-    if part_heads is not None:
-        call["part_heads"] = part_heads
+    call |= {"kv_persistent": kv_persistent, "ordered_dq": ordered_dq, "finds_delta": finds_delta}
+    call |= {"parted_tiles": cut[0], "row_splits": cut[1]}
+    if split_heads is not None:
+        call["split_heads"] = split_heads
     if dlse is not None:
         call["dlse"] = rows(dlse)
     if "ds_aux" in like:

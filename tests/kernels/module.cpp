@@ -9,19 +9,20 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "banks.h"
-#include "host/backward_plan.h"
-#include "host/decode_plan.h"
-#include "host/key_splits.h"
-#include "host/largest_cluster.h"
-#include "host/launch_kernel.h"
-#include "host/machine.h"
-#include "host/select.h"
-#include "host/workspace.h"
+#include "launch/backward_plan.h"
+#include "launch/decode_plan.h"
+#include "launch/key_splits.h"
+#include "launch/largest_cluster.h"
+#include "launch/launch_kernel.h"
+#include "launch/machine.h"
+#include "launch/select.h"
+#include "launch/workspace.h"
 #include "launch_log.h"
-#include "probabilities/launch.h"
+#include "passes/probabilities/launch.h"
 
 namespace py = pybind11;
 
@@ -177,34 +178,34 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
                   flash::LaunchContext const& launch) {
   flash::BwdParams p = backward_params(call);
   int const group = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
-  p.group = flash::HeadGroup::in_parts(group, number<int>(call, "part_heads", group));
-  if (number<bool>(call, "columns")) {
-    p.columns = flash::kv_persistent(p, variant, launch.device);
-    p.columns.places = launch.device.sm_count;  // several, of pairs as well
+  p.gqa = flash::GqaSplit::of(group, number<int>(call, "split_heads", group));
+  if (number<bool>(call, "kv_persistent")) {
+    p.kv_persistent = flash::kv_persistent(p, variant, launch.device);
+    p.kv_persistent.resident = launch.device.sm_count;  // several, of pairs as well
   }
   bool const deterministic = number<bool>(call, "deterministic");
-  p.together = number<int>(call, "together", 3);
-  p.relay = {number<bool>(call, "relay"), deterministic, number<bool>(call, "finds_delta"),
+  p.side_by_side = number<int>(call, "together", 3);
+  p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic, number<bool>(call, "finds_delta"),
              flash::heads_found_before(p, variant)};
-  if (int const parts = number<int>(call, "cut_parts", 1); parts > 1) {
+  if (int const parts = number<int>(call, "row_splits", 1); parts > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
-    int const count = std::min(number<int>(call, "cut_tiles", 1), tiles);
-    p.cut = flash::CutTiles::last(tiles - count, count, parts);
+    int const count = std::min(number<int>(call, "parted_tiles", 1), tiles);
+    p.row_split = flash::RowSplit::last(tiles - count, count, parts);
   }
   auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
-  Scratch<int> turns(size.turns, -1), found(size.found, -1), order(size.order, -1);
-  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.turns ? turns.data() : nullptr,
-                 size.found ? found.data() : nullptr, size.order ? order.data() : nullptr};
+  Scratch<int> dq_semaphores(size.dq_semaphores, -1), deltas_done(size.deltas_done, -1), order(size.order, -1);
+  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.dq_semaphores ? dq_semaphores.data() : nullptr,
+                 size.deltas_done ? deltas_done.data() : nullptr, size.order ? order.data() : nullptr};
   flash::place_parts(p, variant, parts.data());
   variant.launch.backward(p, launch);
   dq.check();
   stats.check();
   parts.check();
-  turns.check();
-  found.check();
+  dq_semaphores.check();
+  deltas_done.check();
   order.check();
 }
 
@@ -303,8 +304,8 @@ py::dict plan_backward(std::string const& name, py::dict const& call, int sm_cou
   py::dict result;
   result["schedule"] = schedules[static_cast<int>(plan.choice.schedule)];
   result["heads"] = plan.choice.heads;
-  result["row_parts"] = plan.choice.row_parts;
-  result["together"] = plan.choice.together;
+  result["row_splits"] = plan.choice.row_splits;
+  result["together"] = plan.choice.side_by_side;
   result["us"] = plan.us;
   result["second_us"] = plan.second_us;
   return result;
@@ -359,8 +360,8 @@ bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm
 flash::NewRows new_rows(py::dict const& call) {
   flash::NewRows rows{};
   rows.q = view<void const>(call, "q");
-  if (call.contains("q_turned")) {
-    rows.q_turned = view<void>(call, "q_turned");
+  if (call.contains("q_rotated")) {
+    rows.q_rotated = view<void>(call, "q_rotated");
   }
   rows.k = view<void const>(call, "k_new");
   rows.v = view<void const>(call, "v_new");
@@ -420,6 +421,9 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   return flash::decode_schedule(p, plan.split, device);
 }
 
+// Pieces that were counted in the workspace of their call, since that was asked last.
+int64_t own_counters = 0;
+
 // Few query rows against a cache, as csrc/api/kvcache.cpp does it.
 void run_decode(std::string const& name, py::dict const& call) {
   flash::last_block_first = number<bool>(call, "last_block_first");
@@ -436,6 +440,8 @@ void run_decode(std::string const& name, py::dict const& call) {
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> workspace(flash::decode_workspace(variant, p, split), nan);
   auto const params = flash::decode_params(variant, p, split, workspace.data(), false, rows);
+  int64_t const own = params.counters ? flash::num_pieces(split) : 0;
+  own_counters += own;
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
   flash::DeviceInfo const device = decoding_device(call);
   flash::largest_of_device = number<int>(call, "largest_cluster", 16);
@@ -443,6 +449,9 @@ void run_decode(std::string const& name, py::dict const& call) {
   variant.launch.decode(params, {device, stream, variant.name});
   workspace.check();
   check_counters();
+  if (std::count(params.counters, params.counters + own, 0u) != own) {
+    throw std::logic_error("counters of the workspace are not left at 0");
+  }
 }
 
 // {instruction: (passes of eight lanes, conflicts)} since it was asked last
@@ -479,6 +488,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("run_append", &run_append, py::arg("name"), py::arg("call"));
   m.def("run_decode", &run_decode, py::arg("name"), py::arg("call"));
   m.def("bank_counts", &bank_counts);
+  m.def("own_counters", [] { return std::exchange(own_counters, 0); });
   m.def("begin_log", [] { flash::launch_log.begin(); });
   m.def("end_log", [] { return flash::launch_log.end(); });
 }

@@ -47,7 +47,7 @@ def id_of(x) -> str:
 
 
 def way_id(x) -> str:
-    return x.name if hasattr(x, "name") else "columns" if x else "tiles"
+    return x.name if hasattr(x, "name") else "kv_persistent" if x else "tiles"
 
 
 def randn(rng: random.Random, *shape: int) -> Tensor:
@@ -88,12 +88,12 @@ def test_sequences_from_the_middle_of_a_packed_batch(kernels, row, heads, longes
     assert_bitwise("out", again[0], out)
 
 
-@pytest.mark.parametrize(("row", "columns"), WAYS, ids=way_id)
+@pytest.mark.parametrize(("row", "kv_persistent"), WAYS, ids=way_id)
 @pytest.mark.parametrize("longest", [60, 200])  # keys: of one block, and of more
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
 def test_gradients_from_the_middle_of_a_packed_batch(
-    kernels, row, columns, longest, deterministic, part_heads
+    kernels, row, kv_persistent, longest, deterministic, split_heads
 ):
     rng = random.Random(longest)
     lengths = [130, longest, 3, 0, 17, longest - 9, 0, 5, 150]
@@ -108,7 +108,7 @@ def test_gradients_from_the_middle_of_a_packed_batch(
             x[: starts[0]] = x[starts[-1] :] = float("nan")
         softmax_d, *gradients = calls.backward(
             kernels, row.name, *dirty, lse, calls.varlen_lengths(q, k, cu, cu), causal=True,
-            deterministic=deterministic, part_heads=part_heads, columns=columns,
+            deterministic=deterministic, split_heads=split_heads, kv_persistent=kv_persistent,
         )  # fmt: skip
         assert not softmax_d[:, : starts[0]].any()
         assert not softmax_d[:, starts[-1] :].any()
@@ -202,10 +202,10 @@ def test_long_tiles_of_pages(kernels, row, size, is_packed):
     assert_lse("lse", lse, expected_lse)
 
 
-@pytest.mark.parametrize(("row", "columns"), WAYS, ids=way_id)
+@pytest.mark.parametrize(("row", "kv_persistent"), WAYS, ids=way_id)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_backward(kernels, row, columns, seed, deterministic):
+def test_backward(kernels, row, kv_persistent, seed, deterministic):
     """What it leaves to be added up may be anything; it ends, and stays inside."""
     rng = random.Random(seed)
     (q, k, v, cu_q, cu_k), options = packed(rng, 4)
@@ -213,7 +213,7 @@ def test_backward(kernels, row, columns, seed, deterministic):
     lengths = calls.varlen_lengths(q, k, cu_q, cu_k, used, **options)
     calls.backward(
         kernels, row.name, q, q, k, v, q, torch.randn(4, len(q)), lengths,
-        deterministic=deterministic, part_heads=rng.choice([1, 2]), columns=columns,
+        deterministic=deterministic, split_heads=rng.choice([1, 2]), kv_persistent=kv_persistent,
         **any_mask(rng),
     )  # fmt: skip
 

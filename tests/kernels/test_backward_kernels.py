@@ -131,7 +131,7 @@ def test_adversarial_values(kernels, row, kind):
 
 @pytest.mark.parametrize("row", TILES, ids=id_of)
 @pytest.mark.parametrize(
-    ("part_heads", "shape"),
+    ("split_heads", "shape"),
     [
         (1, dict(h=4, hk=2, sq=150, sk=300, causal=True)),
         (2, dict(h=5, b=2, sq=130, sk=210, window=(90, 40))),  # the last part has one head
@@ -140,8 +140,8 @@ def test_adversarial_values(kernels, row, kind):
     ],
     ids=str,
 )
-def test_groups_in_parts(kernels, row, part_heads, shape):
-    check(kernels, row, sized(row, **shape), part_heads=part_heads)
+def test_groups_in_parts(kernels, row, split_heads, shape):
+    check(kernels, row, sized(row, **shape), split_heads=split_heads)
 
 
 def check_hooks(kernels, row, dlse: bool = False, how: dict | None = None, **hooks) -> None:
@@ -207,7 +207,7 @@ def test_one_hook_in_turns(kernels, row, hook):
 @pytest.mark.parametrize("hook", [dict(softcap=9.0), dict(alibi="h")], ids=str)
 def test_one_hook_in_fp16_and_groups_in_parts(kernels, row, hook):
     shape = dict(b=1, sq=90, sk=150, causal=True)
-    check_hooks(kernels, row, how=dict(part_heads=1), **shape | hook)
+    check_hooks(kernels, row, how=dict(split_heads=1), **shape | hook)
 
 
 # The bar is standard attention in the row's dtype, of which fp16 does not have such a cap.
@@ -218,10 +218,10 @@ def test_a_cap_out_of_reach_changes_nothing(kernels, row, softcap):
 
 
 @pytest.mark.parametrize("row", FULL, ids=id_of)
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
-def test_all_hooks_together(kernels, row, part_heads):
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
+def test_all_hooks_together(kernels, row, split_heads):
     hooks = dict(softcap=20.0, alibi="h", sinks=True, dropout_p=0.17, window=(50, 3))
-    check_hooks(kernels, row, dlse=True, how=dict(part_heads=part_heads), **hooks)
+    check_hooks(kernels, row, dlse=True, how=dict(split_heads=split_heads), **hooks)
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
@@ -238,12 +238,12 @@ def exact(row, seed: int = 0, **shape) -> tuple:
 
 
 @pytest.mark.parametrize("row", TILES, ids=id_of)
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
-def test_deterministic(kernels, row, part_heads):
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
+def test_deterministic(kernels, row, split_heads):
     """Blocks take turns: the order of the launch is the only one that works, or any if they draw
     their tiles."""
     call = exact(row, sq=150, sk=300, causal=True)
-    run = partial(calls.backward, kernels, row.name, *call, causal=True, part_heads=part_heads)
+    run = partial(calls.backward, kernels, row.name, *call, causal=True, split_heads=split_heads)
     ordered, unordered = run(deterministic=True), run()
     assert_bitwise("dq", ordered[1], unordered[1])  # here, blocks run in order anyway
     if row.arch == "sm90":
@@ -254,10 +254,10 @@ def test_deterministic(kernels, row, part_heads):
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
-def test_blocks_in_any_order(kernels, row, part_heads):
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
+def test_blocks_in_any_order(kernels, row, split_heads):
     call = exact(row, sq=150, sk=300)
-    how = dict(window_size=(140, 60), part_heads=part_heads)
+    how = dict(window_size=(140, 60), split_heads=split_heads)
     run = partial(calls.backward, kernels, row.name, *call, **how)
     results = run(), run(last_block_first=True)
     for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), *results, strict=True):
@@ -269,10 +269,10 @@ def test_blocks_in_any_order(kernels, row, part_heads):
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES)[:1], ids=id_of)
 @pytest.mark.parametrize("wanted", [("dq",), ("dk",), ("dv",), ("dk", "dv"), ()])
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
-def test_gradients_that_are_wanted(kernels, row, wanted, part_heads):
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
+def test_gradients_that_are_wanted(kernels, row, wanted, split_heads):
     call = exact(row, sq=70, sk=90)
-    run = partial(calls.backward, kernels, row.name, *call, part_heads=part_heads)
+    run = partial(calls.backward, kernels, row.name, *call, split_heads=split_heads)
     everything = dict(zip(("dq", "dk", "dv"), run()[1:], strict=True))
     _, *some = run(wanted=wanted)
     for name, gradient in zip(wanted, some, strict=True):
@@ -336,9 +336,9 @@ def check_varlen(kernels, row, **how) -> None:
 
 
 @pytest.mark.parametrize("row", TILES, ids=id_of)
-@pytest.mark.parametrize("part_heads", [2, 1])  # of the two that share keys
-def test_varlen(kernels, row, part_heads):
-    check_varlen(kernels, row, part_heads=part_heads)
+@pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
+def test_varlen(kernels, row, split_heads):
+    check_varlen(kernels, row, split_heads=split_heads)
 
 
 @pytest.mark.parametrize("row", ROWS[:2], ids=id_of)

@@ -238,12 +238,23 @@ def test_equal_lengths(kernels, row):
 def test_counters(kernels, row):
     """A range for each stream, as large as its calls need, and left at 0."""
     few = CacheCase("few", b=2, h=2, hk=1, cache_seqlens=(300, 150), cache_size=300)
-    many = replace(few, b=130, h=32, hk=32, cache_seqlens=(300,) + 129 * (1,))
+    many = replace(few, b=120, h=32, hk=32, cache_seqlens=(300,) + 119 * (1,))
     for stream in (0, 1, 2):
         check(kernels, row, few, num_splits=3, stream=stream)
     check(kernels, row, many, num_splits=2)
     for stream in (0, 1):
         check(kernels, row, few, num_splits=3, stream=stream)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=id_of)
+def test_counters_of_very_many_pieces(kernels, row):
+    """More than 8,192 are in the workspace, which holds NaN before the launch clears them."""
+    kernels.own_counters()
+    for b, own in ((128, 0), (129, 129 * 2 * 32)):
+        lengths = (300,) + (b - 1) * (1,)
+        case = CacheCase("many", b=b, h=32, hk=32, cache_seqlens=lengths, cache_size=300)
+        check(kernels, row, case, num_splits=2)
+        assert kernels.own_counters() == own
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)

@@ -25,7 +25,7 @@ def test_every_row_has_the_schedules_that_are_compiled(kernels, row):
     assert (short["schedule"] != "tiles") == hopper
     few = plan(kernels, row.name, (1, 4096, 2, 2))
     cuts = hopper and row.head_dim == row.head_dim_v != 96
-    assert (few["row_parts"] > 1) == cuts
+    assert (few["row_splits"] > 1) == cuts
     for schedule in (short, few):
         assert schedule["us"] > 0
 

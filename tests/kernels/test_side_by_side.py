@@ -12,9 +12,9 @@ import torch
 from compare import assert_bitwise
 
 from . import calls, test_decode_kernels, test_packed_decode
-from .test_backward_columns import NAMES, PLAIN
 from .test_backward_kernels import check, exact, id_of, sized
-from .test_backward_relay import FINDING, FOUND, SHORT
+from .test_backward_kv_persistent import NAMES, PLAIN
+from .test_backward_ordered_dq import FINDING, FOUND, SHORT
 from .test_hopper_forward import SAMPLES
 
 SEEDS = range(3)
@@ -42,7 +42,9 @@ class SideBySide:
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("way", "seeds"), [({}, 1), ({"columns": True}, 1), ({"relay": True}, 4)])
+@pytest.mark.parametrize(
+    ("way", "seeds"), [({}, 1), ({"kv_persistent": True}, 1), ({"ordered_dq": True}, 4)]
+)
 @pytest.mark.parametrize(
     ("blocks", "shape"),
     [
@@ -66,7 +68,7 @@ def test_relay_that_finds_delta(kernels, row, shape, l2_bytes):
     case = sized(row, **shape)
     for seed in SEEDS:
         beside = SideBySide(kernels, 2, seed, l2_bytes)
-        check(beside, row, case, relay=True, finds_delta=True, deterministic=seed == 0)
+        check(beside, row, case, ordered_dq=True, finds_delta=True, deterministic=seed == 0)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -80,7 +82,7 @@ def test_short_tiles_of_a_relay(kernels, row, shape, l2_bytes):
     case = sized(row, **shape)
     for seed in SEEDS:
         beside = SideBySide(kernels, 2, seed, l2_bytes)
-        check(beside, row, case, relay=True, deterministic=seed == 0)
+        check(beside, row, case, ordered_dq=True, deterministic=seed == 0)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -92,8 +94,8 @@ def test_deterministic_backward_has_the_same_bits(kernels, row, seed, l2_bytes):
     options = dict(deterministic=True, causal=True)
     in_order = calls.backward(kernels, row.name, *x, **options)
     beside = SideBySide(kernels, 8, seed, l2_bytes)
-    for relay in (False, True):
-        results = calls.backward(beside, row.name, *x, relay=relay, **options)
+    for ordered_dq in (False, True):
+        results = calls.backward(beside, row.name, *x, ordered_dq=ordered_dq, **options)
         for name, a, b in zip(NAMES, results, in_order, strict=True):
             assert_bitwise(name, a, b)
 

@@ -52,7 +52,7 @@ void bind_block_info(py::module_& m) {
   m.def(
       "sequence_of",
       [](int row, int total, std::vector<int> const& cu) {
-        return flash::PackedRows{cu.data(), static_cast<int>(cu.size()) - 1, total}.sequence_of(
+        return flash::VarlenRows{cu.data(), static_cast<int>(cu.size()) - 1, total}.sequence_of(
             row);
       },
       py::kw_only(), py::arg("row"), py::arg("total"), py::arg("cu"));

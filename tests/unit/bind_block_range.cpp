@@ -1,6 +1,6 @@
 #include "bindings.h"
 #include "core/block_range.h"
-#include "core/key_turn.h"
+#include "core/dq_order.h"
 #include "core/mask.h"
 #include "core/row_range.h"
 
@@ -57,9 +57,9 @@ void bind_block_range(py::module_& m) {
       .def("block_range", &flash::block_range, py::kw_only(), py::arg("row_begin"),
            py::arg("row_end"), py::arg("block_n"))
       .def(
-          "key_turn",
+          "dq_order",
           [](SequenceMask const& mask, int row_begin, int row_last, int key_begin, int block_n) {
-            auto const turn = flash::key_turn(mask, row_begin, row_last, key_begin, block_n);
+            auto const turn = flash::dq_order(mask, row_begin, row_last, key_begin, block_n);
             return std::make_tuple(turn.first(), turn.before, turn.last);
           },
           py::kw_only(), py::arg("row_begin"), py::arg("row_last"), py::arg("key_begin"),

@@ -1,7 +1,7 @@
 #include <memory>
 
 #include "bindings.h"
-#include "host/counter_arena.h"
+#include "launch/counter_arena.h"
 
 namespace {
 

@@ -49,7 +49,7 @@ struct Asked {
     take(d, "head_dim_v", k.head_dim_v);
     take(d, "resident", k.resident);
     take(d, "hopper", k.hopper);
-    take(d, "hooks", k.hooks);
+    take(d, "score_mods", k.score_mods);
     take(d, "schedules", k.schedules);
     take(d, "cuts_rows", k.cuts_rows);
     p.head_dim = k.head_dim;
@@ -62,7 +62,8 @@ struct Asked {
 
 py::tuple tuple_of(BackwardChoice const& c) {
   constexpr char const* schedules[] = {"tiles", "kv_persistent", "ordered_dq"};
-  return py::make_tuple(schedules[static_cast<int>(c.schedule)], c.heads, c.row_parts, c.together);
+  return py::make_tuple(schedules[static_cast<int>(c.schedule)], c.heads, c.row_splits,
+                        c.side_by_side);
 }
 
 }  // namespace

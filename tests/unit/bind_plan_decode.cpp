@@ -1,55 +1,21 @@
-#include "bindings.h"
 #include "params/seqlens.h"
 #include "plan/decode.h"
-#include "plan/machines/h100.h"
-#include "plan/machines/h200.h"
+#include "plan_bindings.h"
 
 namespace plan_decode_binding {
 
 using namespace flash::plan;
 
-template <class T>
-T get(py::dict const& d, char const* name, T otherwise = {}) {
-  return d.contains(name) ? d[name].cast<T>() : otherwise;
-}
+using namespace plan_bindings;
 
-// Of a cache, unless it is packed.
+// Against a cache, unless it is packed.
 Problem problem_of(py::dict const& d) {
-  Problem p{};
-  p.batch = get(d, "batch", 1);
-  p.seqlen_q = get(d, "seqlen_q", 1);
-  p.seqlen_k = get<int>(d, "seqlen_k");
-  p.total_q = get(d, "total_q", int64_t(p.batch) * p.seqlen_q);
-  p.total_k = int64_t(p.batch) * p.seqlen_k;
-  p.packed_q = get<bool>(d, "packed");
+  Problem p = plan_bindings::problem_of(d, /*seqlen_q=*/1, /*right=*/0);
   p.used_k = get(d, "used_k", true);
-  p.heads_q = get<int>(d, "heads_q");
-  p.heads_kv = get<int>(d, "heads_kv");
-  p.head_dim = p.head_dim_v = get<int>(d, "head_dim");
-  p.mask = {get(d, "left", -1), get(d, "right", 0)};
   p.dropout = get<bool>(d, "dropout");
-  p.batch_invariant = get<bool>(d, "batch_invariant");
-  p.page_size = get<int>(d, "page_size");
-  p.keys = p.page_size == 0       ? KeyLayout::Rows
-           : p.page_size % 8 == 0 ? KeyLayout::PageBoxes
-                                  : KeyLayout::Pages;
   p.cached = !p.packed_q && get(d, "cached", true);
   p.odd_rows = get<bool>(d, "odd_rows");
-  p.num_splits = get<int>(d, "num_splits");
   return p;
-}
-
-// "H200", "H100", or what is known of another GPU.
-Machine machine_of(py::object const& machine) {
-  if (py::isinstance<py::str>(machine)) {
-    return machine.cast<std::string>() == "H100" ? kH100 : kH200;
-  }
-  auto const d = machine.cast<py::dict>();
-  Machine m = kH200;
-  m.sm = get<int>(d, "sm");
-  m.sm_count = get<int>(d, "sm_count");
-  m.reads = get<float>(d, "reads");
-  return m;
 }
 
 // Rows of csrc/variants.py, on a GPU where so many thread blocks fit a multiprocessor.

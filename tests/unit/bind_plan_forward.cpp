@@ -3,59 +3,31 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings.h"
 #include "plan/forward.h"
-#include "plan/machines/h100.h"
-#include "plan/machines/h200.h"
+#include "plan_bindings.h"
 
-namespace {
+namespace plan_forward_binding {
 
 using namespace flash::plan;
+using namespace plan_bindings;
 using flash::ForwardTile;
 
-template <class T>
-T get(py::dict const& d, char const* name, T otherwise = {}) {
-  return d.contains(name) ? d[name].cast<T>() : otherwise;
-}
-
 Problem problem_of(py::dict const& d) {
-  Problem p{};
-  p.batch = get(d, "batch", 1);
-  p.seqlen_q = get<int>(d, "seqlen_q");
-  p.seqlen_k = get<int>(d, "seqlen_k");
-  p.total_q = get(d, "total_q", int64_t(p.batch) * p.seqlen_q);
-  p.total_k = get(d, "total_k", int64_t(p.batch) * p.seqlen_k);
-  p.packed_q = p.packed_k = get<bool>(d, "packed");
+  Problem p = plan_bindings::problem_of(d, /*seqlen_q=*/0, /*right=*/-1);
+  p.packed_k = p.packed_q;
   p.used_k = get<bool>(d, "used_k");
-  p.heads_q = get<int>(d, "heads_q");
-  p.heads_kv = get<int>(d, "heads_kv");
-  p.head_dim = get<int>(d, "head_dim");
-  p.head_dim_v = get(d, "head_dim_v", p.head_dim);
-  p.mask = {get(d, "left", -1), get(d, "right", -1)};
-  p.batch_invariant = get<bool>(d, "batch_invariant");
-  p.page_size = get<int>(d, "page_size");
-  p.keys = p.page_size == 0       ? KeyLayout::Rows
-           : p.page_size % 8 == 0 ? KeyLayout::PageBoxes
-                                  : KeyLayout::Pages;
   p.heads_apart = get(d, "heads_apart", true);
   p.whole_rows = get(d, "whole_rows", true);
-  p.num_splits = get<int>(d, "num_splits");
   p.beside_decode = get<bool>(d, "beside_decode");
   return p;
 }
 
-// "H200", "H100", or the properties of another GPU, whose kernels were not measured.
+// The kernels of an H100 and an H200 were measured.
 Machine machine_of(py::object const& machine) {
-  if (py::isinstance<py::str>(machine)) {
-    return machine.cast<std::string>() == "H100" ? kH100 : kH200;
+  Machine m = plan_bindings::machine_of(machine);
+  if (!py::isinstance<py::str>(machine)) {
+    m.forward = {};
   }
-  auto const d = machine.cast<py::dict>();
-  Machine m = kH200;
-  m.sm = get<int>(d, "sm");
-  m.sm_count = get<int>(d, "sm_count");
-  m.l2_bytes = get<int64_t>(d, "l2_bytes");
-  m.memory = get<float>(d, "memory");
-  m.forward = {};
   return m;
 }
 
@@ -67,9 +39,10 @@ ForwardKernel kernel_of(py::dict const& d) {
 
 constexpr char const* kTiles[] = {"first", "second", "packed", "split"};
 
-}  // namespace
+}  // namespace plan_forward_binding
 
 void bind_plan_forward(py::module_& m) {
+  using namespace plan_forward_binding;
   // (tile, splits, heads side by side, µs, bytes of workspace)
   m.def(
       "plan_forward",

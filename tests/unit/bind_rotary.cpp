@@ -24,8 +24,8 @@ void bind_rotary(py::module_& m) {
   m.def(
       "turn_pair",
       [](float first, float second, float cos, float sin) {
-        flash::Pair const turned = flash::turn_pair({first, second}, cos, sin);
-        return std::make_pair(turned.first, turned.second);
+        flash::Pair const rotated = flash::rotate_pair({first, second}, cos, sin);
+        return std::make_pair(rotated.first, rotated.second);
       },
       py::kw_only(), py::arg("first"), py::arg("second"), py::arg("cos"), py::arg("sin"));
 }

@@ -16,6 +16,7 @@ void bind_score_mod(py::module_& m) {
            py::kw_only(), py::arg("softmax_scale") = 1.f, py::arg("softcap") = 0.f,
            py::arg("alibi_slope") = 0.f, py::arg("shift") = 0)
       .def("cap", &ScoreMod::cap, py::arg("product"))
+      .def("cap_by_case", &ScoreMod::cap_by_case, py::arg("product"))
       .def("usual_cap", &ScoreMod::usual_cap, py::arg("product"))
       .def("has_usual_cap", &ScoreMod::has_usual_cap)
       .def("scaled", &ScoreMod::scaled, py::arg("product"))

@@ -5,7 +5,7 @@
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
-      .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int columns,
+      .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int slices,
                        std::optional<int> extra, std::optional<int> all_row_blocks) {
              SplitSchedule s{};
              s.batch = batch;
@@ -13,16 +13,16 @@ void bind_split_schedule(py::module_& m) {
              s.equal = equal;
              s.min_units = min_units;
              s.max_splits = max_splits;
-             s.columns = columns;
-             s.extra = extra.value_or(columns);
+             s.slices = slices;
+             s.extra = extra.value_or(slices);
              s.packed = all_row_blocks.has_value();
              s.all_row_blocks = all_row_blocks.value_or(batch);
              return s;
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
-           py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("columns"),
+           py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("slices"),
            py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none())
-      .def("num_columns", &flash::num_columns)
+      .def("num_slices", &flash::num_slices)
       .def("num_pieces", &flash::num_pieces)
       // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
       // row_blocks: of each sequence, if not one, and of those that the batch has not.

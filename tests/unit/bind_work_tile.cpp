@@ -9,7 +9,7 @@ void bind_work_tile(py::module_& m) {
       "tile_at",
       [](int group, bool longest_first, int64_t index, int m_blocks, int64_t columns) {
         auto const tile = flash::tile_at({group, longest_first}, index, m_blocks, columns);
-        return std::make_tuple(tile.m_block, tile.column);
+        return std::make_tuple(tile.m_block, tile.strip);
       },
       py::kw_only(), py::arg("group"), py::arg("longest_first"), py::arg("index"),
       py::arg("m_blocks"), py::arg("columns"));

@@ -40,7 +40,7 @@ def build() -> Path:
         *host_build.CSRC.glob("core/*.h"),
         *host_build.CSRC.glob("params/*.h"),
         *host_build.CSRC.glob("plan/**/*.h"),
-        host_build.CSRC / "host" / "counter_arena.h",
+        host_build.CSRC / "launch" / "counter_arena.h",
     ]
     plans = sorted(host_build.CSRC.glob("plan/*.cpp"))
 

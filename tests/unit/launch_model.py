@@ -28,7 +28,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Launch:
-    """blocks: at most as many as tiles. counts: what they draw from (host/counter_arena.h)."""
+    """blocks: at most as many as tiles. counts: what they draw from (launch/counter_arena.h)."""
 
     tiles: int
     blocks: int

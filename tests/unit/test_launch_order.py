@@ -1,4 +1,4 @@
-"""Which launches may come between those of a call: no other call's (host/stream_lock.h)."""
+"""Which launches may come between those of a call: no other call's (launch/stream_lock.h)."""
 
 from __future__ import annotations
 

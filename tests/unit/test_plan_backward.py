@@ -24,7 +24,7 @@ def kernel(head_dim: int = 128, plain: bool = True, family: str = "sm90") -> dic
     hopper = family == "sm90"
     return dict(
         block_m=block_m, block_n=128, head_dim=head_dim, head_dim_v=head_dim, resident=resident,
-        hopper=hopper, hooks=not plain, schedules=hopper and plain,
+        hopper=hopper, score_mods=not plain, schedules=hopper and plain,
         cuts_rows=hopper and plain and head_dim != 96,
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ def drawn(dice: random.Random) -> dict:
 
 def check(call: dict, choice: tuple) -> None:
     """That kernels can run it, within memory."""
-    schedule, heads, row_parts, together = choice
+    schedule, heads, row_splits, together = choice
     group = call["heads_q"] // call["heads_kv"]
     parts = math.ceil(group / heads)
     tiles = math.ceil(call["seqlen_k"] / call["block_n"])
@@ -87,14 +87,14 @@ def check(call: dict, choice: tuple) -> None:
         assert not call.get("packed")
         assert tiles > 1
         assert call["wants_dq"]
-    if row_parts > 1:
+    if row_splits > 1:
         assert call["cuts_rows"]
         assert heads == group
         assert not call.get("packed")
         assert not call["deterministic"]
-        slots = call["batch"] * call["heads_kv"] * tiles * row_parts
+        slots = call["batch"] * call["heads_kv"] * tiles * row_splits
         assert 4 * slots * call["block_n"] * columns <= most
-        assert row_parts <= math.ceil(call["seqlen_q"] / call["block_m"])
+        assert row_splits <= math.ceil(call["seqlen_q"] / call["block_m"])
 
 
 @pytest.mark.parametrize("gpu", ["H100", "H200", *OTHERS])

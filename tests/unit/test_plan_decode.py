@@ -111,7 +111,7 @@ def test_each_key_is_in_one_piece(core, machine, blocks):
         most = -(-p["seqlen_k"] // unit(128))
         lengths = [r.choice([0, 1, most // 9, most, r.randint(0, most)]) for _ in range(p["batch"])]
         schedule = core.SplitSchedule(
-            batch=p["batch"], tiles=heads_kv, min_units=plan["min_units"], columns=plan["pieces"],
+            batch=p["batch"], tiles=heads_kv, min_units=plan["min_units"], slices=plan["pieces"],
             max_splits=plan["max_splits"], extra=plan["extra"],
         )  # fmt: skip
         check_cover(schedule, lengths, heads_kv, plan["max_splits"])

@@ -121,7 +121,7 @@ def test_turns_of_key_blocks(core, left, right, seqlen_q, seqlen_k, block_m, blo
         }
         takers = [begin for begin in key_begins if seen & set(range(begin, begin + block_n))]
         for number, key_begin in enumerate(takers):
-            turn = mask.key_turn(
+            turn = mask.dq_order(
                 row_begin=row_begin, row_last=row_last, key_begin=key_begin, block_n=block_n
             )
             assert turn == (number == 0, number, number == len(takers) - 1)

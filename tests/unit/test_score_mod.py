@@ -28,7 +28,19 @@ def test_a_softcap_of_any_size(core, softcap, scale, product):
     """To rounding: scores far below a large cap keep all digits, and so differ as they did."""
     mod = core.ScoreMod(softcap=core.softcap_in_range(softcap), softmax_scale=scale)
     expected = softcap * math.tanh(scale * product / softcap)
-    assert mod.cap(product) == pytest.approx(expected, rel=5e-7)
+    for cap in (mod.cap, mod.cap_by_case):
+        assert cap(product) == pytest.approx(expected, rel=5e-7)
+
+
+@pytest.mark.parametrize("softcap", [512.0, 2.0**17, 2.0**90])
+def test_a_large_softcap_on_both_sides_of_where_its_formula_changes(core, softcap):
+    mod = core.ScoreMod(softcap=softcap, softmax_scale=0.125)
+    for eighth in (2.0**-20, 2.0**-9, *(n / 512 for n in range(1, 1200))):
+        x = 8 * eighth  # no rounding: softcap and scale are powers of two
+        for cap in (mod.cap, mod.cap_by_case):
+            for sign in (1, -1):
+                expected = sign * softcap * math.tanh(x)
+                assert cap(sign * x * softcap * 8) == pytest.approx(expected, rel=3e-7)
 
 
 @pytest.mark.parametrize("softcap", [1e5, 1e7, 1e30])
@@ -97,7 +109,7 @@ def test_a_softcap_is_about_scaled_scores(core):
 def test_softcap_ends(core, softcap):
     """An exponential that overflows, or vanishes, is the limit of tanh and not NaN."""
     mod = core.ScoreMod(softcap=softcap)
-    for cap in (mod.cap, mod.usual_cap):
+    for cap in (mod.cap, mod.cap_by_case, mod.usual_cap):
         assert cap(0.0) == 0.0
         for score in (1e4, 1e30, math.inf):
             assert cap(score) == softcap

@@ -57,20 +57,20 @@ def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
 @given(
     units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60)
 )  # fmt: skip
-def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, columns):
+def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, slices):
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, columns=columns
+        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, slices=slices
     )
     check_cover(schedule, lengths, tiles, max_splits)
 
 
 @settings(deadline=None)
 @given(packed, of_none, st.integers(1, 60), st.integers(0, 30))
-def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, columns, extra):
+def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, slices, extra):
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
     schedule = core.SplitSchedule(
-        batch=len(sizes), tiles=1, min_units=2, columns=columns, extra=extra,
+        batch=len(sizes), tiles=1, min_units=2, slices=slices, extra=extra,
         all_row_blocks=sum(row_blocks),
     )  # fmt: skip
     check_cover(schedule, [*lengths, 0, 0], 1, 1 << 30, row_blocks)
@@ -78,12 +78,12 @@ def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, columns, e
 
 @settings(deadline=None)
 @given(units, st.integers(1, 60), st.integers(0, 60))
-def test_pieces_fit_into_few_columns_more(core, lengths, columns, extra):
+def test_pieces_fit_into_few_columns_more(core, lengths, slices, extra):
     """However they are to be cut."""
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=1, min_units=2, columns=columns, extra=extra
+        batch=len(lengths), tiles=1, min_units=2, slices=slices, extra=extra
     )
-    assert schedule.num_columns() == len(lengths) + extra
+    assert schedule.num_slices() == len(lengths) + extra
     check_cover(schedule, lengths, 1, 1 << 30)
 
 
@@ -95,17 +95,17 @@ def test_pieces_fit_into_few_columns_more(core, lengths, columns, extra):
     st.integers(1, 12),
     st.integers(1, 60),
 )
-def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, columns):
+def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, slices):
     searched, computed = (
         core.SplitSchedule(
-            batch=batch, tiles=tiles, equal=equal, max_splits=max_splits, columns=columns
+            batch=batch, tiles=tiles, equal=equal, max_splits=max_splits, slices=slices
         )
         for equal in (False, True)
     )
     assert pieces(computed, [length] * batch) == pieces(searched, [length] * batch)
 
 
-# ---- packed batches: row blocks have columns of their own ----------------------------------------
+# ---- packed batches: row blocks have slices of their own ----------------------------------------
 
 
 @settings(deadline=None)
@@ -114,13 +114,13 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, co
     st.integers(0, 9),
 )  # fmt: skip
 def test_each_row_block_is_cut_like_a_sequence(
-    core, sizes, of_none, tiles, max_splits, columns, surplus
+    core, sizes, of_none, tiles, max_splits, slices, surplus
 ):
     """Those of the rows that belong to no sequence come last, and have no keys."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
     schedule = core.SplitSchedule(
-        batch=len(sizes), tiles=tiles, min_units=2, max_splits=max_splits, columns=columns,
+        batch=len(sizes), tiles=tiles, min_units=2, max_splits=max_splits, slices=slices,
         all_row_blocks=sum(row_blocks) + surplus,
     )  # fmt: skip
     check_cover(schedule, [*lengths, 0, 0], tiles, max_splits, row_blocks)
@@ -129,7 +129,7 @@ def test_each_row_block_is_cut_like_a_sequence(
 
 
 def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
-    schedule = core.SplitSchedule(batch=2, tiles=2, columns=8, all_row_blocks=6)
+    schedule = core.SplitSchedule(batch=2, tiles=2, slices=8, all_row_blocks=6)
     found = pieces(schedule, [6, 6], [3, 1, 0, 1])
     assert [piece[:3] for _, piece in sorted(found.items())] == [
         *((0, tile, split) for split in range(2) for tile in range(6)),
@@ -142,13 +142,13 @@ def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
 @settings(deadline=None)
 @given(packed, of_none, st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 5, 2**30]))
 def test_a_tile_has_all_its_pieces_or_none(
-    core, sizes, of_none, columns, all_row_blocks, max_splits
+    core, sizes, of_none, slices, all_row_blocks, max_splits
 ):
     """Where sequences have more row blocks than there are rows for, which is wrong."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
     schedule = core.SplitSchedule(
-        batch=len(sizes), tiles=1, columns=columns, max_splits=max_splits,
+        batch=len(sizes), tiles=1, slices=slices, max_splits=max_splits,
         all_row_blocks=all_row_blocks,
     )  # fmt: skip
     counts = defaultdict(list)
@@ -160,7 +160,7 @@ def test_a_tile_has_all_its_pieces_or_none(
 
 def test_more_row_blocks_than_can_be_added_up(core):
     """Of a wrong length: nobody has them, and those of the others have their places."""
-    schedule = core.SplitSchedule(batch=3, tiles=1, columns=3, max_splits=7, all_row_blocks=2**28)
+    schedule = core.SplitSchedule(batch=3, tiles=1, slices=3, max_splits=7, all_row_blocks=2**28)
     sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
     splits = schedule.piece(sizes[0], 0, sizes[1])[3]
     assert schedule.piece(sizes[0], splits, sizes[1]) is None
@@ -171,7 +171,7 @@ def test_more_columns_than_an_int_counts(core):
     """Of wrong lengths: 2^32 of them are too few by two pieces of each row block of the first."""
     many = 2**20
     schedule = core.SplitSchedule(
-        batch=4095, tiles=1, columns=4 * many, extra=many, all_row_blocks=many
+        batch=4095, tiles=1, slices=4 * many, extra=many, all_row_blocks=many
     )
     sizes = [100] + [0] * 4094, [many] * 4095 + [0, 0]
     assert schedule.piece(sizes[0], 0, sizes[1])[:4] == (0, 0, 0, 1)
@@ -180,18 +180,18 @@ def test_more_columns_than_an_int_counts(core):
 # ---- the length of a piece ----------------------------------------------------------------------
 
 
-def shortest_chunk(lengths, columns, min_units=2) -> int:
-    return max(min_units, -(-sum(lengths) // columns))
+def shortest_chunk(lengths, slices, min_units=2) -> int:
+    return max(min_units, -(-sum(lengths) // slices))
 
 
 @settings(deadline=None)
 @given(units, st.integers(1, 60))
-def test_pieces_that_fit_are_not_lengthened(core, lengths, columns):
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
-    chunk = shortest_chunk(lengths, columns)
+def test_pieces_that_fit_are_not_lengthened(core, lengths, slices):
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
+    chunk = shortest_chunk(lengths, slices)
     shortest = [max(1, -(-n // chunk)) for n in lengths]
     splits = splits_of(schedule, lengths)
-    if sum(shortest) <= max(columns, len(lengths)):
+    if sum(shortest) <= max(slices, len(lengths)):
         assert splits == shortest
     else:
         assert all(few <= many for few, many in zip(splits, shortest, strict=True))
@@ -201,7 +201,7 @@ def test_pieces_that_fit_are_not_lengthened(core, lengths, columns):
 @given(st.integers(1, 40), st.integers(0, 400), st.integers(1, 12), st.booleans())
 def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
     schedule = core.SplitSchedule(
-        batch=batch, tiles=1, equal=equal, min_units=1, columns=each * batch
+        batch=batch, tiles=1, equal=equal, min_units=1, slices=each * batch
     )
     splits = splits_of(schedule, [length] * batch)
     assert set(splits) == {max(1, -(-length // max(1, -(-length // each))))}
@@ -210,26 +210,26 @@ def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
 
 @settings(deadline=None)
 @given(units, st.integers(1, 60))
-def test_pieces_are_lengthened_within_bounds(core, lengths, columns):
+def test_pieces_are_lengthened_within_bounds(core, lengths, slices):
     """By a quarter, or each time in proportion to how many are too many, which are no more than
     sequences."""
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
     longest = max(end - begin for *_, begin, end in pieces(schedule, lengths).values())
-    surplus = len(lengths) / max(columns, len(lengths))
+    surplus = len(lengths) / max(slices, len(lengths))
     growth = max(1.25, 1 + surplus + surplus**2 + surplus**3)
-    assert longest <= shortest_chunk(lengths, columns) * growth + 3
+    assert longest <= shortest_chunk(lengths, slices) * growth + 3
 
 
 @pytest.mark.parametrize(
-    ("lengths", "columns", "splits"),
+    ("lengths", "slices", "splits"),
     [
         ([100, 20, 20, 20], 16, [10, 2, 2, 2]),  # 10 units each, and 16 pieces
         ([100, 25, 25, 10], 16, [8, 2, 2, 1]),  # 17 of 10, and 13 of 13, a quarter longer
         ([90, 1, 1, 1, 1, 1, 1, 1], 9, [9, 1, 1, 1, 1, 1, 1, 1]),  # 16 of 11: 17 are there
     ],
 )
-def test_lengthening(core, lengths, columns, splits):
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, columns=columns)
+def test_lengthening(core, lengths, slices, splits):
+    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
     assert splits_of(schedule, lengths) == splits
 
 
@@ -237,23 +237,23 @@ def test_lengthening(core, lengths, columns, splits):
     ("lengths", "splits"),
     [
         ([100, 110, 90, 95], [1, 1, 1, 1]),  # none is longer than the mean and a quarter
-        ([160, 40, 120, 80], [2, 1, 2, 1]),  # of 100, with what columns are left
+        ([160, 40, 120, 80], [2, 1, 2, 1]),  # of 100, with what slices are left
         ([300, 40, 130, 130], [2, 1, 1, 1]),  # 150 is the mean, and 8 pieces of it too many
     ],
 )
 def test_lengths_that_differ_use_what_columns_there_are(core, lengths, splits):
-    schedule = core.SplitSchedule(batch=4, tiles=1, min_units=2, columns=4, extra=2)
+    schedule = core.SplitSchedule(batch=4, tiles=1, min_units=2, slices=4, extra=2)
     assert splits_of(schedule, lengths) == splits
 
 
-@pytest.mark.parametrize("columns", [1, 8, 49])
-def test_the_workspace_does_not_grow_with_the_capacity(core, columns):
-    schedule = core.SplitSchedule(batch=7, tiles=8, columns=columns)
-    assert schedule.num_columns() == 7 + columns
+@pytest.mark.parametrize("slices", [1, 8, 49])
+def test_the_workspace_does_not_grow_with_the_capacity(core, slices):
+    schedule = core.SplitSchedule(batch=7, tiles=8, slices=slices)
+    assert schedule.num_slices() == 7 + slices
 
 
 def test_without_splits_nothing_is_read(core):
-    schedule = core.SplitSchedule(batch=3, tiles=2, max_splits=1, columns=100)
+    schedule = core.SplitSchedule(batch=3, tiles=2, max_splits=1, slices=100)
     assert schedule.num_pieces() == 6
     assert [schedule.piece([5, 0, 9], n)[:4] for n in range(6)] == [
         (b, tile, 0, 1) for b in range(3) for tile in range(2)
@@ -261,7 +261,7 @@ def test_without_splits_nothing_is_read(core):
 
 
 def test_a_limit_is_used_in_full(core):
-    schedule = core.SplitSchedule(batch=3, tiles=1, max_splits=4, columns=2**31 - 1)
+    schedule = core.SplitSchedule(batch=3, tiles=1, max_splits=4, slices=2**31 - 1)
     assert splits_of(schedule, [3, 0, 50]) == [3, 1, 4]
 
 
@@ -269,16 +269,16 @@ def test_huge_batches_and_lengths(core):
     """Products beyond 32 bits, and beyond 53."""
     longest, batch, tiles = 2**30, 3000, 70_000
     lengths = [longest] * batch
-    schedule = core.SplitSchedule(batch=batch, tiles=tiles, columns=9000)
-    for column in (0, 17, 8999):
+    schedule = core.SplitSchedule(batch=batch, tiles=tiles, slices=9000)
+    for slice_ in (0, 17, 8999):
         sequence, tile, split, splits, first, step, begin, end = schedule.piece(
-            lengths, column * tiles + tiles - 1
+            lengths, slice_ * tiles + tiles - 1
         )
-        assert (sequence, tile, split, splits) == (column // 3, tiles - 1, column % 3, 3)
-        assert first + split * step == column * tiles + tiles - 1
+        assert (sequence, tile, split, splits) == (slice_ // 3, tiles - 1, slice_ % 3, 3)
+        assert first + split * step == slice_ * tiles + tiles - 1
         assert (begin, end) == (
             longest * split // 3 + (split > 0), longest * (split + 1) // 3 + (split < 2)
         )  # fmt: skip
     assert schedule.piece(lengths, 9000 * tiles) is None
-    one = core.SplitSchedule(batch=batch, tiles=1, columns=1)
+    one = core.SplitSchedule(batch=batch, tiles=1, slices=1)
     assert splits_of(one, lengths) == [1] * batch

@@ -1,4 +1,4 @@
-// Hopper's decode kernels, which are the sm80 ones.
+// Times of Hopper's decode kernels, which are the sm80 ones.
 #pragma once
 
 #include "plan/machine.h"

@@ -1,4 +1,4 @@
-// Hopper's forward kernels: of a row's tile, of its second one, with pack-GQA, with splits.
+// Times of Hopper's forward kernels: a row's tile, its second one, pack-GQA, pack-GQA with splits.
 #pragma once
 
 #include "plan/machine.h"

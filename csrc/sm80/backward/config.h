@@ -13,7 +13,7 @@ using GridMma = TiledMMA<
     MmaInstruction<Element>, Layout<Shape<Int<kRowWarps>, Int<kColumnWarps>, _1>>,
     Tile<Int<16 * kRowWarps>, Layout<Shape<_8, Int<kColumnWarps>, _2>, Stride<_1, _16, _8>>, _16>>;
 
-// Of the ways to spread kWarps over (kRows, kColumns), the one whose warps read the fewest bytes a
+// The row warps of the grid of kWarps over (kRows, kColumns) whose warps read the fewest bytes a
 // multiply-add: (rows + columns) of a warp's tile over their product.
 template <int kRows, int kColumns, int kWarps>
 constexpr int best_row_warps() {
@@ -56,11 +56,11 @@ struct BackwardConfig {
   // warps exchange them through shared memory.
   static constexpr bool kExchangeP = kColumnWarps > 1;
 
-  // Parts of the columns in which Sᵀ and dPᵀ are computed, and dQ, so that their accumulators fit
-  // beside those of dK and dV.
+  // Sᵀ, dPᵀ and dQ are computed in parts of their columns, so that their accumulators fit beside
+  // those of dK and dV.
   static constexpr int kScorePasses = ceil_div(kBlockN * kBlockM / kThreads, 32);
   static constexpr int kPartM = kBlockM / kScorePasses;
-  static constexpr int kQueryGradients = kBlockM * kHeadDim / kThreads;  // of dQ, a thread's
+  static constexpr int kQueryGradients = kBlockM * kHeadDim / kThreads;  // numbers of dQ, a thread
   static constexpr int kQueryPasses = ceil_div(kQueryGradients, 96);
 
   // dQ (kBlockM, kHeadDim / kQueryPasses)

@@ -1,7 +1,6 @@
-// Attention backward for GPUs with mma.sync and cp.async: one thread block computes dK and dV of
-// one block of keys, over the query heads that share them, or a part of those, and all rows that
-// see them, and adds its part of dQ (FlashAttention-2, 2307.08691, algorithm 2, with transposed
-// scores).
+// Attention backward for GPUs with mma.sync and cp.async: a CTA computes dK and dV of one KV block,
+// over the query heads that share it, or over one GQA split, and all rows that see it, and adds its
+// part of dQ (FlashAttention-2, 2307.08691, algorithm 2, with transposed scores).
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -13,19 +12,20 @@
 
 namespace flash::sm80 {
 
-// Everything a visit consists of is forced inline: its accumulators are registers only then, and
-// the largest tiles are where the compiler would rather not.
+// All functions of an iteration are forced inline: only then are its accumulators registers, and
+// the largest tiles are where the compiler would rather not inline.
 
-// The tile of a shared-memory tensor that holds its `pass`-th part of the rows or columns.
+// The (kRows, kColumns) tile of a shared-memory tensor that is a part of its rows or columns.
 template <int kRows, int kColumns, class SmemTensor>
 __device__ auto part(SmemTensor const& tensor, int row, int column) {
   return local_tile(tensor, Shape<Int<kRows>, Int<kColumns>>{}, make_coord(row, column));
 }
 
-// P and dS of one part of the columns (queries), in shared memory or already in dV and dK.
+// Computes P and dS of one part of the columns (queries), in shared memory or added to dV and dK at
+// once.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowVisit at, int stage,
-                                           int pass, KeyGradients<Config>& sum) {
+__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowIteration at,
+                                           int stage, int pass, KeyGradients<Config>& sum) {
   using Mma = typename Config::KeyMma;
   using Element = typename Config::Element;
   constexpr int kN = Config::kBlockN, kColumns = Config::kPartM;
@@ -66,9 +66,9 @@ __device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowV
   }
 }
 
-// dQ = dS·K, in parts of the columns for the registers' sake.
+// dQ = dS·K, in parts of the columns, to save registers.
 template <class Config>
-__device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader, RowVisit at) {
+__device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader, RowIteration at) {
   using Mma = typename Config::RowMma;
   constexpr int kColumns = Config::kHeadDim / Config::kQueryPasses;
   auto& smem = loader.smem;
@@ -102,10 +102,10 @@ __device__ __forceinline__ void add_key_gradients(SharedStorage<Config>& smem, i
 }
 
 // One row block: P and dS from the scores again, then the three gradients. `prefetch` loads the
-// next row block, where that may go to the buffers of this one.
+// next row block; it is called as soon as the buffers for that are free.
 template <bool kMasked, class Config, class Prefetch>
-__device__ __forceinline__ void visit_rows(RowLoader<Config> const& loader, RowVisit at, int stage,
-                                           KeyGradients<Config>& sum, Prefetch prefetch) {
+__device__ __forceinline__ void iterate(RowLoader<Config> const& loader, RowIteration at, int stage,
+                                        KeyGradients<Config>& sum, Prefetch prefetch) {
   if constexpr (Config::kStages > 1) {
     prefetch();
   }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void visit_rows(RowLoader<Config> const& loader, RowV
     add_key_gradients(loader.smem, stage, sum);
   }
   if constexpr (Config::kStages == 1) {
-    // With one buffer each, the next Q and dO arrive under dQ's product alone.
+    // With one buffer each, the next Q and dO arrive under dQ's product only.
     if constexpr (Config::kExchangeP) {
       __syncthreads();
     }
@@ -129,7 +129,7 @@ __device__ __forceinline__ void visit_rows(RowLoader<Config> const& loader, RowV
   }
 }
 
-// The rows of all query heads of the part, head by head.
+// The iterations of a tile: row blocks of all query heads of the GQA split, head by head.
 template <class Config>
 struct RowWalk {
   KeyBlock<Config> const& block;
@@ -139,7 +139,7 @@ struct RowWalk {
 
   __device__ bool valid() const { return head < block.heads; }
   __device__ bool masked() const { return step < block.range.masked_count(); }
-  __device__ RowVisit visit() const { return {head, block.range.block_at(step)}; }
+  __device__ RowIteration iteration() const { return {head, block.range.block_at(step)}; }
 
   __device__ void next() {
     stage = (stage + 1) % Config::kStages;
@@ -150,18 +150,18 @@ struct RowWalk {
   }
 };
 
-// Waits for the rows of this visit; the next ones' load starts inside.
+// Waits for this iteration's rows; the next ones' load starts inside.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void visit_and_prefetch(RowLoader<Config> const& loader,
-                                                   RowWalk<Config>& walk,
-                                                   KeyGradients<Config>& sum) {
-  RowVisit const at = walk.visit();
+__device__ __forceinline__ void iterate_and_prefetch(RowLoader<Config> const& loader,
+                                                     RowWalk<Config>& walk,
+                                                     KeyGradients<Config>& sum) {
+  RowIteration const at = walk.iteration();
   int const stage = walk.stage;
   loader.wait();
   walk.next();
-  visit_rows<kMasked>(loader, at, stage, sum, [&] {
+  iterate<kMasked>(loader, at, stage, sum, [&] {
     if (walk.valid()) {
-      loader.load_rows(walk.visit(), walk.stage);
+      loader.load_rows(walk.iteration(), walk.stage);
     }
   });
 }
@@ -174,14 +174,15 @@ __device__ void backward_key_block(BwdParams const& p, KeyBlock<Config> const& b
     RowLoader<Config> const loader{block, p, smem};
     RowWalk<Config> walk{block};
     loader.load_keys();
-    loader.load_rows(walk.visit(), 0);
+    loader.load_rows(walk.iteration(), 0);
     while (walk.valid()) {
-      // Two loops: one with a condition around the mask code becomes selects in every step.
+      // Two loops: in a single loop, the condition around the mask code becomes selects in every
+      // iteration.
       while (walk.valid() && walk.masked()) {
-        visit_and_prefetch<true>(loader, walk, sum);
+        iterate_and_prefetch<true>(loader, walk, sum);
       }
       while (walk.valid() && !walk.masked()) {
-        visit_and_prefetch<false>(loader, walk, sum);
+        iterate_and_prefetch<false>(loader, walk, sum);
       }
     }
     __syncthreads();

@@ -1,4 +1,4 @@
-// What one thread block works on, and its shared memory.
+// The KV block that a CTA works on, and its shared memory.
 #pragma once
 
 #include "core/block_info.h"
@@ -11,51 +11,51 @@
 
 namespace flash::sm80 {
 
-// One of the row blocks that a block of keys visits.
-struct RowVisit {
-  int head;     // query head, of the part's: 0, 1, …
+// One iteration: a row block that sees the KV block.
+struct RowIteration {
+  int head;     // query head among the tile's: 0, 1, …
   int m_block;  // row block of the sequence
 };
 
-// Everything about one block of keys that stays the same while the rows go by.
+// Everything about a KV block that stays the same over its iterations.
 template <class Config>
 struct KeyBlock {
   using Element = typename Config::Element;
 
-  WorkTile tile;  // m_block: the block of keys; head: a group's part
+  WorkTile tile;  // m_block: the KV block; head: the GQA split
   BlockInfo info;
   SequenceMask mask;
   RowRange range;
   int key_begin;
   int keys;             // of the kBlockN that may be attended to
   int slots;            // of the kBlockN that exist: the others have no gradient to store
-  float dq_scale;       // of dQ that this block stores
-  int heads;            // query heads whose rows go by
+  float dq_scale;       // of the dQ that this KV block stores
+  int heads;            // query heads of the tile
   int head_begin;       // the first of them
-  int64_t blocks;       // of rows, of all sequences
-  int64_t block_begin;  // the sequence's first one
+  int64_t blocks;       // row blocks of all sequences
+  int64_t block_begin;  // the sequence's first row block
   Element const* q;     // first row of the sequence, head_begin
   Element const* dout;
   Element const* k;  // first key of this block
   Element const* v;
 
   __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_)
-      : KeyBlock(p, tile_, p.group.part(tile_.head)) {}
+      : KeyBlock(p, tile_, p.gqa.heads_of(tile_.head)) {}
 
-  // Of a row block in the workspaces.
-  __device__ int64_t index(RowVisit at) const {
+  // Index of a row block in the workspaces.
+  __device__ int64_t index(RowIteration at) const {
     return (head_begin + at.head) * blocks + block_begin + at.m_block;
   }
 
  private:
-  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, GroupPart const& part)
+  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, HeadsOfTile const& part)
       : tile(tile_),
         info(p.seqlens, tile_.batch),
         mask(p.mask, info.seqlen_q, info.seqlen_k),
         key_begin(tile_.m_block * Config::kBlockN),
         keys(min(info.seqlen_k - key_begin, Config::kBlockN)),
         slots(min(info.slots_k - key_begin, Config::kBlockN)),
-        // More keys than the caller said are in other blocks, too, which store to the same rows.
+        // If there are more keys than the caller said, other KV blocks store to the same rows, too.
         dq_scale(info.seqlen_k <= Config::kBlockN
                      ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                      : NAN),
@@ -74,7 +74,7 @@ struct KeyBlock {
   }
 };
 
-// Of the rows of one row block, which are columns here.
+// LSE and D of a row block's rows, which are columns here.
 template <int kBlockM>
 struct RowStats {
   float lse_log2[kBlockM];
@@ -94,7 +94,7 @@ struct SharedStorage {
   Buffer<typename Config::SmemLayoutSt> ds;
   alignas(128) Element p[Config::kExchangeP ? cosize_v<typename Config::SmemLayoutSt> : 1];
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];
-  // Here, read again at each use, for the registers.
+  // In shared memory and read again at each use, to save registers.
   alignas(16) char block[sizeof(KeyBlock<Config>)];
 };
 

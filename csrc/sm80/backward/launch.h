@@ -1,14 +1,14 @@
 // Launches one instantiation and the passes around it; included by the generated files only.
 #pragma once
 
-#include "backward/grid.h"
-#include "backward/launch.h"
-#include "host/launch_kernel.h"
+#include "launch/launch_kernel.h"
+#include "passes/backward/grid.h"
+#include "passes/backward/launch.h"
 #include "sm80/backward/kernel.h"
 
 namespace flash::sm80 {
 
-// GridMma's order; a number of dQ is added by a whole warp at once.
+// dQ's sums in GridMma's order; a whole warp adds one number of each lane at once.
 template <class Config>
 constexpr QueryTile query_tile() {
   return {.block_m = Config::kBlockM,

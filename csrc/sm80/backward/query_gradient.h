@@ -1,4 +1,4 @@
-// dQ: every block of keys adds its part to a sum in fp32; or there is but one, and it stores dQ.
+// dQ: every KV block adds its part to a sum in fp32, or the only KV block stores dQ.
 #pragma once
 
 #include "sm80/backward/key_block.h"
@@ -6,7 +6,7 @@
 
 namespace flash::sm80 {
 
-// A sum without its result: nobody waits for it.
+// Adds to a sum without its result, so that no thread waits for it.
 __device__ inline void add_to(float* sum, float x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");
@@ -17,18 +17,18 @@ __device__ inline void add_to(float* sum, float x) {
 
 // This thread's part of the sum for one row block. Sums lie in the order of the accumulators,
 // (kQueryGradients, kThreads): a warp's addition is one run of 128 bytes, and none needs a
-// predicate. In a deterministic call key blocks take turns, in their order: those before this one
-// belong to thread blocks that were launched before, so waiting for them always ends.
+// predicate. In a deterministic call KV blocks add in their order, by the dQ semaphore: those
+// before this one belong to CTAs that were launched before, so waiting for them always ends.
 template <class Config>
 struct QueryGradient {
   float* sum;
-  int* taken;  // turns taken; null: any order
-  int turn;    // of this thread block
+  int* taken;  // dQ semaphore: KV blocks that have added; null: any order
+  int turn;    // KV blocks that add before this one
 
-  __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowVisit at) {
+  __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowIteration at) {
     int64_t const row_block = block.index(at);
     sum = p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) + threadIdx.x;
-    taken = p.workspace.turns ? p.workspace.turns + row_block : nullptr;
+    taken = p.workspace.dq_semaphores ? p.workspace.dq_semaphores + row_block : nullptr;
     int const first_key = block.mask.begin(at.m_block * Config::kBlockM);
     turn = block.tile.m_block - first_key / Config::kBlockN;
   }
@@ -46,7 +46,7 @@ struct QueryGradient {
     __syncthreads();
   }
 
-  // `pass`: which part of the columns it is.
+  // pass: which part of the columns dq is.
   template <class Accumulator>
   __device__ __forceinline__ void add(Accumulator const& dq, int pass) const {
     constexpr int kPart = decltype(size(dq))::value;
@@ -70,10 +70,10 @@ struct QueryGradient {
 };
 
 // Stores this thread's part of dQ where the block holds all keys of its sequence; rows that it does
-// not visit are zero already.
+// not reach are zero already.
 template <class Config, class Accumulator>
 __device__ __forceinline__ void store_query_gradient(BwdParams const& p,
-                                                     KeyBlock<Config> const& block, RowVisit at,
+                                                     KeyBlock<Config> const& block, RowIteration at,
                                                      Accumulator const& dq_mma, int pass) {
   using Element = typename Config::Element;
   GridCoord<Config::kRowWarps, Config::kWarps / Config::kRowWarps> const coord(threadIdx.x);

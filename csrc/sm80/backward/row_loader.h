@@ -1,4 +1,5 @@
-// Q, dO and the rows' statistics from global to shared memory, ahead of the products.
+// Loads keys, and Q, dO and the rows' statistics, from global to shared memory, ahead of the
+// products.
 #pragma once
 
 #include "sm80/backward/key_block.h"
@@ -19,7 +20,7 @@ struct RowLoader {
         block.v, p.v.row_stride, smem.v.data(), block.keys, p.head_dim_v, threadIdx.x);
   }
 
-  __device__ void load_rows(RowVisit at, int stage) const {
+  __device__ void load_rows(RowIteration at, int stage) const {
     int const row = at.m_block * Config::kBlockM, rows_left = block.info.seqlen_q - row;
     load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(
         block.q + at.head * p.q.head_stride + row * p.q.row_stride, p.q.row_stride,
@@ -31,14 +32,14 @@ struct RowLoader {
     cp_async_fence();
   }
 
-  // What was loaded last has arrived, and everybody is done with all other buffers.
+  // Waits until what was loaded last has arrived, and all threads are done with all other buffers.
   __device__ void wait() const {
     cp_async_wait<0>();
     __syncthreads();
   }
 
  private:
-  __device__ void load_stats(RowVisit at, int stage) const {
+  __device__ void load_stats(RowIteration at, int stage) const {
     constexpr int kChunks = sizeof(RowStats<Config::kBlockM>) / sizeof(uint128_t);
     static_assert(kChunks <= Config::kThreads);
     if (threadIdx.x < kChunks) {

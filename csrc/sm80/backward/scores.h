@@ -2,8 +2,8 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "backward/transposed_scores.h"
 #include "core/softmax.h"
+#include "passes/backward/transposed_scores.h"
 #include "sm80/backward/key_block.h"
 #include "sm80/fragments.h"
 
@@ -21,12 +21,12 @@ struct ScoreTile {
   RowStats<Config::kBlockM> const& stats;
   int head;
   int part_begin;  // first column of this part, in the tile
-  int row_begin;   // and the row of the sequence that it is
+  int row_begin;   // and its row in the sequence
   GridCoord<Config::kKeyWarps, Config::kColumnWarps> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
 
   __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_,
-                       RowStats<Config::kBlockM> const& stats_, RowVisit at, int pass)
+                       RowStats<Config::kBlockM> const& stats_, RowIteration at, int pass)
       : p(p_),
         block(block_),
         stats(stats_),
@@ -37,9 +37,10 @@ struct ScoreTile {
 
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
 
-  // Scores → probabilities that the values meet, in place. Returns the factors of score_gradients:
-  // those before dropout, times the softcap's derivative. In fp32, which spares the conversion back
-  // that the 16 bits of dV's operand would need: a tenth of all instructions at d 64.
+  // Turns scores into the probabilities by which the values are multiplied, in place. Returns the
+  // factors of score_gradients: probabilities before dropout, times the softcap's derivative. They
+  // are in fp32, which spares the conversion back that the 16 bits of dV's operand would need: a
+  // tenth of all instructions at d 64.
   template <class Scores>
   __device__ auto probabilities(Scores& s_mma) {
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
@@ -64,7 +65,7 @@ struct ScoreTile {
     }
   }
 
-  // What dP is added to: -D without dropout, so that the products end in dP - D.
+  // Initial value of dP: -D in plain kernels, so that the products end in dP - D.
   template <class Gradient>
   __device__ void start_gradients(Gradient& dp_mma) const {
     clear(dp_mma);

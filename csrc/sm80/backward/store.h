@@ -1,4 +1,4 @@
-// dK and dV: sums in registers, to shared and then to global memory.
+// Stores dK and dV: sums in registers, to shared and then to global memory.
 #pragma once
 
 #include "sm80/backward/key_block.h"
@@ -8,8 +8,8 @@
 
 namespace flash::sm80 {
 
-// A thread's part of the sums over all rows, both over 1 / (1 - dropout_p), dK over softmax_scale
-// too.
+// A thread's part of the sums over all rows; both gradients are 1 / (1 - dropout_p) times these,
+// and dK softmax_scale times that.
 template <class Config>
 struct KeyGradients {
   using Mma = typename Config::KeyMma;
@@ -19,7 +19,7 @@ struct KeyGradients {
       zeros<Mma, Config::kBlockN, Config::kHeadDimV>();
 };
 
-// An accumulator tile of Mma, converted already, to shared memory: two neighbours at once.
+// Writes an accumulator tile of Mma, converted already, to shared memory: two neighbours at once.
 template <class Mma, class Fragment, class SmemTensor>
 __device__ void store_fragment(Fragment const& fragment, SmemTensor&& target) {
   using Element = typename Fragment::value_type;
@@ -37,7 +37,7 @@ __device__ void scale_to_smem(Accumulator& sum, float scale, Element* target, Sm
   store_fragment<Mma>(convert<Element>(sum), smem_tensor(target, layout));
 }
 
-// What a tile with a part of a group has of dK or dV, times `factor`, to the part's sums.
+// Writes what a GQA split has of dK or dV, times `factor`, to the split's sums.
 template <class Config, class Accumulator>
 __device__ __forceinline__ void store_part_sums(TensorView<float> const& to,
                                                 KeyBlock<Config> const& block, float factor,
@@ -63,8 +63,8 @@ __device__ __forceinline__ void store_part_sums(TensorView<float> const& to,
   }
 }
 
-// Writes what is wanted of dK [keys, head_dim] and dV [keys, head_dim_v], for all keys that exist.
-// Nobody reads K and V in shared memory any more.
+// Writes what is wanted of dK [keys, head_dim] and dV [keys, head_dim_v], for all keys that exist,
+// at a point where no thread reads K and V in shared memory any more.
 template <class Config>
 __device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& block,
                                     SharedStorage<Config>& smem, KeyGradients<Config>& sum) {
@@ -72,7 +72,7 @@ __device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& 
   using Element = typename Config::Element;
   float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
   float const dk_scale = p.scores.softmax_scale * keep_scale;
-  if (p.group.parts > 1) {
+  if (p.gqa.splits > 1) {
     store_part_sums(p.workspace.dk, block, dk_scale, sum.dk);
     store_part_sums(p.workspace.dv, block, keep_scale, sum.dv);
     return;

@@ -1,9 +1,9 @@
-// Attention forward for GPUs with mma.sync and cp.async: one thread block computes one block of
-// query rows against all the keys they see (FlashAttention-2, 2307.08691, algorithm 1).
+// Attention forward for GPUs with mma.sync and cp.async: a CTA computes one row block against all
+// the keys that it sees (FlashAttention-2, 2307.08691, algorithm 1).
 #pragma once
 
 #include "core/dynamic_smem.h"
-#include "core/score_hooks.h"
+#include "core/score_mods.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
 #include "params/fwd_params.h"
@@ -39,7 +39,7 @@ struct Accumulators {
   }
 };
 
-// One key block: scores, mask if it needs one, softmax, values. Returns the next one.
+// One KV block: scores, mask if it needs one, softmax, values. Returns the next one.
 template <class Config>
 __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulators<Config>& acc) {
   using Acc = Accumulators<Config>;
@@ -56,7 +56,7 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
   FragmentCoord<Config::kWarps> const coord(thread);
   int const key_begin = key_block * Config::kBlockN;
   if constexpr (Config::kScores == ScoreLevel::Full) {
-    apply_score_mod(s, block.score_mod, block.row_begin, key_begin, coord);
+    apply_score_mod</*kCapByCase=*/true>(s, block.score_mod, block.row_begin, key_begin, coord);
   }
   if (block.range.masked(key_block)) {
     auto const query_of = [&](int row) { return block.row_begin + row; };

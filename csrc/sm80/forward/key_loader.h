@@ -1,4 +1,4 @@
-// K and V from global to shared memory, ahead of the products.
+// Loads K and V from global to shared memory, ahead of the products.
 #pragma once
 
 #include "sm80/copy_tile.h"
@@ -28,7 +28,7 @@ struct KeyLoader {
     cp_async_fence();
   }
 
-  // What was loaded last has arrived, and everybody is done with the other buffer.
+  // Waits until what was loaded last has arrived, and all threads are done with the other buffer.
   __device__ void wait() const {
     cp_async_wait<0>();
     __syncthreads();

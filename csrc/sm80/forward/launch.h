@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/tile_grid.h"
-#include "host/launch_kernel.h"
+#include "launch/launch_kernel.h"
 #include "sm80/forward/kernel.h"
 
 namespace flash::sm80 {

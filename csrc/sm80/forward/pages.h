@@ -34,8 +34,8 @@ __device__ void load_paged_tile(Element const* head, TensorView<const void> cons
   }
 }
 
-// Once per row block, by all its threads: if a page is missing, no key block goes without mask
-// code. To ask in every step would cost those that have all their pages.
+// All threads call it once per row block: if a page is missing, every KV block runs mask code. A
+// test in every step would cost row blocks that have all their pages.
 template <class Config>
 __device__ void find_missing_pages(RowBlock<Config>& block) {
   KeyPages const& pages = block.pages;

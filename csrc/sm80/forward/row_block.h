@@ -1,4 +1,4 @@
-// What one thread block works on, and its shared memory.
+// The row block that a CTA works on, and its shared memory.
 #pragma once
 
 #include "core/block_info.h"
@@ -12,7 +12,7 @@
 
 namespace flash::sm80 {
 
-// Everything about one row block that stays the same while its keys go by.
+// Everything about a row block that stays the same over its steps.
 template <class Config>
 struct RowBlock {
   using Element = typename Config::Element;
@@ -66,14 +66,15 @@ struct SharedStorage {
   template <int kRows, int kColumns>
   using Tile = array_aligned<typename Config::Element, kRows * kColumns, 128>;
   union {
-    // O takes Q's place: the barrier that V of the last key block waits at lies between the last
+    // O takes Q's place: the barrier that V of the last KV block waits at lies between the last
     // product with Q and the first store of O.
     Tile<Config::kBlockM, Config::kHeadDim> q;
     Tile<Config::kBlockM, Config::kHeadDimV> out;
   };
   Tile<Config::kBlockN, Config::kHeadDim> k;
   Tile<Config::kBlockN, Config::kHeadDimV> v;
-  // Here, read again at each use: kept in registers these two dozen words make the kernel spill.
+  // In shared memory and read again at each use: kept in registers, these two dozen words make the
+  // kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
 };
 

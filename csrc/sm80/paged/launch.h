@@ -1,5 +1,6 @@
-// The forward kernel for keys in pages; included by the generated files only. Rows of their own,
-// since a look-up beside the plain loads costs registers that the plain kernels do not have.
+// The forward kernel for keys in pages; included by the generated files only. It has rows of its
+// own in the variant table, because a look-up beside the plain loads costs registers that the other
+// kernels do not have.
 #pragma once
 
 #include "sm80/forward/launch.h"

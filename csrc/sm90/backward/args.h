@@ -3,10 +3,10 @@
 #include "core/tile_grid.h"
 #include "core/tile_queue.h"
 #include "params/bwd_params.h"
-#include "sm90/backward/lone_hooks.h"
+#include "sm90/backward/lone_mods.h"
 #include "sm90/tensor_map.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // What a launch passes to the kernel.
 struct BackwardArgs {
@@ -14,12 +14,12 @@ struct BackwardArgs {
   TensorMap dout;
   TensorMap k;  // boxes of kBlockN keys
   TensorMap v;
-  TensorMap delta_dout;  // of a relay that finds D: boxes of kDeltaRows rows
+  TensorMap delta_dout;  // for delta warps: boxes of kDeltaRows rows
   TensorMap delta_out;
   BwdParams params;
   TileGrid grid;
   TileQueue queue;
-  NearTanhHook near_tanh;  // of a softcap
+  NearTanhMod near_tanh;  // for a softcap
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

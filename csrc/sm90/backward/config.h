@@ -2,11 +2,11 @@
 #pragma once
 
 #include "core/score_level.h"
-#include "params/cut_tiles.h"
-#include "params/key_relay.h"
+#include "params/ordered_dq.h"
+#include "params/row_split.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, ScoreLevel kScores_>
@@ -16,28 +16,29 @@ struct BackwardConfig {
   static constexpr int kHeadDimV = kHeadDimV_;  // of V, O and their gradients
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
-  static constexpr int kKeys = kBlockN;  // of a thread block
+  static constexpr int kKeys = kBlockN;  // of a CTA
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for Q
   static_assert(kStages >= 2);  // the next row block's scores need its Q beside this one's
   static constexpr int kDoutStages = kStages;  // buffers for dO
   static constexpr int kScoreStages = 2;       // buffers for dS
 
-  // The first warpgroup loads, each of the others computes 64 keys.
+  // The first warpgroup has the producer warp; each of the others, a consumer, computes 64 keys.
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-  static constexpr int kAdders = 1;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false, kRelay = false, kFindsDelta = false;
-  static constexpr bool kHasSteps = false;  // the first and the last to add to dQ differ
+  static constexpr int kAdders = 1;  // CTAs that add a tile's dQ
+  static constexpr bool kKvPersistent = false, kOrderedDq = false, kFindsDelta = false;
+  static constexpr bool kOrdersDq = false;  // the first and the last KV block differ (dq_action.h)
   static constexpr bool kStreamsTiles = false;
   static constexpr int kKeyStages = 1;  // buffers for K
-  // Lanes store 16 bytes each: of dK and dV, and of dQ.
+  // Lanes store 16 bytes each, of dK and dV, or of dQ.
   static constexpr bool kWideKeyRows = false, kWideQueryRows = false;
-  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kRowSplit =
+      has_row_split(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads && kBlockN % kWarpgroupRows == 0);
   static_assert(kConsumers == 2);
-  // setmaxnreg: what the loader does without goes to the others.
+  // setmaxnreg: consumers get the registers that the producer's warpgroup gives up.
   static constexpr int kLoaderRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 
@@ -47,8 +48,8 @@ struct BackwardConfig {
   using MmaKeys = MmaRegisterA<Element, kHeadDim, kBlockM>;
   using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockM>;
 
-  // dQ: each warpgroup has 64 rows, or of the same 64 rows half of the columns. Where half of them
-  // is not whole runs, both compute what is left, and each adds its half.
+  // dQ: each warpgroup computes 64 rows, or half of the columns of the same 64 rows. If half of the
+  // columns are not whole runs, both compute the run in the middle, and each adds its half.
   static constexpr bool kShareRows = kBlockM == kConsumers * kWarpgroupRows;
   static_assert(kShareRows || kBlockM == kWarpgroupRows);
   static constexpr int kQueryColumns =
@@ -56,46 +57,47 @@ struct BackwardConfig {
   using MmaQuery = MmaAcross<Element, kQueryColumns, kBlockN>;
   static constexpr int kRunK = kRun<kHeadDim>;
 
-  // Details of a visit of which ptxas makes faster or slower code, each as it was measured for the
-  // head dim (docs/kernels/sm90_backward.md, Details of a visit).
+  // Details of an iteration with which ptxas makes faster or slower code, each as measured for the
+  // head dim (docs/lab/sm90_backward_step.md).
   static constexpr bool kPlain = kScores == ScoreLevel::Plain;
   // The scores of the next row block are started before this one's dQ is added, not behind it.
   static constexpr bool kScoresFirst = kPlain || kHeadDim <= 96;
-  // The visits of a tile are counted, instead of told by each whether there is another.
-  static constexpr bool kCountsVisits = kPlain;
+  // The loop counts a tile's iterations, instead of reading from each whether another follows.
+  static constexpr bool kCountsIterations = kPlain;
   // All of dP's product is started before the first exponential.
   static constexpr bool kStartsFirst = kPlain && kHeadDim == 64;
-  // D, and where dQ goes, are read before the product is waited for that they are used behind.
+  // D, and where dQ goes, are read before the wait for the product behind which they are used.
   static constexpr bool kReadsAhead = kPlain && kHeadDim >= 96;
   // Calls that add to dQ's sums have a loop of their own.
   static constexpr bool kOwnLoopToAdd = kReadsAhead;
   // LSE of the next row block is read before its scores are started.
   static constexpr bool kReadsLseAhead = kPlain && kHeadDim == 128;
 
-  // Scores with hooks have factors of 16 bits, each hook a loop of its own, and masked and whole
-  // row blocks one body (hooked_tile.h).
-  static constexpr bool kHookedTiles = !kPlain && kHeadDim == 64;
-  // Elsewhere a softcap alone has a loop of its own, where that is faster, and one body as well
+  // With score mods, factors have 16 bits, each mod has a loop of its own, and one body serves
+  // masked and whole row blocks (modified_tile.h).
+  static constexpr bool kModifiedTiles = !kPlain && kHeadDim == 64;
+  // Elsewhere a softcap alone has a loop of its own where that is faster, with one body as well
   // (lone_tile.h).
   static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
-  // Details of the loop for a softcap alone, where there is one. 4k causal, H200, of plain: d 64
-  // 0.740 with those of the other hooks, 0.749 with these; d 128 0.730 in one loop for all hooks,
-  // 0.820.
+  // Details of the loop for a softcap alone, where there is one. Rate over plain, 4k causal, H200:
+  // d 64 0.740 with the other mods' details, 0.749 with these; d 128 0.730 in one loop for all
+  // mods, 0.820 in a loop of its own.
   struct CapLoop {
     static constexpr bool kStartsFirst = kHeadDim == 64;
-    static constexpr bool kCountsVisits = kHeadDim == 64;
+    static constexpr bool kCountsIterations = kHeadDim == 64;
     static constexpr bool kReadsAhead = true;
-    // The next row block's scores are started before this one's dK, and the largest of them, which
-    // decides how tanh is computed, is looked for under it. Of what is read ahead D remains.
+    // The next row block's scores are started before this one's dK; the largest of them, which
+    // decides how tanh is computed, is searched while dK's product runs. Only D is still read ahead
+    // then.
     static constexpr bool kScansAhead = kHeadDim == 128;
   };
-  // Probabilities of hooked tiles are multiples of 2 to the power of minus this, for which LSE is
-  // less. They are at most 1, or little more where LSE is large and rounded: of their products with
-  // derivatives, in such units, fp16 has 11 bits from 2^-26 to 16.
-  static constexpr int kProbabilityLog2 = kHookedTiles ? 12 : 0;
+  // The unit of probabilities in modified tiles is 2 to the power of minus this; LSE is less by it.
+  // Probabilities are at most 1, or little more where LSE is large and rounded: in this unit, fp16
+  // has 11 bits for their products with derivatives, from 2^-26 to 16.
+  static constexpr int kProbabilityLog2 = kModifiedTiles ? 12 : 0;
   static constexpr float kProbabilityUnit = 1 << kProbabilityLog2;
 
-  // As rows, for products that reduce over the columns, and the same memory the other way round.
+  // Tiles as rows, for products that reduce over the columns, and the same memory transposed.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kStages>;
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kStages>;
   template <int kBuffers>
@@ -118,51 +120,50 @@ struct BackwardConfig {
   static constexpr int kTileDS = kBlockN * kBlockM;
 };
 
-// The same, or a pair's, for a kernel whose thread blocks go through columns. As a flag of the call
-// this took 2 to 12% of others' time (H200, d 96 most): ptxas makes other code of the whole loop.
+// The config of a KV-persistent kernel, of CTAs or of pairs. As a flag of the call, KV persistence
+// took 2 to 12% of other calls' time (H200, d 96 most): ptxas makes other code of the whole loop.
 template <class Config>
-struct InColumns : Config {
-  static constexpr bool kColumns = true, kHasSteps = true;
-  static constexpr bool kCutsTiles = false;
+struct KvPersistentConfig : Config {
+  static constexpr bool kKvPersistent = true, kOrdersDq = true;
+  static constexpr bool kRowSplit = false;
 
-  // Of a tile's details some do not suit d 128 here: 512 keys, causal, of FA3 0.98 with, 1.09
-  // without.
+  // Some details do not suit d 128 here: 512 keys, causal, 0.98 of FA3 with them, 1.09 without.
   static constexpr bool kSuit = Config::kHeadDim <= 96;
   static constexpr bool kScoresFirst = Config::kScoresFirst && kSuit;
-  static constexpr bool kCountsVisits = Config::kCountsVisits && kSuit;
+  static constexpr bool kCountsIterations = Config::kCountsIterations && kSuit;
   static constexpr bool kReadsAhead = Config::kReadsAhead && kSuit;
   static constexpr bool kReadsLseAhead = Config::kReadsLseAhead && kSuit;
 };
 
-// The same for a kernel whose key blocks hand sums of dQ on.
+// The config of a kernel with ordered dQ accumulation, of CTAs or of pairs.
 template <class Config>
-struct InRelay : Config {
-  static constexpr bool kRelay = true, kHasSteps = true;
-  static constexpr bool kCutsTiles = false;
+struct OrderedDqConfig : Config {
+  static constexpr bool kOrderedDq = true, kOrdersDq = true;
+  static constexpr bool kRowSplit = false;
 
-  // Tiles are one stream of visits: a tile's last one starts the next tile's first scores, whose
-  // visit brings this one's last dQ to its row block, so that between tiles nobody waits for a
-  // product with nothing else to do. There K of both is wanted, so it has two buffers. Pairs have
-  // no room for them.
+  // Tiles are one stream of iterations: a tile's last iteration starts the next tile's first
+  // scores, and the next tile's first iteration adds this one's last dQ, so that no consumer is
+  // idle behind a product between tiles. K of both tiles is needed then, so it has two buffers.
+  // Pairs have no room for them.
   static constexpr bool kStreamsTiles = Config::kAdders == 1;
   static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;
 
-  // A warp finds D of rows ahead of the tiles: rows of dO and O that come at a time, and buffers.
-  // At d 128 they have the room of a third buffer for dO, which is worth half a percent.
-  static constexpr bool kFindsDelta = relay_finds_delta(Config::kHeadDim);
+  // The delta warp computes D ahead of the tiles: rows of dO and O that it loads at a time, and its
+  // buffers. At d 128 these take the room of a third buffer for dO, which is worth half a percent.
+  static constexpr bool kFindsDelta = ordered_dq_finds_delta(Config::kHeadDim);
   static constexpr bool kDeltaOfDout = Config::kHeadDim == 128;
   static constexpr int kDoutStages = kDeltaOfDout ? 2 : Config::kStages;
   static constexpr bool kFewDeltaRows = kDeltaOfDout || Config::kHeadDimV > 128;
   static constexpr int kDeltaRows = kFewDeltaRows ? 8 : Config::kHeadDim == 96 ? 32 : 16;
   static constexpr int kDeltaStages = Config::kAdders > 1 ? 2 : 3;
-  // Enough for it where those who compute do not miss them.
+  // Enough registers for the delta warp, where consumers do not miss them.
   static constexpr bool kLoadsWide = Config::kHeadDim == 96;
   static constexpr int kLoaderRegisters = kLoadsWide ? 40 : Config::kLoaderRegisters;
   static constexpr int kConsumerRegisters = kLoadsWide ? 232 : Config::kConsumerRegisters;
 
-  // As measured here (docs/kernels/sm90_backward.md, Relays).
+  // As measured here (docs/lab/sm90_backward_ordered_dq.md).
   static constexpr bool kScoresFirst = Config::kHeadDim <= 96;
-  static constexpr bool kCountsVisits = true;
+  static constexpr bool kCountsIterations = true;
   static constexpr bool kReadsAhead = false;
   static constexpr bool kReadsLseAhead = false;
   static constexpr bool kStartsFirst = false;
@@ -170,4 +171,4 @@ struct InRelay : Config {
   static constexpr bool kWideQueryRows = kStreamsTiles && Config::kHeadDim <= 96;
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,13 +1,13 @@
-// A computing warpgroup: 64 keys against the row blocks that go by.
+// A consumer warpgroup: 64 keys against the row blocks that see them.
 #pragma once
 
-#include "sm90/backward/hooked_tile.h"
 #include "sm90/backward/lone_tile.h"
+#include "sm90/backward/modified_tile.h"
 #include "sm90/backward/query_gradient.h"
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/store.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct Consumer {
@@ -31,7 +31,7 @@ struct Consumer {
 
   using QueryFragment = typename QueryGradient<Config>::Fragment;
   using Block = KeyBlock<Config>;
-  using Visit = typename SharedStorage<Config>::Visit;
+  using Iteration = typename SharedStorage<Config>::Iteration;
   using Sums = KeyGradients<Config>;
   using NumbersAhead = RowNumbersAhead<Config::kBlockM / 4>;
   struct Nothing {};
@@ -39,18 +39,18 @@ struct Consumer {
 
   BackwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;     // of those that compute
-  int thread = 0;        // of the warpgroup
-  uint32_t visits = 0;   // row blocks so far
-  uint32_t shared = 0;   // dS so far
-  Position at{0};        // of the visit
-  LseAhead lse_ahead{};  // of the next visit's rows
-  float largest = 0.f;   // of the next visit's scores, absolute, of a thread's
-  // Of a stream of tiles (stream_consumer.h):
-  uint32_t tiles = 0;    // before this one
-  KeyPosition keys{0};   // its K
-  bool started = false;  // its first scores were, by the tile before, whose last dQ is to come
-  bool crosses = false;  // the visit starts the next tile's
+  int warpgroup = 0;        // among the consumers
+  int thread = 0;           // of the warpgroup
+  uint32_t iterations = 0;  // row blocks so far
+  uint32_t shared = 0;      // dS tiles so far
+  Position at{0};           // of this iteration's Q
+  LseAhead lse_ahead{};     // of the next iteration's rows
+  float largest = 0.f;      // largest |score| of this thread in the next iteration
+  // For a stream of tiles (stream_consumer.h):
+  uint32_t tiles = 0;    // tiles before this one
+  KeyPosition keys{0};   // of this tile's K
+  bool started = false;  // the tile before started the first scores; its last dQ is still to come
+  bool crosses = false;  // this iteration starts the next tile's scores
 
   __device__ __forceinline__ void run() {
     find_warpgroup();
@@ -64,11 +64,11 @@ struct Consumer {
       Sums sums;
       smem.v_ring.wait_full(ValuePosition(number));
       if (block.range.count() > 0) {
-        visit_rows(block, sums);
+        iterate(block, sums);
       }
       smem.k_ring.release(0);
       smem.v_ring.release(0);
-      number = block.number + 1;  // not kept in a register until here
+      number = block.number + 1;  // read here: no register holds it during the tile
       int const first = warpgroup * kWarpgroupRows;
       store_key_rows(rows_of_dk(args.params), block, first, thread, sums.dk);
       store_key_rows(rows_of_dv(args.params, Config::kProbabilityUnit), block, first, thread,
@@ -79,16 +79,16 @@ struct Consumer {
  protected:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
-  // What a visit does with the dQ of the row block before.
+  // What an iteration does with the dQ of the row block before.
   enum class QueryEnd {
-    Asked,  // what the call wants
+    Asked,  // what the call asks for
     Added,
     Stored,
   };
 
-  // How far a tile is.
+  // How far the loop over a tile has come.
   struct Progress {
-    int count;     // of visits, if they are counted
+    int count;     // of iterations, if they are counted
     int done = 0;  // of them
     bool begun = false;
 
@@ -99,7 +99,8 @@ struct Consumer {
     }
   };
 
-  // Not known to be what it was: what follows from it, kept, would not fit the registers.
+  // The thread's index, hidden from the compiler: values derived from it, if kept, would not fit
+  // the registers.
   __device__ static int find_index() {
     int index = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(index));
@@ -111,7 +112,7 @@ struct Consumer {
   }
   __device__ void find_thread() { thread = find_index() % kWarpgroup; }
 
-  // Of a tile that is not led to by another.
+  // For a tile whose first scores the tile before has not started.
   __device__ __forceinline__ void start_first_scores(ScoreFragment& s) {
     smem.q_ring.wait_full(at);
     start_scores_of_keys(at, keys.stage, s);
@@ -119,104 +120,104 @@ struct Consumer {
     warpgroup_fence_operand(s);
   }
 
-  // The rows of all query heads of the part, head by head.
-  __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums) {
+  // Iterates over the rows of all query heads of the GQA split, head by head.
+  __device__ __forceinline__ void iterate(Block const& block, Sums& sums) {
     ScoreFragment s;
     share_zeros();
     start_first_scores(s);
-    if constexpr (Config::kOwnLoopToAdd && !Config::kHasSteps) {
+    if constexpr (Config::kOwnLoopToAdd && !Config::kOrdersDq) {
       if (args.params.workspace.dq) {
-        visit_each<QueryEnd::Added>(block, sums, s);
+        iterate_each<QueryEnd::Added>(block, sums, s);
       } else {
-        visit_each<QueryEnd::Stored>(block, sums, s);
+        iterate_each<QueryEnd::Stored>(block, sums, s);
       }
-    } else if constexpr (Config::kHookedTiles) {
-      visit_each_hooked(block, sums, s);
+    } else if constexpr (Config::kModifiedTiles) {
+      iterate_with_mods(block, sums, s);
     } else if constexpr (Config::kLoneCap) {
-      if (hook_kind(args.params.scores) == HookKind::Cap) {
-        visit_each_alike<LoneTile<HookKind::Cap, Config>>(block, sums, s);
+      if (score_mod_kind(args.params.scores) == ScoreModKind::Cap) {
+        iterate_alike<LoneTile<ScoreModKind::Cap, Config>>(block, sums, s);
       } else {
-        visit_each<QueryEnd::Asked>(block, sums, s);
+        iterate_each<QueryEnd::Asked>(block, sums, s);
       }
     } else {
-      visit_each<QueryEnd::Asked>(block, sums, s);
+      iterate_each<QueryEnd::Asked>(block, sums, s);
     }
     QueryFragment dq;
     start_query_gradient(shared - 1, dq, keys.stage);
     warpgroup_wait<0>();
-    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true, smem.row_visit(visits - 1), dq);
+    finish_query_gradient<QueryEnd::Asked>(block, shared - 1, true,
+                                           smem.row_iteration(iterations - 1), dq);
   }
 
   template <QueryEnd kEnd>
-  __device__ __forceinline__ void visit_each(Block const& block, Sums& sums, ScoreFragment& s) {
+  __device__ __forceinline__ void iterate_each(Block const& block, Sums& sums, ScoreFragment& s) {
     read_lse_ahead(at);
-    Progress progress{visits_of(block, Config::kCountsVisits)};
+    Progress progress{iterations_of(block, Config::kCountsIterations)};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
-      more = smem.row_visit(visits).masked
-                 ? visit<ScoreTile<true, Config>, kEnd>(block, progress, sums, s)
-                 : visit<ScoreTile<false, Config>, kEnd>(block, progress, sums, s);
+      more = smem.row_iteration(iterations).masked
+                 ? iteration<ScoreTile<true, Config>, kEnd>(block, progress, sums, s)
+                 : iteration<ScoreTile<false, Config>, kEnd>(block, progress, sums, s);
     }
   }
 
-  // 3% faster than one loop for all hooks (H200).
-  __device__ __forceinline__ void visit_each_hooked(Block const& block, Sums& sums,
+  // Separate loops are 3% faster than one loop for all score mods (H200).
+  __device__ __forceinline__ void iterate_with_mods(Block const& block, Sums& sums,
                                                     ScoreFragment& s) {
-    switch (hook_kind(args.params.scores)) {
-      case HookKind::Cap:
-        return visit_each_alike<HookedTile<HookKind::Cap, Config>>(block, sums, s);
-      case HookKind::Bias:
-        return visit_each_alike<HookedTile<HookKind::Bias, Config>>(block, sums, s);
-      case HookKind::Drop:
-        return visit_each_alike<HookedTile<HookKind::Drop, Config>>(block, sums, s);
-      case HookKind::Any:
-        return visit_each_alike<HookedTile<HookKind::Any, Config>>(block, sums, s);
+    switch (score_mod_kind(args.params.scores)) {
+      case ScoreModKind::Cap:
+        return iterate_alike<ModifiedTile<ScoreModKind::Cap, Config>>(block, sums, s);
+      case ScoreModKind::Bias:
+        return iterate_alike<ModifiedTile<ScoreModKind::Bias, Config>>(block, sums, s);
+      case ScoreModKind::Drop:
+        return iterate_alike<ModifiedTile<ScoreModKind::Drop, Config>>(block, sums, s);
+      case ScoreModKind::Any:
+        return iterate_alike<ModifiedTile<ScoreModKind::Any, Config>>(block, sums, s);
     }
   }
 
-  // In one body for masked row blocks and whole ones.
+  // One loop body for masked row blocks and whole ones.
   template <class Tile>
-  __device__ __forceinline__ void visit_each_alike(Block const& block, Sums& sums,
-                                                   ScoreFragment& s) {
+  __device__ __forceinline__ void iterate_alike(Block const& block, Sums& sums, ScoreFragment& s) {
     if constexpr (Tile::kScansAhead) {
       largest = largest_of(s);
     }
-    Progress progress{visits_of(block, Tile::kCountsVisits)};
+    Progress progress{iterations_of(block, Tile::kCountsIterations)};
 #pragma unroll 1
     for (bool more = true; more; progress.advance()) {
-      more = visit<Tile, QueryEnd::Asked>(block, progress, sums, s);
+      more = iteration<Tile, QueryEnd::Asked>(block, progress, sums, s);
     }
   }
 
-  // If they are counted.
-  __device__ static int visits_of(Block const& block, bool counted) {
+  // The number of iterations, if they are counted.
+  __device__ static int iterations_of(Block const& block, bool counted) {
     return counted ? block.range.count() * block.heads : 0;
   }
 
   // One row block: P and dS from its scores, then dV and dK; dQ of the row block before, for which
-  // all warpgroups' dS is there by now, so that nobody waits for another; and the scores of the
-  // next, which become `s`. Returns whether there is a next.
+  // all warpgroups have written dS by now, so that no consumer waits for another; and the scores of
+  // the next row block, which become `s`. Returns whether there is a next.
   template <class Tile, QueryEnd kEnd>
-  __device__ __forceinline__ bool visit(Block const& block, Progress const& progress, Sums& sums,
-                                        ScoreFragment& s) {
+  __device__ __forceinline__ bool iteration(Block const& block, Progress const& progress,
+                                            Sums& sums, ScoreFragment& s) {
     if constexpr (!Config::kShareRows) {
-      find_thread();  // with twice the rows it takes more registers than it frees
+      find_thread();  // with twice the rows this takes more registers than it frees
     }
     Position const here = at;
-    Visit const& rows = smem.row_visit(visits);
+    Iteration const& rows = smem.row_iteration(iterations);
     bool more = false;
     Position next = at;
-    // Known by a vote, it is the same in all lanes for the compiler, too.
+    // With the result of a vote, the compiler, too, knows that this is the same in all lanes.
     auto const look_ahead = [&](bool another) {
       more = another;
       if (more) {
         next.advance();
       }
     };
-    if constexpr (Tile::kCountsVisits) {
+    if constexpr (Tile::kCountsIterations) {
       look_ahead(__any_sync(kAll, progress.done + 1 < progress.count));
     }
-    bool late = false;  // the dQ that ends here is the tile's before
+    bool late = false;  // the dQ that ends here belongs to the tile before
     if constexpr (Config::kStreamsTiles) {
       crosses = __any_sync(kAll, rows.followed);
       if (crosses) {
@@ -225,21 +226,21 @@ struct Consumer {
       late = started && progress.done == 0;
     }
     KeyPosition const next_keys(tiles + crosses), keys_before(tiles - late);
-    auto const lse = lse_ahead;  // itself in its place, ptxas stores 632 spilled bytes, not 108
+    auto const lse = lse_ahead;  // with lse_ahead in its place, ptxas spills 632 bytes, not 108
     ScoreFragment dp;
     DoutPosition const dout_at = dout_position();
     smem.dout_ring.wait_full(dout_at);
     start_scores(smem.v, typename Config::SmemLayoutV{}, /*key_stage=*/0, smem.dout[0],
                  SmemLayoutDO{}, dout_at.stage, dp);
     if constexpr (Tile::kStartsFirst) {
-      __syncwarp();  // ptxas puts nothing of a product behind it
+      __syncwarp();  // ptxas moves no part of a product behind it
     }
     auto const& stats = smem.stats[here.stage];
     Tile tile(args, block, rows, warpgroup, thread);
     if constexpr (Tile::kScansAhead) {
       tile.largest = largest;
     }
-    bool const adds = !Config::kStreamsTiles || progress.done > 0;  // to what dK and dV are
+    bool const adds = !Config::kStreamsTiles || progress.done > 0;  // to dK and dV so far
     Operand p, ds;
     Tensor p_words = recast<uint32_t>(p);
     if constexpr (Config::kReadsLseAhead) {
@@ -256,7 +257,7 @@ struct Consumer {
     if (Config::kStreamsTiles && !more) {
       smem.v_ring.release(0);
     }
-    if constexpr (Config::kHookedTiles) {
+    if constexpr (Config::kModifiedTiles) {
       tile.score_gradients(dp, p_words, softmax_d);
     } else {
       tile.score_gradients(dp, s, softmax_d);
@@ -278,11 +279,12 @@ struct Consumer {
     if constexpr (!Tile::kScansAhead) {
       start_keys();
     }
-    std::conditional_t<Tile::kReadsAhead && !Tile::kScansAhead, Visit const, Visit const&>
-        rows_before = smem.row_visit(visits - 1);
+    std::conditional_t<Tile::kReadsAhead && !Tile::kScansAhead, Iteration const, Iteration const&>
+        rows_before = smem.row_iteration(iterations - 1);
     auto const end_query_gradient = [&] {
       finish_query_gradient<kEnd>(late ? smem.key_block(tiles - 1) : block, shared - 2,
-                                  late || progress.has_begun(Tile::kCountsVisits), rows_before, dq);
+                                  late || progress.has_begun(Tile::kCountsIterations), rows_before,
+                                  dq);
       if (late) {
         smem.k_ring.release(keys_before);
       }
@@ -294,10 +296,10 @@ struct Consumer {
         end_query_gradient();
       }
     }
-    // Behind the last row block as well, of rows that are there: a product that is not asked for in
-    // every visit alike is one that ptxas waits for at once. Not into `s`, whose factors would keep
-    // its registers until here.
-    if constexpr (!Tile::kCountsVisits) {
+    // Scores are started behind the last row block as well, from rows that are in shared memory:
+    // ptxas waits at once for a product that not every iteration starts. They do not go to `s`,
+    // whose factors would keep its registers until here.
+    if constexpr (!Tile::kCountsIterations) {
       look_ahead(rows.more);
     }
     smem.q_ring.wait_full(next);
@@ -326,7 +328,7 @@ struct Consumer {
     warpgroup_fence_operand(sums.dk);
     copy(s_next, s);
     smem.q_ring.release(here);
-    ++visits;
+    ++iterations;
     at.advance();
     return more;
   }
@@ -337,16 +339,16 @@ struct Consumer {
     }
   }
 
-  // Of the visit: that of its Q, where there are as many buffers for dO.
+  // Position of the iteration's dO: that of its Q, where dO has as many buffers.
   __device__ __forceinline__ DoutPosition dout_position() const {
     if constexpr (Config::kDoutStages == Config::kStages) {
       return at;
     } else {
-      return DoutPosition(visits);
+      return DoutPosition(iterations);
     }
   }
 
-  // Sᵀ of a visit's rows, which are there; not waited for
+  // Starts Sᵀ of an iteration's rows, which are in shared memory; not waited for
   __device__ __forceinline__ void start_scores_of_keys(Position const& rows_at, int key_stage,
                                                        ScoreFragment& s) {
     start_scores(smem.k[0], SmemLayoutK{}, key_stage, smem.q[0], typename Config::SmemLayoutQ{},
@@ -357,7 +359,7 @@ struct Consumer {
     return {of_rows, FragmentCoord<4>(thread)};
   }
 
-  // So that the first visit has a dQ of a row block before it, too.
+  // Writes zeros as dS, so that the first iteration, too, has a dQ of a row block before it.
   __device__ __forceinline__ void share_zeros() {
     Operand zeros;
     Tensor words = recast<uint32_t>(zeros);
@@ -388,11 +390,11 @@ struct Consumer {
                   Mma{}.get_slice(0).partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
-  // dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 at its key
-  // and, of the 8 runs of 128 bytes, where the swizzle has it. By the layout the same takes 60
-  // instructions for addresses of 64 bits.
+  // Writes dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 in
+  // the 128 bytes of its key, at the one of their 8 places that the swizzle gives it. Through the
+  // layout this takes 60 instructions for 64-bit addresses.
   __device__ __forceinline__ void share(Operand const& ds) {
-    constexpr int kRow = 128, kRunBytes = 16;  // of a key's 64 rows, bytes
+    constexpr int kRow = 128, kRunBytes = 16;  // bytes of a key's 64 rows
     static_assert(Config::kBlockM % 64 == 0);
     ScorePosition const to(shared);
     smem.ds_ring.wait_empty(to);
@@ -431,10 +433,11 @@ struct Consumer {
                          slice.partition_fragment_B(k)(_, _, _, key_stage), dq);
   }
 
-  // dQ of the number-th dS is there. wanted: it is of a row block, that of `rows`.
+  // Ends the product of the number-th dS, which was waited for. wanted: its dQ belongs to a row
+  // block, that of `rows`.
   template <QueryEnd kEnd>
   __device__ __forceinline__ void finish_query_gradient(Block const& block, uint32_t number,
-                                                        bool wanted, Visit const& rows,
+                                                        bool wanted, Iteration const& rows,
                                                         QueryFragment& dq) {
     warpgroup_fence_operand(dq);
     smem.ds_ring.release(ScorePosition(number));
@@ -443,20 +446,20 @@ struct Consumer {
 
   template <QueryEnd kEnd>
   __device__ __forceinline__ void put_query_gradient(Block const& block, bool wanted,
-                                                     Visit const& rows, QueryFragment& dq) {
-    QueryGradient<Config> const gradient{args, smem.turns, block, warpgroup, thread};
+                                                     Iteration const& rows, QueryFragment& dq) {
+    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block, warpgroup, thread};
     bool const adds =
         kEnd == QueryEnd::Asked ? args.params.workspace.dq != nullptr : kEnd == QueryEnd::Added;
-    if constexpr (Config::kHasSteps) {
+    if constexpr (Config::kOrdersDq) {
       if (wanted) {
-        gradient.leave(dq, rows, visits - 1);
+        gradient.leave(dq, rows, iterations - 1);
       }
     } else if (wanted && adds) {
-      gradient.add(dq, rows.row_block, visits - 1);
+      gradient.add(dq, rows.row_block, iterations - 1);
     } else if (wanted && kEnd != QueryEnd::Added && args.params.dq.ptr) {
       gradient.store(dq, rows.row_block);
     }
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,25 +1,25 @@
 #pragma once
 
-#include "sm90/backward/columns.h"
+#include "sm90/backward/kv_persistent.h"
 #include "sm90/tile_draw.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// The tiles of one block of the grid, or of a cluster that works as one. All lanes of a warp, whose
-// first thread is the block's, call its functions together.
+// The tiles that a CTA, or a cluster that works as one, draws. All lanes of the CTA's first warp
+// call its functions together.
 template <class Config>
 struct DrawnTiles {
   using Tile = KeyTile<Config>;
 
   BackwardArgs const& args;
   uint32_t block;
-  uint32_t blocks;     // who draw tiles
-  uint32_t index = 0;  // of the last one
+  uint32_t blocks;     // CTAs, or clusters, that draw tiles
+  uint32_t index = 0;  // of the last tile
   bool started = false;
-  bool in_columns = false;
+  bool kv_persistent = false;
 
-  // The first one that is valid, or none: then it is over. Drawn when it is asked for and not with
-  // the tile before: who is still at work then may not be the first who is done.
+  // The next valid tile, or none at the end. It is drawn when it is needed and not with the tile
+  // before: a CTA that draws while it still works may not be the first to finish.
   __device__ Tile next() {
     Tile tile{};
     do {
@@ -34,19 +34,19 @@ struct DrawnTiles {
 
   __device__ bool over() const { return index >= args.queue.num_tiles; }
 
-  // By bisection: with it every block of keys is found, whatever cu_seqlens holds, and in a
-  // deterministic call others wait for it. Nobody waits for the search.
+  // Found by bisection, which reaches every KV block, whatever cu_seqlens holds: in a deterministic
+  // call other CTAs wait for each. No warp waits for the search.
   __device__ Tile tile_at(uint32_t number) const {
     Seqlens const& s = args.params.seqlens;
     int const drawn = static_cast<int>(number);
-    if constexpr (Config::kCutsTiles) {
-      CutTiles const& cut = args.params.cut;
+    if constexpr (Config::kRowSplit) {
+      RowSplit const& cut = args.params.row_split;
       int const slot = cut.slot_of(drawn);
       int const index = slot < 0 ? drawn : cut.tile_of(slot);
       return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};
     } else {
-      return in_columns ? first_of_column(args.params, number)
-                        : args.grid.tile(s.cu_k, s.batch, s.total_k, drawn);
+      return kv_persistent ? first_tile_of(args.params, number)
+                           : args.grid.tile(s.cu_k, s.batch, s.total_k, drawn);
     }
   }
 
@@ -59,4 +59,4 @@ struct DrawnTiles {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

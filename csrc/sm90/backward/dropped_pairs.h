@@ -1,4 +1,4 @@
-// Dropout for who multiplies by P right away: which entries are dropped, two at a time.
+// Dropout for tiles that multiply by P right away: which entries are dropped, two at a time.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -7,18 +7,18 @@
 
 #include "core/dropout.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// A bit for each of a thread's transposed scores (2 keys, 32 queries), of blocks of 16 queries.
+// One bit for each of a thread's transposed scores (2 keys, 32 queries), in blocks of 16 queries.
 struct DroppedPairs {
   static constexpr int kBlocks = 8;
 
-  // Of the even queries, and the odd ones. Bit 4 * block + 2 * (key >> 3) + (query >> 3), as words
-  // are drawn.
+  // Bits of the even queries, and of the odd ones. Bit 4 * block + 2 * (key >> 3) + (query >> 3),
+  // in the order in which words are drawn.
   uint32_t even, odd;
 
-  // first: the group that the lane draws of the first block. What it draws are a query's bits for
-  // two keys, its own and the partner's; of a word's halves each lane keeps those of its own.
+  // first: the group that the lane draws for the first block. A lane draws a query's bits for two
+  // keys, its own and its partner's; of a word's halves it keeps those of its own key.
   __device__ __forceinline__ DroppedPairs(DropoutMask const& mask, DropoutGroup first,
                                           TransposedDropout lane) {
     uint32_t const kLower = 0x5410, kUpper = 0x7632;  // halves, of two words
@@ -40,7 +40,8 @@ struct DroppedPairs {
     odd = odd_key ? own : partners;
   }
 
-  // drop(r, c, halves): of entries (r, c) and (r, c + 1), masks of those that are dropped.
+  // Calls drop(r, c, halves), where halves masks those of entries (r, c) and (r, c + 1) that are
+  // dropped.
   template <class Drop>
   __device__ __forceinline__ void for_each_pair(Drop drop) const {
 #pragma unroll
@@ -50,7 +51,7 @@ struct DroppedPairs {
   }
 };
 
-// a and b become 0 where a word's halves are 0, by selections, which the compiler may not move
+// Sets a and b to 0 where a word's halves are 0, by selections, which the compiler may not move
 // behind a multiplication.
 template <class Element>
 __device__ __forceinline__ void clear_where_zero(uint32_t word, float& a, float& b) {
@@ -72,4 +73,4 @@ __device__ __forceinline__ void clear_where_zero(uint32_t word, float& a, float&
 #endif
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

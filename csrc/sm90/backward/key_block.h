@@ -1,4 +1,4 @@
-// What one thread block works on, as the loader finds it out and everybody else reads it.
+// The KV block that a CTA works on: the producer warp computes it, all other warps read it.
 #pragma once
 
 #include <cmath>
@@ -14,50 +14,50 @@
 #include "sm90/backward/config.h"
 #include "sm90/tma.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// A tile, or a part of one, as it was drawn.
+// A tile, or a row split of one, as it was drawn.
 struct CutTile : WorkTile {
-  int slot = -1;  // of a part, and of its sums; of whole tiles -1
+  int slot = -1;  // of a row split and its sums; -1: the tile is whole
 };
 
 template <class Config>
-using KeyTile = std::conditional_t<Config::kCutsTiles, CutTile, WorkTile>;
+using KeyTile = std::conditional_t<Config::kRowSplit, CutTile, WorkTile>;
 
 // Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
-// one key to the next. step 0: there are none, the tile is whole.
+// one key to the next. step 0: the tile is whole and has no sums.
 struct SumRows {
   int64_t first;
   int step;
 };
 
-// Kernels that cut no tiles have them where the tile's head is.
+// Kernels without row splits find the sums by the tile's head.
 struct NoSumRows {};
 
-// Everything about one block of keys that stays the same while the rows go by.
+// Everything about a KV block that stays the same over its iterations.
 template <class Config>
 struct KeyBlock {
-  WorkTile tile;  // m_block: the block of keys; head: a group's part. Not valid: there are no more
-  uint32_t number;  // key blocks that this thread block had before
+  WorkTile tile;    // m_block: the KV block; head: the GQA split. Not valid: there are no more
+  uint32_t number;  // KV blocks that this CTA had before
   SequenceMask mask;
   RowRange range;  // row blocks that see the keys
   int shift;       // seqlen_k - seqlen_q
   int seqlen_q;
   int key_begin;
-  int slots;       // that exist: others have no gradient to store; in columns, those behind it, too
-  float dq_scale;  // of dQ that this block stores
-  int heads;       // query heads whose rows go by
-  int head_begin;  // the first of them
-  int64_t row_q;   // first row of the sequence
-  int64_t row_k;   // first key of this block
-  int64_t blocks;  // of rows, of all sequences
-  int64_t block_begin;  // the sequence's first one
+  int slots;            // keys that exist and so have gradients; KV-persistent: also those behind
+  float dq_scale;       // of the dQ that this KV block stores
+  int heads;            // query heads of the tile
+  int head_begin;       // the first of them
+  int64_t row_q;        // first row of the sequence
+  int64_t row_k;        // first key of this block
+  int64_t blocks;       // row blocks of all sequences
+  int64_t block_begin;  // the sequence's first row block
   TileCoord q_at;       // all rows of the sequence, of head_begin
   TileCoord keys_at;    // the keys of this block
-  [[no_unique_address]] std::conditional_t<Config::kCutsTiles, SumRows, NoSumRows> sums;
-  // Of head_begin, under dropout: whoever draws bits in a visit need not wait for global memory.
+  [[no_unique_address]] std::conditional_t<Config::kRowSplit, SumRows, NoSumRows> sums;
+  // Dropout of head_begin, so that drawing bits in an iteration does not wait for global memory.
   struct NoDropout {};
-  [[no_unique_address]] std::conditional_t<Config::kHookedTiles, DropoutMask, NoDropout> dropout;
+  [[no_unique_address]] std::conditional_t<Config::kModifiedTiles, DropoutMask, NoDropout> dropout;
 
   __device__ KeyBlock(BackwardArgs const& args, KeyTile<Config> const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
@@ -69,43 +69,44 @@ struct KeyBlock {
   __device__ int m_block_of(int64_t row_block) const {
     return static_cast<int>(row_block % blocks - block_begin);
   }
-  __device__ int head_of(int64_t row_block) const {  // of all query heads
+  __device__ int head_of(int64_t row_block) const {  // among all query heads
     return static_cast<int>(row_block / blocks);
   }
 
-  // visit(head, m_block): the rows of all query heads of the part, head by head.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_visit(Visit visit) const {
+  // Calls iteration(head, m_block) for the row blocks of all query heads of the GQA split, head by
+  // head.
+  template <class Iteration>
+  __device__ __forceinline__ void for_each_iteration(Iteration iteration) const {
     int const count = range.count();
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < count; ++step) {
-        visit(head, range.from_last(step));
+        iteration(head, range.from_last(step));
       }
     }
   }
 
-  // Whether dK and dV go to sums, if there are any.
+  // Whether dK and dV go to sums, if the call has sums.
   __device__ bool has_sums() const {
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowSplit) {
       return sums.step > 0;
     } else {
       return true;
     }
   }
 
-  // In `to`, of the block's `first` key.
+  // Offset in `to` of the block's key `first`.
   __device__ int64_t sum_offset(TensorView<float> const& to, int first) const {
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowSplit) {
       return (sums.first + first * sums.step) * to.head_stride;
     } else {
       return to.offset(tile.batch, row_k + first, tile.head);
     }
   }
 
-  // From one key to the next.
+  // Distance in `to` from one key to the next.
   __device__ int64_t sum_stride(TensorView<float> const& to) const {
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowSplit) {
       return sums.step * to.head_stride;
     } else {
       return to.row_stride;
@@ -118,26 +119,28 @@ struct KeyBlock {
   }
 
  private:
-  // More keys than the caller said are in other blocks, too, which store to the same rows; more
-  // rows than he said have no sums of their own in a column. A relay's call is dense.
+  // Whether lengths are as the caller said. If there are more keys, other KV blocks store to the
+  // same rows, too; if there are more rows, they have no sums of their own in a KV-persistent call.
+  // A call with ordered dQ is dense.
   __device__ static bool has_all_of_dq(BwdParams const& p, BlockInfo const& info) {
-    if constexpr (Config::kRelay) {
+    if constexpr (Config::kOrderedDq) {
       return true;
     }
-    if constexpr (Config::kColumns) {
+    if constexpr (Config::kKvPersistent) {
       if (p.workspace.dq) {
-        return info.seqlen_q <= p.columns.row_blocks * Config::kBlockM;
+        return info.seqlen_q <= p.kv_persistent.row_blocks * Config::kBlockM;
       }
     }
     return info.seqlen_k <= Config::kBlockN;
   }
 
-  // Rows are visited from the last to the first: a part's run of them, too.
-  __device__ static RowRange part_of(CutTiles const& cut, int slot, RowRange range) {
+  // The row blocks of a row split. Iterations go from the last row block to the first, and so do
+  // the parts.
+  __device__ static RowRange part_of(RowSplit const& cut, int slot, RowRange range) {
     int const part = cut.part_of(slot), count = range.count();
     int const end = range.end;
-    range.end = end - cut.steps_before(part, count);
-    range.begin = end - cut.steps_before(part + 1, count);
+    range.end = end - cut.iterations_before(part, count);
+    range.begin = end - cut.iterations_before(part + 1, count);
     return range;
   }
 
@@ -145,10 +148,10 @@ struct KeyBlock {
     if (slot >= 0) {
       return {int64_t(slot) * Config::kBlockN, 1};
     }
-    if (p.group.parts == 1) {
+    if (p.gqa.splits == 1) {
       return {0, 0};
     }
-    int const heads = p.heads_kv * p.group.parts;
+    int const heads = p.heads_kv * p.gqa.splits;
     int64_t const key = row_k + (p.seqlens.cu_k ? 0 : int64_t(tile.batch) * p.seqlens.seqlen_k);
     return {key * heads + tile.head, heads};
   }
@@ -161,52 +164,52 @@ struct KeyBlock {
         shift(info.seqlen_k - info.seqlen_q),
         seqlen_q(info.seqlen_q),
         key_begin(tile_.m_block * Config::kBlockN),
-        slots(Config::kColumns ? info.slots_k - key_begin
-                               : min(info.slots_k - key_begin, Config::kBlockN)),
+        slots(Config::kKvPersistent ? info.slots_k - key_begin
+                                    : min(info.slots_k - key_begin, Config::kBlockN)),
         dq_scale(has_all_of_dq(p, info) ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                                         : NAN),
         row_q(info.row_q),
         row_k(info.row_k + key_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
-    if constexpr (Config::kCutsTiles) {
+    if constexpr (Config::kRowSplit) {
       if (tile_.slot >= 0) {
-        range = part_of(p.cut, tile_.slot, range);
+        range = part_of(p.row_split, tile_.slot, range);
       }
       sums = sum_rows(p, tile_.slot);
     }
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
-    GroupPart const part = p.group.part(tile.head);
+    HeadsOfTile const part = p.gqa.heads_of(tile.head);
     heads = part.heads;
-    if constexpr (Config::kHookedTiles) {
+    if constexpr (Config::kModifiedTiles) {
       if (p.scores.dropout_p > 0.f && tile.batch < p.seqlens.batch) {
         dropout = DropoutMask(p.scores, tile.batch, p.heads_q, part.head_begin);
       }
     }
     head_begin = part.head_begin;
-    // A packed tensor is one batch entry.
+    // A varlen tensor is one batch entry.
     q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
     int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);
     keys_at = {static_cast<int>(row_k), keys, part.head_kv, p.seqlens.cu_k ? 0 : tile.batch};
   }
 };
 
-// A row block of one of a tile's heads.
-struct RowVisit {
+// One iteration: a row block of one of a tile's heads.
+struct RowIteration {
   int64_t row_block;  // its number in the workspaces
-  int head;           // of the tile's
+  int head;           // among the tile's
   int m_block;
-  bool masked;    // a limit cuts through
-  bool more;      // the tile has another behind it
-  bool followed;  // it has none, but the next tile has, whose first scores are started here
+  bool masked;    // a mask limit cuts through
+  bool more;      // another iteration of the tile follows
+  bool followed;  // none follows, but a next tile, whose first scores start here
 };
 
-// Of the rows of one row block, which are columns here; as in the workspace.
+// LSE and D of a row block's rows, which are columns here, as in the workspace.
 template <int kBlockM>
 struct RowStats {
   float lse_log2[kBlockM];
   float softmax_d[kBlockM];
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,11 +1,12 @@
-// The loading warp: finds tiles, describes them to the others, and keeps K, V, Q and dO coming.
+// The producer warp: draws tiles, announces them to the other warps, and keeps K, V, Q and dO
+// coming.
 #pragma once
 
-#include "sm90/backward/columns.h"
+#include "sm90/backward/kv_persistent.h"
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/tile_loader.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // All lanes call its functions together.
 template <class Config>
@@ -16,11 +17,11 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   using KeyPosition = RingPosition<Config::kKeyStages>;
   using Block = KeyBlock<Config>;
   using Base = TileLoader<Loader<Config>, Config, SharedStorage<Config>>;
-  using Base::args, Base::smem, Base::elected, Base::visits;
+  using Base::args, Base::smem, Base::elected, Base::iterations;
   static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
   static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
 
-  // Its arrival also announces the description.
+  // K's arrival also announces the KV block.
   __device__ void load_keys(uint32_t number, bool wanted) {
     KeyPosition const at(number);
     smem.k_ring.wait_empty(at);
@@ -45,21 +46,22 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     }
   }
 
-  // With the rows' LSE and D. Its arrival also announces the visit. with_keys: and with K, whose
-  // own arrival announces the description alone, as soon as there is a buffer.
-  __device__ void load_q(Block const& block, RowVisit const& rows, bool with_keys = false) {
+  // Q comes with the rows' LSE and D, and its arrival also announces the iteration. with_keys: K
+  // comes with it, too, and K's own arrival only announces the KV block, as soon as there is a
+  // buffer.
+  __device__ void load_q(Block const& block, RowIteration const& rows, bool with_keys = false) {
     using Stats = RowStats<Config::kBlockM>;
-    Position const at(visits);
+    Position const at(iterations);
     KeyPosition const keys_at(block.number);
     smem.q_ring.wait_empty(at);
     if (with_keys) {
       smem.k_ring.wait_empty(keys_at);
     }
     if (elected) {
-      if constexpr (Config::kHasSteps) {
-        smem.row_visit(visits) = step_visit(args.params, block, rows);
+      if constexpr (Config::kOrdersDq) {
+        smem.row_iteration(iterations) = dq_iteration(args.params, block, rows);
       } else {
-        smem.row_visit(visits) = rows;
+        smem.row_iteration(iterations) = rows;
       }
       Barrier& full = smem.q_ring.full(at.stage);
       int const elements = Config::kTileQ + (with_keys ? Config::kTileK : 0);
@@ -77,7 +79,7 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   }
 
   __device__ void load_dout(Block const& block, int head, int m_block) {
-    DoutPosition const at(visits);
+    DoutPosition const at(iterations);
     smem.dout_ring.wait_empty(at);
     if (elected) {
       Barrier& full = smem.dout_ring.full(at.stage);
@@ -94,4 +96,4 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,29 +1,29 @@
-// A softcap or ALiBi alone, without the code of whatever else a call may have. Factors stay where
-// the scores were, which 64 rows at once have registers for.
+// Scores with a softcap alone or ALiBi alone, without code for any other score mods. Factors stay
+// where the scores were: 64 rows at once have registers for that.
 #pragma once
 
-#include "sm90/backward/hook_kind.h"
+#include "sm90/backward/score_mod_kind.h"
 #include "sm90/backward/scores.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// As ScoreTile, but that a visit has one body for masked row blocks and whole ones: only the hook
-// is there twice.
-template <HookKind kKind, class Config>
+// Like ScoreTile, but an iteration has one body for masked row blocks and whole ones: only the
+// score mod exists twice.
+template <ScoreModKind kKind, class Config>
 struct LoneTile : ScoreTile<false, Config> {
-  static constexpr bool kCap = kKind == HookKind::Cap;
-  static_assert(kCap || kKind == HookKind::Bias);
+  static constexpr bool kCap = kKind == ScoreModKind::Cap;
+  static_assert(kCap || kKind == ScoreModKind::Bias);
   using Base = ScoreTile<false, Config>;
   using CapLoop = typename Config::CapLoop;
   static constexpr bool kReadsAhead = kCap && CapLoop::kReadsAhead;
   static constexpr bool kScansAhead = kCap && CapLoop::kScansAhead;
 
-  NearTanhHook const& near_tanh;
+  NearTanhMod const& near_tanh;
   bool masked;          // a limit cuts through the row block
-  float largest = 0.f;  // of a thread's products, absolute; with kScansAhead alone
+  float largest = 0.f;  // the thread's largest |product|; only with kScansAhead
 
-  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, RowVisit const& rows,
-                      int warpgroup, int thread)
+  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block,
+                      RowIteration const& rows, int warpgroup, int thread)
       : Base(args, block, rows, warpgroup, thread),
         near_tanh(args.near_tanh),
         masked(rows.masked) {}
@@ -36,9 +36,9 @@ struct LoneTile : ScoreTile<false, Config> {
   template <class Scores, class Words, class Lse>
   __device__ __forceinline__ void probabilities(Scores& s, Words& operand, Lse const& lse) const {
     if (masked) {
-      apply_hook<true>(s, operand, lse);
+      apply_score_mod<true>(s, operand, lse);
     } else {
-      apply_hook<false>(s, operand, lse);
+      apply_score_mod<false>(s, operand, lse);
     }
   }
 
@@ -50,10 +50,10 @@ struct LoneTile : ScoreTile<false, Config> {
 
  private:
   template <bool kMasked, class Scores, class Words, class Lse>
-  __device__ __forceinline__ void apply_hook(Scores& s, Words& operand, Lse const& lse) const {
+  __device__ __forceinline__ void apply_score_mod(Scores& s, Words& operand, Lse const& lse) const {
     ScoreMod const mod = Base::score_mod();
-    auto const exponentiate = [&](auto const& hook) {
-      this->template exponentiate_hooked<kMasked>(s, operand, lse, hook);
+    auto const exponentiate = [&](auto const& mod) {
+      this->template exponentiate_modified<kMasked>(s, operand, lse, mod);
     };
     if constexpr (kCap) {
       with_tanh(mod, near_tanh, kScansAhead ? largest : largest_of(s), exponentiate);
@@ -63,4 +63,4 @@ struct LoneTile : ScoreTile<false, Config> {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,25 +1,26 @@
-// What a launch passes to a kernel, and to the passes around it.
+// Arguments of a backward kernel and of the passes around it, and the launch of CTAs that draw
+// tiles.
 #pragma once
 
 #include <algorithm>
 
-#include "backward/grid.h"
+#include "passes/backward/grid.h"
 #include "sm90/backward/args.h"
 #include "sm90/backward/query_tile.h"
 #include "sm90/tile_counters.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // A tensor whose rows are those of q, or those of k.
 struct Side {
   bool packed;
-  int64_t rows;  // of a batch entry; of all sequences if packed
+  int64_t rows;  // of a batch entry, or of all sequences of a varlen call
   int heads;
   int batch;
   int box_rows;
 };
 
-// Rows without elements may have no address; the keys, of which there are some, lend theirs.
+// A tensor without elements may have no address; it gets that of the keys, of which there are some.
 inline TensorMap map_of(Side const& side, TensorView<const void> const& view, int columns,
                         int box_columns, TensorView<const void> const& keys) {
   return make_tensor_map({view.ptr ? view.ptr : keys.ptr, columns, side.rows, side.heads,
@@ -28,7 +29,7 @@ inline TensorMap map_of(Side const& side, TensorView<const void> const& view, in
                           side.packed ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
 }
 
-// Without a queue of tiles.
+// The arguments of a launch, without a queue of tiles.
 template <class Config>
 BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
   Seqlens const& s = params.seqlens;
@@ -39,7 +40,7 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
   constexpr int kRunQ = kRun<Config::kHeadDim>, kRunV = kRun<Config::kHeadDimV>;
   auto const delta_map = [&]([[maybe_unused]] TensorView<const void> const& view) -> TensorMap {
     if constexpr (Config::kFindsDelta) {
-      if (params.relay.finds_delta) {
+      if (params.ordered_dq.finds_delta) {
         Side few = rows;
         few.box_rows = Config::kDeltaRows;
         return map_of(few, view, params.head_dim_v, kRunV, params.k);
@@ -56,60 +57,63 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
           params,
           grid,
           {},
-          NearTanhHook({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
+          NearTanhMod({params.scores.softmax_scale, params.scores.softcap, 0.f, 0})};
 }
 
-// A packed batch has sequences more: the keys that belong to none (see PackedRows).
-inline int64_t num_columns(BwdParams const& p) {
+// Sequences and heads of a KV-persistent call. A varlen batch has more than its sequences: the keys
+// that belong to none (see VarlenRows).
+inline int64_t num_kv_persistent(BwdParams const& p) {
   Seqlens const& s = p.seqlens;
-  return int64_t(s.cu_k ? PackedRows::count(s.batch) : s.batch) * p.heads_kv * p.group.parts;
+  return int64_t(s.cu_k ? VarlenRows::count(s.batch) : s.batch) * p.heads_kv * p.gqa.splits;
 }
 
-// Behind the main kernel: dK and dV of cut tiles.
+// The pass behind the main kernel for dK and dV of cut tiles.
 template <class Config>
 void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch) {
-  if constexpr (Config::kCutsTiles) {
-    if (params.cut.used()) {
+  if constexpr (Config::kRowSplit) {
+    if (params.row_split.used()) {
       launch_cut_tiles<typename Config::Element>(
           params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
     }
   }
 }
 
-// Calls start(args, drawers) if there are tiles: for a launch of `drawers` thread blocks, or
-// clusters of them, that draw tiles, as many as are resident at a time.
+// Calls start(args, drawers) if there are tiles. drawers: CTAs, or clusters, to launch, which draw
+// the tiles; as many as are resident at a time.
 template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
-  CutTiles const& cut = params.cut;
-  int64_t const num_tiles =
-      Config::kColumns ? num_columns(params) : grid.num_tiles() - cut.count + cut.slots();
+  RowSplit const& cut = params.row_split;
+  int64_t const num_tiles = Config::kKvPersistent ? num_kv_persistent(params)
+                                                  : grid.num_tiles() - cut.tiles + cut.slots();
   if (num_tiles == 0) {
     return;
   }
   check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
         max_grid_blocks, " are served");
-  // Who waits for turns waits for tiles before its own, which are running if all tiles are drawn.
-  bool const in_turns = params.workspace.turns != nullptr;
-  check(in_turns || !Config::kRelay, "a relay of key blocks without turns to wait for");
+  // CTAs that wait for a dQ semaphore wait for tiles before their own, which are running if all
+  // tiles are drawn.
+  bool const ordered = params.workspace.dq_semaphores != nullptr;
+  check(ordered || !Config::kOrderedDq, "ordered dQ without semaphores");
   int64_t const drawers = std::min<int64_t>(num_tiles, resident);
-  bool const draws = in_turns || num_tiles > drawers;
+  bool const draws = ordered || num_tiles > drawers;
   BackwardArgs args = backward_args<Config>(params, grid);
   args.queue = {static_cast<uint32_t>(num_tiles),
-                draws ? counters().of(Counting::Tiles, 1, launch) : nullptr, in_turns};
+                draws ? counters().of(Counting::Tiles, 1, launch) : nullptr, ordered};
   start(args, drawers);
 }
 
-// What comes before the main kernel.
+// Launches the pass before the main kernel.
 template <class Config>
 void launch_before(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;
-  if (params.relay.finds_delta) {
-    launch_begin_relay<Element>(params, query_tile<Config>(), params.relay.heads_before, launch);
+  if (params.ordered_dq.finds_delta) {
+    launch_begin_ordered_dq<Element>(params, query_tile<Config>(), params.ordered_dq.heads_before,
+                                     launch);
   } else {
     launch_preprocess<Element>(params, query_tile<Config>(), launch);
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

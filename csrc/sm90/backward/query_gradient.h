@@ -1,12 +1,12 @@
-// dQ: every block of keys adds its part to a sum in fp32; or there is but one, and it stores dQ.
+// dQ: every KV block adds its part to a sum in fp32, or the only KV block stores dQ.
 #pragma once
 
+#include "sm90/backward/dq_semaphore.h"
 #include "sm90/backward/store.h"
-#include "sm90/backward/turns.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// Four sums without their results: nobody waits for them.
+// Adds to four sums without their results, so that no thread waits for them.
 __device__ inline void add_to(float* sum, float a, float b, float c, float d) {
 #if defined(__CUDA_ARCH__)
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sum), "f"(a),
@@ -20,8 +20,8 @@ __device__ inline void add_to(float* sum, float a, float b, float c, float d) {
 #endif
 }
 
-// Four sums that this thread alone has added to, or whose turn has come: behind those additions,
-// and not from L1.
+// Reads four sums, behind all additions to them and not from L1. Only this thread has added to
+// them, or the dQ semaphore has let it pass.
 __device__ inline float4 read_sums(float const* sum) {
 #if defined(__CUDA_ARCH__)
   float4 x;
@@ -43,7 +43,7 @@ struct QueryGradient {
       Mma{}, Shape<Int<kWarpgroupRows>, Int<Config::kQueryColumns>>{}));
 
   BackwardArgs const& args;
-  TurnStorage& turns;
+  DqSemaphoreStorage& semaphore;
   KeyBlock<Config> const& block;
   int warpgroup;
   int thread;
@@ -56,44 +56,47 @@ struct QueryGradient {
     return Config::kShareRows ? 0 : warpgroup * (Config::kHeadDim - Config::kQueryColumns);
   }
 
-  // Adds it, of the visit-th visit, to the sum, which lies in the order of the accumulators:
+  // Adds the iteration-th iteration's dQ to the sums, which lie in the order of the accumulators:
   // (kBlockM / 64, kHeadDim / 8 groups of columns, 128 threads, 4). A warp's addition is one run of
   // 512 bytes.
-  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block, uint32_t visit) const {
+  __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block,
+                                      uint32_t iteration) const {
     BwdParams const& p = args.params;
-    if (p.workspace.turns) {
-      turns.begin(visit);
+    if (p.workspace.dq_semaphores) {
+      semaphore.begin(iteration);
     }
     add_all(dq, sums_of(row_block));
-    if (p.workspace.turns) {
-      turns.end(visit);
+    if (p.workspace.dq_semaphores) {
+      semaphore.end(iteration);
     }
   }
 
-  // In a column, where this thread alone adds to its sums, one block of keys after the other; or in
-  // a relay, when the turn has come.
-  __device__ __forceinline__ void leave(Fragment& dq, StepVisit const& rows, uint32_t visit) const {
+  // Does what the iteration's action says. KV-persistent, this thread alone adds to its sums, one
+  // KV block after the other; with ordered dQ it waits for the dQ semaphore.
+  __device__ __forceinline__ void leave(Fragment& dq, DqIteration const& rows,
+                                        uint32_t iteration) const {
     float* const sums = sums_of(rows.sums);
-    QueryStep const step = rows.step;
-    if constexpr (Config::kRelay) {
-      turns.begin(visit);
+    DqAction const action = rows.action;
+    if constexpr (Config::kOrderedDq) {
+      semaphore.begin(iteration);
     }
-    if (step == QueryStep::Add) {
+    if (action == DqAction::Add) {
       add_all(dq, sums);
-    } else if (step == QueryStep::Put) {
+    } else if (action == DqAction::Put) {
       put(dq, sums);
-    } else if (step != QueryStep::Nothing) {
-      if (step == QueryStep::Finish) {
+    } else if (action != DqAction::Nothing) {
+      if (action == DqAction::Finish) {
         take(dq, sums);
       }
       store(dq, block.head_begin + rows.head, rows.m_block);
     }
-    if constexpr (Config::kRelay) {
-      turns.end(visit);
+    if constexpr (Config::kOrderedDq) {
+      semaphore.end(iteration);
     }
   }
 
-  // Where the block holds all keys of its sequence; rows that it does not visit are zero already.
+  // Stores dQ where the block holds all keys of its sequence; rows that it does not reach are zero
+  // already.
   __device__ __forceinline__ void store(Fragment& dq, int64_t row_block) const {
     store(dq, block.head_of(row_block), block.m_block_of(row_block));
   }
@@ -123,7 +126,7 @@ struct QueryGradient {
     }
   }
 
-  // Some loads at a time are on their way before the first is used.
+  // Adds the sums to dq; kTogether loads are on their way before the first is used.
   __device__ __forceinline__ void take(Fragment& dq, float const* sum) const {
     constexpr int kTogether = 4;
     static_assert(decltype(size(dq))::value % (4 * kTogether) == 0);
@@ -148,7 +151,7 @@ struct QueryGradient {
     }
   }
 
-  // head: of all query heads
+  // head: among all query heads
   __device__ __forceinline__ void store(Fragment& dq, int head, int m_block) const {
     using Element = typename Config::Element;
     BwdParams const& p = args.params;
@@ -158,7 +161,7 @@ struct QueryGradient {
                           p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
     Extent const extent{block.seqlen_q - row, p.head_dim - column};
-    auto const wanted = [&](int group) { return !Config::kHasSteps || adds(group); };
+    auto const wanted = [&](int group) { return !Config::kOrdersDq || adds(group); };
     if constexpr (Config::kWideQueryRows) {
       store_wide_rows<Element>(dq, rows, p.dq.row_stride, extent, thread, wanted);
     } else {
@@ -166,7 +169,7 @@ struct QueryGradient {
     }
   }
 
-  // Of columns that both warpgroups compute, each adds half.
+  // Whether this warpgroup adds a group: each adds half of the columns that both compute.
   __device__ bool adds(int group) const {
     constexpr int kOwn = Config::kHeadDim / Config::kConsumers / 8;
     static_assert(kOwn % 2 == 0);  // pairs of groups are stored
@@ -177,4 +180,4 @@ struct QueryGradient {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "backward/passes.h"
+#include "passes/backward/passes.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// 64 rows after the other, in the order of the accumulators of wgmma; four numbers are added at
+// dQ's sums: 64 rows after 64 rows, in the order of wgmma's accumulators; four numbers are added at
 // once.
 template <class Config>
 constexpr QueryTile query_tile() {
@@ -22,4 +22,4 @@ constexpr QueryTile query_tile() {
           .unit_log2 = Config::kProbabilityLog2};
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -2,27 +2,28 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "backward/transposed_scores.h"
 #include "core/fragment_coord.h"
-#include "core/score_hooks.h"
+#include "core/score_mods.h"
 #include "core/softmax.h"
+#include "passes/backward/transposed_scores.h"
 #include "sm90/backward/key_block.h"
-#include "sm90/backward/lone_hooks.h"
+#include "sm90/backward/lone_mods.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// One number of each row, LSE or D, for the columns of a thread: read when asked for.
+// One number of each row, LSE or D, for the columns of a thread, read when it is asked for.
 struct RowNumbers {
   float const* of_rows;
   FragmentCoord<4> coord;
 
-  // Of the rows that are columns c and c + 1.
+  // The numbers of the rows that are columns c and c + 1.
   __device__ float2 operator()(int c) const {
     return *reinterpret_cast<float2 const*>(&of_rows[coord.col(c)]);
   }
 };
 
-// The same read at once, by who has the registers: shared memory that feeds products answers late.
+// The same, read at once where there are registers for it: shared memory that feeds products
+// answers late.
 template <int kColumns>
 struct RowNumbersAhead {
   float2 number[kColumns / 2];
@@ -41,7 +42,7 @@ template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
   static constexpr bool kStartsFirst = Config::kStartsFirst;
-  static constexpr bool kCountsVisits = Config::kCountsVisits;
+  static constexpr bool kCountsIterations = Config::kCountsIterations;
   static constexpr bool kReadsAhead = Config::kReadsAhead;
   static constexpr bool kScansAhead = false;
   static constexpr int kRows = 2;
@@ -64,11 +65,12 @@ struct ScoreTile {
         key_begin(block_.key_begin + warpgroup * kWarpgroupRows),
         coord(thread) {}
   __device__ ScoreTile(BackwardArgs const& args, KeyBlock<Config> const& block_,
-                       RowVisit const& rows, int warpgroup, int thread)
+                       RowIteration const& rows, int warpgroup, int thread)
       : ScoreTile(args, block_, rows.head, rows.m_block, warpgroup, thread) {}
 
-  // Scores become the probabilities that the values meet, in 16 bits in `operand`; what stays is
-  // the factors of score_gradients: those before dropout, times the softcap's derivative.
+  // Writes the probabilities by which the values are multiplied to `operand`, in 16 bits. The
+  // factors of score_gradients take the place of the scores: probabilities before dropout, times
+  // the softcap's derivative.
   template <class Scores, class Words, class Lse>
   __device__ __forceinline__ void probabilities(Scores& s_mma, Words& operand, Lse const& lse) {
     using Element = typename Config::Element;
@@ -77,7 +79,7 @@ struct ScoreTile {
       exponentiate(s, p.scores.softmax_scale * kLog2e, lse);
       pack<Element>(s_mma, operand);
     } else {
-      apply_hooks(s_mma, operand, lse);
+      apply_score_mods(s_mma, operand, lse);
       if (drops()) {
         drop(s_mma, operand);
       }
@@ -98,7 +100,7 @@ struct ScoreTile {
   }
 
  protected:
-  // The same of dP without what was dropped.
+  // The same for a dP without dropped entries.
   template <class Gradient, class Factors, class Delta>
   __device__ __forceinline__ static void multiply(Gradient& dp_mma, Factors const& factors,
                                                   Delta const& softmax_d) {
@@ -125,24 +127,24 @@ struct ScoreTile {
             block.shift};
   }
 
-  // Of an operand's words, laid out as the scores.
+  // Clears dropped entries in an operand's words, which are laid out as the scores.
   template <class Scores, class Words>
   __device__ __forceinline__ void drop(Scores const& s_mma, Words& operand) {
     auto const layout = rows_and_columns(s_mma.layout());
-    keep.template draw<Config::kHookedTiles>({p.scores, block.tile.batch, p.heads_q, head},
-                                             row_begin, key_begin, coord);
+    keep.template draw<Config::kModifiedTiles>({p.scores, block.tile.batch, p.heads_q, head},
+                                               row_begin, key_begin, coord);
     for_each_pair(
         [&](int r, int c) { keep.apply_to_pair(operand.data()[layout(r, c) / 2], r, c); });
   }
 
   // Two neighbouring queries of a key are a word of the operand.
-  template <int kBegin = 0, int kEnd = kColumns, class Visit>
-  __device__ __forceinline__ static void for_each_pair(Visit visit) {
+  template <int kBegin = 0, int kEnd = kColumns, class Iteration>
+  __device__ __forceinline__ static void for_each_pair(Iteration iteration) {
 #pragma unroll
     for (int c = kBegin; c < kEnd; c += 2) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        visit(r, c);
+        iteration(r, c);
       }
     }
   }
@@ -159,15 +161,15 @@ struct ScoreTile {
   }
 
   // A pair at a time, so that derivatives need no registers beside the scores'.
-  template <bool kLimited, class Scores, class Words, class Lse, class Hook>
-  __device__ __forceinline__ void exponentiate_hooked(Scores& s_mma, Words& operand,
-                                                      Lse const& lse_log2, Hook const& hook) const {
+  template <bool kLimited, class Scores, class Words, class Lse, class Mod>
+  __device__ __forceinline__ void exponentiate_modified(Scores& s_mma, Words& operand,
+                                                        Lse const& lse_log2, Mod const& mod) const {
     using Element = typename Config::Element;
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     for_each_pair([&](int r, int c) {
       float2 const lse = lse_log2(c);
-      HookedScore const a = hook(s(r, c), seen<kLimited>(lse.x, r, c), r, c);
-      HookedScore const b = hook(s(r, c + 1), seen<kLimited>(lse.y, r, c + 1), r, c + 1);
+      ModifiedScore const a = mod(s(r, c), seen<kLimited>(lse.x, r, c), r, c);
+      ModifiedScore const b = mod(s(r, c + 1), seen<kLimited>(lse.y, r, c + 1), r, c + 1);
       float const pa = exp2_fast(a.log2), pb = exp2_fast(b.log2);
       operand.data()[s.layout()(r, c) / 2] = pack_pair<Element>(pa, pb);
       s(r, c) = pa * a.slope;
@@ -178,7 +180,8 @@ struct ScoreTile {
  private:
   // The conditions are the same for a whole tile, so they stand outside the loops over its scores.
   template <class Scores, class Words, class Lse>
-  __device__ __forceinline__ void apply_hooks(Scores& s, Words& operand, Lse const& lse) const {
+  __device__ __forceinline__ void apply_score_mods(Scores& s, Words& operand,
+                                                   Lse const& lse) const {
     ScoreMod const mod = score_mod();
     float const scale_log2 = mod.softmax_scale * kLog2e;
     TransposedBias const bias(mod, row_begin + coord.col(0), key_begin + coord.row(0));
@@ -186,15 +189,15 @@ struct ScoreTile {
       SmallCap const small(mod);
       float const inverse_cap = reciprocal_fast(mod.softcap);
       if (bias.sign < 0.f || __any_sync(0xffffffffu, largest_score(s) > small.limit)) {
-        CapHook const hook{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
-        exponentiate_hooked<kMasked>(s, operand, lse, hook);
+        CapMod const cap{2.f * scale_log2 * inverse_cap, bias.sign * mod.softcap * kLog2e, bias};
+        exponentiate_modified<kMasked>(s, operand, lse, cap);
       } else {
-        exponentiate_hooked<kMasked>(s, operand, lse, SmallCapHook{small, inverse_cap, bias});
+        exponentiate_modified<kMasked>(s, operand, lse, SmallCapMod{small, inverse_cap, bias});
       }
     } else if (mod.alibi_slope != 0.f) {
-      exponentiate_hooked<kMasked>(s, operand, lse, BiasHook{bias.sign * scale_log2, bias});
+      exponentiate_modified<kMasked>(s, operand, lse, BiasMod{bias.sign * scale_log2, bias});
     } else {
-      exponentiate_hooked<kMasked>(s, operand, lse, ScaleHook{scale_log2});
+      exponentiate_modified<kMasked>(s, operand, lse, ScaleMod{scale_log2});
     }
   }
 
@@ -217,4 +220,4 @@ struct ScoreTile {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -2,9 +2,9 @@
 
 #include <type_traits>
 
-#include "sm90/backward/delta_finder.h"
+#include "sm90/backward/delta_warp.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct SharedStorage {
@@ -17,39 +17,41 @@ struct SharedStorage {
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];  // come and go with Q
-  // More than are being loaded and computed at any time.
-  static constexpr int kRowVisits = 8;
-  static_assert(kRowVisits > Config::kStages + 1);
-  using Visit = std::conditional_t<Config::kHasSteps, StepVisit, RowVisit>;
-  Visit row_visits[kRowVisits];  // come with Q
-  // Full also means: the key block is described in `block`; in a stream of tiles it means nothing
-  // else, and K is there with the tile's first Q.
+  // More than are loaded and computed at any time.
+  static constexpr int kRowIterations = 8;
+  static_assert(kRowIterations > Config::kStages + 1);
+  using Iteration = std::conditional_t<Config::kOrdersDq, DqIteration, RowIteration>;
+  Iteration row_iterations[kRowIterations];  // come with Q
+  // Full also announces the KV block in `block`; in a stream of tiles it means nothing else, and K
+  // arrives with the tile's first Q.
   Ring<Config::kKeyStages> k_ring;
   Ring<1> v_ring;
   Ring<Config::kStages> q_ring;
   Ring<Config::kDoutStages> dout_ring;
-  Ring<Config::kScoreStages> ds_ring;  // filled and emptied by the computing warps
-  TurnStorage turns;
-  // Three: the loader describes a key block while the others compute the one before, and a warp
-  // that is late may still be storing the one before that. One more in a stream of tiles: m + 1 is
-  // described when K and V of m - 1 were asked for, so that those of m - 3 and m - 2 were released,
-  // and nobody has anything to do with m - 3 any more.
+  Ring<Config::kScoreStages> ds_ring;  // filled and emptied by consumers
+  DqSemaphoreStorage dq_semaphore;
+  // Three: the producer announces a KV block while consumers compute the one before, and a late
+  // warp may still be storing the one before that. One more in a stream of tiles: m + 1 is
+  // announced when K and V of m - 1 have been asked for, so that those of m - 3 and m - 2 were
+  // released, and no warp needs m - 3 any more.
   static constexpr int kDescriptions = Config::kStreamsTiles ? 4 : 3;
   alignas(16) char block[kDescriptions][sizeof(KeyBlock<Config>)];
 
-  __device__ Visit& row_visit(uint32_t number) { return row_visits[number % kRowVisits]; }
+  __device__ Iteration& row_iteration(uint32_t number) {
+    return row_iterations[number % kRowIterations];
+  }
   __device__ KeyBlock<Config>& key_block(uint32_t number) {
     return *reinterpret_cast<KeyBlock<Config>*>(block[number % kDescriptions]);
   }
 
-  // in_turns: the turn keepers read descriptions, too.
-  __device__ void init_barriers(bool in_turns) {
-    k_ring.init(Config::kConsumerWarps + (in_turns ? kTurnKeepers : 0));
+  // ordered: the semaphore warps read descriptions, too.
+  __device__ void init_barriers(bool ordered) {
+    k_ring.init(Config::kConsumerWarps + (ordered ? kDqSemaphoreWarps : 0));
     v_ring.init(Config::kConsumerWarps);
     q_ring.init(Config::kConsumerWarps);
     dout_ring.init(Config::kConsumerWarps);
     ds_ring.init(Config::kConsumerWarps, /*writing_warps=*/Config::kConsumerWarps);
-    turns.init(Config::kConsumerWarps);
+    dq_semaphore.init(Config::kConsumerWarps);
     delta.init();
     cutlass::arch::fence_barrier_init();
   }
@@ -58,4 +60,4 @@ struct SharedStorage {
 template <class Config>
 constexpr int kSmemBytes = sizeof(SharedStorage<Config>);
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

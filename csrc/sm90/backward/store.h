@@ -1,10 +1,10 @@
-// dK, dV, and dQ where one block of keys has all of it, from registers to global memory.
+// Stores dK and dV from registers to global memory, to their rows or to sums.
 #pragma once
 
 #include "sm90/backward/key_block.h"
 #include "sm90/store_rows.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Accumulator>
 __device__ __forceinline__ void scale(Accumulator& sum, float factor) {
@@ -14,7 +14,8 @@ __device__ __forceinline__ void scale(Accumulator& sum, float factor) {
   }
 }
 
-// A warpgroup's sums over all rows, both over 1 / (1 - dropout_p), dK over softmax_scale too.
+// A warpgroup's sums over all rows; both gradients are 1 / (1 - dropout_p) times these, and dK
+// softmax_scale times that.
 template <class Config>
 struct KeyGradients {
   template <class Mma, int kColumns>
@@ -24,7 +25,7 @@ struct KeyGradients {
   Fragment<typename Config::MmaKeys, Config::kHeadDim> dk;
   Fragment<typename Config::MmaValues, Config::kHeadDimV> dv;
 
-  // In a stream of tiles the first visit's products have nothing to be added to.
+  // In a stream of tiles the first iteration's products overwrite the sums.
   __device__ KeyGradients() {
     if constexpr (!Config::kStreamsTiles) {
       begin();
@@ -36,7 +37,8 @@ struct KeyGradients {
   }
 };
 
-// Where the gradient of the keys or values goes: to its rows, or to the sums of a part.
+// Where the gradient of the keys or values goes: to its rows, or to the sums of a GQA split or row
+// part.
 struct KeyRows {
   TensorView<void> const& rows;
   TensorView<float> const& sums;
@@ -52,7 +54,7 @@ __device__ inline KeyRows rows_of_dv(BwdParams const& p, float unit = 1.f) {
   return {p.dv, p.workspace.dv, p.head_dim_v, 1.f / (1.f - p.scores.dropout_p) * (1.f / unit)};
 }
 
-// Of plain scores, without a division.
+// For plain scores, without a division.
 __device__ inline KeyRows plain_rows_of_dk(BwdParams const& p) {
   return {p.dk, p.workspace.dk, p.head_dim, p.scores.softmax_scale};
 }
@@ -60,8 +62,9 @@ __device__ inline KeyRows plain_rows_of_dv(BwdParams const& p) {
   return {p.dv, p.workspace.dv, p.head_dim_v, 1.f};
 }
 
-// Of a warpgroup's 64 keys, from the block's `first` on, those that exist; if it is wanted. The two
-// ways have nothing in common: with one multiplication for both, ptxas spills in the main loop.
+// Stores a gradient of a warpgroup's 64 keys, from the block's `first` on, as far as they exist and
+// if it is wanted. The two branches have nothing in common: with one multiplication for both, ptxas
+// spills in the main loop.
 template <class Config, class Accumulator>
 __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Config> const& block,
                                                int first, int thread, Accumulator& sum) {
@@ -85,4 +88,4 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

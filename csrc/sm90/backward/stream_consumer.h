@@ -1,15 +1,15 @@
-// A computing warpgroup in a stream of tiles (InRelay): between two of them nobody waits for a
-// product with nothing else to do.
+// A consumer warpgroup in a stream of tiles (OrderedDqConfig): it is not idle behind a product
+// between two of them.
 #pragma once
 
 #include "sm90/backward/consumer.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct StreamConsumer : Consumer<Config> {
   using Base = Consumer<Config>;
-  using Base::args, Base::smem, Base::warpgroup, Base::thread, Base::visits, Base::shared,
+  using Base::args, Base::smem, Base::warpgroup, Base::thread, Base::iterations, Base::shared,
       Base::tiles, Base::keys, Base::started, Base::crosses;
   using typename Base::Block, typename Base::KeyPosition, typename Base::QueryEnd,
       typename Base::QueryFragment, typename Base::ScoreFragment, typename Base::Sums,
@@ -23,13 +23,13 @@ struct StreamConsumer : Consumer<Config> {
     Sums sums;
     for (;; keys = KeyPosition(++tiles)) {
       Base::find_thread();
-      smem.k_ring.wait_full(keys);  // the description: K comes with the first Q
+      smem.k_ring.wait_full(keys);  // announces the KV block: K comes with the first Q
       Block const& block = smem.key_block(tiles);
       if (!block.tile.valid) {
         break;
       }
       if (block.range.count() > 0) {
-        visit_rows(block, sums, s);
+        iterate(block, sums, s);
       } else {
         smem.v_ring.wait_full(ValuePosition(tiles));
         smem.k_ring.release(keys);
@@ -43,28 +43,31 @@ struct StreamConsumer : Consumer<Config> {
   }
 
  private:
-  // V is released by the last visit, K when the last dQ is there: here or in the next tile.
-  __device__ __forceinline__ void visit_rows(Block const& block, Sums& sums, ScoreFragment& s) {
+  // The last iteration releases V; K is released when the last dQ is there, here or in the next
+  // tile.
+  __device__ __forceinline__ void iterate(Block const& block, Sums& sums, ScoreFragment& s) {
     started = crosses;
     if (!started) {
       Base::start_first_scores(s);
     }
     smem.v_ring.wait_full(ValuePosition(tiles));
-    Base::template visit_each<QueryEnd::Asked>(block, sums, s);
+    Base::template iterate_each<QueryEnd::Asked>(block, sums, s);
     if (!crosses) {
       end_last_query_gradient(block);
     }
   }
 
-  // Its dS stays: the next tile's first visit has it as that of a row block before it.
+  // The tile's last dS stays: for the next tile's first iteration it is that of the row block
+  // before.
   __device__ __forceinline__ void end_last_query_gradient(Block const& block) {
     QueryFragment dq;
     Base::start_query_gradient(shared - 1, dq, keys.stage);
     warpgroup_wait<0>();
     warpgroup_fence_operand(dq);
-    Base::template put_query_gradient<QueryEnd::Asked>(block, true, smem.row_visit(visits - 1), dq);
+    Base::template put_query_gradient<QueryEnd::Asked>(block, true,
+                                                       smem.row_iteration(iterations - 1), dq);
     smem.k_ring.release(keys);
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

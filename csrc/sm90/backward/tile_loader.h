@@ -2,28 +2,28 @@
 
 #include <new>
 
-#include "sm90/backward/delta_finder.h"
+#include "sm90/backward/delta_warp.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// The order in which a loading warp describes tiles to the others and loads what they need. All
-// lanes call its functions together. Loads: has load_keys, load_values, load_q and load_dout.
+// The order in which a producer warp announces tiles to the other warps and loads what they need.
+// All lanes call its functions together. Loads has load_keys, load_values, load_q and load_dout.
 template <class Loads, class Config, class Storage>
 struct TileLoader {
   using Block = KeyBlock<Config>;
-  // Row blocks before the end of a tile at which the next is drawn: who draws earlier may be the
-  // one who is done last.
+  // The next tile is drawn this many row blocks before the end of a tile: a CTA that draws earlier
+  // may be the one that finishes last.
   static constexpr int kAhead = 4;
-  static constexpr int kAheadInStream = 2;  // before the last one, which starts its scores
+  static constexpr int kAheadInStream = 2;  // before the last iteration, which starts its scores
 
   BackwardArgs const& args;
   Storage& smem;
-  bool elected;            // the lane that talks to TMA
-  uint32_t described = 0;  // key blocks so far
-  uint32_t visits = 0;     // row blocks so far
-  bool followed = false;   // the last tile, whose last visit starts the next one's scores
+  bool elected;             // the lane that talks to TMA
+  uint32_t described = 0;   // KV blocks so far
+  uint32_t iterations = 0;  // row blocks so far
+  bool followed = false;    // the last tile's last iteration starts the next one's scores
 
-  // A tile that is not valid, described last, ends the others' loops.
+  // An invalid tile, announced last, ends the other warps' loops.
   template <class Tiles>
   __device__ void load_all(Tiles& tiles) {
     describe(tiles.next());
@@ -40,8 +40,8 @@ struct TileLoader {
  private:
   __device__ Loads& loads() { return static_cast<Loads&>(*this); }
 
-  // Everything about the key block that was described last, and the description of the next while
-  // the others compute.
+  // Loads everything for the KV block that was announced last, and announces the next while
+  // consumers compute.
   template <class Tiles>
   __device__ void load(Tiles& tiles) {
     uint32_t const number = described - 1;
@@ -55,7 +55,7 @@ struct TileLoader {
       for (int step = 0; step < count; ++step) {
         int const m_block = block.range.from_last(step);
         bool const first = head == 0 && step == 0;
-        // Rows have buffers that are free before K's and V's are.
+        // Rows come first: their buffers are free before those of K and V.
         loads().load_q(block, {block.row_block(head, m_block), head, m_block,
                                block.range.masked(m_block), head + 1 < heads || step + 1 < count});
         if (first) {
@@ -68,14 +68,14 @@ struct TileLoader {
         if (head == heads - 1 && step == max(count - kAhead, 0)) {
           describe(after(block, tiles));
         }
-        ++visits;
+        ++iterations;
       }
     }
   }
 
-  // The same of a stream of tiles: the next one is described before this one's last visit, which is
-  // to start its scores. K comes with the first Q; V, whose one buffer is free when the tile before
-  // ends, behind the rows of two visits.
+  // The same for a stream of tiles: the next one is announced before this one's last iteration,
+  // which is to start its scores. K comes with the first Q. V comes behind the rows of two
+  // iterations: its one buffer is free when the tile before ends.
   template <class Tiles>
   __device__ void load_in_stream(Tiles& tiles) {
     uint32_t const number = described - 1;
@@ -87,38 +87,38 @@ struct TileLoader {
     wait_for_rows(block);
     bool const led = followed;  // the tile before has started this one's scores
     int left = total;
-    block.for_each_visit([&](int head, int m_block) {
+    block.for_each_iteration([&](int head, int m_block) {
       if (left == min(kAheadInStream, total)) {
         describe(after(block, tiles));
       }
       if (left == 1) {
-        // A tile's only visit cannot bring the last dQ of the tile before to its row block and
-        // start the next one's scores, too: the K of both would be in the same buffer.
+        // A tile's only iteration cannot both add the last dQ of the tile before and start the next
+        // tile's scores: the K of both would be in the same buffer.
         followed = next_has_rows() && !(total == 1 && led);
       }
-      RowVisit const rows{block.row_block(head, m_block), head,     m_block,
-                          block.range.masked(m_block),    left > 1, left == 1 && followed};
+      RowIteration const rows{block.row_block(head, m_block), head,     m_block,
+                              block.range.masked(m_block),    left > 1, left == 1 && followed};
       loads().load_q(block, rows, left == total);
       loads().load_dout(block, head, m_block);
       if (left == max(total - 1, 1)) {
         loads().load_values(number, true);
       }
-      ++visits;
+      ++iterations;
       --left;
     });
   }
 
-  // Until what goes with a tile's Q is there. Here, before its loop, it costs those who compute
-  // nothing (docs/kernels/sm90_backward.md, D found by the way).
+  // Waits for D, which comes with a tile's Q. Here, before the tile's loop, the wait costs
+  // consumers nothing (docs/lab/sm90_backward_delta_warp.md).
   __device__ void wait_for_rows(Block const& block) const {
     if constexpr (Config::kFindsDelta) {
-      if (args.params.relay.finds_delta) {
+      if (args.params.ordered_dq.finds_delta) {
         wait_for_delta(args.params, block);
       }
     }
   }
 
-  // A tile without rows.
+  // Skips a tile without rows.
   template <class Tiles>
   __device__ void skip(uint32_t number, Tiles& tiles) {
     loads().load_keys(number, false);
@@ -126,16 +126,16 @@ struct TileLoader {
     describe(after(smem.key_block(number), tiles));
   }
 
-  // The tile that was described last.
+  // Whether the tile that was announced last has rows.
   __device__ bool next_has_rows() const {
     Block const& next = smem.key_block(described - 1);
     return next.tile.valid && next.range.count() > 0;
   }
 
-  // In a column its next block of keys, if it has one.
+  // The tile behind `block`: in a KV-persistent call its next KV block, if it has one.
   template <class Tiles>
   __device__ KeyTile<Config> after(Block const& block, Tiles& tiles) {
-    if constexpr (Config::kColumns) {
+    if constexpr (Config::kKvPersistent) {
       if (block.slots > Config::kBlockN) {
         return {block.tile.m_block + 1, block.tile.head, block.tile.batch, true};
       }
@@ -157,4 +157,4 @@ struct TileLoader {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -4,7 +4,7 @@
 #include "core/softmax.h"
 #include "sm90/forward/config.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // O = P·V accumulators of one warpgroup and what is needed to finish them.
 template <class Config>
@@ -36,9 +36,9 @@ struct Accumulators {
   }
 };
 
-// O of a row block that is finished, in 16 bit: (row of a thread, group of 8 columns)
+// O of a finished row block, in 16 bits: (row of a thread, group of 8 columns)
 template <class Config>
 using FinishedRows =
     decltype(make_tensor<uint32_t>(Layout<Shape<_2, Int<Config::kHeadDimV / 8>>>{}));
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -9,15 +9,15 @@
 #include "params/fwd_params.h"
 #include "sm90/tensor_map.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
-// The rows of a warpgroup: `queries` queries with `heads` heads each (core/query_row.h). Any rows
-// that are left over hold nothing.
+// The rows of a warpgroup: `queries` queries with `heads` heads each (core/query_row.h). Rows that
+// are left over hold nothing.
 struct RowPacking {
   FastDiv heads;
   int queries;
 
-  // The same, known to the compiler where a row is a query.
+  // `queries`, known to the compiler where a row is a query.
   template <class Config>
   __device__ int queries_of() const {
     return Config::kPacked ? queries : Config::kBlockM / Config::kConsumers;
@@ -27,18 +27,18 @@ struct RowPacking {
 // What a launch passes to the kernel.
 struct ForwardArgs {
   TensorMap q;  // boxes of a warpgroup's rows
-  TensorMap k;  // boxes of box_keys keys; of a kernel for pages only, of eight
+  TensorMap k;  // boxes of box_keys keys; in a kernel for pages only, of eight
   TensorMap v;
-  TensorMap out;  // boxes of a warp's rows; only where tiles of it are stored
-  int box_keys;   // kBlockN; of keys in pages, a power of two that divides it and a page
+  TensorMap out;  // boxes of a warp's rows; only where O is stored by tiles
+  int box_keys;   // kBlockN; with pages, a power of two that divides it and a page
   RowPacking rows;
   FwdParams params;
   TileGrid grid;
   TileQueue queue;
 };
 
-// Of a kernel for pages only: boxes with all columns, of box_keys keys of small pages, of each of
-// PageBox's sizes of large ones.
+// Arguments of a kernel for pages only, whose boxes have all columns: box_keys keys of small pages,
+// each of PageBox's sizes of large ones.
 template <int kSizes>
 struct PagesArgs : ForwardArgs {
   TensorMap k_boxes[kSizes];
@@ -51,4 +51,4 @@ constexpr int kBoxSizes = Config::kLargePages ? PageBox::kSizes : 1;
 template <class Config>
 using ArgsOf = std::conditional_t<Config::kPagesOnly, PagesArgs<kBoxSizes<Config>>, ForwardArgs>;
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -8,14 +8,15 @@
 #include "sm90/forward/staged_columns.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 enum class KeyPlace { Any, SmallPages, LargePages };
 
-// kPacked_: rows are queries with several heads each (core/query_row.h). A kernel of its own, for
-// what it takes would slow the others down. kSplit_: and a row block has a part of the keys.
-// kSecondN_: keys of a tile where that takes less time, in a kernel of its own; 0: there is none.
-// kKeys_: keys are in pages, and lie in shared memory as their boxes bring them (pages.h).
+// kPacked_: pack-GQA, rows are queries with several heads each (core/query_row.h); in a kernel of
+// its own, because what it takes would slow the others down. kSplit_: in addition, a row block has
+// one KV split. kSecondN_: keys of a second tile, for calls in which it takes less time, in a
+// kernel of its own; 0: there is none. kKeys_: whether keys are in pages, and lie in shared memory
+// as their boxes bring them (pages.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPacked_ = false,
           bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any>
@@ -43,14 +44,14 @@ struct ForwardConfig {
                                  kStages_, 0, kScores_, false, false, kKeys>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
-  // The first warpgroup loads, each of the others computes 64 rows.
+  // The first warpgroup has the producer warps; each of the others, a consumer, computes 64 rows.
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
   static_assert(kConsumers == 2 || kConsumers == 3);
-  // setmaxnreg: what the loader does without goes to the others. 24 would leave them 240 of 168 at
-  // launch, but the loader's tile look-up spills with it.
+  // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With 24 it
+  // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
   static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
 
@@ -61,32 +62,33 @@ struct ForwardConfig {
   using SmemLayoutV =
       typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDimV, kStages>::Transposed;
 
-  // P·V is waited for between the two rows' exponentials, not behind both. H200, of FA3 over eight
-  // sizes: d 64 1.087 instead of 1.076, d 128 0.963 and 0.940, d 192 1.001 and 0.993, d 96 1.073
-  // and 1.075; but d 256, of 80 keys a block, 0.992 and 0.996.
+  // The wait for P·V lies between the two rows' exponentials, not behind both. H200, of FA3 over
+  // eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of 0.940, d 192 1.001 instead of
+  // 0.993, d 96 1.073 instead of 1.075; but d 256, with 80 keys a block, 0.992 instead of 0.996.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // O goes out by TMA (store_tile.h): as many runs of its columns as shared memory has room for.
-  // Other columns go out from registers. H200, d 192/128, of FA3: 1.022 without, 1.028 with 64
-  // columns.
+  // TMA stores as many runs of O's columns as shared memory has room for (store_tile.h). Other
+  // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
+  // columns by TMA.
   static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
   static constexpr int kTileColumns = kPacked ? 0 : staged_columns(kTile);
   static constexpr bool kStoresTiles = kTileColumns > 0;
-  // A row block's O leaves under the next one's first scores, all of it through those runs, one
-  // after the other: at 256 columns, whose store is the longest, where there is room for two runs,
-  // so that one is filled while the other leaves. H200, d 256, of FA3: 512 keys full 1.040 instead
-  // of 0.986, causal 1.048 and 1.050. d 128 lost 1%, other head dims gained 0.5% at most.
+  // A row block's O is stored under the next one's first scores, all of it through those runs, one
+  // after the other: only at 256 columns, whose store is the longest, and where there is room for
+  // two runs, so that one is filled while the other leaves. H200, d 256, of FA3: 512 keys full
+  // 1.040 instead of 0.986, causal 1.048 instead of 1.050. d 128 lost 1%, other head dims gained
+  // 0.5% at most.
   static constexpr bool kStoresLate =
       kScores == ScoreLevel::Plain && kHeadDimV == 256 && kTileColumns >= 128;
   static constexpr int kTileO =
       kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none
 
-  // Those who load from pages hold two lanes' eight keys each, or a box (pages.h).
+  // Warps that load from pages have eight keys in two lanes each, or a box in one (pages.h).
   static constexpr bool kServesPages = kPagesOnly || kBlockN <= 128;
   static constexpr int kKeyWords = (kBlockN / 4 + 31) / 32;  // bits of a thread's keys
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

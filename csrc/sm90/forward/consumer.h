@@ -1,14 +1,14 @@
-// A computing warpgroup: 64 query rows against the keys that go by.
+// A consumer warpgroup: 64 query rows against the keys that they see.
 #pragma once
 
 #include "sm90/forward/args.h"
-#include "sm90/forward/hooks.h"
+#include "sm90/forward/ping_pong.h"
+#include "sm90/forward/score_mods.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
-#include "sm90/forward/turns.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 template <class Config>
 struct Consumer {
@@ -20,11 +20,11 @@ struct Consumer {
   using ScoreShape = Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
   static constexpr int kColumns = Config::kBlockN / 4;  // of scores, a thread
-  // Whether a step's rows take turns, so that waits are over between them.
-  template <class Hooks>
-  static constexpr bool kRowsInTurn = Config::kWaitsBetweenRows && !Hooks::kAny;
-  // Whether what finishes rows runs under the last product. With hooks it comes behind it, or it
-  // would be there once for each kind of them; for packed heads it takes more registers.
+  // Whether a step takes its rows one after the other, so that waits are over between them.
+  template <class ScoreMods>
+  static constexpr bool kRowsInTurn = Config::kWaitsBetweenRows && !ScoreMods::kAny;
+  // Whether rows are finished under the last product. With score mods they are finished behind it,
+  // or the code would be there once for each kind of mod; with pack-GQA it takes more registers.
   static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPacked;
   // P in registers, the A operand of P·V
   using Probabilities =
@@ -32,9 +32,9 @@ struct Consumer {
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  int warpgroup = 0;    // of those that compute
+  int warpgroup = 0;    // among the consumers
   int thread = 0;       // of the warpgroup
-  uint32_t blocks = 0;  // key blocks so far
+  uint32_t blocks = 0;  // KV blocks so far
 
   __device__ __forceinline__ void run() {
     if constexpr (Config::kStoresLate) {
@@ -49,7 +49,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run_storing_at_once() {
     find_place();
-    Turns<Config>{warpgroup}.begin();
+    PingPong<Config>{warpgroup}.begin();
     for (uint32_t number = 0;;) {
       find_place();
       smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
@@ -59,8 +59,8 @@ struct Consumer {
       }
       Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
                                                    : block.score_mod.exponent_scale());
-      attend_hooked(block, Turns<Config>{warpgroup}, acc);
-      number = block.number + 1;  // not kept in a register until here
+      attend_hooked(block, PingPong<Config>{warpgroup}, acc);
+      number = block.number + 1;  // read here: no register holds it during the tile
       if constexpr (!kFinishesEarly) {
         finish_rows<Config>(args, block, warpgroup, thread, acc);
       }
@@ -75,15 +75,15 @@ struct Consumer {
       }
     }
     if constexpr (Config::kStoresTiles) {
-      tma_store_wait<0>();  // a block's shared memory is there until its stores have read it
+      tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
     }
-    Turns<Config>{warpgroup}.end();
+    PingPong<Config>{warpgroup}.end();
   }
 
   __device__ __forceinline__ void run_storing_late();  // late_store.h
 
-  // Anew for each row block, and not known to be the same: what follows from it, kept for the next
-  // one, would make the larger tiles spill.
+  // Computed anew for each row block, and hidden from the compiler: values derived from it, if kept
+  // for the next row block, would make the larger tiles spill.
   __device__ void find_place() {
     int index = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(index));
@@ -91,14 +91,14 @@ struct Consumer {
     warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
   }
 
-  // First query of this warpgroup, in the row block
+  // First query of this warpgroup in the row block
   __device__ int first_row() const { return warpgroup * queries(); }
   __device__ int queries() const { return args.rows.template queries_of<Config>(); }
 
   __device__ __forceinline__ void attend_hooked(RowBlock<Config> const& block,
-                                                Turns<Config> const& turns, Acc& acc) {
+                                                PingPong<Config> const& ping_pong, Acc& acc) {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
-      attend(block, NoHooks{}, turns, acc);
+      attend(block, NoScoreMods{}, ping_pong, acc);
     } else {
       Scores const& scores = args.params.scores;
       ScoreMod const& mod = block.score_mod;
@@ -106,50 +106,52 @@ struct Consumer {
       bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes != nullptr,
                  drops = scores.dropout_p > 0.f, left = block.mask.right <= mod.shift;
       if (caps && mod.has_usual_cap() && !biased && !drops) {
-        attend(block, SoftcapHook(mod), turns, acc);
+        attend(block, SoftcapMod(mod), ping_pong, acc);
       } else if (drops && !caps && !biased && mod.folds_scale()) {
-        attend(block, DropoutHook(block.dropout, row_begin), turns, acc);
+        attend(block, DropoutMod(block.dropout, row_begin), ping_pong, acc);
       } else if (biased && !caps && !drops && mod.folds_scale() && left) {
-        attend(block, LeftBiasHook(mod, row_begin), turns, acc);
+        attend(block, LeftBiasMod(mod, row_begin), ping_pong, acc);
       } else {
-        attend(block, AnyHooks<Config>{block, warpgroup}, turns, acc);
+        attend(block, AnyScoreMods<Config>{block, warpgroup}, ping_pong, acc);
       }
     }
   }
 
-  template <class Hooks>
-  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Hooks const& hooks,
-                                         Turns<Config> const& turns, Acc& acc) {
+  template <class ScoreMods>
+  __device__ __forceinline__ void attend(RowBlock<Config> const& block, ScoreMods const& score_mods,
+                                         PingPong<Config> const& ping_pong, Acc& acc) {
     int const steps = block.range.count();
     int const unseen = unseen_steps(block);
-    leave_out_first(unseen, turns);
+    leave_out_first(unseen, ping_pong);
     if (unseen < steps) {
       Probabilities p;
-      // With hooks, one copy of the code: the mask of a block without limits hides nothing.
-      if (Hooks::kAny || unseen < block.masked_steps) {
-        first_step<true>(block, hooks, unseen, steps, turns, acc, p);
+      // With score mods there is one copy of the code: the mask of a block without limits hides
+      // nothing.
+      if (ScoreMods::kAny || unseen < block.masked_steps) {
+        first_step<true>(block, score_mods, unseen, steps, ping_pong, acc, p);
       } else {
-        first_step<false>(block, hooks, unseen, steps, turns, acc, p);
+        first_step<false>(block, score_mods, unseen, steps, ping_pong, acc, p);
       }
-      other_steps(block, hooks, unseen + 1, steps, turns, acc, p);
+      other_steps(block, score_mods, unseen + 1, steps, ping_pong, acc, p);
     } else {
       see_nothing(block, acc);
     }
     blocks += steps;
   }
 
-  // All from `step` on, and the last P·V.
-  template <class Hooks>
-  __device__ __forceinline__ void other_steps(RowBlock<Config> const& block, Hooks const& hooks,
-                                              int step, int steps, Turns<Config> const& turns,
-                                              Acc& acc, Probabilities& p) {
+  // All steps from `step` on, and the last P·V.
+  template <class ScoreMods>
+  __device__ __forceinline__ void other_steps(RowBlock<Config> const& block,
+                                              ScoreMods const& score_mods, int step, int steps,
+                                              PingPong<Config> const& ping_pong, Acc& acc,
+                                              Probabilities& p) {
     BlockRange const& range = block.range;
-    for (; step < block.masked_steps; ++step) {  // read anew: a register less
-      next_step<true>(block, hooks, range.block_at(step), step, steps, turns, acc, p);
+    for (; step < block.masked_steps; ++step) {  // read anew, which saves a register
+      next_step<true>(block, score_mods, range.block_at(step), step, steps, ping_pong, acc, p);
     }
     int const interior = range.interior();
     for (; step < steps; ++step) {
-      next_step<false>(block, hooks, interior - step, step, steps, turns, acc, p);
+      next_step<false>(block, score_mods, interior - step, step, steps, ping_pong, acc, p);
     }
     last_values(block, steps - 1, acc, p);
   }
@@ -159,7 +161,7 @@ struct Consumer {
     finish_early(block, acc);
   }
 
-  // Key blocks come from the right, so those that none of this warpgroup's rows sees come first.
+  // KV blocks come from the right, so those that none of this warpgroup's rows sees come first.
   __device__ int unseen_steps(RowBlock<Config> const& block) const {
     int const rows = min(block.rows, first_row() + queries());
     return rows > first_row()
@@ -167,24 +169,24 @@ struct Consumer {
                : block.range.count();
   }
 
-  __device__ void leave_out_first(int steps, Turns<Config> const& turns) {
+  __device__ void leave_out_first(int steps, PingPong<Config> const& ping_pong) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      leave_out(step, turns);
+      leave_out(step, ping_pong);
     }
   }
 
-  __device__ void leave_out(int step, Turns<Config> const& turns) {
+  __device__ void leave_out(int step, PingPong<Config> const& ping_pong) {
     Position const here(blocks + step);
-    turns.wait();
-    turns.pass();
+    ping_pong.wait();
+    ping_pong.pass();
     smem.k_ring.wait_full(here);
     smem.k_ring.release(here);
     smem.v_ring.wait_full(here);
     smem.v_ring.release(here);
   }
 
-  // The last block of keys frees Q as well.
+  // The last KV block frees Q as well.
   __device__ void release_k(int step, int steps) {
     smem.k_ring.release(Position(blocks + step));
     if (step + 1 == steps) {
@@ -210,7 +212,7 @@ struct Consumer {
 
   using Visible = VisibleKeys<kColumns>;
 
-  // Keys of a block that row r sees.
+  // Keys of a KV block that row r sees.
   __device__ __forceinline__ Visible visible(RowBlock<Config> const& block, Position here,
                                              int key_block, int r) {
     int const row = Coord(thread).row(r);
@@ -228,16 +230,16 @@ struct Consumer {
     }
   }
 
-  // The block's scores by (row, column), with their mask, are taken into the rows' maxima. Returns
-  // whether O has to be multiplied by `rescale` before it takes more, the same in a warp.
-  template <bool kMasked, bool kFirst, class Hooks, class Scores>
-  __device__ __forceinline__ bool maxima(RowBlock<Config> const& block, Hooks const& hooks,
+  // Masks the block's scores (row, column) and takes them into the rows' maxima. Returns whether O
+  // has to be multiplied by `rescale` before more is added, the same in a whole warp.
+  template <bool kMasked, bool kFirst, class ScoreMods, class Scores>
+  __device__ __forceinline__ bool maxima(RowBlock<Config> const& block, ScoreMods const& score_mods,
                                          Position here, int key_block, Scores& s, Acc& acc,
-                                         typename Hooks::Offsets& offsets,
+                                         typename ScoreMods::Offsets& offsets,
                                          float (&rescale)[Acc::kRows]) {
     Coord const coord(thread);
     int const key_begin = key_block * Config::kBlockN;
-    hooks.on_scores(s, key_begin, coord, offsets);
+    score_mods.on_scores(s, key_begin, coord, offsets);
     if constexpr (kMasked) {
       int const first = block.row_begin + first_row();
       auto const query_of = [&](int row) {
@@ -257,14 +259,15 @@ struct Consumer {
   }
 
   // Scores become probabilities.
-  template <class Hooks, class Scores>
-  __device__ __forceinline__ void probabilities(Hooks const& hooks, int key_block, Scores& s,
-                                                Acc& acc, typename Hooks::Offsets const& offsets) {
+  template <class ScoreMods, class Scores>
+  __device__ __forceinline__ void probabilities(ScoreMods const& score_mods, int key_block,
+                                                Scores& s, Acc& acc,
+                                                typename ScoreMods::Offsets const& offsets) {
     acc.softmax.template exponentials<kColumns>(s, offsets);
-    if constexpr (Hooks::kAny) {
+    if constexpr (ScoreMods::kAny) {
       acc.softmax.keep_sums_here();
     }
-    hooks.on_probabilities(s, key_block * Config::kBlockN, Coord(thread));
+    score_mods.on_probabilities(s, key_block * Config::kBlockN, Coord(thread));
   }
 
   __device__ static void to_operand(ScoreFragment const& s, Probabilities& p) {
@@ -272,61 +275,63 @@ struct Consumer {
     pack<Element>(s, words);
   }
 
-  template <bool kMasked, class Hooks>
-  __device__ __forceinline__ void first_step(RowBlock<Config> const& block, Hooks const& hooks,
-                                             int step, int steps, Turns<Config> const& turns,
-                                             Acc& acc, Probabilities& p) {
+  template <bool kMasked, class ScoreMods>
+  __device__ __forceinline__ void first_step(RowBlock<Config> const& block,
+                                             ScoreMods const& score_mods, int step, int steps,
+                                             PingPong<Config> const& ping_pong, Acc& acc,
+                                             Probabilities& p) {
     ScoreFragment s;
-    start_first_scores(step, turns, s);
-    end_first_step<kMasked>(block, hooks, step, steps, turns, acc, p, s);
+    start_first_scores(step, ping_pong, s);
+    end_first_step<kMasked>(block, score_mods, step, steps, ping_pong, acc, p, s);
   }
 
-  // The turn passes when they are there; but whoever stores a row block first does not hold the
-  // other one up with that.
-  __device__ __forceinline__ void start_first_scores(int step, Turns<Config> const& turns,
+  // The ping-pong barrier is passed when the scores are there; with late stores it is passed at
+  // once, so that the store of a row block does not hold up the other consumer.
+  __device__ __forceinline__ void start_first_scores(int step, PingPong<Config> const& ping_pong,
                                                      ScoreFragment& s) {
     Position const here(blocks + step);
     smem.k_ring.wait_full(here);
-    turns.wait();
+    ping_pong.wait();
     start_scores(here, s);
     if constexpr (Config::kStoresLate) {
-      turns.pass();
+      ping_pong.pass();
     }
   }
 
-  template <bool kMasked, class Hooks>
-  __device__ __forceinline__ void end_first_step(RowBlock<Config> const& block, Hooks const& hooks,
-                                                 int step, int steps, Turns<Config> const& turns,
-                                                 Acc& acc, Probabilities& p, ScoreFragment& s) {
+  template <bool kMasked, class ScoreMods>
+  __device__ __forceinline__ void end_first_step(RowBlock<Config> const& block,
+                                                 ScoreMods const& score_mods, int step, int steps,
+                                                 PingPong<Config> const& ping_pong, Acc& acc,
+                                                 Probabilities& p, ScoreFragment& s) {
     Position const here(blocks + step);
     int const key_block = block.range.block_at(step);
     Visible seen[Acc::kRows];  // worked out while the product runs
-    if constexpr (kMasked && !Hooks::kAny) {
+    if constexpr (kMasked && !ScoreMods::kAny) {
       find_visible(block, here, key_block, seen);
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
     if constexpr (!Config::kStoresLate) {
-      turns.pass();
+      ping_pong.pass();
     }
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
-    if constexpr (Hooks::kAny) {
-      typename Hooks::Offsets offsets{};
+    if constexpr (ScoreMods::kAny) {
+      typename ScoreMods::Offsets offsets{};
       float rescale[Acc::kRows];
-      maxima<kMasked, true>(block, hooks, here, key_block, scores, acc, offsets, rescale);
-      probabilities(hooks, key_block, scores, acc, offsets);
+      maxima<kMasked, true>(block, score_mods, here, key_block, scores, acc, offsets, rescale);
+      probabilities(score_mods, key_block, scores, acc, offsets);
     } else {
       first_probabilities<kMasked>(seen, scores, acc);
     }
     to_operand(s, p);
     smem.v_ring.wait_full(here);
-    if (kRowsInTurn<Hooks> && step + 1 < steps) {
+    if (kRowsInTurn<ScoreMods> && step + 1 < steps) {
       smem.k_ring.wait_full(Position(blocks + step + 1));
     }
   }
 
-  // The first scores become probabilities, one row after the other: no maximum was there before.
+  // The first scores become probabilities, one row after the other; no maximum was there before.
   template <bool kMasked, class Scores>
   __device__ __forceinline__ void first_probabilities(Visible const (&seen)[Acc::kRows], Scores& s,
                                                       Acc& acc) {
@@ -343,39 +348,39 @@ struct Consumer {
   }
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
-  template <bool kMasked, class Hooks>
-  __device__ __forceinline__ void next_step(RowBlock<Config> const& block, Hooks const& hooks,
-                                            int key_block, int step, int steps,
-                                            Turns<Config> const& turns, Acc& acc,
+  template <bool kMasked, class ScoreMods>
+  __device__ __forceinline__ void next_step(RowBlock<Config> const& block,
+                                            ScoreMods const& score_mods, int key_block, int step,
+                                            int steps, PingPong<Config> const& ping_pong, Acc& acc,
                                             Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
-    if constexpr (!kRowsInTurn<Hooks>) {
+    if constexpr (!kRowsInTurn<ScoreMods>) {
       smem.k_ring.wait_full(here);
     }
-    turns.wait();
+    ping_pong.wait();
     start_scores(here, s);
     start_values(before, p, acc);
     Visible seen[Acc::kRows];
-    if constexpr (kMasked && kRowsInTurn<Hooks>) {
+    if constexpr (kMasked && kRowsInTurn<ScoreMods>) {
       find_visible(block, here, key_block, seen);
     }
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
-    turns.pass();
+    ping_pong.pass();
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
-    if constexpr (!kRowsInTurn<Hooks>) {
-      typename Hooks::Offsets offsets{};
+    if constexpr (!kRowsInTurn<ScoreMods>) {
+      typename ScoreMods::Offsets offsets{};
       float rescale[Acc::kRows];
       bool const moved =
-          maxima<kMasked, false>(block, hooks, here, key_block, scores, acc, offsets, rescale);
-      probabilities(hooks, key_block, scores, acc, offsets);
-      // As in wait_for_keys.
+          maxima<kMasked, false>(block, score_mods, here, key_block, scores, acc, offsets, rescale);
+      probabilities(score_mods, key_block, scores, acc, offsets);
+      // Waits behind the sums, as in wait_for_keys.
       bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
       smem.v_ring.wait_full(never ? before : here);
       finish_values(before, acc);
-      // Rarely: see OnlineSoftmax. It is a tenth of all instructions here.
+      // This is rare (see OnlineSoftmax), and a tenth of all instructions here.
       if (moved) {
         acc.rescale(rescale);
       }
@@ -391,10 +396,10 @@ struct Consumer {
     to_operand(s, p);
   }
 
-  // Scores become probabilities, one row after the other, and O takes in the block before. O is
-  // waited for between the two rows, when it is likely to be there: its rescaling and the
-  // conversions then run among the second row's exponentials, and no wait comes last. The second
-  // row's question for its maximum runs under the wait.
+  // Scores become probabilities, one row after the other, and P·V of the block before is added to
+  // O. The wait for O lies between the two rows, when O is likely to be there: its rescaling and
+  // the conversions then run among the second row's exponentials, and no wait comes last. The vote
+  // on the second row's maximum runs under the wait.
   template <class Scores>
   __device__ __forceinline__ void rows_in_turn(Position before, int step, int steps, Scores& s,
                                                Acc& acc) {
@@ -430,12 +435,12 @@ struct Consumer {
     smem.v_ring.release(at);
   }
 
-  // V of a step and K of the next, together, once `sum` is known. Left alone, the compiler takes
-  // the wait for P·V before the exponentials that are to run under it. It keeps waits in order, and
-  // does not know that sums are never negative.
+  // Waits for V of a step and K of the next together, once `sum` is known. Left alone, the compiler
+  // puts the wait for P·V before the exponentials that are to run under it. It keeps waits in
+  // order, and does not know that sums are never negative.
   __device__ __forceinline__ void wait_for_keys(int step, int steps, float sum) {
     Position here(blocks + step), next(blocks + step + 1);
-    here.phase ^= sum < 0.f;  // NaN is no reason to wait for another
+    here.phase ^= sum < 0.f;  // NaN leaves the phase as it is
     bool const v = smem.v_ring.is_full(here);
     bool const k = step + 1 >= steps || smem.k_ring.is_full(next);
     if (!(v && k)) {
@@ -462,4 +467,4 @@ struct Consumer {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -1,5 +1,5 @@
-// Attention forward for Hopper: a persistent grid of thread blocks, each with one warpgroup that
-// loads and two or three that compute 64 query rows each (FlashAttention-3, 2407.08608).
+// Attention forward for Hopper: a persistent grid of CTAs, each with a warpgroup that loads and two
+// or three consumer warpgroups that compute 64 query rows each (FlashAttention-3, 2407.08608).
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -7,20 +7,20 @@
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
 #include "core/prefetch.h"
-#include "sm90/forward/describer.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/pages.h"
+#include "sm90/forward/scheduler_warp.h"
 #include "sm90/forward/share.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(__grid_constant__ ArgsOf<Config> const args) {
   auto& smem = *reinterpret_cast<SharedStorage<Config>*>(dynamic_smem());
   let_next_launch_start();
-  if (threadIdx.x == 32) {  // on their way while the first row block is looked for
+  if (threadIdx.x == 32) {  // on their way while the first row block is found
     auto const* const k = Config::kPagesOnly ? k_boxes<Config>(args) : &args.k;
     auto const* const v = Config::kPagesOnly ? v_boxes<Config>(args) : &args.v;
     for (TensorMap const* const tensor : {&args.q, k, v}) {
@@ -51,15 +51,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (static_cast<int>(blockIdx.x) >= smem.blocks) {
     return;
   }
-  // The same in all lanes, and the compiler knows it.
+  // The shuffle tells the compiler that this is the same in all lanes.
   int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      Describer<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
+      SchedulerWarp<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
       if constexpr (Config::kSplit) {
-        wait_for_launch_before();  // nothing that it wrote: but who comes next waits for this alone
+        wait_for_launch_before();  // for the next launch, which waits for this one only
       }
     } else if (warp == 1) {
       Loader<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
@@ -76,4 +76,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

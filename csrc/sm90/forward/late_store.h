@@ -1,48 +1,49 @@
-// A computing warpgroup that stores each row block's O while the next one's first scores are
+// A consumer warpgroup that stores each row block's O while the next one's first scores are
 // computed (kStoresLate).
 #pragma once
 
 #include "sm90/forward/consumer.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
-// Nothing of a warpgroup's own hides its store, but the next row block's first scores could: they
-// are started before. O waits in 16 bit, in the registers that its accumulators had.
+// A warpgroup has no other work of this row block that hides the store, so the next row block's
+// first scores are started before it. O waits in 16 bits, in the registers that its accumulators
+// had.
 template <class Config>
 __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
   find_place();
-  Turns<Config>{warpgroup}.begin();
+  PingPong<Config>{warpgroup}.begin();
   FinishedRows<Config> rows;  // of the row block before
   for (uint32_t number = 0;;) {
     find_place();
-    Turns<Config> const turns{warpgroup};
+    PingPong<Config> const ping_pong{warpgroup};
     smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
     RowBlock<Config> const& block = smem.row_block(number);
     bool const valid = block.tile.valid;
     int const steps = valid ? block.range.count() : 0;
     int const unseen = valid ? unseen_steps(block) : 0;
-    leave_out_first(unseen, turns);
+    leave_out_first(unseen, ping_pong);
     ScoreFragment s;
     if (unseen < steps) {
-      start_first_scores(unseen, turns, s);
+      start_first_scores(unseen, ping_pong, s);
     }
     if (number > 0) {
       store_runs<Config>(args, smem.row_block(number - 1), smem.out[warpgroup], warpgroup, thread,
                          rows);
     }
     if (!valid) {
-      warpgroup_wait<0>();  // for nothing, which ptxas does not know
+      warpgroup_wait<0>();  // nothing is left to wait for, which ptxas does not know
       break;
     }
     Acc acc(args.params.scores.softmax_scale);
     if (unseen < steps) {
       Probabilities p;
       if (unseen < block.masked_steps) {
-        end_first_step<true>(block, NoHooks{}, unseen, steps, turns, acc, p, s);
+        end_first_step<true>(block, NoScoreMods{}, unseen, steps, ping_pong, acc, p, s);
       } else {
-        end_first_step<false>(block, NoHooks{}, unseen, steps, turns, acc, p, s);
+        end_first_step<false>(block, NoScoreMods{}, unseen, steps, ping_pong, acc, p, s);
       }
-      other_steps(block, NoHooks{}, unseen + 1, steps, turns, acc, p);
+      other_steps(block, NoScoreMods{}, unseen + 1, steps, ping_pong, acc, p);
     } else {
       warpgroup_wait<0>();  // as above
       see_nothing(block, acc);
@@ -53,7 +54,7 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
     pack<Element>(acc.out, rows);
   }
   tma_store_wait<0>();
-  Turns<Config>{warpgroup}.end();
+  PingPong<Config>{warpgroup}.end();
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

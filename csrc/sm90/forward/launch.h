@@ -1,23 +1,23 @@
 // Launches one instantiation; included by the generated files only.
 #pragma once
 
-#include "sm90/tensor_core.h"  // before whatever includes CuTe
+#include "sm90/tensor_core.h"  // before anything that includes CuTe
 
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
-#include "host/key_splits.h"
-#include "host/launch_kernel.h"
-#include "host/places.h"
+#include "launch/key_splits.h"
+#include "launch/launch_kernel.h"
+#include "launch/resident.h"
 #include "plan/forward.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
 #include "sm90/tile_counters.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
-// Of q, or of k or v, whose rows may end anywhere if a tensor says where.
+// The map of q, whose sequences may end anywhere if a tensor says where.
 template <class Config>
 TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
   Seqlens const& s = p.seqlens;
@@ -37,7 +37,7 @@ TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
           group};
 }
 
-// Of out, whose rows end as those of q.
+// The map of out, whose sequences end as those of q.
 template <class Config>
 TensorMapRequest out_request(FwdParams const& p) {
   Seqlens const& s = p.seqlens;
@@ -70,7 +70,7 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
   Seqlens const& s = p.seqlens;
   bool const paged = p.pages.table;
   int const batch = paged ? p.pages.count : s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
-  bool const ends = paged || s.cu_k || s.used_k;  // before the tensor does
+  bool const ends = paged || s.cu_k || s.used_k;  // sequences end before the tensor does
   int64_t const rows = paged ? int64_t(p.pages.page_size.divisor) : s.cu_k ? s.total_k : s.seqlen_k;
   check(!ends || view.numbers_rows(batch, rows), "batch entries of keys that end anywhere are ",
         view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride,
@@ -114,7 +114,7 @@ inline uint32_t* tile_counter(LaunchContext const& launch) {
   return counters().of(Counting::Tiles, 1, launch);
 }
 
-// With what a kernel for pages only has more.
+// Adds the arguments that only kernels for pages have.
 template <class Config>
 ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMapRequest v) {
   if constexpr (!Config::kPagesOnly) {
@@ -142,7 +142,7 @@ void launch(FwdParams const& params, LaunchContext const& launch) {
   check(num_tiles <= max_grid_blocks, num_tiles, " row blocks in one call, at most ",
         max_grid_blocks, " are served");
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
-  // Beside decode fewer blocks may have all tiles.
+  // Beside a decode launch, fewer CTAs may share the tiles.
   bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
   auto const k = key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim);
   auto const v = key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v);
@@ -161,10 +161,10 @@ void launch(FwdParams const& params, LaunchContext const& launch) {
                                         with_boxes<Config>(args, k, v));
 }
 
-// Shared memory that nobody uses: with less, blocks that start early would crowd on the few
-// multiprocessors that the parts leave free, and merge there alone.
+// Bytes of unused shared memory: with less, CTAs that start early would crowd on the few SMs that
+// the KV splits leave free, and merge there alone.
 inline int memory_to_spread(int64_t blocks, DeviceInfo const& device) {
-  constexpr int kMost = 8;  // blocks of a multiprocessor to which that matters
+  constexpr int kMost = 8;  // CTAs an SM, up to which that matters
   int64_t const each = (blocks + device.sm_count - 1) / device.sm_count;
   return each > kMost ? 0 : memory_for_at_most(static_cast<int>(each), device);
 }
@@ -180,7 +180,7 @@ void launch_merge(FwdParams const& params, LaunchContext const& context) {
   launch_kernel<merge_splits_kernel<Config, false>>(context, shape, params);
 }
 
-// Of keys in pages, where boxes of all columns bring them to long tiles.
+// Launches a kernel for long tiles of keys in pages, whose boxes have all columns.
 template <class Config>
 void launch_pages(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kSecondN > plan::kMostPagedKeys) {
@@ -219,4 +219,4 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
   throw std::logic_error("no kernel with pack-GQA");
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

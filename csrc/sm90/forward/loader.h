@@ -1,11 +1,11 @@
-// The loading warp: keeps Q, K and V coming. Of keys in pages two other warps have K and V
+// The producer warp: keeps Q, K and V coming. Of keys in pages, two other warps load K and V
 // (pages.h).
 #pragma once
 
 #include "sm90/forward/args.h"
 #include "sm90/forward/shared_storage.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // All lanes call its functions together.
 template <class Config>
@@ -13,14 +13,14 @@ struct Loader {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
   using Block = RowBlock<Config>;
-  // Key blocks before the end of a row block at which the next one is asked for: in time for its
+  // The next row block is asked for this many KV blocks before the end of one, in time for its
   // first keys.
   static constexpr int kAhead = 4;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   bool elected;         // the lane that talks to TMA
-  uint32_t blocks = 0;  // key blocks so far
+  uint32_t blocks = 0;  // KV blocks so far
 
   __device__ void run() {
     for (uint32_t number = 0;; ++number) {
@@ -41,7 +41,7 @@ struct Loader {
     if (asks_at <= 0) {
       ask();
     }
-    // K is a block ahead of V. Q has to wait for its only buffer, the first keys do not.
+    // K is one KV block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
         load_k(block, step);
@@ -58,14 +58,14 @@ struct Loader {
     blocks += steps;
   }
 
-  // For the description of the next row block.
+  // Asks the scheduler warp for the next row block.
   __device__ void ask() {
     if (elected) {
       smem.asked.full(0).arrive();
     }
   }
 
-  // Its arrival also announces the description to those who compute.
+  // Q's arrival also announces the row block to consumers.
   __device__ void load_q(Block const& block, uint32_t number) {
     int const queries = args.rows.template queries_of<Config>();
     int const rows_filled =
@@ -89,7 +89,7 @@ struct Loader {
     }
   }
 
-  // The i-th `rows` of these, or as many as there are.
+  // The i-th `rows` rows of `all`, or as many as there are.
   __device__ static TileCoord part(TileCoord const& all, int i, int rows) {
     int const first = i * rows;
     return {all.row + first, min(max(all.rows - first, 0), rows), all.head, all.batch};
@@ -122,4 +122,4 @@ struct Loader {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -1,5 +1,5 @@
-// The parts of each row, whose keys several thread blocks had, become one: a softmax over the
-// parts, whose scores are their LSE and whose values are their rows.
+// Merges the KV splits of each row, which several CTAs have computed: a softmax over the splits,
+// whose scores are their LSE and whose values are their rows.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -9,9 +9,9 @@
 #include "core/warp_lanes.h"
 #include "params/fwd_params.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
-constexpr int kMergeRows = 4;  // of a thread block, a warp each
+constexpr int kMergeRows = 4;  // of a CTA, a warp each
 
 struct MergeRow {
   int batch;
@@ -32,7 +32,7 @@ __device__ inline MergeRow merge_row(FwdParams const& p, int64_t index) {
   return {batch, static_cast<int>(token - int64_t(batch) * s.seqlen_q), head, batch < s.batch};
 }
 
-// By all lanes: the weight of the part that is this lane's, and the row's LSE.
+// The weight of this lane's split, and the row's LSE. All lanes call it.
 struct PartWeight {
   float weight;
   float lse;
@@ -48,8 +48,8 @@ struct PartWeight {
       softmax.max[0] =
           fmaxf(softmax.max[0], __shfl_xor_sync(WarpLanes::kAll, softmax.max[0], distance));
     }
-    // Where nothing was seen there is no part with a weight, and a sink of +inf takes all of it.
-    // NaN, which no maximum sees, goes on.
+    // If no key was seen, no split has a weight, and a sink of +inf takes all of it. NaN, which no
+    // maximum sees, passes through.
     bool const top = own == softmax.max[0];
     weight = own == -INFINITY ? 0.f
              : top            ? 1.f
@@ -67,7 +67,7 @@ struct PartWeight {
   __device__ float of(int part) const { return __shfl_sync(WarpLanes::kAll, weight, part); }
 };
 
-// By a warp. there: whether the parts are; if not, nothing is read or written.
+// A warp merges a row. there: whether the splits are; if not, nothing is read or written.
 template <class Config>
 struct RowMerge {
   using Element = typename Config::Element;
@@ -79,7 +79,7 @@ struct RowMerge {
   MergeRow const& at;
   bool there;
   int parts;
-  float const* first;  // columns of the first part
+  float const* first;  // columns of the first split
   Element* out;
 
   __device__ RowMerge(FwdParams const& p, MergeRow const& at, bool there)
@@ -96,7 +96,7 @@ struct RowMerge {
 
   __device__ bool has(int col) const { return there && col < p.head_dim_v; }
 
-  // Zeros of columns that do not exist.
+  // Zeros for columns that do not exist.
   __device__ float4 load(int part, int col, bool exists) const {
     return exists ? *reinterpret_cast<float4 const*>(first + part * p.splits.out_apart + col)
                   : float4{};
@@ -123,7 +123,7 @@ struct RowMerge {
     }
   }
 
-  // Of any number of parts.
+  // For any number of splits.
   __device__ void run() const {
     constexpr int kParts = 4;  // on their way at a time
     PartWeight const mine = weights();
@@ -143,16 +143,16 @@ struct RowMerge {
     }
   }
 
-  // Of kMostPartsAtOnce parts at most: all are asked for before their LSE are there. The bits are
-  // those of run(), but for zero's sign: a part that there is not adds zero times zero.
+  // For at most kMostSplitsAtOnce splits: all are loaded before their LSE are there. The bits are
+  // those of run(), but for zero's sign: a split that does not exist adds zero times zero.
   __device__ void run_at_once() const {
-#pragma unroll 1  // code that has not run yet costs more than the weights, found again
+#pragma unroll 1  // cold code costs more than the weights, computed again
     for (int begin = 0; begin < Config::kHeadDimV; begin += kStep) {
       int const col = begin + WarpLanes{}.index() * kColumns;
       bool const exists = has(col);
-      float4 x[kMostPartsAtOnce];
+      float4 x[kMostSplitsAtOnce];
 #pragma unroll
-      for (int part = 0; part < kMostPartsAtOnce; ++part) {
+      for (int part = 0; part < kMostSplitsAtOnce; ++part) {
         x[part] = load(part, col, exists && part < parts);
       }
       PartWeight const mine = weights();
@@ -162,7 +162,7 @@ struct RowMerge {
       Columns sum;
       sum.clear();
 #pragma unroll
-      for (int part = 0; part < kMostPartsAtOnce; ++part) {
+      for (int part = 0; part < kMostSplitsAtOnce; ++part) {
         add(sum, mine.of(part), x[part]);
       }
       store(col, exists, sum);
@@ -170,13 +170,13 @@ struct RowMerge {
   }
 };
 
-// kAtOnce: where `merges_at_once` (host/key_splits.h).
+// kAtOnce: see merges_at_once (launch/key_splits.h).
 template <class Config, bool kAtOnce>
 __global__ void __launch_bounds__(kMergeRows * 32)
     merge_splits_kernel(__grid_constant__ FwdParams const p) {
   MergeRow const at = merge_row(p, int64_t(blockIdx.x) * kMergeRows + threadIdx.x / 32);
-  // Code that has not run yet comes from memory, instruction by instruction: so it runs once while
-  // the parts are still being computed.
+  // Cold code comes from memory, instruction by instruction: so it runs once while the splits are
+  // still being computed.
 #pragma unroll 1  // one copy of it
   for (int turn = 0; turn < 2; ++turn) {
     if (turn == 1) {
@@ -193,4 +193,4 @@ __global__ void __launch_bounds__(kMergeRows * 32)
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

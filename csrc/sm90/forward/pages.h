@@ -1,24 +1,24 @@
 // Keys in pages: a tile of them is several boxes of TMA, each from one page. Two more warps of the
-// loading warpgroup have K and V to themselves: a box of 16 keys takes a warp about as long to ask
-// for as one of 128, and one warp would not get through with those of both.
+// producer's warpgroup load K and V, one each: a warp needs about as long to start a box of 16 keys
+// as one of 128, and one warp would not keep up with the boxes of both.
 #pragma once
 
 #include "core/paging.h"
 #include "core/warp_lanes.h"
 #include "sm90/forward/shared_storage.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // What one lane knows of a tile of keys: where the eight keys from 8 * (lane / 2) on are. The lanes
-// that find theirs are then keys that exist, in the order of fragment_bits (core/mask.h).
+// whose keys have a page are then the keys that exist, in the order of fragment_bits (core/mask.h).
 struct KeyEight {
   static constexpr int kKeys = 8;  // pages and boxes are multiples of it
 
-  int first;  // of the tile
-  int keys;   // of the sequence, from `first` on, but no more than a box has
+  int first;  // in the tile
+  int keys;   // keys of the sequence, from `first` on, but at most a box's
   PageSlot slot;
 
-  // The table's entry is on its way when this returns; who asks for it waits.
+  // The table's entry is on its way when this returns; its first use waits for it.
   template <class Config>
   __device__ KeyEight(ForwardArgs const& args, RowBlock<Config> const& block, int step)
       : first(WarpLanes{}.index() / 2 * kKeys), slot{PageSlot::kNoPage, 0} {
@@ -35,11 +35,11 @@ struct KeyEight {
   }
 };
 
-// The same of a kernel for small pages, each of whose lanes has one of a tile's boxes.
+// The same in a kernel for small pages, where each lane has one of a tile's boxes.
 template <class Config>
 struct SmallPageBox {
   int first;  // key of the tile
-  int keys;   // of the sequence, from `first` on, but no more than a box has
+  int keys;   // keys of the sequence, from `first` on, but at most a box's
   PageSlot slot;
 
   __device__ SmallPageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
@@ -57,14 +57,14 @@ struct SmallPageBox {
   __device__ static TensorMap const& map(TensorMap const* maps) { return *maps; }
 };
 
-// The same of a kernel for large pages.
+// The same in a kernel for large pages.
 template <class Config>
 struct LargePageBox {
   static_assert(Config::kBlockN <= PageBox::kMostKeys && Config::kBlockN % PageBox::kLeast == 0);
 
   int first;     // key of the tile
   int box_keys;  // 0: the lane has none
-  int keys;      // of the sequence, from `first` on, but no more than the box has
+  int keys;      // keys of the sequence, from `first` on, but at most a box's
   PageSlot slot;
 
   __device__ LargePageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
@@ -90,7 +90,7 @@ struct LargePageBox {
 template <class Config>
 using KeyBox = std::conditional_t<Config::kLargePages, LargePageBox<Config>, SmallPageBox<Config>>;
 
-// Whether a page of the keys that the row block goes through is missing. By all lanes of a warp.
+// Whether a page of the keys that the row block sees is missing. All lanes of a warp call it.
 template <class Config>
 __device__ bool misses_pages(ForwardArgs const& args, RowBlock<Config> const& block) {
   KeyPages const pages(args.params.pages, block.tile.batch);
@@ -106,7 +106,7 @@ __device__ bool misses_pages(ForwardArgs const& args, RowBlock<Config> const& bl
   return __any_sync(WarpLanes::kAll, missing);
 }
 
-// K or V of all row blocks, as they are described. By all lanes of a warp.
+// Loads K or V of all row blocks, as they are announced. All lanes of a warp call it.
 template <class Config, int kTile>
 struct PageLoader {
   using Element = typename Config::Element;
@@ -116,10 +116,10 @@ struct PageLoader {
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   TensorMap const& tensor;
-  TensorMap const* eights;  // the same by boxes of eights, of a kernel for pages only
+  TensorMap const* eights;  // the same by boxes of eights, in a kernel for pages only
   Ring<Config::kStages>& ring;
   Element (&buffers)[Config::kStages][kTile];
-  // Where to put what consumers want to know of a tile; null: nowhere
+  // Where to tell consumers which keys of a tile exist; null: nowhere
   uint32_t (*exist)[Config::kKeyWords];
 
   __device__ void run() {
@@ -201,7 +201,7 @@ struct PageLoader {
     __syncwarp();
   }
 
-  // By all lanes, each of which knows whether its box has a page.
+  // All lanes call it; each knows whether its box has a page.
   __device__ void tell_existing(Position at, SmallPageBox<Config> const&, bool has_page,
                                 bool elected) const {
     if (!exist) {
@@ -230,9 +230,9 @@ struct PageLoader {
       int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyEight::kKeys;
       uint32_t existing = 0;
       if (found == __ballot_sync(WarpLanes::kAll, box.keys > 0)) {
-        existing = ~uint32_t{0};  // all pages: what is behind the sequence is the mask's
+        existing = ~uint32_t{0};  // all pages exist; the mask hides what is behind the sequence
       } else {
-        // Rarely: each box says which keys are its own.
+        // This is rare: each box says which keys are its own.
 #pragma unroll 1
         for (int lane = 0; lane < WarpLanes::kCount; ++lane) {
           int const first = __shfl_sync(WarpLanes::kAll, box.first, lane);
@@ -248,7 +248,7 @@ struct PageLoader {
   }
 };
 
-// Of K or V, by boxes with all columns: of a kernel for pages only as many as it has sizes of them.
+// Maps of K or V whose boxes have all columns; in a kernel for pages only, one for each box size.
 template <class Config>
 __device__ TensorMap const* k_boxes(ArgsOf<Config> const& args) {
   if constexpr (Config::kPagesOnly) {
@@ -278,4 +278,4 @@ __device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Conf
       .run();
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -1,4 +1,4 @@
-// What one thread block works on, as the loader finds it out and everybody else reads it.
+// The row block that a CTA works on: the scheduler warp computes it, all other warps read it.
 #pragma once
 
 #include "core/block_info.h"
@@ -11,28 +11,28 @@
 #include "sm90/forward/config.h"
 #include "sm90/tma.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
-// Everything about one row block that stays the same while its keys go by.
+// Everything about a row block that stays the same over its steps.
 template <class Config>
 struct RowBlock {
   using Element = typename Config::Element;
 
   WorkTile tile;    // not valid: there are no more
-  uint32_t number;  // row blocks that this thread block had before
+  uint32_t number;  // row blocks that this CTA had before
   SequenceMask mask;
   BlockRange range;
-  int masked_steps;  // the first of the range's
+  int masked_steps;  // the first steps of the range
   int row_begin;     // of the queries
   int rows;          // queries that exist, of those that the block has room for
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
-  float const* sinks;         // logits, of the first head on; null: none
+  float const* sinks;         // logits from the first head on; null: none
   typename Config::Out* out;  // first row of this block
   float* lse;
-  // For the loader
-  TileCoord q_at;     // all queries; of packed heads, `head` is their KV head
+  // For the producer warps
+  TileCoord q_at;     // all queries; with pack-GQA, `head` is the KV head
   TileCoord keys_at;  // all keys of the sequence, in K and in V; in pages, only head and rows count
 
   __device__ RowBlock(ForwardArgs const& args, WorkTile const& tile_, uint32_t number_)
@@ -73,14 +73,14 @@ struct RowBlock {
     if (drops && is_sequence) {
       dropout = DropoutMask(p.scores, tile.batch, p.heads_q, head);
     }
-    // A row's logit belongs to one of its parts.
+    // A row's sink belongs to one of its KV splits.
     sinks = p.scores.s_aux && is_sequence && part == 0 ? p.scores.s_aux + head : nullptr;
 
-    // A packed tensor is one batch entry.
+    // A varlen tensor is one batch entry.
     q_at = {static_cast<int>(row), rows, tile_head, p.seqlens.cu_q ? 0 : tile.batch};
     keys_at = {static_cast<int>(info.row_k), info.seqlen_k, head / group,
                p.seqlens.cu_k ? 0 : info.batch_k};
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -1,4 +1,4 @@
-// The part of the GPU that a launch takes beside one of the decode kernel (core/side_by_side.h).
+// The share of the GPU that a launch takes beside one of the decode kernel (core/side_by_side.h).
 #pragma once
 
 #include "core/block_info.h"
@@ -7,9 +7,9 @@
 #include "core/warp_lanes.h"
 #include "sm90/forward/args.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
-// By one warp: all sequences, as far as this lane has them.
+// Work of this lane's sequences; the lanes of one warp have all sequences between them.
 template <class Config>
 __device__ MixedWork mixed_work(ForwardArgs const& args) {
   FwdParams const& p = args.params;
@@ -19,7 +19,7 @@ __device__ MixedWork mixed_work(ForwardArgs const& args) {
   for (int b = WarpLanes{}.index(); b < p.seqlens.batch; b += WarpLanes::kCount) {
     BlockInfo const info(p.seqlens, b);
     SequenceMask const mask(p.mask, info.seqlen_q, info.seqlen_k);
-    // All that queries see, of few; what the middle one sees, of many.
+    // Few queries count all keys that they see, many queries those that the middle one sees.
     bool const few = info.seqlen_q <= p.seqlens.few_q;
     int const last = few ? info.seqlen_q - 1 : info.seqlen_q / 2;
     float const keys = float(max(mask.end(last) - mask.begin(few ? 0 : last), 0));
@@ -34,8 +34,8 @@ __device__ MixedWork mixed_work(ForwardArgs const& args) {
   return work;
 }
 
-// How many thread blocks share the tiles: those of the lowest numbers. By one warp, before tiles
-// are looked for.
+// How many CTAs share the tiles: those of the lowest numbers. One warp calls it before tiles are
+// looked for.
 template <class Config>
 __device__ int sharing_blocks(ForwardArgs const& args) {
   int const all = static_cast<int>(gridDim.x);
@@ -52,4 +52,4 @@ __device__ int sharing_blocks(ForwardArgs const& args) {
   return forward_blocks(work, Config::kBlockM, all);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

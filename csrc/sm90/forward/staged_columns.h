@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // A forward tile, as its row in the variant table has it.
 struct ForwardTileShape {
@@ -13,7 +13,7 @@ struct ForwardTileShape {
   int stages;
 };
 
-// Columns of O, runs of 64, that shared memory has room for beside Q, K and V: 227 KiB, less
+// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V: 227 KiB, less
 // barriers.
 constexpr int staged_columns(ForwardTileShape const& tile) {
   constexpr int kRun = 64, kElements = (224 << 10) / 2;  // of 16 bits
@@ -25,4 +25,4 @@ constexpr int staged_columns(ForwardTileShape const& tile) {
   return std::min(room / (tile.block_m * kRun) * kRun, tile.head_dim_v);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

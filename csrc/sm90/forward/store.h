@@ -1,11 +1,11 @@
-// LSE, and O, from registers to global memory.
+// Stores LSE and O from registers to global memory.
 #pragma once
 
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/row_block.h"
 #include "sm90/store_rows.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 struct OutputRow {
   QueryRow row;  // of the row block
@@ -24,7 +24,7 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
   }
 }
 
-// Writes LSE [rows] of a warpgroup, and finds what O is to be multiplied by.
+// Writes LSE [rows] of a warpgroup, and computes what O is to be multiplied by.
 template <class Config>
 __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Config> const& block,
                                             int warpgroup, int thread, Accumulators<Config>& acc) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
   }
 }
 
-// O [rows, head_dim_v] of a part of the keys, in fp32 to the workspace. A quad writes 32 bytes of a
+// Writes O [rows, head_dim_v] of a KV split, in fp32 to the workspace. A quad writes 32 bytes of a
 // row at a time.
 template <class Config>
 __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
@@ -104,4 +104,4 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

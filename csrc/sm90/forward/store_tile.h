@@ -1,4 +1,4 @@
-// O from registers to global memory, through shared memory and TMA: by a quarter of the
+// Stores O from registers to global memory, through shared memory and TMA: with a quarter of the
 // instructions, and while the next row block is computed.
 #pragma once
 
@@ -8,17 +8,17 @@
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/row_block.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::forward {
 
 // Writes O [rows, kTileColumns] of a warpgroup. Each warp has its 16 rows to itself, so that none
-// waits for another; a box ends with the tensor, or with the sequence, as those do that are loaded.
+// waits for another; a box ends with the tensor or with the sequence, as boxes of loads do.
 template <class Config>
 __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& block,
                            typename Config::Element* tile, int warpgroup, int thread,
                            Accumulators<Config> const& acc) {
   using Element = typename Config::Element;
   constexpr int kRunColumns = kRun<Config::kHeadDimV>, kGroups = Config::kTileColumns / 8;
-  static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eight groups change places
+  static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eight groups swap places
   int const warp = thread / 32, lane = thread % 32;
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
   pack<Element>(acc.out, pairs);
@@ -26,7 +26,7 @@ __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& bloc
     tma_store_wait<0>();  // the row block before has left
   }
   __syncwarp();
-  // stmatrix takes the addresses of 16 rows' two groups from the lanes.
+  // stmatrix takes the addresses of two groups in 16 rows from the lanes.
   Element* const rows = tile + warp * kWarpRows * kRunColumns;
   Element* const row = rows + lane % kWarpRows * kRunColumns;
   int const own_group = lane / kWarpRows ^ lane % 8;
@@ -53,8 +53,8 @@ __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& bloc
   }
 }
 
-// Writes all of O [rows, head_dim_v] of a warpgroup, run by run, each as soon as the one that was
-// in its place has left: where shared memory has room for some of them only. A function for
+// Writes all of O [rows, head_dim_v] of a warpgroup, where shared memory has room for some of its
+// runs only: run by run, each as soon as the run that was in its place has left. A function for
 // both loops that stage changes d 128's machine code.
 template <class Config>
 __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Config> const& block,
@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Con
   using Element = typename Config::Element;
   constexpr int kRunColumns = kRun<Config::kHeadDimV>, kPlaces = Config::kTileColumns / kRunColumns;
   static_assert(kRunColumns == 64);
-  // Or a row block's first run would be written where the last one of the block before still is.
+  // Otherwise a row block's first run would be written where the last one of the block before still
+  // is.
   static_assert(Config::kHeadDimV / kRunColumns % kPlaces == 0);
   int const warp = thread / 32, lane = thread % 32;
   int const own_group = lane / kWarpRows ^ lane % 8;
@@ -98,4 +99,4 @@ __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Con
   }
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::forward

@@ -1,13 +1,13 @@
-// Types of one sm90 backward kernel for a pair of thread blocks: everything that follows from its
-// row in the variant table.
+// Types of one sm90 backward kernel for a pair of CTAs: everything that follows from its row in the
+// variant table.
 #pragma once
 
 #include "core/score_level.h"
-#include "params/cut_tiles.h"
+#include "params/row_split.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/tensor_core.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, ScoreLevel kScores_>
@@ -20,37 +20,39 @@ struct PairedBackwardConfig {
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for dO; for Q see below
 
-  static constexpr int kPair = 2;                // thread blocks
-  static constexpr int kKeys = kBlockN / kPair;  // of one of them
+  static constexpr int kPair = 2;                // CTAs
+  static constexpr int kKeys = kBlockN / kPair;  // of one CTA
   static_assert(kKeys == kWarpgroupRows && kBlockM == kWarpgroupRows);
 
-  // One warpgroup loads, one has the scores and dV, one dK and dQ.
+  // One warpgroup loads, one computes the scores and dV, one dK and dQ.
   static constexpr int kRoleWarps = kWarpgroup / 32;
   static constexpr int kThreads = 3 * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
-  // Tiles are looked up by the loader, which spills where the others need all that they can have.
+  // The producer warp looks tiles up; it spills where the other warpgroups need all registers that
+  // they can have.
   static constexpr int kLoaderRegisters = kHeadDim <= 192 ? 40 : 24;
   static constexpr int kOtherRegisters = kHeadDim <= 192 ? 232 : 240;
 
-  // A block's dQ is of all the pair's keys and half of the columns.
+  // A CTA computes dQ over all the pair's keys, in half of the columns.
   static constexpr int kConsumers = kPair;
-  static constexpr int kAdders = kPair;  // thread blocks that add a tile's dQ
-  static constexpr bool kColumns = false, kRelay = false, kHasSteps = false;
+  static constexpr int kAdders = kPair;  // CTAs that add a tile's dQ
+  static constexpr bool kKvPersistent = false, kOrderedDq = false, kOrdersDq = false;
   static constexpr bool kFindsDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
-  static constexpr bool kCutsTiles = cuts_tiles(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
-  static constexpr bool kHookedTiles = false;
-  // A softcap alone and ALiBi alone have loops of their own (4k causal, d 192, H200, of plain:
-  // 0.741 and 0.875 in one loop, 0.924 and 0.903).
-  static constexpr bool kLoneHooks = kScores == ScoreLevel::Full;
+  static constexpr bool kRowSplit =
+      has_row_split(kHeadDim, kHeadDimV, kScores == ScoreLevel::Plain);
+  static constexpr bool kModifiedTiles = false;
+  // A softcap alone and ALiBi alone have loops of their own (rate over plain, 4k causal, d 192,
+  // H200: 0.741 and 0.875 in one loop for all score mods, 0.924 and 0.903 in loops of their own).
+  static constexpr bool kLoneMods = kScores == ScoreLevel::Full;
   struct CapLoop {
     static constexpr bool kReadsAhead = false, kScansAhead = false;
   };
   static constexpr int kProbabilityLog2 = 0;
   static constexpr bool kShareRows = false;
   static constexpr int kQueryColumns = kHeadDim / kPair;
-  // K is read by halves, too.
+  // K is read by halves of its columns, too.
   static constexpr int kRunK = kRun<kQueryColumns>;
 
   // Sᵀ and dPᵀ, kKeys by kBlockM rows
@@ -66,9 +68,9 @@ struct PairedBackwardConfig {
   static constexpr int kTileK = kKeys * kHeadDim;
   static constexpr int kTileHalfK = kKeys * kQueryColumns;
   static constexpr int kTileV = kKeys * kHeadDimV;
-  // Buffers for dS, and for the other block's: two where shared memory has room for them. If it
-  // then has room for another Q: Q leaves its buffer half a visit after dO (d 192, 8k keys, H200:
-  // 6%).
+  // Buffers for dS, and for the other CTA's dS: two where shared memory has room for them. If there
+  // is room for another Q then, Q has it, because Q leaves its buffer half an iteration after dO (d
+  // 192, 8k keys, H200: 6%).
   static constexpr int tile_bytes(int q_stages, int score_stages) {
     int const once = kTileK + kTileHalfK + kTileV;
     int const rows = q_stages * kTileQ + kStages * kTileDO;
@@ -79,11 +81,11 @@ struct PairedBackwardConfig {
   static constexpr int kScoreStages = tile_bytes(kStages, 2) <= kMostTileBytes ? 2 : 1;
   static constexpr int kQStages =
       tile_bytes(kStages + 1, kScoreStages) <= kMostTileBytes ? kStages + 1 : kStages;
-  // Places in rings are kept and not counted anew by each visit: less of a third buffer's gain
-  // goes into divisions.
+  // Ring positions are kept instead of computed in each iteration: divisions then take less of a
+  // third buffer's gain.
   static constexpr bool kAdvances = kQStages > 2;
 
-  // As rows, for products that reduce over the columns, and the same memory the other way round.
+  // Tiles as rows, for products that reduce over the columns, and the same memory transposed.
   using SmemLayoutQ = SmemTiles<Element, kBlockM, kHeadDim, kQStages>;
   using SmemLayoutQt = SmemTilesTransposed<Element, kBlockM, kHeadDim, kQStages>;
   using SmemLayoutDO = SmemTiles<Element, kBlockM, kHeadDimV, kStages>;
@@ -96,4 +98,4 @@ struct PairedBackwardConfig {
   using SmemLayoutDSt = SmemTilesTransposed<Element, kKeys, kBlockM, kScoreStages>;
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

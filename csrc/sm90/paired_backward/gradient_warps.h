@@ -1,12 +1,12 @@
-// The warpgroup that has dK of a thread block's keys, and dQ over the pair's keys in half of the
+// The warpgroup that computes dK of a CTA's keys, and dQ over the pair's keys in half of the
 // columns.
 #pragma once
 
 #include "sm90/backward/query_gradient.h"
+#include "sm90/paired_backward/ring_positions.h"
 #include "sm90/paired_backward/shared_storage.h"
-#include "sm90/paired_backward/visit_places.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct GradientWarps {
@@ -22,7 +22,7 @@ struct GradientWarps {
   PairedStorage<Config>& smem;
   uint32_t rank;
   int thread;  // of the warpgroup
-  VisitPlaces<Config> at = {};
+  RingPositions<Config> at = {};
 
   __device__ __forceinline__ void run() {
     for (uint32_t number = 0;;) {
@@ -33,8 +33,8 @@ struct GradientWarps {
       }
       KeyFragment dk;
       clear(dk);
-      visit_rows(block, dk);
-      number = block.number + 1;  // not kept in a register until here
+      iterate(block, dk);
+      number = block.number + 1;  // read here: no register holds it during the tile
       store_key_rows(rows_of_dk(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
                      dk);
     }
@@ -43,14 +43,14 @@ struct GradientWarps {
  private:
   static constexpr int64_t kNone = -1;
 
-  __device__ __forceinline__ void visit_rows(Block const& block, KeyFragment& dk) {
+  __device__ __forceinline__ void iterate(Block const& block, KeyFragment& dk) {
     int const heads = block.heads, count = block.range.count();
     QueryFragment dq;
-    int64_t last = kNone;  // whose dQ is to be added
+    int64_t last = kNone;  // the row block whose dQ is to be added
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < count; ++step) {
-        visit(block, last, dk, dq);
+        iteration(block, last, dk, dq);
         last = block.row_block(head, block.range.from_last(step));
       }
     }
@@ -58,11 +58,11 @@ struct GradientWarps {
     add(block, last, dq);
   }
 
-  // `last`: the row block of the visit before, whose dQ is still in the registers. It leaves them
-  // when the other warpgroup has shared its dS and waits for products; right behind dQ's product
-  // the additions would be in the way of what that one reads from shared memory.
-  __device__ __forceinline__ void visit(Block const& block, int64_t last, KeyFragment& dk,
-                                        QueryFragment& dq) {
+  // `last`: the row block of the iteration before, whose dQ is still in the registers. It is added
+  // when the other warpgroup has shared its dS and waits for products; right behind dQ's product,
+  // the additions would be in the way of what that warpgroup reads from shared memory.
+  __device__ __forceinline__ void iteration(Block const& block, int64_t last, KeyFragment& dk,
+                                            QueryFragment& dq) {
     auto const q_at = at.q();
     auto const ds_at = at.ds();
     smem.ds_ring.wait_full(ds_at);
@@ -81,20 +81,21 @@ struct GradientWarps {
   }
 
   __device__ __forceinline__ void add(Block const& block, int64_t row_block, QueryFragment& dq) {
-    QueryGradient<Config> const gradient{args, smem.turns, block, static_cast<int>(rank), thread};
+    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block, static_cast<int>(rank),
+                                         thread};
     if (row_block == kNone) {
       return;
     }
-    if constexpr (Config::kHasSteps) {
-      gradient.leave(dq, smem.step_visit(at.visits - 1), at.visits - 1);
+    if constexpr (Config::kOrdersDq) {
+      gradient.leave(dq, smem.dq_iteration(at.iterations - 1), at.iterations - 1);
     } else if (args.params.workspace.dq) {
-      gradient.add(dq, row_block, at.visits - 1);
+      gradient.add(dq, row_block, at.iterations - 1);
     } else if (args.params.dq.ptr) {
       gradient.store(dq, row_block);
     }
   }
 
-  // Half of the columns of this block's K.
+  // Half of the columns of this CTA's K.
   __device__ Element* own_k() { return smem.k + rank * Config::kTileHalfK; }
 
   // dK += dSᵀ·Q, not waited for
@@ -106,7 +107,7 @@ struct GradientWarps {
                         slice.partition_fragment_B(q)(_, _, _, stage), dk);
   }
 
-  // dQ (+)= dS·K over the keys of one block, not waited for
+  // dQ (+)= dS·K over the keys of one CTA, not waited for
   template <bool kAccumulate>
   __device__ __forceinline__ void start_query_gradient(Element* scores, Element* half_k,
                                                        int score_stage, QueryFragment& dq) {
@@ -118,4 +119,4 @@ struct GradientWarps {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,7 +1,7 @@
-// Attention backward for Hopper by pairs of thread blocks, for head dims of which one block has no
-// room for enough keys: each of a cluster's two has 64 keys and, over all rows that see them, sums
-// their dK and dV. The pair swaps dS, so that each block has the dQ of all 128 keys in half of the
-// columns, and fp32 sums in global memory are added to half as often.
+// Attention backward for Hopper by pairs of CTAs, for head dims at which one CTA has no room for
+// enough keys. Each CTA of a pair has 64 keys and sums their dK and dV over all rows that see them.
+// The pair swaps dS, so that each CTA has the dQ of all 128 keys in half of the columns, and adds
+// to fp32 sums in global memory half as often.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -12,14 +12,14 @@
 #include "sm90/paired_backward/loader.h"
 #include "sm90/paired_backward/score_warps.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// Inline: products of a function that is called are waited for one by one.
+// Inline, because products in a function that is called are waited for one by one.
 template <class Config>
 __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem,
                                           uint32_t rank) {
   constexpr unsigned kAll = 0xffffffffu;
-  // The same in all lanes, and the compiler knows it.
+  // The shuffle tells the compiler that this is the same in all lanes.
   int const warpgroup = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   int const thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (warpgroup == 0) {
@@ -29,14 +29,14 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
       DrawnTiles<Config> const drawn{.args = args,
                                      .block = blockIdx.x / Config::kPair,
                                      .blocks = gridDim.x / Config::kPair,
-                                     .in_columns = Config::kColumns};
+                                     .kv_persistent = Config::kKvPersistent};
       PairedTiles<Config> tiles{drawn, smem.draws, rank};
       PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
-    } else if (args.params.workspace.turns && warp <= kTurnKeepers) {
-      keep_turns(smem, TurnKeeper<Config>{args.params, smem.turns, warp});
+    } else if (args.params.workspace.dq_semaphores && warp <= kDqSemaphoreWarps) {
+      run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});
     } else if constexpr (Config::kFindsDelta) {
-      if (warp == kDeltaWarp && args.params.relay.finds_delta) {
-        DeltaFinder<Config>{args, smem.delta}.run();
+      if (warp == kDeltaWarp && args.params.ordered_dq.finds_delta) {
+        DeltaWarp<Config>{args, smem.delta}.run();
       }
     }
   } else if (warpgroup == 1) {
@@ -53,13 +53,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     paired_backward_kernel(__grid_constant__ BackwardArgs const args) {
   auto& smem = *reinterpret_cast<PairedStorage<Config>*>(dynamic_smem());
   if (threadIdx.x == 0) {
-    smem.init_barriers(args.params.workspace.turns != nullptr);
+    smem.init_barriers(args.params.workspace.dq_semaphores != nullptr);
   }
   let_next_launch_start();
   wait_for_launch_before();
-  cute::cluster_sync();  // with it the other block's barriers can be reached
+  cute::cluster_sync();  // behind it the other CTA's barriers can be reached
   run_roles<Config>(args, smem, cute::block_rank_in_cluster());
-  cute::cluster_sync();  // the other block may still release buffers here
+  cute::cluster_sync();  // the other CTA may still release buffers here
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,18 +1,18 @@
 // Launches one instantiation and the passes around it; included by the generated files only.
 #pragma once
 
-#include "sm90/tensor_core.h"  // before whatever includes CuTe
+#include "sm90/tensor_core.h"  // before anything that includes CuTe
 
-#include "backward/launch.h"
-#include "host/launch_kernel.h"
+#include "launch/launch_kernel.h"
+#include "passes/backward/launch.h"
 #include "sm90/backward/prepare.h"
 #include "sm90/paired_backward/kernel.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resident) {
-  static_assert(kPairedSmemBytes<Config> <= kMostSmem);  // the table knows of tiles alone
+  static_assert(kPairedSmemBytes<Config> <= kMostSmem);  // the table counts only tiles
   auto const start = [&](BackwardArgs const& args, int64_t pairs) {
     launch_kernel<paired_backward_kernel<Config>>(
         launch,
@@ -28,11 +28,12 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
   int const pairs = launch.device.sm_count / Config::kPair;
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
-      if (params.columns.used()) {
-        return launch_pairs<InColumns<Config>>(params, launch, params.columns.places);
+      if (params.kv_persistent.used()) {
+        return launch_pairs<KvPersistentConfig<Config>>(params, launch,
+                                                        params.kv_persistent.resident);
       }
-      if (params.relay.used) {
-        return launch_pairs<InRelay<Config>>(params, launch, pairs);
+      if (params.ordered_dq.used) {
+        return launch_pairs<OrderedDqConfig<Config>>(params, launch, pairs);
       }
     }
     launch_pairs<Config>(params, launch, pairs);
@@ -43,4 +44,4 @@ void launch_paired_backward(BwdParams const& params, LaunchContext const& launch
   finish_cut_tiles<Config>(params, launch);
 }
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,11 +1,11 @@
-// The loading warp: keeps K, V, Q and dO coming.
+// The producer warp of a CTA of a pair: keeps K, V, Q and dO coming.
 #pragma once
 
-#include "sm90/backward/columns.h"
+#include "sm90/backward/kv_persistent.h"
 #include "sm90/backward/tile_loader.h"
 #include "sm90/paired_backward/shared_storage.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 // All lanes call its functions together.
 template <class Config>
@@ -14,20 +14,20 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
   using Position = RingPosition<Config::kStages>;
   using Block = KeyBlock<Config>;
   using Base = TileLoader<PairedLoader<Config>, Config, PairedStorage<Config>>;
-  using Base::args, Base::smem, Base::elected, Base::visits;
+  using Base::args, Base::smem, Base::elected, Base::iterations;
   static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
   static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
 
   uint32_t rank;
 
-  // The pair's keys that are those of one of its blocks.
+  // The keys, among the pair's, of CTA `of`.
   __device__ TileCoord keys_of(Block const& block, uint32_t of) const {
     int const first = static_cast<int>(of) * Config::kKeys;
     TileCoord const& all = block.keys_at;
     return {all.row + first, min(max(all.rows - first, 0), Config::kKeys), all.head, all.batch};
   }
 
-  // Its arrival also announces the description.
+  // K's arrival also announces the KV block.
   __device__ void load_keys(uint32_t number, bool wanted) {
     smem.k_ring.wait_empty(RingPosition<1>(number));
     Barrier& full = smem.k_ring.full(0);
@@ -56,14 +56,14 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     }
   }
 
-  // With the rows' LSE and D. Its arrival also announces the visit.
-  __device__ void load_q(Block const& block, RowVisit const& rows) {
+  // Q comes with the rows' LSE and D, and its arrival also announces the iteration.
+  __device__ void load_q(Block const& block, RowIteration const& rows) {
     using Stats = RowStats<Config::kBlockM>;
-    RingPosition<Config::kQStages> const at(visits);
+    RingPosition<Config::kQStages> const at(iterations);
     smem.q_ring.wait_empty(at);
     if (elected) {
-      if constexpr (Config::kHasSteps) {
-        smem.step_visit(visits) = step_visit(args.params, block, rows);
+      if constexpr (Config::kOrdersDq) {
+        smem.dq_iteration(iterations) = dq_iteration(args.params, block, rows);
       }
       Barrier& full = smem.q_ring.full(at.stage);
       full.arrive_and_expect_tx(Config::kTileQ * sizeof(Element) + sizeof(Stats));
@@ -76,7 +76,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
   }
 
   __device__ void load_dout(Block const& block, int head, int m_block) {
-    Position const at(visits);
+    Position const at(iterations);
     smem.dout_ring.wait_empty(at);
     if (elected) {
       Barrier& full = smem.dout_ring.full(at.stage);
@@ -87,4 +87,4 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -1,12 +1,13 @@
-// The tiles of a pair of thread blocks: the first one draws them and tells the other.
+// The tiles of a pair of CTAs: the first CTA draws them and tells the other.
 #pragma once
 
 #include "sm90/backward/drawn_tiles.h"
 #include "sm90/cluster.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
-// In shared memory of both blocks. Filled in the second, emptied in the first.
+// Lies in the shared memory of both CTAs. Barriers for full are used in the second CTA, those for
+// empty in the first.
 struct PairedDraws {
   static constexpr int kStages = 2;
   struct alignas(16) Draw {
@@ -16,7 +17,7 @@ struct PairedDraws {
   Ring<kStages> ring;
 };
 
-// All lanes of the loading warps call its functions together.
+// All lanes of the producer warps call its functions together.
 template <class Config>
 struct PairedTiles {
   using Position = RingPosition<PairedDraws::kStages>;
@@ -56,4 +57,4 @@ struct PairedTiles {
   }
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

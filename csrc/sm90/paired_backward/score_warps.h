@@ -1,15 +1,15 @@
-// The warpgroup that has the scores of a thread block's keys: P, dV and dS, which it shares with
-// the rest of the pair.
+// The warpgroup that computes the scores of a CTA's keys: P, dV and dS, which it shares with the
+// rest of the pair.
 #pragma once
 
 #include "sm90/backward/lone_tile.h"
 #include "sm90/backward/scores.h"
 #include "sm90/backward/store.h"
 #include "sm90/cluster.h"
+#include "sm90/paired_backward/ring_positions.h"
 #include "sm90/paired_backward/shared_storage.h"
-#include "sm90/paired_backward/visit_places.h"
 
-namespace flash::sm90 {
+namespace flash::sm90::backward {
 
 template <class Config>
 struct ScoreWarps {
@@ -30,7 +30,7 @@ struct ScoreWarps {
   PairedStorage<Config>& smem;
   uint32_t rank;
   int thread;  // of the warpgroup
-  VisitPlaces<Config> at = {};
+  RingPositions<Config> at = {};
 
   __device__ __forceinline__ void run() {
     for (uint32_t number = 0;;) {
@@ -42,50 +42,50 @@ struct ScoreWarps {
       smem.v_ring.wait_full(RingPosition<1>(number));
       ValueFragment dv;
       clear(dv);
-      visit_rows(block, dv);
+      iterate(block, dv);
       smem.k_ring.release(0);
       smem.v_ring.release(0);
-      number = block.number + 1;  // not kept in a register until here
+      number = block.number + 1;  // read here: no register holds it during the tile
       store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
                      dv);
     }
   }
 
  private:
-  __device__ __forceinline__ void visit_rows(Block const& block, ValueFragment& dv) {
-    if constexpr (Config::kLoneHooks) {
-      HookKind const kind = hook_kind(args.params.scores);
-      if (kind == HookKind::Cap) {
-        return visit_each<LoneTile<HookKind::Cap, Config>>(block, dv);
+  __device__ __forceinline__ void iterate(Block const& block, ValueFragment& dv) {
+    if constexpr (Config::kLoneMods) {
+      ScoreModKind const kind = score_mod_kind(args.params.scores);
+      if (kind == ScoreModKind::Cap) {
+        return iterate_each<LoneTile<ScoreModKind::Cap, Config>>(block, dv);
       }
-      if (kind == HookKind::Bias) {
-        return visit_each<LoneTile<HookKind::Bias, Config>>(block, dv);
+      if (kind == ScoreModKind::Bias) {
+        return iterate_each<LoneTile<ScoreModKind::Bias, Config>>(block, dv);
       }
     }
-    visit_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);
+    iterate_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);
   }
 
   template <class Whole, class Masked = Whole>
-  __device__ __forceinline__ void visit_each(Block const& block, ValueFragment& dv) {
+  __device__ __forceinline__ void iterate_each(Block const& block, ValueFragment& dv) {
     constexpr bool kAlike = std::is_same_v<Whole, Masked>;
-    RowRange const range = block.range;  // not asked for while products could run
+    RowRange const range = block.range;  // read here, not while products could run
     int const heads = block.heads;
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int step = 0; step < range.count(); ++step) {
         int const m_block = range.from_last(step);
         if (!kAlike && range.masked(m_block)) {
-          visit<Masked>(block, head, m_block, dv);
+          iteration<Masked>(block, head, m_block, dv);
         } else {
-          visit<Whole>(block, head, m_block, dv);
+          iteration<Whole>(block, head, m_block, dv);
         }
       }
     }
   }
 
   template <class Tile>
-  __device__ __forceinline__ void visit(Block const& block, int head, int m_block,
-                                        ValueFragment& dv) {
+  __device__ __forceinline__ void iteration(Block const& block, int head, int m_block,
+                                            ValueFragment& dv) {
     auto const q_at = at.q();
     auto const dout_at = at.dout();
     ScoreFragment s, dp;
@@ -135,7 +135,7 @@ struct ScoreWarps {
                          slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
   }
 
-  // dSᵀ in 16 bits to shared memory, of this block and of the other one.
+  // Writes dSᵀ in 16 bits to the shared memory of this CTA and of the other one.
   __device__ __forceinline__ void share(ScoreFragment const& gradient) {
     Operand ds;
     Tensor words = recast<uint32_t>(ds);
@@ -160,4 +160,4 @@ struct ScoreWarps {
   static constexpr int kShared = 2;  // named barrier: all of dS is stored
 };
 
-}  // namespace flash::sm90
+}  // namespace flash::sm90::backward

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flash_attn import _names, checks
-from flash_attn._functions import Applied, function_class
+from flash_attn.api import checks
+from flash_attn.compat.functions import Applied, function_class
+from flash_attn.compat.names import refusing
 
 __all__ = ["CrossEntropyLoss", "cross_entropy_loss"]
 
@@ -224,7 +225,7 @@ def cross_entropy_loss(
     )
 
 
-CrossEntropyLoss: Applied = function_class("CrossEntropyLoss", __name__, cross_entropy_loss)
+CrossEntropyLoss: Applied = function_class("CrossEntropyLoss", cross_entropy_loss, __name__)
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

@@ -1,5 +1,5 @@
 """Not part of this package; the import says what to use instead."""
 
-from flash_attn import _names
+from flash_attn.compat.names import missing
 
-raise _names.missing(__name__)
+raise missing(__name__)

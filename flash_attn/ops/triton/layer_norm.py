@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flash_attn import _names
-from flash_attn._functions import Applied, function_class
+from flash_attn.compat.functions import Applied, function_class
+from flash_attn.compat.names import refusing
 
 __all__ = [
     "LayerNormFn",
@@ -340,8 +340,8 @@ def rms_norm_ref(*args: Any, **kwargs: Any) -> Any:
     return layer_norm_ref(*args, is_rms_norm=True, **kwargs)
 
 
-LayerNormFn: Applied = function_class("LayerNormFn", __name__, layer_norm_fn)
-LayerNormLinearFn: Applied = function_class("LayerNormLinearFn", __name__, layer_norm_linear_fn)
+LayerNormFn: Applied = function_class("LayerNormFn", layer_norm_fn, __name__)
+LayerNormLinearFn: Applied = function_class("LayerNormLinearFn", layer_norm_linear_fn, __name__)
 
 if not TYPE_CHECKING:
-    __getattr__ = _names.refusing(__name__)
+    __getattr__ = refusing(__name__)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn import _calls, _direct, _ops, _rotary
 from flash_attn.call import in_order
+from flash_attn.dispatch import calls, direct, ops, rotary
 from tests import host_build
 from tests.kernels import build
 
@@ -26,7 +26,7 @@ L2_BYTES = 40 << 20  # cuda_on_host.cpp
 _library: torch.library.Library | None = None
 _path = ""
 _module: ModuleType | None = None  # flash_attn._C of it
-_functions: dict = {}  # as _direct._functions
+_functions: dict = {}  # as direct._functions
 
 
 @contextmanager
@@ -37,8 +37,8 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
     """
     ctypes.CDLL(_load()).use_device(sm, *DEVICES[sm])
     # Kernels move 16 bytes at a time, wherever they run.
-    monkeypatch.setattr(_calls, "_on_gpu", lambda q: q.dtype in HALF)
-    monkeypatch.setattr(_direct, "_functions", _functions)
+    monkeypatch.setattr(calls, "_on_gpu", lambda q: q.dtype in HALF)
+    monkeypatch.setattr(direct, "_functions", _functions)
     library = _in_place_of_the_cpu()
     try:
         yield
@@ -54,7 +54,7 @@ def _load() -> str:
     # First, because what is defined stays defined: after a skip the next test would do it again.
     path = host_build.load_or_skip(build.load).__file__
     library = torch.library.Library(NAMESPACE, "DEF")
-    for name, schema in (_ops.SCHEMAS | _rotary.SCHEMAS).items():
+    for name, schema in (ops.SCHEMAS | rotary.SCHEMAS).items():
         library.define(name + schema)
     _library, _path = library, path
     _take_functions()
@@ -66,7 +66,7 @@ def _in_place_of_the_cpu() -> torch.library.Library:
     library = torch.library.Library("flash_attn", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
-        for names, refused in ((_ops.CPU, _refused), (_rotary.CPU, _refused_rotary)):
+        for names, refused in ((ops.CPU, _refused), (rotary.CPU, _refused_rotary)):
             for name in names:
                 library.impl(name, _or_skip(name, refused), "CPU", allow_override=True)
     return library
@@ -85,8 +85,8 @@ def module() -> ModuleType:
 def _take_functions() -> None:
     """For direct calls of the operations, of which those that kernels refuse are none."""
     functions = module()
-    assert _direct.reach_tensors(functions)
-    for name in _ops.CPU | _rotary.CPU:
+    assert direct.reach_tensors(functions)
+    for name in ops.CPU | rotary.CPU:
         operation = getattr(torch.ops.flash_attn, name)
         function = _unless_refused(name, getattr(functions, name))
         entry = function, in_order(operation.default._schema)
@@ -94,7 +94,7 @@ def _take_functions() -> None:
 
 
 def _unless_refused(name: str, function: Callable) -> Callable:
-    refused = _refused_rotary if name in _rotary.CPU else _refused
+    refused = _refused_rotary if name in rotary.CPU else _refused
     return lambda *args: NotImplemented if refused(name, args) else function(*args)
 
 
@@ -127,4 +127,4 @@ def _has_chunks(name: str, x: Tensor | None) -> bool:
 
 def _refused_rotary(name: str, args: tuple) -> str:
     dtype = args[0].dtype
-    return "" if dtype in _rotary.KERNEL_DTYPES else f"do not take {dtype}"
+    return "" if dtype in rotary.KERNEL_DTYPES else f"do not take {dtype}"

@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include "host/device.h"
+#include "launch/device.h"
 
 namespace {
 flash::DeviceInfo device{0, 80, 40 << 20, 166912, 4};

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "host/launch_kernel.h"
+#include "launch/launch_kernel.h"
 
 namespace selftest {
 

@@ -1,0 +1,126 @@
+// Attention of few query rows against many keys, where only reading the keys takes time. A CTA
+// computes one tile of pack-GQA rows against one piece of the keys, and each of its warps has keys
+// of its own (Flash-Decoding, with the split inside the CTA as well). The last CTA of a tile merges
+// the pieces. On Hopper a cluster of CTAs may have the tile.
+#pragma once
+
+#include "core/dynamic_smem.h"
+#include "core/launch_order.h"
+#include "core/split_schedule.h"
+#include "core/warp_lanes.h"
+#include "decode/cluster_merge.h"
+#include "decode/merge.h"
+#include "decode/piece_merge.h"
+#include "decode/warp_attention.h"
+#include "params/decode_params.h"
+
+namespace flash::decode {
+
+// By shared memory three CTAs fit a multiprocessor of Hopper; registers have to allow them. The
+// CTAs of a cluster have a multiprocessor each, and as many registers as there are.
+template <bool kClusters>
+constexpr int kDecodeBlocks = kClusters ? 2 : 3;
+
+// The size by which the batch is cut. Sequences of another kernel have none.
+template <class Config>
+__device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
+  FwdParams const& fwd = p.fwd;
+  BlockInfo const info(fwd.seqlens, sequence);
+  SequenceMask const mask(fwd.mask, info.seqlen_q, info.seqlen_k);
+  int const units = num_units<Config>(visible_keys(mask, info.seqlen_q));
+  if (!fwd.seqlens.cu_q) {
+    return {units, 1};
+  }
+  bool const few = info.seqlen_q <= fwd.seqlens.few_q && sequence < fwd.seqlens.batch;
+  if (!few && fwd.seqlens.few_q != kAllQueries) {
+    return {0, 0};
+  }
+  int64_t const rows = int64_t(info.seqlen_q) * p.group.divisor;
+  return {units, int((rows + Config::kBlockM - 1) / Config::kBlockM)};
+}
+
+// Called by one whole warp.
+template <class Config>
+__device__ void find_work(DecodeParams const& p, PieceShare const& share,
+                          DecodeWork<Config>& work) {
+  auto const size = [&](int sequence) { return sequence_size<Config>(p, sequence); };
+  Piece const piece = find_piece(p.split, share.piece(), WarpLanes{}, size);
+  if (threadIdx.x != 0) {
+    return;
+  }
+  work.piece = piece;
+  if (!piece.valid) {
+    return;
+  }
+  DecodeTile<Config> const tile(p, piece.sequence, piece.tile);
+  KeyLimits const visible = visible_keys(tile.mask, tile.info.seqlen_q);
+  UnitRange const range =
+      even_share(piece.range(num_units<Config>(visible)), share.rank(), share.blocks());
+  work.tile = tile;
+  work.has_first_keys = piece.split == 0 && share.rank() == 0;
+  work.begin = visible.begin + range.begin * Config::kUnit;
+  work.end = min(visible.begin + range.end * Config::kUnit, visible.end);
+  work.pages = KeyPages(p.fwd.pages, tile.info, tile.sequence);
+  using Element = typename Config::Element;
+  work.k = static_cast<Element const*>(p.fwd.k.ptr) + tile.head_kv * p.fwd.k.head_stride;
+  work.v = static_cast<Element const*>(p.fwd.v.ptr) + tile.head_kv * p.fwd.v.head_stride;
+}
+
+template <class Config, bool kClusters, bool kWritesRows>
+__device__ __forceinline__ void decode_piece(DecodeParams const& p) {
+  PieceShare const share{kClusters ? p.split.cluster_log2 : 0};
+  auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
+  auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (kClusters) {
+    announce_to_cluster();
+  }
+  if (warp == 0) {
+    find_work(p, share, work);
+  }
+  __syncthreads();
+  if (!work.piece.valid) {
+    if constexpr (kClusters) {
+      wait_for_cluster();
+    }
+    return;
+  }
+  // With score mods, scores are scaled before the softmax.
+  constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
+  WarpAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
+  attend<kWritesRows>(p, work, smem, warp, lane, acc);
+  using Output = DecodeOutput<Config>;
+  if constexpr (kClusters) {
+    auto& inbox = reinterpret_cast<ClusterStorage<Config>*>(dynamic_smem())->inbox;
+    merge_and_store(SentOutput<Config>{p, work, share, inbox}, smem.merge, warp, lane, acc);
+    sync_cluster();
+    merge_inbox(Output{p, work, Output::kWhole}, share, inbox);
+  } else {
+    bool const cut = work.piece.splits > 1;
+    Output const output{p, work, cut ? work.piece.split : Output::kWhole};
+    merge_and_store(output, smem.merge, warp, lane, acc);
+    if (cut) {
+      merge_pieces(p, work, smem.pieces);
+    }
+  }
+}
+
+// Clusters and calls with new rows have kernels of their own: code that a call does not need costs
+// time to skip, and registers.
+template <class Config, bool kClusters, bool kWritesRows>
+__global__ void __launch_bounds__(Config::kThreads, kDecodeBlocks<kClusters>)
+    decode_kernel(__grid_constant__ DecodeParams const p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr bool kRuns = !kClusters;
+#else
+  constexpr bool kRuns = true;
+#endif
+  if constexpr (kRuns) {
+    decode_piece<Config, kClusters, kWritesRows>(p);
+    if (blockIdx.x == gridDim.x - 1) {
+      wait_for_launch_before();  // because later launches wait for this one alone
+    }
+  }
+}
+
+}  // namespace flash::decode

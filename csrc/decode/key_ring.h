@@ -1,0 +1,183 @@
+// Loads one warp's K and V from global to shared memory, several steps ahead, without any barrier
+// of the CTA.
+#pragma once
+
+#include "core/paging.h"
+#include "decode/config.h"
+#include "decode/tile_rows.h"
+#include "params/fwd_params.h"
+
+namespace flash::decode {
+
+// A warp's steps are kBlockN keys each, kWarps * kBlockN apart. K and V are cp.async groups of
+// their own: K's buffer is filled again as soon as Q·Kᵀ is done with it, so that nearly the whole
+// ring is always on its way.
+template <class Config>
+struct KeyRing {
+  using Element = typename Config::Element;
+  static constexpr int kN = Config::kBlockN;
+  static constexpr int kRowsPerPass = 4;  // 8 lanes of 16 bytes for 64 columns of a row
+
+  FwdParams const& p;
+  RingStorage<Config>& ring;
+  DecodeWork<Config> const& work;
+  int lane;
+  int key;           // this lane's key of the sequence in the step that is looked up next
+  PageSlot next;     // of this lane's key in the step that is loaded next; read ahead
+  PageSlot current;  // of its key in the step whose K was loaded last
+  unsigned exist[Config::kStages];  // which keys of the steps on their way exist, a bit each
+
+  // This warp takes every kWarps-th step of the keys [begin, end).
+  __device__ KeyRing(FwdParams const& p_, DecodeWork<Config> const& work_,
+                     RingStorage<Config>& ring_, int warp, int lane_)
+      : p(p_), ring(ring_), work(work_), lane(lane_), key(work.begin + warp * kN + lane_) {
+    look_up();
+  }
+
+  // Bits of the keys that exist in the step at the ring's head.
+  __device__ unsigned existing() const { return exist[0]; }
+
+  // Loads the ring's first steps, [stage, end). Cold code takes the time here, hence no unrolling.
+  __device__ void fill(int& stage, int end) {
+#pragma unroll 1
+    for (; stage < end; ++stage) {
+      load_k(stage);
+      load_v(stage);
+    }
+  }
+
+  __device__ void load_k(int stage) {
+    current = next;
+    bool const mine = work.pages.exists(current);
+#pragma unroll
+    for (int s = 0; s + 1 < Config::kStages; ++s) {
+      exist[s] = exist[s + 1];
+    }
+    exist[Config::kStages - 1] = __ballot_sync(0xffffffffu, mine);
+    look_up();
+    load<Config::kHeadDim>(work.k, p.k, ring.k[stage].data(), p.head_dim, p.odd.columns_k);
+  }
+
+  __device__ void load_v(int stage) {
+    load<Config::kHeadDimV>(work.v, p.v, ring.v[stage].data(), p.head_dim_v, p.odd.columns_v);
+  }
+
+  // Waits until the oldest group has arrived, for all lanes.
+  __device__ void wait() const {
+    cp_async_wait<2 * Config::kStages - 1>();
+    __syncwarp();
+  }
+
+ private:
+  // Only reads the table: whether the page exists is checked when it is needed, a step later.
+  __device__ void look_up() {
+    bool const exists = lane < kN && key < work.end;
+    int const first = static_cast<int>(work.tile.info.row_k);
+    next = exists ? work.pages.slot(first + key) : PageSlot{PageSlot::kNoPage, 0};
+    key += Config::kWarps * kN;
+  }
+
+  template <int kColumns>
+  __device__ void load(Element const* head, TensorView<const void> const& view, Element* target,
+                       int columns, int odd_columns) {
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      if (odd_columns > 0) [[unlikely]] {
+        load_odd<kColumns>(head, view, target, odd_columns);
+        cp_async_fence();  // a group, even if it is empty: the ring counts them
+        return;
+      }
+    }
+    load_chunks<kColumns>(head, view, target, columns);
+    cp_async_fence();
+  }
+
+  // Loads rows that are not multiples of 16 bytes: by the largest words of cp.async that all rows
+  // are multiples of, or by elements if there are none.
+  template <int kColumns>
+  __device__ void load_odd(Element const* head, TensorView<const void> const& view, Element* target,
+                           int columns) {
+    uint64_t const elements = view.batch_stride | view.row_stride | columns;
+    auto const bytes =
+        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(head) | elements * sizeof(Element));
+    if (bytes % sizeof(uint64_t) == 0) {
+      load_words<uint64_t, kColumns>(head, view, target, columns);
+    } else if (bytes % sizeof(uint32_t) == 0) {
+      load_words<uint32_t, kColumns>(head, view, target, columns);
+    } else {
+      load_elements<kColumns>(head, view, target, columns);
+    }
+  }
+
+  template <class Word, int kColumns>
+  __device__ void load_words(Element const* head, TensorView<const void> const& view,
+                             Element* target, int columns) {
+    using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>;
+    constexpr SmemTile<kN, kColumns> layout;
+    constexpr int kElements = sizeof(Word) / sizeof(Element);
+    int64_t const mine = view.offset(current.page, current.row, 0);
+#pragma unroll 1
+    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
+      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
+      bool const exists = exist[Config::kStages - 1] >> row & 1;
+#pragma unroll 1
+      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
+        Element* const chunk = target + layout(row, col);
+#pragma unroll
+        for (int i = 0; i < 8; i += kElements) {
+          CopyOp::copy(*reinterpret_cast<Word const*>(source + col + i),
+                       *reinterpret_cast<Word*>(chunk + i), exists && col + i < columns);
+        }
+      }
+    }
+  }
+
+  // Loads rows at any address. cp.async cannot do that, so these are ordinary loads.
+  template <int kColumns>
+  __device__ void load_elements(Element const* head, TensorView<const void> const& view,
+                                Element* target, int columns) {
+    constexpr SmemTile<kN, kColumns> layout;
+    int64_t const mine = view.offset(current.page, current.row, 0);
+#pragma unroll 1
+    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
+      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
+      bool const exists = exist[Config::kStages - 1] >> row & 1;
+#pragma unroll 1
+      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
+        cutlass::AlignedArray<Element, 8> chunk;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          chunk[i] = exists && col + i < columns ? source[col + i] : Element(0);
+        }
+        *reinterpret_cast<cutlass::AlignedArray<Element, 8>*>(target + layout(row, col)) = chunk;
+      }
+    }
+  }
+
+  template <int kColumns>
+  __device__ void load_chunks(Element const* head, TensorView<const void> const& view,
+                              Element* target, int columns) {
+    constexpr SmemTile<kN, kColumns> layout;
+    int const col = lane % 8 * 8;
+    // A lane computes the offset of its own key, and passes it to the others by shuffles.
+    int64_t const mine = view.offset(current.page, current.row, 0);
+    unsigned const exists = exist[Config::kStages - 1] >> lane / 8;
+    // The swizzle repeats every 8 rows, so two addresses plus constants reach all rows.
+    Element* const targets[2] = {target + layout(lane / 8, col),
+                                 target + layout(lane / 8 + 4, col)};
+#pragma unroll
+    for (int pass = 0; pass < kN / kRowsPerPass; ++pass) {
+      int const row = pass * kRowsPerPass;
+      Element const* source = head + __shfl_sync(0xffffffffu, mine, row + lane / 8) + col;
+#pragma unroll
+      for (int run = 0; run < kColumns; run += 64) {
+        // Keys and columns that do not exist become zero, whatever lies there: 0 · NaN is NaN.
+        using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
+        CopyOp::copy(*reinterpret_cast<uint128_t const*>(source + run),
+                     *reinterpret_cast<uint128_t*>(targets[pass % 2] + layout(row / 8 * 8, run)),
+                     (exists >> row & 1) && col + run < columns);
+      }
+    }
+  }
+};
+
+}  // namespace flash::decode

@@ -1,0 +1,208 @@
+// Writes a call's new rows in the launch that reads them, so that a step of generation is one
+// launch. Queries are rotated on their way to shared memory. New keys and values go to the cache:
+// each CTA writes the ones that it reads, so that no CTA waits for another, and CTAs that read the
+// same rows write the same values. The first piece of each KV head writes rows that no query sees.
+#pragma once
+
+#include "decode/key_ring.h"
+#include "decode/row_part.h"
+#include "decode/tile_rows.h"
+
+namespace flash::decode {
+
+// Which part of the CTA's rows a thread has.
+struct PartPlace {
+  enum Kind { Query, Key, Value } kind;
+  int row;   // of the tile, or number of the new key
+  int part;  // of the row
+};
+
+// The rows of one CTA, in parts that its threads share: queries of its tile, then new keys
+// [begin, begin + keys) of its sequence and KV head, then their values.
+template <class Config>
+struct BlockRows {
+  using Element = typename Config::Element;
+  using Part = RowPart<Element>;
+  static constexpr int kParts = cute::max(Config::kHeadDim, Config::kHeadDimV) / Part::kColumns;
+
+  DecodeParams const& p;
+  DecodeWork<Config> const& work;
+  Element* tile;  // queries, Config::kQueryStride apart
+  int before;     // keys that are there before
+  int begin;
+  int keys;
+  int stage;  // of the ring: this warp's first step that reads new keys
+
+  __device__ BlockRows(DecodeParams const& p_, DecodeWork<Config> const& work_, Element* tile_,
+                       int warp)
+      : p(p_),
+        work(work_),
+        tile(tile_),
+        before(p.fwd.seqlens.used_k[work.tile.sequence]),
+        keys(0),
+        stage(Config::kStages) {
+    Seqlens const& s = p.fwd.seqlens;
+    // The first new key, counted from the piece's first key
+    int const first = min(max(before, -1), s.seqlen_k) - work.tile.info.leftpad - work.begin;
+    bool const is_first = work.has_first_keys && work.tile.first_row == 0;
+    begin = is_first ? 0 : max(-first, 0);
+    int const end = min(work.end - work.begin - first, s.new_k);
+    if (begin < end) {
+      keys = end - begin;
+      stage = first_stage(first + begin, first + end, warp);
+    }
+  }
+
+  __device__ int parts() const { return (work.tile.rows + 2 * keys) * kParts; }
+
+  __device__ PartPlace place(int index) const {
+    auto const row = static_cast<int>(unsigned(index) / kParts);
+    int const part = index - row * kParts, key = row - work.tile.rows;
+    if (key < 0) {
+      return {PartPlace::Query, row, part};
+    }
+    bool const is_key = key < keys;
+    return {is_key ? PartPlace::Key : PartPlace::Value, begin + key - (is_key ? 0 : keys), part};
+  }
+
+  // Starts the loads; the thread waits for them in `store`.
+  __device__ Part load(PartPlace const& at) const {
+    Rotary const& rotary = p.rows.rotary;
+    constexpr int kPairs = Part::kPairs;
+    bool const is_rotated = rotates(at);
+    bool const is_split = is_rotated && !rotary.interleaved;
+    Part part;
+    part.first = (is_split ? kPairs : Part::kColumns) * at.part;
+    part.second = part.first + (is_split ? rotary.rotary_dim / 2 : kPairs);
+    int row = at.row, head = work.tile.head_kv;
+    auto position = uint32_t(max(before, 0)) + row;  // may be any number
+    if (at.kind == PartPlace::Query) {
+      QueryRow const query = work.tile.row(p.group, row);
+      row = query.query;
+      head = query.head;
+      position = uint32_t(max(before, 0)) + (rotary.advance_q ? row : 0);
+    }
+    TensorView<const void> const& from = at.kind == PartPlace::Query ? p.fwd.q
+                                         : at.kind == PartPlace::Key ? p.rows.k
+                                                                     : p.rows.v;
+    Element const* const source =
+        static_cast<Element const*>(from.ptr) + from.offset(work.tile.sequence, row, head);
+    bool const exists = at.part * Part::kColumns < columns(at.kind);
+    part.x = exists ? chunk(source + part.first) : Chunk{};
+    part.y = exists ? chunk(source + part.second) : Chunk{};
+    if (is_rotated) {
+      // A position behind the tables is an error that cannot be reported from here; the clamp
+      // avoids a fault at least.
+      int64_t const angles = min(position, uint32_t(rotary.positions) - 1);
+      auto const* const cos = static_cast<Element const*>(rotary.cos);
+      auto const* const sin = static_cast<Element const*>(rotary.sin);
+      part.cos = chunk(cos + angles * rotary.cos_stride + at.part * kPairs);
+      part.sin = chunk(sin + angles * rotary.sin_stride + at.part * kPairs);
+    }
+    return part;
+  }
+
+  __device__ void store(PartPlace const& at, Part& part) const {
+    if (rotates(at)) {
+      part.rotate(p.rows.rotary.interleaved);
+    }
+    bool const is_query = at.kind == PartPlace::Query;
+    Element* const to = is_query ? tile + at.row * Config::kQueryStride : target(at);
+    if (!to) {
+      return;
+    }
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      if (p.rows.odd && !is_query) [[unlikely]] {
+        int const end = at.kind == PartPlace::Key ? p.rows.columns_k : p.rows.columns_v;
+        store_each(to, part.first, part.x, end);
+        store_each(to, part.second, part.y, end);
+        return;
+      }
+    }
+    // The tile gets zeros in the columns behind the head's, where K is zero as well.
+    if (at.part * Part::kColumns < (is_query ? Config::kHeadDim : columns(at.kind))) {
+      *reinterpret_cast<Chunk*>(to + part.first) = part.x;
+      *reinterpret_cast<Chunk*>(to + part.second) = part.y;
+    }
+  }
+
+ private:
+  using Chunk = typename Part::Chunk;
+
+  // The stage of the warp's step that has some of the keys [begin, end). They are so few that they
+  // lie in one step, or in two steps of two warps.
+  static __device__ int first_stage(int begin, int end, int warp) {
+    constexpr int kN = Config::kBlockN, kWarps = Config::kWarps;
+    static_assert(kMostNewKeys <= kN);
+    int const from = begin >= 0 ? begin / kN : 0;  // negative ones are in no step
+    int const step = from + ((warp - from) & (kWarps - 1));
+    return step * kN < end ? min(step / kWarps, Config::kStages) : Config::kStages;
+  }
+
+  __device__ bool rotates(PartPlace const& at) const {
+    Rotary const& rotary = p.rows.rotary;
+    return rotary.cos && at.kind != PartPlace::Value &&
+           at.part * Part::kColumns < rotary.rotary_dim;
+  }
+
+  __device__ int columns(PartPlace::Kind kind) const {
+    return kind == PartPlace::Value ? p.fwd.head_dim_v : p.fwd.head_dim;
+  }
+
+  static __device__ Chunk chunk(Element const* source) {
+    return *reinterpret_cast<Chunk const*>(source);
+  }
+
+  // Stores columns [col, col + kPairs) of a row with columns [0, end) that is not whole chunks.
+  static __device__ void store_each(Element* row, int col, Chunk const& from, int end) {
+#pragma unroll
+    for (int i = 0; i < Part::kPairs; ++i) {
+      if (col + i < end) {
+        row[col + i] = from[i];
+      }
+    }
+  }
+
+  // The cache's row of a new key; null if it has no place.
+  __device__ Element* target(PartPlace const& at) const {
+    if (before < 0 || before >= p.fwd.seqlens.seqlen_k - at.row) {
+      return nullptr;
+    }
+    PageSlot const slot = work.pages.slot(before + at.row);
+    TensorView<void> const& cache = at.kind == PartPlace::Key ? p.rows.k_cache : p.rows.v_cache;
+    return work.pages.exists(slot) ? static_cast<Element*>(cache.ptr) +
+                                         cache.offset(slot.page, slot.row, work.tile.head_kv)
+                                   : nullptr;
+  }
+};
+
+// Called by all threads. Writes the CTA's rows while the ring's first keys are on their way. A warp
+// whose first steps read new keys loads those steps afterwards. The loop keeps a single copy of
+// each part of the code, because an SM fetches code that runs once at about 6 ns an instruction.
+template <class Config>
+__device__ void fill_with_new_rows(BlockRows<Config> const& rows, KeyRing<Config>& ring) {
+  constexpr int kStages = Config::kStages, kThreads = Config::kThreads;
+  int const thread = threadIdx.x, parts = rows.parts();
+  int stage = 0, end = rows.stage;
+  bool are_written = false;
+#pragma unroll 1
+  for (int first = 0; !are_written || stage < kStages; first += kThreads) {
+    bool const has = first + thread < parts;
+    PartPlace const at = rows.place(first + thread);
+    typename BlockRows<Config>::Part part;
+    if (has) {
+      part = rows.load(at);
+    }
+    ring.fill(stage, end);
+    if (has) {
+      rows.store(at, part);
+    }
+    if (!are_written && first + kThreads >= parts) {
+      are_written = true;
+      end = kStages;
+      __syncthreads();
+    }
+  }
+}
+
+}  // namespace flash::decode

@@ -1,0 +1,88 @@
+// The two matrix products of one warp: S = Q·Kᵀ and O += P·V.
+#pragma once
+
+#include "decode/config.h"
+#include "decode/tile_rows.h"
+
+namespace flash::decode {
+
+// Copies the tile's rows to shared memory, by all threads, as one cp.async group of each thread.
+// Columns behind the head's become zero.
+template <class Config>
+__device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
+                             FastDiv const& group, typename Config::Element* target) {
+  using Element = typename Config::Element;
+  using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
+  constexpr int kChunks = Config::kHeadDim / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tile.rows * kChunks; i += Config::kThreads) {
+    int const r = i / kChunks, col = i % kChunks * 8;
+    QueryRow const row = tile.row(group, r);
+    Element const* const source = static_cast<Element const*>(p.q.ptr) +
+                                  p.q.offset(tile.sequence, tile.info.row_q + row.query, row.head) +
+                                  col;
+    CopyOp::copy(*reinterpret_cast<uint128_t const*>(source),
+                 *reinterpret_cast<uint128_t*>(target + r * Config::kQueryStride + col),
+                 col < p.head_dim);
+  }
+  cp_async_fence();
+}
+
+// Q (kBlockM, kHeadDim) as operands: every warp needs all of it. Rows that do not exist may hold
+// anything, because no other row depends on them.
+template <class Config>
+__device__ auto read_queries(typename Config::Element* source, int lane) {
+  using Element = typename Config::Element;
+  constexpr int kM = Config::kBlockM, kD = Config::kHeadDim;
+  typename Config::TiledMma mma;
+  Layout<Shape<Int<kM>, Int<kD>>, Stride<Int<Config::kQueryStride>, _1>> const layout;
+  Tensor sQ = make_tensor(make_smem_ptr(source), layout);
+  Tensor q = make_tensor<Element>(partition_shape_A(mma, Shape<Int<kM>, Int<kD>>{}));
+  auto copy_q = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
+  auto thread_q = copy_q.get_slice(lane);
+  copy(copy_q, thread_q.partition_S(sQ), thread_q.retile_D(q));
+  return q;
+}
+
+// S = Q·Kᵀ (kBlockM, kBlockN)
+template <class Config, class Queries>
+__device__ auto scores(Queries const& q, typename Config::Element* k, int lane) {
+  using Element = typename Config::Element;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kHeadDim;
+  typename Config::TiledMma mma;
+  Tensor s = partition_fragment_C(mma, Shape<Int<kM>, Int<kN>>{});
+  clear(s);
+  Tensor sK = make_tensor(make_smem_ptr(k), typename Config::SmemLayoutK{});
+  Tensor rK = make_tensor<Element>(partition_shape_B(mma, Shape<Int<kN>, Int<kD>>{}));
+  auto copy_k = make_tiled_copy_B(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
+  auto thread_k = copy_k.get_slice(lane);
+  Tensor from_k = thread_k.partition_S(sK);
+  Tensor to_k = thread_k.retile_D(rK);
+#pragma unroll
+  for (int step = 0; step < kD / 16; ++step) {
+    copy(copy_k, from_k(_, _, step), to_k(_, _, step));
+    gemm(mma, q(_, _, step), rK(_, _, step), s);
+  }
+  return s;
+}
+
+// O += P·V, P already in operand registers (MMA, 1, kBlockN / 16)
+template <class Config, class OperandP, class Out>
+__device__ void add_values(OperandP const& p, typename Config::Element* v, int lane, Out& out) {
+  using Element = typename Config::Element;
+  constexpr int kN = Config::kBlockN, kD = Config::kHeadDimV;
+  typename Config::TiledMma mma;
+  Tensor sVt = make_tensor(make_smem_ptr(v), typename Config::SmemLayoutVt{});
+  Tensor rV = make_tensor<Element>(partition_shape_B(mma, Shape<Int<kD>, Int<kN>>{}));
+  auto copy_v = make_tiled_copy_B(Copy_Atom<SM75_U16x8_LDSM_T, Element>{}, mma);
+  auto thread_v = copy_v.get_slice(lane);
+  Tensor from_v = thread_v.partition_S(sVt);
+  Tensor to_v = thread_v.retile_D(rV);
+#pragma unroll
+  for (int step = 0; step < kN / 16; ++step) {
+    copy(copy_v, from_v(_, _, step), to_v(_, _, step));
+    gemm(mma, p(_, _, step), rV(_, _, step), out);
+  }
+}
+
+}  // namespace flash::decode

@@ -1,0 +1,102 @@
+// The tile of a CTA, whose rows are queries with all heads of a KV head (core/query_row.h), its
+// keys, and its shared memory.
+#pragma once
+
+#include "core/block_info.h"
+#include "core/mask.h"
+#include "core/paging.h"
+#include "core/query_row.h"
+#include "core/split_schedule.h"
+#include "decode/config.h"
+#include "params/decode_params.h"
+
+namespace flash::decode {
+
+// The rows and the mask of one tile of one sequence.
+template <class Config>
+struct DecodeTile {
+  using Element = typename Config::Element;
+  BlockInfo info;
+  SequenceMask mask;
+  int sequence;
+  int head_kv;
+  int first_row;  // of the sequence's rows by pack-GQA
+  int rows;       // rows of the kBlockM that exist
+
+  __device__ DecodeTile(DecodeParams const& params, int sequence_, int tile)
+      : info(params.fwd.seqlens, sequence_),
+        mask(params.fwd.mask, info.seqlen_q, info.seqlen_k),
+        sequence(sequence_) {
+    int const row_block = params.heads_kv.quotient(tile);
+    head_kv = params.heads_kv.remainder(tile, row_block);  // neighbours read neighbouring memory
+    first_row = row_block * Config::kBlockM;
+    int64_t const below = int64_t(info.seqlen_q) * params.group.divisor - first_row;
+    rows = static_cast<int>(below < Config::kBlockM ? below : Config::kBlockM);
+  }
+
+  // The rows that belong to no sequence (see VarlenRows) have neither slopes nor sinks.
+  __device__ bool is_sequence(FwdParams const& p) const { return sequence < p.seqlens.batch; }
+
+  // Row r's query, and its head, counted over all query heads
+  __device__ QueryRow row(FastDiv const& group, int r) const {
+    QueryRow const packed = query_row(group, first_row + r);
+    return {packed.query, head_kv * static_cast<int>(group.divisor) + packed.head};
+  }
+};
+
+// The keys that any row of a sequence sees. These are cut into pieces.
+__device__ inline KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
+  int const begin = mask.begin(0), end = mask.end(seqlen_q - 1);
+  return {begin, end > begin ? end : begin};
+}
+
+// A CTA's steps over these keys.
+template <class Config>
+__device__ int num_units(KeyLimits keys) {
+  static_assert(cutlass::is_pow2<Config::kUnit>::value, "a shift, as long as it is unsigned");
+  return int(unsigned(keys.end - keys.begin + Config::kUnit - 1) / Config::kUnit);
+}
+
+// Which of the CTAs that share a tile's piece this one is: one of a cluster, or the only one.
+struct PieceShare {
+  int log2;  // of their number
+
+  __device__ int blocks() const { return 1 << log2; }
+  __device__ int rank() const { return static_cast<int>(blockIdx.x) & (blocks() - 1); }
+  __device__ int piece() const { return static_cast<int>(blockIdx.x) >> log2; }
+
+  // The rows to merge go round-robin to the CTAs, and in a CTA to its groups of threads.
+  __device__ int first_row(int group) const { return (group << log2) + rank(); }
+  __device__ int row_step(int groups) const { return groups << log2; }
+};
+
+// The work of one CTA: keys [begin, end) of a tile.
+template <class Config>
+struct DecodeWork {
+  Piece piece;
+  DecodeTile<Config> tile;
+  int begin;
+  int end;
+  bool has_first_keys;  // also if the tile has no keys
+  KeyPages pages;
+  typename Config::Element const* k;  // of the tile's KV head
+  typename Config::Element const* v;
+};
+
+template <class Config>
+struct DecodeStorage {
+  union {  // merging begins when all keys have been read
+    RingStorage<Config> ring[Config::kWarps];
+    MergeStorage<Config> merge;
+    PieceMergeStorage<Config> pieces;
+  };
+  // Q, until the warps have it in registers.
+  alignas(16) array_aligned<typename Config::Element, Config::kBlockM * Config::kQueryStride> q;
+  // DecodeWork is here and read again at each use: in registers it would make the kernel spill.
+  alignas(16) char work[sizeof(DecodeWork<Config>)];
+};
+
+template <class Config>
+constexpr int kSmemBytes = sizeof(DecodeStorage<Config>);
+
+}  // namespace flash::decode

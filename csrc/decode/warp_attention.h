@@ -1,0 +1,159 @@
+// One warp's attention: its own keys, its own online softmax.
+#pragma once
+
+#include "core/fragment_coord.h"
+#include "core/score_mod.h"
+#include "core/softmax.h"
+#include "decode/key_ring.h"
+#include "decode/new_rows.h"
+#include "decode/products.h"
+#include "decode/tile_rows.h"
+#include "sm80/fragments.h"
+
+namespace flash::decode {
+
+// The two rows of a tile whose accumulators a lane holds.
+template <class Config>
+struct LaneRows {
+  static constexpr int kRows = 2;
+  KeyLimits keys[kRows];  // none for a row that does not exist
+  float slope[kRows];     // ALiBi
+
+  __device__ LaneRows(FwdParams const& p, DecodeTile<Config> const& tile, FastDiv const& group,
+                      FragmentCoord<1> coord) {
+    Scores const& s = p.scores;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      bool const exists = coord.row(r) < tile.rows;
+      QueryRow const row = tile.row(group, coord.row(r));
+      keys[r] = exists ? tile.mask.limits(row.query) : KeyLimits{0, 0};
+      slope[r] = exists && tile.is_sequence(p) ? s.alibi_slope(tile.sequence, row.head) : 0.f;
+    }
+  }
+};
+
+// Bits [begin, end) of 32.
+__device__ inline unsigned bit_range(int begin, int end) {
+  auto const below = [](int n) { return n >= 32 ? ~0u : n > 0 ? (1u << n) - 1 : 0u; };
+  return below(end) & ~below(begin);
+}
+
+// O = P·V accumulators of one warp, and the softmax that is needed to merge them.
+template <class Config>
+struct WarpAccumulators {
+  static constexpr int kRows = 2;
+  decltype(partition_fragment_C(typename Config::TiledMma{},
+                                Shape<Int<Config::kBlockM>, Int<Config::kHeadDimV>>{})) out;
+  OnlineSoftmax<kRows> softmax;
+
+  __device__ explicit WarpAccumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
+    clear(out);
+  }
+
+  // (rows, columns) of O
+  __device__ auto rows() { return make_tensor(out.data(), rows_and_columns(out.layout())); }
+
+  __device__ void rescale(float const (&factor)[kRows]) {
+    Tensor o = rows();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < size<1>(o); ++c) {
+        o(r, c) *= factor[r];
+      }
+    }
+  }
+};
+
+// Scale, softcap and ALiBi of kernels with score mods; a row's slope is its head's. The row's query
+// is computed anew each time, which saves two registers.
+template <class Config, class Scores>
+__device__ void apply_score_mod(Scores& s, FwdParams const& p, FastDiv const& group,
+                                DecodeTile<Config> const& tile, LaneRows<Config> const& rows,
+                                int key_begin, FragmentCoord<1> coord) {
+#pragma unroll
+  for (int r = 0; r < size<0>(s); ++r) {
+    ScoreMod const mod{p.scores.softmax_scale, p.scores.softcap, rows.slope[r],
+                       tile.info.seqlen_k - tile.info.seqlen_q};
+    int const query = tile.row(group, coord.row(r)).query;
+#pragma unroll
+    for (int c = 0; c < size<1>(s); ++c) {
+      s(r, c) = mod.scaled(s(r, c)) + mod.bias(query, key_begin + coord.col(c));
+    }
+  }
+}
+
+// Scores of keys that a row does not see, or that do not exist, become -inf.
+template <class Config, class Scores>
+__device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned exist, int key_begin,
+                             FragmentCoord<1> coord) {
+#pragma unroll
+  for (int r = 0; r < size<0>(s); ++r) {
+    unsigned const seen =
+        exist & bit_range(rows.keys[r].begin - key_begin, rows.keys[r].end - key_begin);
+    unsigned const mine = seen >> coord.col0;
+#pragma unroll
+    for (int c = 0; c < size<1>(s); ++c) {
+      s(r, c) = mine >> (c % 2 + c / 2 * 8) & 1 ? s(r, c) : -INFINITY;
+    }
+  }
+}
+
+// Fills the ring, and loads Q into `tile`, for all warps. Q is loaded first: it takes little code,
+// and is wanted with the first keys.
+template <bool kWritesRows, class Config>
+__device__ void begin_loads(DecodeParams const& p, DecodeWork<Config> const& work,
+                            KeyRing<Config>& ring, typename Config::Element* tile, int warp) {
+  if constexpr (kWritesRows) {
+    fill_with_new_rows(BlockRows<Config>(p, work, tile, warp), ring);
+  } else {
+    copy_queries<Config>(p.fwd, work.tile, p.group, tile);
+    int stage = 0;
+    ring.fill(stage, Config::kStages);
+    cp_async_wait<2 * Config::kStages>();  // Q
+    __syncthreads();
+  }
+}
+
+// Attends to this warp's keys of the piece. kWritesRows: the call has new rows.
+template <bool kWritesRows, class Config>
+__device__ void attend(DecodeParams const& params, DecodeWork<Config> const& work,
+                       DecodeStorage<Config>& smem, int warp, int lane,
+                       WarpAccumulators<Config>& acc) {
+  constexpr int kN = Config::kBlockN, kStages = Config::kStages;
+  FwdParams const& p = params.fwd;
+  FastDiv const& group = params.group;
+  RingStorage<Config>& storage = smem.ring[warp];
+  KeyRing<Config> ring(p, work, storage, warp, lane);
+  begin_loads<kWritesRows>(params, work, ring, smem.q.data(), warp);
+  FragmentCoord<1> const coord(lane);
+  LaneRows<Config> const rows(p, work.tile, group, coord);
+  Tensor const q = read_queries<Config>(smem.q.data(), lane);
+  int stage = 0;
+  for (int key = work.begin + warp * kN, end = work.end; key < end; key += Config::kWarps * kN) {
+    ring.wait();
+    Tensor s_mma = scores<Config>(q, storage.k[stage].data(), lane);
+    unsigned const exist = ring.existing();
+    __syncwarp();
+    ring.load_k(stage);
+
+    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      apply_score_mod(s, p, group, work.tile, rows, key, coord);
+    }
+    apply_limits(s, rows, exist, key, coord);
+    float rescale[2];
+    acc.softmax.template step<size<1>(s)>(s, rescale, QuadReduce{});
+    acc.rescale(rescale);
+    Tensor probabilities = convert<typename Config::Element>(s_mma);
+    ring.wait();
+    add_values<Config>(make_tensor(probabilities.data(), as_operand_a(probabilities.layout())),
+                       storage.v[stage].data(), lane, acc.out);
+    __syncwarp();
+    ring.load_v(stage);
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+  }
+  cp_async_wait<0>();
+}
+
+}  // namespace flash::decode

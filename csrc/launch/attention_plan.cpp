@@ -1,0 +1,181 @@
+#include "launch/attention_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "launch/error.h"
+#include "launch/force.h"
+#include "launch/machine.h"
+#include "launch/plan_cache.h"
+#include "launch/plan_text.h"
+#include "launch/resident.h"
+#include "launch/select.h"
+
+namespace flash {
+namespace {
+
+// A build for older GPUs alone runs on Hopper as well, without the instructions that clusters need.
+bool is_built_for_hopper() {
+  static bool const has =
+      std::ranges::any_of(variants(), [](Variant const& v) { return v.arch == 90; });
+  return has;
+}
+
+bool is_plain(Variant const& variant) { return std::string_view(variant.scores) == "plain"; }
+
+// Rows of both dtypes take the same time.
+Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const& device,
+                       bool full) {
+  return find({direction, "bf16", p.head_dim, p.head_dim_v, full, device.sm, device.smem_per_block,
+               page_layout(p)});
+}
+
+double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
+                  plan::Machine const& machine) {
+  Direction const direction = p.pages.table ? Direction::Paged : Direction::Fwd;
+  Variant const* const row = row_for(direction, p, device, p.scores.has_score_mods());
+  if (!row) {
+    return std::numeric_limits<double>::infinity();
+  }
+  plan::ForwardKernel const kernel = forward_kernel(*row, device);
+  auto const plan = plan::plan_forward(plan::expected(problem), machine, kernel);
+  return std::sqrt(plan.us * plan::forward_us(problem, machine, kernel, plan.choice));
+}
+
+// The plan while choices are measured: it is recorded, and another choice can be forced.
+plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& machine,
+                           plan::ForwardKernel const& kernel) {
+  if (records_plans) {
+    recorded_plan.put(to_json(problem, machine, kernel));
+  }
+  if (forced_choice == kPlanned) {
+    return plan::plan_forward(problem, machine, kernel);
+  }
+  std::array<plan::ForwardChoice, plan::kMostForwardChoices> all;
+  int const count = plan::forward_choices(problem, machine, kernel, all.data());
+  int const index = forced_choice;
+  check(index < count, "choice ", index, " is forced, of ", count);
+  return {all[index], plan::forward_us(problem, machine, kernel, all[index]), 0};
+}
+
+plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& problem,
+                          plan::Machine const& machine, plan::DecodeKernel const& kernel) {
+  std::array<plan::DecodeChoice, plan::kMostDecodeChoices> all;
+  int const count = plan::decode_choices(problem, machine, kernel, all.data());
+  if (records_plans && count > 0) {
+    recorded_decode.put(to_json({all.data(), static_cast<size_t>(count)}, plan));
+  }
+  int const index = forced_decode;
+  if (index == kPlanned || count == 0) {
+    return plan;
+  }
+  if (index == kNotDecoded) {
+    return {0, {}, plan.us};
+  }
+  check(index < count, "choice ", index, " of decoding is forced, of ", count);
+  return {plan::decodable_queries(problem), all[index].split, all[index].us};
+}
+
+}  // namespace
+
+plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
+  constexpr int kWholeRows = 8;  // rows of Hopper's smallest box of a page
+  Seqlens const& s = p.seqlens;
+  bool const paged = p.pages.table != nullptr, packed_k = s.cu_k && !paged;
+  plan::Problem problem{};
+  problem.batch = s.batch;
+  problem.seqlen_q = s.seqlen_q;
+  problem.seqlen_k = s.seqlen_k;
+  problem.total_q = s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q;
+  problem.total_k = packed_k ? s.total_k : int64_t(s.batch) * s.seqlen_k;
+  problem.packed_q = s.cu_q != nullptr;
+  problem.packed_k = packed_k;
+  problem.used_k = s.used_k || s.leftpad_k || s.batch_k || (s.cu_k && paged);
+  problem.heads_q = p.heads_q;
+  problem.heads_kv = p.heads_kv;
+  problem.head_dim = p.head_dim;
+  problem.head_dim_v = p.head_dim_v;
+  problem.mask = p.mask;
+  problem.score_mods = p.scores.has_score_mods();
+  problem.dropout = p.scores.dropout_p > 0.f;
+  problem.batch_invariant = p.batch_invariant;
+  problem.keys = !paged                                ? plan::KeyLayout::Rows
+                 : page_layout(p) == PageLayout::Boxes ? plan::KeyLayout::PageBoxes
+                                                       : plan::KeyLayout::Pages;
+  problem.page_size = paged ? static_cast<int>(p.pages.page_size.divisor) : 0;
+  problem.cached = cached;
+  problem.odd_rows = p.odd.any();
+  problem.heads_apart = p.q.head_stride != 0;
+  problem.whole_rows = p.k.whole_rows_apart(kWholeRows) && p.v.whole_rows_apart(kWholeRows);
+  problem.num_splits = static_cast<int>(std::min<int64_t>(num_splits, 1 << 30));
+  problem.beside_decode = s.few_q > 0;
+  return problem;
+}
+
+plan::ForwardKernel forward_kernel(Variant const& v, DeviceInfo const& device) {
+  int const blocks = v.arch == 90 ? 1 : std::max(blocks_by_shared_memory(v, device), 1);
+  return {v.arch,    v.head_dim,       v.head_dim_v, v.block_m,
+          v.block_n, v.second_block_n, is_plain(v),  blocks};
+}
+
+plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
+  constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor, by registers
+  constexpr int kMergedRows = 320, kLaneColumns = 4, kWarpsOfClusters = 4;
+  int const threads = 32 * v.warps;
+  bool const clusters = device.sm == 90 && is_built_for_hopper() && is_plain(v) &&
+                        v.warps >= kWarpsOfClusters && !p.odd.any();
+  return {v.head_dim,
+          v.head_dim_v,
+          v.block_m,
+          v.block_n * v.warps,
+          threads * kLaneColumns / v.head_dim_v,
+          kMergedRows,
+          std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks),
+          clusters};
+}
+
+plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
+                                bool cached) {
+  bool const full = p.scores.has_score_mods() || p.odd.any();
+  Variant const* const row = row_for(Direction::Decode, p, device, full);
+  if (!row) {
+    return {};
+  }
+  plan::Problem problem = problem_of(p, num_splits, cached);
+  problem.beside_decode = false;  // this plan decides it
+  auto const make = [&] {
+    plan::Machine const machine = machine_of(device);
+    return plan::plan_decode(problem, machine, decode_kernel(*row, p, device),
+                             forward_us(problem, p, device, machine));
+  };
+  if (is_measuring()) {
+    return measured(make(), problem, machine_of(device), decode_kernel(*row, p, device));
+  }
+  thread_local PlanCache<plan::DecodePlan> last_plans;
+  return last_plans.of(problem, *row, device, make);
+}
+
+plan::ForwardPlan forward_plan_of(FwdParams const& p, Variant const& variant,
+                                  DeviceInfo const& device, int64_t num_splits, bool cached) {
+  plan::Problem const problem = problem_of(p, num_splits, cached);
+  if (is_measuring()) {
+    return measured(plan::expected(problem), machine_of(device), forward_kernel(variant, device));
+  }
+  thread_local PlanCache<plan::ForwardPlan> last_plans;
+  return last_plans.of(problem, variant, device, [&] {
+    return plan::plan_forward(plan::expected(problem), machine_of(device),
+                              forward_kernel(variant, device));
+  });
+}
+
+void follow(plan::ForwardChoice const& choice, FwdParams& p) {
+  p.tile = choice.tile;
+  p.side_by_side = choice.side_by_side;
+  // Under a causal mask the last row block sees most keys.
+  p.longest_first = problem_of(p, 0, false).limits_right();
+}
+
+}  // namespace flash

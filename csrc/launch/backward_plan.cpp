@@ -1,0 +1,152 @@
+#include "launch/backward_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/work_tile.h"
+#include "launch/error.h"
+#include "launch/force.h"
+#include "launch/machine.h"
+#include "launch/plan_cache.h"
+#include "launch/plan_text.h"
+#include "launch/resident.h"
+
+namespace flash {
+namespace {
+
+// Resident CTAs, or pairs of CTAs. Backward kernels use all registers that a thread can have.
+int resident_tiles(Variant const& variant, DeviceInfo const& device) {
+  constexpr int kWarps = 8;
+  int const by_registers = kWarps / variant.warps;
+  int const blocks = std::min(by_registers, blocks_by_shared_memory(variant, device));
+  return std::max(device.sm_count * std::max(blocks, 1) / variant.cluster, 1);
+}
+
+bool is_plain(Variant const& variant) { return std::string_view(variant.scores) == "plain"; }
+
+// Whether every row of a dense call sees a key. The first row sees least to the right.
+bool all_rows_see_keys(BwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  return p.mask.right < 0 || int64_t(s.seqlen_k) - s.seqlen_q + p.mask.right >= 0;
+}
+
+// KV blocks that a row sees, on average.
+double blocks_that_see(BwdParams const& p, Variant const& variant) {
+  plan::Problem const problem = problem_of(p, variant, /*deterministic=*/false);
+  double const rows = std::max(p.seqlens.seqlen_q, 1), keys = p.seqlens.seqlen_k;
+  double const blocks = num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+  if (problem.window()) {
+    return std::min(blocks, (double(p.mask.left) + p.mask.right) / variant.block_n + 1);
+  }
+  double const seen = rows <= keys ? keys - rows / 2 : keys * keys / (2 * rows);
+  return problem.full() ? blocks : std::min(blocks, seen / variant.block_n + 0.5);
+}
+
+plan::BackwardPlan forced(plan::Problem const& problem, plan::Machine const& machine,
+                          plan::BackwardKernel const& kernel) {
+  std::array<plan::BackwardChoice, plan::kMostBackwardChoices> all;
+  int const count = plan::backward_choices(problem, kernel, all.data());
+  int const index = forced_choice;
+  check(index < count, "choice ", index, " is forced, of ", count);
+  plan::BackwardChoice const& choice = all[index];
+  return {choice, plan::backward_us(problem, machine, kernel, choice), {}, 0};
+}
+
+}  // namespace
+
+plan::Problem problem_of(BwdParams const& p, Variant const& variant, bool deterministic) {
+  Seqlens const& s = p.seqlens;
+  plan::Problem problem{};
+  problem.batch = s.batch;
+  problem.seqlen_q = s.seqlen_q;
+  problem.seqlen_k = s.seqlen_k;
+  problem.packed_q = s.cu_q != nullptr;
+  problem.packed_k = s.cu_k != nullptr;
+  problem.used_k = s.used_k != nullptr;
+  problem.total_q = s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q;
+  problem.total_k = num_keys(s);
+  problem.heads_q = p.heads_q;
+  problem.heads_kv = p.heads_kv;
+  problem.head_dim = p.head_dim;
+  problem.head_dim_v = p.head_dim_v;
+  problem.mask = p.mask;
+  problem.score_mods = !is_plain(variant);
+  problem.deterministic = deterministic;
+  problem.wants_dq = p.dq.ptr != nullptr;
+  problem.wants_dk = p.dk.ptr != nullptr;
+  problem.wants_dv = p.dv.ptr != nullptr;
+  return problem;
+}
+
+plan::BackwardKernel backward_kernel(Variant const& v, DeviceInfo const& device) {
+  bool const hopper = v.arch == 90, plain = is_plain(v);
+  return {v.block_m,
+          v.block_n,
+          v.head_dim,
+          v.head_dim_v,
+          resident_tiles(v, device),
+          hopper,
+          !plain,
+          hopper && plain,
+          hopper && has_row_split(v.head_dim, v.head_dim_v, plain)};
+}
+
+plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
+                           bool deterministic) {
+  plan::Problem const problem = problem_of(p, variant, deterministic);
+  if (records_plans) {
+    recorded_plan.put(to_json(problem, machine_of(device), backward_kernel(variant, device)));
+  }
+  if (forced_choice != kPlanned) {
+    return forced(problem, machine_of(device), backward_kernel(variant, device));
+  }
+  thread_local PlanCache<plan::BackwardPlan> last_plans;
+  return last_plans.of(problem, variant, device, [&] {
+    return plan::plan_backward(problem, machine_of(device), backward_kernel(variant, device));
+  });
+}
+
+KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInfo const& device) {
+  // Up to so many sequences are sorted by length, which takes as many steps for each of them. Among
+  // more sequences, the one that runs last is little work anyway.
+  constexpr int kMostOrdered = 4096;
+  Seqlens const& s = p.seqlens;
+  int64_t const rows = s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
+  int const row_blocks = num_m_blocks(static_cast<int>(rows), variant.block_m);
+  return {resident_tiles(variant, device), std::max(row_blocks, 1),
+          s.cu_k && s.batch <= kMostOrdered};
+}
+
+int heads_found_before(BwdParams const& p, Variant const& variant) {
+  // Row blocks whose D the delta warp computes while the other warps do a step: fitted to the best
+  // numbers of heads computed before, at 512 and 1k keys on an H200.
+  double const in_step = variant.cluster > 1 ? 0.4 : variant.head_dim == 96 ? 0.3 : 0.17;
+  int const heads = p.heads_q * p.seqlens.batch;
+  // The pass before computes D for the heads that tiles come to first. Where tiles come to row
+  // blocks faster than the delta warp, it computes so many that the D of all other heads is there
+  // in time.
+  double const found = in_step * blocks_that_see(p, variant);
+  return std::clamp(static_cast<int>((1 - found) * heads), std::min(p.side_by_side, heads), heads);
+}
+
+void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
+            bool deterministic, BwdParams& p) {
+  int const heads = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
+  p.gqa = GqaSplit::of(heads, choice.heads);
+  p.side_by_side = choice.side_by_side;
+  p.kv_persistent = choice.schedule == plan::Schedule::KvPersistent
+                        ? kv_persistent(p, variant, device)
+                        : KvPersistent{};
+  if (choice.schedule == plan::Schedule::OrderedDq) {
+    bool const finds_delta = ordered_dq_finds_delta(variant.head_dim) && all_rows_see_keys(p);
+    p.ordered_dq = {true, deterministic, finds_delta, heads_found_before(p, variant)};
+  }
+  if (choice.row_splits > 1) {
+    int const tiles =
+        p.seqlens.batch * p.heads_kv * num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+    p.row_split = RowSplit::last(0, tiles, choice.row_splits);
+  }
+}
+
+}  // namespace flash

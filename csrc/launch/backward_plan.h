@@ -1,0 +1,30 @@
+// The plan of a backward call: from the call to the problem and kernel that plan/ knows, and from
+// the chosen plan to the parameters of the kernels.
+#pragma once
+
+#include "launch/variant.h"
+#include "plan/backward.h"
+
+namespace flash {
+
+plan::Problem problem_of(BwdParams const& params, Variant const& variant, bool deterministic);
+
+plan::BackwardKernel backward_kernel(Variant const& variant, DeviceInfo const& device);
+
+// The forced choice if there is one (launch/force.h), otherwise the plan.
+plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,
+                           DeviceInfo const& device, bool deterministic);
+
+// Resident CTAs of the KV-persistent schedule, and where their sums of dQ lie.
+KvPersistent kv_persistent(BwdParams const& params, Variant const& variant,
+                           DeviceInfo const& device);
+
+// Heads, of all batch entries, whose D the pass before computes; the main kernel's delta warps
+// compute it for the others.
+int heads_found_before(BwdParams const& params, Variant const& variant);
+
+// Writes the choice into the parameters of a call whose scores and lengths are in place.
+void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
+            bool deterministic, BwdParams& params);
+
+}  // namespace flash

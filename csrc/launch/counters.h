@@ -1,0 +1,23 @@
+// Counters in device memory that kernels leave at 0. See docs/kernels/counters.md.
+#pragma once
+
+#include "launch/counter_arena.h"
+#include "launch/variant.h"
+
+namespace flash {
+
+// Those of the kernels that are compiled together. Never destroyed: threads may launch until the
+// process ends.
+class Counters {
+ public:
+  // symbol: a `__device__` array of the kernels' own file, which they have first.
+  explicit Counters(void const* symbol);
+
+  // As many as the launch needs, which no launch has that could run beside it.
+  uint32_t* of(Counting what, int64_t count, LaunchContext const& launch);
+
+ private:
+  CounterArena& arena_;
+};
+
+}  // namespace flash

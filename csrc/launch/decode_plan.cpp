@@ -1,0 +1,119 @@
+#include "launch/decode_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/varlen_rows.h"
+
+namespace flash {
+namespace {
+
+// Rows of the decode kernel's tile: queries times heads of a group.
+constexpr int64_t kTileRows = 16;
+
+int group_of(FwdParams const& p) { return p.heads_q / std::max(p.heads_kv, 1); }
+
+// The most queries of a sequence, as far as the host can know.
+int64_t longest_q(Seqlens const& s) {
+  return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
+}
+
+int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / kTileRows); }
+
+}  // namespace
+
+bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
+  return decode_plan_of(p, device, num_splits, /*cached=*/true).few_q > 0;
+}
+
+bool decode_appends(FwdParams const& p, NewRows const& rows) {
+  // The kernel rotates four pairs at a time (decode/row_part.h), never fewer.
+  constexpr int kPairs = 4;
+  Rotary const& r = rows.rotary;
+  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
+  bool const rotates =
+      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
+                 address % (2 * kPairs) == 0);  // elements have two bytes
+  return p.seqlens.new_k <= kMostNewKeys && rotates;
+}
+
+bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {
+  return decode_plan_of(p, device, /*num_splits=*/0, /*cached=*/false).few_q > 0;
+}
+
+int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
+  return decode_plan_of(p, device, num_splits, /*cached=*/false).few_q;
+}
+
+namespace {
+
+// An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
+// has a last row block, which may lack the rows of whole queries.
+int packed_row_blocks(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  bool const is_mixed = s.few_q != kAllQueries;
+  int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
+  int64_t const lacking = kTileRows - std::gcd<int64_t>(group_of(p), kTileRows);
+  int64_t const all =
+      (s.total_q * group_of(p) + std::min<int64_t>(parts, s.total_q) * lacking) / kTileRows;
+  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p));
+  return static_cast<int>(is_mixed ? std::min(all, few) : all);
+}
+
+}  // namespace
+
+SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
+                              DeviceInfo const& device) {
+  Seqlens const& lengths = p.seqlens;
+  bool const is_packed = lengths.cu_q, is_mixed = is_packed && lengths.few_q != kAllQueries;
+  int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
+  SplitSchedule s{};
+  s.batch = lengths.batch;
+  s.tiles = FastDiv(p.heads_kv * (is_packed ? 1 : row_blocks(queries * group_of(p))));
+  s.packed = is_packed;
+  s.all_row_blocks = is_packed ? packed_row_blocks(p) : s.batch;
+  s.equal =
+      !is_packed &&
+      (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
+  s.min_units = split.min_units;
+  s.max_splits = split.max_splits;
+  s.slices = split.pieces;
+  s.extra = split.extra;
+  s.cluster_log2 = split.cluster_log2;
+  // The surplus row blocks of a varlen q's upper bound have clusters as well.
+  constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor
+  auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
+  while (is_packed && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
+    --s.cluster_log2;
+  }
+  return s;
+}
+
+int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
+  if (s.max_splits == 1) {
+    return 0;
+  }
+  int64_t const pieces = num_pieces(s);
+  int64_t const counters = pieces > kMostLastingCounters ? pieces : 0;
+  return pieces * variant.block_m * (p.head_dim_v + 1) + counters;
+}
+
+DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
+                           float* workspace, bool beside, NewRows const& rows) {
+  FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
+  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
+  if (s.max_splits > 1) {
+    int64_t const pieces = num_pieces(s), rows = pieces * variant.block_m;
+    params.partial_out = workspace;
+    params.partial_lse = params.partial_out + rows * p.head_dim_v;
+    // Between this launch and the one that it runs beside, clearing would keep them apart.
+    if (pieces > kMostLastingCounters && !beside) {
+      static_assert(sizeof(uint32_t) == sizeof(float));
+      params.counters = reinterpret_cast<uint32_t*>(params.partial_lse + rows);
+    }
+  }
+  return params;
+}
+
+}  // namespace flash

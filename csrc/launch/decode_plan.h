@@ -1,0 +1,42 @@
+// How the decode kernel serves a call with few query rows, by its plan (plan/decode.h). The plan
+// depends on the row of the table, the call and the GPU alone, never on the lengths, which only the
+// device knows.
+#pragma once
+
+#include "core/split_schedule.h"
+#include "launch/attention_plan.h"
+#include "params/decode_params.h"
+
+namespace flash {
+
+// Whether the decode kernel serves a call with a cache. num_splits: see launch/attention_plan.h.
+bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
+
+// Whether the decode kernel writes the call's new rows as well; otherwise a launch before it does.
+bool decode_appends(FwdParams const& params, NewRows const& rows);
+
+// Whether the decode kernel serves a dense call without a cache.
+bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
+
+// The value of params.seqlens.few_q for a varlen batch. 0: the decode kernel serves none of it.
+int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
+
+// The plan's split as the kernel's parameters.
+SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
+                              DeviceInfo const& device);
+
+// Pieces of a call that are counted in a range that outlives it (launch/counters.h), at most: a
+// captured graph keeps its range for ever. A call of more has counters in its workspace, which its
+// launch clears; what that takes does not show beside the work of so many pieces.
+constexpr int64_t kMostLastingCounters = 1 << 13;
+
+// Floats of what the pieces of the schedule leave behind, and of the counters, if they are there.
+int64_t decode_workspace(Variant const& variant, FwdParams const& params,
+                         SplitSchedule const& split);
+
+// The kernel's parameters, with the workspace in place.
+DecodeParams decode_params(Variant const& variant, FwdParams const& params,
+                           SplitSchedule const& split, float* workspace, bool beside = false,
+                           NewRows const& rows = {});
+
+}  // namespace flash

@@ -1,0 +1,30 @@
+// A plan as text: for the log, for flash_attn.explain and for measuring choices.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "plan/backward.h"
+#include "plan/decode.h"
+#include "plan/forward.h"
+
+namespace flash {
+
+// "ordered dQ, 2 of 8 heads a tile, 16 heads side by side"
+std::string describe(plan::BackwardChoice const& choice, int group);
+
+// "128 rows x 176 keys, 16 heads side by side"
+std::string describe(plan::ForwardChoice const& choice, plan::ForwardKernel const& kernel);
+
+// "24 pieces"
+std::string describe(plan::KeySplit const& split);
+
+// JSON: {"choices": [{"text": …, "us": …}, …], "chosen": index, "text": …, "us": …}
+std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
+                    plan::BackwardKernel const& kernel);
+std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
+                    plan::ForwardKernel const& kernel);
+// chosen: -1 if the forward kernel serves the call.
+std::string to_json(std::span<plan::DecodeChoice const> all, plan::DecodePlan const& plan);
+
+}  // namespace flash

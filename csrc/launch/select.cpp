@@ -1,0 +1,135 @@
+#include "launch/select.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "core/score_mod.h"
+#include "launch/error.h"
+
+namespace flash {
+namespace {
+
+// The fewest rows of a TMA box: a swizzle pattern repeats after so many.
+constexpr int kBoxRows = 8;
+
+// FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset. The variable is
+// read once, because every call needs it.
+int forced_arch() {
+  static int const arch = [] {
+    char const* const text = std::getenv("FLASH_ATTN_ARCH");
+    return text ? std::atoi(text) : 0;
+  }();
+  return arch;
+}
+
+// Whether the variant cannot serve the request. `say` takes the parts of the reason, which only
+// `explain` joins to a text: this runs in every call.
+template <class Say>
+bool rejects(Variant const& v, Request const& r, Say say) {
+  auto const because = [&](auto const&... parts) {
+    say(parts...);
+    return true;
+  };
+  bool const reads_pages_too =
+      r.direction == Direction::Paged && v.direction == Direction::Fwd && v.arch == 90;
+  if (v.direction != r.direction && !reads_pages_too) {
+    return because("is ", to_string(v.direction));
+  }
+  if (v.direction != r.direction && r.pages != PageLayout::Boxes) {
+    return because("serves pages of a multiple of ", kBoxRows, " rows, without left padding");
+  }
+  if (int const arch = forced_arch(); arch && arch != v.arch) {
+    return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);
+  }
+  if (v.arch > r.sm) {
+    return because("needs sm_", v.arch, ", the GPU is sm_", r.sm);
+  }
+  if (v.arch == 90 && r.sm / 10 != 9) {
+    return because("runs on Hopper only");
+  }
+  if (v.smem_bytes > r.smem_per_block) {
+    return because("needs ", v.smem_bytes, " bytes of shared memory, the GPU has ",
+                   r.smem_per_block);
+  }
+  if (std::string_view(v.dtype) != r.dtype) {
+    return because("is ", v.dtype);
+  }
+  if (r.head_dim > v.head_dim || r.head_dim_v > v.head_dim_v) {
+    return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
+  }
+  if (r.full_scores && std::string_view(v.scores) != "full") {
+    return because("has no softcap, ALiBi or dropout");
+  }
+  // A tanh that is exact for all softcaps would spill 200 bytes more of these kernels' registers.
+  if (r.softcap > kUsualSoftcap && v.direction == Direction::Bwd && v.arch == 90) {
+    return because("serves softcaps up to ", kUsualSoftcap);
+  }
+  return false;
+}
+
+std::string describe(Request const& r) {
+  return concat(to_string(r.direction), " ", r.dtype, " head_dim ", r.head_dim,
+                r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
+                r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "", " on sm_",
+                r.sm);
+}
+
+}  // namespace
+
+PageLayout page_layout(int64_t page_size) {
+  return page_size % kBoxRows == 0 ? PageLayout::Boxes : PageLayout::Any;
+}
+
+PageLayout page_layout(FwdParams const& p) {
+  Pages const& pages = p.pages;
+  // Left padding is not a whole number of boxes, and a box can end at any row only where the rows
+  // of all pages can be numbered.
+  auto const boxes = [&](TensorView<const void> const& x) {
+    return x.numbers_rows(pages.count, pages.page_size.divisor);
+  };
+  return !p.seqlens.leftpad_k && boxes(p.k) && boxes(p.v) ? page_layout(pages.page_size.divisor)
+                                                          : PageLayout::Any;
+}
+
+Selection explain(Request const& request) {
+  Selection selection{nullptr, {}};
+  for (Variant const& variant : variants()) {
+    std::string why;
+    bool const rejected =
+        rejects(variant, request, [&](auto const&... parts) { why = concat(parts...); });
+    if (!rejected && !selection.variant) {
+      selection.variant = &variant;
+    } else {
+      if (!rejected) {
+        why = concat("comes after ", selection.variant->name);
+      }
+      selection.rejected.push_back({&variant, std::move(why)});
+    }
+  }
+  return selection;
+}
+
+Variant const* find(Request const& request) {
+  for (Variant const& variant : variants()) {
+    if (!rejects(variant, request, [](auto const&...) {})) {
+      return &variant;
+    }
+  }
+  return nullptr;
+}
+
+Variant const& select(Request request) {
+  if (Variant const* const variant = find(request)) {
+    return *variant;
+  }
+  std::string compiled;
+  for (Variant const& variant : variants()) {
+    compiled += concat(" ", variant.name);
+  }
+  throw std::runtime_error(
+      concat(kNotImplemented, "no kernel for ", describe(request), "; compiled:", compiled));
+}
+
+}  // namespace flash

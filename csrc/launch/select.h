@@ -1,0 +1,52 @@
+// From the problem to the variant: the first row of the table that serves a call.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/variant.h"
+
+namespace flash {
+
+// Whether Hopper's loads can read keys in pages (sm90/forward/pages.h): Boxes if they can.
+enum class PageLayout { Any, Boxes };
+
+// The first looks at the page size alone.
+PageLayout page_layout(int64_t page_size);
+PageLayout page_layout(FwdParams const& params);
+
+// What a call needs from a kernel.
+struct Request {
+  Direction direction;
+  char const* dtype;
+  int head_dim;
+  int head_dim_v;
+  bool full_scores;  // softcap, ALiBi, dropout, or a scale that is not positive
+  int sm;
+  int smem_per_block;
+  PageLayout pages = PageLayout::Any;  // of a paged call
+  float softcap = 0.f;                 // of a backward call
+};
+
+struct Rejection {
+  Variant const* variant;
+  std::string why;
+};
+
+struct Selection {
+  Variant const* variant;  // null: none fits
+  std::vector<Rejection> rejected;
+};
+
+// The first row of the table that fits, and why the others do not.
+Selection explain(Request const& request);
+
+// The first row that fits, or null.
+Variant const* find(Request const& request);
+
+// The first row that fits; if none does, throws an error with the request and all rows. The request
+// is passed by value: gcc 13 and later suspect that the returned reference is into an argument's
+// temporary.
+Variant const& select(Request request);
+
+}  // namespace flash

@@ -1,0 +1,62 @@
+#include "launch/trace.h"
+
+#include <atomic>
+
+#include "launch/error.h"
+#include "launch/plan_text.h"
+
+namespace flash {
+namespace {
+
+std::atomic<TraceListener> listener_{nullptr};
+
+template <class Params>
+std::string describe(Params const& p) {
+  return concat("b ", p.seqlens.batch, ", ", p.seqlens.cu_q ? "varlen up to " : "",
+                p.seqlens.seqlen_q, " x ", p.seqlens.seqlen_k, ", h ", p.heads_q, "/", p.heads_kv,
+                ", d ", p.head_dim,
+                p.head_dim_v == p.head_dim ? std::string() : concat("/", p.head_dim_v), ", window ",
+                p.mask.left, "/", p.mask.right);
+}
+
+// block_n: keys of the row's tile that serves it.
+std::string line(std::string const& problem, Variant const& variant, int block_n) {
+  return concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x", block_n, ", ",
+                variant.warps, " warps, ", variant.stages, " stages, ", variant.smem_bytes / 1024,
+                " KiB shared)");
+}
+
+std::string microseconds(double us) { return concat(static_cast<int>(us + 0.5), " us predicted"); }
+
+}  // namespace
+
+void trace_to(TraceListener listener) { listener_ = listener; }
+
+void trace_launch(FwdParams const& params, Variant const& variant) {
+  if (TraceListener const tell = listener_) {
+    tell(line(describe(params), variant, variant.block_n));
+  }
+}
+
+void trace_launch(FwdParams const& params, Variant const& variant, plan::ForwardPlan const& plan) {
+  if (TraceListener const tell = listener_) {
+    bool const second = plan.choice.tile == ForwardTile::Second;
+    std::string const splits = plan.choice.splits > 1
+                                   ? concat(", keys in ", plan.choice.splits, " splits")
+                                   : std::string();
+    std::string const text = concat(
+        describe(params), plan.choice.tile == ForwardTile::Packed ? ", pack-GQA" : "", splits, ", ",
+        plan.choice.side_by_side, " heads side by side, ", microseconds(plan.us));
+    tell(line(text, variant, second ? variant.second_block_n : variant.block_n));
+  }
+}
+
+void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan) {
+  if (TraceListener const tell = listener_) {
+    std::string const text = concat(describe(params), ", ", describe(plan.choice, params.gqa.heads),
+                                    ", ", microseconds(plan.us));
+    tell(line(text, variant, variant.block_n));
+  }
+}
+
+}  // namespace flash

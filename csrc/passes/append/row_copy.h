@@ -1,0 +1,107 @@
+// One row of q, K or V that a call brings, on its way to where attention reads it: the cache, or a
+// workspace for rotated queries. 16 bytes a step.
+#pragma once
+
+#include "core/paging.h"
+#include "params/append_params.h"
+#include "passes/append/rotate.h"
+
+namespace flash::append {
+
+template <class Element>
+struct RowCopy {
+  Element const* from = nullptr;
+  Element* to = nullptr;  // null: the row has no place
+  uint32_t position = 0;  // in the rotary tables
+  bool rotates = false;
+  bool odd = false;  // the target does not consist of chunks
+  int columns = 0;
+
+  __device__ bool has(int col) const { return to && col < columns; }
+
+  // Elements [col, col + 8), rotated.
+  __device__ uint128_t chunk(Rotary const& rotary, int col) const {
+    if (!rotates || col >= rotary.rotary_dim) {
+      return *reinterpret_cast<uint128_t const*>(from + col);
+    }
+    float x[8];
+    read(from + col, x);
+    rotate_chunk(rotary, Angles<Element>(rotary, position), from, col, x);
+    cutlass::NumericArrayConverter<Element, float, 8> convert;
+    auto const rounded = convert(*reinterpret_cast<cutlass::Array<float, 8> const*>(x));
+    return *reinterpret_cast<uint128_t const*>(&rounded);
+  }
+
+  __device__ void store(int col, uint128_t chunk) const {
+    if (!odd) {
+      *reinterpret_cast<uint128_t*>(to + col) = chunk;
+      return;
+    }
+    auto const& elements = reinterpret_cast<cutlass::Array<Element, 8> const&>(chunk);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (col + i < columns) {
+        to[col + i] = elements[i];
+      }
+    }
+  }
+};
+
+// Where a row is: query or new key `row` of a sequence.
+struct NewRow {
+  int sequence;
+  int row;
+  int head;
+};
+
+template <class Element>
+__device__ RowCopy<Element> row_copy(TensorView<const void> const& from, NewRow at, Element* to,
+                                     int columns) {
+  RowCopy<Element> copy;
+  copy.from = static_cast<Element const*>(from.ptr) + from.offset(at.sequence, at.row, at.head);
+  copy.to = to;
+  copy.columns = columns;
+  return copy;
+}
+
+// A query; `before` keys are there before the new ones.
+template <class Element>
+__device__ RowCopy<Element> query_copy(NewRows const& rows, NewRow at, int before, int columns) {
+  TensorView<void> const& rotated = rows.q_rotated;
+  auto* const to =
+      static_cast<Element*>(rotated.ptr) + rotated.offset(at.sequence, at.row, at.head);
+  RowCopy<Element> copy = row_copy<Element>(rows.q, at, to, columns);
+  copy.rotates = true;
+  // `before` may be any number.
+  copy.position = uint32_t(max(before, 0)) + (rows.rotary.advance_q ? at.row : 0);
+  return copy;
+}
+
+// The cache's row for a new key behind `before` others; null if it has no place among `capacity`.
+template <class Element>
+__device__ Element* place(TensorView<void> const& cache, KeyPages const& pages, NewRow at,
+                          int before, int capacity) {
+  if (before < 0 || before >= capacity - at.row) {
+    return nullptr;
+  }
+  PageSlot const slot = pages.slot(before + at.row);
+  return pages.exists(slot)
+             ? static_cast<Element*>(cache.ptr) + cache.offset(slot.page, slot.row, at.head)
+             : nullptr;
+}
+
+// A new key on its way into the cache, or else its value.
+template <class Element>
+__device__ RowCopy<Element> cache_copy(NewRows const& rows, bool is_key, KeyPages const& pages,
+                                       NewRow at, int before, int capacity) {
+  TensorView<void> const& cache = is_key ? rows.k_cache : rows.v_cache;
+  auto* const to = place<Element>(cache, pages, at, before, capacity);
+  RowCopy<Element> copy =
+      row_copy<Element>(is_key ? rows.k : rows.v, at, to, is_key ? rows.columns_k : rows.columns_v);
+  copy.odd = rows.odd;
+  copy.rotates = is_key && rows.rotary.cos;
+  copy.position = uint32_t(before) + at.row;
+  return copy;
+}
+
+}  // namespace flash::append

@@ -1,0 +1,121 @@
+// The pass behind a main kernel with GQA splits or row splits: each row of dK and dV is the sum of
+// its parts, in their order, so that every run gives the same bits.
+#pragma once
+
+#include "core/tile_grid.h"
+#include "passes/backward/preprocess.h"
+
+namespace flash {
+
+// Chunks of a row, of dK and then of dV, where they have parts.
+struct RowChunks {
+  int dk;
+  int dv;
+
+  FLASH_HD explicit RowChunks(BwdParams const& p)
+      : dk(p.workspace.dk.ptr ? p.head_dim / kChunk : 0),
+        dv(p.workspace.dv.ptr ? p.head_dim_v / kChunk : 0) {}
+  FLASH_HD int count() const { return dk + dv; }
+};
+
+// Chunks of all rows and KV heads. An int counts them, because only a group with few tiles is
+// split.
+FLASH_HD int64_t part_chunks(BwdParams const& p) {
+  return num_keys(p.seqlens) * p.heads_kv * RowChunks(p).count();
+}
+
+struct KeyPlace {
+  int batch;
+  int row;
+  int head;  // KV head
+};
+
+// A row's sums in each part.
+struct PartSums {
+  float const* first;
+  int64_t stride;  // to the next part's
+  int parts;
+};
+
+template <class Element>
+__device__ void add_parts(PartSums const& sums, TensorView<void> const& to, KeyPlace const& at,
+                          int column) {
+  float sum[kChunk] = {};
+#pragma unroll 2
+  for (int part = 0; part < sums.parts; ++part) {
+#pragma unroll
+    for (int i = 0; i < kChunk; i += 4) {
+      auto const x = *reinterpret_cast<float4 const*>(sums.first + part * sums.stride + i);
+      sum[i] += x.x;
+      sum[i + 1] += x.y;
+      sum[i + 2] += x.z;
+      sum[i + 3] += x.w;
+    }
+  }
+  Chunk<Element> chunk;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    chunk.element[i] = Element(sum[i]);
+  }
+  *reinterpret_cast<Chunk<Element>*>(static_cast<Element*>(to.ptr) +
+                                     to.offset(at.batch, at.row, at.head) + column) = chunk;
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kPassThreads)
+    key_gradients_kernel(__grid_constant__ BwdParams const p) {
+  RowChunks const chunks(p);
+  int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
+  int const line = index / chunks.count(), chunk = index - line * chunks.count();
+  int const row = line / p.heads_kv;
+  if (row >= num_keys(p.seqlens)) {
+    return;
+  }
+  int const batch = p.seqlens.cu_k ? 0 : row / p.seqlens.seqlen_k;
+  KeyPlace const at{batch, row - batch * p.seqlens.seqlen_k, line - row * p.heads_kv};
+  int const parts = p.gqa.splits;
+  auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
+    float const* const first = sums.ptr + sums.offset(at.batch, at.row, at.head * parts) + column;
+    add_parts<Element>({first, sums.head_stride, parts}, to, at, column);
+  };
+  if (chunk < chunks.dk) {
+    add(p.workspace.dk, p.dk, chunk * kChunk);
+  } else {
+    add(p.workspace.dv, p.dv, (chunk - chunks.dk) * kChunk);
+  }
+}
+
+// The same for tiles that are cut into row splits.
+FLASH_HD int64_t cut_chunks(BwdParams const& p, KeyTiles const& tiles) {
+  return int64_t(p.row_split.tiles) * tiles.block_n * RowChunks(p).count();
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kPassThreads)
+    cut_tiles_kernel(__grid_constant__ BwdParams const p, __grid_constant__ KeyTiles const tiles) {
+  RowChunks const chunks(p);
+  int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
+  int const line = index / chunks.count(), chunk = index - line * chunks.count();
+  int const number = line / tiles.block_n, key = line - number * tiles.block_n;
+  if (number >= p.row_split.tiles) {
+    return;
+  }
+  WorkTile const tile = tiles.grid.tile(nullptr, 0, 0, p.row_split.whole + number);
+  KeyPlace const at{tile.batch, tile.m_block * tiles.block_n + key, tile.head};
+  if (at.row >= p.seqlens.seqlen_k) {
+    return;
+  }
+  auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
+    int64_t const slot = tiles.block_n * sums.row_stride;
+    float const* const first =
+        sums.ptr + number * p.row_split.parts * slot + key * sums.row_stride + column;
+    add_parts<Element>({first, slot, p.row_split.parts}, to, at, column);
+  };
+  if (chunk < chunks.dk) {
+    add(p.workspace.dk, p.dk, chunk * kChunk);
+  } else {
+    add(p.workspace.dv, p.dv, (chunk - chunks.dk) * kChunk);
+  }
+}
+
+}  // namespace flash

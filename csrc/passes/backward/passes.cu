@@ -1,0 +1,89 @@
+#include "passes/backward/passes.h"
+
+#include <cutlass/numeric_types.h>
+
+#include <algorithm>
+
+#include "launch/launch_kernel.h"
+#include "passes/backward/begin_ordered_dq.h"
+#include "passes/backward/key_gradients.h"
+#include "passes/backward/postprocess.h"
+#include "passes/backward/preprocess.h"
+
+namespace flash {
+namespace {
+
+// All heads of a row block side by side: their rows lie next to each other in memory.
+TileGrid row_grid(BwdParams const& params, QueryTile tile) {
+  return make_tile_grid(params.seqlens, params.heads_q, tile.block_m,
+                        {std::max(params.heads_q, 1), false});
+}
+
+}  // namespace
+
+template <class Element>
+void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+  TileGrid const grid = row_grid(params, tile);
+  launch_kernel<preprocess_kernel<Element>>(launch, {grid.num_tiles(), kPassThreads, 0}, params,
+                                            tile, grid);
+}
+
+template <class Element>
+void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
+                             LaunchContext const& launch) {
+  int64_t const blocks = int64_t(heads) * RowBlockOrder(params, tile.block_m).row_blocks;
+  launch_kernel<begin_ordered_dq_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
+                                                  heads);
+}
+
+template <class Element>
+void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+  TileGrid const grid = row_grid(params, tile);
+  if (tile.element_stride == 1) {
+    launch_kernel<query_gradient_quads_kernel<Element>>(
+        launch, {grid.num_tiles(), kPassThreads, 0, /*cluster=*/1, /*early=*/true}, params, tile,
+        grid);
+    return;
+  }
+  int const parts = query_gradient_parts(tile);
+  int const smem_bytes = tile.block_m / parts * padded_row(tile.head_dim) * int(sizeof(Element));
+  launch_kernel<query_gradient_kernel<Element>>(
+      launch, {grid.num_tiles() * parts, kPassThreads, smem_bytes}, params, tile, grid);
+}
+
+template <class Element>
+void launch_key_gradients(BwdParams const& params, LaunchContext const& launch) {
+  int64_t const blocks = (part_chunks(params) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<key_gradients_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params);
+}
+
+template <class Element>
+void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch) {
+  int64_t const blocks = (cut_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<cut_tiles_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);
+}
+
+void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
+  launch_kernel<sink_gradient_kernel>(
+      launch, {params.heads_q, kPassThreads, kPassThreads * int(sizeof(float))}, params);
+}
+
+template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
+                                                     LaunchContext const&);
+template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
+template void launch_begin_ordered_dq<cutlass::bfloat16_t>(BwdParams const&, QueryTile, int,
+                                                           LaunchContext const&);
+template void launch_begin_ordered_dq<cutlass::half_t>(BwdParams const&, QueryTile, int,
+                                                       LaunchContext const&);
+template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
+                                                         LaunchContext const&);
+template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,
+                                                     LaunchContext const&);
+template void launch_key_gradients<cutlass::bfloat16_t>(BwdParams const&, LaunchContext const&);
+template void launch_key_gradients<cutlass::half_t>(BwdParams const&, LaunchContext const&);
+template void launch_cut_tiles<cutlass::bfloat16_t>(BwdParams const&, KeyTiles const&,
+                                                    LaunchContext const&);
+template void launch_cut_tiles<cutlass::half_t>(BwdParams const&, KeyTiles const&,
+                                                LaunchContext const&);
+
+}  // namespace flash

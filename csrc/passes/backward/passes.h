@@ -1,0 +1,61 @@
+// The kernels around the main one. They only move memory, so everything that depends on the variant
+// is a number for them, and one compilation for each dtype serves all rows of the table.
+#pragma once
+
+#include "core/tile_grid.h"
+#include "launch/variant.h"
+#include "params/bwd_params.h"
+
+namespace flash {
+
+// What the main kernel reads of a row block, and how its threads hold a row block's dQ (block_m,
+// head_dim), and where each adds it. Warps form a grid over the rows, 16 each, and the columns. A
+// thread's numbers are (2 columns, 2 rows, row tiles, groups of 8 columns).
+struct QueryTile {
+  int block_m;
+  int head_dim;
+  int threads;
+  int row_warps;
+  int warp_columns;    // from a warp's first column to the next warp's
+  int group_columns;   // from one pair of a warp's groups of 8 columns to the next
+  int thread_stride;   // in the sums, from a thread's first number to the next thread's
+  int element_stride;  // from one of the four numbers of (2 columns, 2 rows) to the next
+  int tile_stride;     // from a row tile to the next
+  int group_stride;    // from a group of columns to the next
+
+  // log2 of the unit of probabilities: LSE is less by it, and D is divided by the unit.
+  float unit_log2 = 0.f;
+};
+
+// Before the main kernel: softmax_d, the workspace's stats, zeros in its dq and dQ semaphores.
+template <class Element>
+void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+
+// In place of launch_preprocess, before a kernel with delta warps: computes D of `heads` heads
+// only.
+template <class Element>
+void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
+                             LaunchContext const& launch);
+
+// Behind the main kernel: dq from the sums in the workspace.
+template <class Element>
+void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+
+// Behind the main kernel: dk and dv from their parts in the workspace.
+template <class Element>
+void launch_key_gradients(BwdParams const& params, LaunchContext const& launch);
+
+// A main kernel's tiles.
+struct KeyTiles {
+  TileGrid grid;
+  int block_n;
+};
+
+// The same for tiles that are cut into row splits.
+template <class Element>
+void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch);
+
+// Behind the main kernel: ds_aux from softmax_d and LSE.
+void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);
+
+}  // namespace flash

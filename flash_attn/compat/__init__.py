@@ -1,0 +1,1 @@
+"""Names of others: of the 2.8 package, of other libraries' arguments. Not public."""

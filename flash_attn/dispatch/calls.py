@@ -1,0 +1,290 @@
+"""What a caller asks becomes one operation: check, resolve defaults, draw dropout's state, call.
+
+The public functions differ in how they take q, k and v; from here on they are the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from flash_attn import backend
+from flash_attn.api import checks, checks_kvcache, leading_zero, packed_names
+from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
+from flash_attn.dispatch import autograd, direct, ops, run
+
+NO_KEYS = Keys()
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
+    """The longest sequence as an int.
+
+    A tensor on a GPU is not waited for: kernels need an upper bound alone, and ``rows``, the length
+    of the packed tensor, is one. ``exact`` insists, where an output's shape depends on it.
+    """
+    if type(x) is int or isinstance(x, torch.SymInt):
+        return x
+    if isinstance(x, Tensor) and x.dim() == 0 and x.dtype in _INTEGERS:
+        return rows if x.is_cuda and not exact else x.item()
+    if isinstance(x, (Tensor, bool)) or not hasattr(x, "__index__"):
+        raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
+    return operator.index(x)  # an integer of numpy's
+
+
+def resolved(
+    lengths: Lengths, q: Tensor, k: Tensor, block_table: Tensor | None, exact: bool = False
+) -> Lengths:
+    """With max_seqlen_q and max_seqlen_k as ints; k is packed, or pages for block_table."""
+    longest_q, longest_k = lengths.max_seqlen_q, lengths.max_seqlen_k
+    if type(longest_q) is not int or type(longest_k) is not int:
+        keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
+        longest_q = max_seqlen(longest_q, "max_seqlen_q", q.shape[0], exact)
+        longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
+        lengths = Lengths(lengths.cu_seqlens_q, lengths.cu_seqlens_k, longest_q, longest_k)
+    if is_compiling():
+        # While tracing, nothing is known of a number that comes out of a tensor: the program makes
+        # these checks when it runs.
+        torch._check(longest_q >= 0)
+        torch._check(longest_k >= 0)
+    return lengths
+
+
+def _on_gpu(q: Tensor) -> bool:
+    return q.is_cuda
+
+
+def _has_to_pad(q: Tensor, v: Tensor) -> bool:
+    return _on_gpu(q) and (q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0)
+
+
+def _padded(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Zeros up to a head_dim that is a multiple of 8: CUDA kernels move 16 bytes at a time."""
+    return [None if x is None else F.pad(x, (0, -x.shape[-1] % 8)) for x in tensors]
+
+
+def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether to leave a first look at these tensors to the compiled library.
+
+    It looks at all that it is given, and in Python the same takes 3 µs. Not where head dims differ
+    or are padded: it would see what they were padded to. Not while a compiler traces.
+    """
+    if not direct.is_on():
+        return False
+    if not (type(q) in checks.PLAIN and type(k) in checks.PLAIN and type(v) in checks.PLAIN):
+        return False
+    try:
+        d, d_k, d_v = q.shape[-1], k.shape[-1], v.shape[-1]
+    except (IndexError, RuntimeError):  # a scalar, or a kind of tensor that has no shape
+        return False
+    return _on_gpu(q) and d == d_k and d % 8 == 0 < d and d_v % 8 == 0 < d_v
+
+
+def checked(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
+    look: bool = True,
+) -> tuple[Scoring, Lengths | None]:  # fmt: skip
+    """What an operation takes, of a dense call or, with lengths, of a varlen one.
+
+    look: at the tensors that the library would look at as well.
+    """
+    if lengths is None:
+        if look:
+            checks.dense(q, k, v)
+        return checks.scoring(q, q.shape[0], options, look), None
+    lengths = resolved(lengths, q, k, keys.block_table, exact=options.return_attn_probs)
+    if look:
+        checks.varlen(q, k, v, lengths, keys)
+    return checks.scoring(q, lengths.batch, options, look), lengths
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
+    block_table: Tensor | None = None, packed: Tensor | None = None,
+):  # fmt: skip
+    """What the public functions return, but for those of a cache.
+
+    packed: the kv or qkv that k and v, or all three, are slices of.
+    """
+    keys = NO_KEYS if block_table is None else Keys(block_table)
+    if is_compiling():
+        return _attend(q, k, v, options, lengths, keys, look=True)
+    look = not library_looks(q, k, v)
+    try:
+        return _attend(q, k, v, options, lengths, keys, look)
+    except Exception as error:
+        told = error if look else _what_is_wrong(error, _look, q, k, v, options, lengths, keys)
+        if packed is not None:
+            told = packed_names.renamed(told, packed)
+        if told is error:
+            raise
+        raise told from None
+
+
+def _look(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys
+) -> None:
+    checked(q, k, v, checks.flags(options), lengths, keys)
+
+
+def _what_is_wrong(error: Exception, check: Callable[..., Any], *call: Any) -> Exception:
+    """The error that ``check`` has for a call, in the words of every backend; ``error`` if none."""
+    try:
+        check(*call)
+    except Exception as told:
+        return told
+    return error
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
+    look: bool,
+):  # fmt: skip
+    options = checks.flags(options)
+    scoring, lengths = checked(q, k, v, options, lengths, keys, look)
+    if backend.LOG:
+        packed = {} if lengths is None else lengths._asdict()
+        _log(q, k, v, options, block_table=keys.block_table, **packed)
+        if lengths is not None and not is_compiling():
+            leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
+    head_dim_v = None
+    if look and _has_to_pad(q, v):
+        head_dim_v = v.shape[-1]
+        if keys.block_table is None:
+            q, k, v = _padded(q, k, v)
+        else:  # the pages stay as they are
+            (q,) = _padded(q)
+    call = Forward(
+        q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
+        batch_invariant=options.batch_invariant, deterministic=options.deterministic,
+    )  # fmt: skip
+    out, lse, probs, _ = forward(call)
+    if head_dim_v is not None:
+        out = out.narrow(-1, 0, head_dim_v)
+    if options.return_attn_probs:
+        return out, lse, probs
+    return (out, lse) if options.return_lse or options.return_softmax_lse else out
+
+
+def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The operation, recorded by autograd; a call with dropout that has no state yet gets one.
+
+    S_dmask and rng_state have no elements, or are None, in a call without them.
+    """
+    q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
+    *in_order, s_aux = scoring
+    if rng_state is None and scoring.dropout_p > 0:
+        rng_state = autograd.draw_rng_state(q.device)
+    # What equals its default is left out: a name costs a third of a microsecond.
+    named: dict[str, Any] = {}
+    if s_aux is not None:
+        named["s_aux"] = s_aux
+    if rng_state is not None:
+        named["rng_state"] = rng_state
+    if call.batch_invariant:
+        named["batch_invariant"] = True
+    if call.deterministic:
+        named["deterministic"] = True
+    if call.num_splits:
+        named["num_splits"] = call.num_splits
+    inputs = q, k, v, s_aux
+    if lengths is None:
+        return run.forward(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
+    paged = () if keys is NO_KEYS else keys
+    args = (q, k, v, *lengths, *in_order, return_softmax, *paged)
+    return run.forward(ops.varlen_forward, inputs, args, named)
+
+
+def backward(call: Backward) -> Tensor:
+    """The operation, of which nothing is recorded: softmax_d, and what call.tensors lists."""
+    tensors, scoring, lengths, keys, deterministic, rng_state = call
+    *in_order, dlse, ds_aux = tensors
+    *scores, s_aux = scoring
+    named: dict[str, Any] = {}
+    if dlse is not None:
+        named["dlse"] = dlse
+    if s_aux is not None:
+        named["s_aux"] = s_aux
+    if ds_aux is not None:
+        named["ds_aux"] = ds_aux
+    if keys.seqused_k is not None:
+        named["seqused_k"] = keys.seqused_k
+    if lengths is None:
+        args = (*in_order, *scores, deterministic, rng_state)
+        return run.writing(ops.backward, *args, **named)
+    args = (*in_order, *lengths, *scores, deterministic, rng_state)
+    return run.writing(ops.varlen_backward, *args, **named)
+
+
+def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
+    if is_compiling() or not library_looks(q, cache.k_cache, cache.v_cache):
+        return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=True)
+    try:
+        return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=False)
+    except Exception as error:
+        told = _what_is_wrong(error, _look_at_cache, q, cache, options)
+        if told is error:
+            raise
+        raise told from None
+
+
+def _look_at_cache(q: Tensor, cache: Cache, options: Options) -> None:
+    checks_kvcache.kvcache(q, cache)
+    checks.scoring(q, q.shape[0], checks.flags(options))
+
+
+def _kvcache(
+    q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any, look: bool
+):
+    options = checks.flags(options)
+    if rotary_interleaved is not True and rotary_interleaved is not False:
+        rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
+    cache = checks_kvcache.kvcache(q, cache, look)
+    num_splits = checks.num_splits(num_splits)
+    q, cache, options = checks_kvcache.without_gradient(q, cache, options)
+    scoring = checks.scoring(q, q.shape[0], options, look)
+    if backend.LOG:
+        _log(
+            q, cache.k_cache, cache.v_cache, options, block_table=cache.block_table,
+            num_splits=num_splits, kvcache=True, new_keys=cache.new,
+            rotary=cache.rotary_cos is not None,
+        )  # fmt: skip
+    cache = _as_kernels_read(cache, q)
+    padded = look and _has_to_pad(q, cache.v_cache)
+    if padded:  # what comes with the call; the cache stays as it is
+        q, k, v = _padded(q, cache.k, cache.v)
+        cache = cache._replace(k=k, v=v)
+    _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
+    named = {} if s_aux is None else {"s_aux": s_aux}
+    out, lse = run.writing(
+        ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
+        rotary_interleaved, slopes, num_splits, **named,
+    )  # fmt: skip
+    if padded:
+        out = out.narrow(-1, 0, cache.v_cache.shape[-1])
+    return (out, lse) if options.return_lse or options.return_softmax_lse else out
+
+
+def _as_kernels_read(cache: Cache, q: Tensor) -> Cache:
+    """With a length for each sequence, and rotary tables of q's dtype."""
+    lengths, cos, sin = cache.cache_seqlens, cache.rotary_cos, cache.rotary_sin
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
+        cache = cache._replace(cache_seqlens=lengths)
+    if cos is not None and (cos.dtype != q.dtype or sin.dtype != q.dtype):
+        cache = cache._replace(rotary_cos=cos.to(q.dtype), rotary_sin=sin.to(q.dtype))
+    return cache
+
+
+def _log(q: Tensor, k: Tensor, v: Tensor, options: Options, **rest) -> None:
+    if is_compiling():
+        return  # a print would break the graph
+    from flash_attn.explain import trace  # flash_attn.explain itself is the function
+
+    trace(q, k, v, **options._asdict(), **rest)

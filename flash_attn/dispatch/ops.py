@@ -1,0 +1,197 @@
+"""The operations: schemas, fake implementations, autograd, and which Python code serves them.
+
+Everything the library computes goes through these operations, so that ``torch.compile``, export,
+activation checkpointing and dispatch modes see one stable name per forward:
+``flash_attn::_flash_attn_forward`` and so on. The CPU kernels are ``flash_attn.cpu``; the CUDA
+kernels register themselves from the compiled library (``flash_attn.backend`` loads it); an
+operation without a CUDA kernel gets one that says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attn import backend, call, cpu
+from flash_attn.call import accumulation_dtype
+from flash_attn.dispatch import autograd, content_checks, direct, run, versions
+
+__all__ = [
+    "backward",
+    "forward",
+    "merge_attention",
+    "varlen_backward",
+    "varlen_forward",
+    "with_kvcache",
+]
+
+# What a score goes through, in the order every schema uses.
+_SCORES = (
+    "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, "
+    "SymInt window_size_right, float softcap, Tensor? alibi_slopes"
+)
+_SCORES_DEFAULTED = (
+    "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left=-1, "
+    "SymInt window_size_right=-1, float softcap=0.0, Tensor? alibi_slopes=None"
+)
+_VARLEN = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+_GRADIENTS = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+    "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, "
+)
+# `deterministic` does nothing in a forward; it travels with the call to the backward it causes.
+_FORWARD_TAIL = (
+    "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
+    "bool deterministic=False"
+)
+_FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor S_dmask, Tensor rng_state_out)"
+_BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
+
+SCHEMAS = {
+    "_flash_attn_forward": (
+        f"(Tensor q, Tensor k, Tensor v, {_SCORES}, bool return_softmax, {_FORWARD_TAIL}) "
+        f"{_FORWARD_RESULTS}"
+    ),
+    "_flash_attn_varlen_forward": (
+        f"(Tensor q, Tensor k, Tensor v, {_VARLEN}{_SCORES_DEFAULTED}, "
+        "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, "
+        f"Tensor? seqused_k=None, bool zero_tensors=False, {_FORWARD_TAIL}, "
+        f"SymInt num_splits=0) {_FORWARD_RESULTS}"
+    ),
+    "_flash_attn_backward": (
+        f"({_GRADIENTS}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
+        f"{_BACKWARD_TAIL}) -> Tensor softmax_d"
+    ),
+    "_flash_attn_varlen_backward": (
+        f"({_GRADIENTS}{_VARLEN}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
+        f"bool zero_tensors=False, {_BACKWARD_TAIL}, Tensor? seqused_k=None) -> Tensor softmax_d"
+    ),
+    "_flash_attn_with_kvcache": (
+        "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, "
+        "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? cache_seqlens, Tensor? cache_batch_idx, "
+        "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, "
+        "SymInt window_size_left, SymInt window_size_right, float softcap, "
+        "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None"
+        ") -> (Tensor out, Tensor softmax_lse)"
+    ),
+    "_merge_attention": (
+        "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "
+        "Tensor(c!)? out=None) -> ()"
+    ),
+}
+
+_library = torch.library.Library("flash_attn", "DEF")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+forward = torch.ops.flash_attn._flash_attn_forward
+varlen_forward = torch.ops.flash_attn._flash_attn_varlen_forward
+backward = torch.ops.flash_attn._flash_attn_backward
+varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
+with_kvcache = torch.ops.flash_attn._flash_attn_with_kvcache
+merge_attention = torch.ops.flash_attn._merge_attention
+
+
+# --- Fake: shapes, dtypes and strides without data ----------------------------------------------
+
+
+def _columns_of_out(q: Tensor, v: Tensor) -> int:
+    """Kernels write whole chunks of 8, whatever the rows of a cache are."""
+    columns = v.shape[-1]
+    return columns + -columns % 8 if q.is_cuda else columns
+
+
+def _fake_forward(asked: call.Forward):
+    q, k, lengths = asked.q, asked.k, asked.lengths
+    *batch, rows, heads, _ = q.shape
+    probs_shape = (
+        (*batch, heads, rows, k.shape[1])
+        if lengths is None
+        else (lengths.batch, heads, lengths.max_seqlen_q, lengths.max_seqlen_k)
+    )
+    return (
+        q.new_empty((*q.shape[:-1], _columns_of_out(q, asked.v))),
+        q.new_empty((*batch, heads, rows), dtype=accumulation_dtype(q.dtype)),
+        q.new_empty(probs_shape if asked.return_softmax else (0,)),
+        q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
+    )
+
+
+def _rng_state_shape(asked: call.Forward):
+    if asked.scoring.dropout_p == 0:
+        return (0,)
+    return (2,) if asked.rng_state is None else asked.rng_state.shape
+
+
+def _fake_backward(asked: call.Backward):
+    lse = asked.tensors.softmax_lse
+    return lse.new_empty(lse.shape)
+
+
+def _fake_with_kvcache(asked: call.CacheStep):
+    q = asked.q
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty((batch, seqlen_q, heads, _columns_of_out(q, asked.cache.v_cache)))
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=accumulation_dtype(q.dtype))
+
+
+# --- What serves them in Python ------------------------------------------------------------------
+
+# Operation → the description of its calls, and what takes one, on the CPU and without data.
+_DESCRIBED: dict[str, tuple[Any, Callable, Callable]] = {
+    "_flash_attn_forward": (call.Forward, cpu.forward, _fake_forward),
+    "_flash_attn_varlen_forward": (call.Forward, cpu.varlen_forward, _fake_forward),
+    "_flash_attn_backward": (call.Backward, cpu.backward, _fake_backward),
+    "_flash_attn_varlen_backward": (call.Backward, cpu.varlen_backward, _fake_backward),
+    "_flash_attn_with_kvcache": (call.CacheStep, cpu.with_kvcache, _fake_with_kvcache),
+}
+
+
+def _taking(arguments: Callable, description: Any, serve: Callable) -> Callable:
+    return lambda *args, **kwargs: serve(description.of(arguments(args, kwargs)))
+
+
+def _on_one_device(arguments: Callable) -> Callable:
+    """``arguments`` of a call without data, whose tensors must be on one device: torch takes a call
+    with some meta tensors for one without data, and no kernel sees it that would refuse it."""
+
+    def by_name(args: tuple, kwargs: dict) -> dict[str, Any]:
+        given = arguments(args, kwargs)
+        device = given["q"].device
+        for name, x in given.items():
+            if isinstance(x, Tensor) and x.device != device:
+                raise ValueError(f"{name}: got device {x.device}; it must be that of q, {device}")
+        return given
+
+    return by_name
+
+
+CPU: dict[str, Callable] = {"_merge_attention": cpu.merge_attention}
+for _name, (_description, _serve, _fake) in _DESCRIBED.items():
+    _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
+    CPU[_name] = _taking(_arguments, _description, _serve)
+    _fake = _taking(_on_one_device(_arguments), _description, _fake)
+    torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
+torch.library.register_fake("flash_attn::_merge_attention", lambda *_, out=None: None, lib=_library)
+for _name, _kernel in CPU.items():
+    _library.impl(_name, _kernel, "CPU")
+
+
+# --- Autograd and CUDA ---------------------------------------------------------------------------
+
+for _forward, _backward in ((forward, backward), (varlen_forward, varlen_backward)):
+    autograd.register(_library, _forward.default, _backward.default, run.writing)
+for _operation in (backward, varlen_backward, with_kvcache, merge_attention):
+    versions.register(_library, _operation.default)
+
+backend.load()
+for _name in SCHEMAS:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_name}", "CUDA"):
+        _library.impl(_name, backend.missing_kernel(_name), "CUDA")
+if backend.CHECK:
+    content_checks.register(_library)
+for _name in SCHEMAS:
+    direct.register(getattr(torch.ops.flash_attn, _name).default)

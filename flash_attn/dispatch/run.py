@@ -1,0 +1,54 @@
+"""Which way a call takes to its operation. Nothing else decides it.
+
+1. A compiler or a transform of torch.func looks on: the operation, as torch dispatches it. A tensor
+   does not show what lies below a transform, which may record it there.
+2. Autograd records the call: 3., between the inputs and the results of a node. This goes past the
+   kernels for the Autograd key, which are Python, too, and half the cost of the dispatch.
+3. Otherwise the direct path; what that does not serve goes through torch's dispatcher, below the
+   keys whose work is done here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attn import backend
+from flash_attn.dispatch import autograd, direct, versions
+
+
+def traced() -> bool:
+    """Whether a compiler or a transform of torch.func looks on."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def forward(operation: Callable, inputs: Sequence[Tensor | None], args: tuple, kwargs: dict):
+    """A forward operation; ``inputs`` may be differentiated in."""
+    if traced():
+        return backend.call(operation, *args, **kwargs)
+    below = torch._C._AutoDispatchBelowAutograd
+    if autograd.records(*inputs):
+        run = functools.partial(_eager, operation, below, args, kwargs)
+        return autograd.record(operation, run, args, kwargs)
+    return _eager(operation, below, args, kwargs)
+
+
+def writing(operation: Callable[..., Any], *args, **kwargs):
+    """An operation that writes its arguments, of which autograd records nothing."""
+    if traced():
+        return backend.call(operation, *args, **kwargs)
+    results = _eager(operation, torch._C._AutoDispatchBelowADInplaceOrView, args, kwargs)
+    versions.count(operation, args, kwargs)
+    return results
+
+
+def _eager(operation: Callable[..., Any], below: Callable[[], Any], args: tuple, kwargs: dict):
+    results = direct.call(operation, args, kwargs)
+    if results is NotImplemented:
+        with below():
+            return backend.call(operation, *args, **kwargs)
+    return results
