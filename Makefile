@@ -16,10 +16,10 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit coverage bench figures pictures build spills sass sanitize docs lint format hooks wheel sdist clean
+.PHONY: help demo test unit coverage bench figures pictures build spills sass sanitize docs lint format hooks wheel wheel3 sdist clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(VENV)/.env-demo build  ## train a small GPT, generate from it, plot attention's time and memory
 	$(PY) -m examples.train_gpt $(ARGS)
@@ -78,12 +78,17 @@ wheel: $(VENV)/.env-dev  ## one wheel for every Python >= 3.10 and torch >= 2.10
 	$(if $(filter none,$(FLASH_ATTN_CUDA_ARCHS)),,$(VENV)/bin/abi3audit --strict --assume-minimum-abi3 3.10 dist/*.whl)
 	$(PY) -m build_tools.try_wheel dist/*.whl
 
+wheel3: $(VENV)/.env-dev  ## FlashAttention-3's names on this library: one pure wheel, to dist/
+	rm -rf dist/flash_attn_3-*.whl flash-attn-3/build
+	$(PY) -m build --wheel --no-isolation --skip-dependency-check --outdir dist flash-attn-3
+	$(PY) -m build_tools.check_wheel dist/flash_attn_3-*.whl
+
 sdist: $(VENV)/.env-dev  ## a source distribution that builds offline, to dist/
 	rm -f dist/*.tar.gz
 	$(PY) -m build --sdist --no-isolation
 
 clean:  ## remove what was built; the environment, headers and ccache stay
-	rm -rf build dist *.egg-info flash_attn/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info flash-attn-3/build flash-attn-3/*.egg-info flash_attn/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # A stamp per set of extras, so that a second run starts at once.

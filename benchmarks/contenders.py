@@ -10,6 +10,7 @@ import importlib
 import math
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -55,11 +56,19 @@ def sdpa(backend: SDPBackend | None) -> Callable:
     return attend
 
 
-def peer(module: str) -> Callable | None:
-    """Another package's ``flash_attn_func`` where one is installed."""
+def fa3_module() -> ModuleType | None:
+    """FA3, if it is installed. This library under its names (flash-attn-3) is no peer."""
     try:
-        attend = importlib.import_module(module).flash_attn_func
-    except (ImportError, AttributeError):
+        found = importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return None
+    return None if getattr(found, "SERVED_BY", None) == "flash_attn" else found
+
+
+def peer(module: ModuleType | None) -> Callable | None:
+    """Another package's flash_attn_func, if it is installed."""
+    attend = getattr(module, "flash_attn_func", None)
+    if attend is None:
         return None
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW, **options) -> Tensor:
@@ -73,7 +82,7 @@ def dense(device: torch.device, with_standard: bool = False) -> dict[str, Callab
     """The contenders for dense forward and backward on a device."""
     chosen: dict[str, Callable | None] = {"ours": ours}
     if device.type == "cuda":
-        chosen["fa3"] = peer("flash_attn_interface")
+        chosen["fa3"] = peer(fa3_module())
         chosen["fa2"] = sdpa(SDPBackend.FLASH_ATTENTION)
         chosen["cudnn"] = sdpa(SDPBackend.CUDNN_ATTENTION)
     else:
@@ -91,9 +100,8 @@ def packed(device: torch.device) -> dict[str, Callable]:
         return out[0] if isinstance(out, tuple) else out
 
     chosen = {"ours": partial(call, flash_attn.flash_attn_varlen_func)}
-    try:
-        fa3 = importlib.import_module("flash_attn_interface")
-    except ImportError:
+    fa3 = fa3_module()
+    if fa3 is None:
         return chosen
     return chosen | {"fa3": partial(call, fa3.flash_attn_varlen_func)}
 
@@ -118,9 +126,8 @@ def with_cache(device: torch.device) -> dict[str, Callable]:
         )  # fmt: skip
 
     chosen = {"ours": our_decode}
-    try:
-        fa3 = importlib.import_module("flash_attn_interface")
-    except ImportError:
+    fa3 = fa3_module()
+    if fa3 is None:
         return chosen
 
     def fa3_decode(q, k_cache, v_cache, cache_seqlens, block_table, **new_keys):
@@ -141,9 +148,8 @@ def serving(device: torch.device, window: tuple[int, int]) -> dict[str, Callable
         )
 
     chosen = {"ours": our_step}
-    try:
-        fa3 = importlib.import_module("flash_attn_interface")
-    except ImportError:
+    fa3 = fa3_module()
+    if fa3 is None:
         return chosen
 
     def fa3_step(q, k, v, cu_q, cu_k, max_q, max_k, used, table):

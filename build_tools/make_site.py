@@ -30,7 +30,7 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
         "Use": """install features arguments packing caches determinism cpu accuracy torch
-            modules errors switches distributed porting""",
+            modules errors switches distributed porting fa3""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",
         "How it is made": "build benchmarks plan glossary kernels/index lab/index",

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import flash_attn
 from benchmarks import __main__ as command
 from benchmarks import compare, linear, pictures, presets, problems, report, rotary
 from benchmarks.clock import Clock
@@ -399,3 +400,24 @@ def test_only_whole_presets_are_recorded(monkeypatch, tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         command.main()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("served_by", ["flash_attn", None])
+def test_this_library_under_the_names_of_fa3_is_no_peer(monkeypatch, served_by):
+    from benchmarks import contenders
+
+    module = types.ModuleType("flash_attn_interface")
+    module.flash_attn_func = module.flash_attn_varlen_func = flash_attn.flash_attn_func
+    if served_by is not None:
+        module.SERVED_BY = served_by
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    found = [
+        contenders.fa3_module() is not None,
+        contenders.peer(contenders.fa3_module()) is not None,
+        "fa3" in contenders.packed(torch.device("cpu")),
+        "fa3" in contenders.with_cache(torch.device("cpu")),
+        "fa3" in contenders.serving(torch.device("cpu"), (-1, -1)),
+    ]
+    assert found == [served_by is None] * 5
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)  # not installed
+    assert contenders.fa3_module() is None

@@ -84,7 +84,9 @@ MODULES: dict[str, str] = {
 ABSENT: dict[str, str] = {
     "flash_attn.cute": "another package (flash-attn-4); torch asks for it by find_spec",
     "flash_attn.flash_attn_triton_amd": "kernels for another maker's GPUs",
-    "flash_attn_interface": "another package (flash-attn-3)",
+    "flash_attn_interface": (
+        "of a distribution of its own, flash-attn-3, which is in this repository, too"
+    ),
 }
 
 

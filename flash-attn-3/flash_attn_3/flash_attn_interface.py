@@ -1,0 +1,239 @@
+"""The functions of FlashAttention-3, on the kernels of ``flash_attn``.
+
+Signatures and meanings are FA3's; what is behind a ``*`` is more than it takes, and named as in
+``flash_attn``, whose docstrings have shapes and dtypes in full. On a CPU dtypes may also be float32
+and float64. docs/fa3.md lists every argument: what is honoured, what is harmless, what is refused.
+
+In every function here:
+
+- ``qv``, ``q_descale``, ``k_descale``, ``v_descale``, ``attention_chunk`` (but for 0 and None) and
+  ``rotary_seqlens`` raise NotImplementedError;
+- ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` change nothing: what they choose is chosen
+  inside, and a call takes all multiprocessors;
+- ``num_splits`` changes results by rounding alone: it is taken with packed rows and with a cache,
+  and a dense call without a cache chooses by itself;
+- ``learnable_sink`` and ``sinks`` are other names of ``s_aux``, ``block_table`` of ``page_table``;
+- ``out`` is a buffer for the result, of its shape and dtype, with any strides; it is returned.
+"""
+
+from __future__ import annotations
+
+from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn has
+
+# isort: split
+from torch import Tensor
+
+from flash_attn.api import checks, packed
+from flash_attn.call import Options, Window
+from flash_attn.dispatch import calls
+from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
+from flash_attn_3._asked import Asked, into, one_of, refuse
+from flash_attn_3._cache import (
+    flash_attn_combine,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+from flash_attn_3._private import _flash_attn_backward, _flash_attn_forward  # noqa: F401
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+#: Whose kernels these are: the package of this name under names of another has no such attribute.
+SERVED_BY: str = "flash_attn"
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    dropout_p: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``flash_attn.flash_attn_func``; differentiable in q, k, v and s_aux.
+
+    Arguments:
+        q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16.
+        k: (batch, seqlen_k, heads_k, head_dim); heads_k divides heads.
+        v: (batch, seqlen_k, heads_k, head_dim_v).
+        softmax_scale: factor on q kᵀ; None is ``head_dim ** -0.5``.
+        causal, window_size: aligned to the bottom-right corner; (-1, -1) is no window.
+        softcap: c > 0 replaces each scaled score s by ``c · tanh(s / c)``.
+        deterministic: the same gradients bit for bit on every run.
+        return_attn_probs: also return the log-sum-exp, as FA3 does, and no probabilities.
+        dropout_p, alibi_slopes, s_aux: as in ``flash_attn``.
+        the others: see the module.
+
+    Returns:
+        out (batch, seqlen_q, heads, head_dim_v), dtype of q. With return_attn_probs
+        ``(out, lse)``: lse (batch, heads, seqlen_q), float32, differentiable.
+
+    Raises:
+        TypeError, ValueError: an argument that is not as above; the message names it.
+        NotImplementedError: see the module; CUDA tensors for which there is no compiled kernel.
+    """
+    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    checks.num_splits(num_splits)  # which changes nothing here
+    sink = one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
+    options = Options(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, False,
+        sink, return_lse=True,
+    )  # fmt: skip
+    result, lse = calls.attend(q, k, v, options)
+    result = into(out, result)
+    return (result, lse) if return_attn_probs else result
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    dropout_p: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`flash_attn_func` for sequences one after the other; differentiable as that.
+
+    Arguments:
+        q: (total_q, heads, head_dim).
+        k, v: (total_k, heads_k, head_dim); with page_table, pages (num_pages, page_size, heads_k,
+            head_dim), of which there is no backward. On CUDA head dims are multiples of 8.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,), int32: where each sequence starts, and where the
+            last one ends. cu_seqlens_k may be None where seqused_k says how long sequences are
+            and page_table where they lie.
+        max_seqlen_q, max_seqlen_k: the longest sequence, or more.
+        seqused_q: (batch,), int32: how many rows of each sequence of q are in use, from its first
+            on; None is all. Masks are aligned to the last one in use. Of the others the output is
+            0, the log-sum-exp -inf (that of a sink, where there is one), every gradient 0.
+        seqused_k: the same for k and v; what the other rows hold is not read.
+        page_table: (batch, pages), int32: the pages of each sequence.
+        the others: as there.
+
+    Returns:
+        out (total_q, heads, head_dim_v), dtype of q. With return_attn_probs ``(out, lse)``: lse
+        (heads, total_q), float32, differentiable.
+
+    Raises:
+        as :func:`flash_attn_func`; NotImplementedError: a backward through page_table.
+    """
+    options = Options(
+        dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
+        s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
+    )  # fmt: skip
+    left, right = window_size
+    asked = Asked(
+        q, k, v, None, None, qv, out, cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k,
+        max_seqlen_q, max_seqlen_k, one_of(page_table=page_table, block_table=block_table),
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        softmax_scale=softmax_scale, causal=causal, window_size_left=left,
+        window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
+        num_splits=num_splits,
+    )  # fmt: skip
+    result = _forward.forward(asked, options)
+    return result if return_attn_probs else result[0]
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    dropout_p: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`flash_attn_func` for queries, keys and values in one tensor.
+
+    Arguments:
+        qkv: (batch, seqlen, 3, heads, head_dim); or, with num_heads_q, (batch, seqlen,
+            num_heads_q + 2 · heads_k, head_dim): the heads of q, then those of k, then those of v.
+        num_heads_q: how many of the heads are those of q.
+        the others: as there.
+
+    Returns, raises: as there.
+    """
+    refuse(None, q_descale, k_descale, v_descale, attention_chunk)
+    if num_heads_q is None or qkv.dim() == 5:
+        q, k, v = packed.checked(qkv, "qkv", rank=5)
+    else:
+        q, k, v = _split(qkv, checks.integer(num_heads_q, "num_heads_q"))
+    return flash_attn_func(
+        q, k, v, softmax_scale, causal, window_size=window_size, softcap=softcap,
+        deterministic=deterministic, return_attn_probs=return_attn_probs, dropout_p=dropout_p,
+        alibi_slopes=alibi_slopes, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks,
+        out=out,
+    )  # fmt: skip
+
+
+def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
+    checks.tensor(qkv, "qkv")
+    others = qkv.shape[-2] - heads if qkv.dim() == 4 else 0
+    if others < 2 or others % 2 or heads < 1:
+        raise ValueError(
+            f"qkv: got shape {tuple(qkv.shape)}; with num_heads_q={heads} (batch, seqlen, {heads} "
+            "+ 2 · heads_k, head_dim) is needed"
+        )
+    return qkv.split([heads, others // 2, others // 2], -2)
