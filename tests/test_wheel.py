@@ -150,7 +150,8 @@ class TestLibrary:
 
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none: the forward kernel serves it."""
-        call = (90, "bf16", 64, 64, 0, 132, 0, 2, 1, 4096, -1, -1, 0, 1, -1, -1, 0, 0, 1, 0, 0, 1, 0)
+        size = (132, 0, 2, 1, 4096, -1, -1, 0, 1, -1, -1)
+        call = (90, "bf16", 64, 64, 0, *size, 0, 0, 1, 0, 0, 1, 0)
         program = (
             "import flash_attn; library = flash_attn.backend.library;"
             f"print(library.explain_decode{call}, library.explain_forward{call})"
