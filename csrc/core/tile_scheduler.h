@@ -21,10 +21,6 @@ namespace flash {
 
 constexpr int64_t max_grid_blocks = 2147483647;  // gridDim.x
 
-FLASH_HD int grid_blocks(int64_t num_tiles) {
-  return int(num_tiles < max_grid_blocks ? num_tiles : max_grid_blocks);
-}
-
 // The widest group, up to `group`, that leaves no small rest: a rest of a few strips would run at
 // the end, while most of the GPU is idle.
 FLASH_HD int even_group(int group, int64_t num_strips) {

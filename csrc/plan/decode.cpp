@@ -289,12 +289,6 @@ Problem expected(Problem const& p) {
   return q;
 }
 
-double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
-                 KeySplit const& split) {
-  Work const w = work_of(expected(p), m, kernel);
-  return predict(w, m, kernel, split, pieces_of(w, split, kernel));
-}
-
 int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                    DecodeChoice* choices) {
   Decoded const decoded = decoded_of(p);

@@ -50,10 +50,6 @@ constexpr int kMostDecodeRows = 64;
 // are predicted for these.
 Problem expected(Problem const& p);
 
-// Predicted µs of the decode kernel alone, if it computes all sequences.
-double decode_us(Problem const& p, Machine const& m, DecodeKernel const& kernel,
-                 KeySplit const& split);
-
 // Writes all choices; returns their number. 0: the decode kernel cannot serve any of the call.
 constexpr int kMostDecodeChoices = 16;
 int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,

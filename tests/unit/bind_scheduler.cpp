@@ -26,7 +26,6 @@ struct Rows {
 }  // namespace
 
 void bind_scheduler(py::module_& m) {
-  m.def("grid_blocks", &flash::grid_blocks, py::arg("num_tiles"));
   m.def("even_group", &flash::even_group, py::arg("group"), py::arg("num_columns"));
 
   using flash::DenseSchedule;
