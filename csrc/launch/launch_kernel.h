@@ -96,7 +96,7 @@ void launch_kernel(LaunchContext const& launch, LaunchShape shape, Args const&..
   if (shape.blocks == 0) {
     return;
   }
-  check(shape.blocks <= max_grid_blocks, shape.blocks, " thread blocks in one call, at most ",
+  check(shape.blocks <= max_grid_blocks, shape.blocks, " CTAs in one call, at most ",
         max_grid_blocks, " are served");
   allow<kKernel>(launch, shape);
   cudaLaunchConfig_t config{};

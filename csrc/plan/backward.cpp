@@ -197,15 +197,15 @@ class Prediction {
     double const items = std::max(p_.batch, 1) * heads_of_all;  // a sequence and GQA split each
     double const work =
         heads_of_all * tiles_.count * times.begin + p_.heads_q * tiles_.steps * times.step;
-    double const item = work / items, rounds = items / k_.resident;
+    double const item = work / items, waves = items / k_.resident;
     double const all_rows = std::min<double>(p_.seqlen_q, double(p_.total_q)) * c.heads;
-    double time = std::ceil(rounds) * item;
+    double time = std::ceil(waves) * item;
     if (!p_.alike()) {
       double const longest =
           tiles_.in_sequence * times.begin +
           tiles_.in_sequence * tiles_.longest * c.heads * times.step * (p_.full() ? 1. : 0.6);
       constexpr double kRounded = 1.45;
-      time = std::max(longest, (rounds + kRounded * (std::ceil(rounds) - rounds)) * item);
+      time = std::max(longest, (waves + kRounded * (std::ceil(waves) - waves)) * item);
     }
     double const in_use = std::min<double>(items, k_.resident) * all_rows * row_bytes();
     double const bytes = rows_q_ * (read_ + kElement * k_.head_dim) + rows_k_ * read_ +

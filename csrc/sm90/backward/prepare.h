@@ -90,7 +90,7 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   if (num_tiles == 0) {
     return;
   }
-  check(num_tiles <= max_grid_blocks, num_tiles, " blocks of keys in one call, at most ",
+  check(num_tiles <= max_grid_blocks, num_tiles, " KV blocks in one call, at most ",
         max_grid_blocks, " are served");
   // CTAs that wait for a dQ semaphore wait for tiles before their own, which are running if all
   // tiles are drawn.
