@@ -122,9 +122,14 @@ def _flash_attn_backward(
     """
     tensors = Gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dlse, ds_aux)
     options = Options(
-        0.0, softmax_scale, is_causal, (window_size_left, window_size_right), softcap,
-        alibi_slopes, deterministic, False, s_aux,
-    )  # fmt: skip
+        softmax_scale=softmax_scale,
+        causal=is_causal,
+        window_size=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        s_aux=s_aux,
+    )
     return _backward.backward(
         tensors, options, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q,
         max_seqlen_k,

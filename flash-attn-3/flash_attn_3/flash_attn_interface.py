@@ -100,9 +100,16 @@ def flash_attn_func(
     checks.num_splits(num_splits)  # which changes nothing here
     sink = one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     options = Options(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, False,
-        sink, return_lse=True,
-    )  # fmt: skip
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        s_aux=sink,
+        return_lse=True,
+    )
     result, lse = calls.attend(q, k, v, options)
     result = into(out, result)
     return (result, lse) if return_attn_probs else result
@@ -167,7 +174,7 @@ def flash_attn_varlen_func(
         as :func:`flash_attn_func`; NotImplementedError: a backward through page_table.
     """
     options = Options(
-        dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
+        dropout_p=dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
         s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
     )  # fmt: skip
     left, right = window_size

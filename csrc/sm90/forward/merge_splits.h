@@ -64,7 +64,7 @@ struct PartWeight {
     lse = row.lse;
   }
 
-  __device__ float of(int part) const { return __shfl_sync(WarpLanes::kAll, weight, part); }
+  __device__ float of(int split) const { return __shfl_sync(WarpLanes::kAll, weight, split); }
 };
 
 // A warp merges a row. there: whether the splits are; if not, nothing is read or written.
@@ -78,7 +78,7 @@ struct RowMerge {
   FwdParams const& p;
   MergeRow const& at;
   bool there;
-  int parts;
+  int splits;
   float const* first;  // columns of the first split
   Element* out;
 
@@ -86,7 +86,7 @@ struct RowMerge {
       : p(p),
         at(at),
         there(there),
-        parts(static_cast<int>(p.splits.count.divisor)),
+        splits(static_cast<int>(p.splits.count.divisor)),
         first(p.splits.out.ptr + p.splits.out.offset(at.batch, at.row, at.head)),
         out(static_cast<Element*>(p.out.ptr) + p.out.offset(at.batch, at.row, at.head)) {}
 
@@ -97,8 +97,8 @@ struct RowMerge {
   __device__ bool has(int col) const { return there && col < p.head_dim_v; }
 
   // Zeros for columns that do not exist.
-  __device__ float4 load(int part, int col, bool exists) const {
-    return exists ? *reinterpret_cast<float4 const*>(first + part * p.splits.out_apart + col)
+  __device__ float4 load(int split, int col, bool exists) const {
+    return exists ? *reinterpret_cast<float4 const*>(first + split * p.splits.out_apart + col)
                   : float4{};
   }
 
@@ -135,9 +135,9 @@ struct RowMerge {
       Columns sum;
       sum.clear();
 #pragma unroll kParts
-      for (int part = 0; part < parts; ++part) {
-        float const weight = mine.of(part);
-        add(sum, weight, load(part, col, exists));
+      for (int split = 0; split < splits; ++split) {
+        float const weight = mine.of(split);
+        add(sum, weight, load(split, col, exists));
       }
       store(col, exists, sum);
     }
@@ -152,8 +152,8 @@ struct RowMerge {
       bool const exists = has(col);
       float4 x[kMostSplitsAtOnce];
 #pragma unroll
-      for (int part = 0; part < kMostSplitsAtOnce; ++part) {
-        x[part] = load(part, col, exists && part < parts);
+      for (int split = 0; split < kMostSplitsAtOnce; ++split) {
+        x[split] = load(split, col, exists && split < splits);
       }
       PartWeight const mine = weights();
       if (begin == 0) {
@@ -162,8 +162,8 @@ struct RowMerge {
       Columns sum;
       sum.clear();
 #pragma unroll
-      for (int part = 0; part < kMostSplitsAtOnce; ++part) {
-        add(sum, mine.of(part), x[part]);
+      for (int split = 0; split < kMostSplitsAtOnce; ++split) {
+        add(sum, mine.of(split), x[split]);
       }
       store(col, exists, sum);
     }

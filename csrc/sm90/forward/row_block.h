@@ -49,17 +49,17 @@ struct RowBlock {
                  Config::kConsumers * args.rows.template queries_of<Config>())) {
     FwdParams const& p = args.params;
     int const group = p.heads_q / p.heads_kv;
-    FastDiv const& parts = p.splits.count;
-    int const tile_head = Config::kSplit ? parts.quotient(tile.head) : tile.head;
-    int const part = Config::kSplit ? parts.remainder(tile.head, tile_head) : 0;
+    FastDiv const& splits = p.splits.count;
+    int const tile_head = Config::kSplit ? splits.quotient(tile.head) : tile.head;
+    int const split = Config::kSplit ? splits.remainder(tile.head, tile_head) : 0;
     int const head = Config::kPacked ? tile_head * group : tile_head;
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int64_t const row = info.row_q + row_begin;
     if constexpr (Config::kSplit) {
-      range = range.part(part, parts);
-      out =
-          p.splits.out.ptr + part * p.splits.out_apart + p.splits.out.offset(tile.batch, row, head);
-      lse = p.splits.lse.at(tile.batch, row, head) + part * p.splits.lse_apart;
+      range = range.part(split, splits);
+      out = p.splits.out.ptr + split * p.splits.out_apart +
+            p.splits.out.offset(tile.batch, row, head);
+      lse = p.splits.lse.at(tile.batch, row, head) + split * p.splits.lse_apart;
     } else {
       out = static_cast<Element*>(p.out.ptr) + p.out.offset(tile.batch, row, head);
       lse = p.lse.at(tile.batch, row, head);
@@ -74,7 +74,7 @@ struct RowBlock {
       dropout = DropoutMask(p.scores, tile.batch, p.heads_q, head);
     }
     // A row's sink belongs to one of its KV splits.
-    sinks = p.scores.s_aux && is_sequence && part == 0 ? p.scores.s_aux + head : nullptr;
+    sinks = p.scores.s_aux && is_sequence && split == 0 ? p.scores.s_aux + head : nullptr;
 
     // A varlen tensor is one batch entry.
     q_at = {static_cast<int>(row), rows, tile_head, p.seqlens.cu_q ? 0 : tile.batch};
