@@ -54,9 +54,9 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
   int const rows = output.work.tile.rows;
   __syncthreads();  // every warp is done with its ring, which lies in the same memory
   float factor[2], lse[2];
-  auto const store_lse = [&](int r) {
+  auto const store_lse = [&](int r, float of_row) {
     if (warp == 0 && coord.col0 == 0 && coord.row(r) < rows) {
-      output.store_lse(coord.row(r), lse[r]);
+      output.store_lse(coord.row(r), of_row);
     }
   };
   OnlineSoftmax<2> softmax = merged_softmax<Config>(smem, acc.softmax, warp, coord, factor);
@@ -66,7 +66,7 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
     factor[r] *= row.out_scale;
     lse[r] = row.lse;
     if constexpr (!Output::kOpensLate) {
-      store_lse(r);
+      store_lse(r, row.lse);
     }
   }
   acc.rescale(factor);
@@ -84,7 +84,7 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
     output.wait_until_open();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      store_lse(r);
+      store_lse(r, lse[r]);
     }
   }
   constexpr int kChunks = Config::kHeadDimV / 8;

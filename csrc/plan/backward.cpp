@@ -13,27 +13,23 @@ namespace {
 
 constexpr double kElement = 2, kSum = 4;  // bytes of a number in Q and the like, and in fp32
 
-// The part of memory's rate that a pass over rows reaches.
-constexpr double kPassRate = 0.86;
 // A varlen call's tile searches its sequence, µs.
-constexpr double kSearch = 6.5;
-// dK and dV in fp32 add this to a tile's end, µs for each of head_dim + head_dim_v columns.
-constexpr double kSumColumn = 0.0025;
-// A tile that waits for others of its head waits this part of a step for each of them.
-constexpr double kWait = 0.41;
+constexpr double kSearch = 5.7;
+// Ordered KV blocks slow each other down by up to this part of a step; by half of it if so many see
+// a row.
+constexpr double kDrag = 0.39;
+constexpr double kDragBlocks = 56;
 // Tiles of a head share what they read: so many of those at work read it from memory.
-constexpr double kApart = 1.55;
+constexpr double kApart = 2.5;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.
-constexpr double kDrift = 0.55;
+constexpr double kDrift = 0.5;
 // The last of ordered KV blocks rounds dQ, µs for each row block and column.
-constexpr double kFinish = 0.0063;
-// The last of unequal tiles ends this part of the longest tile's time after an even end: more
-// without a limit of the mask, where no tile is short.
-constexpr double kUnevenFull = 0.5;
-constexpr double kUneven = 0.08;
+constexpr double kFinish = 0.027;
+// The last of unequal tiles ends this part of the longest tile's time after an even end.
+constexpr double kUneven = 0.57;
 // A launch's last heads begin when this part of an average tile before them is still to do.
-constexpr double kOverlap = 0.68;
+constexpr double kOverlap = 0.35;
 
 constexpr int kRowSplitChoices[] = {2, 3, 4, 6, 8};
 // A simpler choice, with less to add up, wins within this factor.
@@ -140,7 +136,7 @@ class Prediction {
   // The time of a pass over so many bytes, from L2 if they are still there.
   double pass(double bytes) const {
     bool const in_l2 = bytes < 0.5 * double(m_.l2_bytes);
-    return bytes / (kPassRate * m_.memory * (in_l2 ? m_.l2_gain : 1.f));
+    return bytes / (m_.memory * (in_l2 ? m_.l2_gain : 1.f));
   }
 
   // The share of repeated accesses to so many bytes that L2 misses.
@@ -167,19 +163,20 @@ class Prediction {
     }
     int const sums = parts * c.row_splits;
     if (sums > 1) {
-      time += m_.launch + kPassRate * (pass(key_sum_bytes(sums)) + pass(key_sum_bytes(1)));
+      time += m_.launch + pass(key_sum_bytes(sums)) + pass(key_sum_bytes(1));
     }
     return time;
   }
 
   // The µs of a tile's begin and of a step.
-  KernelTimes tile_times(BackwardChoice const& c, int parts) const {
-    KernelTimes times = times_of(m_, k_, c.schedule);
-    if (parts * c.row_splits > 1) {
-      times.begin += static_cast<float>(kSumColumn * (k_.head_dim + k_.head_dim_v));
-    }
-    if (p_.packed_k && c.schedule == Schedule::Tiles) {
+  KernelTimes tile_times(Schedule schedule) const {
+    KernelTimes times = times_of(m_, k_, schedule);
+    if (p_.packed_k && schedule == Schedule::Tiles) {
       times.begin += static_cast<float>(kSearch);
+    }
+    if (schedule == Schedule::OrderedDq) {
+      double const blocks = blocks_that_see() / kDragBlocks, square = blocks * blocks;
+      times.step *= static_cast<float>(1 + kDrag * square / (1 + square));
     }
     return times;
   }
@@ -192,7 +189,7 @@ class Prediction {
   }
 
   double persistent(BackwardChoice const& c, int parts) const {
-    KernelTimes const times = tile_times(c, parts);
+    KernelTimes const times = tile_times(c.schedule);
     double const heads_of_all = double(p_.heads_kv) * parts;
     double const items = std::max(p_.batch, 1) * heads_of_all;  // a sequence and GQA split each
     double const work =
@@ -215,7 +212,7 @@ class Prediction {
 
   // The time of tiles that free CTAs draw one after the other.
   double by_tiles(BackwardChoice const& c, int parts) const {
-    KernelTimes const times = tile_times(c, parts);
+    KernelTimes const times = tile_times(c.schedule);
     bool const packed = p_.packed_k && !p_.alike();
     double const of_sequence = double(p_.heads_kv) * parts;
     double const heads = p_.packed_k ? of_sequence : of_sequence * std::max(p_.batch, 1);
@@ -224,22 +221,18 @@ class Prediction {
     // Tiles of one head that are at work at a time.
     double const at_work =
         std::min(std::max(k_.resident / together, 1.), tiles_.in_sequence * c.row_splits);
-    double const queue = std::min(at_work, tiles_.in_sequence) - 1;
-    bool const ordered = c.schedule == Schedule::OrderedDq;
-    double const waits = p_.deterministic && adds_ ? kWait * queue * times.step : 0;
-    double const begin = times.begin + waits;
-    double const longest = begin + std::ceil(tiles_.longest / c.row_splits) * c.heads * times.step;
-    double const work = count * begin + p_.heads_q * tiles_.steps * times.step;
+    double const longest =
+        times.begin + std::ceil(tiles_.longest / c.row_splits) * c.heads * times.step;
+    double const work = count * times.begin + p_.heads_q * tiles_.steps * times.step;
     double const even = work / k_.resident;
     double time = even;
     if (count <= k_.resident) {
       time = longest;
     } else if (p_.full() && !packed) {
       bool const alike = p_.group() % c.heads == 0;
-      time = alike ? std::ceil(count / k_.resident) * longest : even + kUnevenFull * longest;
+      time = alike ? std::ceil(count / k_.resident) * longest : even + kUneven * longest;
     } else if (packed) {
-      time = std::max(even, longest) +
-             (p_.full() ? kUnevenFull : kUneven) * longest * std::min(1., longest / even);
+      time = std::max(even, longest) + kUneven * longest * std::min(1., longest / even);
     } else {
       // The last heads' longest tiles come first.
       double const groups = std::ceil(heads / together);
@@ -248,7 +241,12 @@ class Prediction {
       time = std::max(even, std::max(start, 0.) + longest);
     }
     return overlapped(time, memory_us(c, parts, heads, together, at_work)) +
-           (ordered ? kWait * queue * times.step + finishing() : 0);
+           (c.schedule == Schedule::OrderedDq ? finishing() : 0);
+  }
+
+  // The most KV blocks that see a row.
+  double blocks_that_see() const {
+    return std::min(tiles_.in_sequence, 1 + tiles_.longest * k_.block_m / k_.block_n);
   }
 
   // Without a limit of the mask, one KV block finishes dQ of all rows of a head, behind all others.
@@ -300,17 +298,6 @@ bool fits_own_sums(Problem const& p, BackwardKernel const& k, int heads) {
   return kSum * rows * k.head_dim * k.resident <= double(most_sum_bytes(p, k));
 }
 
-// The heads side by side if tiles of a head wait for each other: enough that a tile's predecessors
-// are mostly done when it is drawn.
-int waiting_together(Problem const& p, BackwardKernel const& k) {
-  int const tiles = std::max(ceil_div(p.seqlen_k, k.block_n), 1);
-  int const least = std::max(k.resident / 16, 1);
-  if (p.full() && !p.deterministic) {
-    return least;
-  }
-  return std::clamp(4 * k.resident / tiles, least, std::max(k.resident / 2, least));
-}
-
 // The widest group of heads, up to `width`, that leaves no small rest.
 int even_width(int64_t width, int64_t heads) {
   int64_t const groups = (heads + width - 1) / width;
@@ -320,7 +307,7 @@ int even_width(int64_t width, int64_t heads) {
 class Choices {
  public:
   Choices(Problem const& p, BackwardKernel const& k, BackwardChoice* list)
-      : p_(p), k_(k), list_(list) {
+      : p_(p), k_(k), tiles_(head_tiles(p, k)), list_(list) {
     bool const any = p.heads_q > 0 && p.total_k > 0 && p.total_q > 0;
     int const group = p.group();
     for (int heads = group; heads >= 1; --heads) {
@@ -354,12 +341,27 @@ class Choices {
     }
   }
 
+  // Tiles of a head wait for each other. Each begins so many steps behind the one before, or it
+  // would wait for it; then so many heads are side by side.
+  void add_waiting(Schedule schedule, int heads) {
+    constexpr double kLag = 1.3, kMaskedLag = 3.5, kBegin = 2.5;  // steps
+    double const tile = tiles_.steps / std::max(tiles_.count, 1.) * heads + kBegin;
+    double const side_by_side = (p_.full() ? kLag : kMaskedLag) * k_.resident / tile;
+    int const least = std::clamp(static_cast<int>(side_by_side), std::max(k_.resident / 16, 1),
+                                 std::max(3 * k_.resident / 4, 1));
+    for (int const times : {1, 2, 4}) {
+      if (times * least <= k_.resident) {
+        add(schedule, heads, 1, times * least);
+      }
+    }
+  }
+
   void add_heads(int heads, bool any) {
     bool const adds = p_.wants_dq && p_.seqlen_k > k_.block_n;
     bool const dense = !p_.packed_q && !p_.packed_k;
     bool const waits = p_.deterministic && adds;
     if (waits) {
-      add(Schedule::Tiles, heads, 1, waiting_together(p_, k_));
+      add_waiting(Schedule::Tiles, heads);
     } else if (p_.full() || !dense) {
       add(Schedule::Tiles, heads, 1, dense ? 2 : 4);
     } else {
@@ -377,7 +379,7 @@ class Choices {
     }
     constexpr int kLeastRowBlocks = 3;  // with fewer, tiles do nothing but wait
     if (adds && dense && heads == 1 && ceil_div(p_.seqlen_q, k_.block_m) >= kLeastRowBlocks) {
-      add(Schedule::OrderedDq, 1, 1, waiting_together(p_, k_));
+      add_waiting(Schedule::OrderedDq, 1);
     }
     if (k_.cuts_rows && dense && !p_.deterministic && heads == p_.group()) {
       add_row_splits(heads);
@@ -400,6 +402,7 @@ class Choices {
 
   Problem const& p_;
   BackwardKernel const& k_;
+  HeadTiles tiles_;
   BackwardChoice* list_;
   int count_ = 0;
 };

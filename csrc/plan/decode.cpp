@@ -219,8 +219,10 @@ void each_choice(Problem const& p, Machine const& m, DecodeKernel const& kernel,
   }
   auto const filling = [&](int blocks) { return int64_t(double(m.sm_count) * blocks / w.tiles); };
   int const most = kernel.blocks_per_sm;
+  // With hardly more pieces than sequences, the longest sequence would have two or three.
+  constexpr double kLeastPieces = 1.2;
   for (int blocks : {1, 2, most, kManyBlocks * most}) {
-    if (filling(blocks) > w.groups) {
+    if (double(filling(blocks)) > kLeastPieces * w.groups) {
       consider(cut(p, w, kernel, filling(blocks)));
     }
   }
