@@ -10,6 +10,7 @@ fake results and the choice of the back end. Arguments have the operators' names
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,9 +85,7 @@ def flash_attention_forward(
     )
 
 
-def flash_attention_forward_inplace(
-    out: Tensor, *args: object, **kwargs: object
-) -> Tensor:
+def flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """``aten::_flash_attention_forward_no_dropout_inplace``: fills out, returns the log-sum-exp."""
     result, lse, *_ = flash_attention_forward(*args, **kwargs)
     out.copy_(result)
@@ -132,7 +131,7 @@ def scaled_dot_product_forward(
 
 
 def scaled_dot_product_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *args: object,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *args: Any,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """``aten::_scaled_dot_product_flash_attention_backward``."""
@@ -169,7 +168,7 @@ def register() -> None:
 
 def _options(
     dropout_p: float, is_causal: bool, scale: float | None, left: int | None, right: int | None,
-    **others: object,
+    **others: Any,
 ) -> Options:  # fmt: skip
     window = (-1 if left is None else left, -1 if right is None else right)
     return Options(dropout_p, scale, is_causal, window, **others)

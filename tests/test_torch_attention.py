@@ -12,6 +12,7 @@ from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, gradients, standard_attention
 from torch import Tensor
 from torch.library import opcheck
+from torch.nested._internal import sdpa as jagged
 from torch.nn import attention
 from torch.nn.attention.varlen import varlen_attn
 
@@ -64,6 +65,12 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, **options):
         return varlen_attn(
             q, k, v, cu_q, cu_k, max(LENGTHS_Q), max(LENGTHS_K), return_aux=aux, **options
         )
+
+
+def same_gradients(inputs: tuple[Tensor, ...], out: Tensor, expected: Tensor) -> None:
+    dout = torch.randn_like(out)
+    for x, y in zip(*(torch.autograd.grad(o, inputs, dout) for o in (out, expected))):
+        torch.testing.assert_close(x, y)
 
 
 # --- Registration ---------------------------------------------------------------------------------
@@ -121,9 +128,7 @@ def test_sdpa_on_a_gpu(causal):
     rows = [x.transpose(1, 2) for x in (q, k, v)]
     expected = flash_attn_func(*rows, causal=causal).transpose(1, 2)
     assert_bitwise("out", out, expected)
-    dout = torch.randn_like(out)
-    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))):
-        torch.testing.assert_close(x, y)
+    same_gradients((q, k, v), out, expected)
     if hasattr(attention, "restore_flash_attention_impl"):
         attention.restore_flash_attention_impl()
 
@@ -193,21 +198,23 @@ def test_dropout_is_that_of_the_backward_and_of_the_seed(served):
 )
 def test_results_lie_as_torch_says(served, layout):
     """Inductor relies on the strides that the fake implementation has."""
-    x = [layout(x.detach()).requires_grad_() for x in leaves(served, *3 * [(2, 4, 16, HEAD_DIM)])]
-    out = SDPA(*x)[0]
-    assert out.stride() == torch.empty_like(x[0]).stride()
-    opcheck(SDPA.default, (*x, 0.0, True), test_utils=("test_schema", "test_faketensor"))
-    dout = torch.randn_like(out)
-    for x, dx in zip(x, torch.autograd.grad(out, x, dout)):
+    inputs = [
+        layout(x.detach()).requires_grad_() for x in leaves(served, *3 * [(2, 4, 16, HEAD_DIM)])
+    ]
+    out = SDPA(*inputs)[0]
+    assert out.stride() == torch.empty_like(inputs[0]).stride()
+    opcheck(SDPA.default, (*inputs, 0.0, True), test_utils=("test_schema", "test_faketensor"))
+    for x, dx in zip(inputs, torch.autograd.grad(out, inputs, torch.randn_like(out))):
         assert dx.stride() == torch.empty_like(x).stride()
 
 
 def test_rows_that_kernels_cannot_load_are_copied(served):
-    q, k, v = (x.detach() for x in leaves(served, *3 * [(2, 4, 16, HEAD_DIM + 1)]))
-    expected = SDPA(*(x[..., 1:].contiguous() for x in (q, k, v)))[0]
-    assert_bitwise("unaligned", SDPA(q[..., 1:], k[..., 1:], v[..., 1:])[0], expected)
-    turned = [x[..., 1:].transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
+    q, k, v = (x.detach()[..., 1:] for x in leaves(served, *3 * [(2, 4, 16, HEAD_DIM + 1)]))
+    expected = SDPA(*(x.contiguous() for x in (q, k, v)))[0]
+    turned = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
     assert_bitwise("no unit stride", SDPA(*turned)[0], expected)
+    if served == "cuda":
+        assert_bitwise("unaligned", SDPA(q, k, v)[0], expected)
 
 
 def test_deterministic_algorithms(served, monkeypatch):
@@ -239,9 +246,22 @@ def test_varlen(served, window):
     )  # fmt: skip
     assert_bitwise("out", out, expected)
     assert_bitwise("lse", lse, expected_lse)
-    dout = torch.randn_like(out)
-    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))):
-        torch.testing.assert_close(x, y)
+    same_gradients((q, k, v), out, expected)
+
+
+def test_jagged(served, monkeypatch):
+    if served != "cuda":  # torch looks at the GPU before it takes this back end
+        flash = attention.SDPBackend.FLASH_ATTENTION
+        monkeypatch.setattr(jagged, "_select_sdp_backend", lambda *_: flash)
+    q, k, v = leaves(served, *3 * [(sum(LENGTHS_Q), HEADS, HEAD_DIM)])
+    cu = ends(served, LENGTHS_Q)
+    rows = (torch.nested.nested_tensor_from_jagged(x, cu.long()) for x in (q, k, v))
+    with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in rows), is_causal=True)
+    out = out.transpose(1, 2).values()
+    expected = flash_attn_varlen_func(q, k, v, cu, cu, 20, 20, causal=True)
+    assert_bitwise("out", out, expected)
+    same_gradients((q, k, v), out, expected)
 
 
 @needs_pages
@@ -347,9 +367,7 @@ def test_compiled(served, backend):
     out = torch.compile(layer, fullgraph=True, backend=backend)(q, k, v)
     expected = layer(q, k, v)
     torch.testing.assert_close(out, expected)
-    dout = torch.randn_like(out)
-    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))):
-        torch.testing.assert_close(x, y)
+    same_gradients((q, k, v), out, expected)
 
 
 def test_compiled_varlen(served):
@@ -361,9 +379,7 @@ def test_compiled_varlen(served):
     out, _ = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v)
     expected, _ = call(q, k, v)
     assert_bitwise("out", out, expected)
-    dout = torch.randn_like(out)
-    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))):
-        torch.testing.assert_close(x, y)
+    same_gradients((q, k, v), out, expected)
 
 
 def test_exported(served):
