@@ -208,6 +208,14 @@ def test_results_lie_as_torch_says(served, layout):
         assert dx.stride() == torch.empty_like(x).stride()
 
 
+def test_what_torch_records_is_not_recorded_twice(served):
+    q, k, v = leaves(served, *3 * [(2, 16, 4, HEAD_DIM)])
+    call = torch_attention.flash_attention_forward
+    out, lse, *_ = call(q, k, v, None, None, 16, 16, 0.0, False, False)
+    assert not out.requires_grad
+    assert not lse.requires_grad
+
+
 def test_rows_that_kernels_cannot_load_are_copied(served):
     q, k, v = (x.detach()[..., 1:] for x in leaves(served, *3 * [(2, 4, 16, HEAD_DIM + 1)]))
     expected = SDPA(*(x.contiguous() for x in (q, k, v)))[0]
