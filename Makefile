@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit coverage bench figures pictures build spills sass sanitize docs lint format hooks wheel wheel3 sdist clean
+.PHONY: help demo test newest unit coverage bench figures pictures build spills sass sanitize docs lint format hooks wheel wheel3 sdist clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,6 +27,9 @@ demo: $(VENV)/.env-demo build  ## train a small GPT, generate from it, plot atte
 test: $(VENV)/.env-test build  ## the whole suite; ARGS="-k rotary" for some of it
 	$(PY) -m tests.kernels.build
 	$(PYTEST) $(ARGS)
+
+newest:  ## torch's own attention, with the newest torch that pip finds
+	$(PYTHON) -m build_tools.newest_torch $(ARGS)
 
 unit: $(VENV)/.env-test  ## the tests of csrc/core, compiled for the host
 	$(PYTEST) tests/unit $(ARGS)

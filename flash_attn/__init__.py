@@ -6,6 +6,7 @@ __version__ = "2.8.3"
 #: This library's own release.
 __build__ = "abi3.1"
 
+from flash_attn import torch_attention
 from flash_attn.explain import explain, explain_call
 from flash_attn.flash_attn_interface import (
     flash_attn_func,
@@ -28,3 +29,5 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
+
+torch_attention.register()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 import yaml
+from torch.nn import attention
 
 import flash_attn
 from build_tools import feature_matrix, instantiate
@@ -23,6 +24,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTI
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PROGRAMS = [p for p in DOCUMENTS if BLOCK.search(p.read_text())]
+
+
+@pytest.fixture
+def torchs_own_attention():
+    """As it is found: docs/torch.md replaces it."""
+    yield
+    if hasattr(attention, "restore_flash_attention_impl"):
+        attention.restore_flash_attention_impl(_raise_warn=False)
 
 
 def name_of(path):
@@ -44,7 +53,7 @@ def one_process_of_torchrun(monkeypatch):
         dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("one_process_of_torchrun")
+@pytest.mark.usefixtures("one_process_of_torchrun", "torchs_own_attention")
 @pytest.mark.parametrize("path", PROGRAMS, ids=name_of)
 def test_code_runs_and_prints_what_it_says(path, monkeypatch):
     monkeypatch.setattr(warn, "_said", set())  # as in a program of its own

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from build_tools import make_env, newest_torch
 from tests.commands import ROOT, run
 
 MAKE = """
@@ -44,3 +45,18 @@ def test_a_virtual_environments_torch_is_shared(python, tmp_path, version):
         made = tmp_path / "made" / "bin" / "python"
         found = run(made, "-c", "import torch.version as v; print(v.__file__)", cwd=tmp_path)
         assert Path(found.stdout.strip()).is_relative_to(tmp_path / "mine")
+
+
+def test_no_newest_torch_is_no_failure(monkeypatch, tmp_path, capsys):
+    def fails(*arguments):
+        raise subprocess.CalledProcessError(1, ["pip", "install", *map(str, arguments)])
+
+    monkeypatch.setattr(newest_torch, "VENV", tmp_path / "newest")
+    monkeypatch.setattr(make_env, "create", lambda *_, **__: None)
+    monkeypatch.setattr(make_env, "install_torch", fails)
+    assert newest_torch.main([]) == 0
+    assert "not tested with the newest torch" in capsys.readouterr().out
+
+
+def test_the_newest_torch_runs_files_that_there_are():
+    assert all((ROOT / name).exists() for name in newest_torch.TESTS)

@@ -49,7 +49,7 @@ def forward(
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
-        rng_state=rng_state, num_splits=num_splits,
+        rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
     )  # fmt: skip
     return calls.forward(call)
 
