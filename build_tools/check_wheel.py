@@ -24,7 +24,7 @@ from build_tools.plan import REQUEST, parse_archs
 from build_tools.targets import OWN_CODES, codes, common_targets
 
 EXTENSION = "flash_attn/_C.abi3.so"
-TAG = re.compile(r"-cp310-abi3-manylinux_2_\d+_x86_64\.whl$")
+TAG = re.compile(r"-cp310-abi3-manylinux_2_\d+_(x86_64|aarch64)\.whl$")
 INIT = "PyInit__C"
 
 ALLOWED = {
@@ -118,7 +118,7 @@ def check(wheel: Path, archs: Sequence[str] = ()) -> list[str]:
         libraries = [name for name in archive.namelist() if re.search(r"\.so[.\d]*$", name)]
         if wheel.name.endswith("-py3-none-any.whl"):
             return [f"is pure Python, but contains {name}" for name in libraries]
-        found = [] if TAG.search(wheel.name) else ["is not tagged cp310-abi3-manylinux_2_…_x86_64"]
+        found = [] if TAG.search(wheel.name) else ["is not tagged cp310-abi3-manylinux_2_…"]
         if libraries != [EXTENSION]:
             return [*found, f"contains {libraries}, not just {EXTENSION}"]
         with tempfile.TemporaryDirectory() as folder:
