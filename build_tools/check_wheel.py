@@ -1,4 +1,4 @@
-"""Checks that a wheel keeps its promise: any Python >= 3.10, any torch >= 2.10, every GPU asked for.
+"""Checks that a wheel keeps its promise: any Python >= 3.10 and torch >= 2.10, each GPU asked for.
 
 `python -m build_tools.check_wheel dist/*.whl`. Each file of kernels must have code for every
 architecture of FLASH_ATTN_CUDA_ARCHS. Each symbol the library takes from elsewhere must
