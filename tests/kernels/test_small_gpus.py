@@ -13,7 +13,7 @@ from cases import FP16, Case, make_inputs
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 
-from . import library
+from tests.kernels import library
 
 SM = 120
 SMEM = library.DEVICES[SM][0]
