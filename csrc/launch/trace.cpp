@@ -43,7 +43,7 @@ std::string how_loaded(int sm) {
     case DeviceCode::Machine:
       return "machine code was loaded";
     case DeviceCode::Ptx:
-      return concat("the driver compiled PTX, for want of machine code for sm_", sm);
+      return concat("the driver compiled PTX for sm_", sm);
     default:
       return concat("neither machine code nor PTX for sm_", sm);
   }
