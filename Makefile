@@ -72,7 +72,10 @@ format: $(VENV)/.env-dev  ## rewrite the sources as lint wants them
 hooks: $(VENV)/.env-dev  ## lint before every commit
 	$(VENV)/bin/pre-commit install
 
-wheel: export FLASH_ATTN_CUDA_ARCHS := $(or $(FLASH_ATTN_CUDA_ARCHS),80;90a)
+# Every GPU that the kernels run on has machine code of its own (docs/install.md): Jetsons have Arm CPUs.
+RELEASE_ARCHS := 80;86;90a;100;120$(if $(filter aarch64,$(shell uname -m)),;87;110)
+
+wheel: export FLASH_ATTN_CUDA_ARCHS := $(or $(FLASH_ATTN_CUDA_ARCHS),$(RELEASE_ARCHS))
 wheel: $(VENV)/.env-dev  ## one wheel for every Python >= 3.10 and torch >= 2.10, to dist/
 	rm -rf build/lib* build/bdist* dist/*.whl
 	$(PY) -m build --wheel --no-isolation

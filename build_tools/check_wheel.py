@@ -1,22 +1,30 @@
-"""Checks that a wheel keeps its promise: any Python >= 3.10 and any torch >= 2.10.
+"""Checks that a wheel keeps its promise: any Python >= 3.10 and torch >= 2.10, each GPU asked for.
 
-`python -m build_tools.check_wheel dist/*.whl`. Each symbol the library takes from elsewhere must
+`python -m build_tools.check_wheel dist/*.whl`. Each file of kernels must have code for every
+architecture of FLASH_ATTN_CUDA_ARCHS. Each symbol the library takes from elsewhere must
 belong to torch's stable C interface, CUDA's runtime, Python's limited API, or the C and C++
 libraries; one mangled name of c10, at or torch would tie it to the torch it was built with.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_tools.object_file import device_code
+from build_tools.plan import REQUEST, parse_archs
+from build_tools.targets import OWN_CODES, codes, common_targets
+
 EXTENSION = "flash_attn/_C.abi3.so"
-TAG = re.compile(r"-cp310-abi3-manylinux_2_\d+_x86_64\.whl$")
+TAG = re.compile(r"-cp310-abi3-manylinux_2_\d+_(x86_64|aarch64)\.whl$")
 INIT = "PyInit__C"
 
 ALLOWED = {
@@ -85,27 +93,50 @@ def system_needs(library: Path) -> str:
     return ", ".join(f"{name} {'.'.join(map(str, v))}" for name, v in sorted(newest.items()))
 
 
-def check(wheel: Path) -> list[str]:
+def code_lines(library: Path) -> list[str]:
+    """What GPU code is in it, e.g. "compute_80, sm_80, sm_90 in 15 files of kernels"."""
+    kinds = Counter(", ".join(sorted(file)) for file in device_code(library.read_bytes()))
+    return [f"{kind} in {count} files of kernels" for kind, count in kinds.items()]
+
+
+def missing_code(library: Path, archs: Sequence[str]) -> list[str]:
+    """One sentence for each architecture of which code is missing somewhere."""
+    files = device_code(library.read_bytes())
+    portable = [file for file in files if not file <= OWN_CODES]
+    own = OWN_CODES.intersection(f"sm_{arch}" for arch in archs)
+    found = [f"has no {code} code" for code in sorted(own.difference(*files))]
+    for code in sorted(codes(common_targets(archs))):
+        without = sum(code not in file for file in portable)
+        if without or not portable:
+            found.append(f"has no {code} code in {without} of {len(portable)} files of kernels")
+    return found
+
+
+def check(wheel: Path, archs: Sequence[str] = ()) -> list[str]:
+    """archs: what it was built for, as in a plan; none: whatever it has will do."""
     with zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if re.search(r"\.so[.\d]*$", name)]
         if wheel.name.endswith("-py3-none-any.whl"):
             return [f"is pure Python, but contains {name}" for name in libraries]
-        found = [] if TAG.search(wheel.name) else ["is not tagged cp310-abi3-manylinux_2_…_x86_64"]
+        found = [] if TAG.search(wheel.name) else ["is not tagged cp310-abi3-manylinux_2_…"]
         if libraries != [EXTENSION]:
             return [*found, f"contains {libraries}, not just {EXTENSION}"]
         with tempfile.TemporaryDirectory() as folder:
             library = Path(archive.extract(EXTENSION, folder))
             print(f"{wheel.name}: needs {system_needs(library)}")
-            return found + problems(library)
+            print(*(f"{wheel.name}: {line}" for line in code_lines(library)), sep="\n")
+            return found + problems(library) + missing_code(library, archs)
 
 
 def main(argv: list[str]) -> int:
     if not argv:
         print(__doc__, file=sys.stderr)
         return 2
+    request = os.environ.get(REQUEST, "").strip().lower()
+    archs = () if request in ("", "native", "none") else parse_archs(request)
     failed = False
     for wheel in map(Path, argv):
-        sentences = check(wheel)
+        sentences = check(wheel, archs)
         failed |= bool(sentences)
         print(*(f"{wheel.name} {sentence}" for sentence in sentences or ["is fine"]), sep="\n")
     return int(failed)

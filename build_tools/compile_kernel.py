@@ -31,12 +31,14 @@ def main(argv: list[str]) -> int:
         return done.returncode
 
     _print_warnings(done.stdout)
-    lost = ptxas.lost_speed(done.stdout, options.name, dict(options.allow_spills))
+    limits = dict(options.allow_spills)
+    lost = ptxas.lost_speed(done.stdout, options.name, limits)
     _write_record(options, done.stdout, wall, lost)
-    if lost and options.strict:
+    refused = ptxas.lost_speed(done.stdout, options.name, limits, ptxas.TUNED)
+    if refused and options.strict:
         # Without its object file ninja tries this file again, also when nothing else changed.
         options.object.unlink(missing_ok=True)
-        print(*(f"{options.name}: {sentence}" for sentence in lost), sep="\n", file=sys.stderr)
+        print(*(f"{options.name}: {sentence}" for sentence in refused), sep="\n", file=sys.stderr)
         return 1
     return 0
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from build_tools.targets import targets
+from build_tools.plan import arch_number
+from build_tools.targets import common_targets, targets
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
@@ -93,6 +94,7 @@ _ROW = """\
 
 _REGISTRY = """\
 // Generated from csrc/variants.py.
+#include "launch/device_code.h"
 #include "launch/variant.h"
 
 // A row names the launch of its direction; the others are null.
@@ -104,6 +106,11 @@ std::span<Variant const> variants() {{
   static Variant const rows[] = {{
 {rows}  }};
   return rows;
+}}
+
+CompiledCode compiled_code() {{
+  static constexpr int capabilities[] = {{{capabilities}}};
+  return {{capabilities, {ptx}}};
 }}
 }}  // namespace flash
 """
@@ -207,6 +214,8 @@ def generate(out_dir: Path, archs: list[str], stem: Callable[..., str] = file_st
     registry = _REGISTRY.format(
         declarations="".join(_DECLARATION.format(**v) for v in variants),
         rows="".join(_ROW.format(**v) for v in variants),
+        capabilities=", ".join(str(arch_number(arch)) for arch in archs),
+        ptx=str(any("code=compute_" in flag for flag in common_targets(archs))).lower(),
     )
     return [*files, _write(out_dir / "registry.cpp", registry)]
 

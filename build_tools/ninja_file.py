@@ -129,8 +129,8 @@ def _python_include() -> Path:
 
 def _find_cudart(root: Path) -> Path:
     # pip's CUDA packages have only the versioned name; a toolkit has both.
-    for folder in ("lib64", "lib", "targets/x86_64-linux/lib"):
-        for library in sorted((root / folder).glob("libcudart.so*")):
+    for folder in ("lib64", "lib", "targets/*/lib"):
+        for library in sorted(root.glob(f"{folder}/libcudart.so*")):
             return library
     raise BuildError(f"libcudart.so is missing from the CUDA toolkit in {root}.")
 

@@ -14,6 +14,8 @@ PORTABLE = frozenset({"sm80"})
 # Kernels that start beside the launch before them where they can: what csrc/core/launch_order.h
 # says needs sm_90's instructions, so Hopper's code is not from sm_80's.
 OVERLAPPING = frozenset({"decode"})
+# Machine code of the families that run on one GPU.
+OWN_CODES = frozenset(f"sm_{arch}" for name, arch in FAMILIES.items() if name not in PORTABLE)
 
 
 def targets(row, archs: Sequence[str]) -> list[str]:
@@ -39,6 +41,11 @@ def common_targets(archs: Sequence[str]) -> list[str]:
     if base in archs:
         flags.append(_gencode(base, f"compute_{base}"))
     return flags
+
+
+def codes(flags: Sequence[str]) -> set[str]:
+    """What -gencode flags ask for, e.g. {"sm_80", "compute_80"}."""
+    return {flag.rpartition("code=")[2] for flag in flags}
 
 
 def _plain(arch: str) -> str:

@@ -14,6 +14,11 @@ import torch
 import flash_attn
 from flash_attn import _selftest, backend
 
+_CODE = {
+    "machine code": "sm_{sm}: machine code",
+    "PTX": "sm_{sm}: PTX, which the driver compiles when a kernel is first called, and keeps",
+    "none": "sm_{sm}: none; it can be built for sm_80 and newer",
+}
 _COLUMNS = ("name", "head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages", "why")
 
 
@@ -22,7 +27,9 @@ def report() -> dict[str, Any]:
     gpus = []
     for i in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(i)
-        gpus.append({"name": torch.cuda.get_device_name(i), "sm": major * 10 + minor})
+        sm = major * 10 + minor
+        name, code = torch.cuda.get_device_name(i), backend.device_code(sm)
+        gpus.append({"name": name, "sm": sm, "code": code})
     problem = backend.cuda_problem()
     if not problem and not gpus:
         problem = "no GPU was found"
@@ -60,6 +67,9 @@ def _print_report(found: dict[str, Any]) -> None:
         rows["library"] = "none, and none is needed without a GPU: the CPU backend does everything"
     elif found["why_no_cuda"]:
         rows["no CUDA:"] = found["why_no_cuda"]
+    else:
+        lines = [_CODE[gpu["code"]].format_map(gpu) for gpu in found["gpus"]]
+        rows["GPU code"] = "; ".join(dict.fromkeys(lines))
     for name, value in rows.items():
         print(f"{name:<12}{value}")
     if _is_complete_without_gpu(found):

@@ -6,6 +6,7 @@ answers whether the library is right.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,26 +35,42 @@ class Result:
 
 def run(device: str) -> Iterator[Result]:
     """Runs every test on a device, one result at a time."""
+    if device == "cuda":
+        yield _run_one("cuda first call", _first_call, device)
     dtypes = (torch.bfloat16,) if device == "cuda" else (torch.float32, torch.bfloat16)
     for dtype in dtypes:
         for name, test in _TESTS.items():
             label = f"{device} {str(dtype).removeprefix('torch.')} {name}"
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                yield _run_one(label, test, device, dtype)
+                yield _run_one(label, _judged, test, device, dtype)
 
 
-def _run_one(label: str, test: Callable, device: str, dtype: torch.dtype) -> Result:
+def _run_one(label: str, test: Callable[..., tuple[str, str]], *args) -> Result:
     try:
-        errors = list(test(device, dtype))
+        return Result(label, *test(*args))
     except NotImplementedError as error:
         return Result(label, "missing", str(error))
     except Exception as error:
         return Result(label, "failed", f"{type(error).__name__}: {error}")
+
+
+def _first_call(device: str) -> tuple[str, str]:
+    """Times the call in which CUDA loads the first kernel, or compiles it."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    inputs = _random(device, torch.bfloat16, 70, 101)
+    synchronize()
+    started = time.perf_counter()
+    flash_attn_func(*inputs)
+    synchronize()
+    return "ok", f"took {time.perf_counter() - started:.3f} s, with loading its kernel"
+
+
+def _judged(test: Callable, device: str, dtype: torch.dtype) -> tuple[str, str]:
+    errors = list(test(device, dtype))
     worst, bar, what = max(errors, key=lambda e: e[0] / e[1] if e[0] == e[0] else float("inf"))
     ok = all(error <= bar for error, bar, _ in errors)  # NaN is not <= anything
-    detail = f"{what}: error {worst:.1e}, allowed {bar:.1e}"
-    return Result(label, "ok" if ok else "failed", detail)
+    return "ok" if ok else "failed", f"{what}: error {worst:.1e}, allowed {bar:.1e}"
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -45,7 +45,8 @@ AT_BUILD_TIME = (
     Switch(
         "FLASH_ATTN_CUDA_ARCHS", "a list such as `80;90a`; `native`; `none`",
         "`native` with a GPU and nvcc, else `none`",
-        "which GPUs kernels are compiled for; `native`: those of this machine",
+        "which GPUs kernels are compiled for; `native`: those of this machine. `make wheel` has a "
+        "[list](install.md#platforms) of its own",
     ),
     Switch(
         "FLASH_ATTN_TORCH_DIR", "a folder", "the target environment's",

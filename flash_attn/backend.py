@@ -71,6 +71,12 @@ def compiled_variants() -> list[dict[str, Any]]:
     return [] if library is None else json.loads(library.compiled_variants())
 
 
+def device_code(sm: int) -> str:
+    """What a GPU (80, 89, …) runs of the library: "machine code", what the driver compiles from
+    "PTX", or "none" of it."""
+    return "none" if library is None else library.device_code(sm)
+
+
 def describe_variants() -> str:
     rows = compiled_variants()
     if not rows:

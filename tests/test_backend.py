@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -289,6 +290,49 @@ def test_a_laptop_is_complete(monkeypatch, capsys, tmp_path):
     text = capsys.readouterr().out
     assert "no CUDA:    it does not load" in text
     assert "0 compiled CUDA kernels" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("machine code", "sm_89: machine code"),
+        ("PTX", "sm_89: PTX, which the driver compiles when a kernel is first called"),
+        ("none", "sm_89: none; it can be built for"),
+    ],
+)
+def test_how_a_gpu_gets_its_kernels(monkeypatch, capsys, code, words):
+    class Compiled(Library):
+        def device_code(self, sm: int) -> str:
+            return code if sm == 89 else "none"
+
+    for name, result in (
+        ("device_count", 1),
+        ("get_device_capability", (8, 9)),
+        ("get_device_name", "NVIDIA L40S"),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, result=result: result)
+    monkeypatch.setattr(backend, "library", Compiled(13000))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert __main__.main(["--no-test"]) == 0
+    assert f"GPU code    {words}" in capsys.readouterr().out
+    assert __main__.main(["--no-test", "--json"]) == 0
+    gpus = json.loads(capsys.readouterr().out)["gpus"]
+    assert gpus == [{"name": "NVIDIA L40S", "sm": 89, "code": code}]
+
+
+def test_the_first_call_is_timed(monkeypatch):
+    """On a GPU before the tests; here on the CPU, and where it fails."""
+    monkeypatch.setattr(_selftest, "_TESTS", {})
+    result = _selftest._run_one("first", _selftest._first_call, "cpu")
+    assert result.status == "ok"
+    assert re.fullmatch(r"took \d+\.\d{3} s, with loading its kernel", result.detail)
+
+    def broken(device: str) -> None:
+        raise RuntimeError(device)
+
+    monkeypatch.setattr(_selftest, "_first_call", broken)
+    (result,) = _selftest.run("cuda")
+    assert (result.name, result.status) == ("cuda first call", "failed")
 
 
 def test_table_of_variants(monkeypatch, capsys):

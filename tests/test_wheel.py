@@ -14,6 +14,7 @@ import torch
 
 from build_tools import check_wheel, manylinux, try_wheel
 from build_tools.instantiate import load_table
+from build_tools.targets import OWN_CODES
 from tests.commands import ROOT, run, script, wheel_of
 
 
@@ -91,6 +92,46 @@ def test_what_a_wheel_is_refused_for(tmp_path, name, files, problem):
     assert re.search(problem, " ".join(check_wheel.check(wheel_with(tmp_path, name, *files))))
 
 
+BOTH = {"sm_80", "sm_90", "compute_80"}
+
+
+@pytest.mark.parametrize(
+    ("files", "archs", "problems"),
+    [
+        ([BOTH, {"sm_90a"}], ["80", "90a"], []),
+        ([BOTH, {"sm_90a"}], ["80"], []),
+        ([BOTH, {"sm_90a"}], [], []),
+        ([{"sm_90"}, {"sm_90a"}], ["90a"], []),
+        ([BOTH], ["80", "90a"], ["has no sm_90a code"]),
+        (
+            [BOTH, BOTH | {"sm_120"}, {"sm_90a"}],
+            ["80", "90a", "120"],
+            ["has no sm_120 code in 1 of 2 files of kernels"],
+        ),
+        ([BOTH - {"compute_80"}], ["80"], ["has no compute_80 code in 1 of 1 files of kernels"]),
+        ([], ["86"], ["has no sm_86 code in 0 of 0 files of kernels"]),
+    ],
+    ids=str,
+)
+def test_gpu_code_that_is_missing(monkeypatch, files, archs, problems):
+    monkeypatch.setattr(check_wheel, "device_code", lambda elf: files)
+    assert check_wheel.missing_code(Path(__file__), archs) == problems
+
+
+def test_what_was_asked_for_is_looked_for(monkeypatch, capsys, tmp_path):
+    wheel = wheel_with(tmp_path, "cp310-abi3-manylinux_2_34_x86_64", check_wheel.EXTENSION)
+    symbols = check_wheel.Symbols([], [check_wheel.INIT])
+    monkeypatch.setattr(check_wheel, "read_symbols", lambda library: symbols)
+    monkeypatch.setattr(check_wheel, "device_code", lambda elf: [BOTH])
+    monkeypatch.setenv("FLASH_ATTN_CUDA_ARCHS", "80;100")
+    assert check_wheel.main([str(wheel)]) == 1
+    said = capsys.readouterr().out
+    assert "compute_80, sm_80, sm_90 in 1 files of kernels" in said
+    assert "has no sm_100 code in 1 of 1" in said
+    monkeypatch.setenv("FLASH_ATTN_CUDA_ARCHS", "80")
+    assert check_wheel.main([str(wheel)]) == 0
+
+
 def test_a_pure_wheel_keeps_its_tag(tmp_path):
     wheel = wheel_with(tmp_path, "py3-none-any")
     assert manylinux.tag(wheel) == wheel
@@ -147,6 +188,14 @@ STALE = unusable(LIBRARY, ROOT / "csrc")
 class TestLibrary:
     def test_takes_only_stable_symbols(self):
         assert check_wheel.problems(LIBRARY) == []
+
+    def test_has_the_same_code_of_every_portable_kernel(self):
+        """And PTX, with which CUDA_FORCE_PTX_JIT=1 runs them (docs/build.md)."""
+        files = check_wheel.device_code(LIBRARY.read_bytes())
+        portable = [file for file in files if not file <= OWN_CODES]
+        assert portable
+        assert all(file == portable[0] for file in portable)
+        assert ("compute_80" in portable[0]) == ("sm_80" in portable[0])
 
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none: the forward kernel serves it."""

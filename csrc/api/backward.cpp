@@ -105,6 +105,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   Variant const& variant = select({Direction::Bwd, dtype_name(q, "q"), p.head_dim, p.head_dim_v,
                                    p.scores.has_score_mods(), device.sm, device.smem_per_block,
                                    PageLayout::Any, p.scores.softcap});
+  FirstLaunch const first(variant, device);
   Tensor softmax_d =
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);

@@ -102,6 +102,7 @@ void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   n.queries = rows.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
   n.keys = batch * p.seqlens.new_k * p.heads_kv;
   Variant const& variant = variant_for(Direction::Append, q, p, false);
+  FirstLaunch const first(variant, current_device());
   trace_launch(p, variant);
   variant.launch.append(n, {current_device(), current_stream(q), variant.name});
 }

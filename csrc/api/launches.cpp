@@ -52,7 +52,7 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 }
 
 ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache)
-    : variant_(forward_variant(q, p)), params_(p) {
+    : variant_(forward_variant(q, p)), first_(variant_, current_device()), params_(p) {
   plan::ForwardPlan const plan =
       forward_plan_of(p, variant_, current_device(), num_splits, of_cache);
   int const splits = plan.choice.splits;
@@ -76,6 +76,7 @@ bool DecodeLaunch::serves(Tensor const& q, FwdParams const& p) {
 DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
                            bool beside, NewRows const& rows)
     : variant_(select(decode_request(q, p))),
+      first_(variant_, current_device()),
       split_(decode_schedule(p, decode_plan_of(p, current_device(), num_splits, cached).split,
                              current_device())),
       pieces_(q, decode_workspace(variant_, p, split_), ScalarType::Float),

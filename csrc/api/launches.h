@@ -7,6 +7,7 @@
 
 #include "api/tensors.h"
 #include "launch/stream_lock.h"
+#include "launch/trace.h"
 #include "launch/variant.h"
 #include "params/decode_params.h"
 
@@ -28,6 +29,7 @@ class ForwardLaunch {
 
  private:
   Variant const& variant_;
+  FirstLaunch const first_;
   FwdParams params_;
   std::optional<Scratch> splits_;  // results of splits
 };
@@ -45,6 +47,7 @@ class DecodeLaunch {
 
  private:
   Variant const& variant_;
+  FirstLaunch const first_;
   SplitSchedule split_;
   Scratch pieces_;
   DecodeParams params_;

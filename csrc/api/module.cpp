@@ -15,6 +15,7 @@
 #include "launch/attention_plan.h"
 #include "launch/backward_plan.h"
 #include "launch/decode_plan.h"
+#include "launch/device_code.h"
 #include "launch/error.h"
 #include "launch/force.h"
 #include "launch/machine.h"
@@ -71,7 +72,7 @@ PyObject* compiled_variants(PyObject*, PyObject*) {
 
 // Shared memory that a CTA can have on every GPU of the family.
 int smem_per_block(int sm) {
-  return sm / 10 == 9 || sm / 10 == 10 ? 232448 : sm == 80 ? 166912 : 101376;
+  return sm / 10 >= 9 && sm / 10 <= 11 ? 232448 : sm == 80 || sm == 87 ? 166912 : 101376;
 }
 
 // block_n: keys of the kernel's tile; 0: the row's.
@@ -279,6 +280,11 @@ PyObject* record_plans(PyObject*, PyObject* args) {
 
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
 
+PyObject* device_code(PyObject*, PyObject* args) {
+  int sm = 0;
+  return parse(args, &sm) ? string(to_string(::flash::device_code(sm))) : nullptr;
+}
+
 PyObject* trace_listener_ = nullptr;  // kept for ever, and called by any thread
 
 void tell_python(std::string const& line) {
@@ -335,6 +341,9 @@ PyMethodDef methods[] = {
      "(on): rotates recording on or off -> JSON of the last plans since the last such call: plan, "
      "of "
      "a forward or a backward, and decode, of the decode kernel; null: there was none."},
+    {"device_code", device_code, METH_VARARGS,
+     "(sm) -> what a GPU of this compute capability runs: \"machine code\", what the driver "
+     "compiles from \"PTX\", or \"none\" of it."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -1,7 +1,11 @@
 #include "launch/trace.h"
 
 #include <atomic>
+#include <mutex>
+#include <set>
+#include <utility>
 
+#include "launch/device_code.h"
 #include "launch/error.h"
 #include "launch/plan_text.h"
 
@@ -24,6 +28,25 @@ std::string line(std::string const& problem, Variant const& variant, int block_n
   return concat(problem, " -> ", variant.name, " (tile ", variant.block_m, "x", block_n, ", ",
                 variant.warps, " warps, ", variant.stages, " stages, ", variant.smem_bytes / 1024,
                 " KiB shared)");
+}
+
+// Whether nobody asked before.
+bool is_first(Variant const& variant, int device) {
+  static std::mutex asking;
+  static std::set<std::pair<Variant const*, int>> seen;
+  std::scoped_lock const lock(asking);
+  return seen.emplace(&variant, device).second;
+}
+
+std::string how_loaded(int sm) {
+  switch (device_code(sm)) {
+    case DeviceCode::Machine:
+      return "machine code was loaded";
+    case DeviceCode::Ptx:
+      return concat("the driver compiled PTX for sm_", sm);
+    default:
+      return concat("neither machine code nor PTX for sm_", sm);
+  }
 }
 
 std::string microseconds(double us) { return concat(static_cast<int>(us + 0.5), " us predicted"); }
@@ -56,6 +79,24 @@ void trace_launch(BwdParams const& params, Variant const& variant, plan::Backwar
     std::string const text = concat(describe(params), ", ", describe(plan.choice, params.gqa.heads),
                                     ", ", microseconds(plan.us));
     tell(line(text, variant, variant.block_n));
+  }
+}
+
+FirstLaunch::FirstLaunch(Variant const& variant, DeviceInfo const& device)
+    : variant_(listener_.load() && is_first(variant, device.index) ? &variant : nullptr),
+      sm_(device.sm) {
+  if (variant_) {
+    begin_ = std::chrono::steady_clock::now();
+  }
+}
+
+FirstLaunch::~FirstLaunch() {
+  TraceListener const tell = listener_;
+  if (variant_ && tell) {
+    std::chrono::duration<double, std::milli> const took =
+        std::chrono::steady_clock::now() - begin_;
+    tell(concat(variant_->name, ": first launch took ", static_cast<int>(took.count() + 0.5),
+                " ms: ", how_loaded(sm_)));
   }
 }
 
