@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the package `examples`
 
@@ -51,6 +52,15 @@ class Request:
     @property
     def done(self) -> bool:
         return len(self.tokens) - len(self.prompt) >= self.new_tokens
+
+
+class Step(NamedTuple):
+    """Where the tokens of one pass lie, (total,) each, and what attention is told of its batch."""
+
+    positions: Tensor
+    pages: Tensor
+    rows: Tensor  # of their pages
+    batch: dict[str, Tensor | int]
 
 
 class Engine:
@@ -136,9 +146,24 @@ class Engine:
     @torch.inference_mode()
     def _forward(self, plan: list[tuple[Request, int]]) -> Tensor:
         """The likeliest token after the last one of each request."""
+        tokens = self._tensor([t for r, n in plan for t in r.tokens[r.cached : r.cached + n]])
+        step = self._step(plan)
+        cos, sin = (x[step.positions, None] for x in self.model.rotary(self.dtype))
+        x = self.model.embed(tokens)
+        for layer, block in enumerate(self.model.blocks):
+
+            def attend(y, attention=block.attention, layer=layer):
+                q, k, v = attention.split(attention.project(y).to(self.dtype))
+                out = self.attend(layer, turn(q, cos, sin), turn(k, cos, sin), v, step)
+                return attention.out(out.flatten(-2).to(y.dtype))
+
+            x = block(x, attend)
+        last = step.batch["cu_seqlens_q"][1:].long() - 1
+        return self.model.head(self.model.norm(x[last])).argmax(-1)
+
+    def _step(self, plan: list[tuple[Request, int]]) -> Step:
         counts = [n for _, n in plan]
         keys = [r.cached + n for r, n in plan]
-        tokens = self._tensor([t for r, n in plan for t in r.tokens[r.cached : r.cached + n]])
         at = [(r, i) for r, n in plan for i in range(r.cached, r.cached + n)]
         positions = self._tensor([i for _, i in at])
         pages = self._tensor([r.pages[i // self.page_size] for r, i in at])
@@ -151,22 +176,13 @@ class Engine:
             "max_seqlen_k": max(keys),
             "block_table": self._tensor(table, torch.int32),
         }
-        cos, sin = (x[positions, None] for x in self.model.rotary(self.dtype))
-        rows = positions % self.page_size
-        x = self.model.embed(tokens)
-        for block, (k_pages, v_pages) in zip(self.model.blocks, self.cache, strict=True):
+        return Step(positions, pages, positions % self.page_size, batch)
 
-            def attend(y, attention=block.attention, k_pages=k_pages, v_pages=v_pages):
-                q, k, v = attention.split(attention.project(y).to(self.dtype))
-                k_pages[pages, rows], v_pages[pages, rows] = turn(k, cos, sin), v
-                out = flash_attn_varlen_func(
-                    turn(q, cos, sin), k_pages, v_pages, **batch, causal=True
-                )
-                return attention.out(out.flatten(-2).to(y.dtype))
-
-            x = block(x, attend)
-        last = batch["cu_seqlens_q"][1:].long() - 1
-        return self.model.head(self.model.norm(x[last])).argmax(-1)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Attention of one layer, q (total, heads, head_dim), whose new keys go into the cache."""
+        k_pages, v_pages = self.cache[layer]
+        k_pages[step.pages, step.rows], v_pages[step.pages, step.rows] = k, v
+        return flash_attn_varlen_func(q, k_pages, v_pages, **step.batch, causal=True)
 
     def _tensor(self, values: list, dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
