@@ -20,8 +20,8 @@ def is_installed(engine: str) -> bool:
 
 @contextmanager
 def serving(engine: str, modules: dict[str, dict[str, Any]]) -> Iterator[ModuleType]:
-    """``flash_attn.engines.<engine>`` with the engine's modules: the stubs where it is missing; where
-    it is installed, itself, but for what no machine without a GPU can run: ``patched``."""
+    """``flash_attn.engines.<engine>``, beside stubs where the engine is missing. Where it is installed
+    it is itself, but for what no machine without a GPU can run: ``patched``."""
     ours = f"flash_attn.engines.{engine}"
     with pytest.MonkeyPatch.context() as patch:
         if is_installed(engine):
@@ -61,4 +61,4 @@ def assert_like(stub: type, real: type) -> None:
             expected, got = (inspect.signature(getattr(c, name)) for c in (real, stub))
             assert list(got.parameters) == list(expected.parameters), f"{stub.__name__}.{name}"
         else:
-            assert type(theirs) is type(mine), f"{stub.__name__}.{name}"
+            assert type(theirs).__name__ == type(mine).__name__, f"{stub.__name__}.{name}"

@@ -194,9 +194,7 @@ class ServedByVllm(Engine):
         super().__init__(*args)
         c, (layers, _, pages, *_) = self.model.config, self.cache.shape
         self.builder, self.metadata = make_builder(backend), (None, None)
-        self.impls = [
-            make_impl(backend, c.heads_kv, c.head_dim, c.heads) for _ in range(layers)
-        ]
+        self.impls = [make_impl(backend, c.heads_kv, c.head_dim, c.heads) for _ in range(layers)]
         shape = (layers, pages, self.page_size, c.heads_kv, 2 * c.head_dim)
         self.caches = torch.zeros(shape, dtype=self.dtype).transpose(2, 3)
 
@@ -205,9 +203,7 @@ class ServedByVllm(Engine):
             self.metadata = step, self.builder.build(0, self.common(step))
         cache, impl, metadata = self.caches[layer], self.impls[layer], self.metadata[1]
         impl.do_kv_cache_update(vllm_stub.LAYER, k, v, cache, metadata.slot_mapping)
-        return impl.forward(
-            vllm_stub.LAYER, q, k, v, cache, metadata, output=torch.empty_like(q)
-        )
+        return impl.forward(vllm_stub.LAYER, q, k, v, cache, metadata, output=torch.empty_like(q))
 
     def common(self, step):
         batch = step.batch
@@ -255,7 +251,9 @@ def test_decode_context_parallelism(backend, sinks):
                 put(impl, cache, seqs.k[i][mine], seqs.v[i][mine], slots.tolist())
             batch = common(seqs, "cpu", requests=6, tokens=70)
             metadata = make_builder(backend).build(0, batch)
-            q, k, v = (padded(x, 70) for x in (seqs.q[:, heads], seqs.new(seqs.k), seqs.new(seqs.v)))
+            q, k, v = (
+                padded(x, 70) for x in (seqs.q[:, heads], seqs.new(seqs.k), seqs.new(seqs.v))
+            )
             outs[rank] = impl.forward(
                 vllm_stub.LAYER, q, k, v, cache, metadata, output=torch.full_like(q, NAN)
             )
@@ -276,7 +274,9 @@ def test_decode_context_parallelism(backend, sinks):
 
 @pytest.fixture
 def two_ranks(monkeypatch):
-    monkeypatch.setattr(vllm_stub.ranks, "group", SimpleNamespace(world_size=2, rank_in_group=0), raising=False)
+    monkeypatch.setattr(
+        vllm_stub.ranks, "group", SimpleNamespace(world_size=2, rank_in_group=0), raising=False
+    )
 
 
 def test_what_is_refused(backend, two_ranks):
