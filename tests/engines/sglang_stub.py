@@ -1,5 +1,5 @@
-"""What ``flash_attn.engines.sglang`` needs of SGLang 0.5.23, names, signatures and meanings; and what
-it is given: a model runner, pools, layers and batches."""
+"""What ``flash_attn.engines.sglang`` needs of SGLang 0.5.23: names, signatures and meanings; and
+what it is given: a model runner, pools, layers and batches."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def is_installed(engine: str) -> bool:
 
 @contextmanager
 def serving(engine: str, modules: dict[str, dict[str, Any]]) -> Iterator[ModuleType]:
-    """``flash_attn.engines.<engine>``, beside stubs where the engine is missing. Where it is installed
-    it is itself, but for what no machine without a GPU can run: ``patched``."""
+    """``flash_attn.engines.<engine>``, on stubs where the engine is missing. Where it is installed,
+    on the engine, but for what no machine without a GPU can run: ``patched``."""
     ours = f"flash_attn.engines.{engine}"
     with pytest.MonkeyPatch.context() as patch:
         if is_installed(engine):

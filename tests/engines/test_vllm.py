@@ -1,5 +1,5 @@
-"""The backend for vLLM, driven as vLLM drives it: with the engine itself where it is installed, with
-a stub of its interface elsewhere."""
+"""The backend for vLLM, driven as vLLM drives it: with the engine's own classes where it is
+installed, with a stub of its interface elsewhere."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_mixed_batches(backend, device, scores, heads_first):
     seqs.assert_attended(out[: seqs.starts[-1]], **reference)
 
 
-@pytest.mark.parametrize("first, then", [(TOKENS, LATER), (MIXED, LATER + [(0, 30)])])
+@pytest.mark.parametrize(("first", "then"), [(TOKENS, LATER), (MIXED, [*LATER, (0, 30)])])
 def test_a_graph_replays_other_batches(backend, device, first, then):
     """What was captured reads the engine's buffers again, and keeps the bounds of the capture."""
     impl, builder = make_impl(backend), make_builder(backend, device)
@@ -336,7 +336,7 @@ def test_registration(backend, monkeypatch):
 
 
 @pytest.mark.skipif(not stubs.is_installed("vllm"), reason="vLLM is not installed")
-@pytest.mark.parametrize("name, stub", vllm_stub.MODULES["vllm.v1.attention.backend"].items())
+@pytest.mark.parametrize(("name", "stub"), vllm_stub.MODULES["vllm.v1.attention.backend"].items())
 def test_the_stub_is_like_vllm(name, stub):
     real = getattr(import_module("vllm.v1.attention.backend"), name)
     if issubclass(stub, vllm_stub.Enum):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ class AttentionMetadata:
 
 
 class AttentionBackend(ABC):
-    supported_dtypes = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    supported_dtypes: ClassVar = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update = True
 
     @staticmethod
@@ -118,7 +118,7 @@ class AttentionImpl(ABC, Generic[M]):
 
 @dataclass
 class CommonAttentionMetadata:
-    """A step, of all layers. Padding: sequences without tokens, at the end, and rows behind them."""
+    """A step, of all layers. Padding: sequences without tokens at the end, rows behind them."""
 
     query_start_loc: Tensor  # (requests + 1,) int32
     query_start_loc_cpu: Tensor
@@ -153,7 +153,7 @@ def register_backend(backend, class_path=None, is_mamba=False):
 def reshape_and_cache_flash(
     key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
 ):
-    """Writes rows of key and value (tokens, heads, d) to their slots; as many as slot_mapping has."""
+    """Writes rows of key and value (tokens, heads, d) to their slots, as many as there are."""
     kept = slot_mapping >= 0
     slots, page = slot_mapping[kept], key_cache.shape[1]
     at = slots // page, slots % page
