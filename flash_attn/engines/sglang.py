@@ -104,8 +104,8 @@ class FlashAttnBackend(AttentionBackend):
         if batch.forward_mode != ForwardMode.DECODE:
             raise NotImplementedError(
                 f"a CUDA graph of forward_mode {batch.forward_mode.name}: only steps of generation "
-                "are captured whole; cuda_graph_backend_prefill='breakable' leaves attention out, and "
-                "there is no speculative decoding"
+                "are captured whole; cuda_graph_backend_prefill='breakable' leaves attention out, "
+                "and there is no speculative decoding"
             )
         n = batch.batch_size
         buffers.seqused_k[:n].copy_(batch.seq_lens)

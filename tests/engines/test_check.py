@@ -71,7 +71,7 @@ AGREED = check.Generated([[1, 2, 3], [4, 5, 6]], [[-1.0, -2.0, -3.0], [-1.0, -2.
             [4, 7, 9],
             [-1.0, -2.02, -9.0],
             True,
-            "number 1 on, of log-probability -2.000 beside -2.0",
+            "from number 1 on, of log-probability -2.0",
         ),
         ([4, 7, 9], [-1.0, -2.2, -3.0], False, "4 of 6 tokens"),
         ([4, 5, 6], [-1.0, -2.0, -3.2], False, "at most 0.2000"),
