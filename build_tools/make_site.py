@@ -29,7 +29,7 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 #: The contents, beside each page that has some: caption → pages, in order.
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
-        "Use": """install features arguments packing caches determinism cpu accuracy torch
+        "Use": """install features arguments packing caches engines determinism cpu accuracy torch
             modules errors switches distributed porting fa3""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",

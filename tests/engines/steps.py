@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+import pytest
 import torch
 from compare import assert_accurate
 from reference import attention_ref, standard_attention, varlen_ref
 from torch import Tensor
+
+from flash_attn.dispatch import calls
 
 NAN = float("nan")
 HEADS, DIM = 4, 64
@@ -83,3 +86,10 @@ class Sequences:
             for f in (attention_ref, standard_attention)
         )
         assert_accurate("out", out, ref, std)
+
+
+def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The calls that reach an operation from now on, as ``call.Forward``."""
+    asked, forward = [], calls.forward
+    monkeypatch.setattr(calls, "forward", lambda call: asked.append(call) or forward(call))
+    return asked

@@ -17,7 +17,17 @@ from examples.serve import Engine, Request, serve
 from flash_attn import engines
 from tests.engines import sglang_stub, stubs
 from tests.engines.sglang_stub import Batch, Layer, Pool, WindowPool, model_runner
-from tests.engines.steps import DIM, HEADS, LATER, MIXED, NAN, TEXTS, TOKENS, Sequences
+from tests.engines.steps import (
+    DIM,
+    HEADS,
+    LATER,
+    MIXED,
+    NAN,
+    TEXTS,
+    TOKENS,
+    Sequences,
+    asked_of_kernels,
+)
 
 PAGES = 320  # tokens of them, whatever a page has
 LONGEST = 200
@@ -180,12 +190,12 @@ def test_keys_that_are_there_already(module):
     assert_bitwise("kv", requests.pool.kv, kept)
 
 
-def test_batch_invariance(module, device):
+def test_batch_invariance(module, device, monkeypatch):
     """With enable_deterministic_inference a sequence has the bits that it has alone."""
     args = SimpleNamespace(enable_deterministic_inference=True, dcp_size=1)
     seqs = Sequences.of(MIXED, 2, 16, device)
     requests = Requests(module, seqs, 16, server_args=args)
-    assert requests.backend._invariant
+    asked = asked_of_kernels(monkeypatch)
     batch = requests.batch(seqs, "MIXED")
     requests.backend.init_forward_metadata(batch)
     together, rows = requests.run(seqs, batch), requests.rows
@@ -197,6 +207,7 @@ def test_batch_invariance(module, device):
         batch = requests.batch(alone, "MIXED")
         requests.backend.init_forward_metadata(batch)
         assert_bitwise("out", requests.run(alone, batch), together[begin:end])
+    assert all(call.batch_invariant for call in asked)
 
 
 class ServedBySGLang(Engine):

@@ -20,7 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from examples.serve import Engine, Request, serve
 from flash_attn import engines
 from tests.engines import stubs, vllm_stub
-from tests.engines.steps import DIM, HEADS, LATER, MIXED, NAN, TEXTS, TOKENS, Sequences
+from tests.engines.steps import (
+    DIM,
+    HEADS,
+    LATER,
+    MIXED,
+    NAN,
+    TEXTS,
+    TOKENS,
+    Sequences,
+    asked_of_kernels,
+)
 
 PAGE = 16
 WIDE = 40  # pages of a table's row, whatever is needed
@@ -174,7 +184,7 @@ def test_batch_invariance(backend, device, monkeypatch):
     """With VLLM_BATCH_INVARIANT a sequence has the bits that it has alone."""
     monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", True)
     impl, builder = make_impl(backend), make_builder(backend, device)
-    assert impl._options.batch_invariant
+    asked = asked_of_kernels(monkeypatch)
     seqs = Sequences.of(MIXED, 2, PAGE, device)
     cache = make_cache(WIDE, 2, torch.bfloat16, device)
     put(impl, cache, seqs.old(seqs.k), seqs.old(seqs.v), seqs.slots(PAGE, old=True))
@@ -185,6 +195,8 @@ def test_batch_invariance(backend, device, monkeypatch):
         )
         out = run(impl, alone, cache, builder.build(0, common(alone, device)))
         assert_bitwise("out", out, together[begin:end])
+    assert len(asked) == 1 + len(MIXED)
+    assert all(call.batch_invariant for call in asked)
 
 
 class ServedByVllm(Engine):
@@ -277,6 +289,15 @@ def two_ranks(monkeypatch):
     monkeypatch.setattr(
         vllm_stub.ranks, "group", SimpleNamespace(world_size=2, rank_in_group=0), raising=False
     )
+
+
+def test_a_graph_reads_the_lengths_of_other_ranks_again(backend, two_ranks):
+    builder, seen = make_builder(backend), []
+    for lengths in (TOKENS, LATER):
+        seqs = Sequences.of(lengths, 1, PAGE, "cpu")
+        seen.append(builder.build(0, common(seqs, "cpu", requests=3)).context.seqused_k)
+    assert seen[0].data_ptr() == seen[1].data_ptr()
+    assert seen[0].tolist() == [4, 44, 0]  # of 7 and 88 tokens, in runs of 4
 
 
 def test_what_is_refused(backend, two_ranks):
