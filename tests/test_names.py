@@ -90,6 +90,7 @@ def test_every_public_module_is_in_the_table():
         "cpu",
         "dispatch",
         "distributed",
+        "engines",
         "torch_attention",
         "utils.transformers",
     )
