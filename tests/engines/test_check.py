@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -33,6 +34,17 @@ def test_the_package_imports_no_engine():
     code = "import flash_attn, sys; print([m for m in sys.modules if 'engines' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_entry_points():
+    """By which the engines find what registers their backends."""
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    root = Path(__file__).resolve().parents[2]
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert set(groups) == set(check.PLUGINS.values())
+    for points in groups.values():
+        module, _, name = points["flash_attn"].partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 @pytest.mark.skipif(stubs.is_installed("sglang"), reason="SGLang is installed")
