@@ -5,7 +5,7 @@ the autograd; so these work on every device, without data, and under ``torch.com
 is differentiable where its result is no cache's.
 
 The schemas are what programs compare theirs with to the letter: the alias marks of k_new and v_new,
-and none at the cache that is written, are in it.
+and none at the cache that is written, are in it. ``bwd`` takes ``attention_chunk`` by name as well.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _BWD = (
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
     "Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None, "
     "float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, "
-    "int window_size_right=-1, float softcap=0., bool deterministic=False, int sm_margin=0) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "int window_size_right=-1, float softcap=0., bool deterministic=False, int sm_margin=0, *, "
+    "int attention_chunk=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _COMBINE = (
     "(Tensor out_partial, Tensor lse_partial, Tensor(out!)? out=None, "

@@ -65,34 +65,19 @@ _INSTEAD = {
     "q_descale": _NO_FP8,
     "k_descale": _NO_FP8,
     "v_descale": _NO_FP8,
-    "rotary_seqlens": (
-        "turn q and the new k by flash_attn.layers.rotary.apply_rotary_emb, whose seqlen_offsets "
-        "are such positions, and leave out rotary_cos, rotary_sin and it"
-    ),
 }
 
 
 def refuse(
-    qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
-    attention_chunk: int | None = 0, rotary_seqlens: Any = None,
-) -> None:  # fmt: skip
+    qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None
+) -> None:
     """NotImplementedError for what would change a result and has no kernel here."""
-    descales = (q_descale, k_descale, v_descale)
-    if qv is rotary_seqlens is None and not attention_chunk and all(x is None for x in descales):
+    if qv is q_descale is k_descale is v_descale is None:
         return
-    given = {
-        "qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
-        "rotary_seqlens": rotary_seqlens,
-    }  # fmt: skip
+    given = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     for name, value in given.items():
         if value is not None:
             raise NotImplementedError(f"{name}: got {_shown(value)}; {_INSTEAD[name]}")
-    if attention_chunk:
-        raise NotImplementedError(
-            f"attention_chunk: got {attention_chunk}; 0 is needed: pass each chunk as a sequence "
-            "of its own to flash_attn_varlen_func, with cu_seqlens_q and cu_seqlens_k that end at "
-            "the chunks' ends"
-        )
 
 
 def _shown(x: Any) -> str:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flash_attn.call import Gradients, Keys, Lengths, Options
 from flash_attn.dispatch import private
-from flash_attn_3 import _rows
+from flash_attn_3 import _chunks, _rows
 
 
 class _Packing:
@@ -44,27 +44,31 @@ class _Packing:
 def backward(
     tensors: Gradients, options: Options, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
     seqused_q: Tensor | None, seqused_k: Tensor | None, max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
+    max_seqlen_k: int | None, attention_chunk: int | None,
 ) -> Tensor:  # fmt: skip
     """Overwrites dq, dk and dv where given; returns softmax_d (b, h, sq), or (h, total_q).
 
     Rows that are not in use, of q or of k and v, get the gradient 0.
     """
-    if all(x is None for x in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
+    chunk = _chunks.checked(attention_chunk)
+    packed = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    if not chunk and all(x is None for x in packed):
         return private.backward(tensors, options, None)
     dout, q, k, v, out, lse, dq, dk, dv, dlse, ds_aux = tensors
     of_q = _Packing(q, cu_seqlens_q, max_seqlen_q)
     of_k = _Packing(k, cu_seqlens_k, max_seqlen_k)
     buffers = of_q.buffer(dq), of_k.buffer(dk), of_k.buffer(dv)
-    packed = Gradients(
+    tensors = Gradients(
         of_q.rows(dout), of_q.rows(q), of_k.rows(k), of_k.rows(v), of_q.rows(out),
         of_q.per_row(lse), *buffers, None if dlse is None else of_q.per_row(dlse), ds_aux,
     )  # fmt: skip
     lengths = Lengths(of_q.cu_seqlens, of_k.cu_seqlens, of_q.longest, of_k.longest)
-    keys = Keys(seqused_k=seqused_k)
-    if seqused_q is not None:
-        lengths, keys, options = _rows.only_used(packed.q, seqused_q, lengths, keys, options)
-    softmax_d = private.backward(packed, options, None, lengths, keys.seqused_k)
+    dense = of_q.shape is not None and of_k.shape is not None
+    lengths, keys, options = _chunks.as_sequences(
+        tensors.q, tensors.k, tensors.v, lengths, Keys(seqused_k=seqused_k), options, seqused_q,
+        chunk, aligned=dense and q.shape[1] <= k.shape[1],
+    )  # fmt: skip
+    softmax_d = private.backward(tensors, options, None, lengths, keys.seqused_k)
     for packing, gradient, buffer in zip((of_q, of_k, of_k), (dq, dk, dv), buffers):
         packing.give(gradient, buffer)
     return of_q.per_row_back(softmax_d)

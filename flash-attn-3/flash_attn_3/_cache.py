@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_attn.api import checks
 from flash_attn.call import Options, Window
 from flash_attn_3 import _combine, _forward
-from flash_attn_3._asked import Asked, one_of, refuse
+from flash_attn_3._asked import Asked, one_of
 
 
 def flash_attn_with_kvcache(
@@ -33,7 +34,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = (-1, -1),
-    attention_chunk: int = 0,
+    attention_chunk: int | None = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     scheduler_metadata: Tensor | None = None,
@@ -68,6 +69,8 @@ def flash_attn_with_kvcache(
         cu_seqlens_q: (batch + 1,), int32: q is packed.
         cu_seqlens_k_new: (batch + 1,), int32: k and v are packed. Without k nothing reads it.
         max_seqlen_q: the longest sequence of packed q, or more; None is total_q.
+        rotary_seqlens: (batch,), int32: the rotary position of the first new row of each sequence;
+            None is cache_seqlens.
         num_splits: how many parts of the keys are worked on at once; 0 chooses.
         the others: as in ``flash_attn_func`` and ``flash_attn.flash_attn_with_kvcache``.
 
@@ -80,20 +83,17 @@ def flash_attn_with_kvcache(
         TypeError, ValueError, RuntimeError: as ``flash_attn.flash_attn_with_kvcache``.
         NotImplementedError: see the module; CUDA tensors for which there is no compiled kernel.
     """
-    # Before a name of the operator's would stand in a message.
-    refuse(qv, q_descale, k_descale, v_descale, attention_chunk, rotary_seqlens)
     options = Options(
         alibi_slopes=alibi_slopes,
         s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
     )
-    left, right = window_size
+    left, right = checks.window(window_size)
     asked = Asked(
-        q, k_cache, v_cache, k, v, None, out, cu_seqlens_q, None, cu_seqlens_k_new, None,
+        q, k_cache, v_cache, k, v, qv, out, cu_seqlens_q, None, cu_seqlens_k_new, None,
         cache_seqlens, max_seqlen_q, None,
         one_of(page_table=page_table, block_table=block_table), cache_batch_idx, cache_leftpad,
-        rotary_cos, rotary_sin, softmax_scale=softmax_scale, causal=causal, window_size_left=left,
-        window_size_right=right, softcap=softcap, rotary_interleaved=rotary_interleaved,
-        num_splits=num_splits,
+        rotary_cos, rotary_sin, rotary_seqlens, q_descale, k_descale, v_descale, softmax_scale,
+        causal, left, right, attention_chunk, softcap, rotary_interleaved, num_splits=num_splits,
     )  # fmt: skip
     result = _forward.forward(asked, options, is_cache=True)
     return result if return_softmax_lse else result[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, Keys, Lengths, Options
 from flash_attn.dispatch import calls, private
-from flash_attn_3 import _rows
+from flash_attn_3 import _chunks, _rows
 from flash_attn_3._asked import Asked, into, refuse
 
 
@@ -28,10 +28,8 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         NotImplementedError: what ``refuse`` names; a backward through a cache.
         TypeError, ValueError: what ``flash_attn`` raises for such tensors.
     """
-    refuse(
-        asked.qv, asked.q_descale, asked.k_descale, asked.v_descale, asked.attention_chunk,
-        asked.seqlens_rotary,
-    )  # fmt: skip
+    refuse(asked.qv, asked.q_descale, asked.k_descale, asked.v_descale)
+    asked = asked._replace(attention_chunk=_chunks.checked(asked.attention_chunk))
     options = options._replace(
         softmax_scale=asked.softmax_scale,
         causal=asked.causal,
@@ -47,6 +45,8 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
     checks.tensor(asked.q, "q")
     checks.tensor(asked.k, "k")
     checks.tensor(asked.v, "v")
+    if asked.seqlens_rotary is not None and asked.rotary_cos is asked.rotary_sin is None:
+        raise ValueError("rotary_seqlens: got one without rotary_cos and rotary_sin")
     if asked.cu_seqlens_k is not None:
         return _packed(asked, options)
     packed = asked.cu_seqlens_q is not None
@@ -57,12 +57,55 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
         return _cache_of_rows(asked, options)
     if not is_cache:
         checks.num_splits(asked.num_splits)  # which changes nothing here
+        if asked.attention_chunk:
+            checks.dense(asked.q, asked.k, asked.v)
+            seqlen_q, seqlen_k = asked.q.shape[1], asked.k.shape[1]
+            before = not options.causal and seqlen_q > seqlen_k
+            if _chunks.hides_keys(asked.attention_chunk, seqlen_k, before):
+                return _packed(asked, options)
         return calls.attend(asked.q, asked.k, asked.v, options)
+    return _cache(asked, options)
+
+
+def _cache(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
+    """Queries and new keys of one length, beside a cache."""
+    checks.laid_out(asked.q, "q", checks.DENSE_Q)
+    chunk, seqlen_q = asked.attention_chunk, asked.q.shape[1]
+    if _chunks.hides_keys(chunk, _capacity(asked), not options.causal and seqlen_q > 1):
+        if seqlen_q > 1:
+            return _cache_of_rows(asked, options)
+        asked = asked._replace(leftpad_k=_beginning(asked, chunk))
+    if asked.seqlens_rotary is not None:
+        asked = _turned(asked, options)
     cache = Cache(
         asked.k, asked.v, asked.k_new, asked.v_new, asked.rotary_cos, asked.rotary_sin,
         asked.seqused_k, asked.kv_batch_idx, asked.leftpad_k, asked.page_table,
     )  # fmt: skip
     return calls.kvcache(asked.q, cache, options, asked.rotary_interleaved, asked.num_splits)
+
+
+def _capacity(asked: Asked) -> int:
+    """Keys that a cache has room for, of each sequence."""
+    checks.laid_out(asked.k, "k_cache", checks.CACHE if asked.page_table is None else checks.PAGES)
+    return asked.k.shape[1] * (1 if asked.page_table is None else asked.page_table.shape[-1])
+
+
+def _old(asked: Asked, batch: int) -> Tensor:
+    """(batch,) int32: keys of each sequence before the append, -1 for one that is left out."""
+    old = asked.seqused_k
+    if old is None or not isinstance(old, Tensor):
+        old = _capacity(asked) if old is None else checks.integer(old, "cache_seqlens")
+        return torch.full((batch,), old, dtype=torch.int32, device=asked.q.device)
+    checks.per_sequence(old, "cache_seqlens", batch, asked.q)
+    return old
+
+
+def _beginning(asked: Asked, chunk: int) -> Tensor:
+    """The left padding that hides the chunks before that of the one row of each sequence."""
+    batch, new = asked.q.shape[0], 0 if asked.k_new is None else asked.k_new.shape[1]
+    if asked.leftpad_k is not None:
+        checks.per_sequence(asked.leftpad_k, "cache_leftpad", batch, asked.q)
+    return _chunks.beginning(_old(asked, batch) + new, asked.leftpad_k, chunk)
 
 
 def _flat(x: Tensor, name: str, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -108,7 +151,7 @@ def _longest_q(asked: Asked) -> int | Tensor:
 def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     """Queries or new keys of different lengths, beside a cache, whose rows are pages here."""
     q, cu_q = _flat(asked.q, "q", asked.cu_seqlens_q)
-    batch, k, v, used, pad = cu_q.shape[0] - 1, asked.k, asked.v, asked.seqused_k, asked.leftpad_k
+    batch, k, v, pad = cu_q.shape[0] - 1, asked.k, asked.v, asked.leftpad_k
     checks.operands(q, k, v, checks.VARLEN_Q, checks.PAGES, "k_cache", "v_cache")
     table = asked.page_table
     if table is None:
@@ -116,12 +159,7 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     elif asked.kv_batch_idx is not None:
         raise ValueError("cache_batch_idx: got one with page_table; pages need none")
     checks.page_table(table, k, "k_cache", batch, q)
-    capacity = table.shape[1] * k.shape[1]
-    if used is None or not isinstance(used, Tensor):
-        used = torch.full(
-            (batch,), capacity if used is None else used, dtype=torch.int32, device=q.device
-        )
-    checks.per_sequence(used, "cache_seqlens", batch, q)
+    used = _old(asked, batch)
     if asked.k_new is not None or asked.v_new is not None:
         q, used = _with_new_keys(asked, options, q, cu_q, table, used)
     elif asked.rotary_cos is not None or asked.rotary_sin is not None:
@@ -130,7 +168,7 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
         checks.per_sequence(pad, "cache_leftpad", batch, q)
         pad = torch.where(used > 0, pad, 0)
     q, cache, options = checks_kvcache.without_gradient(q, Cache(k, v), options)
-    longest = capacity
+    longest = table.shape[1] * k.shape[1]
     if asked.max_seqlen_k is not None and asked.k_new is None:
         longest = asked.max_seqlen_k
     lengths = Lengths(cu_q, cu_q, _longest_q(asked), longest)
@@ -164,25 +202,59 @@ def _with_new_keys(
     q, cache, _ = checks_kvcache.without_gradient(q, cache, options)
     k_new, v_new = cache.k, cache.v
     if cos is not None:
-        checks_kvcache._rotary(q, cache, table.shape[1] * asked.k.shape[1], look=True)
-        turn = (old, cache.rotary_cos, cache.rotary_sin, asked.rotary_interleaved)
-        left, right = options.window_size
-        together = not (options.causal or left >= 0 or right >= 0)
-        q = _rows.turned(q, cu_q, *turn, together)
-        k_new = _rows.turned(k_new, cu_new, *turn)
+        needed = 0 if asked.seqlens_rotary is not None else table.shape[1] * asked.k.shape[1]
+        checks_kvcache._rotary(q, cache, needed, look=True)
+        q, k_new = _turned_rows(asked, options, (q, cu_q), (k_new, cu_new), old)
     with torch.no_grad():
         _rows.append((cache.k_cache, cache.v_cache), (k_new, v_new), cu_new, old, table)
     return q, torch.where(old < 0, 0, old + cu_new.diff())
 
 
+def _turned(asked: Asked, options: Options) -> Asked:
+    """q and the new keys, of one length, turned at positions of their own before the call."""
+    if asked.k_new is not None:
+        checks.laid_out(asked.k_new, "k", checks.DENSE_KV)
+    cache = Cache(asked.k, asked.v, asked.k_new, asked.v_new, asked.rotary_cos, asked.rotary_sin)
+    checks_kvcache._rotary(asked.q, cache, 0, look=True)
+    rows = (_flat(x, name, None) for x, name in ((asked.q, "q"), (asked.k_new, "k")))
+    q, k_new = _turned_rows(asked, options, *rows, _old(asked, asked.q.shape[0]))
+    return asked._replace(
+        q=q.view(asked.q.shape), k_new=k_new.view(asked.k_new.shape), rotary_cos=None,
+        rotary_sin=None,
+    )  # fmt: skip
+
+
+def _turned_rows(
+    asked: Asked, options: Options, q: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor], old: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows and their cu_seqlens; where masks do not depend on positions, all of q are at one."""
+    start = old
+    if asked.seqlens_rotary is not None:
+        start = asked.seqlens_rotary
+        checks.per_sequence(start, "rotary_seqlens", old.shape[0], q[0])
+        if _rows.can_look(start) and bool(((start < 0) & (old >= 0)).any()):
+            raise ValueError(f"rotary_seqlens is {start.tolist()}; positions begin at 0")
+        start = torch.where(old < 0, old, start)
+    turn = (start, asked.rotary_cos, asked.rotary_sin, asked.rotary_interleaved)
+    left, right = options.window_size
+    together = not (options.causal or left >= 0 or right >= 0)
+    return _rows.turned(*q, *turn, together), _rows.turned(*k, *turn)
+
+
 def _of_rows(
     asked: Asked, q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths, keys: Keys
 ) -> tuple[Tensor, Tensor]:
-    if asked.seqused_q is not None:
-        lengths, keys, options = _rows.only_used(q, asked.seqused_q, lengths, keys, options)
     num_splits = checks.num_splits(asked.num_splits)
-    out, lse, _, _ = private.forward(q, k, v, options, lengths, keys, num_splits)
-    if asked.cu_seqlens_q is None:
-        out = out.unflatten(0, asked.q.shape[:2])
-        lse = lse.unflatten(1, asked.q.shape[:2]).transpose(0, 1)
+    shape = asked.q.shape[:2] if asked.cu_seqlens_q is None else None
+    dense = shape is not None and asked.cu_seqlens_k is keys.block_table is None
+    lengths, keys, options = _chunks.as_sequences(
+        q, k, v, lengths, keys, options, asked.seqused_q, asked.attention_chunk,
+        aligned=dense and shape[1] <= asked.k.shape[1],
+    )  # fmt: skip
+    if dense and all(x is None for x in keys):  # which pads head dims as well
+        out, lse = calls.attend(q, k, v, options, lengths)
+    else:
+        out, lse, _, _ = private.forward(q, k, v, options, lengths, keys, num_splits)
+    if shape is not None:
+        out, lse = out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1).contiguous()
     return out, lse

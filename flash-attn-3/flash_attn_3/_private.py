@@ -42,7 +42,7 @@ def _flash_attn_forward(
     causal: bool = False,
     window_size_left: int = -1,
     window_size_right: int = -1,
-    attention_chunk: int = 0,
+    attention_chunk: int | None = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     scheduler_metadata: Tensor | None = None,
@@ -104,6 +104,7 @@ def _flash_attn_backward(
     deterministic: bool = False,
     sm_margin: int = 0,
     *,
+    attention_chunk: int | None = 0,
     alibi_slopes: Tensor | None = None,
     dlse: Tensor | None = None,
     s_aux: Tensor | None = None,
@@ -116,6 +117,7 @@ def _flash_attn_backward(
             softmax_lse and dlse (batch, heads, seqlen_q), or (heads, total_q).
         sequed_q, sequed_k: seqused_q and seqused_k; FA3 spells them so.
         dq, dk, dv: shaped like q, k, v; None is a gradient that is not wanted.
+        attention_chunk: that of the forward.
 
     Returns:
         softmax_d, as softmax_lse: rowsum(dout · out) - dlse.
@@ -132,7 +134,7 @@ def _flash_attn_backward(
     )
     return _backward.backward(
         tensors, options, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q,
-        max_seqlen_k,
+        max_seqlen_k, attention_chunk,
     )  # fmt: skip
 
 

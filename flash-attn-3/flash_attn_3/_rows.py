@@ -13,7 +13,7 @@ from flash_attn.call import Keys, Lengths, Options
 from flash_attn.layers.rotary import apply_rotary_emb
 
 
-def _can_look(x: Tensor) -> bool:
+def can_look(x: Tensor) -> bool:
     """Whether what a tensor contains is there, and costs no waiting."""
     return x.is_cpu and type(x) is Tensor and not torch.compiler.is_compiling()
 
@@ -33,13 +33,13 @@ def only_used(
     cu_q, cu_k, _, max_k = lengths
     checks.per_sequence(seqused_q, "seqused_q", lengths.batch, q)
     fit = torch.minimum(seqused_q.clamp(min=0), cu_q.diff())
-    if _can_look(seqused_q) and not torch.equal(seqused_q, fit):
+    if can_look(seqused_q) and not torch.equal(seqused_q, fit):
         raise ValueError(
             f"seqused_q is {seqused_q.tolist()}, of sequences that cu_seqlens_q gives "
             f"{cu_q.diff().tolist()} rows; expected 0 or more, and at most these"
         )
     seqused_q = fit
-    cu_q = torch.cat([_alternate(cu_q[:-1], cu_q[:-1] + seqused_q), cu_q[-1:]])
+    cu_q = joined(_alternate(cu_q[:-1], cu_q[:-1] + seqused_q), cu_q)
     table, leftpad, used = keys
     if table is not None and used is None:
         used = cu_k.diff()
@@ -54,6 +54,15 @@ def only_used(
         options = options._replace(alibi_slopes=slopes.repeat_interleave(2, 0))
     # The rows that are not in use may be more than those of the longest sequence in use.
     return Lengths(cu_q, cu_k, q.shape[0], max_k), keys, options
+
+
+def joined(starts: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """cu_seqlens of more sequences: where they begin, and the end that it has.
+
+    It is a slice, as the caller's may be: a tensor of its own that begins past 0 is taken for one
+    that lacks the leading 0.
+    """
+    return torch.cat([cu_seqlens[:1], starts.flatten(), cu_seqlens[-1:]])[1:]
 
 
 def _alternate(first: Tensor, second: Tensor) -> Tensor:
@@ -122,7 +131,7 @@ def append(
     kept = kept & (start[sequence] >= 0)
     at = start[sequence] + place
     fits = at < columns * page_size
-    if _can_look(at) and bool((kept & ~fits).any()):
+    if can_look(at) and bool((kept & ~fits).any()):
         raise ValueError(
             f"cache_seqlens and cu_seqlens_k_new ask for more than the {columns * page_size} keys "
             "that the cache holds per sequence"

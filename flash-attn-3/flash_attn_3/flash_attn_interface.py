@@ -6,8 +6,10 @@ and float64. docs/fa3.md lists every argument: what is honoured, what is harmles
 
 In every function here:
 
-- ``qv``, ``q_descale``, ``k_descale``, ``v_descale``, ``attention_chunk`` (but for 0 and None) and
-  ``rotary_seqlens`` raise NotImplementedError;
+- ``qv``, ``q_descale``, ``k_descale`` and ``v_descale`` raise NotImplementedError;
+- ``attention_chunk`` c > 0 adds to the mask: the query of row i, at position p = i + seqlen_k -
+  seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
+  (after ``cache_leftpad``); 0 and None are no chunks;
 - ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` change nothing: what they choose is chosen
   inside, and a call takes all multiprocessors;
 - ``num_splits`` changes results by rounding alone: it is taken with packed rows and with a cache,
@@ -25,9 +27,8 @@ from torch import Tensor
 
 from flash_attn.api import checks, packed
 from flash_attn.call import Options, Window
-from flash_attn.dispatch import calls
 from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
-from flash_attn_3._asked import Asked, into, one_of, refuse
+from flash_attn_3._asked import Asked, one_of
 from flash_attn_3._cache import (
     flash_attn_combine,
     flash_attn_with_kvcache,
@@ -59,7 +60,7 @@ def flash_attn_func(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     window_size: Window = (-1, -1),
-    attention_chunk: int = 0,
+    attention_chunk: int | None = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
@@ -96,23 +97,19 @@ def flash_attn_func(
         TypeError, ValueError: an argument that is not as above; the message names it.
         NotImplementedError: see the module; CUDA tensors for which there is no compiled kernel.
     """
-    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
-    checks.num_splits(num_splits)  # which changes nothing here
-    sink = one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     options = Options(
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        s_aux=sink,
-        return_lse=True,
-    )
-    result, lse = calls.attend(q, k, v, options)
-    result = into(out, result)
-    return (result, lse) if return_attn_probs else result
+        dropout_p=dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
+        s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
+    )  # fmt: skip
+    left, right = checks.window(window_size)
+    asked = Asked(
+        q, k, v, qv=qv, out=out, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        softmax_scale=softmax_scale, causal=causal, window_size_left=left,
+        window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
+        num_splits=num_splits,
+    )  # fmt: skip
+    result = _forward.forward(asked, options)
+    return result if return_attn_probs else result[0]
 
 
 def flash_attn_varlen_func(
@@ -132,7 +129,7 @@ def flash_attn_varlen_func(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     window_size: Window = (-1, -1),
-    attention_chunk: int = 0,
+    attention_chunk: int | None = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
@@ -177,7 +174,7 @@ def flash_attn_varlen_func(
         dropout_p=dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
         s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
     )  # fmt: skip
-    left, right = window_size
+    left, right = checks.window(window_size)
     asked = Asked(
         q, k, v, None, None, qv, out, cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k,
         max_seqlen_q, max_seqlen_k, one_of(page_table=page_table, block_table=block_table),
@@ -198,7 +195,7 @@ def flash_attn_qkvpacked_func(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     window_size: Window = (-1, -1),
-    attention_chunk: int = 0,
+    attention_chunk: int | None = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
     num_heads_q: int | None = None,
@@ -222,16 +219,15 @@ def flash_attn_qkvpacked_func(
 
     Returns, raises: as there.
     """
-    refuse(None, q_descale, k_descale, v_descale, attention_chunk)
     if num_heads_q is None or qkv.dim() == 5:
         q, k, v = packed.checked(qkv, "qkv", rank=5)
     else:
         q, k, v = _split(qkv, checks.integer(num_heads_q, "num_heads_q"))
     return flash_attn_func(
-        q, k, v, softmax_scale, causal, window_size=window_size, softcap=softcap,
-        deterministic=deterministic, return_attn_probs=return_attn_probs, dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks,
-        out=out,
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
+        attention_chunk, softcap, deterministic=deterministic, return_attn_probs=return_attn_probs,
+        dropout_p=dropout_p, alibi_slopes=alibi_slopes, s_aux=s_aux, learnable_sink=learnable_sink,
+        sinks=sinks, out=out,
     )  # fmt: skip
 
 
