@@ -19,9 +19,12 @@ MINUS_INF = float("-inf")
 
 
 def visible_mask(
-    seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int], device=None
+    seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int], device=None, chunk: int = 0
 ) -> Tensor:
-    """Which keys each query may see, (sq, sk) bool, aligned to the bottom-right corner."""
+    """Which keys each query may see, (sq, sk) bool, aligned to the bottom-right corner.
+
+    chunk: of how many positions; 0 is no chunks.
+    """
     left, right = window
     if causal:
         right = 0
@@ -33,6 +36,8 @@ def visible_mask(
         mask &= key >= diagonal - left
     if right >= 0:
         mask &= key <= diagonal + right
+    if chunk:
+        mask &= key // chunk == diagonal.div(chunk, rounding_mode="floor")
     return mask
 
 
@@ -95,6 +100,7 @@ def attention_ref(
     s_aux: Tensor | None = None,
     dropout_p: float = 0.0,
     keep_mask: Tensor | None = None,
+    chunk: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out (b, sq, h, dv), lse (b, h, sq), probabilities before dropout (b, h, sq, sk), float64.
 
@@ -109,7 +115,7 @@ def attention_ref(
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         scores = scores + alibi_bias(alibi_slopes.double(), seqlen_q, seqlen_k)
-    mask = visible_mask(seqlen_q, seqlen_k, causal, window_size, q.device)
+    mask = visible_mask(seqlen_q, seqlen_k, causal, window_size, q.device, chunk)
     probs, lse = softmax_with_sink(scores, mask, s_aux)
     dropped = probs
     if dropout_p > 0:
@@ -130,6 +136,7 @@ def standard_attention(
     s_aux: Tensor | None = None,
     dropout_p: float = 0.0,
     keep_mask: Tensor | None = None,
+    chunk: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same three values with every tensor in q's dtype, the lse at least float32.
 
@@ -145,7 +152,7 @@ def standard_attention(
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         scores = scores + alibi_bias(alibi_slopes, seqlen_q, seqlen_k).to(dtype)
-    mask = visible_mask(seqlen_q, seqlen_k, causal, window_size, q.device)
+    mask = visible_mask(seqlen_q, seqlen_k, causal, window_size, q.device, chunk)
     columns, row_used = with_sink(scores, mask, s_aux)
     probs = torch.softmax(columns, dim=-1)[..., :-1]
     probs = torch.where(mask & row_used, probs, torch.zeros_like(probs))

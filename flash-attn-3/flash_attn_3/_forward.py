@@ -185,8 +185,6 @@ def _with_new_keys(
         raise ValueError("k, v: got one of them; they are appended together or not at all")
     if asked.seqused_k is None:
         raise ValueError("cache_seqlens: got None; with new keys it says where they go")
-    if (cos is None) != (sin is None):
-        raise ValueError("rotary_cos and rotary_sin come together")
     k_new, cu_new = _flat(k_new, "k", asked.cu_seqlens_k_new)
     v_new, _ = _flat(v_new, "v", asked.cu_seqlens_k_new)
     checks._int32(cu_new, "cu_seqlens_k_new", q)
@@ -201,7 +199,7 @@ def _with_new_keys(
     cache = Cache(asked.k, asked.v, k_new, v_new, cos, sin)
     q, cache, _ = checks_kvcache.without_gradient(q, cache, options)
     k_new, v_new = cache.k, cache.v
-    if cos is not None:
+    if cos is not None or sin is not None:
         needed = 0 if asked.seqlens_rotary is not None else table.shape[1] * asked.k.shape[1]
         checks_kvcache._rotary(q, cache, needed, look=True)
         q, k_new = _turned_rows(asked, options, (q, cu_q), (k_new, cu_new), old)

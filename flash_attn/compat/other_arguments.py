@@ -47,7 +47,8 @@ _BY_LIBRARY: dict[str, dict[str, str | tuple[str, ...]]] = {
         "qv": "`torch.cat([q, qv], -1)` and `torch.cat([k, v], -1)` as q and k, of at most 256 "
         "channels, with `softmax_scale`",
         "q_descale k_descale v_descale": _NO_FP8,
-        "attention_chunk": "`flash_attn_varlen_func` with each chunk as a sequence of its own",
+        "attention_chunk": "`flash_attn_varlen_func` with each chunk as a sequence of its own; "
+        "`flash_attn_interface` of `flash-attn-3` takes it",
         "seqused_q": "pack the rows that are in use alone, and let `cu_seqlens_q` say where they "
         "end",
         "seqused_k": "`cache_seqlens` of `flash_attn_with_kvcache`; of packed queries "

@@ -24,7 +24,9 @@ def _varlen_positions(total: int, cu_seqlens: Tensor, offsets: int | Tensor) -> 
 
 def _check_positions(positions: Tensor, seqlen_ro: int) -> None:
     """That the tables have them, where values are read without a wait or a graph break."""
-    if positions.device.type != "cpu" or torch.compiler.is_compiling() or not positions.numel():
+    if torch.compiler.is_compiling() or type(positions) is not Tensor:  # a tracer's: without data
+        return
+    if positions.device.type != "cpu" or not positions.numel():
         return
     first, last = (int(x) for x in positions.aminmax())
     if last >= seqlen_ro:

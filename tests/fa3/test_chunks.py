@@ -13,7 +13,7 @@ from cache_cases import CacheCase, expected, make_cache
 from calls import check_gradients
 from cases import BF16, FP16, poisoned
 from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
-from reference import alibi_bias, repeat_heads, softmax_with_sink, visible_mask
+from reference import attention_ref, standard_attention
 from reference_cache import rotate
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -25,31 +25,12 @@ HEADS, HEADS_K, D = 4, 2, 32
 OPS = torch.ops.flash_attn_3
 
 
-def naive(
-    q, k, v, s_aux=None, *, chunk, causal=False, window_size=(-1, -1), softcap=0.0,
-    alibi_slopes=None, softmax_scale=None, dtype=None,
-):  # fmt: skip
-    """out and lse of dense rows, in the dtype of its inputs, by a mask over all scores."""
-    if dtype is not None:
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    rows, keys = q.shape[1], k.shape[1]
-    k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        scores = scores + alibi_bias(alibi_slopes, rows, keys).to(scores)
-    position = torch.arange(rows, device=q.device)[:, None] + keys - rows
-    key = torch.arange(keys, device=q.device)
-    mask = visible_mask(rows, keys, causal, window_size, q.device)
-    mask = mask & (position.div(chunk, rounding_mode="floor") == key // chunk)
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    probs, lse = softmax_with_sink(scores.to(wide), mask, s_aux)
-    return torch.einsum("bhij,bjhd->bihd", probs.to(v.dtype), v), lse
+REFERENCES = attention_ref, standard_attention
 
 
-EXACT = partial(naive, dtype=torch.float64)
+def both(function) -> list:
+    """A function of an attention, of each reference."""
+    return [partial(function, f) for f in REFERENCES]
 
 
 def tensors(device: str, *shapes: tuple[int, ...], dtype=BF16) -> list[Tensor]:
@@ -90,9 +71,11 @@ def test_dense(rows, keys, chunk, options, device):
             q, k, v, attention_chunk=chunk, s_aux=s_aux, return_attn_probs=True, **options
         )
 
-    written_out = partial(naive, chunk=chunk, **options)
+    def written_out(attention, q, k, v, s_aux=None):
+        return attention(q, k, v, s_aux=s_aux, chunk=chunk, **options)[:2]
+
     dlse = torch.randn(2, HEADS, rows, device=device)
-    check_gradients(ours, written_out, written_out, inputs, dout, dlse)
+    check_gradients(ours, *both(written_out), inputs, dout, dlse)
 
 
 def test_qkvpacked(device):
@@ -103,16 +86,16 @@ def test_qkvpacked(device):
             qkv, causal=True, attention_chunk=16, return_attn_probs=True
         )
 
-    def written_out(qkv):
-        return naive(*qkv.unbind(2), chunk=16, causal=True)
+    def written_out(attention, qkv):
+        return attention(*qkv.unbind(2), chunk=16, causal=True)[:2]
 
-    check_gradients(ours, written_out, written_out, {"qkv": qkv}, dout)
+    check_gradients(ours, *both(written_out), {"qkv": qkv}, dout)
 
 
 def test_head_dims_are_padded(device):
     q, k, v = tensors(device, *[(2, 20, 2, 20)] * 3)
     out = fa3.flash_attn_func(q, k, v, causal=True, attention_chunk=8)
-    ref, std = (f(q, k, v, chunk=8, causal=True)[0] for f in (EXACT, naive))
+    ref, std = (f(q, k, v, chunk=8, causal=True)[0] for f in REFERENCES)
     assert_accurate("out", out, ref, std)
 
 
@@ -161,14 +144,14 @@ def drawn(seed: int):
     return slots_q, slots_k, used_q, used_k, options, slopes, chunk
 
 
-def each(slots_q, slots_k, used_q, used_k, slopes, q, k, v, s_aux=None, **options):
-    """`naive` of one sequence at a time; 0 and -inf in rows that are not in use."""
+def each(attention, slots_q, slots_k, used_q, used_k, slopes, q, k, v, **options):
+    """One sequence at a time; 0 and -inf in rows that are not in use."""
     out, lse = [], []
     for b, (rows, n) in enumerate(zip(q.split(slots_q), used_q or slots_q)):
         m = (used_k or slots_k)[b]
         keys, values = (x.split(slots_k)[b][None, :m] for x in (k, v))
         own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
-        part, part_lse = naive(rows[None, :n], keys, values, s_aux, alibi_slopes=own, **options)
+        part, part_lse, _ = attention(rows[None, :n], keys, values, alibi_slopes=own, **options)
         rest = rows.shape[0] - n
         out += [part[0], part.new_zeros(rest, *part.shape[2:])]
         lse += [part_lse[0], part_lse.new_full((q.shape[1], rest), -torch.inf)]
@@ -211,12 +194,11 @@ def test_packed(seed, device):
 
         return call
 
-    written_out = rows(partial(
-        each, slots_q, slots_k, used_q, used_k, slopes, chunk=chunk, **options
-    ))  # fmt: skip
+    lengths = slots_q, slots_k, used_q, used_k, slopes
+    written_out = [rows(partial(each, f, *lengths, chunk=chunk, **options)) for f in REFERENCES]
     if in_use.any() and k.numel():
         inputs = {"q": q, "k": k, "v": v}
-        check_gradients(rows(ours), written_out, written_out, inputs, dout[in_use])
+        check_gradients(rows(ours), *written_out, inputs, dout[in_use])
 
 
 def test_a_slice_of_a_batch_is_no_forgotten_zero(recwarn):
@@ -334,7 +316,6 @@ def test_compiled(name, device):
 
 
 def cached(case: CacheCase, x, **more):
-    """The call; its result and the reference's by masks, after both have written their caches."""
     extra = {n: t for n, t in x.extra.items() if n != "block_table"}
     extra |= {"page_table": x.extra.get("block_table")}
     return fa3.flash_attn_with_kvcache(
@@ -365,18 +346,12 @@ CACHES = [
 @pytest.mark.parametrize("chunk", [1, 6, 16, 48, 1000])
 @pytest.mark.parametrize("case", CACHES, ids=lambda case: case.name)
 def test_cache(case, chunk, device):
-    check_cache(case, make_cache(case, device), chunk)
-
-
-def check_cache(case: CacheCase, x, chunk: int, **more) -> None:
-    def by(function):
-        return lambda *tensors, **options: (*function(*tensors, chunk=chunk, **options), None)
-
+    x = make_cache(case, device)
     before = x.clone()
-    ref, std = (expected(case, before, by(f)) for f in (EXACT, naive))
-    out, lse = cached(case, x, attention_chunk=chunk, **more)
+    ref, std = (expected(case, before, partial(f, chunk=chunk)) for f in REFERENCES)
+    out, lse = cached(case, x, attention_chunk=chunk)
     assert_accurate("out", out, ref.out, std.out)
-    assert_lse("lse", lse.contiguous(), ref.lse)
+    assert_lse("lse", lse, ref.lse)
     for name in ("k_cache", "v_cache"):
         ours, old, new = (getattr(of, name) for of in (x, before, ref))
         assert_bitwise(f"{name}, old rows", ours[~ref.touched], old[~ref.touched])
@@ -410,7 +385,7 @@ def test_pages_by_the_varlen_function(device):
     )  # fmt: skip
     for rows, pages, n in zip((q[:4], q[4:11], q[11:]), table, lengths):
         keys = [x[pages.clamp(min=0).long()].flatten(0, 1)[None, :n] for x in (k, v)]
-        ref, std = (f(rows[None], *keys, chunk=8, causal=True)[0] for f in (EXACT, naive))
+        ref, std = (f(rows[None], *keys, chunk=8, causal=True)[0] for f in REFERENCES)
         mine, out = out[: len(rows)], out[len(rows) :]
         assert_accurate("out", mine[None], ref, std)
 

@@ -185,8 +185,7 @@ CALLS = {
     "_flash_attn_forward": DENSE,
 }
 ONE = torch.ones(2, 2)
-REFUSED = {"qv": ONE, "q_descale": ONE, "k_descale": ONE, "v_descale": ONE, "attention_chunk": 4,
-           "rotary_seqlens": ONE, "seqlens_rotary": ONE}  # fmt: skip
+REFUSED = {"qv": ONE, "q_descale": ONE, "k_descale": ONE, "v_descale": ONE}
 HARMLESS = {"pack_gqa": True, "sm_margin": 8, "attention_chunk": None, "num_splits": 2,
             "scheduler_metadata": torch.zeros(1, dtype=torch.int32)}  # fmt: skip
 
@@ -202,14 +201,14 @@ def taking(arguments: dict) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("function", "name"), taking(REFUSED))
 def test_refused(function, name):
-    said = rf"^(rotary_seqlens|{name}): got .*; .{{30}}"
+    said = rf"^{name}: got .*; .{{30}}"
     with pytest.raises(NotImplementedError, match=said):
         getattr(fa3, function)(*CALLS[function], **{name: REFUSED[name]})
 
 
 def test_what_is_refused_is_listed():
     config = importlib.import_module("flash_attn_config").CONFIG
-    assert set(config["refused"]) == REFUSED.keys() - {"seqlens_rotary"}
+    assert set(config["refused"]) == REFUSED.keys()
 
 
 @pytest.mark.parametrize(("function", "name"), taking(HARMLESS))
