@@ -69,12 +69,14 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
 
 def _cache(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     """Queries and new keys of one length, beside a cache."""
-    checks.laid_out(asked.q, "q", checks.DENSE_Q)
-    chunk, seqlen_q = asked.attention_chunk, asked.q.shape[1]
-    if _chunks.hides_keys(chunk, _capacity(asked), not options.causal and seqlen_q > 1):
-        if seqlen_q > 1:
-            return _cache_of_rows(asked, options)
-        asked = asked._replace(leftpad_k=_beginning(asked, chunk))
+    chunk = asked.attention_chunk
+    if chunk:
+        checks.laid_out(asked.q, "q", checks.DENSE_Q)
+        several = asked.q.shape[1] > 1
+        if _chunks.hides_keys(chunk, _capacity(asked), several and not options.causal):
+            if several:
+                return _cache_of_rows(asked, options)
+            asked = asked._replace(leftpad_k=_beginning(asked, chunk))
     if asked.seqlens_rotary is not None:
         asked = _turned(asked, options)
     cache = Cache(
@@ -93,7 +95,7 @@ def _capacity(asked: Asked) -> int:
 def _old(asked: Asked, batch: int) -> Tensor:
     """(batch,) int32: keys of each sequence before the append, -1 for one that is left out."""
     old = asked.seqused_k
-    if old is None or not isinstance(old, Tensor):
+    if not isinstance(old, Tensor) or old.dim() == 0:
         old = _capacity(asked) if old is None else checks.integer(old, "cache_seqlens")
         return torch.full((batch,), old, dtype=torch.int32, device=asked.q.device)
     checks.per_sequence(old, "cache_seqlens", batch, asked.q)
@@ -202,6 +204,7 @@ def _with_new_keys(
     if cos is not None or sin is not None:
         needed = 0 if asked.seqlens_rotary is not None else table.shape[1] * asked.k.shape[1]
         checks_kvcache._rotary(q, cache, needed, look=True)
+        asked = asked._replace(rotary_cos=cache.rotary_cos, rotary_sin=cache.rotary_sin)
         q, k_new = _turned_rows(asked, options, (q, cu_q), (k_new, cu_new), old)
     with torch.no_grad():
         _rows.append((cache.k_cache, cache.v_cache), (k_new, v_new), cu_new, old, table)

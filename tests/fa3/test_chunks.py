@@ -358,6 +358,18 @@ def test_cache(case, chunk, device):
         torch.testing.assert_close(ours[ref.touched], new[ref.touched])
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("length", [37, torch.tensor(37), None])
+def test_one_length_for_all(rows, length, device):
+    q, k, v = tensors(device, (2, rows, HEADS, D), *[(2, 40, HEADS_K, D)] * 2)
+    out = fa3.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=length, causal=True, attention_chunk=6
+    )  # fmt: skip
+    keys = [x[:, : 40 if length is None else 37] for x in (k, v)]
+    ref, std = (f(q, *keys, chunk=6, causal=True)[0] for f in REFERENCES)
+    assert_accurate("out", out, ref, std)
+
+
 @pytest.mark.parametrize("case", [CACHES[0], CACHES[7], CACHES[8]], ids=lambda case: case.name)
 @pytest.mark.parametrize("chunk", [3, 16])
 def test_packed_rows_of_a_cache(case, chunk, device):
