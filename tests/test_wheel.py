@@ -111,7 +111,6 @@ BOTH = {"sm_80", "sm_90", "compute_80"}
         ([BOTH - {"compute_80"}], ["80"], ["has no compute_80 code in 1 of 1 files of kernels"]),
         ([], ["86"], ["has no sm_86 code in 0 of 0 files of kernels"]),
     ],
-    ids=str,
 )
 def test_gpu_code_that_is_missing(monkeypatch, files, archs, problems):
     monkeypatch.setattr(check_wheel, "device_code", lambda elf: files)
