@@ -76,6 +76,7 @@ struct SharedStorage {
   // In shared memory and read again at each use: kept in registers, these two dozen words make the
   // kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
+  int maxima[Config::kBlockM];  // of rows; see LargestLogits
 };
 
 template <class Config>
