@@ -110,7 +110,7 @@ def packed(device: str):
 def test_packed(options, device, needs):
     q, k, v, cu_q, cu_k = packed(device)
     with needs(*(name for name in options if name == "softcap")):
-        out, lse, rows = flash_attn_varlen_func(
+        _, lse, rows = flash_attn_varlen_func(
             q, k, v, cu_q, cu_k, 150, 200, return_softmax_lse=True, return_max_logits="row",
             **options,
         )  # fmt: skip
@@ -225,7 +225,7 @@ def test_what_is_wanted_is_checked(wanted, device):
 
 def test_not_with_probabilities(device):
     q = torch.randn(1, 8, 2, 64, device=device).to(BF16)
-    with pytest.raises(ValueError, match="return_max_logits: got True together with return_attn"):
+    with pytest.raises(ValueError, match="return_max_logits: got True with return_attn_probs"):
         flash_attn_func(q, q, q, return_attn_probs=True, return_max_logits=True)
 
 

@@ -153,8 +153,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor block_table, OptionalTensor leftpad_k,
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
-                       bool /*deterministic: of the backward it leads to*/,
-                       bool return_max_logits, int64_t num_splits) {
+                       bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
+                       int64_t num_splits) {
   check(num_splits >= 0, "num_splits is ", num_splits, ", expected 0 or more");
   FwdParams p{};
   p.batch_invariant = batch_invariant;

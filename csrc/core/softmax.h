@@ -174,7 +174,8 @@ struct OnlineSoftmax {
     for (int c = 0; c < kCols; c += 4) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        int const a = ordered_bits(scores(r, c + 2 * i)), b = ordered_bits(scores(r, c + 2 * i + 1));
+        int const a = ordered_bits(scores(r, c + 2 * i)),
+                  b = ordered_bits(scores(r, c + 2 * i + 1));
         chains[i] = c == 0 ? std::max(a, b) : max_of_three(chains[i], a, b);
       }
     }

@@ -162,9 +162,9 @@ def varlen(
     """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
 
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
-    longest sk): filled by the kernel for probabilities. max_logits: as of `dense`. few: a decode kernel for the sequences of
-    up to 64 rows, and its num_splits; `variant` has the others, if any may be left.
-    stream, hopper_sms, cluster: as of `cached`.
+    longest sk): filled by the kernel for probabilities. max_logits: as of `dense`. few: a decode
+    kernel for the sequences of up to 64 rows, and its num_splits; `variant` has the others, if any
+    may be left. stream, hopper_sms, cluster: as of `cached`.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)

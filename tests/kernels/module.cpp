@@ -82,15 +82,6 @@ flash::Seqlens seqlens(py::dict const& call) {
   return s;
 }
 
-// LSE and, beside it, largest logits.
-flash::RowView lse(py::dict const& call) {
-  flash::RowView view = rows(call, "lse");
-  if (call.contains("max_logits")) {
-    view.to_max = reinterpret_cast<float*>(call["max_logits"].cast<int64_t>()) - view.ptr;
-  }
-  return view;
-}
-
 // What both directions have.
 template <class Params>
 Params params(py::dict const& call) {
@@ -98,7 +89,10 @@ Params params(py::dict const& call) {
   p.q = view<void const>(call, "q");
   p.k = view<void const>(call, "k");
   p.v = view<void const>(call, "v");
-  p.lse = lse(call);
+  p.lse = rows(call, "lse");
+  if (auto* const max_logits = pointer<float>(call, "max_logits")) {
+    p.lse.to_max = max_logits - p.lse.ptr;
+  }
   p.seqlens = seqlens(call);
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");

@@ -41,15 +41,17 @@ struct Accumulators {
 };
 
 // The largest logits of a thread's rows, for calls that ask for them. They lie in shared memory,
-// because registers are all in use, and one lane of those that share a row has them.
+// because registers are all in use; for the same reason an index is found anew at each use.
 template <class Config>
 struct LargestLogits {
-  FwdParams const& p;
+  RowBlock<Config> const& block;
   SharedStorage<Config>& smem;
 
-  __device__ bool wanted() const { return p.lse.to_max != 0 && threadIdx.x % 4 == 0; }
+  __device__ bool wanted() const { return block.to_max != 0; }
   __device__ int& of(int r) const {
-    return smem.maxima[threadIdx.x / 4 * Accumulators<Config>::kRows + r];
+    unsigned index = threadIdx.x;
+    asm volatile("" : "+r"(index));
+    return smem.maxima[index / 4 * Accumulators<Config>::kRows + r];
   }
 
   __device__ void begin() const {
@@ -61,7 +63,7 @@ struct LargestLogits {
 
   __device__ void operator()(int r, float top) const {
     if (wanted()) {
-      of(r) = std::max(of(r), sortable_bits(top));
+      atomicMax(&of(r), sortable_bits(top));
     }
   }
 };
@@ -95,7 +97,7 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
     }
   }
   float factor[Acc::kRows];
-  LargestLogits<Config> const tops{loader.p, loader.smem};
+  LargestLogits<Config> const tops{block, loader.smem};
   bool const moves =
       acc.softmax.template raise<size<1>(s)>(s, factor, QuadReduce{}, NoOffsets{}, tops);
   if_any_in_warp(moves, [&] {
@@ -133,11 +135,11 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
     scale[r] = row.out_scale * keep_scale;
     if (thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
-      if (p.lse.to_max != 0) {
+      if (block.to_max != 0) {
         float const unit = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
                                                                 : block.score_mod.exponent_scale();
-        int const slot = LargestLogits<Config>{p, smem}.of(r);
-        block.lse[p.lse.to_max + coord.row(r)] = largest_logit(acc.softmax, r, slot, unit);
+        int const slot = LargestLogits<Config>{block, smem}.of(r);
+        block.lse[block.to_max + coord.row(r)] = largest_logit(acc.softmax, r, slot, unit);
       }
     }
   }
@@ -160,7 +162,7 @@ __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& bl
   Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
                                                                 : block.score_mod.exponent_scale());
   BlockRange const& range = block.range;
-  LargestLogits<Config>{p, smem}.begin();
+  LargestLogits<Config>{block, smem}.begin();
   if (range.count() > 0) {
     KeyLoader<Config> const loader{block, p, smem};
     load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(

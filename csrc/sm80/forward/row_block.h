@@ -30,6 +30,7 @@ struct RowBlock {
   Element const* v;
   Element* out;  // first row of this block
   float* lse;
+  int64_t to_max;  // of RowView
   KeyPages pages;
   bool pages_missing;
 
@@ -52,6 +53,7 @@ struct RowBlock {
     v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch_k, row_k, head_kv);
     out = static_cast<Element*>(p.out.ptr) + p.out.offset(batch, row, head);
     lse = p.lse.at(batch, row, head);
+    to_max = p.lse.to_max;
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(batch, head) : 0.f;

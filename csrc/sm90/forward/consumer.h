@@ -431,8 +431,8 @@ struct Consumer {
       return softmax.template may_move_row<kColumns>(r, s, acc.slack, NoOffsets{}, tops);
     };
     auto const raise = [&](int r) {
-      moved |= __any_sync(kAll, softmax.template raise_row<kColumns>(
-                                    r, s, rescale[r], QuadReduce{}, NoOffsets{}, tops));
+      moved |= __any_sync(kAll, softmax.template raise_row<kColumns>(r, s, rescale[r], QuadReduce{},
+                                                                     NoOffsets{}, tops));
       softmax.sum[r] *= rescale[r];
     };
     if (__any_sync(kAll, may_move(0))) {

@@ -50,11 +50,11 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
     if (view.to_max != 0) {
       __syncwarp();
-      store_if(quad_lane == 0 && at.exists, lse + view.to_max,
-               largest_logit(acc.softmax, r, smem.maximum(r),
-                             Config::kScores == ScoreLevel::Plain
-                                 ? p.scores.softmax_scale
-                                 : block.score_mod.exponent_scale()));
+      store_if(
+          quad_lane == 0 && at.exists, lse + view.to_max,
+          largest_logit(acc.softmax, r, smem.maximum(r),
+                        Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
+                                                             : block.score_mod.exponent_scale()));
     }
   }
 }
