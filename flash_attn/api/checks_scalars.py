@@ -44,7 +44,7 @@ def flags(options: Options) -> Options:
         wanted = max_logits(options.return_max_logits)
         if wanted and options.return_attn_probs:
             raise ValueError(
-                f"return_max_logits: got {wanted!r} with return_attn_probs; a call returns one of them"
+                f"return_max_logits: got {wanted!r} with return_attn_probs; a call has one of them"
             )
         options = options._replace(return_max_logits=wanted)
     return options
