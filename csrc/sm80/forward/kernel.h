@@ -42,8 +42,8 @@ struct Accumulators {
 
 // The largest logits of a thread's rows, for calls that ask for them. They lie in shared memory,
 // because registers are all in use; for the same reason an index is found anew at each use, and
-// whether the call asks is read from there: d 128 spills 72 bytes with the parameter. All lanes of a
-// row have the same maximum, so each finds its own.
+// whether the call asks is read from there: d 128 spills 72 bytes with the parameter. All lanes of
+// a row have the same maximum, so each finds its own.
 template <class Config>
 struct LargestLogits {
   RowBlock<Config> const& block;
