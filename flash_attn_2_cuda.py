@@ -28,9 +28,11 @@ def _into(buffer, out):
 
 def _no_generator(gen) -> None:
     if gen is not None:
-        raise ValueError(
-            f"gen: got a {type(gen).__name__}; None is needed: dropout draws from torch's default "
-            "generator of the device, which torch.manual_seed seeds"
+        # The error of the package whose calls these are.
+        raise RuntimeError(
+            f"gen: got a {type(gen).__name__}; the `generator` argument is no longer supported, "
+            "None is needed: dropout draws from torch's default generator of the device; call "
+            "torch.manual_seed before"
         )
 
 

@@ -33,7 +33,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             modules errors switches distributed porting fa3""",
         "Reference": """api/attention api/explain api/distributed api/modules api/helpers
             api/ops""",
-        "How it is made": "build benchmarks plan glossary kernels/index lab/index",
+        "How it is made": "build benchmarks plan glossary kernels/index lab/index releasing",
     },
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary

@@ -22,20 +22,25 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Result:
-    """What a call returns with one flag set, or with none, and all of some others unset."""
+    """What a call returns with some flags set, or with none, and all of some others unset."""
 
     type: str
-    on: str | None = None
+    on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
 
 
+_PROBS, _LSE, _SAME, _MAX = FLAGS = (
+    "return_attn_probs", "return_lse", "return_softmax_lse", "return_max_logits",
+)  # fmt: skip
 RESULTS = (
-    Result("Tensor", off=("return_attn_probs", "return_lse", "return_softmax_lse")),
-    Result("tuple[Tensor, Tensor]", on="return_lse", off=("return_attn_probs",)),
-    Result("tuple[Tensor, Tensor]", on="return_softmax_lse", off=("return_attn_probs",)),
-    Result("tuple[Tensor, Tensor, Tensor]", on="return_attn_probs"),
+    Result("Tensor", off=FLAGS),
+    Result("tuple[Tensor, Tensor]", on=(_LSE,), off=(_PROBS, _MAX)),
+    Result("tuple[Tensor, Tensor]", on=(_SAME,), off=(_PROBS, _MAX)),
+    Result("tuple[Tensor, Tensor]", on=(_MAX,), off=(_PROBS, _LSE, _SAME)),
+    Result("tuple[Tensor, Tensor, Tensor]", on=(_LSE, _MAX), off=(_PROBS,)),
+    Result("tuple[Tensor, Tensor, Tensor]", on=(_SAME, _MAX), off=(_PROBS,)),
+    Result("tuple[Tensor, Tensor, Tensor]", on=(_PROBS,), off=(_MAX,)),
 )
-FLAGS = {result.on for result in RESULTS if result.on}
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,11 @@ class Signature:
     def overloads(self) -> Iterator[Signature]:
         """One for each result, and at last the function itself, for flags that are not known."""
         names = {p.name for p in self.positional + self.keyword}
-        if not names & FLAGS:
+        if names.isdisjoint(FLAGS):
             yield self
             return
         for result in RESULTS:
-            if result.on is None or result.on in names:
+            if names.issuperset(result.on):
                 yield from self._returning(result)._setting(result.on)
         yield self
 
@@ -92,16 +97,16 @@ class Signature:
         )
         return Signature(self.name, positional, keyword, result.type)
 
-    def _setting(self, flag: str | None) -> Iterator[Signature]:
-        """With a flag that is True: by keyword and, where it has a place, by position."""
+    def _setting(self, flags: tuple[str, ...]) -> Iterator[Signature]:
+        """With flags that are set: by keyword and, where one has a place, by position."""
         names = [p.name for p in self.positional]
-        if flag is None:
-            yield self
-        elif flag not in names:
+        placed = [flag for flag in flags if flag in names]
+        if not placed:
             yield replace(
-                self, keyword=tuple(_set(p) if p.name == flag else p for p in self.keyword)
+                self, keyword=tuple(_set(p) if p.name in flags else p for p in self.keyword)
             )
         else:
+            (flag,) = flags  # no result needs another one beside it
             at = names.index(flag)
             here, after = _set(self.positional[at]), self.positional[at + 1 :]
             before = self.positional[:at]
@@ -120,7 +125,8 @@ def _unset(parameter: Parameter) -> Parameter:
 
 
 def _set(parameter: Parameter) -> Parameter:
-    return replace(parameter, type="Literal[True]", default=None)
+    values = 'True, "row"' if parameter.name == _MAX else "True"
+    return replace(parameter, type=f"Literal[{values}]", default=None)
 
 
 def _given(parameter: Parameter) -> Parameter:

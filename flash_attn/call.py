@@ -12,7 +12,7 @@ microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ class Window(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> SupportsIndex: ...
+
+
+#: Whether largest logits are returned, of heads or of each "row".
+MaxLogits: TypeAlias = bool | Literal["row"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -48,6 +52,7 @@ class Options(NamedTuple):
     batch_invariant: bool = False
     return_lse: bool = False
     return_softmax_lse: bool = False  # another name
+    return_max_logits: MaxLogits = False
 
 
 class Scoring(NamedTuple):
@@ -117,6 +122,7 @@ class Forward(NamedTuple):
     rng_state: Tensor | None = None
     batch_invariant: bool = False
     deterministic: bool = False
+    return_max_logits: bool = False  # of each row
     num_splits: int = 0
 
     @classmethod

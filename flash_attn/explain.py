@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_attn import backend
 from flash_attn._explanation import Explanation
 from flash_attn.api import checks, checks_kvcache
-from flash_attn.call import Cache, Window, pick
+from flash_attn.call import Cache, MaxLogits, Window, pick
 from flash_attn.cpu import native
 from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
@@ -100,7 +100,7 @@ class _Problem:
     @property
     def needs_full_scores(self) -> bool:
         # Sinks join a row when it is finished, at either score level.
-        return bool(set(self.extras) - {"paged", "attn_probs", "sinks"})
+        return bool(set(self.extras) - {"paged", "attn_probs", "sinks", "max_logits"})
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v
@@ -133,6 +133,7 @@ def explain(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | Tensor | None = None,
@@ -170,6 +171,7 @@ def explain(
         "alibi": alibi_slopes is not None,
         "sinks": s_aux is not None,
         "attn_probs": return_attn_probs,
+        "max_logits": return_max_logits is not False,
         "paged": block_table is not None,
         "scale <= 0": softmax_scale is not None and softmax_scale <= 0,
     }
@@ -311,6 +313,8 @@ def _obstacles_to_torch(problem: _Problem) -> list[str]:
         for name in problem.extras
         if name in _WITH_OPTION and not native.can_express(_WITH_OPTION[name], q, q)
     ]
+    asked = "max_logits" in problem.extras and not problem.backward
+    obstacles += ["max_logits"] * asked
     if not native.can_express(_PLAIN, q, v):
         obstacles.append(f"head_dim {v.shape[-1]} of v beside {q.shape[-1]} of q")
     return obstacles
@@ -445,7 +449,7 @@ def _slow_on_gpu(
 
 def _may_decode(problem: _Problem) -> bool:
     """Whether a decode kernel may serve the call, or some of its sequences."""
-    if problem.backward:
+    if problem.backward or "max_logits" in problem.extras:
         return False
     if problem.cached:
         return True

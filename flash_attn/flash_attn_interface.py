@@ -13,10 +13,11 @@ from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
 from flash_attn.api import packed
-from flash_attn.call import Cache, Lengths, Options, Window
+from flash_attn.call import Cache, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
 from flash_attn.compat.functions import Applied, function_class
 from flash_attn.compat.names import refusing
+from flash_attn.compat.tensors import maybe_contiguous, round_multiple  # noqa: F401
 from flash_attn.dispatch import calls, ops
 from flash_attn.dispatch.private import (  # noqa: F401
     _flash_attn_backward,
@@ -44,16 +45,6 @@ _wrapped_flash_attn_varlen_forward: Callable[..., Any] = ops.varlen_forward
 _wrapped_flash_attn_varlen_backward: Callable[..., Any] = ops.varlen_backward
 
 
-def maybe_contiguous(x: Tensor | None) -> Tensor | None:
-    """x, or a copy with a last stride of 1; None stays None."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
-
-
-def round_multiple(x: int, m: int) -> int:
-    """The first multiple of m that is not below x."""
-    return -(-x // m) * m
-
-
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -71,6 +62,7 @@ def flash_attn_func(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
@@ -126,6 +118,8 @@ def flash_attn_func(
         batch_invariant: a row's result does not depend on what else is in the batch.
         return_lse, return_softmax_lse: also return the log-sum-exp, which is differentiable; two
             names for one thing.
+        return_max_logits: also return the largest logit of each head, for QK-clip (Kimi K2,
+            arXiv:2507.20534); "row": of each row. Sinks do not count. Not with return_attn_probs.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q; contiguous, but for a head_dim that is
@@ -134,6 +128,8 @@ def flash_attn_func(
         inputs), natural logarithm of the softmax denominator, sinks included.
         With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, seqlen_q,
         seqlen_k), the probabilities, with a negative sign where dropped.
+        With return_max_logits, one tensor more at the end, (heads,), or for "row" like lse, without
+        gradient: the largest score as it enters the softmax; -inf where no key is seen.
 
     Raises:
         TypeError, ValueError: an argument that is not as above; the message names it.
@@ -142,11 +138,11 @@ def flash_attn_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_func, unknown)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
-                      batch_invariant=batch_invariant, return_lse=return_lse,
-                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+                      deterministic=deterministic, batch_invariant=batch_invariant,
+                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.attend(q, k, v, options)
 
 
@@ -166,6 +162,7 @@ def flash_attn_kvpacked_func(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for keys and values in one tensor.
@@ -181,11 +178,11 @@ def flash_attn_kvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_kvpacked_func, unknown)
     k, v = packed.checked(kv, "kv", rank=5)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
-                      batch_invariant=batch_invariant, return_lse=return_lse,
-                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+                      deterministic=deterministic, batch_invariant=batch_invariant,
+                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.attend(q, k, v, options, None, None, kv)
 
 
@@ -204,6 +201,7 @@ def flash_attn_qkvpacked_func(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for queries, keys and values in one tensor.
@@ -219,11 +217,11 @@ def flash_attn_qkvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_qkvpacked_func, unknown)
     q, k, v = packed.checked(qkv, "qkv", rank=5)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
-                      batch_invariant=batch_invariant, return_lse=return_lse,
-                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+                      deterministic=deterministic, batch_invariant=batch_invariant,
+                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     return calls.attend(q, k, v, options, None, None, qkv)
 
 
@@ -249,6 +247,7 @@ def flash_attn_varlen_func(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
@@ -273,8 +272,8 @@ def flash_attn_varlen_func(
         max_seqlen_k: the longest sequence of k.
         block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
             arXiv:2309.06180), any page_size. There is no backward with it.
-        dropout_p, softmax_scale, softcap, deterministic, s_aux, batch_invariant: as in
-            :func:`flash_attn_func`.
+        dropout_p, softmax_scale, softcap, deterministic, s_aux, batch_invariant, return_max_logits:
+            as in :func:`flash_attn_func`.
         causal, window_size: as there; ``seqlen_q`` and ``seqlen_k`` are those of the sequence.
         alibi_slopes: (heads,) or (batch, heads), float32.
 
@@ -293,11 +292,11 @@ def flash_attn_varlen_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_func, unknown)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
-                      batch_invariant=batch_invariant, return_lse=return_lse,
-                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+                      deterministic=deterministic, batch_invariant=batch_invariant,
+                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return calls.attend(q, k, v, options, lengths, block_table)
 
@@ -322,6 +321,7 @@ def flash_attn_varlen_kvpacked_func(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_varlen_func` for keys and values in one tensor.
@@ -338,11 +338,11 @@ def flash_attn_varlen_kvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
     k, v = packed.checked(kv, "kv", rank=4)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
-                      batch_invariant=batch_invariant, return_lse=return_lse,
-                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+                      deterministic=deterministic, batch_invariant=batch_invariant,
+                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return calls.attend(q, k, v, options, lengths, None, kv)
 
@@ -364,6 +364,7 @@ def flash_attn_varlen_qkvpacked_func(
     batch_invariant: bool = False,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_varlen_func` for queries, keys and values in one tensor.
@@ -381,11 +382,11 @@ def flash_attn_varlen_qkvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
     q, k, v = packed.checked(qkv, "qkv", rank=4)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, return_attn_probs=return_attn_probs, s_aux=s_aux,
-                      batch_invariant=batch_invariant, return_lse=return_lse,
-                      return_softmax_lse=return_softmax_lse)  # fmt: skip
+                      deterministic=deterministic, batch_invariant=batch_invariant,
+                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
+                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
     lengths = Lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return calls.attend(q, k, v, options, lengths, None, qkv)
 

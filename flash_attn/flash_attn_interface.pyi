@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import Any
 from torch import Tensor
 import flash_attn_2_cuda as flash_attn_gpu
+from flash_attn.call import MaxLogits
 from flash_attn.call import Window
 from flash_attn.compat.functions import Applied
+from flash_attn.compat.tensors import maybe_contiguous as maybe_contiguous
+from flash_attn.compat.tensors import round_multiple as round_multiple
 from flash_attn.dispatch.private import _flash_attn_backward as _flash_attn_backward
 from flash_attn.dispatch.private import _flash_attn_forward as _flash_attn_forward
 from flash_attn.dispatch.private import _flash_attn_varlen_backward as _flash_attn_varlen_backward
@@ -23,14 +26,6 @@ _wrapped_flash_attn_backward: Callable[..., Any]
 _wrapped_flash_attn_varlen_forward: Callable[..., Any]
 _wrapped_flash_attn_varlen_backward: Callable[..., Any]
 
-def maybe_contiguous(
-    x: Tensor | None,
-) -> Tensor | None: ...
-
-def round_multiple(
-    x: int, m: int,
-) -> int: ...
-
 @overload
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -38,7 +33,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[False] = False,
-    return_softmax_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_func(
@@ -47,6 +42,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -55,7 +51,35 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -63,6 +87,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
     return_attn_probs: Literal[True], s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -70,6 +95,7 @@ def flash_attn_func(
     window_size: Window, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     return_attn_probs: Literal[True], *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -77,7 +103,7 @@ def flash_attn_func(
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False, *, s_aux: Tensor | None = None, batch_invariant: bool = False,
-    return_lse: bool = False, return_softmax_lse: bool = False,
+    return_lse: bool = False, return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -87,7 +113,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[False] = False,
-    return_softmax_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_kvpacked_func(
@@ -96,6 +122,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_kvpacked_func(
@@ -104,7 +131,35 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_kvpacked_func(
     q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -112,6 +167,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
     return_attn_probs: Literal[True], s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_kvpacked_func(
@@ -119,6 +175,7 @@ def flash_attn_kvpacked_func(
     window_size: Window, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     return_attn_probs: Literal[True], *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_kvpacked_func(
@@ -126,7 +183,7 @@ def flash_attn_kvpacked_func(
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False, *, s_aux: Tensor | None = None, batch_invariant: bool = False,
-    return_lse: bool = False, return_softmax_lse: bool = False,
+    return_lse: bool = False, return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -135,7 +192,7 @@ def flash_attn_qkvpacked_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: Literal[False] = False, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
-    return_softmax_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_qkvpacked_func(
@@ -143,7 +200,7 @@ def flash_attn_qkvpacked_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: Literal[False] = False, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_qkvpacked_func(
@@ -151,14 +208,39 @@ def flash_attn_qkvpacked_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: Literal[False] = False, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
-    return_softmax_lse: Literal[True],
+    return_softmax_lse: Literal[True], return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: Literal[False] = False, *,
+    s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: Literal[False] = False, *,
+    s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
+    return_softmax_lse: bool = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: Literal[False] = False, *,
+    s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
+    return_softmax_lse: Literal[True], return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_qkvpacked_func(
     qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, *, return_attn_probs: Literal[True], s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_qkvpacked_func(
@@ -166,6 +248,7 @@ def flash_attn_qkvpacked_func(
     softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     return_attn_probs: Literal[True], *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_qkvpacked_func(
@@ -173,6 +256,7 @@ def flash_attn_qkvpacked_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -183,7 +267,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
-    return_softmax_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -193,7 +277,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -203,8 +287,38 @@ def flash_attn_varlen_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
-    return_softmax_lse: Literal[True],
+    return_softmax_lse: Literal[True], return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
+    s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
+    s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
+    return_softmax_lse: bool = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
+    s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
+    return_softmax_lse: Literal[True], return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
@@ -213,7 +327,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
     return_attn_probs: Literal[True], block_table: Tensor | None = None,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -223,6 +337,7 @@ def flash_attn_varlen_func(
     alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: Literal[True],
     block_table: Tensor | None = None, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -232,7 +347,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -243,7 +358,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[False] = False,
-    return_softmax_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
@@ -253,6 +368,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
@@ -262,7 +378,38 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
@@ -271,6 +418,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
     return_attn_probs: Literal[True], s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
@@ -279,6 +427,7 @@ def flash_attn_varlen_kvpacked_func(
     window_size: Window, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     return_attn_probs: Literal[True], *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
@@ -287,7 +436,7 @@ def flash_attn_varlen_kvpacked_func(
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False, *, s_aux: Tensor | None = None, batch_invariant: bool = False,
-    return_lse: bool = False, return_softmax_lse: bool = False,
+    return_lse: bool = False, return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -297,7 +446,7 @@ def flash_attn_varlen_qkvpacked_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[False] = False,
-    return_softmax_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
@@ -306,6 +455,7 @@ def flash_attn_varlen_qkvpacked_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
@@ -314,7 +464,35 @@ def flash_attn_varlen_qkvpacked_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+    batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
+    return_max_logits: Literal[True, "row"],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
@@ -322,6 +500,7 @@ def flash_attn_varlen_qkvpacked_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
     return_attn_probs: Literal[True], s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
@@ -329,7 +508,7 @@ def flash_attn_varlen_qkvpacked_func(
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float,
     alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: Literal[True], *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
@@ -337,7 +516,7 @@ def flash_attn_varlen_qkvpacked_func(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False, *, s_aux: Tensor | None = None, batch_invariant: bool = False,
-    return_lse: bool = False, return_softmax_lse: bool = False,
+    return_lse: bool = False, return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload

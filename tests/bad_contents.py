@@ -71,6 +71,20 @@ CASES = [
     Bad("table too short", "varlen", pages((0,), (1,)), "gives sequence 1 8 keys", "at most 4"),
     # cache: 16 positions, 6 new keys
     Bad("overflow", "cache", lengths(3, 11), "cache_seqlens[1] is 11", "holds 16"),
+    Bad(
+        "more keys than the table has pages for",
+        "cache",
+        both(one_new_key, pages((0, 2), (1, 2)), lengths(3, 8)),
+        "cache_seqlens[1] is 8 and 1 new keys",
+        "block_table has room for 2 pages of 4 keys, 8 keys, per sequence",
+    ),
+    Bad(
+        "more keys than the table has pages for, none of them new",
+        "cache",
+        both(pages((0, 2), (1, 2)), set_to(k=None, v=None), lengths(8, 9)),
+        "cache_seqlens[1] is 9",
+        "block_table has room for 2 pages of 4 keys, 8 keys, per sequence",
+    ),
     Bad("length -2", "cache", lengths(-2, 3), "cache_seqlens[0] is -2", "-1 (skip)"),
     Bad(
         "batch idx beyond",

@@ -87,6 +87,40 @@ def softmax_with_sink(scores: Tensor, mask: Tensor, s_aux: Tensor | None) -> tup
     return probs, lse
 
 
+def scores_ref(
+    q: Tensor, k: Tensor, softmax_scale: float | None, softcap: float, alibi_slopes: Tensor | None
+) -> Tensor:
+    """Scores as they enter the softmax, but for masks, (b, h, sq, sk), in the inputs' dtype."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = torch.einsum("bihd,bjhd->bhij", q, repeat_heads(k, q.shape[2])) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        scores = scores + alibi_bias(alibi_slopes.to(q.dtype), q.shape[1], k.shape[1])
+    return scores
+
+
+def max_logits_ref(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    **_,
+) -> tuple[Tensor, Tensor, None]:
+    """The largest logit of each row, (b, h, sq), float64, in the place of attention_ref's lse."""
+    scores = scores_ref(q.double(), k.double(), softmax_scale, softcap, alibi_slopes)
+    mask = visible_mask(q.shape[1], k.shape[1], causal, window_size, q.device)
+    nothing = scores.new_full((*scores.shape[:-1], 1), MINUS_INF)
+    columns = torch.cat([scores.masked_fill(~mask, MINUS_INF), nothing], dim=-1)
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
+    return out, columns.amax(-1), None
+
+
 def attention_ref(
     q: Tensor,
     k: Tensor,
@@ -107,15 +141,9 @@ def attention_ref(
     keep_mask (b, h, sq, sk) is True where dropout keeps the entry.
     """
     q, k, v = q.double(), k.double(), v.double()
-    seqlen_q, heads, seqlen_k = q.shape[1], q.shape[2], k.shape[1]
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    k, v = repeat_heads(k, heads), repeat_heads(v, heads)
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        scores = scores + alibi_bias(alibi_slopes.double(), seqlen_q, seqlen_k)
-    mask = visible_mask(seqlen_q, seqlen_k, causal, window_size, q.device, chunk)
+    scores = scores_ref(q, k, softmax_scale, softcap, alibi_slopes)
+    v = repeat_heads(v, q.shape[2])
+    mask = visible_mask(q.shape[1], k.shape[1], causal, window_size, q.device, chunk)
     probs, lse = softmax_with_sink(scores, mask, s_aux)
     dropped = probs
     if dropout_p > 0:

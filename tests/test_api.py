@@ -37,6 +37,7 @@ OURS = {
     "batch_invariant": False,
     "return_lse": False,
     "return_softmax_lse": False,
+    "return_max_logits": False,
 }
 LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 

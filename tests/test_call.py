@@ -50,7 +50,9 @@ def described(monkeypatch, asked, description, operation):
         Forward("q", "k", "v", SCORING),
         Forward("q", "k", "v", SCORING, None, Keys(), True, "rng_state", True, True),
         Forward("q", "k", "v", SCORING, LENGTHS),
-        Forward("q", "k", "v", SCORING, LENGTHS, Keys(*Keys._fields), True, "r", True, True, 8),
+        Forward(
+            "q", "k", "v", SCORING, LENGTHS, Keys(*Keys._fields), True, "r", True, True, True, 8
+        ),
     ],
 )
 def test_a_forward_comes_back(call, monkeypatch):

@@ -352,11 +352,25 @@ def test_varlen_fwd_uses_a_part_of_the_keys(device, needs):
         torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_varlen_fwd_splits_without_pages(num_splits, device):
+    """Served, with pages or without: the same result up to rounding."""
+    q, k, v = plain(*qkv(device, 9))
+    ends = cu(device, 4, 9)
+    fixed = (None, None, None, None, 5, 5, 0.0, 0.3, False, False, -1, -1, 0.0, False, None)
+    chosen, split = (
+        flash_attn_2_cuda.varlen_fwd(q, k, v, None, ends, ends, *fixed, splits)[:2]
+        for splits in (0, num_splits)
+    )
+    torch.testing.assert_close(split, chosen)
+
+
 @pytest.mark.parametrize("name", [n for n, names in CUDA_MODULE.items() if "gen=" in names])
 def test_a_generator_raises(name):
     arguments = dict.fromkeys(re.findall(r"(\w+)", CUDA_MODULE[name]))
     arguments["gen"] = torch.Generator()
-    with pytest.raises(ValueError, match=r"gen: got a Generator; None is needed"):
+    said = r"gen: got a Generator; the `generator` argument is no longer supported.*manual_seed"
+    with pytest.raises(RuntimeError, match=said):
         getattr(flash_attn_2_cuda, name)(**arguments)
 
 

@@ -20,15 +20,16 @@ namespace flash::api {
 namespace {
 
 using torch::stable::clone;
-// out, lse, and if the call has them S_dmask and rng_state, which are optional because even an
-// allocation of nothing takes half a microsecond.
+// out, lse, and if the call has them S_dmask (or largest logits) and rng_state, which are optional
+// because even an allocation of nothing takes half a microsecond.
 using Outputs = std::tuple<Tensor, Tensor, OptionalTensor, OptionalTensor>;
 
 struct Attributes {
   ScoreArguments score;
   bool return_softmax;
   OptionalTensor const& rng_state;
-  bool may_decode;  // a decode kernel may serve the call
+  bool return_max_logits;  // of each row, in the place of S_dmask
+  bool may_decode;         // a decode kernel may serve the call
   int64_t num_splits = 0;
 };
 
@@ -39,7 +40,7 @@ class AttentionLaunches {
   AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
                     Attributes const& a) {
     bool leaves = true, decodes = false;
-    if (a.may_decode) {
+    if (a.may_decode && !a.return_max_logits) {
       std::tie(leaves, decodes) = share_out(q, p, a.num_splits);
     }
     if (leaves) {
@@ -87,6 +88,8 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
     throw std::runtime_error(
         concat(kNotImplemented, "probabilities (return_attn_probs) of keys in pages"));
   }
+  check(!(a.return_softmax && a.return_max_logits),
+        "one of probabilities (return_attn_probs) and return_max_logits in a call");
   p.q = operand(q, "q", q);
   set_keys(p, {k, v, /*of_cache=*/p.pages.table != nullptr}, q);
   p.out = view<void>(out, out.data_ptr());
@@ -100,15 +103,19 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.scores = scores(a.score, p.seqlens, p.heads_q, q, rng_state);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  AttentionLaunches const attention(q, k, v, p, a);
   OptionalTensor s_dmask;
+  if (a.return_max_logits) {
+    s_dmask = torch::stable::empty_like(lse);
+    p.lse.to_max = static_cast<float*>(s_dmask->data_ptr()) - p.lse.ptr;
+  }
+  AttentionLaunches const attention(q, k, v, p, a);
   if (a.return_softmax) {
     Seqlens const& s = p.seqlens;
     s_dmask = empty(q, {s.batch, p.heads_q, s.seqlen_q, s.seqlen_k}, q.scalar_type());
   }
   StreamLock const lock(current_stream(q));
   attention.start(lock);
-  if (s_dmask) {
+  if (a.return_softmax) {
     launch_probabilities(p, dtype_name(q, "q"), s_dmask->data_ptr(),
                          {current_device(), lock.stream(), "probabilities"});
   }
@@ -119,7 +126,7 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
                 int64_t window_left, int64_t window_right, double softcap,
                 OptionalTensor alibi_slopes, bool return_softmax, OptionalTensor s_aux,
                 OptionalTensor rng_state, bool batch_invariant,
-                bool /*deterministic: of the backward it leads to*/) {
+                bool /*deterministic: of the backward it leads to*/, bool return_max_logits) {
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = dense_lengths(q, k, v);
@@ -134,6 +141,7 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
       {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
        return_softmax,
        rng_state,
+       return_max_logits,
        !batch_invariant},
       out, lse);
 }
@@ -145,7 +153,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor block_table, OptionalTensor leftpad_k,
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
-                       bool /*deterministic: of the backward it leads to*/, int64_t num_splits) {
+                       bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
+                       int64_t num_splits) {
   check(num_splits >= 0, "num_splits is ", num_splits, ", expected 0 or more");
   FwdParams p{};
   p.batch_invariant = batch_invariant;
@@ -170,7 +179,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
       {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
        return_softmax,
        rng_state,
-       true,
+       return_max_logits,
+       /*may_decode=*/true,
        num_splits},
       out, lse);
 }

@@ -25,6 +25,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
     flag,
     flags,
     integer,
+    max_logits,
     num_splits,
     number,
     window,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from flash_attn.call import Options
+from flash_attn.call import MaxLogits, Options
 
 LARGEST = torch.finfo(torch.float32).max  # kernels have scores in float32
 _LEAST = -LARGEST
@@ -37,8 +37,29 @@ def flags(options: Options) -> Options:
     for x in (options.causal, options.deterministic, options.return_attn_probs,
               options.batch_invariant, options.return_lse, options.return_softmax_lse):  # fmt: skip
         if x is not True and x is not False:
-            return options._replace(**{name: flag(getattr(options, name), name) for name in _FLAGS})
+            given = {name: flag(getattr(options, name), name) for name in _FLAGS}
+            options = options._replace(**given)
+            break
+    if options.return_max_logits is not False:
+        wanted = max_logits(options.return_max_logits)
+        if wanted and options.return_attn_probs:
+            raise ValueError(
+                f"return_max_logits: got {wanted!r} with return_attn_probs; a call has one of them"
+            )
+        options = options._replace(return_max_logits=wanted)
     return options
+
+
+def max_logits(x: Any) -> MaxLogits:
+    """Which largest logits are wanted: False, of heads, or of each "row"."""
+    if isinstance(x, str) and x == "row":
+        return "row"
+    try:
+        return flag(x, "return_max_logits")
+    except TypeError:
+        raise TypeError(
+            f'return_max_logits: got {_shown(x)}; True, False or "row" is needed'
+        ) from None
 
 
 def _is_bool(x: Any) -> bool:

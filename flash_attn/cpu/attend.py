@@ -5,6 +5,8 @@ Everything above (dense, varlen, KV cache) brings views of the call's tensors he
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,20 +23,23 @@ def attend(
     scores: Scores,
     hidden_keys: Tensor | None = None,  # (sk,) bool, keys no row may see (missing pages)
     batch_invariant: bool = False,
+    max_logits: Tensor | None = None,  # (b, h, sq), written; None: not wanted
 ) -> None:
     if q.shape[0] == 0 or q.shape[1] == 0:
         return
     if batch_invariant:
-        _attend_one_by_one(q, k, v, out, lse, scores, hidden_keys)
+        _attend_one_by_one(q, k, v, out, lse, scores, hidden_keys, max_logits)
         return
     if k.shape[1] == 0:
         no_keys(out, lse, scores)
-    elif hidden_keys is None and native.can_express(scores, q, v):
+        if max_logits is not None:
+            max_logits.fill_(-math.inf)
+    elif hidden_keys is None and max_logits is None and native.can_express(scores, q, v):
         doubtful = native.forward(q, k, v, out, lse, scores)
         if doubtful is not None:
             _attend_again(q, k, v, out, lse, scores, doubtful)
     else:
-        tiled_forward.forward(q, k, v, out, lse, scores, hidden_keys)
+        tiled_forward.forward(q, k, v, out, lse, scores, hidden_keys, max_logits=max_logits)
 
 
 def _attend_again(q, k, v, out, lse, scores: Scores, rows: Tensor) -> None:
@@ -45,7 +50,9 @@ def _attend_again(q, k, v, out, lse, scores: Scores, rows: Tensor) -> None:
     lse.copy_(torch.where(rows, new_lse, lse))
 
 
-def _attend_one_by_one(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None) -> None:
+def _attend_one_by_one(
+    q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | None, max_logits: Tensor | None
+) -> None:
     """Each sequence by itself, on copies: its result is then a function of its values alone.
 
     Products and vector functions round differently with an operand's alignment and with where a
@@ -57,7 +64,8 @@ def _attend_one_by_one(q, k, v, out, lse, scores: Scores, hidden_keys: Tensor | 
         out_copy = out.new_empty(out[one].shape)
         lse_copy = lse.new_empty(lse[one].shape)
         part = scores.part(one, slice(None))
-        attend(*inputs, out_copy, lse_copy, part, hidden_keys)
+        own_max = None if max_logits is None else max_logits[one]
+        attend(*inputs, out_copy, lse_copy, part, hidden_keys, max_logits=own_max)
         out[one] = out_copy
         lse[one] = lse_copy
 

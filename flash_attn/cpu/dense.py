@@ -14,15 +14,18 @@ from .scores import make_scores
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns out (b, sq, h, dv), softmax_lse (b, h, sq), S_dmask, rng_state."""
+    """Returns out (b, sq, h, dv), softmax_lse (b, h, sq), S_dmask or largest logits, rng_state."""
     q, k, v = call.q, call.k, call.v
     batch, seqlen_q, heads, _ = q.shape
     rng_state = draw_rng_state(call.scoring.dropout_p, call.rng_state)
     scores = make_scores(q, batch, call.scoring, rng_state)
     out = q.new_empty(batch, seqlen_q, heads, v.shape[-1])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
-    attend(q, k, v, out, lse, scores, batch_invariant=call.batch_invariant)
-    s_dmask = q.new_empty(0)
+    max_logits = torch.empty_like(lse) if call.return_max_logits else None
+    attend(
+        q, k, v, out, lse, scores, batch_invariant=call.batch_invariant, max_logits=max_logits
+    )  # fmt: skip
+    s_dmask = q.new_empty(0) if max_logits is None else max_logits
     if call.return_softmax:
         s_dmask = q.new_empty(batch, heads, seqlen_q, k.shape[1])
         probabilities(q, k, lse, s_dmask, scores)

@@ -136,9 +136,9 @@ class Storage:
                 raise ValueError(f"cache_seqlens[{i}] is {length}; expected -1 (skip) or more")
             if length >= 0 and length + new > self.capacity:
                 raise ValueError(
-                    f"cache_seqlens[{i}] is {length} and {new} new keys are appended, but the "
-                    f"cache holds {self.capacity} per sequence; expected cache_seqlens + new keys "
-                    f"to be at most {self.capacity}"
+                    f"cache_seqlens[{i}] is {length} and {new} new keys are appended, but "
+                    f"{self._room()} per sequence; expected cache_seqlens + new keys to be at most "
+                    f"{self.capacity}"
                 )
             if length >= 0 and self.leftpad[i] > length + new:
                 raise ValueError(
@@ -148,6 +148,12 @@ class Storage:
         if self.pages is not None:
             self.pages.check([n + new if n >= 0 else 0 for n in lengths])
         return lengths
+
+    def _room(self) -> str:
+        if self.pages is None:
+            return f"the cache holds {self.capacity}"
+        columns, size = self.pages.table.shape[1], self.pages.page_size
+        return f"block_table has room for {columns} pages of {size} keys, {self.capacity} keys,"
 
     def check_append(self, old: list[int], new: int) -> None:
         """Where one sequence's new keys go, no other sequence has any: order would decide."""

@@ -28,6 +28,7 @@ from .scores import (
 def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores,
     hidden_keys: Tensor | None = None, wanted: Tensor | None = None,
+    max_logits: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Shapes as in attend.attend; wanted (sq,) bool: tiles without such a row are left out."""
     batch, seqlen_q, heads, _ = q.shape
@@ -39,11 +40,11 @@ def forward(
         part = scores.part(bs, qs)
         _forward_part(
             q[bs, :, qs], k[bs, :, hs], v[bs, :, hs], out[bs, :, qs], lse[bs, qs], part,
-            hidden_keys, wanted,
+            hidden_keys, wanted, None if max_logits is None else max_logits[bs, qs],
         )  # fmt: skip
 
 
-def _forward_part(q, k, v, out, lse, scores, hidden_keys, wanted) -> None:
+def _forward_part(q, k, v, out, lse, scores, hidden_keys, wanted, max_logits) -> None:
     dtype = accumulation_dtype(q.dtype)
     (batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
     groups, shift = heads // kv_heads, seqlen_k - seqlen_q
@@ -70,10 +71,14 @@ def _forward_part(q, k, v, out, lse, scores, hidden_keys, wanted) -> None:
             state.add(tile, vf[:, at], keep)
         if state.out is None:
             no_keys(out[:, here], lse[:, :, here], scores)
+            if max_logits is not None:
+                max_logits[:, :, here] = -math.inf
             continue
         scale = scores.dropout.scale if scores.dropout is not None else 1.0
         tiling.unstack_rows(state.result(scale), out[:, here], kv_heads)
         tiling.unstack_column(state.lse(), lse[:, :, here], kv_heads)
+        if max_logits is not None:
+            tiling.unstack_column(state.largest, max_logits[:, :, here], kv_heads)
 
 
 class Place(NamedTuple):
@@ -119,6 +124,7 @@ class OnlineSoftmax:
         self.out: Tensor | None = None  # (b * hk, rows * g, dv), unnormalised
         self.max: Tensor | None = None  # (b * hk, rows * g, 1)
         self.sum: Tensor | None = None
+        self.largest: Tensor | None = None  # like max, of the keys alone
         if scores.sinks is not None:
             # A sink is a key with this score and a value of zero.
             sinks = scores.sinks.view(1, kv_heads, 1, groups).expand(batch, -1, rows, -1)
@@ -128,6 +134,7 @@ class OnlineSoftmax:
     def add(self, tile: Tensor, v_tile: Tensor, keep: Tensor | None) -> None:
         """Scores (b * hk, rows * g, keys), which it overwrites; values (b * hk, keys, dv)."""
         peak = tile.amax(-1, keepdim=True)
+        self.largest = peak if self.largest is None else torch.maximum(peak, self.largest)
         if self.max is not None:
             peak = torch.maximum(peak, self.max)
         # A row that has seen nothing yet has a peak of -inf; 0 keeps -inf - -inf out of the exp.

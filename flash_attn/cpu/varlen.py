@@ -20,7 +20,8 @@ from .seqlens import Sequence, rows_in_use, sequences
 
 
 def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns out (total_q, h, dv), softmax_lse (h, total_q), S_dmask, rng_state."""
+    """Returns out (total_q, h, dv), softmax_lse (h, total_q), S_dmask or largest logits,
+    rng_state."""
     q, k, v, lengths = call.q, call.k, call.v, call.lengths
     total_q, heads, _ = q.shape
     seqs, pages = locate(q, k, v, lengths, call.keys)
@@ -28,7 +29,8 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scores = make_scores(q, lengths.batch, call.scoring, rng_state)
     out = q.new_empty(total_q, heads, v.shape[-1])
     lse = q.new_empty(heads, total_q, dtype=accumulation_dtype(q.dtype))
-    s_dmask = q.new_empty(0)
+    max_logits = torch.empty_like(lse) if call.return_max_logits else None
+    s_dmask = q.new_empty(0) if max_logits is None else max_logits
     if call.return_softmax:
         longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
         s_dmask = q.new_zeros(lengths.batch, heads, *longest)
@@ -36,7 +38,8 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         part = scores.part(batch.members, slice(None))
         ks, vs, hidden = _keys_of(batch, k, v, pages)
         qs, lses = batch.of_rows(q), batch.of_heads(lse)
-        attend(qs, ks, vs, batch.of_rows(out), lses, part, hidden, call.batch_invariant)
+        maxima = None if max_logits is None else batch.of_heads(max_logits)
+        attend(qs, ks, vs, batch.of_rows(out), lses, part, hidden, call.batch_invariant, maxima)
         if call.return_softmax:
             target = s_dmask[batch.members, :, : qs.shape[1], : ks.shape[1]]
             probabilities(qs, ks, lses, target, part)
@@ -46,6 +49,8 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for unused in (slice(0, used.start), slice(used.stop, None)):
         out[unused].zero_()
         lse[:, unused].fill_(-math.inf)
+        if max_logits is not None:
+            max_logits[:, unused].fill_(-math.inf)
     return out, lse, s_dmask, rng_state
 
 

@@ -5,6 +5,7 @@ The public functions differ in how they take q, k and v; from here on they are t
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -163,19 +164,33 @@ def _attend(
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         batch_invariant=options.batch_invariant, deterministic=options.deterministic,
+        return_max_logits=options.return_max_logits is not False,
     )  # fmt: skip
     out, lse, probs, _ = forward(call)
     if head_dim_v is not None:
         out = out.narrow(-1, 0, head_dim_v)
     if options.return_attn_probs:
         return out, lse, probs
-    return (out, lse) if options.return_lse or options.return_softmax_lse else out
+    with_lse = options.return_lse or options.return_softmax_lse
+    if options.return_max_logits is not False:
+        largest = probs if options.return_max_logits == "row" else largest_of_heads(probs)
+        return (out, lse, largest) if with_lse else (out, largest)
+    return (out, lse) if with_lse else out
+
+
+def largest_of_heads(rows: Tensor) -> Tensor:
+    """(h,) of the rows' largest logits, (b, h, s) or packed (h, total)."""
+    heads = rows.shape[-2]
+    if rows.numel() == 0:
+        return rows.new_full((heads,), -math.inf)
+    return rows.amax((0, 2) if rows.dim() == 3 else 1)
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The operation, recorded by autograd; a call with dropout that has no state yet gets one.
 
-    S_dmask and rng_state have no elements, or are None, in a call without them.
+    S_dmask and rng_state have no elements, or are None, in a call without them; the rows' largest
+    logits come in S_dmask's place.
     """
     q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
     *in_order, s_aux = scoring
@@ -191,6 +206,8 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["batch_invariant"] = True
     if call.deterministic:
         named["deterministic"] = True
+    if call.return_max_logits:
+        named["return_max_logits"] = True
     if call.num_splits:
         named["num_splits"] = call.num_splits
     inputs = q, k, v, s_aux

@@ -45,8 +45,10 @@ _GRADIENTS = (
 # `deterministic` does nothing in a forward; it travels with the call to the backward it causes.
 _FORWARD_TAIL = (
     "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
-    "bool deterministic=False"
+    "bool deterministic=False, bool return_max_logits=False"
 )
+# With return_max_logits the rows' largest logits, like softmax_lse, are in S_dmask's place: more
+# results than four would be too many for those who call the operations themselves.
 _FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor S_dmask, Tensor rng_state_out)"
 _BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
 
@@ -107,15 +109,17 @@ def _columns_of_out(q: Tensor, v: Tensor) -> int:
 def _fake_forward(asked: call.Forward):
     q, k, lengths = asked.q, asked.k, asked.lengths
     *batch, rows, heads, _ = q.shape
+    lse = q.new_empty((*batch, heads, rows), dtype=accumulation_dtype(q.dtype))
     probs_shape = (
         (*batch, heads, rows, k.shape[1])
         if lengths is None
         else (lengths.batch, heads, lengths.max_seqlen_q, lengths.max_seqlen_k)
     )
+    probs = q.new_empty(probs_shape if asked.return_softmax else (0,))
     return (
         q.new_empty((*q.shape[:-1], _columns_of_out(q, asked.v))),
-        q.new_empty((*batch, heads, rows), dtype=accumulation_dtype(q.dtype)),
-        q.new_empty(probs_shape if asked.return_softmax else (0,)),
+        lse,
+        lse.new_empty(lse.shape) if asked.return_max_logits else probs,
         q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
     )
 

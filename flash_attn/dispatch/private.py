@@ -50,6 +50,7 @@ def forward(
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
+        return_max_logits=options.return_max_logits is not False,
     )  # fmt: skip
     return calls.forward(call)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flash_attn.api import checks
-from flash_attn.call import Options, Window, pick
+from flash_attn.call import MaxLogits, Options, Window, pick
 from flash_attn.dispatch import autograd, calls
 from flash_attn.distributed import agree
 from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
@@ -37,6 +37,7 @@ class _Options(NamedTuple):
     deterministic: bool
     s_aux: Tensor | None
     gradient_dtype: torch.dtype | None
+    return_max_logits: MaxLogits
 
     def of_a_call(self) -> Options:
         """As a call on one GPU has them."""
@@ -89,8 +90,9 @@ def ring_attention(
     deterministic: bool = False,
     s_aux: Tensor | None = None,
     return_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     gradient_dtype: torch.dtype | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Self-attention in which keys and values travel between ranks while kernels run.
 
     Every rank of the group calls it with its tokens, in the order of :func:`shard_sequence`, and
@@ -113,12 +115,14 @@ def ring_attention(
         softmax_scale, causal, window_size, softcap: as in ``flash_attn_func``.
         deterministic: the backward repeats bit for bit; sums over ranks always have one order.
         return_lse: also return the log-sum-exp, (batch, heads, tokens), packed (heads, tokens).
+        return_max_logits: also return the largest logit of each head, (heads,), over all ranks;
+            "row": of each row of this rank, like the log-sum-exp.
         gradient_dtype: in which gradients of keys and values travel; None is the inputs' dtype, of
             which nothing is lost where a step is one call of a kernel. They are summed in float32
             (two ranks: in the inputs' dtype).
 
     Returns:
-        out, as q; with return_lse ``(out, lse)``, both differentiable.
+        out, as q; with return_lse ``(out, lse)``, both differentiable. Largest logits come last.
 
     Raises:
         ValueError: an argument that is not as above or, when a kind of call is made for the first
@@ -128,7 +132,8 @@ def ring_attention(
     options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                        window_size=window_size, softcap=softcap, s_aux=s_aux,
                        alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       gradient_dtype=gradient_dtype)  # fmt: skip
+                       gradient_dtype=gradient_dtype,
+                       return_max_logits=return_max_logits)  # fmt: skip
     ranks = _Ranks(_ranks_of(group), None)
     options = _check("ring", ranks, (q, k, v), layout, options, return_lse)
     return _whole_shards(RingAttention, Ring, ranks, (q, k, v), layout, options, return_lse)
@@ -151,8 +156,9 @@ def gather_attention(
     deterministic: bool = False,
     s_aux: Tensor | None = None,
     return_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     gradient_dtype: torch.dtype | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Self-attention with all keys and values on every rank, each computing its own tokens.
 
     For many packed sequences: with a "balanced" or "contiguous" layout and a causal mask a rank's
@@ -164,7 +170,8 @@ def gather_attention(
     options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                        window_size=window_size, softcap=softcap, s_aux=s_aux,
                        alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       gradient_dtype=gradient_dtype)  # fmt: skip
+                       gradient_dtype=gradient_dtype,
+                       return_max_logits=return_max_logits)  # fmt: skip
     ranks = _Ranks(_ranks_of(group), None)
     options = _check("gather", ranks, (q, k, v), layout, options, return_lse)
     return _whole_shards(GatherAttention, Gather, ranks, (q, k, v), layout, options, return_lse)
@@ -187,7 +194,8 @@ def all_to_all_attention(
     deterministic: bool = False,
     s_aux: Tensor | None = None,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_max_logits: MaxLogits = False,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Self-attention in which each rank has all tokens of some heads.
 
     Jacobs et al. 2023, "DeepSpeed Ulysses", arXiv:2309.14509. Balanced under any mask, with a
@@ -203,7 +211,8 @@ def all_to_all_attention(
     """
     options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                       deterministic=deterministic, s_aux=s_aux, gradient_dtype=None)  # fmt: skip
+                       deterministic=deterministic, s_aux=s_aux, gradient_dtype=None,
+                       return_max_logits=return_max_logits)  # fmt: skip
     ranks = _Ranks(None, _ranks_of(group))
     options = _check("all-to-all", ranks, (q, k, v), layout, options, return_lse)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
@@ -226,8 +235,9 @@ def mesh_attention(
     deterministic: bool = False,
     s_aux: Tensor | None = None,
     return_lse: bool = False,
+    return_max_logits: MaxLogits = False,
     gradient_dtype: torch.dtype | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """A ring in the mesh's first dimension, all-to-all in its second: across hosts, and inside one.
 
     Arguments:
@@ -242,7 +252,8 @@ def mesh_attention(
     options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
                        window_size=window_size, softcap=softcap, s_aux=s_aux,
                        alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       gradient_dtype=gradient_dtype)  # fmt: skip
+                       gradient_dtype=gradient_dtype,
+                       return_max_logits=return_max_logits)  # fmt: skip
     ranks = _Ranks(*mesh.get_all_groups())
     options = _check("mesh", ranks, (q, k, v), layout, options, return_lse)
     return _by_heads(ranks, (q, k, v), layout, options, return_lse)
@@ -268,7 +279,10 @@ def _check(
         lambda: _description(method, ranks, tensors, layout, options, return_lse),
     )
     causal, deterministic = bool(options.causal), bool(options.deterministic)
-    return options._replace(causal=causal, deterministic=deterministic)
+    wanted = checks.max_logits(options.return_max_logits)
+    return options._replace(
+        causal=causal, deterministic=deterministic, return_max_logits=wanted
+    )  # fmt: skip
 
 
 def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
@@ -360,8 +374,11 @@ def _same_state(ranks: _Ranks, device: torch.device) -> Tensor:
     return state
 
 
-def _attend(function, job, ranks: _Ranks, call: _Call, layout: Layout) -> tuple[Tensor, Tensor]:
-    """q, k, v (b, s, h, d) of this shard -> out (b, s, h, dv), lse (b, h, s)."""
+def _attend(
+    function, job, ranks: _Ranks, call: _Call, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """q, k, v (b, s, h, d) of this shard -> out (b, s, h, dv), lse and, if wanted, largest logits,
+    (b, h, s)."""
     options = call.options
     scoring = Scoring(
         softmax_scale=options.softmax_scale,
@@ -370,12 +387,13 @@ def _attend(function, job, ranks: _Ranks, call: _Call, layout: Layout) -> tuple[
         deterministic=options.deterministic,
         packed=layout.packed,
         dropout=call.dropout,
+        max_logits=options.return_max_logits is not False,
     )
     place = job(layout, ranks.ring, ranks.shard, options.mask(), scoring, options.gradient_dtype)
-    out, lse = function.apply(*call.tensors, options.s_aux, place)
+    out, lse, largest = function.apply(*call.tensors, options.s_aux, place)
     if call.head_dim_v != out.shape[-1]:  # whose backward is a copy
         out = out.narrow(-1, 0, call.head_dim_v)
-    return out, lse
+    return out, lse, largest
 
 
 def _whole_shards(
@@ -383,8 +401,9 @@ def _whole_shards(
 ):
     """Each rank has a shard."""
     call = _Call.of(ranks, tensors, layout, options)
-    out, lse = _attend(function, job, ranks, call, layout)
-    return _results(out, lse, layout.packed, return_lse)
+    out, lse, largest = _attend(function, job, ranks, call, layout)
+    largest = _largest(largest, ranks, options)
+    return _results(out, lse if return_lse else None, largest, layout.packed)
 
 
 def _by_heads(ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool):
@@ -406,15 +425,35 @@ def _by_heads(ranks: _Ranks, tensors, layout: Layout, options: _Options, return_
         options=call.options._replace(alibi_slopes=slopes, s_aux=s_aux),
         dropout=call.dropout and replace(call.dropout, first_head=mine.start),
     )
-    out, lse = _attend(RingAttention, Ring, ranks, call, layout)
+    out, lse, largest = _attend(RingAttention, Ring, ranks, call, layout)
     out = heads_for_rows(out, counts, ranks.split)
-    if return_lse:
-        lse = heads_for_rows(lse.transpose(1, 2).unsqueeze(-1), counts, ranks.split)
-        lse = lse.squeeze(-1).transpose(1, 2).contiguous()
-    return _results(out, lse, layout.packed, return_lse)
+    lse, largest = (
+        None if x is None else _own_rows(x, counts, ranks)
+        for x in (lse if return_lse else None, largest)
+    )
+    return _results(out, lse, _largest(largest, ranks, options), layout.packed)
 
 
-def _results(out: Tensor, lse: Tensor, packed: bool, return_lse: bool):
+def _own_rows(x: Tensor, counts: list[int], ranks: _Ranks) -> Tensor:
+    """(b, h / ranks, sum(counts)) -> (b, h, s)"""
+    rows = heads_for_rows(x.transpose(1, 2).unsqueeze(-1), counts, ranks.split)
+    return rows.squeeze(-1).transpose(1, 2).contiguous()
+
+
+def _largest(rows: Tensor | None, ranks: _Ranks, options: _Options) -> Tensor | None:
+    """Rows' largest logits (b, h, s) as the call wants them: as they are, or (h,) of all ranks."""
+    if rows is None or options.return_max_logits == "row":
+        return rows
+    heads = calls.largest_of_heads(rows)
+    for group in (ranks.ring, ranks.split):
+        if group is not None:
+            dist.all_reduce(heads, op=dist.ReduceOp.MAX, group=group)
+    return heads
+
+
+def _results(out: Tensor, lse: Tensor | None, largest: Tensor | None, packed: bool):
     if packed:
-        out, lse = out[0], lse[0]
-    return (out, lse) if return_lse else out
+        out, lse = out[0], None if lse is None else lse[0]
+        largest = largest[0] if largest is not None and largest.dim() == 3 else largest
+    results = [x for x in (out, lse, largest) if x is not None]
+    return tuple(results) if len(results) > 1 else out

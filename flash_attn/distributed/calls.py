@@ -42,6 +42,7 @@ class Scoring:
     deterministic: bool
     packed: bool
     dropout: Dropout | None
+    max_logits: bool  # whether rows' largest logits are wanted
 
     def of_heads(self, heads: slice) -> Scoring:
         slopes, dropout = self.alibi_slopes, self.dropout
@@ -165,12 +166,12 @@ def _options(tile: Tile, slopes: Tensor | None, scoring: Scoring) -> Options:
     return Options(
         dropout_p=scoring.dropout_p, softmax_scale=scoring.softmax_scale, causal=tile.right == 0,
         window_size=(tile.left, tile.right), softcap=scoring.softcap, alibi_slopes=slopes,
-        deterministic=scoring.deterministic,
+        deterministic=scoring.deterministic, return_max_logits=scoring.max_logits,
     )  # fmt: skip
 
 
 def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float]:
-    """The slopes for the kernel, and what its LSE lacks, (b or 1, h, 1)."""
+    """The slopes for the kernel, and what its logits and LSE lack, (b or 1, h, 1)."""
     slopes, tile = scoring.slopes(call), call.tiles[0]
     if slopes is None or not tile.bias:
         return slopes, 0.0
@@ -180,21 +181,25 @@ def _biases(call: Call, scoring: Scoring) -> tuple[Tensor | None, Tensor | float
 
 def forward(
     call: Call, q: Tensor, k: Tensor, v: Tensor, first_key: int, scoring: Scoring
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """q (b, s, h, d); k, v (b, keys, hk, d), from row ``first_key`` of their source on.
 
-    Returns out (b, rows, h, dv) and lse (b, h, rows) of the call's rows.
+    Returns out (b, rows, h, dv), lse (b, h, rows) and, if wanted, largest logits (b, h, rows) of
+    the call's rows.
     """
     slopes, lacks = _biases(call, scoring)
     tensors = _slice(q, call.rows), *(_slice(x, call.keys, first_key) for x in (k, v))
     options = _options(call.tiles[0], slopes, scoring)
     rng_state = scoring.rng_state(call, q.shape[0])
     if call.lengths is None:
-        out, lse, _, _ = private.forward(*tensors, options, rng_state=rng_state)
-        return out, lse + lacks if slopes is not None else lse
+        out, lse, largest, _ = private.forward(*tensors, options, rng_state=rng_state)
+        if slopes is not None:
+            lse = lse + lacks
+            largest = largest + lacks if scoring.max_logits else None
+        return out, lse, largest if scoring.max_logits else None
     q, k, v = (x[0] for x in tensors)
-    out, lse, _, _ = private.forward(q, k, v, options, call.lengths, rng_state=rng_state)
-    return out[None], lse[None]
+    out, lse, largest, _ = private.forward(q, k, v, options, call.lengths, rng_state=rng_state)
+    return out[None], lse[None], largest[None] if scoring.max_logits else None
 
 
 class Rows(NamedTuple):

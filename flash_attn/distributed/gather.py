@@ -72,19 +72,14 @@ class GatherAttention(ShardAttention):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, job: Gather
-    ) -> tuple[Tensor, Tensor]:
-        """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Shapes (b, s, h, d), of this rank's rows."""
         total = sums.Attention(q, v, accumulation_dtype(q.dtype), q.dtype)
         keys, values = (_gather(x, job.layout, job.group) for x in (k, v))
         for call in job.plan(q.device).calls:
             total.add(call.rows, *calls.forward(call, q, keys, values, 0, job.scoring))
-        if s_aux is not None:
-            total.add_sinks(s_aux)
-        out, lse = total.result()
-        ctx.save_for_backward(q, k, v, out, lse, s_aux)
         ctx.gradients = functools.partial(_gradients, job)
-        ctx.set_materialize_grads(False)
-        return out, lse
+        return ShardAttention.results(ctx, total, q, k, v, s_aux, job.scoring)
 
 
 def _gradients(job: Gather, rows: Rows, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -75,7 +75,25 @@ class ShardAttention(torch.autograd.Function):
     ``Rows``, k and v that has their gradients."""
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def results(
+        ctx: Any, total: sums.Attention, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None,
+        scoring: Scoring,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """What a forward returns: out, lse (b, h, s) and, if wanted, largest logits like lse."""
+        if s_aux is not None:
+            total.add_sinks(s_aux)
+        out, lse = total.result()
+        largest = total.largest() if scoring.max_logits else None
+        ctx.save_for_backward(q, k, v, out, lse, s_aux)
+        ctx.set_materialize_grads(False)
+        if largest is not None:
+            ctx.mark_non_differentiable(largest)
+        return out, lse, largest
+
+    @staticmethod
+    def backward(
+        ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
             return (None,) * 5
 
@@ -91,21 +109,16 @@ class RingAttention(ShardAttention):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, ring: Ring
-    ) -> tuple[Tensor, Tensor]:
-        """Shapes (b, s, h, d), of this rank's rows. Returns out, and lse (b, h, s)."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Shapes (b, s, h, d), of this rank's rows."""
         total = sums.Attention(q, v, accumulation_dtype(q.dtype), ring.sum_dtype(q.dtype))
         for step, first, keys, values in _steps(ring, k, v):
             # Behind the next transfers, which start before this and run beside it.
             total.merge_last(ring.sum_dtype(q.dtype))
             for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
                 total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))
-        if s_aux is not None:
-            total.add_sinks(s_aux)
-        out, lse = total.result()
-        ctx.save_for_backward(q, k, v, out, lse, s_aux)
         ctx.gradients = partial(_gradients, ring)
-        ctx.set_materialize_grads(False)
-        return out, lse
+        return ShardAttention.results(ctx, total, q, k, v, s_aux, ring.scoring)
 
 
 def _steps(ring: Ring, k: Tensor, v: Tensor):

@@ -102,7 +102,9 @@ def _rule(operation: torch._ops.OpOverload, dims: dict[str, _Dims]) -> Callable[
         kinds = _kinds(given, of)
         inputs = [name for name in names if name in given]
         returned = {name: _dims_of(name, given["q"], dims) for name in results}
-        if not given.get("return_softmax", False):
+        if given.get("return_max_logits", False):  # which come in its place
+            returned["S_dmask"] = returned["softmax_lse"]
+        elif not given.get("return_softmax", False):
             returned["S_dmask"] = _WHOLE
         return [
             (

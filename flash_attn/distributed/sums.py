@@ -21,13 +21,27 @@ class Attention:
         """``dtype``: what is kept between calls, at least as wide as q's."""
         self._out: Tensor | None = None  # (b, s, h, dv)
         self._lse: Tensor | None = None  # (b, h, s)
+        self._largest: Tensor | None = None  # logits, (b, h, s)
         self._last: tuple[range, Tensor, Tensor] | None = None
         self._q, self._dtype, self._lse_dtype = q, dtype, lse_dtype
         self._shape = (*q.shape[:3], v.shape[-1])
 
-    def add(self, rows: range, out: Tensor, lse: Tensor) -> None:
+    def add(self, rows: range, out: Tensor, lse: Tensor, largest: Tensor | None) -> None:
         self.merge_last(self._dtype)
         self._last = rows, out, lse
+        if largest is not None:
+            here = self.largest()[:, :, rows.start : rows.stop]
+            torch.maximum(here, largest, out=here)
+
+    def largest(self) -> Tensor:
+        """The rows' largest logits of the calls that had them."""
+        if self._largest is None:
+            self._largest = self._no_keys()
+        return self._largest
+
+    def _no_keys(self) -> Tensor:
+        b, s, h, _ = self._shape
+        return self._q.new_full((b, h, s), -math.inf, dtype=self._lse_dtype)
 
     def merge_last(self, dtype: torch.dtype) -> None:
         """``dtype``: what the sum is kept in from here on, if all of it is written."""
@@ -65,9 +79,8 @@ class Attention:
 
     def _begin(self) -> None:
         if self._out is None:
-            b, s, h, _ = self._shape
             self._out = self._q.new_zeros(self._shape, dtype=self._dtype)
-            self._lse = self._q.new_full((b, h, s), -math.inf, dtype=self._lse_dtype)
+            self._lse = self._no_keys()
 
 
 class Gradient:

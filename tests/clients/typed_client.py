@@ -73,6 +73,10 @@ def dense(q: Tensor, k: Tensor, v: Tensor, flag: bool) -> Tensor:
     assert_type(flash_attn_func(q, k, v, return_attn_probs=True, return_lse=True), Three)
     by_position = flash_attn_func(q, k, v, 0.0, None, False, (-1, -1), 0.0, None, False, True)
     assert_type(by_position, Three)
+    assert_type(flash_attn_func(q, k, v, return_max_logits=True), Two)
+    assert_type(flash_attn_func(q, k, v, return_max_logits="row"), Two)
+    assert_type(flash_attn_func(q, k, v, return_lse=True, return_max_logits=True), Three)
+    assert_type(flash_attn_func(q, k, v, return_softmax_lse=True, return_max_logits="row"), Three)
     either = flash_attn_func(q, k, v, return_lse=flag)
     return either if isinstance(either, Tensor) else either[0]
 
@@ -130,6 +134,7 @@ def parallel(q: Tensor, mesh: DeviceMesh, group: dist.ProcessGroup) -> Tensor:
     mine = shard_sequence(q, layout, 0)
     assert_type(ring_attention(mine, mine, mine, layout, group, causal=True), Tensor)
     assert_type(ring_attention(mine, mine, mine, layout, return_lse=True), Two)
+    assert_type(ring_attention(mine, mine, mine, layout, return_max_logits=True), Two)
     assert_type(gather_attention(mine, mine, mine, layout, window_size=[64, 0]), Tensor)
     assert_type(gather_attention(mine, mine, mine, layout, return_lse=True), Two)
     assert_type(all_to_all_attention(mine, mine, mine, layout, group), Tensor)
@@ -176,6 +181,8 @@ def wrong(q: Tensor, ends: Tensor, layout: Layout) -> None:
     flash_attn_with_kvcache(q, q, q, dropout_p=0.1)  # wrong: no dropout
     flash_attn_with_kvcache(q, q, q, cache_seqlens=[3, 4])  # wrong: no tensor
     ring_attention(q, q, q)  # wrong: no layout
+    flash_attn_func(q, q, q, return_max_logits="rows")  # wrong: no such value
+    flash_attn_func(q, q, q, return_max_logits=True).sum()  # wrong: a tuple
     gather_attention(q, q, q, layout, None, 0.1)  # wrong: by keyword alone
     all_to_all_attention(q, q, q, layout, gradient_dtype=torch.float32)  # wrong: not there
     ring_attention(q, q, q, layout, return_lse=True).sum()  # wrong: a tuple

@@ -154,7 +154,8 @@ def assembled(case: Case, name: str, parts: list[Tensor]) -> Tensor:
     if name == "s_aux":
         return torch.stack(parts).sum(0)
     layout = case.layout()
-    dim = (1 if name == "lse" else 0) if case.packed else (2 if name == "lse" else 1)
+    by_heads = name in ("lse", "max_logits")
+    dim = (1 if by_heads else 0) if case.packed else (2 if by_heads else 1)
     joined = torch.cat(parts, dim)
     order = torch.cat([token_ids(layout, rank) for rank in range(layout.ranks)]).argsort()
     return joined.index_select(dim, order)

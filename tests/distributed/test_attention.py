@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from compare import assert_accurate, assert_bitwise, assert_lse, assert_within
-from reference import standard_attention
+from reference import max_logits_ref, standard_attention
 
 from flash_attn.dispatch import calls
 from flash_attn.distributed import ring, unshard_sequence
@@ -127,6 +127,32 @@ SHAPES = [
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_shapes(processes, case):
     check(processes, case)
+
+
+def max_logits_cases() -> list[Case]:
+    features = ("causal", "window-both", "softcap", "alibi-full", "sinks-window", "everything")
+    found = [
+        Case(method, 4, kind, lengths=lengths, **FEATURES[feature])
+        for (method, kind), feature in itertools.product(WAYS, features)
+        for lengths in (None, UNEVEN)
+        if not (method == "gather" and (kind == "balanced") == (lengths is None))
+    ]
+    # Ranks without tokens, and no tokens at all.
+    found += [Case("ring", 4, "contiguous", seqlen=3), Case("all_to_all", 2, lengths=(0, 0))]
+    return [replace(case, dropout_p=0.0, dlse=False) for case in found]
+
+
+@pytest.mark.parametrize("case", max_logits_cases(), ids=str)
+def test_max_logits(processes, case):
+    """The largest of all ranks' parts, of each row and of each head."""
+    parts = processes.run(work.max_logits, case, ranks=case.ranks)
+    rows = assembled(case, "max_logits", [torch.as_tensor(p["max_logits"]) for p in parts])
+    _, wanted, _ = expected(case, inputs(case), max_logits_ref)
+    assert_within("rows", rows, wanted, 1e-10)
+    dims = 1 if case.packed else (0, 2)
+    of_heads = rows.amax(dims) if rows.numel() else torch.full((case.heads,), -torch.inf)
+    for part in parts:
+        assert_within("heads", torch.as_tensor(part["heads"]), of_heads, 0.0)
 
 
 def padded(rank: int, case: Case) -> dict:

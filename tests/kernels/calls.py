@@ -108,17 +108,27 @@ def dense(
     v: Tensor,
     *,
     s_dmask: Tensor | None = None,
+    max_logits: bool = False,
     **options,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """out (b, sq, h, dv) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing.
 
-    s_dmask (b, h, sq, sk): filled by the kernel for probabilities.
+    s_dmask (b, h, sq, sk): filled by the kernel for probabilities. max_logits: the third result is
+    the rows' largest, like lse.
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q)
     output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = dense_call(q, k, v, output.out, output.lse, **options)
+    if max_logits:
+        ask_for_max_logits(call, output)
     return _run(kernels, variant, call, output, s_dmask)
+
+
+def ask_for_max_logits(call: dict, output: Outputs) -> None:
+    """Its strides are those of lse."""
+    output.max_logits = poisoned(torch.full_like(output.lse, NAN))
+    call["max_logits"] = output.max_logits.data_ptr()
 
 
 def varlen(
@@ -139,6 +149,7 @@ def varlen(
     max_seqlen_k: int | None = None,
     before: float = NAN,
     s_dmask: Tensor | None = None,
+    max_logits: bool = False,
     few: str | None = None,
     num_splits: int = 0,
     batch_invariant: bool = False,
@@ -147,13 +158,13 @@ def varlen(
     hopper_sms: int = 0,
     cluster: int = 1,
     **full,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """out (total_q, h, dv) and lse (h, total_q); `before` wherever the kernel wrote nothing.
 
     max_seqlen_q, max_seqlen_k: what the call says, if not the truth. s_dmask (b, h, longest sq,
-    longest sk): filled by the kernel for probabilities. few: a decode kernel for the sequences of
-    up to 64 rows, and its num_splits; `variant` has the others, if any may be left.
-    stream, hopper_sms, cluster: as of `cached`.
+    longest sk): filled by the kernel for probabilities. max_logits: as of `dense`. few: a decode
+    kernel for the sequences of up to 64 rows, and its num_splits; `variant` has the others, if any
+    may be left. stream, hopper_sms, cluster: as of `cached`.
     """
     total_q, heads, _ = q.shape
     out_shape, lse_shape = (total_q, heads, v.shape[-1]), (heads, total_q)
@@ -167,6 +178,8 @@ def varlen(
         call |= pages(k, block_table)
     call |= {"batch_invariant": batch_invariant, "last_block_first": last_block_first}
     scores(call, **full)
+    if max_logits:
+        ask_for_max_logits(call, output)
     if few is None:
         return _run(kernels, variant, call, output, s_dmask)
     group, longest = heads // k.shape[-2], min(call["seqlen_q"], total_q)

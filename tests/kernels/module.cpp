@@ -90,6 +90,9 @@ Params params(py::dict const& call) {
   p.k = view<void const>(call, "k");
   p.v = view<void const>(call, "v");
   p.lse = rows(call, "lse");
+  if (auto* const max_logits = pointer<float>(call, "max_logits")) {
+    p.lse.to_max = max_logits - p.lse.ptr;
+  }
   p.seqlens = seqlens(call);
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
+#include "core/row_maxima.h"
 #include "core/score_mods.h"
 #include "core/softmax.h"
 #include "core/tile_grid.h"
@@ -39,6 +40,36 @@ struct Accumulators {
   }
 };
 
+// The largest logits of a thread's rows, for calls that ask for them. They lie in shared memory,
+// because registers are all in use; for the same reason an index is found anew at each use, and
+// whether the call asks is read from there: d 128 spills 72 bytes with the parameter. All lanes of
+// a row have the same maximum, so each finds its own.
+template <class Config>
+struct LargestLogits {
+  RowBlock<Config> const& block;
+  SharedStorage<Config>& smem;
+
+  __device__ bool wanted() const { return block.to_max != 0; }
+  __device__ int& of(int r) const {
+    unsigned index = threadIdx.x;
+    asm volatile("" : "+r"(index));
+    return smem.maxima[index / 4 * Accumulators<Config>::kRows + r];
+  }
+
+  __device__ void begin() const {
+#pragma unroll 1
+    for (int r = 0; wanted() && r < Accumulators<Config>::kRows; ++r) {
+      of(r) = sortable_bits(-INFINITY);
+    }
+  }
+
+  __device__ void operator()(int r, float top) const {
+    if (wanted()) {
+      atomicMax(&of(r), sortable_bits(top));
+    }
+  }
+};
+
 // One KV block: scores, mask if it needs one, softmax, values. Returns the next one.
 template <class Config>
 __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulators<Config>& acc) {
@@ -68,7 +99,10 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
     }
   }
   float factor[Acc::kRows];
-  if_any_in_warp(acc.softmax.template raise<size<1>(s)>(s, factor, QuadReduce{}), [&] {
+  LargestLogits<Config> const tops{block, loader.smem};
+  bool const moves =
+      acc.softmax.template raise<size<1>(s)>(s, factor, QuadReduce{}, NoOffsets{}, tops);
+  if_any_in_warp(moves, [&] {
     acc.softmax.rescale(factor);
     acc.rescale(factor);
   });
@@ -85,7 +119,8 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
   return next_block;
 }
 
-// Divides by the softmax denominator and writes O [rows, head_dim] and LSE [rows].
+// Divides by the softmax denominator and writes O [rows, head_dim], LSE [rows] and, for calls that
+// ask for them, largest logits.
 template <class Config>
 __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
                       SharedStorage<Config>& smem, Accumulators<Config>& acc) {
@@ -102,6 +137,12 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
     scale[r] = row.out_scale * keep_scale;
     if (thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
+      if (block.to_max != 0) {
+        float const unit = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
+                                                                : block.score_mod.exponent_scale();
+        int const slot = LargestLogits<Config>{block, smem}.of(r);
+        block.lse[block.to_max + coord.row(r)] = largest_logit(acc.softmax, r, slot, unit);
+      }
     }
   }
   acc.rescale(scale);
@@ -123,6 +164,7 @@ __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& bl
   Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
                                                                 : block.score_mod.exponent_scale());
   BlockRange const& range = block.range;
+  LargestLogits<Config>{block, smem}.begin();
   if (range.count() > 0) {
     KeyLoader<Config> const loader{block, p, smem};
     load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(

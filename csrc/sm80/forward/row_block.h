@@ -30,6 +30,7 @@ struct RowBlock {
   Element const* v;
   Element* out;  // first row of this block
   float* lse;
+  int64_t to_max;  // of RowView
   KeyPages pages;
   bool pages_missing;
 
@@ -52,6 +53,7 @@ struct RowBlock {
     v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch_k, row_k, head_kv);
     out = static_cast<Element*>(p.out.ptr) + p.out.offset(batch, row, head);
     lse = p.lse.at(batch, row, head);
+    to_max = p.lse.to_max;
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(batch, head) : 0.f;
@@ -76,6 +78,7 @@ struct SharedStorage {
   // In shared memory and read again at each use: kept in registers, these two dozen words make the
   // kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
+  int maxima[Config::kBlockM];  // of rows; see LargestLogits
 };
 
 template <class Config>

@@ -47,6 +47,24 @@ struct Consumer {
  private:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
+  // Keeps rows' largest logits for calls that ask for them; the first ones end what was there.
+  template <bool kFirst>
+  struct LargestLogits {
+    ForwardArgs const& args;
+    SharedStorage<Config>& smem;
+
+    __device__ __forceinline__ void operator()(int r, float top) const {
+      if (args.params.lse.to_max != 0) {
+        if constexpr (kFirst) {
+          smem.maximum(r) = sortable_bits(top);
+          __syncwarp();
+        } else {
+          atomicMax(&smem.maximum(r), sortable_bits(top));
+        }
+      }
+    }
+  };
+
   __device__ __forceinline__ void run_storing_at_once() {
     find_place();
     PingPong<Config>{warpgroup}.begin();
@@ -62,7 +80,7 @@ struct Consumer {
       attend_hooked(block, PingPong<Config>{warpgroup}, acc);
       number = block.number + 1;  // read here: no register holds it during the tile
       if constexpr (!kFinishesEarly) {
-        finish_rows<Config>(args, block, warpgroup, thread, acc);
+        finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
       }
       acc.rescale(acc.scale);
       if constexpr (Config::kSplit) {
@@ -248,9 +266,10 @@ struct Consumer {
       apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
-    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
-      moved =
-          __any_sync(kAll, acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets));
+    LargestLogits<kFirst> const tops{args, smem};
+    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets, tops))) {
+      moved = __any_sync(
+          kAll, acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets, tops));
       if (moved) {
         acc.softmax.rescale(rescale);
       }
@@ -342,7 +361,8 @@ struct Consumer {
         seen[r].hide_others(s, r);
       }
       float rescale;
-      softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{});
+      softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{}, NoOffsets{},
+                                           LargestLogits<true>{args, smem});
       softmax.template exponentials_of_row<kColumns>(r, s);
     }
   }
@@ -406,20 +426,24 @@ struct Consumer {
     auto& softmax = acc.softmax;
     float rescale[Acc::kRows] = {1.f, 1.f};
     int moved = 0;  // the same in a warp
-    if (__any_sync(kAll, softmax.template may_move_row<kColumns>(0, s, acc.slack))) {
-      moved =
-          __any_sync(kAll, softmax.template raise_row<kColumns>(0, s, rescale[0], QuadReduce{}));
-      softmax.sum[0] *= rescale[0];
+    LargestLogits<false> const tops{args, smem};
+    auto const may_move = [&](int r) {
+      return softmax.template may_move_row<kColumns>(r, s, acc.slack, NoOffsets{}, tops);
+    };
+    auto const raise = [&](int r) {
+      moved |= __any_sync(kAll, softmax.template raise_row<kColumns>(r, s, rescale[r], QuadReduce{},
+                                                                     NoOffsets{}, tops));
+      softmax.sum[r] *= rescale[r];
+    };
+    if (__any_sync(kAll, may_move(0))) {
+      raise(0);
     }
     softmax.template exponentials_of_row<kColumns>(0, s);
-    int const asks =
-        __any_sync(kAll, softmax.template may_move_row<kColumns>(1, s, acc.slack) || moved);
+    int const asks = __any_sync(kAll, may_move(1) || moved);
     wait_for_keys(step, steps, softmax.sum[0]);
     finish_values(before, acc);
     if (asks) {
-      moved |=
-          __any_sync(kAll, softmax.template raise_row<kColumns>(1, s, rescale[1], QuadReduce{}));
-      softmax.sum[1] *= rescale[1];
+      raise(1);
       if (moved) {
         acc.rescale(rescale);
       }
@@ -462,7 +486,7 @@ struct Consumer {
 
   __device__ __forceinline__ void finish_early(RowBlock<Config> const& block, Acc& acc) {
     if constexpr (kFinishesEarly) {
-      finish_rows<Config>(args, block, warpgroup, thread, acc);
+      finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
     }
   }
 };

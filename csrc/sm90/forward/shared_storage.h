@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/row_maxima.h"
 #include "sm90/forward/row_block.h"
 #include "sm90/pipeline.h"
 
@@ -36,6 +37,16 @@ struct SharedStorage {
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
   int blocks;     // CTAs of the launch that share its tiles
+  // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
+  // two more a thread, which not all kernels have.
+  int maxima[Config::kConsumers * kWarpgroupRows];
+
+  // Of a consumer's row; its index is found anew, which keeps it out of registers.
+  __device__ int& maximum(int r) {
+    unsigned index = threadIdx.x;
+    asm volatile("" : "+r"(index));
+    return maxima[(index - kWarpgroup) / 4 * 2 + r];
+  }
 
   __device__ RowBlock<Config>& row_block(uint32_t number) {
     return *reinterpret_cast<RowBlock<Config>*>(block[number % kDescriptions]);

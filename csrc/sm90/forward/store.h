@@ -3,6 +3,7 @@
 
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/row_block.h"
+#include "sm90/forward/shared_storage.h"
 #include "sm90/store_rows.h"
 
 namespace flash::sm90::forward {
@@ -24,10 +25,12 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
   }
 }
 
-// Writes LSE [rows] of a warpgroup, and computes what O is to be multiplied by.
+// Writes LSE [rows] of a warpgroup, and largest logits for calls that ask for them; computes what O
+// is to be multiplied by.
 template <class Config>
 __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Config> const& block,
-                                            int warpgroup, int thread, Accumulators<Config>& acc) {
+                                            SharedStorage<Config>& smem, int warpgroup, int thread,
+                                            Accumulators<Config>& acc) {
   constexpr int kRows = Accumulators<Config>::kRows;
   constexpr bool kPacked = Config::kPacked;
   FwdParams const& p = args.params;
@@ -42,9 +45,17 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
     auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     acc.scale[r] = finished.out_scale * keep_scale;
-    int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
-    float* const lse = block.lse + row.query + (kPacked ? row.head * lse_apart : 0);
+    RowView const& view = Config::kSplit ? p.splits.lse : p.lse;
+    float* const lse = block.lse + row.query + (kPacked ? row.head * view.head_stride : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
+    if (view.to_max != 0) {
+      __syncwarp();
+      store_if(
+          quad_lane == 0 && at.exists, lse + view.to_max,
+          largest_logit(acc.softmax, r, smem.maximum(r),
+                        Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
+                                                             : block.score_mod.exponent_scale()));
+    }
   }
 }
 

@@ -1,0 +1,134 @@
+"""Largest logits from the kernels' epilogues: every row of the table, every tile, KV splits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import Case, make_inputs, rng_state
+from compare import assert_bitwise, assert_within, largest
+from reference import max_logits_ref, varlen_ref
+
+from . import calls
+from .test_forward_kernels import DTYPES, FULL, ROWS, id_of, in_turns
+from .test_key_splits import SAMPLES, Cut
+
+PLAIN = [row for row in ROWS if row.scores == "plain"]
+HOPPER = [row for row in PLAIN if row.arch == "sm90"]
+
+
+def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    assert_within(name, ours, expected, 1e-5 + 3e-6 * float(largest(expected)))
+
+
+def check(kernels, row, case: Case, rng=None) -> None:
+    """Also: out and lse have the bits of a call that does not ask."""
+    x = make_inputs(case)
+    options = case.mask_kwargs() | x.scores_kwargs() | {"softcap": case.softcap}
+    options["softmax_scale"] = case.scale
+    drops = {"dropout_p": case.dropout_p, "rng_state": rng}
+    out, lse, rows = calls.dense(
+        kernels, row.name, x.q, x.k, x.v, max_logits=True, **options, **drops
+    )
+    assert_logits("max_logits", rows, max_logits_ref(x.q, x.k, x.v, **options)[1])
+    plain = calls.dense(kernels, row.name, x.q, x.k, x.v, **options, **drops)
+    assert_bitwise("out", out, plain[0])
+    assert_bitwise("lse", lse, plain[1])
+
+
+SHAPES = [
+    dict(sq=129, sk=500),
+    dict(sq=257, sk=129, causal=True),  # the first rows see nothing
+    dict(sq=150, sk=600, window=(37, 5), kind="outliers"),
+    dict(sq=113, sk=700, causal=True, kind="growing"),
+    dict(sq=5, sk=0),
+    dict(sq=300, sk=400, kind="large"),
+]
+
+
+@pytest.mark.parametrize(("row", "shape"), in_turns(ROWS, SHAPES))
+def test_masks_and_values(kernels, row, shape):
+    sizes = dict(b=1, h=2, hk=1, d=row.head_dim, dv=row.head_dim_v) | shape
+    check(kernels, row, Case(dtype=DTYPES[row.dtype], **sizes))
+
+
+HOOKS = [
+    dict(softcap=3.0),
+    dict(alibi="h"),
+    dict(alibi="bh", causal=True, sk=390),
+    dict(sinks=True, sq=190, causal=True),  # rows with nothing but the sink
+    dict(dropout_p=0.3),
+    dict(softcap=20.0, alibi="bh", sinks=True, dropout_p=0.17, window=(50, 3), sk=270),
+    dict(scale=-0.2, sk=300),
+    dict(scale=0.0, causal=True),
+    dict(scale=-9.0, kind="constant"),
+]
+
+
+@pytest.mark.parametrize(("row", "hooks"), in_turns(FULL, HOOKS))
+def test_score_mods(kernels, row, hooks):
+    sizes = dict(b=2, h=2, hk=1, d=row.head_dim, dv=row.head_dim_v)
+    check(kernels, row, Case(dtype=DTYPES[row.dtype], **sizes, **hooks), rng_state("cpu"))
+
+
+def slowly_rising(row, highest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k (1, s, 2, d) whose scores grow from KV block to KV block by less than what moves the
+    softmax's maximum: in one head towards the last key, in the other towards the first."""
+    keys = 5 * row.block_n
+    steps = torch.linspace(highest - 4, highest, keys)
+    q, k = (torch.zeros(1, n, 2, row.head_dim, dtype=DTYPES[row.dtype]) for n in (200, keys))
+    q[..., 0] = 1
+    k[0, :, 0, 0], k[0, :, 1, 0] = steps, steps.flip(0)
+    return q, k
+
+
+@pytest.mark.parametrize("highest", [-20.0, -0.5, 0.0, 0.5])
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_slowly_rising_scores(kernels, row, highest):
+    """To the bit: each product has one term."""
+    q, k = slowly_rising(row, highest)
+    options = {"softmax_scale": 1.0, "causal": row.dtype == "fp16"}
+    rows = calls.dense(
+        kernels, row.name, q, k, k[..., : row.head_dim_v], max_logits=True, **options
+    )
+    assert_bitwise("max_logits", rows[2], max_logits_ref(q, k, k, **options)[1].float())
+
+
+@pytest.mark.parametrize("tile", ["second", "packed"])
+@pytest.mark.parametrize("row", HOPPER, ids=id_of)
+def test_tiles(kernels, row, tile):
+    if tile == "second" and not row.second_block_n:
+        pytest.skip("no second tile")
+    on_tile = calls.OnTile(kernels, tile)
+    sizes = dict(b=1, sq=150, sk=600, h=6, hk=2, d=row.head_dim, dv=row.head_dim_v)
+    check(on_tile, row, Case(dtype=DTYPES[row.dtype], causal=True, **sizes))
+    q, k = slowly_rising(row, -0.5)
+    rows = calls.dense(
+        on_tile, row.name, q, k, k[..., : row.head_dim_v], max_logits=True, softmax_scale=1.0
+    )
+    assert_bitwise("max_logits", rows[2], max_logits_ref(q, k, k, softmax_scale=1.0)[1].float())
+
+
+@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
+@pytest.mark.parametrize("splits", [2, 5, 17])
+@pytest.mark.parametrize(("queries", "sinks"), [(70, True), (300, False)])
+def test_key_splits(kernels, row, splits, queries, sinks):
+    """The largest of all splits, some of which see no key; either kernel merges them."""
+    sizes = dict(b=1, sq=queries, sk=600, h=4, hk=2, d=row.head_dim, dv=row.head_dim_v)
+    case = Case(dtype=DTYPES[row.dtype], causal=True, sinks=sinks, **sizes)
+    check(Cut(kernels, splits), row, case)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
+def test_packed(kernels, row):
+    """Sequences without queries or keys, and rows that belong to none: -inf."""
+    cu_q, cu_k = (
+        torch.tensor([0, *n], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for n in ([0, 150, 3, 0, 60], [10, 70, 200, 5, 0])
+    )
+    dtype = DTYPES[row.dtype]
+    q = torch.randn(213 + row.block_m + 12, 2, row.head_dim).to(dtype)
+    k, v = (torch.randn(300, 1, d).to(dtype) for d in (row.head_dim, row.head_dim_v))
+    q[cu_q[-1] :] = k[cu_k[-1] :] = v[cu_k[-1] :] = float("nan")
+    rows = calls.varlen(kernels, row.name, q, k, v, cu_q, cu_k, causal=True, max_logits=True)[2]
+    ends = cu_q.tolist(), cu_k.tolist()
+    assert_logits("max_logits", rows, varlen_ref(max_logits_ref, q, k, v, *ends, causal=True)[1])
