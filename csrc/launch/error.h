@@ -4,9 +4,10 @@
 
 #include <cuda_runtime.h>
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "launch/concat.h"
 
 namespace flash {
 
@@ -15,13 +16,6 @@ inline constexpr char kNotImplemented[] = "flash_attn: not implemented: ";
 
 // Python turns messages with this prefix into torch.OutOfMemoryError.
 inline constexpr char kOutOfMemory[] = "CUDA out of memory.";
-
-template <class... Parts>
-std::string concat(Parts const&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
-}
 
 template <class... Parts>
 void check(bool condition, Parts const&... message) {

@@ -1,21 +1,11 @@
 #include "launch/machine.h"
 
-#include <cmath>
-
-#include "plan/machines/h100.h"
-#include "plan/machines/h200.h"
+#include "plan/machines/nearest.h"
 
 namespace flash {
 
 plan::Machine machine_of(DeviceInfo const& device) {
-  plan::Machine const* nearest = nullptr;
-  for (plan::Machine const* m : {&plan::kH200, &plan::kH100}) {
-    auto const apart = [&](plan::Machine const& other) {
-      return std::abs(double(other.l2_bytes - device.l2_bytes));
-    };
-    nearest = !nearest || apart(*m) < apart(*nearest) ? m : nearest;
-  }
-  plan::Machine machine = *nearest;
+  plan::Machine machine = plan::nearest_machine(device.l2_bytes);
   machine.sm = device.sm;
   machine.sm_count = device.sm_count;
   machine.l2_bytes = device.l2_bytes;

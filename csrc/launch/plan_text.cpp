@@ -3,7 +3,7 @@
 #include <array>
 #include <span>
 
-#include "launch/error.h"
+#include "launch/concat.h"
 
 namespace flash {
 namespace {

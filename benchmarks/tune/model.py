@@ -1,0 +1,103 @@
+"""The cost model (csrc/plan), compiled for the host: choices and times with other numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.regret.problems import Problem
+from csrc.variants import VARIANTS, Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+FLAGS = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{CSRC}"]
+_DIRECTIONS = {"backward": "bwd", "forward": "fwd", "cache": "fwd"}
+
+
+def compiler() -> str:
+    """$CXX, or the first of g++, c++ and clang++."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        raise FileNotFoundError(f"tune needs a C++ compiler: looked for {', '.join(names)}")
+    return found
+
+
+def _row(direction: str, arch: str, problem: Problem) -> Variant | None:
+    """The first row that is large enough, as in csrc/launch/select.cpp."""
+    for row in VARIANTS:
+        fits = problem.head_dim <= row.head_dim and problem.head_dim_v <= row.head_dim_v
+        if fits and (row.direction, row.arch, row.dtype) == (direction, arch, "bf16"):
+            return row
+    return None
+
+
+def can_be_predicted(problem: Problem) -> bool:
+    """Not mixed batches, whose choices are measured beside those of another kernel, nor pages that
+    Hopper's kernels do not take."""
+    return not problem.queries and problem.page % 8 == 0
+
+
+def _numbers(p: Problem) -> list[int]:
+    """A call as model.cpp takes it."""
+    cache = p.direction == "cache"
+    capacity = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
+    total = sum(p.lengths) or p.batch * p.seqlen_q
+    right = 0 if p.causal else -1
+    row = _row(_DIRECTIONS[p.direction], "sm90", p)
+    few = _row("decode", "sm80", p) if cache else None
+    return [
+        list(_DIRECTIONS).index(p.direction), p.batch, p.seqlen_q, capacity, total,
+        bool(p.lengths), p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window, right,
+        p.deterministic, p.page, row.head_dim, row.head_dim_v, row.block_m, row.block_n,
+        row.second_block_n, row.pair,
+        *([few.head_dim, few.head_dim_v, few.block_m, few.block_n, few.warps] if few else [0] * 5),
+    ]  # fmt: skip
+
+
+class Model:
+    """Begins with the numbers of the measured machine whose L2 is nearest in size; ``numbers`` are
+    by name, those of kernels as backward/128/128/tiles/begin. sm_count 0: that machine's."""
+
+    def __init__(self, l2_bytes: int, sm_count: int = 0):
+        sources = [Path(__file__).with_name("model.cpp"), *sorted(CSRC.glob("plan/*.cpp"))]
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "model.so"
+            words = [compiler(), *FLAGS, *sources, CSRC / "launch" / "plan_text.cpp", "-o", library]
+            subprocess.run(list(map(str, words)), check=True)
+            self._library = ctypes.CDLL(str(library))
+        self._library.start.restype = self._library.add.restype = ctypes.c_char_p
+        self.l2_bytes = l2_bytes
+        names = self._library.start(ctypes.c_int64(l2_bytes), sm_count)
+        self.names = names.decode().split()
+        self.sm_count = self._library.sm_count()
+        self.smem_per_block = self._library.smem_per_block()
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        values = (ctypes.c_double * len(self.names))()
+        self._library.get_numbers(values)
+        return dict(zip(self.names, values))
+
+    @numbers.setter
+    def numbers(self, numbers: dict[str, float]) -> None:
+        values = [numbers[name] for name in self.names]
+        self._library.set_numbers((ctypes.c_double * len(values))(*values))
+
+    def add(self, problem: Problem) -> list[str]:
+        """The problem's choices; problems count from 0, in the order that they were added."""
+        numbers = _numbers(problem)
+        return self._library.add((ctypes.c_int64 * len(numbers))(*numbers)).decode().splitlines()
+
+    def predict(self, problems: np.ndarray, choices: int) -> tuple[np.ndarray, np.ndarray]:
+        """µs of all choices of these problems (int32), `choices` in sum, and which are planned."""
+        us, planned = np.empty(choices), np.empty(choices, dtype=bool)
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (problems, us, planned)]
+        self._library.predict(len(problems), *pointers)
+        return us, planned
