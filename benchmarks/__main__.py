@@ -17,6 +17,7 @@ from benchmarks.compare import regressions
 from benchmarks.presets import NEEDS_GPU, PRESETS
 from benchmarks.regret import __main__ as regret
 from benchmarks.rows import Options, Row
+from benchmarks.tune import __main__ as tune
 
 # Of a user: git ignores them. Those that the documents quote are written with --record.
 RESULTS = Path(__file__).resolve().parent.parent / "build" / "bench"
@@ -143,6 +144,8 @@ def compare(args: argparse.Namespace, rows: list[Row]) -> int:
 def main() -> int:
     if sys.argv[1:2] == ["regret"]:
         return regret.main(sys.argv[2:])
+    if sys.argv[1:2] == ["tune"]:
+        return tune.main(sys.argv[2:])
     args = parse_arguments()
     machine = describe_machine(torch.device(args.device))
     title = ", ".join(f"{name} {value}" for name, value in machine.items())

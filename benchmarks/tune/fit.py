@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.regret.measure import Regret
+from benchmarks.regret.problems import Problem
 from benchmarks.tune.model import Model, can_be_predicted
 
 _SOFT = 0.03  # choices that are predicted as near as this share the expectation
-_ERRORS = 0.04  # weight of the errors of times, beside the regret
+_ERRORS = 0.1  # weight of the errors of times, beside the regret
+_PRIOR = 0.03  # weight of numbers' changes, beside the sum of the problems' regrets
+# Changes, as logarithms beside the mean change of numbers of their kind, that count 1.
+_USUAL = {"begin": 0.3, "step": 0.06}
 _NEAR = 1.35  # times the best: choices whose times count
 _FEW = 6  # problems, below which a kernel's times are left as they are
 # Factors of the number that the fit begins with, and bounds that are physical.
@@ -40,8 +44,17 @@ class Data:
         self.best = np.array(best)
         self.all = self.part(np.flatnonzero(np.isfinite(self.best)))
 
+    def halves(self) -> tuple[Part, Part]:
+        """Every other problem that was measured."""
+        return self.part(self.all.which[::2]), self.part(self.all.which[1::2])
+
     def part(self, which: np.ndarray) -> Part:
         return Part(self, which.astype(np.int32))
+
+
+def _knows_lengths(p: Problem) -> bool:
+    """Whether the plan is made for the lengths that were measured."""
+    return p.direction != "cache" or (p.batch == 1 and p.keys[0] == p.seqlen_k)
 
 
 class Part:
@@ -56,11 +69,12 @@ class Part:
         self.of = np.repeat(np.arange(len(which)), counts)
         self.starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
         self.over = self.us / data.best[which][self.of]
-        self.near = np.isfinite(self.over) & (self.over < _NEAR)
+        known = np.array([_knows_lengths(p) for p in self.problems], dtype=bool)
+        self.near = np.isfinite(self.over) & (self.over < _NEAR) & known[self.of]
 
     def losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each problem, the expected regret of a soft choice and the mean square of the errors
-        of near-best choices, both of logarithms."""
+        """For each problem, the expected regret of a soft choice and the mean error of near-best
+        choices, both of logarithms."""
         us, _ = self.model.predict(self.which, len(self.us))
         log = np.log(np.where(np.isfinite(self.us), us, np.inf))
         least = np.minimum.reduceat(log, self.starts)
@@ -68,7 +82,7 @@ class Part:
         regret = np.where(weights > 0, np.log(np.maximum(self.over, 1)), 0)
         soft = np.add.reduceat(weights * regret, self.starts)
         soft /= np.add.reduceat(weights, self.starts)
-        errors = np.where(self.near, (np.log(us) - np.log(self.us)) ** 2, 0)
+        errors = np.where(self.near, np.abs(np.log(us) - np.log(self.us)), 0)
         near = np.add.reduceat(self.near.astype(float), self.starts)
         return soft, np.add.reduceat(errors, self.starts) / np.maximum(near, 1)
 
@@ -89,73 +103,72 @@ class Part:
 
 def bounds_of(name: str, start: float, rates: dict[str, float]) -> tuple[float, float]:
     kind = name.split("/")[-1]
-    if kind in _BOUNDS:
+    if kind in _BOUNDS and start > 0:
         low, high = _BOUNDS[kind]
         return min(low, start), max(high, start)
-    low, high = _FACTORS.get(kind, (1, 1))
+    low, high = _FACTORS.get(kind, (1, 1))  # 0, as of a kernel that is not there, stays 0
     middle = rates.get(name, start)
     return low * middle, high * middle
 
 
 class Fit:
-    """Changes one number, or all numbers of a kind, as long as that lessens the loss."""
+    """Changes one number, or all of a kind, by a factor, as long as that lessens the loss. What
+    few problems depend on changes with its kind alone."""
 
     def __init__(self, part: Part, data: Data, rates: dict[str, float]):
-        self.part, self.model = part, part.model
-        self.numbers = self.model.numbers
-        self.bounds = {n: bounds_of(n, x, rates) for n, x in self.numbers.items()}
-        self._set({n: float(np.clip(x, *self.bounds[n])) for n, x in self.numbers.items()})
+        self.part, self.model, self.start = part, part.model, part.model.numbers
+        names = self.model.names
+        self.low, self.high = np.array(
+            [bounds_of(name, x, rates) for name, x in zip(names, self.start)]
+        ).T
+        self.kinds = np.array([name.split("/")[-1] for name in names])
+        self.usual = np.array([_USUAL.get(kind, 0.2) for kind in self.kinds])
+        self.model.numbers = self.numbers = np.clip(self.start, self.low, self.high)
         self.groups = self._groups(data)
         self.soft, self.errors = part.losses()
 
-    def _set(self, numbers: dict[str, float]) -> None:
-        self.model.numbers = self.numbers = numbers
-
-    def _groups(self, data: Data) -> list[tuple[list[str], Part, np.ndarray]]:
+    def _groups(self, data: Data) -> list[tuple[np.ndarray, Part, np.ndarray]]:
         """(numbers that change together, problems whose prediction they change, where these are)"""
         before, _ = self.model.predict(self.part.which, len(self.part.us))
-        names, together = list(self.numbers), {"step": [], "begin": []}
-        groups = []
-        for name in names:
-            self.model.numbers = self.numbers | {name: 1.1 * self.numbers[name]}
+        everywhere = np.arange(len(self.part.which))
+        groups = [(np.flatnonzero(self.kinds == kind), self.part, everywhere) for kind in _USUAL]
+        for number in range(len(self.numbers)):
+            self.model.numbers = self.numbers * np.where(np.arange(len(self.numbers)) == number, 1.1, 1)
             after, _ = self.model.predict(self.part.which, len(self.part.us))
             where = np.unique(self.part.of[before != after])
             if len(where) >= _FEW:
-                groups.append(([name], data.part(self.part.which[where]), where))
-                together.get(name.split("/")[-1], []).append(name)
-        everywhere = np.arange(len(self.part.which))
-        self._set(self.numbers)
-        return [(g, self.part, everywhere) for g in together.values() if g] + groups
+                groups.append((np.array([number]), data.part(self.part.which[where]), where))
+        self.model.numbers = self.numbers
+        return groups
 
-    def loss(self, soft: np.ndarray, errors: np.ndarray, regret: bool) -> float:
-        of_times = float(np.sqrt(np.minimum(errors, 0.25).mean()))
-        return float(soft.mean()) + _ERRORS * of_times if regret else of_times
+    def loss(self, soft: np.ndarray, errors: np.ndarray, numbers: np.ndarray, regret: bool) -> float:
+        losses = _ERRORS * np.minimum(errors, 0.5) + (soft if regret else 0)
+        changes = np.log(np.where(self.start > 0, numbers / np.maximum(self.start, 1e-9), 1))
+        for kind in _USUAL:
+            changes[self.kinds == kind] -= np.median(changes[self.kinds == kind])
+        return float(losses.sum() + _PRIOR * np.square(changes / self.usual).sum()) / len(losses)
 
     def run(self, seconds: float, progress: Callable[[str], None]) -> None:
-        """A quarter of the time for the errors of times, the rest for the regret."""
+        """At most a quarter of the time for the errors of times alone, the rest with the regret."""
         begin = time.monotonic()
-        for regret, end in ((False, 0.25 * seconds), (True, seconds)):
-            widths = [0.1] * len(self.groups)
-            while time.monotonic() < begin + end and max(widths) > 0.004:
-                for i, (names, part, where) in enumerate(self.groups):
-                    better = any(
-                        self._try(names, sign * widths[i], part, where, regret) for sign in (1, -1)
-                    )
+        for regret, share in ((False, 0.25), (True, 1)):
+            self.best = self.loss(self.soft, self.errors, self.numbers, regret)
+            widths = np.full(len(self.groups), 0.1)
+            while time.monotonic() < begin + share * seconds and widths.max() > 0.004:
+                for i, group in enumerate(self.groups):
+                    better = any(self._try(*group, sign * widths[i], regret) for sign in (1, -1))
                     widths[i] = min(1.3 * widths[i], 0.3) if better else 0.6 * widths[i]
-                    if time.monotonic() > begin + end:
-                        break
-                loss = self.loss(self.soft, self.errors, regret)
-                progress(f"{'regret' if regret else 'times'}: loss {loss:.5f}")
+                progress(f"fit of {'regret and times' if regret else 'times'}: loss {self.best:.5f}")
 
-    def _try(self, names: list[str], by: float, part: Part, where: np.ndarray, regret: bool) -> bool:
-        changed = {n: float(np.clip(self.numbers[n] * np.exp(by), *self.bounds[n])) for n in names}
-        self.model.numbers = self.numbers | changed
+    def _try(self, which: np.ndarray, part: Part, where: np.ndarray, by: float, regret: bool) -> bool:
+        changed = self.numbers.copy()
+        changed[which] = np.clip(changed[which] * np.exp(by), self.low[which], self.high[which])
+        self.model.numbers = changed
         soft, errors = self.soft.copy(), self.errors.copy()
         soft[where], errors[where] = part.losses()
-        now, then = self.loss(soft, errors, regret), self.loss(self.soft, self.errors, regret)
-        if now < then - 1e-6:
-            self._set(self.numbers | changed)
-            self.soft, self.errors = soft, errors
-            return True
+        loss = self.loss(soft, errors, changed, regret)
+        better = loss < self.best - 1e-6
+        if better:
+            self.numbers, self.soft, self.errors, self.best = changed, soft, errors, loss
         self.model.numbers = self.numbers
-        return False
+        return better

@@ -62,8 +62,8 @@ def _numbers(p: Problem) -> list[int]:
 
 
 class Model:
-    """Begins with the numbers of the measured machine whose L2 is nearest in size; ``numbers`` are
-    by name, those of kernels as backward/128/128/tiles/begin. sm_count 0: that machine's."""
+    """Begins with the numbers of the measured machine whose L2 is nearest in size; names of
+    kernels' numbers are like backward/128/128/tiles/begin. sm_count 0: that machine's."""
 
     def __init__(self, l2_bytes: int, sm_count: int = 0):
         sources = [Path(__file__).with_name("model.cpp"), *sorted(CSRC.glob("plan/*.cpp"))]
@@ -80,15 +80,16 @@ class Model:
         self.smem_per_block = self._library.smem_per_block()
 
     @property
-    def numbers(self) -> dict[str, float]:
-        values = (ctypes.c_double * len(self.names))()
-        self._library.get_numbers(values)
-        return dict(zip(self.names, values))
+    def numbers(self) -> np.ndarray:
+        """In the order of ``names``."""
+        values = np.empty(len(self.names))
+        self._library.get_numbers(ctypes.c_void_p(values.ctypes.data))
+        return values
 
     @numbers.setter
-    def numbers(self, numbers: dict[str, float]) -> None:
-        values = [numbers[name] for name in self.names]
-        self._library.set_numbers((ctypes.c_double * len(values))(*values))
+    def numbers(self, numbers: np.ndarray) -> None:
+        values = np.ascontiguousarray(numbers, dtype=np.float64)
+        self._library.set_numbers(ctypes.c_void_p(values.ctypes.data))
 
     def add(self, problem: Problem) -> list[str]:
         """The problem's choices; problems count from 0, in the order that they were added."""
