@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test newest unit coverage bench figures pictures build spills sass sanitize docs lint format hooks wheel wheel3 sdist clean
+.PHONY: help demo test newest unit coverage bench tune figures pictures build spills sass sanitize docs lint format hooks wheel wheel3 sdist clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,6 +40,9 @@ coverage: $(VENV)/.env-test  ## which lines of the Python code the tests run, an
 
 bench: $(VENV)/.env-demo build  ## benchmarks, to build/bench; ARGS="--help" for what there is
 	$(PY) -m benchmarks $(ARGS)
+
+tune: $(VENV)/.env-demo build  ## fit the cost model to this GPU: csrc/plan/machines/, ten minutes; ARGS="--help"
+	$(PY) -m benchmarks tune $(ARGS)
 
 figures: $(VENV)/.env-demo build  ## the figures that the documents quote, and their pictures; ARGS="fwd,bwd"
 	$(PY) -m benchmarks --record $(ARGS)

@@ -114,16 +114,34 @@ def load(files: list[Path]) -> tuple[dict, list[Regret]]:
 
 
 def judge(part: Part) -> dict[str, tuple[int, float, float]]:
-    """For each direction: problems, chosen over best, and the share that is predicted within 10%.
-    Those whose chosen was not measured do not count."""
-    chosen, error = part.regret_of_plans(), part.error_of_best()
+    """For each direction: problems, the geometric mean of chosen over best, and the share of best
+    choices whose time is predicted within 10%, of the problems whose lengths the plan knows.
+    Problems whose chosen was not measured do not count for the mean."""
+    chosen, error = np.log(part.regret_of_plans()), part.error_of_best()
     found = {}
     for direction in ("backward", "forward", "cache"):
-        of_it = np.array([p.direction == direction for p in part.problems]) & np.isfinite(chosen)
+        of_it = np.array([p.direction == direction for p in part.problems])
         if of_it.any():
-            mean = float(np.exp(np.log(chosen[of_it]).mean()))
-            found[direction] = int(of_it.sum()), mean, float((abs(error[of_it] - 1) < 0.1).mean())
+            near = abs(error[of_it & part.known] - 1) < 0.1
+            mean = float(np.exp(np.nanmean(chosen[of_it])))
+            found[direction] = int(of_it.sum()), mean, float(near.mean()) if len(near) else np.nan
     return found
+
+
+def tuned(machine: dict, regrets: list[Regret], seconds: float) -> Model:
+    """The model with fitted numbers; prints what they are worth."""
+    model = Model(machine["l2_bytes"], machine.get("sm_count", 0))
+    data = Data(model, regrets)
+    fitted, judged = data.halves()
+    before = judge(judged)
+    Fit(fitted, data, machine.get("rates", {})).run(seconds, print)
+    print("on problems that were not fitted, before → after:")
+    for direction, (count, *after) in judge(judged).items():
+        _, *earlier = before[direction]
+        regret, near = (f"{a:.4f} → {b:.4f}" for a, b in zip(earlier, after))
+        print(f"  {direction}, {count} problems: chosen over best {regret}; ", end="")
+        print(f"share of the best choices' times predicted within 10% {near}")
+    return model
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,19 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("tune needs a GPU, or --from with the JSON of earlier runs", file=sys.stderr)
         return 1
     machine, regrets = load(args.files) if args.files else measure(args)
-    model = Model(machine["l2_bytes"], machine.get("sm_count", 0))
-    data = Data(model, regrets)
-    fitted, judged = data.halves()
-    before = judge(judged)
-    Fit(fitted, data, machine.get("rates", {})).run(args.fit_seconds, print)
-    after = judge(judged)
-    print("on problems that were not fitted, before → after:")
-    for direction, (count, regret, near) in before.items():
-        _, regret_after, near_after = after[direction]
-        print(
-            f"  {direction}, {count} problems: chosen over best {regret:.4f} → {regret_after:.4f}; "
-            f"best predicted within 10%: {near:.0%} → {near_after:.0%} of them"
-        )
+    model = tuned(machine, regrets, args.fit_seconds)
     name = args.name or name_of(machine["gpu"])
     path = args.out or MACHINES / f"{name}.h"
     path.write_text(text_of(model, machine["gpu"], name))

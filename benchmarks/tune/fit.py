@@ -69,8 +69,8 @@ class Part:
         self.of = np.repeat(np.arange(len(which)), counts)
         self.starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
         self.over = self.us / data.best[which][self.of]
-        known = np.array([_knows_lengths(p) for p in self.problems], dtype=bool)
-        self.near = np.isfinite(self.over) & (self.over < _NEAR) & known[self.of]
+        self.known = np.array([_knows_lengths(p) for p in self.problems], dtype=bool)
+        self.near = np.isfinite(self.over) & (self.over < _NEAR) & self.known[self.of]
 
     def losses(self) -> tuple[np.ndarray, np.ndarray]:
         """For each problem, the expected regret of a soft choice and the mean error of near-best
@@ -97,7 +97,9 @@ class Part:
     def error_of_best(self) -> np.ndarray:
         """Predicted over measured, of the best choice."""
         us, _ = self.model.predict(self.which, len(self.us))
-        best = [self.starts[i] + np.nanargmin(self.over[self.of == i]) for i in range(len(self.which))]
+        best = [
+            self.starts[i] + np.nanargmin(self.over[self.of == i]) for i in range(len(self.which))
+        ]
         return us[best] / self.us[best]
 
 
@@ -133,7 +135,9 @@ class Fit:
         everywhere = np.arange(len(self.part.which))
         groups = [(np.flatnonzero(self.kinds == kind), self.part, everywhere) for kind in _USUAL]
         for number in range(len(self.numbers)):
-            self.model.numbers = self.numbers * np.where(np.arange(len(self.numbers)) == number, 1.1, 1)
+            self.model.numbers = self.numbers * np.where(
+                np.arange(len(self.numbers)) == number, 1.1, 1
+            )
             after, _ = self.model.predict(self.part.which, len(self.part.us))
             where = np.unique(self.part.of[before != after])
             if len(where) >= _FEW:
@@ -141,7 +145,9 @@ class Fit:
         self.model.numbers = self.numbers
         return groups
 
-    def loss(self, soft: np.ndarray, errors: np.ndarray, numbers: np.ndarray, regret: bool) -> float:
+    def loss(
+        self, soft: np.ndarray, errors: np.ndarray, numbers: np.ndarray, regret: bool
+    ) -> float:
         losses = _ERRORS * np.minimum(errors, 0.5) + (soft if regret else 0)
         changes = np.log(np.where(self.start > 0, numbers / np.maximum(self.start, 1e-9), 1))
         for kind in _USUAL:
@@ -158,9 +164,13 @@ class Fit:
                 for i, group in enumerate(self.groups):
                     better = any(self._try(*group, sign * widths[i], regret) for sign in (1, -1))
                     widths[i] = min(1.3 * widths[i], 0.3) if better else 0.6 * widths[i]
-                progress(f"fit of {'regret and times' if regret else 'times'}: loss {self.best:.5f}")
+                progress(
+                    f"fit of {'regret and times' if regret else 'times'}: loss {self.best:.5f}"
+                )
 
-    def _try(self, which: np.ndarray, part: Part, where: np.ndarray, by: float, regret: bool) -> bool:
+    def _try(
+        self, which: np.ndarray, part: Part, where: np.ndarray, by: float, regret: bool
+    ) -> bool:
         changed = self.numbers.copy()
         changed[which] = np.clip(changed[which] * np.exp(by), self.low[which], self.high[which])
         self.model.numbers = changed

@@ -10,7 +10,7 @@ from benchmarks.tune.model import Model
 
 _MEMORY_AND_SOCKET = re.compile(r"^(\d+GB|HBM\w*|SXM\d*)$")
 _HEAD = """\
-// {gpu}: {sms} multiprocessors, {mib:.0f} MiB of L2. Written by `make tune`.
+// {gpu}: {sms} multiprocessors, {mib:.0f} MiB of L2; numbers as `make tune` writes them.
 #pragma once
 
 #include "plan/machine.h"
@@ -25,7 +25,7 @@ _KERNELS = {
 
 
 def name_of(gpu: str) -> str:
-    """"NVIDIA H100 80GB HBM3" → "h100"."""
+    """ "NVIDIA H100 80GB HBM3" → "h100"."""
     words = re.split(r"[ _-]", gpu.removeprefix("NVIDIA "))
     return "_".join(word for word in words if not _MEMORY_AND_SOCKET.match(word)).lower()
 
@@ -36,6 +36,10 @@ def _number(x: float) -> str:
     if -3 < np.log10(max(x, 1e-9)) < 4:
         text = np.format_float_positional(float(text), trim="0")
     return f"{text}f"
+
+
+def _bytes(count: int) -> str:
+    return f"{count >> 20} << 20" if count % 2**20 == 0 else str(count)
 
 
 def _tables(model: Model, constant: str) -> list[str]:
@@ -68,7 +72,7 @@ def text_of(model: Model, gpu: str, name: str) -> str:
         f"inline constexpr Machine {constant} = {{",
         "    .sm = 90,",
         f"    .sm_count = {model.sm_count},",
-        f"    .l2_bytes = {model.l2_bytes},",
+        f"    .l2_bytes = {_bytes(model.l2_bytes)},",
         f"    .smem_per_block = {model.smem_per_block},",
         *numbers,
         *(f"    .{direction.lower()} = {constant}{direction}," for direction in _KERNELS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -61,18 +62,24 @@ def _numbers(p: Problem) -> list[int]:
     ]  # fmt: skip
 
 
+@functools.cache
+def _library() -> ctypes.CDLL:
+    sources = [Path(__file__).with_name("model.cpp"), *sorted(CSRC.glob("plan/*.cpp"))]
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model.so"
+        words = [compiler(), *FLAGS, *sources, CSRC / "launch" / "plan_text.cpp", "-o", target]
+        subprocess.run(list(map(str, words)), check=True)
+        library = ctypes.CDLL(str(target))
+    library.start.restype = library.add.restype = ctypes.c_char_p
+    return library
+
+
 class Model:
-    """Begins with the numbers of the measured machine whose L2 is nearest in size; names of
+    """One at a time: a new one takes the place of the last. Begins with the numbers of the measured machine whose L2 is nearest in size; names of
     kernels' numbers are like backward/128/128/tiles/begin. sm_count 0: that machine's."""
 
     def __init__(self, l2_bytes: int, sm_count: int = 0):
-        sources = [Path(__file__).with_name("model.cpp"), *sorted(CSRC.glob("plan/*.cpp"))]
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "model.so"
-            words = [compiler(), *FLAGS, *sources, CSRC / "launch" / "plan_text.cpp", "-o", library]
-            subprocess.run(list(map(str, words)), check=True)
-            self._library = ctypes.CDLL(str(library))
-        self._library.start.restype = self._library.add.restype = ctypes.c_char_p
+        self._library = _library()
         self.l2_bytes = l2_bytes
         names = self._library.start(ctypes.c_int64(l2_bytes), sm_count)
         self.names = names.decode().split()

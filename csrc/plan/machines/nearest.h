@@ -14,8 +14,7 @@ inline constexpr Machine const* kMachines[] = {&kH200, &kH100};
 inline Machine const& nearest_machine(int64_t l2_bytes) {
   Machine const* nearest = kMachines[0];
   for (Machine const* m : kMachines) {
-    bool const nearer =
-        std::abs(m->l2_bytes - l2_bytes) < std::abs(nearest->l2_bytes - l2_bytes);
+    bool const nearer = std::abs(m->l2_bytes - l2_bytes) < std::abs(nearest->l2_bytes - l2_bytes);
     nearest = nearer ? m : nearest;
   }
   return *nearest;

@@ -1,0 +1,121 @@
+"""`make tune` without a GPU: it finds a machine again from times that the model made of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from benchmarks.regret import report
+from benchmarks.regret.measure import Regret
+from benchmarks.regret.problems import draw
+from benchmarks.tune import __main__ as tune
+from benchmarks.tune.machine_file import name_of, text_of
+from benchmarks.tune.model import CSRC, Model, can_be_predicted, compiler
+
+MIB = 2**20
+MACHINE = {"gpu": "NVIDIA Test 80GB", "l2_bytes": 60 * MIB}
+# What the other machine's numbers are, over those of the nearest one.
+OTHER = {"kv_persistent/step": 0.65, "packed/step": 0.85, "launch": 0.8}
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="needs a C++ compiler"
+)
+
+
+def _measured(seed: int, counts: dict[str, int]) -> list[Regret]:
+    """Times of another machine, with 0.5% of noise, of problems."""
+    model, dice = Model(MACHINE["l2_bytes"]), random.Random(seed)
+    factors = [
+        next((f for end, f in OTHER.items() if name.endswith(end)), 1.0) for name in model.names
+    ]
+    model.numbers = model.numbers * np.array(factors)
+    regrets = []
+    for index, problem in enumerate(filter(can_be_predicted, draw(seed, counts))):
+        choices = model.add(problem)
+        us, planned = model.predict(np.array([index], dtype=np.int32), len(choices))
+        times = [float(t) * dice.gauss(1, 0.005) for t in us]
+        confirmed = list(range(len(choices)))
+        chosen = int(planned.argmax())
+        regrets.append(Regret(problem, choices, times, list(us), chosen, confirmed))
+    return regrets
+
+
+def test_finds_the_other_machine_and_writes_it(tmp_path, capsys):
+    measured, out = tmp_path / "measured.json", tmp_path / "test.h"
+    regrets = _measured(3, {"backward": 120, "forward": 70, "cache": 20})
+    report.write(regrets, MACHINE, measured)
+    models = []
+    tuned = tune.tuned
+
+    def keep(*args):
+        models.append(tuned(*args))
+        return models[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "tuned", keep)
+        assert tune.main(["--from", str(measured), "--out", str(out), "--fit-seconds", "60"]) == 0
+    printed = capsys.readouterr().out
+    for direction in ("backward", "forward"):
+        numbers = re.search(
+            rf"{direction}, .*: chosen over best (\S+) → (\S+); .* (\S+) → (\S+)", printed
+        )
+        regret, after, near, near_after = map(float, numbers.groups())
+        assert regret > 1.005, printed
+        assert after - 1 < 0.5 * (regret - 1), printed
+        assert near_after > near, printed
+    _compiles_and_says(out, models[0], tmp_path)
+
+
+def _compiles_and_says(header, model: Model, folder) -> None:
+    """The written file's numbers are the model's, with four digits."""
+    program = folder / "numbers.cpp"
+    members = [name for name in model.names if "/" not in name]
+    prints = "".join(f"show(kTest.{name});" for name in members)
+    program.write_text(f"""
+        #include <cstdio>
+        #include "{header}"
+        using namespace flash::plan;
+        void show(double x) {{ std::printf("%.9g\\n", x); }}
+        template <class... T> void show_all(T const&... t) {{ (..., (show(t.begin), show(t.step))); }}
+        int main() {{
+          {prints}
+          for (auto& r : kTest.backward) show_all(r.tiles, r.kv_persistent, r.ordered_dq);
+          for (auto& r : kTest.forward) show_all(r.first, r.second, r.packed, r.split);
+          for (auto& r : kTest.decode) show_all(r.pieces);
+        }}
+    """)
+    command = [compiler(), "-std=c++20", "-Wall", "-Werror", f"-I{CSRC}", str(program)]
+    subprocess.run([*command, "-o", str(folder / "numbers")], check=True)
+    shown = subprocess.run([folder / "numbers"], check=True, capture_output=True, text=True).stdout
+    np.testing.assert_allclose([float(x) for x in shown.split()], model.numbers, rtol=6e-4)
+
+
+def test_the_files_that_are_built_are_as_tune_writes_them():
+    for gpu, mib in (("NVIDIA H200", 60), ("NVIDIA H100 80GB HBM3", 50)):
+        name = name_of(gpu)
+        written = (CSRC / "plan" / "machines" / f"{name}.h").read_text()
+        assert text_of(Model(mib * MIB), gpu, name) == written
+
+
+def test_names_of_machines():
+    gpus = [
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H100 PCIe",
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA GH200 480GB",
+    ]
+    assert list(map(name_of, gpus)) == ["h100", "h100_pcie", "a100", "gh200"]
+
+
+def test_runs_of_two_gpus_are_refused(tmp_path):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for gpu, file in zip(("NVIDIA H100", "NVIDIA H200"), files):
+        file.write_text(json.dumps({"machine": {"gpu": gpu, "l2_bytes": 1}, "regrets": []}))
+    with pytest.raises(SystemExit, match="one GPU; these are of NVIDIA H100, NVIDIA H200"):
+        tune.main(["--from", *map(str, files)])
