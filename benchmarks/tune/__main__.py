@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -76,12 +77,12 @@ def measure(args: argparse.Namespace) -> tuple[dict, list[Regret]]:
         sys.exit(f"tune fits times of kernels for compute capability 9.0; this GPU has {found}")
     machine = describe_machine(device, args.seed)
     problems = draw(args.seed, {"backward": 1000, "forward": 600, "cache": 800})
-    by_turns = sorted(range(len(problems)), key=lambda i: _turn(problems, i))
+    random.Random(args.seed).shuffle(problems)  # all directions, whenever time is up
     bench, regrets, end = Bench(device), [], time.time() + args.seconds
-    for number, index in enumerate(by_turns):
+    for number, problem in enumerate(problems):
         if time.time() > end:
             break
-        regret = bench.measure(problems[index])
+        regret = bench.measure(problem)
         regrets += [regret] if regret is not None else []
         if number % 20 == 19:
             torch.cuda.empty_cache()
@@ -90,12 +91,6 @@ def measure(args: argparse.Namespace) -> tuple[dict, list[Regret]]:
     report.write(regrets, machine, MEASURED)
     print(f"wrote {MEASURED}")
     return machine, regrets
-
-
-def _turn(problems: list[Problem], index: int) -> float:
-    """Directions take turns, whenever time is up."""
-    of_direction = [i for i, p in enumerate(problems) if p.direction == problems[index].direction]
-    return of_direction.index(index) / len(of_direction)
 
 
 def load(files: list[Path]) -> tuple[dict, list[Regret]]:
@@ -132,6 +127,8 @@ def tuned(machine: dict, regrets: list[Regret], seconds: float) -> Model:
     """The model with fitted numbers; prints what they are worth."""
     model = Model(machine["l2_bytes"], machine.get("sm_count", 0))
     data = Data(model, regrets)
+    if np.isfinite(data.best).sum() < 2:
+        sys.exit(f"none of {len(regrets)} measured problems can be fitted: choices differ")
     fitted, judged = data.halves()
     before = judge(judged)
     Fit(fitted, data, machine.get("rates", {})).run(seconds, print)

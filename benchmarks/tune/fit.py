@@ -24,29 +24,27 @@ _BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_gain": (1.2, 3), "l2_share
 
 
 class Data:
-    """Measured problems as flat arrays, a choice after the other."""
+    """Measured problems as flat arrays, a choice after the other; NaN: it was not measured."""
 
     def __init__(self, model: Model, regrets: Sequence[Regret]):
         self.model = model
-        self.problems = []
+        kept = [regret for regret in regrets if can_be_predicted(regret.problem)]
+        self.problems = [regret.problem for regret in kept]
         us, best = [], []
-        for regret in filter(lambda r: can_be_predicted(r.problem), regrets):
+        for regret in kept:
             texts = model.add(regret.problem)
             times = dict(zip(regret.choices, regret.measured))  # alike ones are the same choice
-            of_it = [times.get(text, np.nan) for text in texts]
-            self.problems.append(regret.problem if np.isfinite(of_it).sum() > 0 else None)
-            us.append(of_it)
+            us.append([times.get(text, np.nan) for text in texts])
             listed = [regret.measured[i] for i in regret.confirmed if regret.choices[i] in texts]
             best.append(min(listed, default=np.nan))
-        self.us = np.array([time for of_it in us for time in of_it])
-        self.counts = np.array([len(of_it) for of_it in us])
-        self.starts = np.concatenate([[0], np.cumsum(self.counts)])
+        self.us = np.concatenate(us) if us else np.empty(0)
+        self.starts = np.cumsum([0, *map(len, us)])
         self.best = np.array(best)
-        self.all = self.part(np.flatnonzero(np.isfinite(self.best)))
 
     def halves(self) -> tuple[Part, Part]:
         """Every other problem that was measured."""
-        return self.part(self.all.which[::2]), self.part(self.all.which[1::2])
+        measured = np.flatnonzero(np.isfinite(self.best))
+        return self.part(measured[::2]), self.part(measured[1::2])
 
     def part(self, which: np.ndarray) -> Part:
         return Part(self, which.astype(np.int32))
@@ -63,9 +61,8 @@ class Part:
     def __init__(self, data: Data, which: np.ndarray):
         self.model, self.which = data.model, which
         self.problems = [data.problems[i] for i in which]
-        counts = data.counts[which]
-        flat = [np.arange(data.starts[i], data.starts[i + 1]) for i in which]
-        self.us = data.us[np.concatenate(flat)] if len(which) else np.empty(0)
+        counts = np.diff(data.starts)[which]
+        self.us = np.concatenate([data.us[data.starts[i] : data.starts[i + 1]] for i in which])
         self.of = np.repeat(np.arange(len(which)), counts)
         self.starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
         self.over = self.us / data.best[which][self.of]
@@ -104,11 +101,12 @@ class Part:
 
 
 def bounds_of(name: str, start: float, rates: dict[str, float]) -> tuple[float, float]:
+    """Of a number that begins with `start`; 0, as of a kernel that is not there, stays 0."""
     kind = name.split("/")[-1]
     if kind in _BOUNDS and start > 0:
         low, high = _BOUNDS[kind]
         return min(low, start), max(high, start)
-    low, high = _FACTORS.get(kind, (1, 1))  # 0, as of a kernel that is not there, stays 0
+    low, high = _FACTORS.get(kind, (1, 1))
     middle = rates.get(name, start)
     return low * middle, high * middle
 

@@ -18,7 +18,6 @@ from csrc.variants import VARIANTS, Variant
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 FLAGS = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{CSRC}"]
-_DIRECTIONS = {"backward": "bwd", "forward": "fwd", "cache": "fwd"}
 
 
 def compiler() -> str:
@@ -30,35 +29,43 @@ def compiler() -> str:
     return found
 
 
-def _row(direction: str, arch: str, problem: Problem) -> Variant | None:
-    """The first row that is large enough, as in csrc/launch/select.cpp."""
-    for row in VARIANTS:
-        fits = problem.head_dim <= row.head_dim and problem.head_dim_v <= row.head_dim_v
-        if fits and (row.direction, row.arch, row.dtype) == (direction, arch, "bf16"):
-            return row
-    return None
-
-
 def can_be_predicted(problem: Problem) -> bool:
     """Not mixed batches, whose choices are measured beside those of another kernel, nor pages that
     Hopper's kernels do not take."""
     return not problem.queries and problem.page % 8 == 0
 
 
-def _numbers(p: Problem) -> list[int]:
-    """A call as model.cpp takes it."""
-    cache = p.direction == "cache"
-    capacity = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
-    total = sum(p.lengths) or p.batch * p.seqlen_q
-    right = 0 if p.causal else -1
-    row = _row(_DIRECTIONS[p.direction], "sm90", p)
-    few = _row("decode", "sm80", p) if cache else None
+def _row(direction: str, arch: str, problem: Problem) -> Variant:
+    """The first row that is large enough, as in csrc/launch/select.cpp."""
+    return next(
+        row for row in VARIANTS
+        if (row.direction, row.arch, row.dtype) == (direction, arch, "bf16")
+        and problem.head_dim <= row.head_dim and problem.head_dim_v <= row.head_dim_v
+    )  # fmt: skip
+
+
+def _numbers(p: Problem, sm_count: int) -> list[int]:
+    """A call as model.cpp takes it, with the rows that serve it (csrc/launch/*_plan.cpp)."""
+    cache, backward = p.direction == "cache", [0] * 5
+    keys = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
+    rows = [sum(p.lengths)] * 2 if p.lengths else [p.batch * p.seqlen_q, p.batch * keys]
+    forward, decode = [0] * 5, [0] * 8
+    if p.direction == "backward":
+        row = _row("bwd", "sm90", p)
+        resident = sm_count // (2 if row.pair else 1)
+        backward = [row.block_m, row.block_n, row.head_dim, row.head_dim_v, resident]
+    else:
+        row = _row("fwd", "sm90", p)
+        forward = [row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.second_block_n]
+    if cache:
+        row = _row("decode", "sm80", p)
+        at_once, merged, resident = 128 * row.warps // row.head_dim_v, 320, 3
+        decode = [row.head_dim, row.head_dim_v, row.block_m, row.block_n * row.warps, at_once,
+                  merged, resident, row.warps >= 4]  # fmt: skip
     return [
-        list(_DIRECTIONS).index(p.direction), p.batch, p.seqlen_q, capacity, total,
-        bool(p.lengths), p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.window, right,
-        p.deterministic, p.page, row.head_dim, row.head_dim_v, row.block_m, row.block_n,
-        row.second_block_n, row.pair,
-        *([few.head_dim, few.head_dim_v, few.block_m, few.block_n, few.warps] if few else [0] * 5),
+        p.batch, p.seqlen_q, keys, *rows, bool(p.lengths), cache, p.heads_q, p.heads_kv,
+        p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,
+        *backward, *forward, *decode,
     ]  # fmt: skip
 
 
@@ -75,8 +82,9 @@ def _library() -> ctypes.CDLL:
 
 
 class Model:
-    """One at a time: a new one takes the place of the last. Begins with the numbers of the measured machine whose L2 is nearest in size; names of
-    kernels' numbers are like backward/128/128/tiles/begin. sm_count 0: that machine's."""
+    """One at a time: a new one takes the place of the last. Begins with the numbers of the machine
+    whose L2 is nearest in size. ``names``: of the numbers; of kernels' as in
+    backward/128/128/tiles/begin. sm_count 0: that machine's."""
 
     def __init__(self, l2_bytes: int, sm_count: int = 0):
         self._library = _library()
@@ -100,8 +108,8 @@ class Model:
 
     def add(self, problem: Problem) -> list[str]:
         """The problem's choices; problems count from 0, in the order that they were added."""
-        numbers = _numbers(problem)
-        return self._library.add((ctypes.c_int64 * len(numbers))(*numbers)).decode().splitlines()
+        numbers = _numbers(problem, self.sm_count)
+        return self._library.add((ctypes.c_int * len(numbers))(*numbers)).decode().splitlines()
 
     def predict(self, problems: np.ndarray, choices: int) -> tuple[np.ndarray, np.ndarray]:
         """µs of all choices of these problems (int32), `choices` in sum, and which are planned."""
