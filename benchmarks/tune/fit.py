@@ -17,7 +17,7 @@ _PRIOR = 0.03  # weight of numbers' changes, beside the sum of the problems' reg
 # Changes, as logarithms beside the mean change of numbers of their kind, that count 1.
 _USUAL = {"begin": 0.3, "step": 0.06}
 _NEAR = 1.35  # times the best: choices whose times count
-_FEW = 6  # problems, below which a kernel's times are left as they are
+_FEW = 6  # problems, below which a number changes with its kind alone
 # Factors of the number that the fit begins with, and bounds that are physical.
 _FACTORS = {"step": (0.33, 3), "sm_reads": (0.5, 2), "memory": (0.85, 1.15), "reads": (0.85, 1.15)}
 _BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_gain": (1.2, 3), "l2_share": (0.7, 1.6)}
@@ -112,8 +112,7 @@ def bounds_of(name: str, start: float, rates: dict[str, float]) -> tuple[float, 
 
 
 class Fit:
-    """Changes one number, or all of a kind, by a factor, as long as that lessens the loss. What
-    few problems depend on changes with its kind alone."""
+    """Changes one number, or all of a kind, by a factor, as long as that lessens the loss."""
 
     def __init__(self, part: Part, data: Data, rates: dict[str, float]):
         self.part, self.model, self.start = part, part.model, part.model.numbers
@@ -133,9 +132,9 @@ class Fit:
         everywhere = np.arange(len(self.part.which))
         groups = [(np.flatnonzero(self.kinds == kind), self.part, everywhere) for kind in _USUAL]
         for number in range(len(self.numbers)):
-            self.model.numbers = self.numbers * np.where(
-                np.arange(len(self.numbers)) == number, 1.1, 1
-            )
+            changed = self.numbers.copy()
+            changed[number] *= 1.1
+            self.model.numbers = changed
             after, _ = self.model.predict(self.part.which, len(self.part.us))
             where = np.unique(self.part.of[before != after])
             if len(where) >= _FEW:

@@ -25,7 +25,7 @@ _KERNELS = {
 
 
 def name_of(gpu: str) -> str:
-    """ "NVIDIA H100 80GB HBM3" → "h100"."""
+    """h100 for NVIDIA H100 80GB HBM3."""
     words = re.split(r"[ _-]", gpu.removeprefix("NVIDIA "))
     return "_".join(word for word in words if not _MEMORY_AND_SOCKET.match(word)).lower()
 
