@@ -1,8 +1,7 @@
 """The table of variants: every kernel that is compiled, one row each.
 
-From these rows come the instantiations, the C++ registry, the feature matrix in the README and
-what `flash_attn.explain` prints. A head dimension, a dtype or a tile is added by adding a row;
-nothing else lists them.
+From these rows come the instantiations, the C++ registry, the matrix in docs/features.md and what
+`flash_attn.explain` prints. A head dimension, a dtype or a tile is added by adding a row.
 """
 
 from dataclasses import dataclass, replace

@@ -15,11 +15,11 @@ constexpr double kElement = 2, kSum = 4;  // bytes of a number in Q and the like
 
 // A varlen call's tile searches its sequence, µs.
 constexpr double kSearch = 5.7;
-// Ordered KV blocks slow each other down by up to this part of a step; by half of it if so many see
-// a row.
+// Waiting lengthens a step of ordered dQ by at most this part of it; by half of that if so many KV
+// blocks see each row.
 constexpr double kDrag = 0.39;
 constexpr double kDragBlocks = 56;
-// Tiles of a head share what they read: so many of those at work read it from memory.
+// Of a head's tiles at work so many load a row from memory; the others find it in L2.
 constexpr double kApart = 2.5;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.
@@ -28,7 +28,7 @@ constexpr double kDrift = 0.5;
 constexpr double kFinish = 0.027;
 // The last of unequal tiles ends this part of the longest tile's time after an even end.
 constexpr double kUneven = 0.57;
-// A launch's last heads begin when this part of an average tile before them is still to do.
+// The last group of heads begins this part of an average tile's time before the earlier groups end.
 constexpr double kOverlap = 0.35;
 
 constexpr int kRowSplitChoices[] = {2, 3, 4, 6, 8};

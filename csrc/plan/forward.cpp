@@ -23,7 +23,7 @@ constexpr double kMergeWait = 0.75;
 constexpr double kAlone = 0.24;
 // The first multiprocessor runs out of work this part of an average tile before all others.
 constexpr double kEarly = 0.69;
-// The part of the shorter of computing and reading that the longer does not hide if both are equal.
+// If computing and reading take equally long, this part of one comes on top of the other.
 constexpr double kUnhidden = 0.09;
 
 // Row blocks of a call, all of one shape. A strip of them is a head of a sequence, or a KV head
@@ -268,8 +268,8 @@ class Candidates {
   // decode, which reads memory all the time, tiles that read the same keys follow each other.
   template <class Visit>
   void each_width(RowBlocks const& blocks, Visit visit) const {
-    // In waves of tiles. Tiles that differ even out only inside a group of heads; groups wider than
-    // the most are all alike.
+    // In waves of tiles. Unequal tiles even out only within a group of heads; a group of more than
+    // kMostWaves gains nothing.
     constexpr double kEqual = 0.25, kUnequal = 2.5, kMostWaves = 8;
     int const heads = heads_of(blocks), sharing = std::max(blocks.heads / p_.heads_kv, 1);
     if (p_.beside_decode || blocks.of_strip <= 1 || blocks.strips * blocks.of_strip <= resident_) {

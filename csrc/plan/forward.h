@@ -40,8 +40,8 @@ struct ForwardPlan {
   int64_t workspace;  // bytes: results of splits, fp32
 };
 
-// The most keys of a tile for which a row's first kernel loads pages; longer tiles have a kernel of
-// their own.
+// A kernel of at most so many keys a tile loads rows and pages; a longer tile has a second kernel,
+// for pages.
 constexpr int kMostPagedKeys = 128;
 
 // Whether the row has a kernel for this tile that may serve the call.
