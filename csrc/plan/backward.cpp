@@ -7,6 +7,7 @@
 #include "core/mask.h"
 #include "core/row_range.h"
 #include "core/work_tile.h"
+#include "params/ordered_dq.h"
 
 namespace flash::plan {
 namespace {
@@ -153,8 +154,8 @@ class Prediction {
   // dV.
   double before_and_behind(BackwardChoice const& c, int parts) const {
     double time = 0;
-    if (c.schedule == Schedule::OrderedDq) {
-      time += 0.5 * m_.launch;  // the main kernel computes D
+    if (c.schedule == Schedule::OrderedDq && ordered_dq_finds_delta(k_.head_dim)) {
+      time += 0.5 * m_.launch;  // the main kernel computes most of D
     } else {
       time += m_.launch + pass(rows_q_ * read_);
       if (c.schedule == Schedule::Tiles && adds_) {
