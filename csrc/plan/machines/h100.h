@@ -1,4 +1,5 @@
-// NVIDIA H100 80GB HBM3: 132 multiprocessors, 50 MiB of L2; numbers as `make tune` writes them.
+// NVIDIA H100 80GB HBM3: 132 multiprocessors, 50 MiB of L2.
+// The kernels' times were fitted to an H100 and an H200 together (docs/plan.md).
 #pragma once
 
 #include "plan/machine.h"
