@@ -142,7 +142,7 @@ def _features() -> list[Feature]:
             lambda: dense(grad=True, return_lse=True),
             op="_flash_attn_backward",
         ),
-        Feature("largest logits returned", lambda: dense(return_max_logits=True)),
+        Feature("largest logits returned", lambda: dense(return_max_logits=True), **full),
         Feature("softcap", lambda: dense(softcap=5.0), **full),
         Feature("ALiBi", lambda: dense(alibi_slopes=slopes), **full),
         Feature("attention sinks", lambda: dense(s_aux=slopes), **full),

@@ -100,7 +100,7 @@ class _Problem:
     @property
     def needs_full_scores(self) -> bool:
         # Sinks join a row when it is finished, at either score level.
-        return bool(set(self.extras) - {"paged", "attn_probs", "sinks", "max_logits"})
+        return bool(set(self.extras) - {"paged", "attn_probs", "sinks"})
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v

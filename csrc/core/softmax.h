@@ -101,7 +101,7 @@ struct RowOffsets {
   FLASH_HD float take_away(int r, float whole) const { return whole - value[r]; }
 };
 
-// Who is told of a row's scores: the largest of some of them, or of all so far.
+// What gets each row's largest score so far: nothing.
 struct NoTops {
   FLASH_HD void operator()(int /*r*/, float /*top*/) const {}
 };
@@ -146,15 +146,13 @@ struct OnlineSoftmax {
 
   // Whether one of these scores (kRows, kCols) may have to move a maximum. This takes half the
   // instructions of a maximum and no other thread, so a loop over several KV blocks checks it
-  // first. It is always true for rows whose maximum is negative or that have seen no key. `tops` is
-  // told of the largest score if that is not negative.
-  template <int kCols, class Scores, class Offsets = NoOffsets, class Tops = NoTops>
-  FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {},
-                         Tops const& tops = {}) const {
+  // first. It is always true for rows whose maximum is negative or that have seen no key.
+  template <int kCols, class Scores, class Offsets = NoOffsets>
+  FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {}) const {
     bool moves = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      moves = may_move_row<kCols>(r, scores, slack(), offsets, tops) || moves;
+      moves = may_move_row<kCols>(r, scores, slack(), offsets) || moves;
     }
     return moves;
   }
@@ -163,31 +161,26 @@ struct OnlineSoftmax {
   FLASH_HD float slack() const { return kSlack * reciprocal_fast(scale_log2); }
 
   // The same for one row. slack: slack(), passed because it takes a reciprocal.
-  template <int kCols, class Scores, class Offsets = NoOffsets, class Tops = NoTops>
-  FLASH_HD bool may_move_row(int r, Scores&& scores, float slack, Offsets const& offsets = {},
-                             Tops const& tops = {}) const {
+  template <int kCols, class Scores, class Offsets = NoOffsets>
+  FLASH_HD bool may_move_row(int r, Scores&& scores, float slack,
+                             Offsets const& offsets = {}) const {
     static_assert(kCols % 4 == 0);
-    float const before = offsets.take_away(r, max[r]);
-    int const limit = ordered_bits(before + slack) | (ordered_bits(before) & INT32_MIN);
-    int chains[2];
+    int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
+    int tops[2] = {0, limit};  // 0 is above a negative limit
 #pragma unroll
     for (int c = 0; c < kCols; c += 4) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        int const a = ordered_bits(scores(r, c + 2 * i)),
-                  b = ordered_bits(scores(r, c + 2 * i + 1));
-        chains[i] = c == 0 ? std::max(a, b) : max_of_three(chains[i], a, b);
+        tops[i] = max_of_three(tops[i], ordered_bits(scores(r, c + 2 * i)),
+                               ordered_bits(scores(r, c + 2 * i + 1)));
       }
     }
-    if (int const top = std::max(chains[0], chains[1]); top >= 0) {
-      tops(r, offsets.add(r, from_ordered_bits(top)));
-    }
-    return max_of_three(chains[0], chains[1], 0) > limit;  // 0 is above a negative limit
+    return std::max(tops[0], tops[1]) > limit;
   }
 
   // Includes scores (kRows, kCols) in the maxima. Returns whether a maximum moved, and in `factor`
-  // what each row's sum and earlier output then have to be multiplied by. `tops` is told of the
-  // largest score of each row, or of an earlier one that is larger.
+  // what each row's sum and earlier output then have to be multiplied by. tops(r, x) gets the
+  // largest score of each row, or an earlier one that is larger.
   template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets, class Tops = NoTops>
   FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce,
                       Offsets const& offsets = {}, Tops const& tops = {}) {

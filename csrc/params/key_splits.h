@@ -13,7 +13,7 @@ constexpr int kMostSplitsAtOnce = 16;  // one of the merging kernels has registe
 struct KeySplits {
   FastDiv count;          // splits of a row block; 1: whole
   TensorView<float> out;  // [b, s, h, dv], of the first split; normalised
-  RowView lse;            // [b, h, s]; largest logits beside it if the call asks for them
+  RowView lse;            // [b, h, s]
   int64_t out_apart = 0;  // from a split to the next
   int64_t lse_apart = 0;
 };

@@ -1,4 +1,4 @@
-"""Largest logits from the kernels' epilogues: every row of the table, every tile, KV splits."""
+"""Largest logits from the kernels that have score mods, which serve the calls that ask for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from compare import assert_bitwise, assert_within, largest
 from reference import max_logits_ref, varlen_ref
 
 from . import calls
-from .test_forward_kernels import DTYPES, FULL, ROWS, id_of, in_turns
-from .test_key_splits import SAMPLES, Cut
-
-PLAIN = [row for row in ROWS if row.scores == "plain"]
-HOPPER = [row for row in PLAIN if row.arch == "sm90"]
+from .test_forward_kernels import DTYPES, FULL, id_of, in_turns
 
 
 def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -45,7 +41,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("row", "shape"), in_turns(ROWS, SHAPES))
+@pytest.mark.parametrize(("row", "shape"), in_turns(FULL, SHAPES))
 def test_masks_and_values(kernels, row, shape):
     sizes = dict(b=1, h=2, hk=1, d=row.head_dim, dv=row.head_dim_v) | shape
     check(kernels, row, Case(dtype=DTYPES[row.dtype], **sizes))
@@ -82,7 +78,7 @@ def slowly_rising(row, highest: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("highest", [-20.0, -0.5, 0.0, 0.5])
-@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("row", FULL, ids=id_of)
 def test_slowly_rising_scores(kernels, row, highest):
     """To the bit: each product has one term."""
     q, k = slowly_rising(row, highest)
@@ -93,32 +89,7 @@ def test_slowly_rising_scores(kernels, row, highest):
     assert_bitwise("max_logits", rows[2], max_logits_ref(q, k, k, **options)[1].float())
 
 
-@pytest.mark.parametrize("tile", ["second", "packed"])
-@pytest.mark.parametrize("row", HOPPER, ids=id_of)
-def test_tiles(kernels, row, tile):
-    if tile == "second" and not row.second_block_n:
-        pytest.skip("no second tile")
-    on_tile = calls.OnTile(kernels, tile)
-    sizes = dict(b=1, sq=150, sk=600, h=6, hk=2, d=row.head_dim, dv=row.head_dim_v)
-    check(on_tile, row, Case(dtype=DTYPES[row.dtype], causal=True, **sizes))
-    q, k = slowly_rising(row, -0.5)
-    rows = calls.dense(
-        on_tile, row.name, q, k, k[..., : row.head_dim_v], max_logits=True, softmax_scale=1.0
-    )
-    assert_bitwise("max_logits", rows[2], max_logits_ref(q, k, k, softmax_scale=1.0)[1].float())
-
-
-@pytest.mark.parametrize("row", SAMPLES, ids=id_of)
-@pytest.mark.parametrize("splits", [2, 5, 17])
-@pytest.mark.parametrize(("queries", "sinks"), [(70, True), (300, False)])
-def test_key_splits(kernels, row, splits, queries, sinks):
-    """The largest of all splits, some of which see no key; either kernel merges them."""
-    sizes = dict(b=1, sq=queries, sk=600, h=4, hk=2, d=row.head_dim, dv=row.head_dim_v)
-    case = Case(dtype=DTYPES[row.dtype], causal=True, sinks=sinks, **sizes)
-    check(Cut(kernels, splits), row, case)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("row", FULL, ids=id_of)
 def test_packed(kernels, row):
     """Sequences without queries or keys, and rows that belong to none: -inf."""
     cu_q, cu_k = (

@@ -43,13 +43,15 @@ struct Accumulators {
 // The largest logits of a thread's rows, for calls that ask for them. They lie in shared memory,
 // because registers are all in use; for the same reason an index is found anew at each use, and
 // whether the call asks is read from there: d 128 spills 72 bytes with the parameter. All lanes of
-// a row have the same maximum, so each finds its own.
+// a row have the same maximum, so each finds its own. Plain kernels do not serve such calls.
 template <class Config>
 struct LargestLogits {
   RowBlock<Config> const& block;
   SharedStorage<Config>& smem;
 
-  __device__ bool wanted() const { return block.to_max != 0; }
+  __device__ bool wanted() const {
+    return Config::kScores != ScoreLevel::Plain && block.to_max != 0;
+  }
   __device__ int& of(int r) const {
     unsigned index = threadIdx.x;
     asm volatile("" : "+r"(index));
@@ -137,11 +139,9 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
     scale[r] = row.out_scale * keep_scale;
     if (thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
-      if (block.to_max != 0) {
-        float const unit = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
-                                                                : block.score_mod.exponent_scale();
-        int const slot = LargestLogits<Config>{block, smem}.of(r);
-        block.lse[block.to_max + coord.row(r)] = largest_logit(acc.softmax, r, slot, unit);
+      if (LargestLogits<Config> const largest{block, smem}; largest.wanted()) {
+        block.lse[block.to_max + coord.row(r)] =
+            largest_logit(acc.softmax, r, largest.of(r), block.score_mod.exponent_scale());
       }
     }
   }

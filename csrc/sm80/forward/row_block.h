@@ -78,7 +78,8 @@ struct SharedStorage {
   // In shared memory and read again at each use: kept in registers, these two dozen words make the
   // kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
-  int maxima[Config::kBlockM];  // of rows; see LargestLogits
+  // Of rows; see LargestLogits.
+  int maxima[Config::kScores == ScoreLevel::Plain ? 1 : Config::kBlockM];
 };
 
 template <class Config>

@@ -86,6 +86,10 @@ struct ForwardConfig {
   static constexpr int kTileO =
       kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none
 
+  // Whether it can keep rows' largest logits, for calls that ask for them. Plain kernels, of whose
+  // instructions this would be 2%, do not.
+  static constexpr bool kKeepsLargest = kScores != ScoreLevel::Plain;
+
   // Warps that load from pages have eight keys in two lanes each, or a box in one (pages.h).
   static constexpr bool kServesPages = kPagesOnly || kBlockN <= 128;
   static constexpr int kKeyWords = (kBlockN / 4 + 31) / 32;  // bits of a thread's keys

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/forward/args.h"
+#include "sm90/forward/largest_logits.h"
 #include "sm90/forward/ping_pong.h"
 #include "sm90/forward/score_mods.h"
 #include "sm90/forward/shared_storage.h"
@@ -46,24 +47,6 @@ struct Consumer {
 
  private:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
-
-  // Keeps rows' largest logits for calls that ask for them; the first ones end what was there.
-  template <bool kFirst>
-  struct LargestLogits {
-    ForwardArgs const& args;
-    SharedStorage<Config>& smem;
-
-    __device__ __forceinline__ void operator()(int r, float top) const {
-      if (args.params.lse.to_max != 0) {
-        if constexpr (kFirst) {
-          smem.maximum(r) = sortable_bits(top);
-          __syncwarp();
-        } else {
-          atomicMax(&smem.maximum(r), sortable_bits(top));
-        }
-      }
-    }
-  };
 
   __device__ __forceinline__ void run_storing_at_once() {
     find_place();
@@ -266,8 +249,9 @@ struct Consumer {
       apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
-    LargestLogits<kFirst> const tops{args, smem};
-    if (kFirst || __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets, tops))) {
+    if (kFirst || wants_largest<Config>(args) ||
+        __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
+      auto const tops = largest_logits<Config, kFirst>(args, smem);
       moved = __any_sync(
           kAll, acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets, tops));
       if (moved) {
@@ -361,8 +345,7 @@ struct Consumer {
         seen[r].hide_others(s, r);
       }
       float rescale;
-      softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{}, NoOffsets{},
-                                           LargestLogits<true>{args, smem});
+      softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{});
       softmax.template exponentials_of_row<kColumns>(r, s);
     }
   }
@@ -426,24 +409,20 @@ struct Consumer {
     auto& softmax = acc.softmax;
     float rescale[Acc::kRows] = {1.f, 1.f};
     int moved = 0;  // the same in a warp
-    LargestLogits<false> const tops{args, smem};
-    auto const may_move = [&](int r) {
-      return softmax.template may_move_row<kColumns>(r, s, acc.slack, NoOffsets{}, tops);
-    };
-    auto const raise = [&](int r) {
-      moved |= __any_sync(kAll, softmax.template raise_row<kColumns>(r, s, rescale[r], QuadReduce{},
-                                                                     NoOffsets{}, tops));
-      softmax.sum[r] *= rescale[r];
-    };
-    if (__any_sync(kAll, may_move(0))) {
-      raise(0);
+    if (__any_sync(kAll, softmax.template may_move_row<kColumns>(0, s, acc.slack))) {
+      moved =
+          __any_sync(kAll, softmax.template raise_row<kColumns>(0, s, rescale[0], QuadReduce{}));
+      softmax.sum[0] *= rescale[0];
     }
     softmax.template exponentials_of_row<kColumns>(0, s);
-    int const asks = __any_sync(kAll, may_move(1) || moved);
+    int const asks =
+        __any_sync(kAll, softmax.template may_move_row<kColumns>(1, s, acc.slack) || moved);
     wait_for_keys(step, steps, softmax.sum[0]);
     finish_values(before, acc);
     if (asks) {
-      raise(1);
+      moved |=
+          __any_sync(kAll, softmax.template raise_row<kColumns>(1, s, rescale[1], QuadReduce{}));
+      softmax.sum[1] *= rescale[1];
       if (moved) {
         acc.rescale(rescale);
       }

@@ -32,14 +32,6 @@ __device__ inline MergeRow merge_row(FwdParams const& p, int64_t index) {
   return {batch, static_cast<int>(token - int64_t(batch) * s.seqlen_q), head, batch < s.batch};
 }
 
-__device__ inline float max_of_lanes(float x) {
-#pragma unroll
-  for (int distance = WarpLanes::kCount / 2; distance > 0; distance /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(WarpLanes::kAll, x, distance));
-  }
-  return x;
-}
-
 // The weight of this lane's split, and the row's LSE. All lanes call it.
 struct PartWeight {
   float weight;
@@ -50,7 +42,12 @@ struct PartWeight {
     bool const mine = read && lane < static_cast<int>(splits.count.divisor);
     float const own = mine ? first[lane * splits.lse_apart] : -INFINITY;
     OnlineSoftmax<1> softmax(kLog2e);
-    softmax.max[0] = max_of_lanes(own);
+    softmax.max[0] = own;
+#pragma unroll
+    for (int distance = WarpLanes::kCount / 2; distance > 0; distance /= 2) {
+      softmax.max[0] =
+          fmaxf(softmax.max[0], __shfl_xor_sync(WarpLanes::kAll, softmax.max[0], distance));
+    }
     // If no key was seen, no split has a weight, and a sink of +inf takes all of it. NaN, which no
     // maximum sees, passes through.
     bool const top = own == softmax.max[0];
@@ -113,18 +110,8 @@ struct RowMerge {
   }
 
   __device__ void store_lse(PartWeight const& mine) const {
-    float* const lse = p.lse.at(at.batch, at.row, at.head);
-    int const lane = WarpLanes{}.index();
-    if (there && lane == 0) {
-      *lse = mine.lse;
-    }
-    if (p.lse.to_max != 0) {
-      float const* const parts = p.splits.lse.at(at.batch, at.row, at.head) + p.splits.lse.to_max;
-      float const top =
-          max_of_lanes(there && lane < splits ? parts[lane * p.splits.lse_apart] : -INFINITY);
-      if (there && lane == 0) {
-        lse[p.lse.to_max] = top;
-      }
+    if (there && WarpLanes{}.index() == 0) {
+      *p.lse.at(at.batch, at.row, at.head) = mine.lse;
     }
   }
 

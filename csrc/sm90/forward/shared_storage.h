@@ -39,7 +39,7 @@ struct SharedStorage {
   int blocks;     // CTAs of the launch that share its tiles
   // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
   // two more a thread, which not all kernels have.
-  int maxima[Config::kConsumers * kWarpgroupRows];
+  int maxima[Config::kKeepsLargest ? Config::kConsumers * kWarpgroupRows : 1];
 
   // Of a consumer's row; its index is found anew, which keeps it out of registers.
   __device__ int& maximum(int r) {

@@ -45,16 +45,15 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
     auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     acc.scale[r] = finished.out_scale * keep_scale;
-    RowView const& view = Config::kSplit ? p.splits.lse : p.lse;
-    float* const lse = block.lse + row.query + (kPacked ? row.head * view.head_stride : 0);
+    int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
+    float* const lse = block.lse + row.query + (kPacked ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
-    if (view.to_max != 0) {
-      __syncwarp();
-      store_if(
-          quad_lane == 0 && at.exists, lse + view.to_max,
-          largest_logit(acc.softmax, r, smem.maximum(r),
-                        Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
-                                                             : block.score_mod.exponent_scale()));
+    if constexpr (Config::kKeepsLargest) {
+      if (p.lse.to_max != 0) {
+        __syncwarp();
+        store_if(quad_lane == 0 && at.exists, lse + p.lse.to_max,
+                 largest_logit(acc.softmax, r, smem.maximum(r), block.score_mod.exponent_scale()));
+      }
     }
   }
 }
