@@ -78,7 +78,12 @@ def test_ways_keep_the_accuracy_bar(kind, causal, way):
 def called(monkeypatch, module, name: str) -> list:
     """The calls that module.name gets from now on."""
     calls, function = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args: (calls.append(args), function(*args))[1])
+
+    def call(*args, **options):
+        calls.append(args)
+        return function(*args, **options)
+
+    monkeypatch.setattr(module, name, call)
     return calls
 
 

@@ -26,7 +26,7 @@ class Attention:
         self._q, self._dtype, self._lse_dtype = q, dtype, lse_dtype
         self._shape = (*q.shape[:3], v.shape[-1])
 
-    def add(self, rows: range, out: Tensor, lse: Tensor, largest: Tensor | None) -> None:
+    def add(self, rows: range, out: Tensor, lse: Tensor, largest: Tensor | None = None) -> None:
         self.merge_last(self._dtype)
         self._last = rows, out, lse
         if largest is not None:

@@ -1,5 +1,4 @@
-// NVIDIA H200: 132 multiprocessors, 60 MiB of L2.
-// The kernels' times were fitted to an H100 and an H200 together (docs/plan.md).
+// NVIDIA H200: 132 multiprocessors, 60 MiB of L2; numbers as `make tune` writes them.
 #pragma once
 
 #include "plan/machine.h"
@@ -13,7 +12,7 @@ inline constexpr BackwardTimes kH200Backward[] = {
     {128, 128, {11.5f, 1.87f}, {8.27f, 2.407f}, {5.67f, 1.959f}},
     {192, 128, {5.7f, 1.384f}, {0.01f, 2.724f}, {8.49f, 0.984f}},
     {192, 192, {9.47f, 1.477f}, {3.75f, 2.335f}, {7.36f, 1.483f}},
-    {256, 256, {10.59f, 1.933f}, {4.34f, 4.173f}, {0.50f, 2.300f}},
+    {256, 256, {10.59f, 1.933f}, {4.34f, 4.173f}, {0.5f, 2.3f}},
 };
 
 // {begin, step} of: the row's tile, its second one, pack-GQA, pack-GQA with splits.
