@@ -24,7 +24,7 @@ def tracked() -> list[Path]:
 
 
 def too_long(paths: list[Path]) -> list[str]:
-    # Stubs are written by build_tools/stubs.py: nobody reads them.
+    # Stubs are written by build_tools/stubs.py, not by hand.
     counted = [path for path in paths if path.suffix in {".py", ".md", *CPP_SUFFIXES}]
     lengths = {path: len(path.read_text().splitlines()) for path in counted}
     return [
