@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/variant.h"
@@ -18,7 +19,7 @@ PageLayout page_layout(FwdParams const& params);
 // What a call needs from a kernel.
 struct Request {
   Direction direction;
-  char const* dtype;
+  std::string_view dtype;
   int head_dim;
   int head_dim_v;
   bool full_scores;  // softcap, ALiBi, dropout, or a scale that is not positive
@@ -26,6 +27,8 @@ struct Request {
   int smem_per_block;
   PageLayout pages = PageLayout::Any;  // of a paged call
   float softcap = 0.f;                 // of a backward call
+
+  bool operator==(Request const&) const = default;
 };
 
 struct Rejection {

@@ -20,6 +20,8 @@ constexpr double kSearch = 5.7;
 // blocks see each row.
 constexpr double kDrag = 0.39;
 constexpr double kDragBlocks = 56;
+// Tiles that add to dQ in turns take this part of a step longer.
+constexpr double kTurns = 0.2;
 // Of a head's tiles at work so many load a row from memory; the others find it in L2.
 constexpr double kApart = 2.5;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
@@ -174,6 +176,9 @@ class Prediction {
     KernelTimes times = times_of(m_, k_, schedule);
     if (p_.packed_k && schedule == Schedule::Tiles) {
       times.begin += static_cast<float>(kSearch);
+    }
+    if (schedule == Schedule::Tiles && p_.deterministic && adds_) {
+      times.step *= static_cast<float>(1 + kTurns);
     }
     if (schedule == Schedule::OrderedDq) {
       double const blocks = blocks_that_see() / kDragBlocks, square = blocks * blocks;

@@ -16,11 +16,15 @@ namespace {
 // which uses all.
 constexpr double kMeanUse = 0.2;
 // Each CTA of a cluster adds this, because the others wait for it, µs.
-constexpr double kClusterBlock = 0.06;
+constexpr double kClusterBlock = 0.07;
+// Row blocks that read the same keys drift apart: for each further row block, this part of the keys
+// that L2 does not hold comes once more from memory, times the CTAs of a multiprocessor. Clusters,
+// which do not lie side by side, drift twice as far.
+constexpr double kDrift = 0.15;
 // A round of merging, and in it each row of a thread, of up to 16 pieces, µs.
-constexpr double kMergeRound = 2.0, kMergeRow = 0.48;
+constexpr double kMergeRound = 1.6, kMergeRow = 0.48;
 // The search of a piece among 32 sequences, µs: their lengths come from memory.
-constexpr double kSearch = 1.3;
+constexpr double kSearch = 1.7;
 // The simpler choice wins unless the other takes less than this share of its time, because lengths
 // are guessed.
 constexpr double kWorthIt = 0.95;
@@ -42,6 +46,7 @@ struct Work {
   double longest;       // the same for the longest sequence
   double memory;        // µs that the keys take to come from memory
   double memory_apart;  // the same if heads are not read side by side
+  double again;         // share of the keys that row blocks may read once more each
   double search;        // µs that CTAs search their pieces from lengths that the device knows
   bool alike;           // all sequences are as long as the longest
   double sm_step;       // µs that a multiprocessor takes for a unit's bytes
@@ -94,6 +99,7 @@ Work work_of(Problem const& p, Machine const& m, DecodeKernel const& kernel) {
   w.longest = std::max(divide_up(longest, kernel.unit), 1.);
   w.memory = bytes / m.reads;
   w.memory_apart = bytes_of_lines(p) * w.memory;
+  w.again = (blocks - 1) * std::max(1 - double(m.l2_bytes) / std::max(bytes, 1.), 0.);
   w.sm_step = 2. * kernel.unit * (p.head_dim + p.head_dim_v) / m.sm_reads;
   bool const known = !p.packed_q && (p.batch == 1 || !(p.used_k || p.packed_k));
   w.search = known ? 0 : kSearch * divide_up(p.batch, 32);
@@ -107,8 +113,8 @@ Pieces pieces_of(Work const& w, KeySplit const& s, DecodeKernel const& kernel) {
   double const per_sm = kernel.blocks_per_sm;
   if (s.cluster_log2 > 0) {
     double const blocks = 1 << s.cluster_log2;
-    // As many CTAs as registers allow; few of the largest clusters have room side by side.
-    double const fit = s.cluster_log2 < kMostClusterLog2 ? 2 : 1;
+    // As many CTAs as registers allow; larger clusters find few GPCs with room for all their CTAs.
+    double const fit = s.cluster_log2 == 1 ? 2 : 1;
     return {tiles * blocks, divide_up(w.longest, blocks), 1, std::min(fit, per_sm), true};
   }
   if (s.max_splits == 1) {
@@ -135,7 +141,9 @@ double overlapped(double a, double b) {
 // The time of all pieces: in waves, if they are more than the resident CTAs.
 double attend_us(Work const& w, Machine const& m, Pieces const& p) {
   double const resident = m.sm_count * p.per_sm, step = w.times.step;
-  double const memory = p.cluster ? w.memory_apart : w.memory;
+  double const crowd = std::min(divide_up(p.count, m.sm_count), p.per_sm);
+  double const drift = kDrift * crowd * w.again;
+  double const memory = p.cluster ? w.memory_apart * (1 + 2 * drift) : w.memory * (1 + drift);
   auto const wave = [&](double blocks, double share, double crowd) {
     double const each = w.units() / blocks * std::max(crowd * w.sm_step, step);
     return share * overlapped(each, memory);
@@ -144,7 +152,7 @@ double attend_us(Work const& w, Machine const& m, Pieces const& p) {
   double us = 0;
   if (p.count <= resident) {
     us = wave(p.count, 1, divide_up(p.count, m.sm_count));
-  } else if (w.alike || p.cluster) {
+  } else if (w.alike && !p.cluster) {
     // The pieces of the last wave crowd on the multiprocessors that are done first.
     double const full = std::floor(p.count / resident) * resident, rest = p.count - full;
     us = wave(resident, full / p.count, p.per_sm);

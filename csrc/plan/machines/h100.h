@@ -7,7 +7,7 @@ namespace flash::plan {
 
 // {begin, step} of: tiles, KV-persistent, ordered dQ.
 inline constexpr BackwardTimes kH100Backward[] = {
-    {64, 64, {8.1f, 2.046f}, {6.89f, 3.124f}, {8.52f, 2.062f}},
+    {64, 64, {8.1f, 2.046f}, {6.89f, 3.124f}, {4.0f, 2.25f}},
     {96, 96, {12.36f, 1.392f}, {2.0f, 2.986f}, {6.28f, 1.406f}},
     {128, 128, {11.5f, 1.87f}, {8.27f, 2.407f}, {5.67f, 1.959f}},
     {192, 128, {5.7f, 1.384f}, {0.01f, 2.724f}, {8.49f, 0.984f}},
