@@ -99,8 +99,9 @@ class _Problem:
 
     @property
     def needs_full_scores(self) -> bool:
-        # Sinks join a row when it is finished, at either score level.
-        return bool(set(self.extras) - {"paged", "attn_probs", "sinks"})
+        # Sinks join a row when it is finished, at either score level; the library knows which
+        # plain kernels keep largest logits.
+        return bool(set(self.extras) - {"paged", "attn_probs", "sinks", "max_logits"})
 
     def __str__(self) -> str:
         q, k, v = self.q, self.k, self.v
@@ -417,7 +418,7 @@ def _numbers(problem: _Problem) -> tuple:
     """What the plan of a forward counts."""
     return (
         *_size(problem), min(problem.num_splits, _UNCOUNTED), problem.page_size, problem.cached,
-        problem.batch_invariant, problem.odd_rows, problem.used_k,
+        problem.batch_invariant, problem.odd_rows, problem.used_k, "max_logits" in problem.extras,
     )  # fmt: skip
 
 

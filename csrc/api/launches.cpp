@@ -26,8 +26,8 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   bool const odd_strides = !paged && s.used_k && !s.cu_k && !(numbered(p.k) && numbered(p.v));
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   return select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
-                 p.head_dim_v, p.scores.has_score_mods() || p.lse.to_max != 0, sm,
-                 device.smem_per_block, page_layout(p)});
+                 p.head_dim_v, p.scores.has_score_mods(), sm, device.smem_per_block, page_layout(p),
+                 /*softcap=*/0.f, /*largest_logits=*/p.lse.to_max != 0});
 }
 
 Request decode_request(Tensor const& q, FwdParams const& p) {

@@ -157,12 +157,12 @@ struct Described {
   bool read(PyObject* args) {
     FwdParams& p = params;
     Seqlens& s = p.seqlens;
-    int page_size = 0, batch_invariant = 0, used_k = 0;
+    int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0;
     long long total_q = 0, total_k = 0, l2_bytes = 0;
     if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
                &l2_bytes, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k, &p.heads_q,
                &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size, &cached,
-               &batch_invariant, &odd_rows, &used_k, &s.few_q)) {
+               &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q)) {
       return false;
     }
     static int const something = 0;  // only whether a tensor is there matters
@@ -178,6 +178,7 @@ struct Described {
     p.pages.table = page_size ? &something : nullptr;
     p.pages.page_size = FastDiv(std::max(page_size, 1));
     p.batch_invariant = batch_invariant;
+    p.lse.to_max = largest_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
     p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};
@@ -185,9 +186,16 @@ struct Described {
   }
 
   Request request(Direction direction, bool full) const {
-    return {
-        direction, dtype,     params.head_dim,       params.head_dim_v,
-        full,      device.sm, device.smem_per_block, page_layout(params.pages.page_size.divisor)};
+    return {direction,
+            dtype,
+            params.head_dim,
+            params.head_dim_v,
+            full,
+            device.sm,
+            device.smem_per_block,
+            page_layout(params.pages.page_size.divisor),
+            /*softcap=*/0.f,
+            /*largest_logits=*/params.lse.to_max != 0};
   }
 
   bool has_rows() const {
@@ -317,12 +325,14 @@ PyMethodDef methods[] = {
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
-     "batch_invariant, odd_rows, used_k, few_queries) -> JSON: the variant, why the others do not "
+     "batch_invariant, odd_rows, used_k, largest_logits, few_queries) -> JSON: the variant, why "
+     "the others do not "
      "serve the call, block_n (keys of the tile), splits (KV splits), and the plan: its choices, "
      "the predicted time of each, and the chosen one. total_q, total_k: rows of varlen tensors, "
      "otherwise -1. page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
-     "whether a tensor says how many keys are in use. few_queries: explain_decode's, or 0."},
+     "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
+     "few_queries: explain_decode's, or 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON like "

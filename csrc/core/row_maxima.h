@@ -15,11 +15,11 @@ FLASH_HD float from_sortable_bits(int bits) {
   return from_ordered_bits(bits ^ (bits >> 31 & INT32_MAX));
 }
 
-// A row's largest logit lies beside its LSE, in units of the scores that the softmax gets. Rows
-// that saw no key have none.
+// A row's largest logit, from its largest score in the units that the softmax gets. Rows that saw
+// no key have none.
 template <int kRows>
-FLASH_HD float largest_logit(OnlineSoftmax<kRows> const& softmax, int r, int slot, float scale) {
-  return softmax.saw_key(r) ? from_sortable_bits(slot) * scale : -INFINITY;
+FLASH_HD float largest_logit(OnlineSoftmax<kRows> const& softmax, int r, float top, float scale) {
+  return softmax.saw_key(r) ? top * scale : -INFINITY;
 }
 
 }  // namespace flash

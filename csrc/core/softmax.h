@@ -106,6 +106,21 @@ struct NoTops {
   FLASH_HD void operator()(int /*r*/, float /*top*/) const {}
 };
 
+// The largest score of each row so far, among those that this thread has. Those of a block come
+// from OnlineSoftmax's check, where they take no more instructions.
+template <int kRows>
+struct KeptTops {
+  float top[kRows];
+
+  FLASH_HD KeptTops() {
+    for (float& x : top) {
+      x = -INFINITY;
+    }
+  }
+
+  FLASH_HD void operator()(int r, float x) { top[r] = fmaxf(top[r], x); }
+};
+
 struct NoOffsets {
   FLASH_HD float add(int /*r*/, float x) const { return x; }
   FLASH_HD float take_away(int /*r*/, float x) const { return x; }
@@ -157,6 +172,17 @@ struct OnlineSoftmax {
     return moves;
   }
 
+  // The same, and keeps each row's largest score, unless a maximum may move: then `raise` has to.
+  template <int kCols, class Scores>
+  FLASH_HD bool may_move(Scores&& scores, KeptTops<kRows>& kept) const {
+    bool moves = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      moves = may_move_row<kCols>(r, scores, slack(), kept) || moves;
+    }
+    return moves;
+  }
+
   // kSlack in units of raw scores.
   FLASH_HD float slack() const { return kSlack * reciprocal_fast(scale_log2); }
 
@@ -164,9 +190,26 @@ struct OnlineSoftmax {
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move_row(int r, Scores&& scores, float slack,
                              Offsets const& offsets = {}) const {
-    static_assert(kCols % 4 == 0);
     int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
-    int tops[2] = {0, limit};  // 0 is above a negative limit
+    // 0 is above a negative limit.
+    return top_bits<kCols>(r, scores, limit) > limit;
+  }
+
+  template <int kCols, class Scores>
+  FLASH_HD bool may_move_row(int r, Scores&& scores, float slack, KeptTops<kRows>& kept) const {
+    int const limit = ordered_bits(max[r] + slack);
+    int const top = top_bits<kCols>(r, scores, ordered_bits(kept.top[r]));
+    // At 0 it may not be the largest one, because negative scores are in no order.
+    bool const stays = top > 0 && top <= limit;
+    kept.top[r] = stays ? from_ordered_bits(top) : kept.top[r];
+    return !stays;
+  }
+
+  // The largest of 0, `least` and the scores of a row, as ordered_bits has them.
+  template <int kCols, class Scores>
+  FLASH_HD static int top_bits(int r, Scores&& scores, int least) {
+    static_assert(kCols % 4 == 0);
+    int tops[2] = {0, least};
 #pragma unroll
     for (int c = 0; c < kCols; c += 4) {
 #pragma unroll
@@ -175,7 +218,7 @@ struct OnlineSoftmax {
                                ordered_bits(scores(r, c + 2 * i + 1)));
       }
     }
-    return std::max(tops[0], tops[1]) > limit;
+    return std::max(tops[0], tops[1]);
   }
 
   // Includes scores (kRows, kCols) in the maxima. Returns whether a maximum moved, and in `factor`
@@ -183,7 +226,7 @@ struct OnlineSoftmax {
   // largest score of each row, or an earlier one that is larger.
   template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets, class Tops = NoTops>
   FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce,
-                      Offsets const& offsets = {}, Tops const& tops = {}) {
+                      Offsets const& offsets = {}, Tops&& tops = {}) {
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -195,7 +238,7 @@ struct OnlineSoftmax {
   // The same for one row.
   template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets, class Tops = NoTops>
   FLASH_HD bool raise_row(int r, Scores&& scores, float& factor, Reduce reduce,
-                          Offsets const& offsets = {}, Tops const& tops = {}) {
+                          Offsets const& offsets = {}, Tops&& tops = {}) {
     float chains[kChains];
 #pragma unroll
     for (float& top : chains) {

@@ -60,7 +60,10 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
   }
   if (r.full_scores && std::string_view(v.scores) != "full") {
-    return because("has no softcap, ALiBi, dropout or largest logits");
+    return because("has no softcap, ALiBi or dropout");
+  }
+  if (r.largest_logits && v.arch != 90 && std::string_view(v.scores) != "full") {
+    return because("keeps no largest logits");
   }
   // A tanh that is exact for all softcaps would spill 200 bytes more of these kernels' registers.
   if (r.softcap > kUsualSoftcap && v.direction == Direction::Bwd && v.arch == 90) {
@@ -79,11 +82,10 @@ Variant const* first_that_serves(Request const& request) {
 }
 
 std::string describe(Request const& r) {
-  return concat(
-      to_string(r.direction), " ", r.dtype, " head_dim ", r.head_dim,
-      r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
-      r.full_scores ? " with softcap, ALiBi, dropout, a scale <= 0 or largest logits" : "",
-      " on sm_", r.sm);
+  return concat(to_string(r.direction), " ", r.dtype, " head_dim ", r.head_dim,
+                r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
+                r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "",
+                r.largest_logits ? " with largest logits" : "", " on sm_", r.sm);
 }
 
 }  // namespace

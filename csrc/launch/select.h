@@ -27,6 +27,7 @@ struct Request {
   int smem_per_block;
   PageLayout pages = PageLayout::Any;  // of a paged call
   float softcap = 0.f;                 // of a backward call
+  bool largest_logits = false;         // of a forward call: whether they are wanted
 
   bool operator==(Request const&) const = default;
 };

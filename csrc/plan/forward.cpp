@@ -366,6 +366,10 @@ double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kerne
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
   bool const heads_share = kernel.sm == 90 && kernel.plain && p.heads_apart && p.heads_kv > 0 &&
                            p.group() <= kWarpgroupRows;
+  if (p.largest_logits && kernel.plain &&
+      (tile != ForwardTile::First && (tile != ForwardTile::Second || p.page_size > 0))) {
+    return false;  // keep none
+  }
   // A choice by the average length would depend on the other sequences.
   bool const one_tile = p.batch_invariant && p.packed_q;
   switch (tile) {

@@ -1,6 +1,8 @@
-"""Largest logits from the kernels that have score mods, which serve the calls that ask for them."""
+"""Largest logits from the kernels that keep them: those with score mods, and Hopper's plain ones."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from compare import assert_bitwise, assert_within, largest
 from reference import max_logits_ref, varlen_ref
 
 from . import calls
-from .test_forward_kernels import DTYPES, FULL, id_of, in_turns
+from .test_forward_kernels import DTYPES, FULL, ROWS, id_of, in_turns
+
+PLAIN = [row for row in ROWS if row.scores == "plain" and row.arch == "sm90"]
+KEEPERS = [*FULL, *PLAIN]
 
 
 def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -38,10 +43,12 @@ SHAPES = [
     dict(sq=113, sk=700, causal=True, kind="growing"),
     dict(sq=5, sk=0),
     dict(sq=300, sk=400, kind="large"),
+    dict(b=2, sq=190, sk=900),  # long enough for a second tile of keys
+    dict(sq=190, causal=True, sinks=True),  # rows with nothing but the sink
 ]
 
 
-@pytest.mark.parametrize(("row", "shape"), in_turns(FULL, SHAPES))
+@pytest.mark.parametrize(("row", "shape"), in_turns(KEEPERS, SHAPES))
 def test_masks_and_values(kernels, row, shape):
     sizes = dict(b=1, h=2, hk=1, d=row.head_dim, dv=row.head_dim_v) | shape
     check(kernels, row, Case(dtype=DTYPES[row.dtype], **sizes))
@@ -78,7 +85,7 @@ def slowly_rising(row, highest: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("highest", [-20.0, -0.5, 0.0, 0.5])
-@pytest.mark.parametrize("row", FULL, ids=id_of)
+@pytest.mark.parametrize("row", KEEPERS, ids=id_of)
 def test_slowly_rising_scores(kernels, row, highest):
     """To the bit: each product has one term."""
     q, k = slowly_rising(row, highest)
@@ -89,7 +96,7 @@ def test_slowly_rising_scores(kernels, row, highest):
     assert_bitwise("max_logits", rows[2], max_logits_ref(q, k, k, **options)[1].float())
 
 
-@pytest.mark.parametrize("row", FULL, ids=id_of)
+@pytest.mark.parametrize("row", KEEPERS, ids=id_of)
 def test_packed(kernels, row):
     """Sequences without queries or keys, and rows that belong to none: -inf."""
     cu_q, cu_k = (
@@ -103,3 +110,50 @@ def test_packed(kernels, row):
     rows = calls.varlen(kernels, row.name, q, k, v, cu_q, cu_k, causal=True, max_logits=True)[2]
     ends = cu_q.tolist(), cu_k.tolist()
     assert_logits("max_logits", rows, varlen_ref(max_logits_ref, q, k, v, *ends, causal=True)[1])
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 5])
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_pages(kernels, row, page_size):
+    """Also where a plain call would take a tile of more keys than pages' first one has."""
+    dtype, keys = DTYPES[row.dtype], torch.tensor([700, 0, 333], dtype=torch.int32)
+    columns = -(-int(keys.max()) // page_size)
+    table = torch.randperm(3 * columns).view(3, columns).to(torch.int32)
+    k_pages, v_pages = (
+        torch.full((3 * columns, page_size, 1, d), float("nan"), dtype=dtype)
+        for d in (row.head_dim, row.head_dim_v)
+    )
+    cu_k = torch.tensor([0, *keys]).cumsum(0)
+    k, v = (torch.randn(int(cu_k[-1]), 1, d).to(dtype) for d in (row.head_dim, row.head_dim_v))
+    for i, (start, stop) in enumerate(itertools.pairwise(cu_k.tolist())):
+        for pages, x in ((k_pages, k), (v_pages, v)):
+            own = pages[table[i].long()].flatten(0, 1)
+            own[: stop - start] = x[start:stop]
+            pages[table[i].long()] = own.unflatten(0, (columns, page_size))
+    cu_q = torch.tensor([0, 150, 153, 160], dtype=torch.int32)
+    q = torch.randn(160, 2, row.head_dim).to(dtype)
+    rows = calls.varlen(
+        kernels, row.name, q, k_pages, v_pages, cu_q, None, seqused_k=keys, block_table=table,
+        causal=True, max_logits=True,
+    )[2]  # fmt: skip
+    ends = cu_q.tolist(), cu_k.tolist()
+    assert_logits("max_logits", rows, varlen_ref(max_logits_ref, q, k, v, *ends, causal=True)[1])
+
+
+@pytest.mark.parametrize("of", [1, -1])
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_rows_of_one_sign(kernels, row, of):
+    """What stays below 0 has no order as integers."""
+    q, k = (torch.rand(1, n, 2, row.head_dim).to(DTYPES[row.dtype]) for n in (130, 600))
+    v = torch.randn(1, 600, 2, row.head_dim_v).to(q)
+    rows = calls.dense(kernels, row.name, q * of, k, v, max_logits=True)[2]
+    assert_logits("max_logits", rows, max_logits_ref(q * of, k, v)[1])
+
+
+@pytest.mark.parametrize(("sm", "scores"), [(80, "full"), (90, "plain"), (120, "full")])
+def test_which_kernel_serves(kernels, sm, scores):
+    smem = 227 << 10 if sm == 90 else 99 << 10
+    name, rejected = kernels.select("bf16", 128, 128, False, sm, smem, 0, True)
+    (row,) = (row for row in ROWS if row.name == name)
+    assert row.scores == scores
+    assert (scores == "full") == ("keeps no largest logits" in rejected.values())

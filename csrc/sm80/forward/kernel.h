@@ -140,8 +140,8 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
     if (thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
       if (LargestLogits<Config> const largest{block, smem}; largest.wanted()) {
-        block.lse[block.to_max + coord.row(r)] =
-            largest_logit(acc.softmax, r, largest.of(r), block.score_mod.exponent_scale());
+        block.lse[block.to_max + coord.row(r)] = largest_logit(
+            acc.softmax, r, from_sortable_bits(largest.of(r)), block.score_mod.exponent_scale());
       }
     }
   }

@@ -13,6 +13,9 @@ struct Accumulators {
   decltype(partition_fragment_C(typename Config::MmaValues{},
                                 Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>{})) out;
   OnlineSoftmax<kRows> softmax;
+  using Tops =
+      std::conditional_t<Config::kLargest == Largest::InRegisters, KeptTops<kRows>, NoTops>;
+  [[no_unique_address]] Tops tops;
   float slack;         // softmax.slack()
   float scale[kRows];  // what finished rows of `out` are multiplied by
 

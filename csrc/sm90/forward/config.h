@@ -12,14 +12,19 @@ namespace flash::sm90::forward {
 
 enum class KeyPlace { Any, SmallPages, LargePages };
 
+// Where a kernel keeps rows' largest logits: in registers for every call, which only asking calls
+// are launched with, or in shared memory if the call asks.
+enum class Largest { None, InRegisters, InShared };
+
 // kPacked_: pack-GQA, rows are queries with several heads each (core/query_row.h); in a kernel of
 // its own, because what it takes would slow the others down. kSplit_: in addition, a row block has
 // one KV split. kSecondN_: keys of a second tile, for calls in which it takes less time, in a
 // kernel of its own; 0: there is none. kKeys_: whether keys are in pages, and lie in shared memory
-// as their boxes bring them (pages.h).
+// as their boxes bring them (pages.h). kAsked_: for calls that ask for largest logits; kernels with
+// score mods serve these as they are.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPacked_ = false,
-          bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any>
+          bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any, bool kAsked_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -42,6 +47,14 @@ struct ForwardConfig {
   template <KeyPlace kKeys>
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                  kStages_, 0, kScores_, false, false, kKeys>;
+  using Asked = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
+                              kStages_, kSecondN_, kScores_, false, false, KeyPlace::Any, true>;
+  static constexpr Largest kLargest = kScores_ != ScoreLevel::Plain ? Largest::InShared
+                                      : kAsked_                     ? Largest::InRegisters
+                                                                    : Largest::None;
+  // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
+  static constexpr bool kIsAsked =
+      kLargest == Largest::None && !kPacked_ && kKeys_ == KeyPlace::Any;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup has the producer warps; each of the others, a consumer, computes 64 rows.
@@ -85,10 +98,6 @@ struct ForwardConfig {
       kScores == ScoreLevel::Plain && kHeadDimV == 256 && kTileColumns >= 128;
   static constexpr int kTileO =
       kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none
-
-  // Whether it can keep rows' largest logits, for calls that ask for them. Plain kernels, of whose
-  // instructions this would be 2%, do not.
-  static constexpr bool kKeepsLargest = kScores != ScoreLevel::Plain;
 
   // Warps that load from pages have eight keys in two lanes each, or a box in one (pages.h).
   static constexpr bool kServesPages = kPagesOnly || kBlockN <= 128;

@@ -249,9 +249,8 @@ struct Consumer {
       apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
-    if (kFirst || wants_largest<Config>(args) ||
-        __any_sync(kAll, acc.softmax.template may_move<kColumns>(s, offsets))) {
-      auto const tops = largest_logits<Config, kFirst>(args, smem);
+    if (kFirst || wants_largest<Config>(args) || __any_sync(kAll, may_move(s, offsets, acc))) {
+      auto&& tops = tops_of<kFirst>(args, smem, acc);
       moved = __any_sync(
           kAll, acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets, tops));
       if (moved) {
@@ -259,6 +258,33 @@ struct Consumer {
       }
     }
     return moved;
+  }
+
+  template <class Scores, class Offsets>
+  __device__ __forceinline__ static bool may_move(Scores const& s, Offsets const& offsets,
+                                                  Acc& acc) {
+    if constexpr (Config::kLargest == Largest::InRegisters) {
+      return acc.softmax.template may_move<kColumns>(s, acc.tops);
+    } else {
+      return acc.softmax.template may_move<kColumns>(s, offsets);
+    }
+  }
+
+  template <class Scores>
+  __device__ __forceinline__ static bool may_move_row(int r, Scores const& s, Acc& acc) {
+    if constexpr (Config::kLargest == Largest::InRegisters) {
+      return acc.softmax.template may_move_row<kColumns>(r, s, acc.slack, acc.tops);
+    } else {
+      return acc.softmax.template may_move_row<kColumns>(r, s, acc.slack);
+    }
+  }
+
+  // Whether the row's maximum moved.
+  template <class Scores>
+  __device__ __forceinline__ static bool raise_row(int r, Scores const& s, float& rescale,
+                                                   Acc& acc) {
+    return acc.softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{}, NoOffsets{},
+                                                    acc.tops);
   }
 
   // Scores become probabilities.
@@ -345,7 +371,7 @@ struct Consumer {
         seen[r].hide_others(s, r);
       }
       float rescale;
-      softmax.template raise_row<kColumns>(r, s, rescale, QuadReduce{});
+      raise_row(r, s, rescale, acc);
       softmax.template exponentials_of_row<kColumns>(r, s);
     }
   }
@@ -409,19 +435,16 @@ struct Consumer {
     auto& softmax = acc.softmax;
     float rescale[Acc::kRows] = {1.f, 1.f};
     int moved = 0;  // the same in a warp
-    if (__any_sync(kAll, softmax.template may_move_row<kColumns>(0, s, acc.slack))) {
-      moved =
-          __any_sync(kAll, softmax.template raise_row<kColumns>(0, s, rescale[0], QuadReduce{}));
+    if (__any_sync(kAll, may_move_row(0, s, acc))) {
+      moved = __any_sync(kAll, raise_row(0, s, rescale[0], acc));
       softmax.sum[0] *= rescale[0];
     }
     softmax.template exponentials_of_row<kColumns>(0, s);
-    int const asks =
-        __any_sync(kAll, softmax.template may_move_row<kColumns>(1, s, acc.slack) || moved);
+    int const asks = __any_sync(kAll, may_move_row(1, s, acc) || moved);
     wait_for_keys(step, steps, softmax.sum[0]);
     finish_values(before, acc);
     if (asks) {
-      moved |=
-          __any_sync(kAll, softmax.template raise_row<kColumns>(1, s, rescale[1], QuadReduce{}));
+      moved |= __any_sync(kAll, raise_row(1, s, rescale[1], acc));
       softmax.sum[1] *= rescale[1];
       if (moved) {
         acc.rescale(rescale);

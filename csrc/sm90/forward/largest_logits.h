@@ -1,6 +1,7 @@
 // Rows' largest logits, for calls that ask for them.
 #pragma once
 
+#include "sm90/forward/accumulators.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90::forward {
@@ -23,20 +24,34 @@ struct LargestLogits {
   }
 };
 
-// Whether the call asks. Then every KV block is taken into the maxima.
+// Whether the call asks a kernel that keeps them in shared memory. Then every KV block is taken
+// into the maxima.
 template <class Config>
 __device__ __forceinline__ bool wants_largest(ForwardArgs const& args) {
-  return Config::kKeepsLargest && args.params.lse.to_max != 0;
+  return Config::kLargest == Largest::InShared && args.params.lse.to_max != 0;
 }
 
 // What OnlineSoftmax::raise tells.
-template <class Config, bool kFirst>
-__device__ __forceinline__ auto largest_logits(ForwardArgs const& args,
-                                               SharedStorage<Config>& smem) {
-  if constexpr (Config::kKeepsLargest) {
+template <bool kFirst, class Config>
+__device__ __forceinline__ decltype(auto) tops_of(ForwardArgs const& args,
+                                                  SharedStorage<Config>& smem,
+                                                  Accumulators<Config>& acc) {
+  if constexpr (Config::kLargest == Largest::InShared) {
     return LargestLogits<Config, kFirst>{args, smem};
   } else {
-    return NoTops{};
+    return (acc.tops);
+  }
+}
+
+// A row's largest score, in all threads of the row.
+template <class Config>
+__device__ __forceinline__ float largest_score_of_row(SharedStorage<Config>& smem,
+                                                      Accumulators<Config> const& acc, int r) {
+  if constexpr (Config::kLargest == Largest::InShared) {
+    __syncwarp();
+    return from_sortable_bits(smem.maximum(r));
+  } else {
+    return QuadReduce{}(acc.tops.top[r], Max{});
   }
 }
 

@@ -132,7 +132,7 @@ ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMap
 }
 
 template <class Config>
-void launch(FwdParams const& params, LaunchContext const& launch) {
+void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
   RowPacking const rows = row_packing<Config>(params);
   TileGrid const grid = tile_grid<Config>(params, rows);
   int64_t const num_tiles = grid.num_tiles();
@@ -159,6 +159,16 @@ void launch(FwdParams const& params, LaunchContext const& launch) {
       {static_cast<uint32_t>(num_tiles), draws ? tile_counter(launch) : nullptr}};
   launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
                                         with_boxes<Config>(args, k, v));
+}
+
+template <class Config>
+void launch(FwdParams const& params, LaunchContext const& context) {
+  if constexpr (Config::kIsAsked) {
+    if (params.lse.to_max != 0) {
+      return launch_tiles<typename Config::Asked>(params, context);
+    }
+  }
+  launch_tiles<Config>(params, context);
 }
 
 // Bytes of unused shared memory: with less, CTAs that start early would crowd on the few SMs that

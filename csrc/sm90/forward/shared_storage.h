@@ -38,8 +38,8 @@ struct SharedStorage {
   Ring<1> asked;  // full: the next description is wanted
   int blocks;     // CTAs of the launch that share its tiles
   // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
-  // two more a thread, which not all kernels have.
-  int maxima[Config::kKeepsLargest ? Config::kConsumers * kWarpgroupRows : 1];
+  // two more a thread, which kernels with score mods do not have.
+  int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
 
   // Of a consumer's row; its index is found anew, which keeps it out of registers.
   __device__ int& maximum(int r) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/forward/accumulators.h"
+#include "sm90/forward/largest_logits.h"
 #include "sm90/forward/row_block.h"
 #include "sm90/forward/shared_storage.h"
 #include "sm90/store_rows.h"
@@ -48,11 +49,13 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
     float* const lse = block.lse + row.query + (kPacked ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
-    if constexpr (Config::kKeepsLargest) {
+    if constexpr (Config::kLargest != Largest::None) {
       if (p.lse.to_max != 0) {
-        __syncwarp();
+        float const scale = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
+                                                                 : block.score_mod.exponent_scale();
+        float const top = largest_score_of_row(smem, acc, r);
         store_if(quad_lane == 0 && at.exists, lse + p.lse.to_max,
-                 largest_logit(acc.softmax, r, smem.maximum(r), block.score_mod.exponent_scale()));
+                 largest_logit(acc.softmax, r, top, scale));
       }
     }
   }
