@@ -193,7 +193,7 @@ def test_cuda_without_a_gpu(library, monkeypatch):
 def test_cuda_picks_a_variant(library):
     choice = flash_attn.explain(*qkv(), causal=True)
     size = (132, 60 << 20, 2, 100, 100, -1, -1, 4, 4, -1, 0)
-    asked = (90, "bf16", 64, 64, False, *size, 0, 0, False, False, False, False, 0)
+    asked = (90, "bf16", 64, 64, False, *size, 0, 0, False, False, False, False, False, 0)
     assert library.asked == [asked]
     assert choice.backend == "cuda"
     assert choice.kernel == ROW["name"]
@@ -211,9 +211,15 @@ def test_cuda_tile_depends_on_the_keys(library):
     assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
     assert "splits     up to 3" in str(choice)
     size = (132, 60 << 20, 2, 100, 4096, -1, -1, 4, 2, 7, 0)
-    assert library.asked[-1][5:] == (*size, 5, 0, False, False, False, False, 0)
+    assert library.asked[-1][5:] == (*size, 5, 0, False, False, False, False, False, 0)
     assert flash_attn.explain(*qkv()).tile == (128, 64)
     assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
+
+
+def test_cuda_largest_logits(library):
+    """Plain kernels may keep them; the library knows which."""
+    flash_attn.explain(*qkv(), return_max_logits=True)
+    assert (library.asked[-1][4], library.asked[-1][-2]) == (False, True)
 
 
 def test_cuda_backward_of_a_softcap(library):
@@ -254,7 +260,7 @@ def test_cuda_tile_of_packed_sequences(library):
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)
     # Beside decode, which has the sequences of up to one query.
     size = (132, 60 << 20, 5, 7, 48, 7, -1, 4, 2, -1, -1)
-    assert library.asked[-1][5:] == (*size, 0, 16, False, False, False, True, 1)
+    assert library.asked[-1][5:] == (*size, 0, 16, False, False, False, True, False, 1)
 
 
 def test_cuda_says_what_was_rejected(library):
