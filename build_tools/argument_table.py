@@ -6,7 +6,8 @@ import itertools
 import sys
 from pathlib import Path
 
-from build_tools.feature_matrix import between
+from build_tools import page_table
+from build_tools.page_table import between
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "porting.md"
 BEGIN = "<!-- python -m build_tools.argument_table --write -->"
@@ -24,19 +25,12 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def rewritten(text: str) -> str:
+    return between(text, BEGIN, END, table())
+
+
 def main(argv: list[str]) -> int:
-    if argv not in (["--check"], ["--write"]):
-        print("usage: python -m build_tools.argument_table --check | --write", file=sys.stderr)
-        return 2
-    text = PAGE.read_text()
-    wanted = between(text, BEGIN, END, table())
-    if argv == ["--write"]:
-        PAGE.write_text(wanted)
-        return 0
-    if text != wanted:
-        print("docs/porting.md: the arguments are out of date: run with --write", file=sys.stderr)
-        return 1
-    return 0
+    return page_table.main(argv, "argument_table", PAGE, rewritten)
 
 
 if __name__ == "__main__":

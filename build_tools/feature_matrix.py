@@ -14,6 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_tools import page_table
+from build_tools.page_table import between
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "features.md"
 BEGIN = "<!-- python -m build_tools.feature_matrix --write -->"
@@ -200,30 +203,12 @@ def matrix() -> str:
     return "\n".join(lines)
 
 
-def between(text: str, begin: str, end: str, table: str) -> str:
-    """``text`` with ``table`` between two markers."""
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
-
-
-def replaced(text: str, table: str) -> str:
-    return between(text, BEGIN, END, table)
+def rewritten(text: str) -> str:
+    return between(text, BEGIN, END, matrix())
 
 
 def main(argv: list[str]) -> int:
-    if argv not in (["--check"], ["--write"]):
-        print("usage: python -m build_tools.feature_matrix --check | --write", file=sys.stderr)
-        return 2
-    text = PAGE.read_text()
-    wanted = replaced(text, matrix())
-    if argv == ["--write"]:
-        PAGE.write_text(wanted)
-        return 0
-    if text != wanted:
-        print("docs/features.md is out of date: run with --write", file=sys.stderr)
-        return 1
-    return 0
+    return page_table.main(argv, "feature_matrix", PAGE, rewritten)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from build_tools.feature_matrix import between
+from build_tools import page_table
+from build_tools.page_table import between
 from build_tools.switches import table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "switches.md"
@@ -26,17 +27,7 @@ def rewritten(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    if argv not in (["--check"], ["--write"]):
-        print("usage: python -m build_tools.switch_page --check | --write", file=sys.stderr)
-        return 2
-    text = PAGE.read_text()
-    if argv == ["--write"]:
-        PAGE.write_text(rewritten(text))
-        return 0
-    if text != rewritten(text):
-        print("docs/switches.md is out of date: run with --write", file=sys.stderr)
-        return 1
-    return 0
+    return page_table.main(argv, "switch_page", PAGE, rewritten)
 
 
 if __name__ == "__main__":

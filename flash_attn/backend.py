@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from flash_attn import _log, _switches
+from flash_attn.api import refusals
 from flash_attn.dispatch import load_errors
 
 _MODULE = "flash_attn._C"
@@ -107,22 +108,24 @@ def missing_kernel(operation: str) -> Callable[..., NoReturn]:
 
 
 def call(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls an operation; a look-up miss in the compiled library becomes NotImplementedError, and
-    its lack of memory the error that torch has for that."""
+    """Calls an operation; what the compiled library reports is told as ``translated`` says."""
     try:
         return operation(*args, **kwargs)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         told = translated(error)
         if told is error:
             raise  # with its own cause
         raise told from None
 
 
-def translated(error: RuntimeError) -> RuntimeError:
-    """C++ knows no Python types, so they are told by the message."""
+def translated(error: Exception) -> Exception:
+    """C++ knows no Python types and has no words, so both are told by the message: a look-up miss
+    is NotImplementedError, lack of memory the error that torch has for it, a refusal worded."""
     message = str(error)
-    if type(error) is not RuntimeError:
+    if type(error) not in (RuntimeError, ValueError):
         return error
+    if words := refusals.worded(message):
+        return ValueError(words)
     if _MISS in message:
         return NotImplementedError(_MISS + message.split(_MISS, 1)[1])
     if message.startswith(_OUT_OF_MEMORY):

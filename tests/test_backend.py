@@ -15,8 +15,10 @@ from torch._subclasses import FakeTensorMode
 
 import flash_attn
 from flash_attn import __main__, _selftest, backend
+from flash_attn.api import refusals
 from flash_attn.cpu import dense
 from flash_attn.dispatch import ops, rotary
+from tests.commands import ROOT
 
 
 @pytest.fixture
@@ -192,6 +194,41 @@ def test_miss_in_the_library_is_not_implemented():
     with pytest.raises(RuntimeError, match="another failure") as raised:
         backend.call(operation, "another failure")
     assert raised.type is RuntimeError
+
+
+def test_a_refusal_is_worded():
+    def operation(message):
+        raise ValueError(message)
+
+    with pytest.raises(ValueError, match=r"^flash_attn: x: got stride 3 in dimension 1; a mult"):
+        backend.call(operation, "flash_attn: refused: x|stride|3|1|8\nException raised from …")
+    with pytest.raises(ValueError, match=r"^another one$"):
+        backend.call(operation, "another one")
+
+
+def test_every_refusal_has_words():
+    """And as many operands as these take."""
+    text = "".join(path.read_text() for path in (ROOT / "csrc" / "api").glob("*.cpp"))
+    calls = [_arguments(text[at.end() :]) for at in re.finditer(r"\brequire\(", text)]
+    for _, argument, code, *operands in calls:
+        assert re.fullmatch(r'name|"[\w ]+"', argument), argument
+        assert len(operands) == refusals.WORDS[code.strip('"')].count("{}"), (argument, code)
+    assert {code.strip('"') for _, _, code, *_ in calls} == set(refusals.WORDS)
+
+
+def _arguments(text: str) -> list[str]:
+    """Those of the C++ call that begins here."""
+    depth, found = 0, [""]
+    for mark in re.findall(r'"[^"]*"|.', text, re.DOTALL):
+        depth += mark in "([{"
+        depth -= mark in ")]}"
+        if depth < 0:
+            break
+        if mark == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += mark
+    return [argument.strip() for argument in found]
 
 
 def test_an_error_keeps_its_cause():

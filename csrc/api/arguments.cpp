@@ -24,9 +24,9 @@ void set_alibi(Scores& s, Tensor const& slopes, int batch, int heads, Tensor con
   int64_t const dims = slopes.dim();
   bool const per_batch = dims == 2;
   check_on_device_of(slopes, "alibi_slopes", q);
-  check(slopes.scalar_type() == ScalarType::Float && (dims == 1 || dims == 2) &&
-            slopes.size(dims - 1) == heads && (!per_batch || slopes.size(0) == batch),
-        "alibi_slopes must be fp32 (", heads, ") or (", batch, ", ", heads, ")");
+  require(slopes.scalar_type() == ScalarType::Float && (dims == 1 || dims == 2) &&
+              slopes.size(dims - 1) == heads && (!per_batch || slopes.size(0) == batch),
+          "alibi_slopes", "slopes", batch, heads);
   s.alibi_slopes = static_cast<float const*>(slopes.data_ptr());
   s.alibi_batch_stride = per_batch ? slopes.stride(0) : 0;
   s.alibi_head_stride = slopes.stride(dims - 1);
@@ -35,18 +35,18 @@ void set_alibi(Scores& s, Tensor const& slopes, int batch, int heads, Tensor con
 }  // namespace
 
 int count(int64_t n, char const* name) {
-  check(n >= 0 && n < kUnbounded, name, " is ", n, ", expected 0 to ", kUnbounded - 1);
+  require(n >= 0 && n < kUnbounded, name, "range", n, 0, kUnbounded - 1);
   return static_cast<int>(n);
 }
 
 Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v) {
-  check(q.dim() == 4, "q has ", q.dim(), " dimensions, expected (b, sq, h, d)");
+  require(q.dim() == 4, "q", "dims", q.dim(), 4);
   int64_t const batch = q.size(0);
-  check(
+  require(
       k.dim() == 4 && k.size(0) == batch && divides(k.size(2), q.size(2)) && k.size(3) == q.size(3),
-      "k must be (b, sk, hk, d) with h % hk == 0 and b, h, d of q");
-  check(v.dim() == 4 && v.size(0) == batch && v.size(1) == k.size(1) && v.size(2) == k.size(2),
-        "v must be (b, sk, hk, dv) with b, sk, hk of k");
+      "k", "shape", k, "q", q);
+  require(v.dim() == 4 && v.size(0) == batch && v.size(1) == k.size(1) && v.size(2) == k.size(2),
+          "v", "shape", v, "k", k);
   Seqlens lengths{};
   lengths.batch = count(batch, "batch");
   lengths.seqlen_q = count(q.size(1), "seqlen_q");
@@ -57,17 +57,15 @@ Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v) {
 Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
                        Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
                        int64_t max_seqlen_k, OptionalTensor const& seqused_k, bool in_pages) {
-  check(q.dim() == 3, "q has ", q.dim(), " dimensions, expected (total_q, h, d)");
-  check(cu_seqlens_q.dim() == 1, "cu_seqlens_q has ", cu_seqlens_q.dim(),
-        " dimensions, expected 1");
+  require(q.dim() == 3, "q", "dims", q.dim(), 3);
+  require(cu_seqlens_q.dim() == 1, "cu_seqlens_q", "dims", cu_seqlens_q.dim(), 1);
   int64_t const dims = in_pages ? 4 : 3;
   int64_t const columns = in_pages ? in_chunks(k.size(-1)) : k.size(-1);
-  check(k.dim() == dims && divides(k.size(-2), q.size(1)) && columns == q.size(2),
-        "k must be (total_k, hk, d), or with block_table (pages, page_size, hk, d), with "
-        "h % hk == 0 and h, d of q");
-  check(v.dim() == dims && v.size(0) == k.size(0) && v.size(1) == k.size(1) &&
-            v.size(-2) == k.size(-2),
-        "v must be like k but for d");
+  require(k.dim() == dims && divides(k.size(-2), q.size(1)) && columns == q.size(2), "k", "shape",
+          k, "q", q);
+  require(v.dim() == dims && v.size(0) == k.size(0) && v.size(1) == k.size(1) &&
+              v.size(-2) == k.size(-2),
+          "v", "shape", v, "k", k);
   int64_t const batch = cu_seqlens_q.size(0) - 1;
   Seqlens lengths{};
   lengths.batch = count(batch, "len(cu_seqlens_q) - 1");
@@ -83,11 +81,11 @@ Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
 
 void set_pages(FwdParams& p, Tensor const& k, Tensor const& block_table, Tensor const& q) {
   check_on_device_of(block_table, "block_table", q);
-  check(block_table.scalar_type() == ScalarType::Int && block_table.dim() == 2 &&
-            block_table.size(0) == p.seqlens.batch &&
-            (block_table.size(1) <= 1 || block_table.stride(1) == 1),
-        "block_table must be int32 (", p.seqlens.batch, ", pages) with stride 1 in a row");
-  check(k.size(1) > 0, "k has pages of ", k.size(1), " rows, expected 1 or more");
+  require(block_table.scalar_type() == ScalarType::Int && block_table.dim() == 2 &&
+              block_table.size(0) == p.seqlens.batch &&
+              (block_table.size(1) <= 1 || block_table.stride(1) == 1),
+          "block_table", "pages", p.seqlens.batch);
+  require(k.size(1) > 0, "page_size", "least", k.size(1), 1);
   p.pages.table = static_cast<int const*>(block_table.data_ptr());
   p.pages.table_stride = block_table.stride(0);
   p.pages.per_sequence = count(block_table.size(1), "block_table.size(1)");
@@ -120,9 +118,9 @@ Mask mask(ScoreArguments const& a, Seqlens const& lengths) {
 }
 
 void check_numbers(ScoreArguments const& a) {
-  check(a.dropout_p >= 0 && a.dropout_p <= dropout_rate(kMaxDropoutThreshold), "dropout_p is ",
-        a.dropout_p, ", expected 0 <= dropout_p <= 1 - 2**-16");
-  check(a.softcap >= 0, "softcap is ", a.softcap, ", expected 0 or more");
+  require(a.dropout_p >= 0 && a.dropout_p <= dropout_rate(kMaxDropoutThreshold), "dropout_p",
+          "range", a.dropout_p, 0, "1 - 2**-16");
+  require(a.softcap >= 0, "softcap", "least", a.softcap, 0);
 }
 
 Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tensor const& q,

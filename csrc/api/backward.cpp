@@ -37,7 +37,7 @@ void check_shape(Tensor const& t, char const* name, Tensor const& like, int64_t 
   for (int64_t i = 0; same && i < t.dim() - 1; ++i) {
     same = t.size(i) == like.size(i);
   }
-  check(same && t.size(t.dim() - 1) == last, name, " has another shape than its operand");
+  require(same && t.size(t.dim() - 1) == last, name, "shape", t, "its operand", like);
 }
 
 // A gradient with the shape of `like`, or an empty view if it is not wanted.
@@ -55,9 +55,9 @@ TensorView<void> gradient(OptionalTensor const& t, char const* name, Tensor cons
 RowView rows(Tensor const& t, char const* name, Tensor const& q) {
   bool const packed = q.dim() == 3;
   int64_t const heads = q.size(packed ? 1 : 2), seqlen = q.size(packed ? 0 : 1);
-  check(t.dim() == q.dim() - 1 && (packed || t.size(0) == q.size(0)) &&
-            t.size(packed ? 0 : 1) == heads && t.size(packed ? 1 : 2) == seqlen,
-        name, " must be (", packed ? "h, total_q" : "b, h, sq", ")");
+  require(t.dim() == q.dim() - 1 && (packed || t.size(0) == q.size(0)) &&
+              t.size(packed ? 0 : 1) == heads && t.size(packed ? 1 : 2) == seqlen,
+          name, "shape", t, "q", q);
   float_vector(t, name, t.numel(), q);
   return {static_cast<float*>(t.data_ptr()), packed ? 0 : heads * seqlen, seqlen};
 }
@@ -87,14 +87,14 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   p.lse = rows(f.lse, "softmax_lse", q);
   p.dlse = dlse ? rows(*dlse, "dlse", q) : RowView{};
   if (g.ds_aux) {
-    check(a.s_aux.has_value(), "ds_aux is asked for without s_aux");
+    require(a.s_aux.has_value(), "ds_aux", "needs", "s_aux");
     float_vector(*g.ds_aux, "ds_aux", p.heads_q, q);
     p.ds_aux = static_cast<float*>(g.ds_aux->data_ptr());
   }
   check_numbers(a);
   OptionalTensor rng_state;
   if (a.dropout_p > 0) {
-    check(f.rng_state.has_value(), "rng_state of the forward is needed for its dropout");
+    require(f.rng_state.has_value(), "dropout_p", "needs", "rng_state of the forward");
     rng_state = checked_rng_state(*f.rng_state, p.seqlens.batch, q);
   }
   p.mask = mask(a, p.seqlens);

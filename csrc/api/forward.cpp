@@ -88,8 +88,8 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
     throw std::runtime_error(
         concat(kNotImplemented, "probabilities (return_attn_probs) of keys in pages"));
   }
-  check(!(a.return_softmax && a.return_max_logits),
-        "one of probabilities (return_attn_probs) and return_max_logits in a call");
+  require(!(a.return_softmax && a.return_max_logits), "return_max_logits", "excludes",
+          "probabilities (return_attn_probs)");
   p.q = operand(q, "q", q);
   set_keys(p, {k, v, /*of_cache=*/p.pages.table != nullptr}, q);
   p.out = view<void>(out, out.data_ptr());
@@ -155,7 +155,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
                        bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
                        int64_t num_splits) {
-  check(num_splits >= 0, "num_splits is ", num_splits, ", expected 0 or more");
+  require(num_splits >= 0, "num_splits", "least", num_splits, 0);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = packed_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,

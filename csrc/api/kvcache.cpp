@@ -30,25 +30,21 @@ struct Brought {
 
 void const* rotary_table(Tensor const& t, char const* name, Tensor const& like, Tensor const& q) {
   check_on_device_of(t, name, q);
-  check(t.scalar_type() == q.scalar_type() && t.dim() == 2 && t.size(0) == like.size(0) &&
-            t.size(1) == like.size(1) && (t.size(1) == 1 || t.stride(1) == 1),
-        name,
-        " must be (positions, rotary_dim / 2) of q's dtype with stride 1 in a row, and like "
-        "the other table");
+  require(t.scalar_type() == q.scalar_type() && t.dim() == 2 && t.size(0) == like.size(0) &&
+              t.size(1) == like.size(1) && (t.size(1) == 1 || t.stride(1) == 1),
+          name, "table", t);
   return t.data_ptr();
 }
 
 Rotary rotary(Brought const& a, FwdParams const& p, Tensor const& q) {
   Rotary r{};
-  check(a.rotary_cos.has_value() == a.rotary_sin.has_value(),
-        "rotary_cos and rotary_sin come together");
+  require(a.rotary_cos.has_value() == a.rotary_sin.has_value(), "rotary_cos", "with", "rotary_sin");
   if (a.rotary_cos) {
     Tensor const& cos = *a.rotary_cos;
     r.cos = rotary_table(cos, "rotary_cos", cos, q);
     r.sin = rotary_table(*a.rotary_sin, "rotary_sin", cos, q);
-    check(cos.size(0) > 0 && cos.size(1) > 0 && 2 * cos.size(1) <= p.head_dim, "rotary_cos is (",
-          cos.size(0), ", ", cos.size(1),
-          "), expected at least one position and rotary_dim / 2 of at most ", p.head_dim / 2);
+    require(cos.size(0) > 0 && cos.size(1) > 0 && 2 * cos.size(1) <= p.head_dim, "rotary_cos",
+            "table", cos);
     r.cos_stride = cos.stride(0);
     r.sin_stride = a.rotary_sin->stride(0);
     r.positions = count(cos.size(0), "positions of rotary_cos");
@@ -116,21 +112,21 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
                                         int64_t window_right, double softcap,
                                         bool rotary_interleaved, OptionalTensor alibi_slopes,
                                         int64_t num_splits, OptionalTensor s_aux) {
-  check(q.dim() == 4, "q has ", q.dim(), " dimensions, expected (b, sq, h, d)");
+  require(q.dim() == 4, "q", "dims", q.dim(), 4);
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
-  check(k_cache.dim() == 4 && divides(k_cache.size(2), heads) &&
-            in_chunks(k_cache.size(3)) == q.size(3),
-        "k_cache must be (b, sk, hk, d), or pages, with h % hk == 0 and h, d of q, whose d is "
-        "rounded up to a multiple of 8");
-  check(v_cache.dim() == 4 && v_cache.size(0) == k_cache.size(0) &&
-            v_cache.size(1) == k_cache.size(1) && v_cache.size(2) == k_cache.size(2),
-        "v_cache must be like k_cache but for d");
-  check(!block_table || !cache_batch_idx, "cache_batch_idx goes with no block_table");
-  check(block_table || cache_batch_idx || k_cache.size(0) == batch, "k_cache has batch ",
-        k_cache.size(0), ", without cache_batch_idx it must be that of q, ", batch);
-  check(num_splits >= 0, "num_splits is ", num_splits, ", expected 0 or more");
-  check(k.has_value() == v.has_value(), "k and v are appended together or not at all");
-  check(k || !rotary_cos, "rotary_cos comes with new keys k");
+  // q's d is rounded up to a multiple of 8.
+  require(k_cache.dim() == 4 && divides(k_cache.size(2), heads) &&
+              in_chunks(k_cache.size(3)) == q.size(3),
+          "k_cache", "shape", k_cache, "q", q);
+  require(v_cache.dim() == 4 && v_cache.size(0) == k_cache.size(0) &&
+              v_cache.size(1) == k_cache.size(1) && v_cache.size(2) == k_cache.size(2),
+          "v_cache", "shape", v_cache, "k_cache", k_cache);
+  require(!block_table || !cache_batch_idx, "cache_batch_idx", "excludes", "block_table");
+  require(block_table || cache_batch_idx || k_cache.size(0) == batch, "k_cache", "shape", k_cache,
+          "q", q);
+  require(num_splits >= 0, "num_splits", "least", num_splits, 0);
+  require(k.has_value() == v.has_value(), "k", "with", "v");
+  require(k || !rotary_cos, "rotary_cos", "needs", "new keys k");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   Tensor out = empty(q, {batch, seqlen_q, heads, in_chunks(v_cache.size(3))}, q.scalar_type());
   Tensor lse = empty(q, {batch, heads, seqlen_q}, ScalarType::Float);
@@ -160,13 +156,13 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
 
   NewRows rows{};
   if (k) {
-    check(cache_seqlens.has_value(), "cache_seqlens says where new keys go");
-    check(k->dim() == 4 && k->size(0) == batch && k->size(2) == k_cache.size(2) &&
-              k->size(3) == q.size(3),
-          "k must be (b, s_new, hk, d) with b, d of q and hk of k_cache");
-    check(v->dim() == 4 && v->size(0) == batch && v->size(1) == k->size(1) &&
-              v->size(2) == v_cache.size(2) && v->size(3) == out.size(3),
-          "v must be (b, s_new, hk, dv) with b, s_new of k and hk, dv of v_cache, rounded up");
+    require(cache_seqlens.has_value(), "k", "needs", "cache_seqlens");
+    require(k->dim() == 4 && k->size(0) == batch && k->size(2) == k_cache.size(2) &&
+                k->size(3) == q.size(3),
+            "k", "shape", *k, "k_cache", k_cache);
+    require(v->dim() == 4 && v->size(0) == batch && v->size(1) == k->size(1) &&
+                v->size(2) == v_cache.size(2) && v->size(3) == out.size(3),
+            "v", "shape", *v, "k", *k);
     p.seqlens.new_k = count(k->size(1), "s_new");
     // As the caller asked: p.mask has lost a window too wide to matter.
     bool const local = causal || window_left >= 0 || window_right >= 0;

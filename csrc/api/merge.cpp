@@ -13,10 +13,11 @@ namespace {
 // LSE (b, h, rows), which may be a slice of a larger one.
 RowView rows_of(Tensor const& lse, char const* name, Tensor const& out) {
   check_on_device_of(lse, name, out);
-  check(lse.scalar_type() == ScalarType::Float && lse.dim() == 3 && lse.size(0) == out.size(0) &&
-            lse.size(1) == out.size(2) && lse.size(2) == out.size(1) &&
-            (lse.stride(2) == 1 || lse.size(2) <= 1),
-        name, " must be fp32 (batch, heads, rows) with neighbouring rows");
+  require(lse.scalar_type() == ScalarType::Float, name, "dtype", DtypeOf{lse}, "Float");
+  require(lse.dim() == 3 && lse.size(0) == out.size(0) && lse.size(1) == out.size(2) &&
+              lse.size(2) == out.size(1),
+          name, "shape", lse, "out", out);
+  require(lse.stride(2) == 1 || lse.size(2) <= 1, name, "unit_stride", lse.stride(2));
   return {static_cast<float*>(lse.data_ptr()), lse.stride(0), lse.stride(1)};
 }
 
@@ -24,10 +25,11 @@ bool is_wide(Tensor const& out) { return out.scalar_type() == ScalarType::Float;
 
 // Checks an output like out_b, which may also be fp32.
 void check_output(Tensor const& out, char const* name, Tensor const& out_b) {
-  check(out.dim() == 4 && out_b.dim() == 4, name, " and out_b must be (batch, rows, heads, dv)");
-  for (int i = 0; i < 4; ++i) {
-    check(out.size(i) == out_b.size(i), name, " has another shape than out_b");
+  bool alike = out.dim() == 4 && out_b.dim() == 4;
+  for (int i = 0; alike && i < 4; ++i) {
+    alike = out.size(i) == out_b.size(i);
   }
+  require(alike, name, "shape", out, "out_b", out_b);
   check_operand(out, name, is_wide(out) ? out : out_b);
   check_on_device_of(out, name, out_b);
 }
@@ -46,7 +48,7 @@ void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Opt
   p.rows = count(out_b.size(1), "rows");
   p.heads = count(out_b.size(2), "heads");
   p.head_dim_v = count(out_b.size(3), "head_dim");
-  check(p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8");
+  require(p.head_dim_v % 8 == 0, "out_b", "head_dim", p.head_dim_v, 8);
   torch::stable::accelerator::DeviceGuard const guard(out_b.get_device_index());
   launch_merge(p, dtype_name(out_b, "out_b"), {is_wide(merged), is_wide(out_a)},
                {current_device(), current_stream(out_b), "merge"});

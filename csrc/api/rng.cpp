@@ -25,9 +25,9 @@ constexpr int64_t kOrigin = sizeof(DropoutOrigin) / sizeof(int64_t);
 Tensor checked_rng_state(Tensor const& rng_state, int batch, Tensor const& q) {
   check_on_device_of(rng_state, "rng_state", q);
   int64_t const size = rng_state.numel();
-  check(rng_state.scalar_type() == ScalarType::Long && rng_state.dim() == 1 &&
-            (size == kGenerator || size == kGenerator + kOrigin * batch),
-        "rng_state must be an int64 tensor of 2, or 2 + 3 * batch, entries");
+  require(rng_state.scalar_type() == ScalarType::Long && rng_state.dim() == 1 &&
+              (size == kGenerator || size == kGenerator + kOrigin * batch),
+          "rng_state", "vector", "int64", "2, or 2 + 3 * batch,");
   return rng_state.is_contiguous() ? rng_state : torch::stable::clone(rng_state);
 }
 

@@ -26,18 +26,17 @@ bool has_gaps(Tensor const& t) {
 void check_part(Tensor const& part, char const* name, Tensor const& x) {
   check_on_device_of(part, name, x);
   int64_t const dims = x.dim();
-  check(part.scalar_type() == x.scalar_type() && part.dim() == dims && part.size(0) == x.size(0) &&
-            part.size(dims - 3) == x.size(dims - 3) && part.size(dims - 1) == x.size(dims - 1),
-        name, " has another dtype or shape than x");
-  check(!has_gaps(part), name, " has stride ", part.stride(dims - 1),
-        " in its last dimension, expected 1");
+  require(part.scalar_type() == x.scalar_type(), name, "dtype", DtypeOf{part}, DtypeOf{x});
+  require(part.dim() == dims && part.size(0) == x.size(0) &&
+              part.size(dims - 3) == x.size(dims - 3) && part.size(dims - 1) == x.size(dims - 1),
+          name, "shape", part, "x", x);
+  require(!has_gaps(part), name, "unit_stride", part.stride(dims - 1));
 }
 
 // Checks that no two elements are in one place.
 void check_written(Tensor const& out) {
   for (int i = 0; i < out.dim(); ++i) {
-    check(out.stride(i) != 0 || out.size(i) <= 1 || out.numel() == 0,
-          "the rotated tensor has stride 0 in dimension ", i, ": it cannot be written");
+    require(out.stride(i) != 0 || out.size(i) <= 1 || out.numel() == 0, "out", "written", i);
   }
 }
 
@@ -45,11 +44,12 @@ void check_written(Tensor const& out) {
 TensorView<const void> table(Tensor const& t, Tensor const& like, Tensor const& x) {
   check_on_device_of(t, "cos or sin", x);
   int64_t const dims = like.dim();
-  check(t.scalar_type() == like.scalar_type() && t.dim() == dims, "cos and sin differ");
-  for (int i = 0; i < dims; ++i) {
-    check(t.size(i) == like.size(i), "cos and sin differ in shape");
+  bool alike = t.scalar_type() == like.scalar_type() && t.dim() == dims;
+  for (int i = 0; alike && i < dims; ++i) {
+    alike = t.size(i) == like.size(i);
   }
-  check(!has_gaps(t), "cos and sin need rows without gaps");
+  require(alike, "sin", "shape", t, "cos", like);
+  require(!has_gaps(t), "cos or sin", "unit_stride", t.stride(dims - 1));
   bool const per_token = dims == 3;
   return {t.data_ptr(), per_token && t.size(0) > 1 ? t.stride(0) : 0, t.stride(dims - 2), 0};
 }
@@ -59,7 +59,7 @@ RotaryHeads heads(Tensor const& out, Tensor const& x, Tensor const& like) {
   check_part(out, "out", like);
   check_written(out);
   int64_t const n = x.size(x.dim() - 2);
-  check(out.size(x.dim() - 2) == n, "out has another number of heads than x");
+  require(out.size(x.dim() - 2) == n, "out", "shape", out, "x", x);
   return {view<const void>(x, x.data_ptr()),
           view<void>(out, out.data_ptr()),
           {},
@@ -82,8 +82,7 @@ void rotary(Tensor out, Tensor x, OptionalTensor out_k, OptionalTensor k, Option
             OptionalTensor rest, Tensor cos, Tensor sin, OptionalTensor cos_k, OptionalTensor sin_k,
             int64_t offset, OptionalTensor offsets, OptionalTensor cu_seqlens, bool interleaved,
             bool conjugate) {
-  check(x.dim() == (cu_seqlens ? 3 : 4),
-        "x must be (batch, seqlen, heads, d), or (total, heads, d) with cu_seqlens");
+  require(x.dim() == (cu_seqlens ? 3 : 4), "x", "dims", x.dim(), cu_seqlens ? 3 : 4);
   RotaryParams p{};
   p.parts[0] = heads(out, x, x);
   p.parts[0].cos = table(cos, cos, x);
@@ -101,14 +100,15 @@ void rotary(Tensor out, Tensor x, OptionalTensor out_k, OptionalTensor k, Option
   count(p.tokens, "tokens");
   p.head_dim = count(x.size(x.dim() - 1), "head_dim");
   p.half = count(cos.size(cos.dim() - 1), "columns of cos");
-  check(2 * p.half <= p.head_dim, "cos rotates ", 2 * p.half, " channels of ", p.head_dim);
-  check(p.places.positions > 0 || p.tokens == 0, "cos has no positions");
+  require(2 * p.half <= p.head_dim && (p.places.positions > 0 || p.tokens == 0), "cos", "table",
+          cos);
   p.interleaved = interleaved;
   p.conjugate = conjugate;
   p.in_place =
       x.data_ptr() == out.data_ptr() && (!k || k->data_ptr() == out_k->data_ptr()) && !rest;
   p.wide_tables = cos.scalar_type() == ScalarType::Float;
-  check(p.wide_tables || cos.scalar_type() == x.scalar_type(), "cos must be fp32 or of x's dtype");
+  require(p.wide_tables || cos.scalar_type() == x.scalar_type(), "cos", "dtype", DtypeOf{cos},
+          "Float or that of x");
   torch::stable::accelerator::DeviceGuard const guard(x.get_device_index());
   launch_rotary(p, element_name(x), {current_device(), current_stream(x), "rotary"});
 }

@@ -43,8 +43,8 @@ int32_t dtype_code(Tensor const& t) {
 
 char const* dtype_name(Tensor const& t, char const* name) {
   ScalarType const dtype = t.scalar_type();
-  check(dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, name, " has dtype ",
-        torch::headeronly::toString(dtype), "; the kernels take BFloat16 and Half");
+  require(dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, name, "dtype", DtypeOf{t},
+          "BFloat16 or Half");
   return dtype == ScalarType::BFloat16 ? "bf16" : "fp16";
 }
 
@@ -81,20 +81,17 @@ cudaStream_t current_stream(Tensor const& t) {
 }
 
 void check_on_device_of(Tensor const& t, char const* name, Tensor const& q) {
-  check(t.is_cuda() && t.get_device_index() == q.get_device_index(), name,
-        " is not on q's CUDA device");
+  require(t.is_cuda() && t.get_device_index() == q.get_device_index(), name, "device");
 }
 
 void check_rows(Tensor const& t, char const* name, Tensor const& q) {
   check_on_device_of(t, name, q);
   if (dtype_code(t) != dtype_code(q)) {
-    check(false, name, " has dtype ", torch::headeronly::toString(t.scalar_type()), ", q has ",
-          torch::headeronly::toString(q.scalar_type()));
+    require(false, name, "dtype", DtypeOf{t}, DtypeOf{q});
   }
   int64_t const dims = t.dim();
-  check(dims == 3 || dims == 4, name, " has ", dims, " dimensions, expected 3 or 4");
-  check(t.numel() == 0 || t.stride(dims - 1) == 1, name, " has stride ", t.stride(dims - 1),
-        " in its last dimension, expected 1");
+  require(dims == 3 || dims == 4, name, "dims", dims, "3 or 4");
+  require(t.numel() == 0 || t.stride(dims - 1) == 1, name, "unit_stride", t.stride(dims - 1));
 }
 
 void check_operand(Tensor const& t, char const* name, Tensor const& q) {
@@ -103,14 +100,12 @@ void check_operand(Tensor const& t, char const* name, Tensor const& q) {
     return;
   }
   int64_t const dims = t.dim(), chunk = 16 / static_cast<int64_t>(t.element_size());
-  check(t.size(dims - 1) % chunk == 0, name, " has head_dim ", t.size(dims - 1),
-        ", expected a multiple of ", chunk);
+  require(t.size(dims - 1) % chunk == 0, name, "head_dim", t.size(dims - 1), chunk);
   auto const address = reinterpret_cast<uintptr_t>(t.data_ptr());
-  check(address != 0, name, " has no memory: its storage is freed");
-  check(address % 16 == 0, name, " does not start at a multiple of 16 bytes");
+  require(address != 0, name, "memory");
+  require(address % 16 == 0, name, "address", address);
   for (int64_t i = 0; i < dims - 1; ++i) {
-    check(t.size(i) == 1 || t.stride(i) % chunk == 0, name, " has stride ", t.stride(i),
-          " in dimension ", i, ", expected a multiple of ", chunk);
+    require(t.size(i) == 1 || t.stride(i) % chunk == 0, name, "stride", t.stride(i), i, chunk);
   }
 }
 
@@ -119,16 +114,16 @@ int const* int32_vector(OptionalTensor const& t, char const* name, int64_t size,
     return nullptr;
   }
   check_on_device_of(*t, name, q);
-  check(t->scalar_type() == ScalarType::Int && t->dim() == 1 && t->size(0) == size &&
-            t->is_contiguous(),
-        name, " must be a contiguous int32 tensor of ", size, " entries");
+  require(t->scalar_type() == ScalarType::Int && t->dim() == 1 && t->size(0) == size &&
+              t->is_contiguous(),
+          name, "vector", "int32", size);
   return static_cast<int const*>(t->data_ptr());
 }
 
 float const* float_vector(Tensor const& t, char const* name, int64_t count, Tensor const& q) {
   check_on_device_of(t, name, q);
-  check(t.scalar_type() == ScalarType::Float && t.numel() == count && t.is_contiguous(), name,
-        " must be a contiguous fp32 tensor of ", count, " entries");
+  require(t.scalar_type() == ScalarType::Float && t.numel() == count && t.is_contiguous(), name,
+          "vector", "fp32", count);
   return static_cast<float const*>(t.data_ptr());
 }
 

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "launch/error.h"
+#include "api/refusal.h"
 #include "params/tensor_view.h"
 
 namespace flash::api {

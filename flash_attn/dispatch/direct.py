@@ -105,5 +105,5 @@ def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     function, arrange = found
     try:
         return function(*arrange(args, kwargs))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise backend.translated(error) from None

@@ -32,11 +32,11 @@ __device__ DqAction dq_action(BwdParams const& p, KeyBlock<Config> const& block,
   if (!p.workspace.dq) {
     return p.dq.ptr ? DqAction::Store : DqAction::Nothing;
   }
-  DqOrder const turn = dq_order_of(block, m_block);
-  if (turn.first()) {
-    return turn.last ? DqAction::Store : DqAction::Put;
+  DqOrder const order = dq_order_of(block, m_block);
+  if (order.first()) {
+    return order.last ? DqAction::Store : DqAction::Put;
   }
-  return turn.last ? DqAction::Finish : DqAction::Add;
+  return order.last ? DqAction::Finish : DqAction::Add;
 }
 
 }  // namespace flash::sm90::backward

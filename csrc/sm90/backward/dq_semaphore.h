@@ -37,23 +37,23 @@ struct DqSemaphoreStorage {
 
 // Additions that other CTAs made before the number that is read here come before those that this
 // thread, and warps that wait for it, make from now on.
-__device__ inline int acquire_count(int const* turn) {
+__device__ inline int acquire_count(int const* count) {
 #if defined(__CUDA_ARCH__)
   int number;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(number) : "l"(turn) : "memory");
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(number) : "l"(count) : "memory");
   return number;
 #else
-  return *turn;
+  return *count;
 #endif
 }
 
 // Comes behind everything that this thread, or the threads it has waited for, have seen: a release
 // is cumulative.
-__device__ inline void release_count(int* turn) {
+__device__ inline void release_count(int* count) {
 #if defined(__CUDA_ARCH__)
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(turn), "r"(1) : "memory");
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(count), "r"(1) : "memory");
 #else
-  atomicAdd(turn, 1);
+  atomicAdd(count, 1);
 #endif
 }
 
@@ -89,9 +89,9 @@ struct DqSemaphoreWarp {
   // The number of additions that an iteration's own come behind: those of all KV blocks before it,
   // or of the first one alone, for KV blocks between the first and the last of ordered dQ in a call
   // that is not deterministic.
-  __device__ int additions_before(DqOrder const& turn) const {
-    bool const loose = Config::kOrderedDq && !p.ordered_dq.deterministic && !turn.last;
-    return Config::kAdders * (loose ? min(turn.before, 1) : turn.before);
+  __device__ int additions_before(DqOrder const& order) const {
+    bool const loose = Config::kOrderedDq && !p.ordered_dq.deterministic && !order.last;
+    return Config::kAdders * (loose ? min(order.before, 1) : order.before);
   }
 
   // The KV blocks before this one belong to CTAs that run, so waiting for them always ends.

@@ -11,6 +11,7 @@
 #include "sm90/backward/drawn_tiles.h"
 #include "sm90/backward/loader.h"
 #include "sm90/backward/stream_consumer.h"
+#include "sm90/backward/tile_consumer.h"
 
 namespace flash::sm90::backward {
 
@@ -45,9 +46,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-    using Computing =
-        std::conditional_t<Config::kStreamsTiles, StreamConsumer<Config>, Consumer<Config>>;
-    Computing{args, smem}.run();
+    using Consumer =
+        std::conditional_t<Config::kStreamsTiles, StreamConsumer<Config>, TileConsumer<Config>>;
+    Consumer{{args, smem}}.run();
   }
 }
 

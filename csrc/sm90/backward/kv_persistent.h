@@ -11,21 +11,21 @@ namespace flash::sm90::backward {
 __device__ inline WorkTile first_tile_of(BwdParams const& p, uint32_t number) {
   Seqlens const& s = p.seqlens;
   uint32_t const heads = p.heads_kv * p.gqa.splits;
-  int const column = static_cast<int>(number / heads), head = static_cast<int>(number % heads);
+  int const sequence = static_cast<int>(number / heads), head = static_cast<int>(number % heads);
   if (!s.cu_k) {
-    return {0, head, column, true};
+    return {0, head, sequence, true};
   }
-  int const sequence = p.workspace.order ? p.workspace.order[column] : column;
+  int const ordered = p.workspace.order ? p.workspace.order[sequence] : sequence;
   VarlenRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
-  return {0, head, sequence, keys.run(sequence).length > 0};
+  return {0, head, ordered, keys.run(ordered).length > 0};
 }
 
 // The CTA's own sums for a row block; row blocks beyond the caller's lengths share the last one's.
 template <class Config>
 __device__ int own_sums(BwdParams const& p, int head, int m_block) {
   int const rows = p.kv_persistent.row_blocks;
-  int const place = static_cast<int>(blockIdx.x) / Config::kAdders;
-  int const heads = place * p.gqa.split_heads + head;
+  int const resident = static_cast<int>(blockIdx.x) / Config::kAdders;
+  int const heads = resident * p.gqa.split_heads + head;
   return heads * rows + min(m_block, rows - 1);
 }
 

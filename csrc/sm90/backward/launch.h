@@ -4,7 +4,6 @@
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
 #include "launch/launch_kernel.h"
-#include "passes/backward/launch.h"
 #include "sm90/backward/kernel.h"
 #include "sm90/backward/prepare.h"
 
@@ -23,23 +22,10 @@ void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resi
 
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
-  int const places = launch.device.sm_count;
-  auto const main = [&] {
-    if constexpr (Config::kScores == ScoreLevel::Plain) {
-      if (params.kv_persistent.used()) {
-        return launch_tiles<KvPersistentConfig<Config>>(params, launch,
-                                                        params.kv_persistent.resident);
-      }
-      if (params.ordered_dq.used) {
-        return launch_tiles<OrderedDqConfig<Config>>(params, launch, places);
-      }
-    }
-    launch_tiles<Config>(params, launch, places);
-  };
-  launch_before<Config>(params, launch);
-  main();
-  launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
-  finish_cut_tiles<Config>(params, launch);
+  launch_schedule<Config>(params, launch, launch.device.sm_count,
+                          [&]<class Schedule>(Schedule, int resident) {
+                            launch_tiles<typename Schedule::type>(params, launch, resident);
+                          });
 }
 
 }  // namespace flash::sm90::backward

@@ -42,8 +42,9 @@ struct LoneTile : ScoreTile<false, Config> {
     }
   }
 
-  template <class Gradient, class Factors, class Delta>
+  template <class Gradient, class Factors, class Words, class Delta>
   __device__ __forceinline__ void score_gradients(Gradient& dp, Factors const& factors,
+                                                  Words const& /*operand*/,
                                                   Delta const& softmax_d) const {
     Base::multiply(dp, factors, softmax_d);
   }

@@ -48,8 +48,9 @@ struct ModifiedTile : ScoreTile<false, Config> {
 
   // dP → dS / softmax_scale, in place. Under dropout both are (1 - dropout_p) times that. D comes
   // divided by the unit of P.
-  template <class Gradient, class Words, class Delta>
-  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Words const& operand,
+  template <class Gradient, class Scores, class Words, class Delta>
+  __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Scores const& /*s*/,
+                                                  Words const& operand,
                                                   Delta const& softmax_d) const {
     constexpr float kInverse = 1.f / Config::kProbabilityUnit;
     Tensor dp = make_tensor(dp_mma.data(), rows_and_columns(dp_mma.layout()));

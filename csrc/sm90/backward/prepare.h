@@ -3,9 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "passes/backward/grid.h"
+#include "passes/backward/launch.h"
 #include "sm90/backward/args.h"
+#include "sm90/backward/config.h"
 #include "sm90/backward/query_tile.h"
 #include "sm90/tile_counters.h"
 
@@ -114,6 +117,29 @@ void launch_before(BwdParams const& params, LaunchContext const& launch) {
   } else {
     launch_preprocess<Element>(params, query_tile<Config>(), launch);
   }
+}
+
+// Launches the kernel of the call's schedule, and the passes around it. launch_main(config, n):
+// launches the kernel of std::type_identity's config for n resident CTAs, or pairs.
+template <class Config, class LaunchMain>
+void launch_schedule(BwdParams const& params, LaunchContext const& launch, int resident,
+                     LaunchMain launch_main) {
+  auto const main = [&] {
+    if constexpr (Config::kScores == ScoreLevel::Plain) {
+      if (params.kv_persistent.used()) {
+        return launch_main(std::type_identity<KvPersistentConfig<Config>>{},
+                           params.kv_persistent.resident);
+      }
+      if (params.ordered_dq.used) {
+        return launch_main(std::type_identity<OrderedDqConfig<Config>>{}, resident);
+      }
+    }
+    launch_main(std::type_identity<Config>{}, resident);
+  };
+  launch_before<Config>(params, launch);
+  main();
+  launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
+  finish_cut_tiles<Config>(params, launch);
 }
 
 }  // namespace flash::sm90::backward

@@ -87,8 +87,9 @@ struct ScoreTile {
   }
 
   // dP → dS / softmax_scale, in place. Under dropout both are (1 - dropout_p) times that.
-  template <class Gradient, class Factors, class Delta>
+  template <class Gradient, class Factors, class Words, class Delta>
   __device__ __forceinline__ void score_gradients(Gradient& dp_mma, Factors const& factors,
+                                                  Words const& /*operand*/,
                                                   Delta const& softmax_d) const {
     if constexpr (kFull) {
       if (drops()) {

@@ -4,7 +4,6 @@
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
 #include "launch/launch_kernel.h"
-#include "passes/backward/launch.h"
 #include "sm90/backward/prepare.h"
 #include "sm90/paired_backward/kernel.h"
 
@@ -25,23 +24,10 @@ void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resi
 
 template <class Config>
 void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
-  int const pairs = launch.device.sm_count / Config::kPair;
-  auto const main = [&] {
-    if constexpr (Config::kScores == ScoreLevel::Plain) {
-      if (params.kv_persistent.used()) {
-        return launch_pairs<KvPersistentConfig<Config>>(params, launch,
-                                                        params.kv_persistent.resident);
-      }
-      if (params.ordered_dq.used) {
-        return launch_pairs<OrderedDqConfig<Config>>(params, launch, pairs);
-      }
-    }
-    launch_pairs<Config>(params, launch, pairs);
-  };
-  launch_before<Config>(params, launch);
-  main();
-  launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
-  finish_cut_tiles<Config>(params, launch);
+  launch_schedule<Config>(params, launch, launch.device.sm_count / Config::kPair,
+                          [&]<class Schedule>(Schedule, int resident) {
+                            launch_pairs<typename Schedule::type>(params, launch, resident);
+                          });
 }
 
 }  // namespace flash::sm90::backward

@@ -110,7 +110,7 @@ struct ScoreWarps {
     Numbers const softmax_d(numbers(stats.softmax_d));
     warpgroup_wait<1>();
     warpgroup_fence_operand(dp);
-    tile.score_gradients(dp, s, softmax_d);
+    tile.score_gradients(dp, s, p_words, softmax_d);
     smem.q_ring.release_in_pair(q_at.stage);
     share(dp);
     warpgroup_wait<0>();
