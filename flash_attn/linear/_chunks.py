@@ -107,7 +107,7 @@ class _Chunk(NamedTuple):
 
 
 def _along(columns: list[Tensor], state: Tensor, decay: Tensor, added: Tensor) -> Tensor:
-    """state <- decay * state + added, column by column; the states before each. [chunks, H, K, V]"""
+    """state <- decay * state + added, column by column; [chunks, H, K, V] the states before."""
     before = torch.empty_like(added)
     at = 0
     for sequences in columns:

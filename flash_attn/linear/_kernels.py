@@ -8,32 +8,35 @@ of the three operations below under their names (``_linear_forward``, …), as i
 says for which calls they are taken.
 
 What the operations are given
-    q, k            [B, T, HK, K], one dtype (bf16 or fp16), any strides with a unit last one
-    v               [B, T, H, V], q's dtype; H is a multiple of HK, head h reads q and k of h // (H / HK)
-    g               log decay, natural log, in [-inf, 0]:
+    q, k            [B, T, HK, K], one dtype (bf16 or fp16), any strides with a unit last one; where
+                    K is a multiple of 8, rows start at multiples of 16 bytes. v and do as well
+    v               [B, T, H, V], q's dtype; H is a multiple of HK, and head h reads q's and k's
+                    head h // (H / HK)
+    g               log decay, natural log, in [-inf, 0], contiguous:
                     None        no decay
                     [H]         fp32, the same at every token of a head
                     [B, T, H]   fp32 or q's dtype, a scalar per token and head
                     [B, T, H, K]  fp32 or q's dtype, a vector per token and head
     initial_state   [N, H, K, V] fp32, or None for zeros. ANY strides: with ``state_v_first`` it is
                     the transposed view of a [N, H, V, K] tensor, so stride(-1) or stride(-2) is 1
-    cu_seqlens      [N + 1] int32 on the device, or None. With it B = 1, and sequence n is the tokens
-                    cu_seqlens[n] to cu_seqlens[n + 1]; empty ones are allowed. Without it N = B
+    cu_seqlens      [N + 1] int32 on the device, or None. With it B = 1, and sequence n is tokens
+                    cu_seqlens[n] to cu_seqlens[n + 1]; empty ones are allowed, and so are tokens
+                    of no sequence, before the first and after the last. Without it N = B
     scale           multiplies q
-    o               [B, T, H, V] contiguous, q's dtype; the operation writes all tokens of sequences.
-                    Tokens past cu_seqlens[-1] are zeros before the call
-    final_state     [N, H, K, V] fp32, strides as initial_state's; None where it is not wanted. Of an
-                    empty sequence it is its initial state, or zeros
+    o               [B, T, H, V] contiguous, q's dtype; the operation writes all tokens of
+                    sequences. Where there are others, they are zeros before the call
+    final_state     [N, H, K, V] fp32, strides as above; None where it is not wanted. Of an empty
+                    sequence it is its initial state, or zeros
 
     do              [B, T, H, V], as v
     dfinal_state    as final_state, or None for zeros
-    dq, dk          [B, T, H, K] contiguous, a head of v each: Python adds those that share a head of
-                    q and k. fp32 where H != HK, else q's dtype
+    dq, dk          [B, T, H, K] contiguous, for each head of v: Python adds those that share a
+                    head of q and k. fp32 where H != HK, else q's dtype
     dv              [B, T, H, V] contiguous, q's dtype
     dg              fp32; [B, T, H] for a g of [H] (Python adds the tokens) and of [B, T, H];
                     [B, T, H, K] for a vector; None where g is None or needs no gradient
     dinitial_state  as final_state, or None where it is not wanted
-                    Tokens past cu_seqlens[-1] of all gradients are zeros before the call.
+                    Tokens of no sequence are zeros before the call in all of these
 
     state           [slots, H, K, V] fp32, any strides as above: read, decayed, written in place
     slots           [B] int32, the state of each row of a step, or None for row b's state b; a row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -81,7 +82,11 @@ def table_of(x: Tensor, cu_seqlens: Tensor | None, chunk_size: int) -> Table:
         starts = [b * seqlen for b in range(batch)]
         return Table(starts, [seqlen] * batch, chunk_size, x.device)
     edges = cu_seqlens.tolist()
-    lengths = [end - start for start, end in zip(edges, edges[1:])]
+    if edges[0] < 0 or edges[-1] > seqlen or any(a > b for a, b in itertools.pairwise(edges)):
+        raise ValueError(
+            f"cu_seqlens: got {edges}; numbers in [0, T = {seqlen}] that do not decrease are needed"
+        )
+    lengths = [end - start for start, end in itertools.pairwise(edges)]
     return Table(edges[:-1], lengths, chunk_size, x.device)
 
 

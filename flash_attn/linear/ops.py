@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from flash_attn.dispatch.autograd import rows_contiguous
 from flash_attn.linear import _chunks, _kernels, _step
 
 __all__ = ["SCHEMAS", "backward", "forward", "step"]
@@ -91,12 +92,17 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     final = _empty_state(scan, v_first) if output_final_state else None
     if _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel():
         o = _written(scan.v, scan.cu_seqlens)
-        _kernels.forward(*scan, o, final)
+        _kernels.forward(*_aligned(scan), o, final)
     else:
         o, state = _chunks.forward(scan)
         if final is not None:
             final.copy_(state)
     return o, _nothing(scan) if final is None else final
+
+
+def _aligned(scan: _chunks.Scan) -> _chunks.Scan:
+    q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
+    return scan._replace(q=q, k=k, v=v, g=None if scan.g is None else scan.g.contiguous())
 
 
 def _written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
@@ -139,7 +145,7 @@ def _by_kernels(
         dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
     if with_dstate and scan.initial_state is not None:
         dstate = torch.empty_like(scan.initial_state)
-    _kernels.backward(*scan, do, dfinal, dq, dk, dv, dg, dstate)
+    _kernels.backward(*_aligned(scan), rows_contiguous(do), dfinal, dq, dk, dv, dg, dstate)
     return _chunks.Gradients(dq, dk, dv, dg, dstate)
 
 
@@ -157,6 +163,8 @@ def _run_step(
 ) -> Tensor:  # fmt: skip
     if _kernels.serves("_linear_step", q, v, g) and v.numel() and state.dtype == torch.float32:
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        q, k, v = (rows_contiguous(x) for x in (q, k, v))
+        g = None if g is None else g.contiguous()
         _kernels.step(q, k, v, g, state, slots, scale, o)
         return o
     return _step.step(q, k, v, g, state, slots, scale)
@@ -192,7 +200,6 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tupl
         return (None,) * 9
     needs = ctx.needs_input_grad
     do = torch.zeros_like(v) if do is None else do
-    do = do if do.stride(-1) == 1 else do.contiguous()
     found = backward(
         q, k, v, g, initial_state, cu_seqlens, ctx.scale, do,
         dfinal_state if ctx.output_final_state else None, needs[3], needs[4],
