@@ -114,7 +114,7 @@ def _by_token(
     if state is None:
         state = v_.new_zeros(sequences, v.shape[2], k.shape[-1], v.shape[-1])
     edges = [0, v.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
-    outputs: list[Tensor] = [v_.new_zeros(v[:, 0].shape)] * v.shape[1]
+    outputs: list[Tensor] = [v_.new_zeros(v.shape[0], *v.shape[2:])] * v.shape[1]
     finals = []
     for n, (start, end) in enumerate(itertools.pairwise(edges)):
         S = state if cu_seqlens is None else state[n : n + 1]
