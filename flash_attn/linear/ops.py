@@ -14,7 +14,7 @@ from torch import Tensor
 from flash_attn.dispatch.autograd import rows_contiguous
 from flash_attn.linear import _chunks, _kernels, _step
 
-__all__ = ["SCHEMAS", "backward", "forward", "step"]
+__all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "step"]
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, "
@@ -50,7 +50,7 @@ step = torch.ops.flash_attn.linear_step.default
 # --- Results without data -------------------------------------------------------------------------
 
 
-def _empty_state(scan: _chunks.Scan, v_first: bool) -> Tensor:
+def empty_state(scan: _chunks.Scan, v_first: bool) -> Tensor:
     heads, columns = scan.v.shape[2:]
     cu_seqlens, channels = scan.cu_seqlens, scan.k.shape[-1]
     sequences = scan.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -62,7 +62,7 @@ def _empty_state(scan: _chunks.Scan, v_first: bool) -> Tensor:
 def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
     *inputs, output_final_state, v_first = args
     scan = _chunks.Scan(*inputs)
-    final = _empty_state(scan, v_first) if output_final_state else _nothing(scan)
+    final = empty_state(scan, v_first) if output_final_state else nothing(scan)
     return torch.empty_like(scan.v, memory_format=torch.contiguous_format), final
 
 
@@ -71,7 +71,7 @@ def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     scan = _chunks.Scan(*inputs)
     dense = torch.contiguous_format
     dq, dk, dv = (torch.empty_like(x, memory_format=dense) for x in (scan.q, scan.k, scan.v))
-    dg = dstate = _nothing(scan)
+    dg = dstate = nothing(scan)
     if with_dg and scan.g is not None:
         dg = torch.empty_like(scan.g, memory_format=dense)
     if with_dinitial_state and scan.initial_state is not None:
@@ -79,7 +79,7 @@ def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return dq, dk, dv, dg, dstate
 
 
-def _nothing(scan: _chunks.Scan) -> Tensor:
+def nothing(scan: _chunks.Scan) -> Tensor:
     return scan.q.new_empty(0, dtype=scan.dtype())
 
 
@@ -89,7 +89,7 @@ def _nothing(scan: _chunks.Scan) -> Tensor:
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     *inputs, output_final_state, v_first = args
     scan = _chunks.Scan(*inputs)
-    final = _empty_state(scan, v_first) if output_final_state else None
+    final = empty_state(scan, v_first) if output_final_state else None
     if _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel():
         o = _written(scan.v, scan.cu_seqlens)
         _kernels.forward(*_aligned(scan), o, final)
@@ -97,7 +97,7 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
         o, state = _chunks.forward(scan)
         if final is not None:
             final.copy_(state)
-    return o, _nothing(scan) if final is None else final
+    return o, nothing(scan) if final is None else final
 
 
 def _aligned(scan: _chunks.Scan) -> _chunks.Scan:
@@ -120,8 +120,8 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         found = _by_kernels(scan, do, dfinal_state, with_dg, with_dinitial_state)
     else:
         found = _chunks.backward(scan, do, dfinal_state, with_dg)
-    dq, dk = _of_shared(found.dq, scan.q), _of_shared(found.dk, scan.k)
-    dg = dstate = _nothing(scan)
+    dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)
+    dg = dstate = nothing(scan)
     if scan.g is not None and found.dg is not None:
         per_token = found.dg if scan.g.dim() == 4 or found.dg.dim() == 3 else found.dg.squeeze(-1)
         dg = per_token.sum((0, 1)) if scan.g.dim() == 1 else per_token
@@ -149,7 +149,7 @@ def _by_kernels(
     return _chunks.Gradients(dq, dk, dv, dg, dstate)
 
 
-def _of_shared(gradient: Tensor, x: Tensor) -> Tensor:
+def of_shared(gradient: Tensor, x: Tensor) -> Tensor:
     """[B, T, H, K] -> x's [B, T, HK, K]: the sum over the heads that share one of x."""
     if gradient.shape[2] != x.shape[2]:
         shared = gradient.shape[2] // max(1, x.shape[2])
