@@ -87,8 +87,8 @@ def results(model: torch.nn.Module, family: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def packed(model: torch.nn.Module, family: str) -> torch.Tensor | None:
-    """Logits of two sequences in one row, less those of each alone."""
+def packed(model: torch.nn.Module, family: str) -> torch.Tensor:
+    """Logits (or hidden states) of two sequences in one row, less those of each alone."""
     torch.manual_seed(2)
     ids = torch.randint(3, 99, (1, 30))
     model.eval()
@@ -98,11 +98,11 @@ def packed(model: torch.nn.Module, family: str) -> torch.Tensor | None:
     seq_idx = torch.repeat_interleave(torch.arange(2), torch.tensor(lengths))[None].int()
     options = dict(position_ids=positions, seq_idx=seq_idx, cu_seq_lens_q=edges)
     options |= dict(cu_seq_lens_k=edges, max_length_q=19, max_length_k=19)
-    if family == "mamba2":
-        options = dict(seq_idx=seq_idx)
+    if family == "mamba2":  # whose head keeps seq_idx from the layers
+        model, options = model.backbone, dict(seq_idx=seq_idx)
     with torch.no_grad():
-        together = model(ids, **options, use_cache=False).logits
-        alone = [model(part, use_cache=False).logits for part in ids.split(lengths, 1)]
+        together = model(ids, **options, use_cache=False)[0]
+        alone = [model(part, use_cache=False)[0] for part in ids.split(lengths, 1)]
     return together - torch.cat(alone, 1)
 
 
