@@ -71,7 +71,7 @@ def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     scan = _chunks.Scan(*inputs)
     dense = torch.contiguous_format
     dq, dk, dv = (torch.empty_like(x, memory_format=dense) for x in (scan.q, scan.k, scan.v))
-    dg = dstate = nothing(scan)
+    dg, dstate = nothing(scan), nothing(scan)
     if with_dg and scan.g is not None:
         dg = torch.empty_like(scan.g, memory_format=dense)
     if with_dinitial_state and scan.initial_state is not None:
@@ -121,7 +121,7 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     else:
         found = _chunks.backward(scan, do, dfinal_state, with_dg)
     dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)
-    dg = dstate = nothing(scan)
+    dg, dstate = nothing(scan), nothing(scan)
     if scan.g is not None and found.dg is not None:
         per_token = found.dg if scan.g.dim() == 4 or found.dg.dim() == 3 else found.dg.squeeze(-1)
         dg = per_token.sum((0, 1)) if scan.g.dim() == 1 else per_token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -24,8 +25,8 @@ def qkv(backend):
 @pytest.mark.parametrize("T", [1, 40])
 def test_fixed_decays(form, T, qkv):
     q, k, v = (x[:, :T] for x in qkv)
-    retention = torch.tensor([math.log(1 - 2 ** (-5 - h)) for h in range(4)]).double().to(q.device)
-    lightning = torch.tensor([-8 * h / 4 * (1 - 2 / 6) for h in range(4)]).double().to(q.device)
+    retention = torch.tensor([math.log(1 - 2 ** (-5 - h)) for h in range(4)]).to(q)
+    lightning = torch.tensor([-8 * h / 4 * (1 - 2 / 6) for h in range(4)]).to(q)
     state = drawn(q.device, 2, 4, 8, 12)
     for name, decay, rest in (
         ("retention", retention, {}),
@@ -95,7 +96,7 @@ def test_gla_by_rows_and_columns(edges, gates, reverse, backend):
     state = drawn(backend.device, 1 if edges is None else 4, 2, 6, 5)
     want, finals = torch.zeros_like(v), []
     bounds = [0, 40] if edges is None else edges
-    for n, (start, end) in enumerate(zip(bounds, bounds[1:])):
+    for n, (start, end) in enumerate(itertools.pairwise(bounds)):
         S = state[n]
         order = range(start, end)
         for t in reversed(order) if reverse else order:
