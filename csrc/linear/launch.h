@@ -1,0 +1,12 @@
+#pragma once
+
+#include "launch/variant.h"
+#include "linear/params.h"
+#include "linear/plan.h"
+
+namespace flash::linear {
+
+// dtype: that of q, "bf16" or "fp16"; the plan is that of p.k_dim.
+void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch);
+
+}  // namespace flash::linear

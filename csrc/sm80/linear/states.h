@@ -1,0 +1,179 @@
+// What each chunk adds to the state, (K∘e^{G_C − G})ᵀ V, and the scan over the chunks of a
+// sequence.
+#pragma once
+
+#include "core/dynamic_smem.h"
+#include "linear/decay.h"
+#include "sm80/linear/config.h"
+
+namespace flash::sm80::linear {
+
+template <class C>
+struct StatesStorage {
+  alignas(16) typename C::Element k[C::kHeads][C::kChunk * C::kK];
+  alignas(16) typename C::Element v[C::kHeads][C::kChunk * C::kV];
+  alignas(16) flash::linear::Cumulated cumulated[C::kHeads][C::kChunk];
+  alignas(16) float left[C::kHeads][C::kChunk];  // of a token at the chunk's end
+};
+
+// Multiplies two tokens' columns of Kᵀ, in one register, by what is left of them.
+template <class Element>
+__device__ uint32_t decayed(uint32_t pair, float2 left) {
+  float2 const x = unpack<Element>(pair);
+  return pack<Element>(x.x * left.x, x.y * left.y);
+}
+
+// A strip of 16 rows of the state: (16, kV) sums.
+template <class C>
+__device__ void sum_strip(StatesStorage<C> const& smem, int head, int strip, int tokens,
+                          bool decays, float (&sums)[C::kV / 8][4]) {
+  using Element = typename C::Element;
+  int const own = threadIdx.x % 4 * 2;  // tokens of this lane, of every eight
+  for (int t = 0; t < tokens; t += 16) {
+    uint32_t k[4];
+    read_a_deep<C::kK>(smem.k[head], t, strip * 16, k);
+    if (decays) {
+      float2 const near = *reinterpret_cast<float2 const*>(&smem.left[head][t + own]);
+      float2 const far = *reinterpret_cast<float2 const*>(&smem.left[head][t + own + 8]);
+      k[0] = decayed<Element>(k[0], near);
+      k[1] = decayed<Element>(k[1], near);
+      k[2] = decayed<Element>(k[2], far);
+      k[3] = decayed<Element>(k[3], far);
+    }
+#pragma unroll
+    for (int n = 0; n < C::kV; n += 16) {
+      uint32_t v[4];
+      read_b_deep<C::kV>(smem.v[head], t, n, v);
+      multiply<Element>(k, v, sums[n / 8], sums[n / 8 + 1]);
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads)
+    states_kernel(__grid_constant__ ForwardParams const p, __grid_constant__ TileGrid const grid) {
+  using Element = typename C::Element;
+  auto& smem = *reinterpret_cast<StatesStorage<C>*>(dynamic_smem());
+  Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
+  auto const chunk = flash::linear::chunk_of(p.sequences, tile.slot);
+  if (!chunk.exists()) {
+    return;
+  }
+  auto const& tokens = chunk.tokens;
+  int const heads = heads_in<C>(p, tile), warp = threadIdx.x / 32;
+  for (int h = 0; h < heads; ++h) {
+    int const head = tile.head + h;
+    load_tile<C::kChunk, C::kK, C::kThreads>(
+        rows_of<Element>(p.k, tokens, head / p.group, tile.k_begin), p.k.row_stride, smem.k[h],
+        tokens.count, p.k_dim - tile.k_begin, p.aligned_k);
+    load_tile<C::kChunk, C::kV, C::kThreads>(rows_of<Element>(p.v, tokens, head, tile.v_begin),
+                                             p.v.row_stride, smem.v[h], tokens.count,
+                                             p.v_dim - tile.v_begin, p.aligned_v);
+  }
+  cp_async_fence();
+  bool const decays = p.gate.ptr;
+  if (decays) {
+    for (int h = warp; h < heads; h += C::kWarps) {
+      flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, tile.head + h,
+                                                  smem.cumulated[h]);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < heads * C::kChunk; i += C::kThreads) {
+      auto const& head = smem.cumulated[i / C::kChunk];
+      smem.left[i / C::kChunk][i % C::kChunk] =
+          flash::linear::decay_between(head[i % C::kChunk], head[C::kChunk - 1]);
+    }
+  }
+  if (tile.k_begin == 0 && tile.v_begin == 0 && threadIdx.x < heads) {
+    int const h = threadIdx.x;
+    p.workspace.decays[int64_t(tile.slot) * p.heads + tile.head + h] =
+        decays ? flash::linear::decay_between({0.f, 0}, smem.cumulated[h][C::kChunk - 1]) : 1.f;
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+
+  constexpr int kStripsK = C::kK / 16;
+  int const columns = p.v_columns(), lane = threadIdx.x % 32;
+  for (int item = warp; item < heads * kStripsK; item += C::kWarps) {
+    int const h = item / kStripsK, strip = item % kStripsK;
+    float sums[C::kV / 8][4] = {};
+    sum_strip<C>(smem, h, strip, tokens.count, decays, sums);
+    float* const out = p.workspace.sums +
+                       (int64_t(tile.slot) * p.heads + tile.head + h) * p.state_size();
+#pragma unroll
+    for (int n = 0; n < C::kV / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = tile.k_begin + strip * 16 + half * 8 + lane / 4;
+        int const column = tile.v_begin + n * 8 + lane % 4 * 2;
+        if (row < p.k_dim && column < columns) {
+          *reinterpret_cast<float2*>(out + int64_t(row) * columns + column) = {
+              sums[n][2 * half], sums[n][2 * half + 1]};
+        }
+      }
+    }
+  }
+}
+
+constexpr int kScanThreads = 128;
+constexpr int kScanned = 4;  // neighbouring columns of a thread
+
+// states[c] = the state before chunk c. A thread has a few numbers of a state.
+template <class Element>
+__global__ void __launch_bounds__(kScanThreads)
+    scan_kernel(__grid_constant__ ForwardParams const p) {
+  constexpr int kAhead = 8;  // chunks whose sums are on their way
+  int const columns = p.v_columns();
+  int64_t const size = p.heads * p.state_size() / kScanned;  // of one sequence, in threads
+  int const blocks = static_cast<int>((size + kScanThreads - 1) / kScanThreads);
+  int const sequence = blockIdx.x / blocks;
+  int64_t const own = int64_t(blockIdx.x % blocks) * kScanThreads + threadIdx.x;
+  if (own >= size) {
+    return;
+  }
+  int const head = static_cast<int>(own * kScanned / p.state_size());
+  int const in_state = static_cast<int>(own * kScanned - head * p.state_size());
+  int const k = in_state / columns, v = in_state % columns;
+  float state[kScanned];
+#pragma unroll
+  for (int e = 0; e < kScanned; ++e) {
+    state[e] = p.initial.ptr && v + e < p.v_dim ? *p.initial.at(sequence, head, k, v + e) : 0.f;
+  }
+  int64_t const slot = flash::linear::first_slot(p.sequences, sequence);
+  int const chunks = flash::linear::chunks_of(
+      flash::linear::tokens_of(p.sequences, sequence).count, p.sequences.chunk);
+  int64_t const step = p.heads * p.state_size();
+  float const* sums = p.workspace.sums + slot * step + own * kScanned;
+  Element* states = static_cast<Element*>(p.workspace.states) + slot * step + own * kScanned;
+  float const* decays = p.workspace.decays + slot * p.heads + head;
+  for (int begin = 0; begin < chunks; begin += kAhead) {
+    float4 sum[kAhead];
+    float decay[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      bool const exists = begin + i < chunks;
+      sum[i] = exists ? __ldcg(reinterpret_cast<float4 const*>(sums + (begin + i) * step))
+                      : float4{0.f, 0.f, 0.f, 0.f};
+      decay[i] = exists ? __ldcg(decays + int64_t(begin + i) * p.heads) : 1.f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (begin + i < chunks) {
+        *reinterpret_cast<uint2*>(states + (begin + i) * step) = {
+            pack<Element>(state[0], state[1]), pack<Element>(state[2], state[3])};
+        state[0] = decay[i] * state[0] + sum[i].x;
+        state[1] = decay[i] * state[1] + sum[i].y;
+        state[2] = decay[i] * state[2] + sum[i].z;
+        state[3] = decay[i] * state[3] + sum[i].w;
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kScanned; ++e) {
+    if (p.final.ptr && v + e < p.v_dim) {
+      *p.final.at(sequence, head, k, v + e) = state[e];
+    }
+  }
+}
+
+}  // namespace flash::sm80::linear

@@ -1,0 +1,140 @@
+// Tiles of 16-bit elements in shared memory, rows of 16 to 128 columns, and the operands of
+// mma.m16n8k16 in them.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm80.hpp>
+
+#include "sm80/operand.h"
+
+namespace flash::sm80::linear {
+
+constexpr int kRunElements = 8;  // of 16 bytes, which a lane moves at a time
+
+// Where a run of a row lies: XORed with the row such that eight rows of one column of runs, which
+// ldmatrix reads, are in different banks.
+template <int kColumns>
+__device__ inline int place(int row, int run) {
+  constexpr int kRuns = kColumns / kRunElements;
+  static_assert(kRuns >= 2 && (kRuns & (kRuns - 1)) == 0);
+  int const turn = kRuns >= 8 ? row & 7 : (row / (8 / kRuns)) & (kRuns - 1);
+  return (row * kRuns + (run ^ turn)) * kRunElements;
+}
+
+// Fills (kRows, kColumns) with the rows and columns that exist, and zeros. `aligned`: rows begin at
+// multiples of 16 bytes and are whole runs; they are then copied asynchronously.
+template <int kRows, int kColumns, int kThreads, class Element>
+__device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows,
+                          int columns, bool aligned) {
+  constexpr int kRuns = kColumns / kRunElements;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kRows * kRuns; i += kThreads) {
+    int const row = i / kRuns, column = i % kRuns * kRunElements;
+    auto* target = reinterpret_cast<uint128_t*>(smem + place<kColumns>(row, i % kRuns));
+    Element const* source = gmem + row * row_stride + column;
+    if (aligned) {
+      bool const exists = row < rows && column < columns;
+      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
+          *reinterpret_cast<uint128_t const*>(exists ? source : gmem), *target, exists);
+    } else {
+      alignas(16) Element run[kRunElements];
+#pragma unroll
+      for (int e = 0; e < kRunElements; ++e) {
+        run[e] = row < rows && column + e < columns ? source[e] : Element(0.f);
+      }
+      *target = *reinterpret_cast<uint128_t const*>(run);
+    }
+  }
+}
+
+// Writes the rows and columns that exist, by the lanes of a warp.
+template <int kRows, int kColumns, class Element>
+__device__ void store_strip(Element* gmem, int64_t row_stride, Element const* smem, int rows,
+                            int columns, bool aligned) {
+  constexpr int kRuns = kColumns / kRunElements;
+#pragma unroll
+  for (int i = threadIdx.x % 32; i < kRows * kRuns; i += 32) {
+    int const row = i / kRuns, column = i % kRuns * kRunElements;
+    Element const* source = smem + place<kColumns>(row, i % kRuns);
+    Element* target = gmem + row * row_stride + column;
+    if (row >= rows) {
+      continue;
+    }
+    if (aligned && column < columns) {
+      *reinterpret_cast<uint128_t*>(target) = *reinterpret_cast<uint128_t const*>(source);
+    } else {
+      for (int e = 0; e < kRunElements && column + e < columns; ++e) {
+        target[e] = source[e];
+      }
+    }
+  }
+}
+
+template <bool kTransposed, int kColumns, class Element>
+__device__ void read_square(Element const* tile, int row, int column, LanePlace lane,
+                            uint32_t (&out)[4]) {
+  auto const* source = reinterpret_cast<uint128_t const*>(
+      tile + place<kColumns>(row + lane.row, column / kRunElements + lane.chunk));
+  using Instruction = std::conditional_t<kTransposed, SM75_U16x8_LDSM_T, SM75_U32x4_LDSM_N>;
+  Instruction::copy(*source, out[0], out[1], out[2], out[3]);
+}
+
+// Squares of 16 x 16 elements at (row, column) of a tile as operands: A, or two B of 8 columns.
+// `deep`: the tile's rows are what the product sums over.
+template <int kColumns, class Element>
+__device__ void read_a(Element const* tile, int row, int column, uint32_t (&a)[4]) {
+  read_square<false, kColumns>(tile, row, column, lanes_of_a(threadIdx.x % 32), a);
+}
+template <int kColumns, class Element>
+__device__ void read_a_deep(Element const* tile, int row, int column, uint32_t (&a)[4]) {
+  read_square<true, kColumns>(tile, row, column, lanes_of_b(threadIdx.x % 32), a);
+}
+template <int kColumns, class Element>
+__device__ void read_b(Element const* tile, int row, int column, uint32_t (&b)[4]) {
+  read_square<false, kColumns>(tile, row, column, lanes_of_b(threadIdx.x % 32), b);
+}
+template <int kColumns, class Element>
+__device__ void read_b_deep(Element const* tile, int row, int column, uint32_t (&b)[4]) {
+  read_square<true, kColumns>(tile, row, column, lanes_of_b_transposed(threadIdx.x % 32), b);
+}
+
+template <class Element>
+using Instruction = std::conditional_t<std::is_same_v<Element, half_t>,
+                                       SM80_16x8x16_F32F16F16F32_TN, SM80_16x8x16_F32BF16BF16F32_TN>;
+
+// sums (16, 16) += a (16, 16 deep) * b (16 deep, 16); sums as two instructions leave them.
+template <class Element>
+__device__ void multiply(uint32_t const (&a)[4], uint32_t const (&b)[4], float (&left)[4],
+                         float (&right)[4]) {
+  Instruction<Element>::fma(left[0], left[1], left[2], left[3], a[0], a[1], a[2], a[3], b[0], b[1],
+                            left[0], left[1], left[2], left[3]);
+  Instruction<Element>::fma(right[0], right[1], right[2], right[3], a[0], a[1], a[2], a[3], b[2],
+                            b[3], right[0], right[1], right[2], right[3]);
+}
+
+template <class Element>
+__device__ uint32_t pack(float low, float high) {
+  cutlass::NumericArrayConverter<Element, float, 2> const converter;
+  cutlass::Array<float, 2> const pair{low, high};
+  auto const packed = converter(pair);
+  return reinterpret_cast<uint32_t const&>(packed);
+}
+
+template <class Element>
+__device__ float2 unpack(uint32_t word) {
+  Element const low = Element::bitcast(static_cast<uint16_t>(word));
+  Element const high = Element::bitcast(static_cast<uint16_t>(word >> 16));
+  return {static_cast<float>(low), static_cast<float>(high)};
+}
+
+// Two accumulators of 8 columns as the operand A of the next product, 16 deep.
+template <class Element>
+__device__ void as_a(float const (&left)[4], float const (&right)[4], uint32_t (&a)[4]) {
+  a[0] = pack<Element>(left[0], left[1]);
+  a[1] = pack<Element>(left[2], left[3]);
+  a[2] = pack<Element>(right[0], right[1]);
+  a[3] = pack<Element>(right[2], right[3]);
+}
+
+}  // namespace flash::sm80::linear
