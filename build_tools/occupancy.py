@@ -33,7 +33,7 @@ class Multiprocessor:
 
 SMEM_OF_THE_SYSTEM = 1024  # of every block
 
-# By the machine code that runs there, and the name of the GPUs' compute capability.
+# Keys: the machine code that runs there, and the name of the GPUs' compute capability.
 MULTIPROCESSORS = {
     "sm_80": Multiprocessor(warps=64, blocks=32, smem=164 << 10, smem_per_block=163 << 10),
     "sm_86": Multiprocessor(warps=48, blocks=16, smem=100 << 10, smem_per_block=99 << 10),

@@ -110,7 +110,7 @@ class Signature:
             at = names.index(flag)
             here, after = _set(self.positional[at]), self.positional[at + 1 :]
             before = self.positional[:at]
-            # By keyword, and with it what follows; or by position, and with it what precedes.
+            # It and what follows by keyword; or it and what precedes by position.
             yield replace(self, positional=before, keyword=(here, *after, *self.keyword))
             yield replace(self, positional=(*map(_given, before), here, *after))
 

@@ -48,6 +48,13 @@ def assert_same(got, want):
     assert torch.equal(got.detach().cpu(), want.detach().cpu())
 
 
+def assert_same_with_gradients(outs, wants, leaves):
+    douts = [torch.randn_like(x) for x in outs]
+    grads = (torch.autograd.grad(found, leaves, douts) for found in (outs, wants))
+    for got, want in [*zip(outs, wants), *zip(*grads)]:
+        assert_same(got, want)
+
+
 class Calls(TorchDispatchMode):
     """Counts calls of the operation."""
 
@@ -160,13 +167,7 @@ def test_q_and_k_are_apply_rotary_emb_of_each(device, inplace, views):
     outs = apply_rotary_emb_qk(q, k, cos, sin, inplace=inplace)
     assert (outs[0].data_ptr() == q.data_ptr()) == inplace
     wants = [apply_rotary_emb(x, cos, sin) for x in inputs()]
-    douts = [torch.randn_like(x) for x in outs]
-    for got, want in zip(outs, wants):
-        assert_same(got, want)
-    for got, want in zip(
-        torch.autograd.grad(outs, leaves, douts), torch.autograd.grad(wants, leaves, douts)
-    ):
-        assert_same(got, want)
+    assert_same_with_gradients(outs, wants, leaves)
     with pytest.raises(ValueError, match="differ in heads alone"):
         apply_rotary_emb_qk(q, k[:, :5], cos, sin)
 
@@ -370,13 +371,7 @@ def test_compiled(device, inplace):
     torch._dynamo.reset()
     outs = torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves)
     wants = step(*leaves)
-    douts = [torch.randn_like(x) for x in outs]
-    for got, want in zip(outs, wants):
-        assert_same(got, want)
-    for got, want in zip(
-        torch.autograd.grad(outs, leaves, douts), torch.autograd.grad(wants, leaves, douts)
-    ):
-        assert_same(got, want)
+    assert_same_with_gradients(outs, wants, leaves)
 
 
 def test_more_elements_than_an_int_counts(cuda):

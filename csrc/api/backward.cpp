@@ -33,11 +33,9 @@ struct Forward {
 };
 
 void check_shape(Tensor const& t, char const* name, Tensor const& like, int64_t last) {
-  bool same = t.dim() == like.dim();
-  for (int64_t i = 0; same && i < t.dim() - 1; ++i) {
-    same = t.size(i) == like.size(i);
-  }
-  require(same && t.size(t.dim() - 1) == last, name, "shape", t, "its operand", like);
+  int64_t const columns = t.dim() - 1;
+  require(alike(t, like, columns) && t.size(columns) == last, name, "shape", t, "its operand",
+          like);
 }
 
 // A gradient with the shape of `like`, or an empty view if it is not wanted.

@@ -20,15 +20,15 @@ namespace flash::api {
 namespace {
 
 using torch::stable::clone;
-// out, lse, and if the call has them S_dmask (or largest logits) and rng_state, which are optional
-// because even an allocation of nothing takes half a microsecond.
+// out, lse, and if the call has them score_output (S_dmask or largest logits) and rng_state, which
+// are optional because even an allocation of nothing takes half a microsecond.
 using Outputs = std::tuple<Tensor, Tensor, OptionalTensor, OptionalTensor>;
 
 struct Attributes {
   ScoreArguments score;
   bool return_softmax;
   OptionalTensor const& rng_state;
-  bool return_max_logits;  // of each row, in the place of S_dmask
+  bool return_max_logits;  // of each row
   bool may_decode;         // a decode kernel may serve the call
   int64_t num_splits = 0;
 };
@@ -103,23 +103,23 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.scores = scores(a.score, p.seqlens, p.heads_q, q, rng_state);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  OptionalTensor s_dmask;
+  OptionalTensor score_output;
   if (a.return_max_logits) {
-    s_dmask = torch::stable::empty_like(lse);
-    p.lse.to_max = static_cast<float*>(s_dmask->data_ptr()) - p.lse.ptr;
+    score_output = torch::stable::empty_like(lse);
+    p.lse.to_max = static_cast<float*>(score_output->data_ptr()) - p.lse.ptr;
   }
   AttentionLaunches const attention(q, k, v, p, a);
   if (a.return_softmax) {
     Seqlens const& s = p.seqlens;
-    s_dmask = empty(q, {s.batch, p.heads_q, s.seqlen_q, s.seqlen_k}, q.scalar_type());
+    score_output = empty(q, {s.batch, p.heads_q, s.seqlen_q, s.seqlen_k}, q.scalar_type());
   }
   StreamLock const lock(current_stream(q));
   attention.start(lock);
   if (a.return_softmax) {
-    launch_probabilities(p, dtype_name(q, "q"), s_dmask->data_ptr(),
+    launch_probabilities(p, dtype_name(q, "q"), score_output->data_ptr(),
                          {current_device(), lock.stream(), "probabilities"});
   }
-  return {out, lse, s_dmask, rng_state};
+  return {out, lse, score_output, rng_state};
 }
 
 Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_scale, bool causal,
@@ -193,8 +193,8 @@ struct Filled;
 template <auto kForward, class... Parameters>
 struct Filled<kForward, Outputs (*)(Tensor, Parameters...)> {
   static std::tuple<Tensor, Tensor, Tensor, Tensor> call(Tensor q, Parameters... parameters) {
-    auto const [out, lse, s_dmask, rng_state] = kForward(q, parameters...);
-    return {out, lse, s_dmask ? *s_dmask : empty(q, {0}, q.scalar_type()),
+    auto const [out, lse, score_output, rng_state] = kForward(q, parameters...);
+    return {out, lse, score_output ? *score_output : empty(q, {0}, q.scalar_type()),
             rng_state ? *rng_state : empty(q, {0}, ScalarType::Long)};
   }
 };

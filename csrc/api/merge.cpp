@@ -25,11 +25,7 @@ bool is_wide(Tensor const& out) { return out.scalar_type() == ScalarType::Float;
 
 // Checks an output like out_b, which may also be fp32.
 void check_output(Tensor const& out, char const* name, Tensor const& out_b) {
-  bool alike = out.dim() == 4 && out_b.dim() == 4;
-  for (int i = 0; alike && i < 4; ++i) {
-    alike = out.size(i) == out_b.size(i);
-  }
-  require(alike, name, "shape", out, "out_b", out_b);
+  require(out_b.dim() == 4 && alike(out, out_b, 4), name, "shape", out, "out_b", out_b);
   check_operand(out, name, is_wide(out) ? out : out_b);
   check_on_device_of(out, name, out_b);
 }

@@ -27,9 +27,8 @@ void check_part(Tensor const& part, char const* name, Tensor const& x) {
   check_on_device_of(part, name, x);
   int64_t const dims = x.dim();
   require(part.scalar_type() == x.scalar_type(), name, "dtype", DtypeOf{part}, DtypeOf{x});
-  require(part.dim() == dims && part.size(0) == x.size(0) &&
-              part.size(dims - 3) == x.size(dims - 3) && part.size(dims - 1) == x.size(dims - 1),
-          name, "shape", part, "x", x);
+  require(alike(part, x, dims - 2) && part.size(dims - 1) == x.size(dims - 1), name, "shape", part,
+          "x", x);
   require(!has_gaps(part), name, "unit_stride", part.stride(dims - 1));
 }
 
@@ -44,11 +43,8 @@ void check_written(Tensor const& out) {
 TensorView<const void> table(Tensor const& t, Tensor const& like, Tensor const& x) {
   check_on_device_of(t, "cos or sin", x);
   int64_t const dims = like.dim();
-  bool alike = t.scalar_type() == like.scalar_type() && t.dim() == dims;
-  for (int i = 0; alike && i < dims; ++i) {
-    alike = t.size(i) == like.size(i);
-  }
-  require(alike, "sin", "shape", t, "cos", like);
+  require(t.scalar_type() == like.scalar_type() && alike(t, like, dims), "sin", "shape", t, "cos",
+          like);
   require(!has_gaps(t), "cos or sin", "unit_stride", t.stride(dims - 1));
   bool const per_token = dims == 3;
   return {t.data_ptr(), per_token && t.size(0) > 1 ? t.stride(0) : 0, t.stride(dims - 2), 0};

@@ -65,6 +65,15 @@ TensorView<T> view(Tensor const& t, void* ptr) {
   return {ptr, packed ? 0 : stride(0), stride(packed ? 0 : 1), stride(packed ? 1 : 2)};
 }
 
+// Whether the first `dims` sizes, and the number of dimensions, are alike.
+inline bool alike(Tensor const& a, Tensor const& b, int64_t dims) {
+  bool same = a.dim() == b.dim();
+  for (int64_t i = 0; same && i < dims; ++i) {
+    same = a.size(i) == b.size(i);
+  }
+  return same;
+}
+
 // Columns rounded up to whole chunks of 16 bytes, as in q and out.
 inline int64_t in_chunks(int64_t columns) { return (columns + 7) / 8 * 8; }
 

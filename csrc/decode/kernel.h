@@ -16,7 +16,7 @@
 
 namespace flash::decode {
 
-// By shared memory three CTAs fit a multiprocessor of Hopper; registers have to allow them. The
+// Shared memory lets three CTAs fit a multiprocessor of Hopper; registers have to allow them. The
 // CTAs of a cluster have a multiprocessor each, and as many registers as there are.
 template <bool kClusters>
 constexpr int kDecodeBlocks = kClusters ? 2 : 3;

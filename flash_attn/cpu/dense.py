@@ -14,7 +14,7 @@ from .scores import make_scores
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns out (b, sq, h, dv), softmax_lse (b, h, sq), S_dmask or largest logits, rng_state."""
+    """Returns out (b, sq, h, dv), softmax_lse (b, h, sq), score_output, rng_state."""
     q, k, v = call.q, call.k, call.v
     batch, seqlen_q, heads, _ = q.shape
     rng_state = draw_rng_state(call.scoring.dropout_p, call.rng_state)
@@ -25,11 +25,11 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     attend(
         q, k, v, out, lse, scores, batch_invariant=call.batch_invariant, max_logits=max_logits
     )  # fmt: skip
-    s_dmask = q.new_empty(0) if max_logits is None else max_logits
+    score_output = q.new_empty(0) if max_logits is None else max_logits
     if call.return_softmax:
-        s_dmask = q.new_empty(batch, heads, seqlen_q, k.shape[1])
-        probabilities(q, k, lse, s_dmask, scores)
-    return out, lse, s_dmask, rng_state
+        score_output = q.new_empty(batch, heads, seqlen_q, k.shape[1])
+        probabilities(q, k, lse, score_output, scores)
+    return out, lse, score_output, rng_state
 
 
 def backward(call: Backward) -> Tensor:

@@ -25,12 +25,7 @@ def backward(
     dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, scores: Scores,
 ) -> None:  # fmt: skip
     """Shapes as in attend.attend_backward."""
-    batch, seqlen_q, heads, _ = q.shape
-    seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    groups = heads // kv_heads
-    pairs = tiling.pairs_per_part(groups, seqlen_q, seqlen_k)
-    for bs, hs in tiling.parts(batch, kv_heads, pairs):
-        qs = slice(hs.start * groups, hs.stop * groups)
+    for bs, qs, hs in tiling.head_parts(q, k):
         _backward_part(
             dout[bs, :, qs],
             q[bs, :, qs],

@@ -31,12 +31,7 @@ def forward(
     max_logits: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Shapes as in attend.attend; wanted (sq,) bool: tiles without such a row are left out."""
-    batch, seqlen_q, heads, _ = q.shape
-    seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    groups = heads // kv_heads
-    pairs = tiling.pairs_per_part(groups, seqlen_q, seqlen_k)
-    for bs, hs in tiling.parts(batch, kv_heads, pairs):
-        qs = slice(hs.start * groups, hs.stop * groups)
+    for bs, qs, hs in tiling.head_parts(q, k):
         part = scores.part(bs, qs)
         _forward_part(
             q[bs, :, qs], k[bs, :, hs], v[bs, :, hs], out[bs, :, qs], lse[bs, qs], part,

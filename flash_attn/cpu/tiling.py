@@ -47,6 +47,15 @@ def parts(batch: int, kv_heads: int, pairs: int) -> Iterator[tuple[slice, slice]
             yield slice(b, min(b + batch_step, batch)), slice(h, min(h + head_step, kv_heads))
 
 
+def head_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Yields (sequences, heads, key heads) slices of q (b, sq, h, d) and k (b, sk, hk, d)."""
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    groups = heads // kv_heads
+    for bs, hs in parts(batch, kv_heads, pairs_per_part(groups, seqlen_q, seqlen_k)):
+        yield bs, slice(hs.start * groups, hs.stop * groups), hs
+
+
 def row_tiles(seqlen_q: int, groups: int) -> Iterator[range]:
     step = row_step(groups)
     for start in range(0, seqlen_q, step):

@@ -20,7 +20,7 @@ from .seqlens import Sequence, rows_in_use, sequences
 
 
 def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns out (total_q, h, dv), softmax_lse (h, total_q), S_dmask or largest logits,
+    """Returns out (total_q, h, dv), softmax_lse (h, total_q), score_output,
     rng_state."""
     q, k, v, lengths = call.q, call.k, call.v, call.lengths
     total_q, heads, _ = q.shape
@@ -30,10 +30,10 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = q.new_empty(total_q, heads, v.shape[-1])
     lse = q.new_empty(heads, total_q, dtype=accumulation_dtype(q.dtype))
     max_logits = torch.empty_like(lse) if call.return_max_logits else None
-    s_dmask = q.new_empty(0) if max_logits is None else max_logits
+    score_output = q.new_empty(0) if max_logits is None else max_logits
     if call.return_softmax:
         longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
-        s_dmask = q.new_zeros(lengths.batch, heads, *longest)
+        score_output = q.new_zeros(lengths.batch, heads, *longest)
     for batch in batches(seqs, together=pages is None):
         part = scores.part(batch.members, slice(None))
         ks, vs, hidden = _keys_of(batch, k, v, pages)
@@ -41,7 +41,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         maxima = None if max_logits is None else batch.of_heads(max_logits)
         attend(qs, ks, vs, batch.of_rows(out), lses, part, hidden, call.batch_invariant, maxima)
         if call.return_softmax:
-            target = s_dmask[batch.members, :, : qs.shape[1], : ks.shape[1]]
+            target = score_output[batch.members, :, : qs.shape[1], : ks.shape[1]]
             probabilities(qs, ks, lses, target, part)
             if hidden is not None:
                 target.masked_fill_(hidden, 0.0)
@@ -51,7 +51,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         lse[:, unused].fill_(-math.inf)
         if max_logits is not None:
             max_logits[:, unused].fill_(-math.inf)
-    return out, lse, s_dmask, rng_state
+    return out, lse, score_output, rng_state
 
 
 def check_contents(arguments: dict[str, Any]) -> None:

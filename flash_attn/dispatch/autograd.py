@@ -71,16 +71,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, call: _Call):
         run, given, tape = call
-        out, lse, S_dmask, rng_state = run()
+        out, lse, score_output, rng_state = run()
         # A result that the caller did not ask for has no elements, or is None after a direct call.
         drawn = rng_state if rng_state is not None and rng_state.numel() > 0 else None
         ctx.save_for_backward(q, k, v, out, lse, s_aux, drawn, *tape.tensors.of(given))
         ctx.options = tape.options.of(given)
         ctx.forward_only = [x is not None for x in tape.forward_only.of(given)]
         ctx.tape = tape
-        ctx.mark_non_differentiable(*(x for x in (S_dmask, rng_state) if x is not None))
+        ctx.mark_non_differentiable(*(x for x in (score_output, rng_state) if x is not None))
         ctx.set_materialize_grads(False)
-        return out, lse, S_dmask, rng_state
+        return out, lse, score_output, rng_state
 
     @staticmethod
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None, *_):

@@ -189,8 +189,8 @@ def largest_of_heads(rows: Tensor) -> Tensor:
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The operation, recorded by autograd; a call with dropout that has no state yet gets one.
 
-    S_dmask and rng_state have no elements, or are None, in a call without them; the rows' largest
-    logits come in S_dmask's place.
+    score_output (S_dmask, or the rows' largest logits) and rng_state have no elements, or are None,
+    in a call without them.
     """
     q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
     *in_order, s_aux = scoring

@@ -47,9 +47,9 @@ _FORWARD_TAIL = (
     "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
     "bool deterministic=False, bool return_max_logits=False"
 )
-# With return_max_logits the rows' largest logits, like softmax_lse, are in S_dmask's place: more
-# results than four would be too many for those who call the operations themselves.
-_FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor S_dmask, Tensor rng_state_out)"
+# score_output: S_dmask with return_softmax, the rows' largest logits, like softmax_lse, with
+# return_max_logits; no call has both.
+_FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor score_output, Tensor rng_state_out)"
 _BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
 
 SCHEMAS = {

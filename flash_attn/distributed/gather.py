@@ -6,7 +6,6 @@ One collective there and one back, and then one call of a kernel, however many s
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +14,14 @@ from torch import Tensor
 
 from flash_attn.call import accumulation_dtype
 from flash_attn.distributed import calls, sums
-from flash_attn.distributed.calls import Plan, Rows, Scoring, whole_plan
+from flash_attn.distributed.calls import Plan, Rows, whole_plan
 from flash_attn.distributed.layout import Layout
-from flash_attn.distributed.ring import ShardAttention
+from flash_attn.distributed.ring import RankCall, ShardAttention
 from flash_attn.distributed.shard import gather_rows, global_order
-from flash_attn.distributed.tiles import Mask
 
 
-@dataclass(frozen=True)
-class Gather:
-    """A call's place among the ranks."""
-
-    layout: Layout
-    group: dist.ProcessGroup | None
-    rank: int
-    mask: Mask
-    scoring: Scoring
-    gradient_dtype: torch.dtype | None  # of dk and dv on their way; None: the inputs'
+class Gather(RankCall):
+    """A call for which each rank gets all keys."""
 
     def plan(self, device: torch.device) -> Plan:
         return whole_plan(self.layout, self.rank, self.mask, device)

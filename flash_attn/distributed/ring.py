@@ -28,8 +28,8 @@ from flash_attn.distributed.tiles import Mask
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A call's place in the ring."""
+class RankCall:
+    """What a rank knows of a call."""
 
     layout: Layout
     group: dist.ProcessGroup | None
@@ -37,6 +37,10 @@ class Ring:
     mask: Mask
     scoring: Scoring
     gradient_dtype: torch.dtype | None  # of dk and dv on their way; None: the inputs'
+
+
+class Ring(RankCall):
+    """A call whose keys go round the ranks."""
 
     def plan(self, rank: int, source: int, device: torch.device) -> Plan:
         return ring_plan(self.layout, rank, source, self.mask, device)

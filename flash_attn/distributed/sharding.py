@@ -33,14 +33,14 @@ _INPUTS_AND_GRADIENTS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
 _DENSE = {
     **dict.fromkeys(_INPUTS_AND_GRADIENTS, _ROWS),
-    **dict.fromkeys(("softmax_lse", "softmax_d", "dlse", "S_dmask"), _Dims(0, 1)),
+    **dict.fromkeys(("softmax_lse", "softmax_d", "dlse", "score_output"), _Dims(0, 1)),
     "s_aux": _PER_HEAD,
 }
 # Packed sequences are no entries of a batch. k and v may be pages, so heads count from the end.
 _PACKED = {
     **dict.fromkeys(_INPUTS_AND_GRADIENTS, _Dims(None, -2)),
     **dict.fromkeys(("softmax_lse", "softmax_d", "dlse"), _PER_HEAD),
-    "S_dmask": _Dims(None, 1),
+    "score_output": _Dims(None, 1),
     "s_aux": _PER_HEAD,
 }
 _CACHE = {
@@ -103,9 +103,9 @@ def _rule(operation: torch._ops.OpOverload, dims: dict[str, _Dims]) -> Callable[
         inputs = [name for name in names if name in given]
         returned = {name: _dims_of(name, given["q"], dims) for name in results}
         if given.get("return_max_logits", False):  # which come in its place
-            returned["S_dmask"] = returned["softmax_lse"]
+            returned["score_output"] = returned["softmax_lse"]
         elif not given.get("return_softmax", False):
-            returned["S_dmask"] = _WHOLE
+            returned["score_output"] = _WHOLE
         return [
             (
                 [_placement(returned[name], kind) for name in results],

@@ -254,7 +254,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         # Every earlier key is visible; the sinks belong to the part that is not sharded.
         options = self._options._replace(causal=False, s_aux=None)
         out, lse = paged.attend(queries, *pages, metadata.context, options)
-        # Of this rank's heads: (rows, num_heads, d) and (rows, num_heads).
+        # The heads of this rank: (rows, num_heads, d) and (rows, num_heads).
         out, lse = self._combine(out, lse.t().contiguous(), group, return_lse=True)
         own, own_lse = paged.attend_new(query, key, value, metadata.step, self._options)
         merge_attention(out[None], lse.t().contiguous()[None], own[None], own_lse[None], into[None])

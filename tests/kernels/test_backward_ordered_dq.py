@@ -1,4 +1,4 @@
-"""Hopper's backward where the key blocks that see a row block hand its sum of dQ on."""
+"""Hopper's backward where the key blocks that see a row block add dQ in order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from compare import assert_bitwise
 
 from . import calls
 from .test_backward_kernels import ROWS, check, exact, id_of, sized
-from .test_backward_kv_persistent import NAMES, PLAIN
+from .test_backward_kv_persistent import MASKED, NAMES, PLAIN
 
-# Tiles of so few visits that each is the first of its tile, the last, or both.
+# Tiles of so few iterations that each is the first of its tile, the last, or both.
 SHORT = [
     dict(sq=64, sk=400, b=2, hk=2),  # one
     dict(sq=130, sk=130, causal=True, b=5, hk=2),  # one behind two or three
     dict(sq=200, sk=300, h=1),  # a thread block has three tiles
-    dict(sq=64, sk=600, window=(150, 0), b=3, h=1),  # one or none: most keys are seen by nobody
+    dict(sq=64, sk=600, window=(150, 0), b=3, h=1),  # one or none: no row sees most keys
     dict(sq=300, sk=140, window=(-1, 0), b=3, hk=2),  # the second block of keys has the last rows
 ]
 
@@ -26,18 +26,7 @@ SHORT = [
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     "shape",
-    [
-        dict(sq=1, sk=300),
-        dict(sq=130, sk=400, b=2, h=4, hk=4),
-        dict(sq=300, sk=300, causal=True, b=3),
-        dict(sq=257, sk=129, causal=True),  # the first rows see nothing
-        dict(sq=500, sk=170, causal=True),  # nor do whole blocks of rows
-        dict(sq=150, sk=300, window=(37, 5)),  # the first keys are seen by nobody
-        dict(sq=450, sk=150, window=(0, 17)),
-        dict(sq=300, sk=500, window=(100, 30), b=2),  # a row's first keys and last ones vary
-        dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
-        dict(sq=128, sk=256, window=(-1, 0), b=5, h=1),
-    ],
+    [dict(sq=1, sk=300), *MASKED],
     ids=str,
 )
 def test_masks_and_lengths(kernels, row, deterministic, shape):

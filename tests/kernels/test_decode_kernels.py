@@ -21,6 +21,15 @@ FULL = [v for v in ROWS if v.scores == "full"]
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
 DTYPES = {"bf16": BF16, "fp16": FP16}
 
+# What rows see of their keys, by the name of a case.
+WINDOWS = {
+    "left": dict(causal=False, window=(70, -1)),
+    "both": dict(causal=False, window=(300, 5)),
+    "right": dict(causal=False, window=(-1, 0)),
+    "behind": dict(window=(0, -1)),
+    "everything": dict(causal=False),
+}
+
 
 def id_of(x) -> str:
     return x.name
@@ -81,11 +90,7 @@ def test_packed_heads(kernels, row, h, hk, sq):
 @pytest.mark.parametrize(
     "case",
     [
-        CacheCase("left", causal=False, window=(70, -1)),
-        CacheCase("both", causal=False, window=(300, 5)),
-        CacheCase("right", causal=False, window=(-1, 0)),
-        CacheCase("behind", window=(0, -1)),
-        CacheCase("everything", causal=False),
+        *(CacheCase(name, **mask) for name, mask in WINDOWS.items()),
         CacheCase("pages", page_size=16, window=(200, -1)),
         CacheCase("leftpad", leftpad=(30, 500, 7)),
         CacheCase("leftpad_all", leftpad=(390, 520, 0), page_size=100),

@@ -17,6 +17,7 @@ from torch import Tensor
 from build_tools.instantiate import load_table
 
 from . import calls
+from .test_decode_kernels import WINDOWS
 
 TABLE = load_table().VARIANTS
 ROWS = [v for v in TABLE if v.direction == "decode"]
@@ -198,11 +199,7 @@ def test_packed_heads(kernels, row, h, hk, longest):
 @pytest.mark.parametrize(
     "batch",
     [
-        Batch("left", causal=False, window=(70, -1)),
-        Batch("both", causal=False, window=(300, 5)),
-        Batch("right", causal=False, window=(-1, 0)),
-        Batch("behind", window=(0, -1)),
-        Batch("everything", causal=False),
+        *(Batch(name, **mask) for name, mask in WINDOWS.items()),
         Batch("leftpad", leftpad=(30, 500, 0, 7)),
         Batch("leftpad_all", leftpad=(390, 520, 0, 40)),
         Batch("leftpad_window", leftpad=(30, 500, 0, 7), window=(100, -1)),

@@ -2,10 +2,9 @@
 
 import itertools
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
+from .lengths import any_lengths, short_windows
 from .test_mask import visible
 
 
@@ -65,26 +64,14 @@ def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
         check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n)
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(1, 1), (2, 3), (3, 2), (4, 4)])
-@pytest.mark.parametrize("left", [-1, 0, 1, 2, 5])
-@pytest.mark.parametrize("right", [-1, 0, 1, 2, 5])
+@short_windows
 def test_short_sequences(core, left, right, block_m, block_n):
     for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
         check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
 
 
-windows = st.one_of(st.just(-1), st.just(0), st.integers(0, 120))
-
-
 @settings(deadline=None, max_examples=300)
-@given(
-    windows,
-    windows,
-    st.integers(0, 100),
-    st.integers(0, 100),
-    st.integers(1, 40),
-    st.integers(1, 40),
-)
+@any_lengths
 def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
     check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
 

@@ -2,10 +2,10 @@
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .lengths import WINDOWS, any_lengths, short_windows
 from .test_mask import visible
 
 
@@ -32,39 +32,20 @@ def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
         assert found.begin <= found.left <= found.right <= found.end
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(1, 1), (2, 3), (3, 2), (4, 4)])
-@pytest.mark.parametrize("left", [-1, 0, 1, 2, 5])
-@pytest.mark.parametrize("right", [-1, 0, 1, 2, 5])
+@short_windows
 def test_short_sequences(core, left, right, block_m, block_n):
     for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
         check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
 
 
-windows = st.one_of(st.just(-1), st.just(0), st.integers(0, 120))
-
-
 @settings(deadline=None, max_examples=300)
-@given(
-    windows,
-    windows,
-    st.integers(0, 100),
-    st.integers(0, 100),
-    st.integers(1, 40),
-    st.integers(1, 40),
-)
+@any_lengths
 def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
     check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
 
 
 @settings(deadline=None, max_examples=200)
-@given(
-    windows,
-    windows,
-    st.integers(0, 100),
-    st.integers(0, 100),
-    st.integers(1, 40),
-    st.integers(1, 40),
-)
+@any_lengths
 def test_both_sides_agree(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
     """The turn of a key block is its place among those of the row block: a deterministic backward
     counts them from the row's side, and visits them from the keys'."""
@@ -101,8 +82,8 @@ def test_a_window_has_masks_at_both_ends(core):
 
 @settings(deadline=None, max_examples=500)
 @given(
-    windows,
-    windows,
+    WINDOWS,
+    WINDOWS,
     st.integers(1, 100),
     st.integers(1, 100),
     st.integers(1, 40),

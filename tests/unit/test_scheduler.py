@@ -76,18 +76,18 @@ def test_dense_beyond_the_limits_of_a_grid(core):
     assert tiles[-1] == (6, 69_999, 79_999)
 
 
+def schedule_of(core, seqlens_q, block_m, heads, group, longest_first):
+    return core.VarlenSchedule(
+        total_q=sum(seqlens_q), block_m=block_m, heads=heads, batch=len(seqlens_q), group=group,
+        longest_first=longest_first,
+    )  # fmt: skip
+
+
 @settings(deadline=None)
 @given(lengths, st.integers(1, 17), sizes, groups, st.booleans())
 def test_varlen_covers_each_tile_once(core, seqlens_q, block_m, heads, group, longest_first):
     """One tile per block: the grid that is launched where the lengths are not known."""
-    schedule = core.VarlenSchedule(
-        total_q=sum(seqlens_q),
-        block_m=block_m,
-        heads=heads,
-        batch=len(seqlens_q),
-        group=group,
-        longest_first=longest_first,
-    )
+    schedule = schedule_of(core, seqlens_q, block_m, heads, group, longest_first)
     per_block = all_blocks(schedule, schedule.num_tiles(), starts(seqlens_q))
     expected = varlen_tiles(seqlens_q, block_m, heads)
 
@@ -102,14 +102,7 @@ def test_varlen_covers_each_tile_once(core, seqlens_q, block_m, heads, group, lo
 @given(lengths, st.integers(1, 17), sizes, groups, st.booleans(), st.integers(1, 40))
 def test_varlen_persistent_grid(core, seqlens_q, block_m, heads, group, longest_first, num_blocks):
     """Blocks that take many tiles go through the sequences in order."""
-    schedule = core.VarlenSchedule(
-        total_q=sum(seqlens_q),
-        block_m=block_m,
-        heads=heads,
-        batch=len(seqlens_q),
-        group=group,
-        longest_first=longest_first,
-    )
+    schedule = schedule_of(core, seqlens_q, block_m, heads, group, longest_first)
     per_block = all_blocks(schedule, num_blocks, starts(seqlens_q))
     assert sorted(itertools.chain(*per_block)) == sorted(varlen_tiles(seqlens_q, block_m, heads))
     for tiles in per_block:

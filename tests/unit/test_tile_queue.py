@@ -3,17 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-
-class Counter:
-    """atomicInc on one word."""
-
-    def __init__(self):
-        self.value = 0
-
-    def take(self, last: int) -> int:
-        before = self.value
-        self.value = 0 if before >= last else before + 1
-        return before
+from .launch_model import Counter
 
 
 def run(queue, num_tiles: int, num_blocks: int, counter: Counter, order) -> list[list[int]]:

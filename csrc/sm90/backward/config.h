@@ -83,7 +83,6 @@ struct BackwardConfig {
   // d 64 0.740 with the other mods' details, 0.749 with these; d 128 0.730 in one loop for all
   // mods, 0.820 in a loop of its own.
   struct CapLoop {
-    static constexpr bool kStartsFirst = kHeadDim == 64;
     static constexpr bool kCountsIterations = kHeadDim == 64;
     static constexpr bool kReadsAhead = true;
     // The next row block's scores are started before this one's dK; the largest of them, which
@@ -133,6 +132,7 @@ struct KvPersistentConfig : Config {
   static constexpr bool kCountsIterations = Config::kCountsIterations && kSuit;
   static constexpr bool kReadsAhead = Config::kReadsAhead && kSuit;
   static constexpr bool kReadsLseAhead = Config::kReadsLseAhead && kSuit;
+  static constexpr bool kOwnLoopToAdd = false;
 };
 
 // The config of a kernel with ordered dQ accumulation, of CTAs or of pairs.

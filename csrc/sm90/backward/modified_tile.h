@@ -17,7 +17,6 @@ struct ModifiedTile : ScoreTile<false, Config> {
   using Factor = cutlass::half_t;
   using CapLoop = typename Config::CapLoop;
   static constexpr bool kCap = kKind == ScoreModKind::Cap;
-  static constexpr bool kStartsFirst = kCap && CapLoop::kStartsFirst;
   static constexpr bool kCountsIterations = kCap && CapLoop::kCountsIterations;
   static constexpr bool kReadsAhead = kCap && CapLoop::kReadsAhead;
 

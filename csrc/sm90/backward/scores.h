@@ -41,7 +41,6 @@ struct RowNumbersAhead {
 template <bool kMasked, class Config>
 struct ScoreTile {
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
-  static constexpr bool kStartsFirst = Config::kStartsFirst;
   static constexpr bool kCountsIterations = Config::kCountsIterations;
   static constexpr bool kReadsAhead = Config::kReadsAhead;
   static constexpr bool kScansAhead = false;

@@ -104,7 +104,7 @@ struct TileConsumer : ConsumerSteps<Config> {
         return loop<kQueryEnd, LoneTile<ScoreModKind::Cap, Config>>(block, sums, s);
       }
       loop<kQueryEnd, Whole, Masked>(block, sums, s);
-    } else if constexpr (Config::kOwnLoopToAdd && !Config::kOrdersDq) {
+    } else if constexpr (Config::kOwnLoopToAdd) {
       if (args.params.workspace.dq) {
         return loop<QueryEnd::Added, Whole, Masked>(block, sums, s);
       }
@@ -152,7 +152,7 @@ struct TileConsumer : ConsumerSteps<Config> {
     Operand p, ds;
     QueryFragment dq;
     Base::d_probabilities(dout_at, dp);
-    if constexpr (Tile::kStartsFirst) {
+    if constexpr (Config::kStartsFirst) {
       __syncwarp();  // ptxas moves no part of a product behind it
     }
     Tile tile(args, block, rows, warpgroup, thread);
