@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flash_attn.dispatch.autograd import rows_contiguous
 from flash_attn.linear import _chunks, _kernels, _step
+from flash_attn.linear._autocast import without_autocast
 
 __all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "step"]
 
@@ -94,7 +95,8 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
         o = _written(scan.v, scan.cu_seqlens)
         _kernels.forward(*_aligned(scan), o, final)
     else:
-        o, state = _chunks.forward(scan)
+        with without_autocast(scan.q):
+            o, state = _chunks.forward(scan)
         if final is not None:
             final.copy_(state)
     return o, nothing(scan) if final is None else final
@@ -119,7 +121,8 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel():
         found = _by_kernels(scan, do, dfinal_state, with_dg, with_dinitial_state)
     else:
-        found = _chunks.backward(scan, do, dfinal_state, with_dg)
+        with without_autocast(scan.q):
+            found = _chunks.backward(scan, do, dfinal_state, with_dg)
     dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)
     dg, dstate = nothing(scan), nothing(scan)
     if scan.g is not None and found.dg is not None:
