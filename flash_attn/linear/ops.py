@@ -104,7 +104,9 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _aligned(scan: _chunks.Scan) -> _chunks.Scan:
     q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
-    return scan._replace(q=q, k=k, v=v, g=None if scan.g is None else scan.g.contiguous())
+    g = None if scan.g is None else scan.g.contiguous()
+    state = _kernels.laid_well(scan.initial_state)
+    return scan._replace(q=q, k=k, v=v, g=g, initial_state=state)
 
 
 def _written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
@@ -148,7 +150,9 @@ def _by_kernels(
         dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
     if with_dstate and scan.initial_state is not None:
         dstate = torch.empty_like(scan.initial_state)
-    _kernels.backward(*_aligned(scan), rows_contiguous(do), dfinal, dq, dk, dv, dg, dstate)
+    _kernels.backward(
+        *_aligned(scan), rows_contiguous(do), _kernels.laid_well(dfinal), dq, dk, dv, dg, dstate
+    )
     return _chunks.Gradients(dq, dk, dv, dg, dstate)
 
 
@@ -164,13 +168,17 @@ def _run_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor | None,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    if _kernels.serves("_linear_step", q, v, g) and v.numel() and state.dtype == torch.float32:
+    if _kernels.serves("_linear_step", q, v, g) and v.numel() and _in_place(state):
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
         g = None if g is None else g.contiguous()
         _kernels.step(q, k, v, g, state, slots, scale, o)
         return o
     return _step.step(q, k, v, g, state, slots, scale)
+
+
+def _in_place(state: Tensor) -> bool:
+    return state.dtype == torch.float32 and _kernels.lies_well(state)
 
 
 def _fake_step(q, k, v, *_: Any) -> Tensor:
