@@ -149,10 +149,9 @@ def _by_kernels(
         last = (channels,) if scan.g.dim() == 4 else ()
         dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
     if with_dstate and scan.initial_state is not None:
-        dstate = torch.empty_like(scan.initial_state)
-    _kernels.backward(
-        *_aligned(scan), rows_contiguous(do), _kernels.laid_well(dfinal), dq, dk, dv, dg, dstate
-    )
+        dstate = _kernels.laid_well(torch.empty_like(scan.initial_state))
+    dfinal = _kernels.laid_well(dfinal)
+    _kernels.backward(*_aligned(scan), rows_contiguous(do), dfinal, dq, dk, dv, dg, dstate)
     return _chunks.Gradients(dq, dk, dv, dg, dstate)
 
 
