@@ -27,7 +27,7 @@ __all__ = ["Gradients", "Scan", "backward", "forward"]
 _CHUNK_SCALAR = 64
 _CHUNK_VECTOR = 16
 # Numbers in the largest tensors of the chunks that are computed at a time.
-_SEGMENT_NUMBERS = 1 << 22
+_SEGMENT_NUMBERS = 1 << 20
 
 
 class Scan(NamedTuple):

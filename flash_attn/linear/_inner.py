@@ -7,6 +7,7 @@ factor exceeds 1, small gates keep their digits beside large ones, and -inf give
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,11 @@ from torch.nn import functional as F
 from flash_attn.linear._table import lower
 
 __all__ = ["Decays", "crossing", "decays", "intra", "intra_backward", "sum_before", "sum_from"]
+
+
+# A log gate whose exponential is 0 in fp32 and fp64, and whose product with 0 is 0.
+_CLOSED = -1e4
+_AXES = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
 
 
 class Decays(NamedTuple):
@@ -29,12 +35,20 @@ class Decays(NamedTuple):
 
 def decays(g: Tensor) -> Decays:
     """g [.., C, X] -> the decays of a chunk."""
-    size = g.shape[-2]
-    later = lower(size, -1, g.device)[..., None]
-    spans = torch.where(later, g[..., :, None, :], 0).cumsum(-3)
-    between = spans.exp_().masked_fill(~lower(size, 0, g.device)[..., None], 0)
+    size, g = g.shape[-2], g.clamp(min=_CLOSED)
+    terms = _terms(size, g.dtype, g.device)
+    spans = terms @ g if g.shape[-1] > 1 else (g.mT @ terms.mT).mT
+    between = spans.unflatten(-2, (size, size)).exp_()
+    between.masked_fill_(~lower(size, 0, g.device)[..., None], 0)
     from_start = g.cumsum(-2).exp_()
     return Decays(between, from_start, between[..., -1, :, :], from_start[..., -1:, :])
+
+
+@functools.cache
+def _terms(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[size * size, size]: 1 for the gates that span (i, j) adds, those of tokens j + 1 to i."""
+    i, j, t = (torch.arange(size, device=device).view(shape) for shape in _AXES)
+    return ((j < t) & (t <= i)).to(dtype).flatten(0, 1)
 
 
 def intra(q: Tensor, k: Tensor, between: Tensor) -> Tensor:
@@ -63,8 +77,13 @@ def intra_backward(
 def crossing(pairs: Tensor) -> Tensor:
     """[.., i, j, X] -> [.., t, X]: the sum over i >= t > j, of the pairs that token t's gate is
     between. All that it adds belongs to the sum: nothing cancels."""
-    before = sum_before(pairs)
-    return before.masked_fill(~lower(pairs.shape[-2], 0, pairs.device)[..., None], 0).sum(-3)
+    size, device = pairs.shape[-2], pairs.device
+    earlier = lower(size, -1, device).to(pairs.dtype)
+    if pairs.shape[-1] > 1:
+        before = earlier @ pairs
+    else:
+        before = (pairs.squeeze(-1) @ earlier.mT)[..., None]
+    return before.masked_fill_(~lower(size, 0, device)[..., None], 0).sum(-3)
 
 
 def sum_before(x: Tensor) -> Tensor:

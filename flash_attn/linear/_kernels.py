@@ -17,8 +17,10 @@ What the operations are given
                     [H]         fp32, the same at every token of a head
                     [B, T, H]   fp32 or q's dtype, a scalar per token and head
                     [B, T, H, K]  fp32 or q's dtype, a vector per token and head
-    initial_state   [N, H, K, V] fp32, or None for zeros. ANY strides: with ``state_v_first`` it is
-                    the transposed view of a [N, H, V, K] tensor, so stride(-1) or stride(-2) is 1
+    initial_state   [N, H, K, V] fp32, or None for zeros. Its strides say how it lies: with
+                    ``state_v_first`` it is the transposed view of a [N, H, V, K] tensor. So
+                    stride(-1) or stride(-2) is 1; where that dimension is a multiple of 4, rows
+                    start at multiples of 16 bytes
     cu_seqlens      [N + 1] int32 on the device, or None. With it B = 1, and sequence n is tokens
                     cu_seqlens[n] to cu_seqlens[n + 1]; empty ones are allowed, and so are tokens
                     of no sequence, before the first and after the last. Without it N = B
@@ -38,7 +40,7 @@ What the operations are given
     dinitial_state  as final_state, or None where it is not wanted
                     Tokens of no sequence are zeros before the call in all of these
 
-    state           [slots, H, K, V] fp32, any strides as above: read, decayed, written in place
+    state           [slots, H, K, V] fp32, strides as above: read, decayed, written in place
     slots           [B] int32, the state of each row of a step, or None for row b's state b; a row
                     whose slot is negative reads and writes nothing, and its o is zeros
 
@@ -53,9 +55,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn import backend
 from flash_attn.dispatch import ops  # noqa: F401  loads the compiled library
 
-__all__ = ["SCHEMAS", "backward", "forward", "serves", "step"]
+__all__ = ["SCHEMAS", "backward", "forward", "laid_well", "lies_well", "serves", "step"]
 
 SCHEMAS = {
     "_linear_forward": (
@@ -110,6 +113,23 @@ def decay_of(v: Tensor, g: Tensor | None) -> str:
     return "vector" if g.dim() == v.dim() else "scalar"
 
 
+def lies_well(state: Tensor) -> bool:
+    """Whether a state [N, H, K, V] has the strides that kernels are promised."""
+    *outer, rows, columns = state.stride()
+    inner = state.shape[-1] if columns == 1 else state.shape[-2]
+    if columns != 1 and rows != 1:
+        return False
+    others = (*outer, rows if columns == 1 else columns)
+    return inner % 4 != 0 or not (state.data_ptr() % 16 or any(s % 4 for s in others))
+
+
+def laid_well(state: Tensor | None) -> Tensor | None:
+    """The state, or a copy that lies well."""
+    if state is None or lies_well(state):
+        return state
+    return state.clone(memory_format=torch.contiguous_format)
+
+
 def on_gpu(q: Tensor) -> bool:
     """Whether the kernels reach q's memory; the tests' host kernels replace this function."""
     return q.is_cuda
@@ -117,9 +137,13 @@ def on_gpu(q: Tensor) -> bool:
 
 def serves(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
     """Whether the library's ``operation`` takes a call of these tensors; shapes as above."""
-    served = SERVED.get(operation)
-    if served is None or operation not in _registered or not on_gpu(q):
-        return False
-    if q.dtype not in DTYPES or decay_of(v, g) not in served.decays:
+    served = on_gpu(q) and operation in _registered and _takes(SERVED.get(operation), q, v, g)
+    if backend.LOG and q.is_cuda and not served:
+        backend.trace(f"{operation}: torch operations, because no kernel serves the call")
+    return served
+
+
+def _takes(served: Served | None, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
+    if served is None or q.dtype not in DTYPES or decay_of(v, g) not in served.decays:
         return False
     return q.shape[-1] <= served.max_k and v.shape[-1] <= served.max_v

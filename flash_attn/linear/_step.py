@@ -23,7 +23,7 @@ def step(
     if g is not None:
         S = S * _factors(g, v).to(compute).exp()
     S = S + k_[..., None] * v.to(compute)[..., None, :]
-    o = ((q_ * scale)[..., None, :] @ S).squeeze(-2)
+    o = ((q_ * scale)[..., None] * S).sum(-2)
     live = at >= 0
     state[at[live]] = S[live].to(state.dtype)
     return o.masked_fill(~is_row, 0).to(v.dtype)

@@ -18,19 +18,24 @@ class Segment(NamedTuple):
 
     rows: Tensor  # [chunks, C] int64 rows of the flattened tokens; 0 where there is no token
     is_token: Tensor  # [chunks, C] bool
+    is_full: bool  # whether there is a token everywhere
     columns: list[Tensor]  # for each column, in order: the sequences whose chunks are next
 
     def gather(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """x [tokens, H, D] -> [chunks, H, C, D], zeros where there is no token."""
         chunks, size = self.rows.shape
         found = x.index_select(0, self.rows.flatten()).unflatten(0, (chunks, size))
-        found = found.to(dtype).masked_fill(~self.is_token[:, :, None, None], 0)
+        found = found.to(dtype)
+        if not self.is_full:
+            found = found.masked_fill(~self.is_token[:, :, None, None], 0)
         return found.transpose(1, 2)
 
     def scatter(self, out: Tensor, x: Tensor) -> None:
         """x [chunks, H, C, D] to its tokens in out [tokens, H, D]."""
-        tokens = x.transpose(1, 2)[self.is_token]
-        out.index_copy_(0, self.rows[self.is_token], tokens.to(out.dtype))
+        x = x.transpose(1, 2)
+        tokens = x.flatten(0, 1) if self.is_full else x[self.is_token]
+        rows = self.rows.flatten() if self.is_full else self.rows[self.is_token]
+        out.index_copy_(0, rows, tokens.to(out.dtype))
 
 
 class Table(NamedTuple):
@@ -71,6 +76,7 @@ class Table(NamedTuple):
         return Segment(
             rows.to(self.device),
             is_token.to(self.device),
+            bool(is_token.all()),
             [column[:, 0].to(self.device) for column in columns],
         )
 

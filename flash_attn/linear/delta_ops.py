@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.linear import _chunks, _delta, ops
+from flash_attn.linear._autocast import without_autocast
 
 __all__ = ["SCHEMAS", "backward", "forward"]
 
@@ -46,7 +47,8 @@ def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     call = _call(*args[:-2])
-    o, state = _delta.forward(call)
+    with without_autocast(call.scan.q):
+        o, state = _delta.forward(call)
     _, final = _fake_forward(*args)
     return o, final.copy_(state) if final.dim() == 4 else final
 
@@ -64,7 +66,8 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
 def _backward(*args: Any) -> tuple[Tensor, ...]:
     *inputs, do, dfinal_state = args
     call = _call(*inputs)
-    found = _delta.backward(call, do, dfinal_state)
+    with without_autocast(call.scan.q):
+        found = _delta.backward(call, do, dfinal_state)
     dq, dk = (ops.of_shared(x, of) for x, of in ((found.dq, call.scan.q), (found.dk, call.scan.k)))
     *_, dstate = _fake_backward(*args)
     if dstate.dim() == 4:

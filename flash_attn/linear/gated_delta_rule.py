@@ -91,20 +91,28 @@ def fused_recurrent_gated_delta_rule(
     _checks.operands(q, k, v)
     state = _checks.state_of(initial_state, k, v, None, state_v_first)
     g, beta = _per_token(v, g, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    compute = torch.promote_types(v.dtype, torch.float32)
-    shared = v.shape[2] // k.shape[2]
-    q_, k_ = (x[:, 0].to(compute).repeat_interleave(shared, dim=1) for x in (q, k))
     if use_qk_l2norm_in_kernel:
-        q_, k_ = _normalized(q_), _normalized(k_)
+        q, k = _normalized(q), _normalized(k)
+    o, final = _step(q, k, v, g, beta, _checks.scale_of(scale, k.shape[-1]), state)
+    final = final.mT.contiguous() if state_v_first else final
+    return o, final if output_final_state else None
+
+
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One token, T = 1: o [B, 1, HV, V] and the state after it, [B, HV, K, V]."""
+    compute = torch.promote_types(v.dtype, torch.float32)
+    shared = v.shape[2] // max(1, k.shape[2])
+    q, k = (x[:, 0].to(compute).repeat_interleave(shared, dim=1) for x in (q, k))
     v_, factor = v[:, 0].to(compute), g[:, 0].to(compute).exp()[..., None, None]
     if state is None:
         state = v_.new_zeros(*v_.shape[:2], k.shape[-1], v.shape[-1])
     state = state * factor
-    new = beta[:, 0].to(compute)[..., None] * (v_ - (k_[..., None, :] @ state).squeeze(-2))
-    state = state + k_[..., None] * new[..., None, :]
-    o = (q_ * _checks.scale_of(scale, k.shape[-1]))[..., None, :] @ state
-    final = state.mT.contiguous() if state_v_first else state
-    return o.transpose(1, 2).to(v.dtype), final if output_final_state else None
+    new = beta[:, 0].to(compute)[..., None] * (v_ - (k[..., None] * state).sum(-2))
+    state = state + k[..., None] * new[..., None, :]
+    o = ((q * scale)[..., None] * state).sum(-2)
+    return o[:, None].to(v.dtype), state
 
 
 def _per_token(

@@ -120,7 +120,7 @@ def _by_token(
         S = state if cu_seqlens is None else state[n : n + 1]
         for t in reversed(range(start, end)) if reverse else range(start, end):
             S = S * factors[:, t] + k_[:, t, :, :, None] * v_[:, t, :, None, :]
-            outputs[t] = (q_[:, t, :, None, :] @ S).squeeze(-2)
+            outputs[t] = (q_[:, t, :, :, None] * S).sum(-2)
         finals.append(S)
     o = torch.stack(outputs, 1) if outputs else v_.new_zeros(v.shape)
     return o.to(v.dtype), torch.cat(finals) if finals else state

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flash_attn.dispatch.autograd import rows_contiguous
 from flash_attn.linear import _chunks, _kernels, _step
+from flash_attn.linear._autocast import without_autocast
 
 __all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "step"]
 
@@ -94,7 +95,8 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
         o = _written(scan.v, scan.cu_seqlens)
         _kernels.forward(*_aligned(scan), o, final)
     else:
-        o, state = _chunks.forward(scan)
+        with without_autocast(scan.q):
+            o, state = _chunks.forward(scan)
         if final is not None:
             final.copy_(state)
     return o, nothing(scan) if final is None else final
@@ -102,7 +104,9 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _aligned(scan: _chunks.Scan) -> _chunks.Scan:
     q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
-    return scan._replace(q=q, k=k, v=v, g=None if scan.g is None else scan.g.contiguous())
+    g = None if scan.g is None else scan.g.contiguous()
+    state = _kernels.laid_well(scan.initial_state)
+    return scan._replace(q=q, k=k, v=v, g=g, initial_state=state)
 
 
 def _written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
@@ -119,7 +123,8 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel():
         found = _by_kernels(scan, do, dfinal_state, with_dg, with_dinitial_state)
     else:
-        found = _chunks.backward(scan, do, dfinal_state, with_dg)
+        with without_autocast(scan.q):
+            found = _chunks.backward(scan, do, dfinal_state, with_dg)
     dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)
     dg, dstate = nothing(scan), nothing(scan)
     if scan.g is not None and found.dg is not None:
@@ -144,7 +149,8 @@ def _by_kernels(
         last = (channels,) if scan.g.dim() == 4 else ()
         dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
     if with_dstate and scan.initial_state is not None:
-        dstate = torch.empty_like(scan.initial_state)
+        dstate = _kernels.laid_well(torch.empty_like(scan.initial_state))
+    dfinal = _kernels.laid_well(dfinal)
     _kernels.backward(*_aligned(scan), rows_contiguous(do), dfinal, dq, dk, dv, dg, dstate)
     return _chunks.Gradients(dq, dk, dv, dg, dstate)
 
@@ -161,13 +167,17 @@ def _run_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor | None,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    if _kernels.serves("_linear_step", q, v, g) and v.numel() and state.dtype == torch.float32:
+    if _kernels.serves("_linear_step", q, v, g) and v.numel() and _in_place(state):
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
         g = None if g is None else g.contiguous()
         _kernels.step(q, k, v, g, state, slots, scale, o)
         return o
     return _step.step(q, k, v, g, state, slots, scale)
+
+
+def _in_place(state: Tensor) -> bool:
+    return state.dtype == torch.float32 and _kernels.lies_well(state)
 
 
 def _fake_step(q, k, v, *_: Any) -> Tensor:

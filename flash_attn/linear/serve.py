@@ -85,7 +85,7 @@ def serve_fla() -> None:
 
 
 def withdraw() -> None:
-    """Takes the modules of ``serve_fla`` away again; imported functions stay with their importers."""
+    """Takes the modules of ``serve_fla`` away again; what is imported stays imported."""
     for name, module in _served.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]

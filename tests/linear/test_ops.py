@@ -109,6 +109,30 @@ def test_export():
     torch.testing.assert_close(program.module()(*longer), Model()(*longer))
 
 
+def test_autocast_rounds_nothing(backend):
+    """Tensors of fp32 are computed in fp32 under autocast: what it may round, it rounds before."""
+    device = backend.device
+    for T in (1, 40):
+        q, k, v = (torch.randn(1, T, 2, 8, device=device) for _ in range(3))
+        g = -torch.rand(1, T, 2, 8, device=device)
+        state = torch.randn(1, 2, 8, 8, device=device)
+        for call in (
+            lambda q, k, v, g, s: linear.chunk_gla(q, k, v, g, None, s),
+            lambda q, k, v, g, s: linear.fused_recurrent_gla(q, k, v, g, g, None, s),
+            lambda q, k, v, g, s: linear.fused_recurrent_simple_gla(q, k, v, g[..., 0]),
+            lambda q, k, v, g, s: linear.fused_recurrent_gated_delta_rule(q, k, v, g[..., 0]),
+        ):
+            inputs = q, k, v, g, state
+            want, _ = call(*inputs)
+            with torch.autocast(device, torch.bfloat16):
+                got, _ = call(*inputs)
+                tracked = [x.clone().requires_grad_() for x in inputs]
+                gradient = torch.autograd.grad(call(*tracked)[0].sum(), tracked[2])[0]
+            assert torch.equal(got, want)
+            expected = torch.autograd.grad(call(*tracked)[0].sum(), tracked[2])[0]
+            assert torch.equal(gradient, expected)
+
+
 def test_no_second_derivative(backend):
     given = forward_inputs("scalar", backend.device)
     tensors = {n: x.requires_grad_() for n, x in given.items()}
