@@ -190,7 +190,7 @@ def test_calls_of_the_op_by_hand_cannot_fault(cuda):
     """A kernel that read past its operands would take the process down."""
     q = torch.randn(1, 20, 2, 64, dtype=BF16, device=cuda)
     square = torch.randn(1, 20, 64, 64, dtype=BF16, device=cuda)
-    with pytest.raises(ValueError, match="h % hk"):
+    with pytest.raises(ValueError, match="which does not go with q of shape"):
         by_hand(q, q[:, :, :0], q[:, :, :0])
     with pytest.raises(ValueError, match="stride"):
         by_hand(square.transpose(-1, -2), square, square)
@@ -209,7 +209,7 @@ def test_more_rows_than_an_int_counts_are_rejected(cuda):
     q = torch.zeros(1, 1, 8, dtype=BF16, device=cuda)
     ends = torch.tensor([0, 1], dtype=torch.int32, device=cuda)
     op = torch.ops.flash_attn._flash_attn_varlen_forward
-    with pytest.raises(ValueError, match="total_q is 2147483648, expected 0 to"):
+    with pytest.raises(ValueError, match="total_q: got 2147483648; 0 to"):
         op(q.expand(2**31, 1, 8), q, q, ends, ends, 1, 1, 0.0, 1.0, False)
 
 

@@ -242,8 +242,8 @@ double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kerne
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
   bool const heads_share = kernel.sm == 90 && kernel.plain && p.heads_apart && p.heads_kv > 0 &&
                            p.group() <= kWarpgroupRows;
-  if (p.largest_logits && kernel.plain &&
-      (tile != ForwardTile::First && (tile != ForwardTile::Second || p.page_size > 0))) {
+  bool const long_of_pages = tile == ForwardTile::Second && p.page_size > 0;
+  if (p.largest_logits && kernel.plain && (tile == ForwardTile::Split || long_of_pages)) {
     return false;  // keep none
   }
   // A choice by the average length would depend on the other sequences.

@@ -32,7 +32,7 @@ struct Problem {
   Mask mask;        // negative widths: no limit
   bool score_mods;  // softcap, ALiBi, dropout or a scale <= 0: kernels with score mods
   bool dropout;
-  bool largest_logits;   // are wanted, which pack-GQA, splits and long tiles of pages do not keep
+  bool largest_logits;   // are wanted, which KV splits and long tiles of pages do not keep
   bool batch_invariant;  // a sequence's result may not depend on the others
   // Only for a forward:
   KeyLayout keys;

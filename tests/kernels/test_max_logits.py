@@ -50,7 +50,8 @@ SHAPES = [
 @pytest.mark.parametrize(("row", "shape"), in_turns(KEEPERS, SHAPES))
 def test_masks_and_values(kernels, row, shape):
     sizes = dict(b=1, h=2, hk=1, d=row.head_dim, dv=row.head_dim_v) | shape
-    for tile in ["first", "second"][: 2 if row.second_block_n else 1]:
+    tiles = ["first"] + ["second"] * (row.second_block_n > 0) + ["packed"] * (row in PLAIN)
+    for tile in tiles:
         check(calls.OnTile(kernels, tile), row, Case(dtype=DTYPES[row.dtype], **sizes))
 
 

@@ -48,13 +48,12 @@ struct ForwardConfig {
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                  kStages_, 0, kScores_, false, false, kKeys>;
   using Asked = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kSecondN_, kScores_, false, false, KeyPlace::Any, true>;
+                              kStages_, kSecondN_, kScores_, kPacked_, false, KeyPlace::Any, true>;
   static constexpr Largest kLargest = kScores_ != ScoreLevel::Plain ? Largest::InShared
                                       : kAsked_                     ? Largest::InRegisters
                                                                     : Largest::None;
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
-  static constexpr bool kIsAsked =
-      kLargest == Largest::None && !kPacked_ && kKeys_ == KeyPlace::Any;
+  static constexpr bool kIsAsked = kLargest == Largest::None && !kSplit_ && kKeys_ == KeyPlace::Any;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup has the producer warps; each of the others, a consumer, computes 64 rows.
