@@ -84,13 +84,13 @@ def _compiles_and_says(header, model: Model, folder) -> None:
         #include "{header}"
         using namespace flash::plan;
         void show(double x) {{ std::printf("%.9g\\n", x); }}
-        template <class... T>
-        void show_all(T const&... t) {{ (..., (show(t.begin), show(t.step))); }}
+        void show_all(auto const& rows, int kernels) {{
+          for (auto& r : rows)
+            for (int i = 0; i < kernels; ++i) show(r.kernels[i].begin), show(r.kernels[i].step);
+        }}
         int main() {{
           {prints}
-          for (auto& r : kTest.backward) show_all(r.tiles, r.kv_persistent, r.ordered_dq);
-          for (auto& r : kTest.forward) show_all(r.first, r.second, r.packed, r.split);
-          for (auto& r : kTest.decode) show_all(r.pieces);
+          show_all(kTest.backward, 3), show_all(kTest.forward, 4), show_all(kTest.decode, 1);
         }}
     """)
     command = [compiler(), "-std=c++20", "-Wall", "-Werror", f"-I{CSRC}", str(program)]

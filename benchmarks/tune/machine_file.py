@@ -51,12 +51,12 @@ def _tables(model: Model, constant: str) -> list[str]:
     lines = []
     for direction, kernels in _KERNELS.items():
         lines += [f"// {{begin, step}} of: {kernels}.",
-                  f"inline constexpr {direction}Times {constant}{direction}[] = {{"]  # fmt: skip
+                  f"inline constexpr RowTimes {constant}{direction}[] = {{"]  # fmt: skip
         for (of, d, dv), numbers in rows.items():
             if of == direction.lower():
                 pairs = zip(numbers[::2], numbers[1::2])
                 texts = [f"{{{_number(b)}, {_number(s)}}}" if s else "{}" for b, s in pairs]
-                lines.append(f"    {{{d}, {dv}, {', '.join(texts)}}},")
+                lines.append(f"    {{{d}, {dv}, {{{', '.join(texts)}}}}},")
         lines += ["};", ""]
     return lines
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/concat.h"
 #include "launch/plan_text.h"
 #include "params/row_split.h"
 #include "plan/machines/nearest.h"
@@ -12,6 +13,7 @@
 namespace {
 
 using namespace flash::plan;
+using flash::concat;
 using flash::describe;
 
 struct Call {
@@ -23,9 +25,7 @@ struct Call {
 
 std::vector<Call> calls;
 Machine machine;
-std::vector<BackwardTimes> backward;
-std::vector<ForwardTimes> forward;
-std::vector<DecodeTimes> decode;
+std::vector<RowTimes> backward, forward, decode;
 std::string text;
 
 // visit(text, µs, is planned) for each choice, decoding first, as benchmarks/regret lists them.
@@ -33,7 +33,7 @@ template <class Visit>
 void each_choice(Call const& c, Visit visit) {
   Problem const& p = c.problem;
   if (c.backward.head_dim > 0) {
-    std::array<BackwardChoice, kMostBackwardChoices> all;
+    std::array<BackwardChoice, kMostChoices> all;
     int const count = backward_choices(p, c.backward, all.data());
     BackwardChoice const planned = plan_backward(p, machine, c.backward).choice;
     for (int i = 0; i < count; ++i) {
@@ -46,7 +46,7 @@ void each_choice(Call const& c, Visit visit) {
   ForwardPlan const plan = plan_forward(usual, machine, c.forward);
   bool decodes = false, decodable = false;
   if (c.decode.head_dim > 0) {
-    std::array<DecodeChoice, kMostDecodeChoices> all;
+    std::array<DecodeChoice, kMostChoices> all;
     int const count = decode_choices(p, machine, c.decode, all.data());
     double const us = std::sqrt(plan.us * forward_us(p, machine, c.forward, plan.choice));
     DecodePlan const planned = plan_decode(p, machine, c.decode, us);
@@ -56,7 +56,7 @@ void each_choice(Call const& c, Visit visit) {
             decodes && all[i].split == planned.split);
     }
   }
-  std::array<ForwardChoice, kMostForwardChoices> all;
+  std::array<ForwardChoice, kMostChoices> all;
   int const count = forward_choices(usual, machine, c.forward, all.data());
   for (int i = 0; i < count; ++i) {
     double const us = forward_us(usual, machine, c.forward, all[i]);
@@ -72,23 +72,24 @@ void each_number(Visit visit) {
   Machine& m = machine;
   visit("memory", m.memory), visit("reads", m.reads), visit("sm_reads", m.sm_reads);
   visit("l2_gain", m.l2_gain), visit("launch", m.launch), visit("l2_share", m.l2_share);
+  visit("search", m.search), visit("cluster_block", m.cluster_block);
+  visit("merge_round", m.merge_round), visit("merge_row", m.merge_row);
+  visit("merge_wait", m.merge_wait);
   visit("mma_flops", m.mma_flops);
-  auto const times = [&](std::string of, auto const& row, char const* kernel, KernelTimes& times) {
-    of += std::to_string(row.head_dim) + '/' + std::to_string(row.head_dim_v) + '/' + kernel;
-    visit(of + "/begin", times.begin), visit(of + "/step", times.step);
+  auto const visit_rows = [&](char const* direction, std::vector<RowTimes>& rows,
+                              std::initializer_list<char const*> kernels) {
+    for (RowTimes& row : rows) {
+      KernelTimes* times = row.kernels;
+      for (char const* kernel : kernels) {
+        std::string const of = concat(direction, row.head_dim, '/', row.head_dim_v, '/', kernel);
+        visit(of + "/begin", times->begin), visit(of + "/step", times->step);
+        ++times;
+      }
+    }
   };
-  for (BackwardTimes& row : backward) {
-    times("backward/", row, "tiles", row.tiles);
-    times("backward/", row, "kv_persistent", row.kv_persistent);
-    times("backward/", row, "ordered_dq", row.ordered_dq);
-  }
-  for (ForwardTimes& row : forward) {
-    times("forward/", row, "first", row.first), times("forward/", row, "second", row.second);
-    times("forward/", row, "packed", row.packed), times("forward/", row, "split", row.split);
-  }
-  for (DecodeTimes& row : decode) {
-    times("decode/", row, "pieces", row.pieces);
-  }
+  visit_rows("backward/", backward, {"tiles", "kv_persistent", "ordered_dq"});
+  visit_rows("forward/", forward, {"first", "second", "packed", "split"});
+  visit_rows("decode/", decode, {"pieces"});
 }
 
 }  // namespace

@@ -226,7 +226,7 @@ bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device
 }
 
 std::string decode_plan_json(FwdParams const& p, Variant const& variant, Described const& call) {
-  std::array<plan::DecodeChoice, plan::kMostDecodeChoices> all;
+  std::array<plan::DecodeChoice, plan::kMostChoices> all;
   int const count =
       plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
                            decode_kernel(variant, p, call.device), all.data());

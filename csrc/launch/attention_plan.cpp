@@ -54,16 +54,16 @@ plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& ma
   if (forced_choice == kPlanned) {
     return plan::plan_forward(problem, machine, kernel);
   }
-  std::array<plan::ForwardChoice, plan::kMostForwardChoices> all;
+  std::array<plan::ForwardChoice, plan::kMostChoices> all;
   int const count = plan::forward_choices(problem, machine, kernel, all.data());
   int const index = forced_choice;
   check(index < count, "choice ", index, " is forced, of ", count);
-  return {all[index], plan::forward_us(problem, machine, kernel, all[index]), 0};
+  return {all[index], plan::forward_us(problem, machine, kernel, all[index])};
 }
 
 plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& problem,
                           plan::Machine const& machine, plan::DecodeKernel const& kernel) {
-  std::array<plan::DecodeChoice, plan::kMostDecodeChoices> all;
+  std::array<plan::DecodeChoice, plan::kMostChoices> all;
   int const count = plan::decode_choices(problem, machine, kernel, all.data());
   if (records_plans && count > 0) {
     recorded_decode.put(to_json({all.data(), static_cast<size_t>(count)}, plan));

@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 
+#include "core/varlen_rows.h"
 #include "core/work_tile.h"
 #include "launch/error.h"
 #include "launch/force.h"
@@ -45,12 +46,12 @@ double blocks_that_see(BwdParams const& p, Variant const& variant) {
 
 plan::BackwardPlan forced(plan::Problem const& problem, plan::Machine const& machine,
                           plan::BackwardKernel const& kernel) {
-  std::array<plan::BackwardChoice, plan::kMostBackwardChoices> all;
+  std::array<plan::BackwardChoice, plan::kMostChoices> all;
   int const count = plan::backward_choices(problem, kernel, all.data());
   int const index = forced_choice;
   check(index < count, "choice ", index, " is forced, of ", count);
   plan::BackwardChoice const& choice = all[index];
-  return {choice, plan::backward_us(problem, machine, kernel, choice), {}, 0};
+  return {choice, plan::backward_us(problem, machine, kernel, choice)};
 }
 
 }  // namespace
@@ -114,8 +115,10 @@ KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInf
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
   int const row_blocks = num_m_blocks(static_cast<int>(rows), variant.block_m);
-  return {resident_tiles(variant, device), std::max(row_blocks, 1),
-          s.cu_k && s.batch <= kMostOrdered};
+  int64_t const sequences = s.cu_k ? VarlenRows::count(s.batch) : s.batch;
+  int64_t const items = std::max<int64_t>(sequences * p.heads_kv * p.gqa.splits, 1);
+  int64_t const resident = std::min<int64_t>(resident_tiles(variant, device), items);
+  return {static_cast<int>(resident), std::max(row_blocks, 1), s.cu_k && s.batch <= kMostOrdered};
 }
 
 int heads_found_before(BwdParams const& p, Variant const& variant) {

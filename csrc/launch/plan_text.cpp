@@ -59,7 +59,7 @@ std::string describe(plan::KeySplit const& s) {
 std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
                     plan::BackwardKernel const& kernel) {
   using Choice = plan::BackwardChoice;
-  std::array<Choice, plan::kMostBackwardChoices> all;
+  std::array<Choice, plan::kMostChoices> all;
   int const count = plan::backward_choices(problem, kernel, all.data());
   plan::BackwardPlan const plan = plan::plan_backward(problem, machine, kernel);
   int const group = problem.group();
@@ -73,7 +73,7 @@ std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
 std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
                     plan::ForwardKernel const& kernel) {
   using Choice = plan::ForwardChoice;
-  std::array<Choice, plan::kMostForwardChoices> all;
+  std::array<Choice, plan::kMostChoices> all;
   int const count = plan::forward_choices(problem, machine, kernel, all.data());
   plan::ForwardPlan const plan = plan::plan_forward(problem, machine, kernel);
   return json_of(

@@ -1,11 +1,10 @@
 // The plan of a backward call: its schedule, how heads and rows are cut, which tiles run side by
-// side, and the predicted time.
+// side, and the predicted time (docs/plan.md).
 #pragma once
 
 #include <cstdint>
 
-#include "plan/machine.h"
-#include "plan/problem.h"
+#include "plan/cost.h"
 
 namespace flash::plan {
 
@@ -40,18 +39,15 @@ struct BackwardKernel {
 
 struct BackwardPlan {
   BackwardChoice choice;
-  double us;              // predicted
-  BackwardChoice second;  // the next best
-  double second_us;       // 0: no other choice is possible
+  double us;  // predicted
 };
 
 // Predicted µs of a choice.
 double backward_us(Problem const& p, Machine const& m, BackwardKernel const& kernel,
                    BackwardChoice const& choice);
 
-constexpr int kMostBackwardChoices = 64;
-
-// Writes all possible choices to `choices`; returns their number.
+// Writes all choices that are possible and worth a prediction, at most kMostChoices, the simpler
+// ones first; returns their number.
 int backward_choices(Problem const& p, BackwardKernel const& kernel, BackwardChoice* choices);
 
 // The choice of least predicted time. dK and dV get the same bits whether dQ is wanted or not,

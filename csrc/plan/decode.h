@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "plan/machine.h"
-#include "plan/problem.h"
+#include "plan/cost.h"
 
 namespace flash::plan {
 
@@ -50,8 +49,8 @@ constexpr int kMostDecodeRows = 64;
 // are predicted for these.
 Problem expected(Problem const& p);
 
-// Writes all choices; returns their number. 0: the decode kernel cannot serve any of the call.
-constexpr int kMostDecodeChoices = 16;
+// Writes all choices, at most kMostChoices; returns their number. 0: the decode kernel cannot serve
+// any of the call.
 int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                    DecodeChoice* choices);
 

@@ -4,8 +4,7 @@
 #include <cstdint>
 
 #include "params/forward_tile.h"
-#include "plan/machine.h"
-#include "plan/problem.h"
+#include "plan/cost.h"
 
 namespace flash::plan {
 
@@ -36,8 +35,7 @@ struct ForwardChoice {
 
 struct ForwardPlan {
   ForwardChoice choice;
-  double us;          // predicted
-  int64_t workspace;  // bytes: results of splits, fp32
+  double us;  // predicted
 };
 
 // A kernel of at most so many keys a tile loads rows and pages; a longer tile has a second kernel,
@@ -47,8 +45,7 @@ constexpr int kMostPagedKeys = 128;
 // Whether the row has a kernel for this tile that may serve the call.
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile);
 
-// Writes all choices; returns their number.
-constexpr int kMostForwardChoices = 128;
+// Writes all choices, at most kMostChoices; returns their number.
 int forward_choices(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                     ForwardChoice* choices);
 

@@ -13,30 +13,13 @@ struct KernelTimes {
   float step;   // a tile's rows against its keys, once
 };
 
-// The backward kernels of a head dim, in each schedule (plan/backward.h).
-struct BackwardTimes {
+// The kernels of a row of the table. Of a backward: one for each schedule (plan/backward.h); of a
+// forward: for each tile (params/forward_tile.h); of decoding: the first, with a CTA alone on its
+// multiprocessor.
+struct RowTimes {
   int head_dim;
   int head_dim_v;
-  KernelTimes tiles;
-  KernelTimes kv_persistent;
-  KernelTimes ordered_dq;
-};
-
-// The kernels of a forward row (plan/forward.h).
-struct ForwardTimes {
-  int head_dim;
-  int head_dim_v;
-  KernelTimes first;   // the row's tile
-  KernelTimes second;  // the tile with second_block_n keys
-  KernelTimes packed;  // pack-GQA
-  KernelTimes split;   // pack-GQA of splits
-};
-
-// The kernels of a decode row (plan/decode.h), with a CTA alone on its multiprocessor.
-struct DecodeTimes {
-  int head_dim;
-  int head_dim_v;
-  KernelTimes pieces;
+  KernelTimes kernels[4];
 };
 
 struct Machine {
@@ -44,16 +27,21 @@ struct Machine {
   int sm_count;
   int64_t l2_bytes;
   int smem_per_block;
-  float memory;        // bytes that come from memory in a µs
-  float reads = 0;     // the same where nothing is written
-  float sm_reads = 0;  // bytes that one multiprocessor takes in a µs, wherever they come from
-  float l2_gain;       // how much faster bytes come from L2
-  float launch;        // µs from the end of a launch to the beginning of the next
-  float l2_share;      // the share of L2's bytes that can be counted on to be there again
-  float mma_flops;     // of one multiprocessor in a µs, by mma.sync: what the sm80 kernels reach
-  std::span<BackwardTimes const> backward = {};  // of Hopper's kernels
-  std::span<ForwardTimes const> forward = {};    // of Hopper's plain kernels
-  std::span<DecodeTimes const> decode = {};
+  float memory;             // bytes that come from memory in a µs
+  float reads = 0;          // the same where nothing is written
+  float sm_reads = 0;       // bytes that one multiprocessor takes in a µs, wherever they come from
+  float l2_gain;            // how much faster bytes come from L2
+  float launch;             // µs from the end of a launch to the beginning of the next
+  float l2_share;           // the share of L2's bytes that can be counted on to be there again
+  float search = 0;         // µs that a CTA searches its keys among 32 sequences' lengths
+  float cluster_block = 0;  // µs that each CTA of a cluster adds: the others wait for it
+  float merge_round = 0;    // µs of a round of merging pieces
+  float merge_row = 0;      // and of each row of a thread in it, of up to 16 pieces
+  float merge_wait = 0;     // µs that merging a forward's splits waits for a row's numbers from L2
+  float mma_flops;          // of one multiprocessor in a µs, by mma.sync: what sm80's kernels reach
+  std::span<RowTimes const> backward = {};  // of Hopper's kernels
+  std::span<RowTimes const> forward = {};   // of Hopper's plain kernels
+  std::span<RowTimes const> decode = {};
 };
 
 }  // namespace flash::plan

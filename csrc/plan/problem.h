@@ -58,14 +58,12 @@ struct Problem {
   bool alike() const {
     return total_q == int64_t(batch) * seqlen_q && total_k == int64_t(batch) * seqlen_k && !used_k;
   }
-  // Whether the mask's limit hides some key from some row.
-  bool limits_left() const { return limits(mask.left); }
-  bool limits_right() const { return limits(mask.right); }
+  // Whether a limit of the mask hides some key from some row.
+  bool hides(int width) const { return width >= 0 && width < int64_t(seqlen_q) + seqlen_k; }
+  bool limits_left() const { return hides(mask.left); }
+  bool limits_right() const { return hides(mask.right); }
   bool full() const { return !limits_left() && !limits_right(); }
   bool window() const { return limits_left() && limits_right(); }
-
- private:
-  bool limits(int width) const { return width >= 0 && width < int64_t(seqlen_q) + seqlen_k; }
 };
 
 }  // namespace flash::plan

@@ -310,7 +310,6 @@ py::dict plan_backward(std::string const& name, py::dict const& call, int sm_cou
   result["row_splits"] = plan.choice.row_splits;
   result["together"] = plan.choice.side_by_side;
   result["us"] = plan.us;
-  result["second_us"] = plan.second_us;
   return result;
 }
 

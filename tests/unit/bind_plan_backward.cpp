@@ -73,12 +73,12 @@ void bind_plan_backward(py::module_& m) {
   m.def("plan_backward", [](py::dict const& call, std::string const& gpu) {
     Asked const asked(call, gpu);
     BackwardPlan const plan = plan_backward(asked.problem, asked.machine, asked.kernel);
-    return py::make_tuple(tuple_of(plan.choice), plan.us, plan.second_us);
+    return py::make_tuple(tuple_of(plan.choice), plan.us);
   });
   // [(choice, predicted µs), …]
   m.def("backward_choices", [](py::dict const& call, std::string const& gpu) {
     Asked const asked(call, gpu);
-    std::array<BackwardChoice, kMostBackwardChoices> all;
+    std::array<BackwardChoice, kMostChoices> all;
     int const count = backward_choices(asked.problem, asked.kernel, all.data());
     py::list choices;
     for (int i = 0; i < count; ++i) {

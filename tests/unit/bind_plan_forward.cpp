@@ -43,15 +43,14 @@ constexpr char const* kTiles[] = {"first", "second", "packed", "split"};
 
 void bind_plan_forward(py::module_& m) {
   using namespace plan_forward_binding;
-  // (tile, splits, heads side by side, µs, bytes of workspace)
+  // (tile, splits, heads side by side, µs)
   m.def(
       "plan_forward",
       [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
         auto const plan =
             plan_forward(problem_of(problem), measured_machine(machine), kernel_of(kernel));
         ForwardChoice const& c = plan.choice;
-        return std::tuple(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side, plan.us,
-                          plan.workspace);
+        return std::tuple(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side, plan.us);
       },
       py::arg("problem"), py::arg("machine"), py::arg("kernel"));
 
@@ -72,7 +71,7 @@ void bind_plan_forward(py::module_& m) {
   // [(tile, splits, heads side by side)]
   m.def("forward_choices",
         [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
-          std::array<ForwardChoice, kMostForwardChoices> all;
+          std::array<ForwardChoice, kMostChoices> all;
           int const count = forward_choices(problem_of(problem), machine_of(machine),
                                             kernel_of(kernel), all.data());
           std::vector<std::tuple<char const*, int, int>> choices;

@@ -72,7 +72,7 @@ def check(call: dict, choice: tuple) -> None:
     tiles = math.ceil(call["seqlen_k"] / call["block_n"])
     total_k = call.get("total_k", call["batch"] * call["seqlen_k"])
     total_q = call.get("total_q", call["batch"] * call["seqlen_q"])
-    most = max(4 * total_q * call["heads_q"] * call["head_dim"], 64 << 20)
+    most = max(4 * total_q * call["heads_q"] * call["head_dim"], 128 << 20)
     columns = 2 * call["head_dim"]
     assert 1 <= heads <= group
     assert 1 <= together <= max(call["heads_kv"] * parts * call["batch"], 1)
@@ -81,7 +81,8 @@ def check(call: dict, choice: tuple) -> None:
         assert call["schedules"]
     if schedule == "kv_persistent":
         longest = min(call["seqlen_q"], total_q)
-        assert 4 * longest * heads * call["head_dim"] * call["resident"] <= most
+        running = min(call["resident"], call["batch"] * call["heads_kv"] * parts)
+        assert 4 * longest * heads * call["head_dim"] * running <= most
     if schedule == "ordered_dq":
         assert heads == 1
         assert not call.get("packed")
@@ -104,10 +105,9 @@ def test_whatever_is_asked_is_possible(core, gpu):
         family = "sm80" if gpu in OTHERS else dice.choice(["sm80", "sm90"])
         row = kernel(dice.choice(list(HOPPER)), dice.random() < 0.7, family)
         call = drawn(dice) | row | OTHERS.get(gpu, {})
-        choice, us, second_us = core.plan_backward(call, gpu)
+        choice, us = core.plan_backward(call, gpu)
         check(call, choice)
         assert 0 < us < math.inf
-        assert second_us == 0 or second_us * 1.011 > us
         choices = core.backward_choices(call, gpu)
         assert len({c for c, _ in choices}) == len(choices)
         if call["wants_dq"]:
