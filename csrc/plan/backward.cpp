@@ -15,7 +15,8 @@ constexpr double kTurns = 0.18;
 constexpr double kWait = 0.7;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
-// Of a head's tiles at work so many load a row from memory; the others find it in L2.
+// Of a head's tiles at work so many load a row from memory, of each part of its rows; the others
+// find it in L2.
 constexpr double kApart = 3;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.
@@ -233,8 +234,8 @@ class Call {
   double bytes(Machine const& m, BackwardChoice const& c) const {
     double const dq = adds_ ? kSum * k_.head_dim : 0, of_row = read_ + dq;  // Q, dO, dQ's sum
     double const seen = tiles_.steps * k_.block_m * p_.heads_q;
-    double const again = std::max(0., seen - rows_) * (read_ + 2 * dq);
-    double const once = rows_ * read_ + double(p_.total_k) * p_.heads_kv * read_ +
+    double const touched = std::min(rows_, seen), again = (seen - touched) * (read_ + 2 * dq);
+    double const once = touched * read_ + double(p_.total_k) * p_.heads_kv * read_ +
                         key_bytes(parts(c) > 1 ? kSum * parts(c) : kElement);
     double const rows = p_.mean_q() * c.heads, written = rows_ * kElement * k_.head_dim;
     if (c.schedule == Schedule::KvPersistent) {
@@ -246,9 +247,10 @@ class Call {
                                   std::min(items(c.heads), k_.resident / tiles));
     // Tiles of a head go through its rows together, except that they drift apart.
     double const drift = p_.full() ? 0 : kDrift * k_.block_n * tiles * (p_.window() ? 1 : c.heads);
-    double const between = std::min(rows, (drift + k_.block_m) * c.row_splits);
-    double const first = std::min(1., kApart / tiles) * missed(m, together * rows * of_row);
-    return once + rows_ * 2 * dq + (c.schedule == Schedule::OrderedDq ? 2 * written : 0) +
+    double const between = std::min(rows, drift + k_.block_m);
+    double const first =
+        std::min(1., kApart * c.row_splits / tiles) * missed(m, together * rows * of_row);
+    return once + touched * 2 * dq + (c.schedule == Schedule::OrderedDq ? 2 * written : 0) +
            again * (first + (1 - first) * missed(m, heads * between * of_row));
   }
 
