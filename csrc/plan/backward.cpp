@@ -68,7 +68,8 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
 // What all choices of a call share.
 class Call {
  public:
-  Call(Problem const& p, BackwardKernel const& k) : p_(p), k_(k), tiles_(tiles_of(p, k)) {
+  Call(Problem const& p, BackwardKernel const& k)
+      : p_(p), k_(k), tiles_(tiles_of(p, k)), batch_(std::max(p.batch, 1)) {
     adds_ = p.wants_dq && p.seqlen_k > k.block_n;
     read_ = kElement * (p.head_dim + p.head_dim_v);
     rows_ = double(p.total_q) * p.heads_q;
@@ -114,9 +115,9 @@ class Call {
   }
   // KV heads' GQA splits, of all sequences and as an order of tiles distinguishes them.
   double items(int heads) const {
-    return double(p_.heads_kv) * ceil_div(p_.group(), heads) * p_.batch;
+    return double(p_.heads_kv) * ceil_div(p_.group(), heads) * batch_;
   }
-  double ordered(int heads) const { return items(heads) / (p_.packed_k ? p_.batch : 1); }
+  double ordered(int heads) const { return items(heads) / (p_.packed_k ? batch_ : 1); }
   bool waits(Schedule schedule) const {
     return schedule == Schedule::OrderedDq || (p_.deterministic && adds_);
   }
@@ -172,7 +173,7 @@ class Call {
     if (adds_ && dense() && heads == 1) {
       each_width(Schedule::OrderedDq, heads, visit);
     }
-    double const tiles = double(p_.batch) * p_.heads_kv * tiles_.of_longest;
+    double const tiles = double(batch_) * p_.heads_kv * tiles_.of_longest;
     double const sum = kSum * k_.block_n * (k_.head_dim + k_.head_dim_v);
     bool const cuts = k_.cuts_rows && dense() && !p_.deterministic && heads == p_.group();
     for (int const cut : {2, 4, 8}) {
@@ -201,7 +202,7 @@ class Call {
   double persistent_us(Machine const& m, BackwardChoice const& c) const {
     auto const [begin, step] = times_of(m, k_, c.schedule);
     double const mean =
-        (tiles_.count * begin + tiles_.steps * p_.group() / parts(c) * step) / p_.batch;
+        (tiles_.count * begin + tiles_.steps * p_.group() / parts(c) * step) / batch_;
     double const longest = tiles_.of_longest * (begin + tiles_.longest.mean * c.heads * step);
     return queue_us({items(c.heads), double(k_.resident), mean, longest, items(c.heads)});
   }
@@ -210,7 +211,7 @@ class Call {
   double at_work(BackwardChoice const& c) const {
     double const together = std::min<double>(c.side_by_side, ordered(c.heads));
     return std::min(std::max(k_.resident / together, 1.),
-                    std::max(tiles_.count / p_.batch, 1.) * c.row_splits);
+                    std::max(tiles_.count / batch_, 1.) * c.row_splits);
   }
 
   // Free CTAs draw one tile after the other; the last group of heads begins with its longest.
@@ -220,7 +221,7 @@ class Call {
     bool const unequal = waits(c.schedule) && p_.deterministic && !p_.full() && !p_.window();
     double const step = plain_step * (turns ? 1 + kTurns : 1);
     double const wait = begin + (unequal ? kWait * (at_work(c) - 1) * step : 0);
-    double const count = items(c.heads) / p_.batch * tiles_.count * c.row_splits;
+    double const count = items(c.heads) / batch_ * tiles_.count * c.row_splits;
     double const mean = wait + p_.heads_q * tiles_.steps * step / count;
     double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
     double const all = ordered(c.heads), together = std::min<double>(c.side_by_side, all);
@@ -257,6 +258,7 @@ class Call {
   Problem const& p_;
   BackwardKernel const& k_;
   Tiles tiles_;
+  int batch_;
   bool adds_;    // several tiles add to a row's dQ
   double read_;  // bytes of a row of Q and dO
   double rows_;  // of all heads
