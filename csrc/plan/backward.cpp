@@ -15,7 +15,8 @@ constexpr double kTurns = 0.18;
 constexpr double kWait = 0.7;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
-// Of a head's tiles at work so many load a row from memory; the others find it in L2.
+// Of a head's tiles at work so many load a row from memory, of each part of its rows; the others
+// find it in L2.
 constexpr double kApart = 3;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.
@@ -67,7 +68,8 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
 // What all choices of a call share.
 class Call {
  public:
-  Call(Problem const& p, BackwardKernel const& k) : p_(p), k_(k), tiles_(tiles_of(p, k)) {
+  Call(Problem const& p, BackwardKernel const& k)
+      : p_(p), k_(k), tiles_(tiles_of(p, k)), batch_(std::max(p.batch, 1)) {
     adds_ = p.wants_dq && p.seqlen_k > k.block_n;
     read_ = kElement * (p.head_dim + p.head_dim_v);
     rows_ = double(p.total_q) * p.heads_q;
@@ -113,9 +115,9 @@ class Call {
   }
   // KV heads' GQA splits, of all sequences and as an order of tiles distinguishes them.
   double items(int heads) const {
-    return double(p_.heads_kv) * ceil_div(p_.group(), heads) * p_.batch;
+    return double(p_.heads_kv) * ceil_div(p_.group(), heads) * batch_;
   }
-  double ordered(int heads) const { return items(heads) / (p_.packed_k ? p_.batch : 1); }
+  double ordered(int heads) const { return items(heads) / (p_.packed_k ? batch_ : 1); }
   bool waits(Schedule schedule) const {
     return schedule == Schedule::OrderedDq || (p_.deterministic && adds_);
   }
@@ -171,7 +173,7 @@ class Call {
     if (adds_ && dense() && heads == 1) {
       each_width(Schedule::OrderedDq, heads, visit);
     }
-    double const tiles = double(p_.batch) * p_.heads_kv * tiles_.of_longest;
+    double const tiles = double(batch_) * p_.heads_kv * tiles_.of_longest;
     double const sum = kSum * k_.block_n * (k_.head_dim + k_.head_dim_v);
     bool const cuts = k_.cuts_rows && dense() && !p_.deterministic && heads == p_.group();
     for (int const cut : {2, 4, 8}) {
@@ -200,7 +202,7 @@ class Call {
   double persistent_us(Machine const& m, BackwardChoice const& c) const {
     auto const [begin, step] = times_of(m, k_, c.schedule);
     double const mean =
-        (tiles_.count * begin + tiles_.steps * p_.group() / parts(c) * step) / p_.batch;
+        (tiles_.count * begin + tiles_.steps * p_.group() / parts(c) * step) / batch_;
     double const longest = tiles_.of_longest * (begin + tiles_.longest.mean * c.heads * step);
     return queue_us({items(c.heads), double(k_.resident), mean, longest, items(c.heads)});
   }
@@ -209,7 +211,7 @@ class Call {
   double at_work(BackwardChoice const& c) const {
     double const together = std::min<double>(c.side_by_side, ordered(c.heads));
     return std::min(std::max(k_.resident / together, 1.),
-                    std::max(tiles_.count / p_.batch, 1.) * c.row_splits);
+                    std::max(tiles_.count / batch_, 1.) * c.row_splits);
   }
 
   // Free CTAs draw one tile after the other; the last group of heads begins with its longest.
@@ -219,7 +221,7 @@ class Call {
     bool const unequal = waits(c.schedule) && p_.deterministic && !p_.full() && !p_.window();
     double const step = plain_step * (turns ? 1 + kTurns : 1);
     double const wait = begin + (unequal ? kWait * (at_work(c) - 1) * step : 0);
-    double const count = items(c.heads) / p_.batch * tiles_.count * c.row_splits;
+    double const count = items(c.heads) / batch_ * tiles_.count * c.row_splits;
     double const mean = wait + p_.heads_q * tiles_.steps * step / count;
     double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
     double const all = ordered(c.heads), together = std::min<double>(c.side_by_side, all);
@@ -233,8 +235,8 @@ class Call {
   double bytes(Machine const& m, BackwardChoice const& c) const {
     double const dq = adds_ ? kSum * k_.head_dim : 0, of_row = read_ + dq;  // Q, dO, dQ's sum
     double const seen = tiles_.steps * k_.block_m * p_.heads_q;
-    double const again = std::max(0., seen - rows_) * (read_ + 2 * dq);
-    double const once = rows_ * read_ + double(p_.total_k) * p_.heads_kv * read_ +
+    double const touched = std::min(rows_, seen), again = (seen - touched) * (read_ + 2 * dq);
+    double const once = touched * read_ + double(p_.total_k) * p_.heads_kv * read_ +
                         key_bytes(parts(c) > 1 ? kSum * parts(c) : kElement);
     double const rows = p_.mean_q() * c.heads, written = rows_ * kElement * k_.head_dim;
     if (c.schedule == Schedule::KvPersistent) {
@@ -246,15 +248,17 @@ class Call {
                                   std::min(items(c.heads), k_.resident / tiles));
     // Tiles of a head go through its rows together, except that they drift apart.
     double const drift = p_.full() ? 0 : kDrift * k_.block_n * tiles * (p_.window() ? 1 : c.heads);
-    double const between = std::min(rows, (drift + k_.block_m) * c.row_splits);
-    double const first = std::min(1., kApart / tiles) * missed(m, together * rows * of_row);
-    return once + rows_ * 2 * dq + (c.schedule == Schedule::OrderedDq ? 2 * written : 0) +
+    double const between = std::min(rows, drift + k_.block_m);
+    double const first =
+        std::min(1., kApart * c.row_splits / tiles) * missed(m, together * rows * of_row);
+    return once + touched * 2 * dq + (c.schedule == Schedule::OrderedDq ? 2 * written : 0) +
            again * (first + (1 - first) * missed(m, heads * between * of_row));
   }
 
   Problem const& p_;
   BackwardKernel const& k_;
   Tiles tiles_;
+  int batch_;
   bool adds_;    // several tiles add to a row's dQ
   double read_;  // bytes of a row of Q and dO
   double rows_;  // of all heads
