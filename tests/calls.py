@@ -18,24 +18,12 @@ def dense(case: Case, x: Inputs, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor 
     """out, lse of the case. With dropout through the op, which takes the generator's state."""
     if case.dropout_p == 0:
         return flash_attn.flash_attn_func(
-            q,
-            k,
-            v,
-            softmax_scale=case.scale,
-            softcap=case.softcap,
-            alibi_slopes=x.alibi_slopes,
-            s_aux=s_aux,
-            return_lse=True,
-            **case.mask_kwargs(),
-        )
+            q, k, v, softmax_scale=case.scale, softcap=case.softcap, alibi_slopes=x.alibi_slopes,
+            s_aux=s_aux, return_lse=True, **case.mask_kwargs(),
+        )  # fmt: skip
     out, lse, _, _ = torch.ops.flash_attn._flash_attn_forward(
         *padded_on_gpu(q, k, v),
-        case.dropout_p,
-        case.d**-0.5 if case.scale is None else case.scale,
-        case.causal,
-        *case.window,
-        case.softcap,
-        x.alibi_slopes,
+        *case.scoring(x.alibi_slopes),
         False,
         s_aux=s_aux,
         rng_state=rng_state(q.device, SEED),

@@ -63,6 +63,11 @@ class Case:
         }
         return {name for name, needed in wanted.items() if needed}
 
+    def scoring(self, slopes: Tensor | None) -> tuple:
+        """What the forward operations take about scores, in their order."""
+        scale = self.d**-0.5 if self.scale is None else self.scale
+        return (self.dropout_p, scale, self.causal, *self.window, self.softcap, slopes)
+
     def mask_kwargs(self) -> dict:
         return {"causal": self.causal, "window_size": self.window}
 

@@ -102,27 +102,14 @@ def run_packed(case: Case, x: Packed, q, k, v, s_aux=None, **extra):
     """out, lse; through the op where the public function has no such argument."""
     if case.dropout_p == 0 and not extra:
         return flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            **x.lengths,
-            softmax_scale=case.scale,
-            softcap=case.softcap,
-            alibi_slopes=x.alibi_slopes,
-            s_aux=s_aux,
-            return_lse=True,
-            **case.mask_kwargs(),
-        )
+            q, k, v, **x.lengths, softmax_scale=case.scale, softcap=case.softcap,
+            alibi_slopes=x.alibi_slopes, s_aux=s_aux, return_lse=True, **case.mask_kwargs(),
+        )  # fmt: skip
     dropout = {"rng_state": rng_state(q.device)} if case.dropout_p else {}
     out, lse, _, _ = torch.ops.flash_attn._flash_attn_varlen_forward(
         *padded_on_gpu(q, k, v),
         *x.lengths.values(),
-        case.dropout_p,
-        case.d**-0.5 if case.scale is None else case.scale,
-        case.causal,
-        *case.window,
-        case.softcap,
-        x.alibi_slopes,
+        *case.scoring(x.alibi_slopes),
         s_aux=s_aux,
         **dropout,
         **extra,

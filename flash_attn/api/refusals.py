@@ -1,8 +1,9 @@
 """What the compiled library says of a call that it cannot serve, in words.
 
 ``csrc/api`` checks what a kernel needs so as not to fault, and reports an argument, a code and
-operands. Calls of the public functions have passed ``checks.py``, whose words are better, so these
-are met by those who call operations themselves.
+operands. Of a call of a public function, ``checks.py`` says what is wrong, in the words of every
+backend (``dispatch/calls.py``). These words are for operations that are called directly, and for
+what Python cannot see, such as a tensor whose storage is freed.
 """
 
 from __future__ import annotations
