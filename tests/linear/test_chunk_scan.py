@@ -51,7 +51,7 @@ def with_gradients(given: dict, wanted: list[str], **options) -> list[torch.Tens
 
 @pytest.mark.parametrize("decay", DECAYS)
 def test_neighbours_change_no_bit(decay, backend):
-    """Results and gradients of a sequence are the same alone, in a batch, and wherever it is packed."""
+    """Results and gradients of a sequence are the same alone, in a batch, and in any pack."""
     same = torch.equal if backend.has_own_bits else torch.allclose
     case = Case(decay, 24, 40, 130, B=3, H=3, HK=3)
     given = case.given(backend.device)
