@@ -138,7 +138,7 @@ class Gradients(NamedTuple):
     dk: Tensor
     dv: Tensor
     dg: Tensor | None
-    dinitial_state: Tensor
+    dinitial_state: Tensor | None  # None where it is not wanted
 
 
 def backward(scan: Scan, do: Tensor, dfinal_state: Tensor | None, with_dg: bool) -> Gradients:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,15 +60,15 @@ def fused_recurrent_linear_attn(
 ) -> tuple[Tensor, State]:
     """``chunk_linear_attn`` for few tokens; with ``reverse`` from the last token to the first."""
 
-    def scan(*args, **kwargs):
+    def scan(*args: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         return recurrent_scan(*args, **kwargs, reverse=reverse)
 
     return _attend(scan, q, k, v, scale, initial_state, output_final_state, normalize, cu_seqlens)
 
 
 def _attend(
-    scan, q: Tensor, k: Tensor, v: Tensor, scale: float | None, initial_state: State,
-    output_final_state: bool, normalize: bool, cu_seqlens: Tensor | None,
+    scan: Callable[..., tuple], q: Tensor, k: Tensor, v: Tensor, scale: float | None,
+    initial_state: State, output_final_state: bool, normalize: bool, cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, State]:  # fmt: skip
     state, z = initial_state if isinstance(initial_state, tuple) else (initial_state, None)
     if z is not None and not normalize:

@@ -180,7 +180,7 @@ def _in_place(state: Tensor) -> bool:
     return state.dtype == torch.float32 and _kernels.lies_well(state)
 
 
-def _fake_step(q, k, v, *_: Any) -> Tensor:
+def _fake_step(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 

@@ -24,6 +24,7 @@ class Backend(NamedTuple):
 
     device: str
     dtype: torch.dtype = torch.float32  # of the brute force
+    has_own_bits: bool = True  # whatever else is in the batch, which torch's GPU products look at
     sums: float = SUMS  # error that is allowed, of the sum of all terms' magnitudes
 
 

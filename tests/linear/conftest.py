@@ -7,7 +7,7 @@ import torch
 
 from tests.linear.cases import Backend
 
-BACKENDS = {"cpu": Backend("cpu"), "cuda": Backend("cuda")}
+BACKENDS = {"cpu": Backend("cpu"), "cuda": Backend("cuda", has_own_bits=False)}
 
 
 @pytest.fixture(

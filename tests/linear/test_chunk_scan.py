@@ -41,25 +41,34 @@ def test_many_segments(decay, backend, monkeypatch):
     check(Case(decay, T=200, cu_seqlens=packed(200)), backend)
 
 
+def with_gradients(given: dict, wanted: list[str], **options) -> list[torch.Tensor]:
+    """o, the final state, and the gradients of the wanted inputs."""
+    tracked = given | {name: given[name].detach().requires_grad_() for name in wanted}
+    o, final = chunk_scan(**tracked, output_final_state=True, **options)
+    loss = o.square().sum() + final.square().sum()
+    return [o, final, *torch.autograd.grad(loss, [tracked[name] for name in wanted])]
+
+
 @pytest.mark.parametrize("decay", DECAYS)
 def test_neighbours_change_no_bit(decay, backend):
-    """A sequence's results are the same alone, in a batch, and wherever it is packed."""
+    """Results and gradients of a sequence are the same alone, in a batch, and in any pack."""
+    same = torch.equal if backend.has_own_bits else torch.allclose
     case = Case(decay, 24, 40, 130, B=3, H=3, HK=3)
     given = case.given(backend.device)
     by_token = ["q", "k", "v", *(["g"] if decay in ("scalar", "vector") else [])]
-    alone = {n: x[1:2] if n in by_token or n == "initial_state" else x for n, x in given.items()}
-    o, final = chunk_scan(**alone, output_final_state=True)
-    in_batch, in_batch_final = chunk_scan(**given, output_final_state=True)
-    assert torch.equal(o, in_batch[1:2])
-    assert torch.equal(final, in_batch_final[1:2])
+    own = {n: x[1:2] if n in by_token or n == "initial_state" else x for n, x in given.items()}
+    alone = with_gradients(own, by_token)
+    in_batch = with_gradients(given, by_token)
+    for x, y in zip(alone, in_batch):
+        assert same(x, y[1:2])
     cut = dict(given)
     for name in by_token:
         x = given[name]
         cut[name] = torch.cat((x[:1, :37], x[1:2], x[2:, :1]), 1)
     edges = torch.tensor([0, 37, 167, 168], dtype=torch.int32, device=backend.device)
-    in_pack, in_pack_final = chunk_scan(**cut, cu_seqlens=edges, output_final_state=True)
-    assert torch.equal(o[0], in_pack[0, 37:167])
-    assert torch.equal(final[0], in_pack_final[1])
+    o, final, *gradients = with_gradients(cut, by_token, cu_seqlens=edges)
+    for x, y in zip(alone, (o[:, 37:167], final[1:2], *(y[:, 37:167] for y in gradients))):
+        assert same(x, y)
 
 
 def test_rows_of_no_sequence(backend):

@@ -79,6 +79,10 @@ def test_linear_attn(form, qkv):
     )
     torch.testing.assert_close(torch.cat((first, second), 1)[:, :17], want[:, :17])
     torch.testing.assert_close(last, (state, z))
+    signed, _ = function(*qkv, scale=1.0, normalize=True)
+    torch.testing.assert_close(signed, normalised(*qkv)[0], rtol=1e-5, atol=1e-5)
+    nothing, _ = function(torch.zeros_like(q), k, v, normalize=True)
+    assert not nothing.any()
     with pytest.raises(ValueError, match="normalize"):
         function(q, k, v, initial_state=states, normalize=False)
     o, _ = function(q, k, v, normalize=False)
