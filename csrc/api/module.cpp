@@ -104,10 +104,10 @@ plan::Problem problem_of(int batch, int seqlen_q, int seqlen_k, long long total_
   p.batch = batch;
   p.seqlen_q = seqlen_q;
   p.seqlen_k = seqlen_k;
-  p.packed_q = total_q >= 0;
-  p.packed_k = total_k >= 0;
-  p.total_q = p.packed_q ? total_q : int64_t(batch) * seqlen_q;
-  p.total_k = p.packed_k ? total_k : int64_t(batch) * seqlen_k;
+  p.varlen_q = total_q >= 0;
+  p.varlen_k = total_k >= 0;
+  p.total_q = p.varlen_q ? total_q : int64_t(batch) * seqlen_q;
+  p.total_k = p.varlen_k ? total_k : int64_t(batch) * seqlen_k;
   return p;
 }
 

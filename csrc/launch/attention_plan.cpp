@@ -84,15 +84,15 @@ plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& pro
 plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   constexpr int kWholeRows = 8;  // rows of Hopper's smallest box of a page
   Seqlens const& s = p.seqlens;
-  bool const paged = p.pages.table != nullptr, packed_k = s.cu_k && !paged;
+  bool const paged = p.pages.table != nullptr, varlen_k = s.cu_k && !paged;
   plan::Problem problem{};
   problem.batch = s.batch;
   problem.seqlen_q = s.seqlen_q;
   problem.seqlen_k = s.seqlen_k;
   problem.total_q = s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q;
-  problem.total_k = packed_k ? s.total_k : int64_t(s.batch) * s.seqlen_k;
-  problem.packed_q = s.cu_q != nullptr;
-  problem.packed_k = packed_k;
+  problem.total_k = varlen_k ? s.total_k : int64_t(s.batch) * s.seqlen_k;
+  problem.varlen_q = s.cu_q != nullptr;
+  problem.varlen_k = varlen_k;
   problem.used_k = s.used_k || s.leftpad_k || s.batch_k || (s.cu_k && paged);
   problem.heads_q = p.heads_q;
   problem.heads_kv = p.heads_kv;

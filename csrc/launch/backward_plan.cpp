@@ -41,7 +41,7 @@ double blocks_that_see(BwdParams const& p, Variant const& variant) {
     return std::min(blocks, (double(p.mask.left) + p.mask.right) / variant.block_n + 1);
   }
   double const seen = rows <= keys ? keys - rows / 2 : keys * keys / (2 * rows);
-  return problem.full() ? blocks : std::min(blocks, seen / variant.block_n + 0.5);
+  return problem.unmasked() ? blocks : std::min(blocks, seen / variant.block_n + 0.5);
 }
 
 plan::BackwardPlan forced(plan::Problem const& problem, plan::Machine const& machine,
@@ -62,8 +62,8 @@ plan::Problem problem_of(BwdParams const& p, Variant const& variant, bool determ
   problem.batch = s.batch;
   problem.seqlen_q = s.seqlen_q;
   problem.seqlen_k = s.seqlen_k;
-  problem.packed_q = s.cu_q != nullptr;
-  problem.packed_k = s.cu_k != nullptr;
+  problem.varlen_q = s.cu_q != nullptr;
+  problem.varlen_k = s.cu_k != nullptr;
   problem.used_k = s.used_k != nullptr;
   problem.total_q = s.cu_q ? s.total_q : int64_t(s.batch) * s.seqlen_q;
   problem.total_k = num_keys(s);

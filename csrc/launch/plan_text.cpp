@@ -41,7 +41,7 @@ std::string describe(plan::BackwardChoice const& c, int group) {
 
 std::string describe(plan::ForwardChoice const& c, plan::ForwardKernel const& kernel) {
   std::string text = concat(kernel.block_m, " rows x ", plan::block_n_of(kernel, c.tile), " keys");
-  if (c.tile == ForwardTile::Packed || c.tile == ForwardTile::Split) {
+  if (c.tile == ForwardTile::PackGqa || c.tile == ForwardTile::Split) {
     text += ", pack-GQA";
   }
   if (c.splits > 1) {

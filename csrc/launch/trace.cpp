@@ -68,8 +68,8 @@ void trace_launch(FwdParams const& params, Variant const& variant, plan::Forward
                                    ? concat(", keys in ", plan.choice.splits, " splits")
                                    : std::string();
     std::string const text = concat(
-        describe(params), plan.choice.tile == ForwardTile::Packed ? ", pack-GQA" : "", splits, ", ",
-        plan.choice.side_by_side, " heads side by side, ", microseconds(plan.us));
+        describe(params), plan.choice.tile == ForwardTile::PackGqa ? ", pack-GQA" : "", splits,
+        ", ", plan.choice.side_by_side, " heads side by side, ", microseconds(plan.us));
     tell(line(text, variant, second ? variant.second_block_n : variant.block_n));
   }
 }

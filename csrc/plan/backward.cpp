@@ -81,7 +81,7 @@ class Call {
         c.schedule == Schedule::KvPersistent ? persistent_us(m, c) : tiles_us(m, c);
     // Without a limit of the mask one ordered KV block, behind all others, reads dQ's sums of all
     // rows of a head, waits for them, and writes them rounded.
-    bool const last = c.schedule == Schedule::OrderedDq && p_.full();
+    bool const last = c.schedule == Schedule::OrderedDq && p_.unmasked();
     double const rounded = last ? tiles_.longest.longest * k_.block_m * k_.head_dim : 0;
     return m.launch + beside_us(m, c) + overlapped(compute, bytes(m, c) / m.memory) +
            2 * (kSum + kElement) * rounded / m.sm_reads;
@@ -107,7 +107,7 @@ class Call {
   }
 
  private:
-  bool dense() const { return !p_.packed_q && !p_.packed_k; }
+  bool dense() const { return !p_.varlen_q && !p_.varlen_k; }
   bool fits(double bytes) const { return bytes <= std::max(sums_, double(kLittle)); }
   int parts(BackwardChoice const& c) const { return ceil_div(p_.group(), c.heads); }
   double key_bytes(double of_number) const {
@@ -117,7 +117,7 @@ class Call {
   double items(int heads) const {
     return double(p_.heads_kv) * ceil_div(p_.group(), heads) * batch_;
   }
-  double ordered(int heads) const { return items(heads) / (p_.packed_k ? batch_ : 1); }
+  double ordered(int heads) const { return items(heads) / (p_.varlen_k ? batch_ : 1); }
   bool waits(Schedule schedule) const {
     return schedule == Schedule::OrderedDq || (p_.deterministic && adds_);
   }
@@ -135,7 +135,7 @@ class Call {
   void each_tiles(int heads, Visit visit) const {
     if (waits(Schedule::Tiles)) {
       each_width(Schedule::Tiles, heads, visit);
-    } else if (p_.full() || !dense()) {
+    } else if (p_.unmasked() || !dense()) {
       add(Schedule::Tiles, heads, 1, dense() ? 2 : 4, visit);
     } else {
       for (int together = 2; together <= std::max(k_.resident / 4, 2); together *= 2) {
@@ -150,7 +150,7 @@ class Call {
   template <class Visit>
   void each_width(Schedule schedule, int heads, Visit visit) const {
     double const tile = tiles_.steps / tiles_.count * heads + kBegin;
-    double const lag = p_.window() ? 0 : kLag + (p_.full() ? 0 : 2);
+    double const lag = p_.window() ? 0 : kLag + (p_.unmasked() ? 0 : 2);
     int const least = std::clamp(static_cast<int>(lag * k_.resident / tile),
                                  std::max(k_.resident / 16, 1), std::max(3 * k_.resident / 4, 1));
     if (items(heads) * tiles_.of_longest <= k_.resident) {
@@ -167,7 +167,7 @@ class Call {
   void each_schedule(int heads, Visit visit) const {
     double const rows = double(std::min<int64_t>(p_.seqlen_q, p_.total_q)) * heads;
     double const own = kSum * rows * k_.head_dim * std::min<double>(k_.resident, items(heads));
-    if ((adds_ || (p_.packed_k && p_.seqlen_k <= k_.block_n)) && fits(own)) {
+    if ((adds_ || (p_.varlen_k && p_.seqlen_k <= k_.block_n)) && fits(own)) {
       add(Schedule::KvPersistent, heads, 1, 1, visit);
     }
     if (adds_ && dense() && heads == 1) {
@@ -179,7 +179,7 @@ class Call {
     for (int const cut : {2, 4, 8}) {
       if (cuts && tiles < k_.resident && cut <= ceil_div(p_.seqlen_q, k_.block_m) &&
           fits(cut * tiles * sum)) {
-        add(Schedule::Tiles, heads, cut, p_.full() ? 2 : 8, visit);
+        add(Schedule::Tiles, heads, cut, p_.unmasked() ? 2 : 8, visit);
       }
     }
   }
@@ -218,14 +218,14 @@ class Call {
   double tiles_us(Machine const& m, BackwardChoice const& c) const {
     auto const [begin, plain_step] = times_of(m, k_, c.schedule);
     bool const turns = c.schedule == Schedule::Tiles && waits(c.schedule);
-    bool const unequal = waits(c.schedule) && p_.deterministic && !p_.full() && !p_.window();
+    bool const unequal = waits(c.schedule) && p_.deterministic && !p_.unmasked() && !p_.window();
     double const step = plain_step * (turns ? 1 + kTurns : 1);
     double const wait = begin + (unequal ? kWait * (at_work(c) - 1) * step : 0);
     double const count = items(c.heads) / batch_ * tiles_.count * c.row_splits;
     double const mean = wait + p_.heads_q * tiles_.steps * step / count;
     double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
     double const all = ordered(c.heads), together = std::min<double>(c.side_by_side, all);
-    bool const any = p_.packed_k && !p_.alike();
+    bool const any = p_.varlen_k && !p_.alike();
     double const last = any ? 1 : all - (std::ceil(all / together) - 1) * together;
     return queue_us(
         {count, double(k_.resident), mean, longest, last * tiles_.of_longest * c.row_splits});
@@ -247,7 +247,8 @@ class Call {
     double const heads = std::max(std::min<double>(together, k_.resident),
                                   std::min(items(c.heads), k_.resident / tiles));
     // Tiles of a head go through its rows together, except that they drift apart.
-    double const drift = p_.full() ? 0 : kDrift * k_.block_n * tiles * (p_.window() ? 1 : c.heads);
+    double const drift =
+        p_.unmasked() ? 0 : kDrift * k_.block_n * tiles * (p_.window() ? 1 : c.heads);
     double const between = std::min(rows, drift + k_.block_m);
     double const first =
         std::min(1., kApart * c.row_splits / tiles) * missed(m, together * rows * of_row);

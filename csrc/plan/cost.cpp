@@ -38,9 +38,9 @@ Steps steps_of(Problem const& p, Sides const& s, bool known) {
                       : after         ? std::clamp(end + last, 0., s.other)
                                       : s.other - (before ? std::clamp(begin, 0., s.other) : 0);
   // The part of a block, at an end of what is seen, that is not seen.
-  double const unseen = !known     ? 0.5
-                        : p.full() ? std::ceil(s.other / s.block) - s.other / s.block
-                                   : 0.5 - 0.5 * std::gcd(s.tile, s.block) / s.block;
+  double const unseen = !known         ? 0.5
+                        : p.unmasked() ? std::ceil(s.other / s.block) - s.other / s.block
+                                       : 0.5 - 0.5 * std::gcd(s.tile, s.block) / s.block;
   double const mean = std::max(span, 0.) / s.block + unseen * (before && after ? 2 : 1);
   return {mean, std::max(most / s.block + unseen, mean)};
 }

@@ -39,20 +39,20 @@ double visible(Problem const& p, double keys) {
 class Work {
  public:
   Work(Problem const& p, Machine const& m, DecodeKernel const& kernel) : m_(m), kernel_(kernel) {
-    double const rows = (p.packed_q ? p.mean_q() : p.seqlen_q) * p.group();
+    double const rows = (p.varlen_q ? p.mean_q() : p.seqlen_q) * p.group();
     double const blocks = std::max(divide_up(rows, kernel.block_m), 1.);
     double const keys = visible(p, p.mean_k());
     double const row = kElement * (p.head_dim + p.head_dim_v),
                  bytes = row * p.heads_kv * p.batch * keys;
-    groups = p.packed_q ? p.batch * blocks : p.batch;
-    tiles = p.packed_q ? p.heads_kv : p.heads_kv * blocks;
+    groups = p.varlen_q ? p.batch * blocks : p.batch;
+    tiles = p.varlen_q ? p.heads_kv : p.heads_kv * blocks;
     longest = std::max(divide_up(visible(p, p.seqlen_k), kernel.unit), 1.);
     rows_ = std::min<double>(rows, kernel.block_m);
     mean_ = std::max(divide_up(keys, kernel.unit), 1.);
     memory_us_ = bytes / m.reads;
     again_ = (blocks - 1) * std::max(1 - double(m.l2_bytes) / std::max(bytes, 1.), 0.);
     unit_us_ = kernel.unit * row / m.sm_reads;
-    bool const known = !p.packed_q && (p.batch == 1 || !(p.used_k || p.packed_k));
+    bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
     search_us_ = known ? 0 : m.search * divide_up(p.batch, 32);
     auto const* measured = times_of(m.decode, kernel.head_dim, kernel.head_dim_v);
     times_ = measured ? *measured : KernelTimes{5.f, 1.f};
@@ -183,7 +183,7 @@ void each_choice(Problem const& p, Machine const& m, DecodeKernel const& kernel,
 
 // The most queries of a sequence, as far as the host can know.
 int64_t longest_q(Problem const& p) {
-  return p.packed_q ? std::min<int64_t>(p.seqlen_q, p.total_q) : p.seqlen_q;
+  return p.varlen_q ? std::min<int64_t>(p.seqlen_q, p.total_q) : p.seqlen_q;
 }
 
 // The sequences of few queries beside those of many. They are taken to have one query, which is the
@@ -221,7 +221,7 @@ Decoded decoded_of(Problem const& p) {
   if (rows <= kMostDecodeRows) {
     return {p, kAllQueries, true};
   }
-  bool const mixed = p.packed_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
+  bool const mixed = p.varlen_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
   int const few_q = mixed ? kMostDecodeRows / p.group() : 0;
   return few_q > 0 ? Decoded{few_of(p), few_q, false} : Decoded{p, 0, false};
 }

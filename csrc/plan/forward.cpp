@@ -32,7 +32,7 @@ struct RowBlocks {
 // Where only the device knows the lengths, these are averages: an average row block belongs to a
 // longer sequence than the average sequence.
 RowBlocks row_blocks(Problem const& p, ForwardKernel const& kernel, ForwardTile tile, int splits) {
-  bool const packs = tile == ForwardTile::Packed || tile == ForwardTile::Split;
+  bool const packs = tile == ForwardTile::PackGqa || tile == ForwardTile::Split;
   int const of_warpgroup = packs ? kWarpgroupRows / p.group() : kWarpgroupRows;  // queries
   int const warpgroups = kernel.block_m / kWarpgroupRows, queries = of_warpgroup * warpgroups;
   double const heads = (packs ? p.heads_kv : p.heads_q) * splits;
@@ -41,7 +41,7 @@ RowBlocks row_blocks(Problem const& p, ForwardKernel const& kernel, ForwardTile 
   double const blocks =
       rows_known || most <= 1 ? std::max(most, 1.) : std::max(mean_q / queries + 0.5, 1.);
   double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
-  double const spread = p.packed_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
+  double const spread = p.varlen_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
   double const k = p.mean_k() + spread * (longest_k - p.mean_k());
   double const q = std::min(mean_q + spread * (p.seqlen_q - mean_q), known ? mean_q : k);
   auto const steps_for = [&](double rows, double keys) {
@@ -89,11 +89,11 @@ double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& 
   auto const of = [&](double steps, double filled) {
     return times.begin + steps * times.step * (kAlone + (1 - kAlone) * filled);
   };
-  double const strips = p.packed_q ? blocks.heads : blocks.strips;
+  double const strips = p.varlen_q ? blocks.heads : blocks.strips;
   double const width = std::min<double>(side_by_side, strips);
   // The longest tile of all begins with the last group of strips; where lengths of keys alone
   // differ, with any strip.
-  bool const any = p.used_k && !p.packed_q;
+  bool const any = p.used_k && !p.varlen_q;
   double const last = any ? 1 : strips - (std::ceil(strips / width) - 1) * width;
   return queue_us({blocks.strips * blocks.of_strip, resident, of(blocks.steps.mean, blocks.filled),
                    of(blocks.steps.longest, blocks.filled_longest), last * blocks.of_longest});
@@ -144,7 +144,7 @@ class Candidates {
   // visit(ForwardChoice)
   template <class Visit>
   void each(Visit visit) const {
-    for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::Packed}) {
+    for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::PackGqa}) {
       if (tile == only_.value_or(tile) && is_possible(p_, kernel_, tile)) {
         each_width(tile, visit);
       }
@@ -170,7 +170,7 @@ class Candidates {
     if (blocks.of_strip <= 1 || blocks.strips * blocks.of_strip <= resident_) {
       return visit(ForwardChoice{tile, 1, width_of(blocks, blocks.strips)});
     }
-    double const usual = p_.full() ? 0.25 : p_.used_k ? 1 : 8;
+    double const usual = p_.unmasked() ? 0.25 : p_.used_k ? 1 : 8;
     int last = 0;
     for (double const waves : {usual, 4., 2., 1.}) {
       int const width = width_of(blocks, waves);
@@ -197,7 +197,7 @@ class Candidates {
   // About so many waves of tiles, in groups of heads that are alike and do not separate heads that
   // share keys.
   int width_of(RowBlocks const& blocks, double waves) const {
-    double const heads = p_.packed_q ? blocks.heads : blocks.strips;  // that an order distinguishes
+    double const heads = p_.varlen_q ? blocks.heads : blocks.strips;  // that an order distinguishes
     double const sharing = std::max(std::floor(blocks.heads / p_.heads_kv), 1.);
     int const of_keys = static_cast<int>(std::clamp(heads / sharing, 1., 1e9));
     double const width = waves * resident_ / blocks.of_strip / sharing;
@@ -247,7 +247,7 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
     return false;  // keep none
   }
   // A choice by the average length would depend on the other sequences.
-  bool const one_tile = p.batch_invariant && p.packed_q;
+  bool const one_tile = p.batch_invariant && p.varlen_q;
   switch (tile) {
     case ForwardTile::First:
       return true;
@@ -257,7 +257,7 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
                             p.keys == KeyLayout::PageBoxes && !p.beside_decode;
       return kernel.second_block_n > 0 && !one_tile && (p.page_size == 0 || of_pages);
     }
-    case ForwardTile::Packed:
+    case ForwardTile::PackGqa:
       return heads_share && p.group() > 1 && !one_tile;
     default:
       return heads_share && !p.batch_invariant && p.num_splits != 1 && !p.beside_decode;
@@ -279,7 +279,7 @@ ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const
   if (is_empty(p)) {
     return {{ForwardTile::First, 1, 1}, 0};
   }
-  if (!p.batch_invariant || p.packed_q) {
+  if (!p.batch_invariant || p.varlen_q) {
     return best_of(p, m, kernel, {});
   }
   Problem alone = p;  // bits depend on the tile

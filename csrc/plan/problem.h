@@ -22,8 +22,8 @@ struct Problem {
   int seqlen_k;     // keys of each sequence, or of the longest; a cache's capacity
   int64_t total_q;  // rows of all sequences
   int64_t total_k;  // keys of all sequences; batch * capacity for a cache
-  bool packed_q;    // varlen: only the device knows the lengths
-  bool packed_k;
+  bool varlen_q;    // varlen: only the device knows the lengths
+  bool varlen_k;
   bool used_k;  // only the device knows how many of the keys are in use
   int heads_q;
   int heads_kv;     // divides heads_q
@@ -63,7 +63,7 @@ struct Problem {
   bool hides(int width) const { return width >= 0 && width < int64_t(seqlen_q) + seqlen_k; }
   bool limits_left() const { return hides(mask.left); }
   bool limits_right() const { return hides(mask.right); }
-  bool full() const { return !limits_left() && !limits_right(); }
+  bool unmasked() const { return !limits_left() && !limits_right(); }
   bool window() const { return limits_left() && limits_right(); }
 };
 

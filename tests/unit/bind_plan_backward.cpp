@@ -30,8 +30,8 @@ struct Asked {
     take(d, "batch", p.batch);
     take(d, "seqlen_q", p.seqlen_q);
     take(d, "seqlen_k", p.seqlen_k);
-    take(d, "packed", p.packed_q);
-    p.packed_k = p.packed_q;
+    take(d, "packed", p.varlen_q);
+    p.varlen_k = p.varlen_q;
     p.total_q = int64_t(p.batch) * p.seqlen_q;
     p.total_k = int64_t(p.batch) * p.seqlen_k;
     take(d, "total_q", p.total_q);

@@ -13,7 +13,7 @@ Problem problem_of(py::dict const& d) {
   Problem p = plan_bindings::problem_of(d, /*seqlen_q=*/1, /*right=*/0);
   p.used_k = get(d, "used_k", true);
   p.dropout = get<bool>(d, "dropout");
-  p.cached = !p.packed_q && get(d, "cached", true);
+  p.cached = !p.varlen_q && get(d, "cached", true);
   p.odd_rows = get<bool>(d, "odd_rows");
   return p;
 }

@@ -14,7 +14,7 @@ using flash::ForwardTile;
 
 Problem problem_of(py::dict const& d) {
   Problem p = plan_bindings::problem_of(d, /*seqlen_q=*/0, /*right=*/-1);
-  p.packed_k = p.packed_q;
+  p.varlen_k = p.varlen_q;
   p.used_k = get<bool>(d, "used_k");
   p.heads_apart = get(d, "heads_apart", true);
   p.whole_rows = get(d, "whole_rows", true);

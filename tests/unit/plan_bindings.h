@@ -24,7 +24,7 @@ inline flash::plan::Problem problem_of(py::dict const& d, int seqlen_q, int righ
   p.seqlen_k = get<int>(d, "seqlen_k");
   p.total_q = get(d, "total_q", int64_t(p.batch) * p.seqlen_q);
   p.total_k = get(d, "total_k", int64_t(p.batch) * p.seqlen_k);
-  p.packed_q = get<bool>(d, "packed");
+  p.varlen_q = get<bool>(d, "packed");
   p.heads_q = get<int>(d, "heads_q");
   p.heads_kv = get<int>(d, "heads_kv");
   p.head_dim = get<int>(d, "head_dim");

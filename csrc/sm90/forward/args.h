@@ -20,7 +20,7 @@ struct RowPacking {
   // `queries`, known to the compiler where a row is a query.
   template <class Config>
   __device__ int queries_of() const {
-    return Config::kPacked ? queries : Config::kBlockM / Config::kConsumers;
+    return Config::kPackGqa ? queries : Config::kBlockM / Config::kConsumers;
   }
 };
 

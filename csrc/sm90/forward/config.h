@@ -16,14 +16,14 @@ enum class KeyPlace { Any, SmallPages, LargePages };
 // are launched with, or in shared memory if the call asks.
 enum class Largest { None, InRegisters, InShared };
 
-// kPacked_: pack-GQA, rows are queries with several heads each (core/query_row.h); in a kernel of
+// kPackGqa_: pack-GQA, rows are queries with several heads each (core/query_row.h); in a kernel of
 // its own, because what it takes would slow the others down. kSplit_: in addition, a row block has
 // one KV split. kSecondN_: keys of a second tile, for calls in which it takes less time, in a
 // kernel of its own; 0: there is none. kKeys_: whether keys are in pages, and lie in shared memory
 // as their boxes bring them (pages.h). kAsked_: for calls that ask for largest logits; kernels with
 // score mods serve these as they are.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPacked_ = false,
+          int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPackGqa_ = false,
           bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any, bool kAsked_ = false>
 struct ForwardConfig {
   using Element = Element_;
@@ -33,9 +33,9 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr int kStages = kStages_;  // buffers for K, and for V
-  static constexpr bool kPacked = kPacked_;
-  using Packed = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                               kStages_, kSecondN_, kScores_, true>;
+  static constexpr bool kPackGqa = kPackGqa_;
+  using PackGqa = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
+                                kStages_, kSecondN_, kScores_, true>;
   static constexpr bool kSplit = kSplit_;
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                               kStages_, kSecondN_, kScores_, true, true>;
@@ -48,7 +48,7 @@ struct ForwardConfig {
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                  kStages_, 0, kScores_, false, false, kKeys>;
   using Asked = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kSecondN_, kScores_, kPacked_, false, KeyPlace::Any, true>;
+                              kStages_, kSecondN_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
   static constexpr Largest kLargest = kScores_ != ScoreLevel::Plain ? Largest::InShared
                                       : kAsked_                     ? Largest::InRegisters
                                                                     : Largest::None;
@@ -86,7 +86,7 @@ struct ForwardConfig {
   // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
   // columns by TMA.
   static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
-  static constexpr int kTileColumns = kPacked ? 0 : staged_columns(kTile);
+  static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // A row block's O is stored under the next one's first scores, all of it through those runs, one
   // after the other: only at 256 columns, whose store is the longest, and where there is room for

@@ -26,7 +26,7 @@ struct Consumer {
   static constexpr bool kRowsInTurn = Config::kWaitsBetweenRows && !ScoreMods::kAny;
   // Whether rows are finished under the last product. With score mods they are finished behind it,
   // or the code would be there once for each kind of mod; with pack-GQA it takes more registers.
-  static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPacked;
+  static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPackGqa;
   // P in registers, the A operand of P·V
   using Probabilities =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
@@ -218,7 +218,7 @@ struct Consumer {
                                              int key_block, int r) {
     int const row = Coord(thread).row(r);
     int const query =
-        block.row_begin + first_row() + (Config::kPacked ? args.rows.heads.quotient(row) : row);
+        block.row_begin + first_row() + (Config::kPackGqa ? args.rows.heads.quotient(row) : row);
     return Visible(block.mask.limits(query), key_block * Config::kBlockN, Coord(thread),
                    smem.exist[here.in_two_rounds()]);
   }
@@ -244,7 +244,7 @@ struct Consumer {
     if constexpr (kMasked) {
       int const first = block.row_begin + first_row();
       auto const query_of = [&](int row) {
-        return first + (Config::kPacked ? args.rows.heads.quotient(row) : row);
+        return first + (Config::kPackGqa ? args.rows.heads.quotient(row) : row);
       };
       apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }

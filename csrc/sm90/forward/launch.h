@@ -93,16 +93,16 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
 // Rows of a warpgroup: queries of one head, or of all heads that share a KV head.
 template <class Config>
 RowPacking row_packing(FwdParams const& params) {
-  int const group = Config::kPacked ? params.heads_q / std::max(params.heads_kv, 1) : 1;
+  int const group = Config::kPackGqa ? params.heads_q / std::max(params.heads_kv, 1) : 1;
   return {FastDiv(group), kWarpgroupRows / group};
 }
 
 template <class Config>
 TileGrid tile_grid(FwdParams const& params, RowPacking const& rows) {
   Seqlens const& s = params.seqlens;
-  int const heads = Config::kSplit    ? params.heads_kv * int(params.splits.count.divisor)
-                    : Config::kPacked ? params.heads_kv
-                                      : params.heads_q;
+  int const heads = Config::kSplit     ? params.heads_kv * int(params.splits.count.divisor)
+                    : Config::kPackGqa ? params.heads_kv
+                                       : params.heads_q;
   int const block_m = Config::kConsumers * rows.queries;
   // No sequence is longer than a row block: one CTA after another takes one of them.
   return s.cu_q && s.seqlen_q <= block_m
@@ -220,8 +220,8 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
     return launch_second<Config>(params, context);
   }
   if constexpr (Config::kScores == ScoreLevel::Plain) {
-    if (params.tile == ForwardTile::Packed) {
-      return launch<typename Config::Packed>(params, context);
+    if (params.tile == ForwardTile::PackGqa) {
+      return launch<typename Config::PackGqa>(params, context);
     }
     launch<typename Config::Split>(params, context);
     return launch_merge<typename Config::Split>(params, context);

@@ -69,7 +69,7 @@ struct Loader {
   __device__ void load_q(Block const& block, uint32_t number) {
     int const queries = args.rows.template queries_of<Config>();
     int const rows_filled =
-        Config::kPacked ? queries * static_cast<int>(args.rows.heads.divisor) : kWarpgroupRows;
+        Config::kPackGqa ? queries * static_cast<int>(args.rows.heads.divisor) : kWarpgroupRows;
     bool const has_keys = block.tile.valid && block.range.count() > 0;
 #pragma unroll 1
     for (int i = 0; i < Config::kConsumers; ++i) {

@@ -52,7 +52,7 @@ struct RowBlock {
     FastDiv const& splits = p.splits.count;
     int const tile_head = Config::kSplit ? splits.quotient(tile.head) : tile.head;
     int const split = Config::kSplit ? splits.remainder(tile.head, tile_head) : 0;
-    int const head = Config::kPacked ? tile_head * group : tile_head;
+    int const head = Config::kPackGqa ? tile_head * group : tile_head;
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int64_t const row = info.row_q + row_begin;
     if constexpr (Config::kSplit) {

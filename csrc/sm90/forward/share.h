@@ -14,7 +14,7 @@ template <class Config>
 __device__ MixedWork mixed_work(ForwardArgs const& args) {
   FwdParams const& p = args.params;
   int const block_rows = Config::kConsumers * args.rows.template queries_of<Config>();
-  int const heads = Config::kPacked ? p.heads_kv : p.heads_q;
+  int const heads = Config::kPackGqa ? p.heads_kv : p.heads_q;
   MixedWork work;
   for (int b = WarpLanes{}.index(); b < p.seqlens.batch; b += WarpLanes::kCount) {
     BlockInfo const info(p.seqlens, b);

@@ -14,9 +14,9 @@ struct OutputRow {
   bool exists;
 };
 
-template <bool kPacked>
+template <bool kPackGqa>
 __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int row, int queries) {
-  if constexpr (!kPacked) {
+  if constexpr (!kPackGqa) {
     int const query = warpgroup * kWarpgroupRows + row;
     return {{query, 0}, query < queries};
   } else {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
                                             SharedStorage<Config>& smem, int warpgroup, int thread,
                                             Accumulators<Config>& acc) {
   constexpr int kRows = Accumulators<Config>::kRows;
-  constexpr bool kPacked = Config::kPacked;
+  constexpr bool kPackGqa = Config::kPackGqa;
   FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
@@ -41,13 +41,13 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    OutputRow const at = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+    OutputRow const at = output_row<kPackGqa>(args.rows, warpgroup, coord.row(r), block.rows);
     QueryRow const& row = at.row;
     float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
     auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     acc.scale[r] = finished.out_scale * keep_scale;
     int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
-    float* const lse = block.lse + row.query + (kPacked ? row.head * lse_apart : 0);
+    float* const lse = block.lse + row.query + (kPackGqa ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
     if constexpr (Config::kLargest != Largest::None) {
       if (p.lse.to_max != 0) {
@@ -72,7 +72,7 @@ __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& bloc
 #pragma unroll
   for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
     OutputRow const at =
-        output_row<Config::kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+        output_row<Config::kPackGqa>(args.rows, warpgroup, coord.row(r), block.rows);
     int const columns = at.exists ? p.head_dim_v : 0;
     float* const target = block.out + at.row.query * p.splits.out.row_stride +
                           at.row.head * p.splits.out.head_stride + thread % 4 * 2;
@@ -91,7 +91,7 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
                       int thread, Accumulators<Config>& acc) {
   using Element = typename Config::Element;
   constexpr int kRows = Accumulators<Config>::kRows;
-  constexpr bool kPacked = Config::kPacked;
+  constexpr bool kPackGqa = Config::kPackGqa;
   FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
@@ -104,11 +104,11 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   int const column = kBegin + (odd ? 8 : 0) + quad_lane / 2 * 4;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    OutputRow const at = output_row<kPacked>(args.rows, warpgroup, coord.row(r), block.rows);
+    OutputRow const at = output_row<kPackGqa>(args.rows, warpgroup, coord.row(r), block.rows);
     int const columns = at.exists ? p.head_dim_v : 0;
     QueryRow const& row = at.row;
     Element* const target = block.out + row.query * p.out.row_stride +
-                            (kPacked ? row.head * p.out.head_stride : 0) + column;
+                            (kPackGqa ? row.head * p.out.head_stride : 0) + column;
 #pragma unroll
     for (int group = 0; group < kGroups; group += 2) {
       store_if(column + group * 8 < columns, target + group * 8,
