@@ -2,10 +2,12 @@
 
 ``flash_attn.linear.ops`` asks ``serves`` for each call of ``flash_attn::linear_forward``,
 ``linear_backward`` and ``linear_step``; what the library does not serve runs on torch operations
-(``flash_attn.linear.chunks``), on any device. The compiled library registers CUDA implementations
+(``flash_attn.linear._chunks``), on any device. The compiled library registers CUDA implementations
 of the three operations below under their names (``_linear_forward``, …), as it does for
 ``flash_attn::_rotary``; an operation that it does not register is never called. A row of ``SERVED``
-says for which calls they are taken.
+says for which calls they are taken. Kernels on the host, or stand-ins as those of
+``tests/linear/test_kernels_called.py``, are implementations for the CPU, with ``on_gpu``,
+``_registered`` and ``SERVED`` replaced.
 
 What the operations are given
     q, k            [B, T, HK, K], one dtype (bf16 or fp16), any strides with a unit last one; where

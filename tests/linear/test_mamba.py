@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flash_attn import linear
-from flash_attn.linear import mamba_chunk_scan_combined, selective_state_update
+from flash_attn.linear import mamba_chunk_scan_combined, ops, selective_state_update
 
 BATCH, T, H, P, G, N = 2, 70, 4, 6, 2, 5
 NAMES = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states")
@@ -122,35 +122,38 @@ def test_wrong_arguments(backend):
         mamba_chunk_scan_combined(**given, return_varlen_states=True)
     with pytest.raises(ValueError, match="dt: got shape"):
         mamba_chunk_scan_combined(**given | {"dt": given["x"]})
+    one = inputs(backend.device, 1)
+    edges = torch.tensor([0, 10, 20, T], device=backend.device)
+    with pytest.raises(ValueError, match="initial_states: got 2"):
+        mamba_chunk_scan_combined(**one, cu_seqlens=edges)
     with pytest.raises(ValueError, match="A: got shape"):
         mamba_chunk_scan_combined(**given | {"A": given["x"][0]})
 
 
 @pytest.mark.parametrize("indices", [None, [2, -1, 0]])
 @pytest.mark.parametrize("kind", ["head", "elementwise"])
-def test_step(kind, indices, backend):
-    """One token a row against a cache: Mamba 2's decays of a head, and Mamba 1's of each number."""
+def test_step(kind, indices, backend, monkeypatch):
+    """One token a row against a cache: Mamba 2's decays of a head, which the step operation takes,
+    and Mamba 1's of each number."""
+    taken, operation = [], ops.step
+    monkeypatch.setattr(ops, "step", lambda *args: taken.append(1) or operation(*args))
     device, rows = backend.device, 3
 
     def drawn(*shape):
         return torch.randn(shape, dtype=torch.float64).to(device)
 
-    x, z, B, C, D = (
-        drawn(rows, H, P),
-        drawn(rows, H, P),
-        drawn(rows, G, N),
-        drawn(rows, G, N),
-        drawn(H, P),
-    )
+    x, z, D = drawn(rows, H, P), drawn(rows, H, P), drawn(H, P)
+    B, C = drawn(rows, G, N), drawn(rows, G, N)
     if kind == "head":
         dt, bias = drawn(rows, H, 1).expand(-1, -1, P), drawn(H, 1).expand(-1, P)
-        A = -drawn(H, 1, 1).exp().expand(-1, P, N)
+        A = (-drawn(H, 1, 1).exp()).expand(-1, P, N)
     else:
         dt, bias, A = drawn(rows, H, P), drawn(H, P), -drawn(H, P, N).exp()
     state = drawn(rows if indices is None else 5, H, P, N)
     before = state.clone()
     slots = None if indices is None else torch.tensor(indices, device=device)
     out = selective_state_update(state, x, dt, A, B, C, D, z, bias, True, slots)
+    assert len(taken) == (kind == "head")
     step = F.softplus(dt + bias)
     B, C = (t.repeat_interleave(H // G, dim=1) for t in (B, C))
     for row, slot in enumerate(indices or range(rows)):

@@ -240,3 +240,16 @@ def test_no_elements(B, H):
         assert o.shape == (B, 65, H, 16)
         found = torch.autograd.grad(o.sum() + final.sum(), list(tensors.values()))
         assert [x.shape for x in found] == [x.shape for x in tensors.values()]
+
+
+def test_no_sequences(backend):
+    """Tokens, of which no sequence has any."""
+    device = backend.device
+    q, k, v = (torch.randn(1, 5, 2, 4, device=device, requires_grad=True) for _ in range(3))
+    g = -torch.rand(1, 5, 2, device=device)
+    edges = torch.zeros(1, dtype=torch.int32, device=device)
+    for function in (linear.chunk_simple_gla, chunk_gated_delta_rule):
+        o, final = function(q, k, v, g, cu_seqlens=edges, output_final_state=True)
+        assert final.shape == (0, 2, 4, 4)
+        found = torch.autograd.grad(o.sum() + final.sum(), (q, k, v))
+        assert not any(x.any() for x in (o, *found))
