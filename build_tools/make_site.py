@@ -30,9 +30,9 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
         "Use": """install features arguments packing caches engines determinism cpu accuracy torch
-            modules errors switches distributed porting fa3""",
-        "Reference": """api/attention api/explain api/distributed api/modules api/helpers
-            api/ops""",
+            modules linear_attention errors switches distributed porting fa3""",
+        "Reference": """api/attention api/explain api/distributed api/linear api/modules
+            api/helpers api/ops""",
         "How it is made": "build benchmarks plan glossary kernels/index lab/index releasing",
     },
     "kernels/README.md": {

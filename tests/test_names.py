@@ -91,6 +91,7 @@ def test_every_public_module_is_in_the_table():
         "dispatch",
         "distributed",
         "engines",
+        "linear",
         "torch_attention",
         "utils.transformers",
     )

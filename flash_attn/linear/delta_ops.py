@@ -1,0 +1,113 @@
+"""The operations of the gated delta rule, on torch operations on every device."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from flash_attn.linear import _chunks, _delta, ops
+from flash_attn.linear._autocast import without_autocast
+
+__all__ = ["SCHEMAS", "backward", "forward"]
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
+    "Tensor? cu_seqlens, float scale"
+)
+SCHEMAS = {
+    "delta_forward": (
+        f"({_INPUTS}, bool output_final_state, bool state_v_first) -> "
+        "(Tensor o, Tensor final_state)"
+    ),
+    "delta_backward": (
+        f"({_INPUTS}, Tensor do, Tensor? dfinal_state) -> (Tensor dq, Tensor dk, Tensor dv, "
+        "Tensor dg, Tensor dbeta, Tensor dinitial_state)"
+    ),
+}
+
+_library = torch.library.Library("flash_attn", "FRAGMENT")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+forward = torch.ops.flash_attn.delta_forward.default
+backward = torch.ops.flash_attn.delta_backward.default
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *rest: Any) -> _delta.Delta:
+    return _delta.Delta(_chunks.Scan(q, k, v, g, *rest), beta)
+
+
+def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    *inputs, output_final_state, v_first = args
+    scan = _call(*inputs).scan
+    final = ops.empty_state(scan, v_first) if output_final_state else ops.nothing(scan)
+    return torch.empty_like(scan.v, memory_format=torch.contiguous_format), final
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    call = _call(*args[:-2])
+    with without_autocast(call.scan.q):
+        o, state = _delta.forward(call)
+    _, final = _fake_forward(*args)
+    return o, final.copy_(state) if final.dim() == 4 else final
+
+
+def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
+    *inputs, _do, _dfinal_state = args
+    call = _call(*inputs)
+    scan = call.scan
+    given = (scan.q, scan.k, scan.v, scan.g, call.beta)
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
+    state = scan.initial_state
+    return *found, ops.nothing(scan) if state is None else torch.empty_like(state)
+
+
+def _backward(*args: Any) -> tuple[Tensor, ...]:
+    *inputs, do, dfinal_state = args
+    call = _call(*inputs)
+    with without_autocast(call.scan.q):
+        found = _delta.backward(call, do, dfinal_state)
+    dq, dk = (ops.of_shared(x, of) for x, of in ((found.dq, call.scan.q), (found.dk, call.scan.k)))
+    *_, dstate = _fake_backward(*args)
+    if dstate.dim() == 4:
+        dstate.copy_(found.dinitial_state)
+    dg, dbeta = found.dg.to(call.scan.g.dtype), found.dbeta.to(call.beta.dtype)
+    return dq, dk, found.dv, dg, dbeta, dstate
+
+
+for _name, _serve, _fake in (
+    ("delta_forward", _forward, _fake_forward),
+    ("delta_backward", _backward, _fake_backward),
+):
+    _library.impl(_name, _serve, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.output_final_state, _v_first = inputs
+    ctx.save_for_backward(*tensors)
+    if not ctx.output_final_state:
+        ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tuple:
+    if do is None and dfinal_state is None:
+        return (None,) * 10
+    v = ctx.saved_tensors[2]
+    do = torch.zeros_like(v) if do is None else do
+    dfinal_state = dfinal_state if ctx.output_final_state else None
+    found = backward(*ctx.saved_tensors, ctx.scale, do, dfinal_state)
+    wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad)]
+    return *wanted, None, None, None, None
+
+
+def _no_second(ctx: Any, *_: Any) -> NoReturn:
+    raise RuntimeError("flash_attn.linear has no second derivative")
+
+
+torch.library.register_autograd(
+    "flash_attn::delta_forward", _gradients, setup_context=_save, lib=_library
+)
+torch.library.register_autograd("flash_attn::delta_backward", _no_second, lib=_library)

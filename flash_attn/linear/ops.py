@@ -1,0 +1,228 @@
+"""The operations of linear attention: schemas, fakes, autograd, and what serves a call.
+
+``flash_attn::linear_forward`` and ``linear_backward`` run the compiled kernels where ``_kernels``
+says that the library serves the call, and torch operations (``_chunks``) on any device otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from flash_attn.dispatch.autograd import rows_contiguous
+from flash_attn.linear import _chunks, _kernels, _step
+from flash_attn.linear._autocast import without_autocast
+
+__all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "step"]
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, "
+    "float scale"
+)
+SCHEMAS = {
+    # final_state [N, H, K, V] lies as [N, H, V, K] in memory with state_v_first; without
+    # output_final_state it has no elements.
+    "linear_forward": (
+        f"({_INPUTS}, bool output_final_state, bool state_v_first) -> "
+        "(Tensor o, Tensor final_state)"
+    ),
+    # dg and dinitial_state have no elements where they are not wanted.
+    "linear_backward": (
+        f"({_INPUTS}, Tensor do, Tensor? dfinal_state, bool with_dg, bool with_dinitial_state) -> "
+        "(Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dinitial_state)"
+    ),
+    # One token a row, q [B, HK, K], v [B, H, V]; writes state [slots, H, K, V].
+    "linear_step": (
+        "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor(a!) state, Tensor? slots, float scale) "
+        "-> Tensor o"
+    ),
+}
+
+_library = torch.library.Library("flash_attn", "FRAGMENT")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+forward = torch.ops.flash_attn.linear_forward.default
+backward = torch.ops.flash_attn.linear_backward.default
+step = torch.ops.flash_attn.linear_step.default
+
+
+# --- Results without data -------------------------------------------------------------------------
+
+
+def empty_state(scan: _chunks.Scan, v_first: bool) -> Tensor:
+    heads, columns = scan.v.shape[2:]
+    cu_seqlens, channels = scan.cu_seqlens, scan.k.shape[-1]
+    sequences = scan.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if v_first:
+        return scan.v.new_empty((sequences, heads, columns, channels), dtype=scan.dtype()).mT
+    return scan.v.new_empty((sequences, heads, channels, columns), dtype=scan.dtype())
+
+
+def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    *inputs, output_final_state, v_first = args
+    scan = _chunks.Scan(*inputs)
+    final = empty_state(scan, v_first) if output_final_state else nothing(scan)
+    return torch.empty_like(scan.v, memory_format=torch.contiguous_format), final
+
+
+def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *inputs, _do, _dfinal_state, with_dg, with_dinitial_state = args
+    scan = _chunks.Scan(*inputs)
+    dense = torch.contiguous_format
+    dq, dk, dv = (torch.empty_like(x, memory_format=dense) for x in (scan.q, scan.k, scan.v))
+    dg, dstate = nothing(scan), nothing(scan)
+    if with_dg and scan.g is not None:
+        dg = torch.empty_like(scan.g, memory_format=dense)
+    if with_dinitial_state and scan.initial_state is not None:
+        dstate = torch.empty_like(scan.initial_state)
+    return dq, dk, dv, dg, dstate
+
+
+def nothing(scan: _chunks.Scan) -> Tensor:
+    return scan.q.new_empty(0, dtype=scan.dtype())
+
+
+# --- Which way a call takes -----------------------------------------------------------------------
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    *inputs, output_final_state, v_first = args
+    scan = _chunks.Scan(*inputs)
+    final = empty_state(scan, v_first) if output_final_state else None
+    if _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel():
+        o = _written(scan.v, scan.cu_seqlens)
+        _kernels.forward(*_aligned(scan), o, final)
+    else:
+        with without_autocast(scan.q):
+            o, state = _chunks.forward(scan)
+        if final is not None:
+            final.copy_(state)
+    return o, nothing(scan) if final is None else final
+
+
+def _aligned(scan: _chunks.Scan) -> _chunks.Scan:
+    q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
+    g = None if scan.g is None else scan.g.contiguous()
+    state = _kernels.laid_well(scan.initial_state)
+    return scan._replace(q=q, k=k, v=v, g=g, initial_state=state)
+
+
+def _written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
+    """Memory for what a kernel writes: zeros where it may have tokens of no sequence."""
+    shape = (*like.shape[: like.dim() - len(last)], *last)
+    make = like.new_empty if cu_seqlens is None else like.new_zeros
+    return make(shape, dtype=dtype)
+
+
+def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *inputs, do, dfinal_state, with_dg, with_dinitial_state = args
+    scan = _chunks.Scan(*inputs)
+    with_dg = with_dg and scan.g is not None
+    if _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel():
+        found = _by_kernels(scan, do, dfinal_state, with_dg, with_dinitial_state)
+    else:
+        with without_autocast(scan.q):
+            found = _chunks.backward(scan, do, dfinal_state, with_dg)
+    dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)
+    dg, dstate = nothing(scan), nothing(scan)
+    if scan.g is not None and found.dg is not None:
+        per_token = found.dg if scan.g.dim() == 4 or found.dg.dim() == 3 else found.dg.squeeze(-1)
+        dg = per_token.sum((0, 1)) if scan.g.dim() == 1 else per_token
+        dg = dg.to(scan.g.dtype).contiguous()
+    if with_dinitial_state and scan.initial_state is not None:
+        dstate = torch.empty_like(scan.initial_state).copy_(found.dinitial_state)
+    return dq, dk, found.dv, dg, dstate
+
+
+def _by_kernels(
+    scan: _chunks.Scan, do: Tensor, dfinal: Tensor | None, with_dg: bool, with_dstate: bool
+) -> _chunks.Gradients:
+    cu_seqlens, v, channels = scan.cu_seqlens, scan.v, scan.k.shape[-1]
+    is_shared = scan.k.shape[2] != v.shape[2]
+    dtype = torch.float32 if is_shared else v.dtype
+    dq, dk = (_written(v, cu_seqlens, channels, dtype=dtype) for _ in range(2))
+    dv, dg, dstate = _written(v, cu_seqlens), None, None
+    if with_dg and scan.g is not None:
+        gates = v if scan.g.dim() == 4 else v[..., 0]
+        last = (channels,) if scan.g.dim() == 4 else ()
+        dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
+    if with_dstate and scan.initial_state is not None:
+        dstate = _kernels.laid_well(torch.empty_like(scan.initial_state))
+    dfinal = _kernels.laid_well(dfinal)
+    _kernels.backward(*_aligned(scan), rows_contiguous(do), dfinal, dq, dk, dv, dg, dstate)
+    return _chunks.Gradients(dq, dk, dv, dg, dstate)
+
+
+def of_shared(gradient: Tensor, x: Tensor) -> Tensor:
+    """[B, T, H, K] -> x's [B, T, HK, K]: the sum over the heads that share one of x."""
+    if gradient.shape[2] != x.shape[2]:
+        shared = gradient.shape[2] // max(1, x.shape[2])
+        gradient = gradient.unflatten(2, (x.shape[2], shared)).sum(3)
+    return gradient.to(x.dtype)
+
+
+def _run_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor | None,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    if _kernels.serves("_linear_step", q, v, g) and v.numel() and _in_place(state):
+        o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        q, k, v = (rows_contiguous(x) for x in (q, k, v))
+        g = None if g is None else g.contiguous()
+        _kernels.step(q, k, v, g, state, slots, scale, o)
+        return o
+    return _step.step(q, k, v, g, state, slots, scale)
+
+
+def _in_place(state: Tensor) -> bool:
+    return state.dtype == torch.float32 and _kernels.lies_well(state)
+
+
+def _fake_step(q, k, v, *_: Any) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+for _name, _serve, _fake in (
+    ("linear_forward", _forward, _fake_forward),
+    ("linear_backward", _backward, _fake_backward),
+    ("linear_step", _run_step, _fake_step),
+):
+    _library.impl(_name, _serve, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
+
+
+# --- Autograd -------------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.output_final_state, _v_first = inputs
+    ctx.save_for_backward(*tensors)
+    if not ctx.output_final_state:
+        ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tuple:
+    q, k, v, g, initial_state, cu_seqlens = ctx.saved_tensors
+    if do is None and dfinal_state is None:
+        return (None,) * 9
+    needs = ctx.needs_input_grad
+    do = torch.zeros_like(v) if do is None else do
+    found = backward(
+        q, k, v, g, initial_state, cu_seqlens, ctx.scale, do,
+        dfinal_state if ctx.output_final_state else None, needs[3], needs[4],
+    )  # fmt: skip
+    wanted = [x if needed else None for x, needed in zip(found, needs)]
+    return *wanted, None, None, None, None
+
+
+def _no_second(ctx: Any, *_: Any) -> NoReturn:
+    raise RuntimeError("flash_attn.linear has no second derivative")
+
+
+torch.library.register_autograd(
+    "flash_attn::linear_forward", _gradients, setup_context=_save, lib=_library
+)
+torch.library.register_autograd("flash_attn::linear_backward", _no_second, lib=_library)

@@ -1,0 +1,41 @@
+"""How far a result may be from the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Half a last digit of a result's own dtype.
+_ROUNDING = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+# Of the sum of all terms' magnitudes: sums in fp32, and decays of long spans.
+SUMS = 2.0**-17
+# As small as a term in fp32 may be that is lost, and as a number of fp16 may be.
+_TINY = {torch.float16: 2.0**-24}
+
+
+def assert_close(
+    got: Tensor, want: Tensor, magnitude: Tensor, name: str, sums: float = SUMS
+) -> None:
+    """``got`` is the float64 ``want``, but for rounding: each element by itself.
+
+    magnitude: the same sums, of the absolute values of all their terms: what cancels is allowed
+    the error of what it is made of, and no more.
+    """
+    assert got.shape == want.shape, f"{name}: {tuple(got.shape)}, not {tuple(want.shape)}"
+    if not want.numel():
+        return
+    assert torch.isfinite(got).all(), f"{name}: not finite"
+    sums = 2.0**-44 if got.dtype == torch.float64 else sums
+    allowed = _ROUNDING[got.dtype] * want.abs() + sums * magnitude.abs()
+    allowed = allowed + _TINY.get(got.dtype, 1e-32)
+    share = (got.double().cpu() - want).abs() / allowed
+    at = int(share.argmax())
+    assert share.max() <= 1, (
+        f"{name}: {got.flatten()[at].item()}, not {want.flatten()[at].item()}: {share.max():.3g} "
+        f"times the error that is allowed, at {at} of {tuple(got.shape)}"
+    )
