@@ -69,13 +69,14 @@ linear::StateView<T> state_view(OptionalTensor const& state, char const* name,
           state->stride(3)};
 }
 
-void set_sequences(ForwardParams& p, Tensor const& q, OptionalTensor const& cu_seqlens) {
+void set_sequences(ForwardParams& p, Tensor const& q, OptionalTensor const& cu_seqlens,
+                   int chunk) {
   linear::Sequences& s = p.sequences;
   check(!cu_seqlens || q.size(0) == 1, "with cu_seqlens the batch must be 1, not ", q.size(0));
   s.count = count(cu_seqlens ? cu_seqlens->numel() - 1 : q.size(0), "sequences");
   s.cu = int32_vector(cu_seqlens, "cu_seqlens", s.count + 1, q);
   s.seqlen = count(q.size(1), "tokens");
-  s.chunk = linear::plan_of(p.k_dim).chunk;
+  s.chunk = chunk;
   s.slots = linear::most_slots(s.cu, s.count, s.seqlen, s.chunk);
 }
 
@@ -93,7 +94,9 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   check_tensor(k, "k", q, q.size(2), p.k_dim);
   check_tensor(v, "v", q, p.heads, p.v_dim);
   check_tensor(o, "o", q, p.heads, p.v_dim);
-  set_sequences(p, q, cu_seqlens);
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  linear::Plan const plan = linear::plan_of(p.k_dim, current_device().smem_per_block);
+  set_sequences(p, q, cu_seqlens, plan.chunk);
   p.q = view<void const>(q, q.data_ptr());
   p.k = view<void const>(k, k.data_ptr());
   p.v = view<void const>(v, v.data_ptr());
@@ -107,9 +110,7 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   if (p.sequences.count == 0) {
     return;
   }
-  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   int64_t const states = int64_t(p.sequences.slots) * p.heads;
-  linear::Plan const plan = linear::plan_of(p.k_dim);
   int64_t const strips = plan.chunk / 16, square = 16 * 16 * sizeof(uint16_t);
   Scratch const sums(q, states * p.state_size(), ScalarType::Float);
   Scratch const before(q, states * p.state_size(), ScalarType::Half);

@@ -63,7 +63,8 @@ __device__ inline Chunk chunk_of(Sequences const& s, int slot) {
   Tokens tokens = tokens_of(s, n);
   int const begin = index * s.chunk;
   tokens.row += begin;
-  tokens.count = std::min(tokens.count - begin, s.chunk);
+  // Slots before the first sequence's, whose tokens are in no sequence, have no chunk.
+  tokens.count = index < 0 ? 0 : std::min(tokens.count - begin, s.chunk);
   return {n, index, tokens};
 }
 

@@ -43,7 +43,7 @@ struct Sequences {
 // Memory between the launches, for each slot and head.
 struct Workspace {
   float* sums;     // [slots, h, k, v in chunks]: what the chunk adds to the state
-  void* states;    // the same of 16 bits: the state before the chunk
+  void* states;    // the same in bf16: the state before the chunk
   float* decays;   // [slots, h]: of the state, over the whole chunk
   uint4* weights;  // [slots, h, strips, strips, lanes]: A, where K is tiled
 };

@@ -1,4 +1,4 @@
-// How a call of linear attention is divided: a pure function of K and V.
+// How a call of linear attention is divided: a pure function of K and the GPU's shared memory.
 #pragma once
 
 #include "params/common.h"
@@ -19,13 +19,27 @@ constexpr Plan kPlans[] = {
     {128, 128, 128, 1, false}, {64, 128, 128, 1, true},
 };
 
-constexpr Plan plan_of(int k_dim) {
-  for (Plan const& plan : kPlans) {
-    if (k_dim <= plan.k_tile || plan.tiled) {
-      return plan;
-    }
+// Shared memory of the outputs' CTA: Q, K, V and the state, of 16 bits, and 12 bytes of decays a
+// token. With several tiles of K its rows are not needed, but for a run of 16 bytes.
+constexpr int smem_bytes(Plan const& plan) {
+  int const k_bytes = plan.tiled ? 16 : 2 * plan.chunk * plan.k_tile;
+  int const qv_bytes = 2 * plan.chunk * (plan.k_tile + plan.v_tile);
+  return plan.heads * (qv_bytes + k_bytes + 2 * plan.k_tile * plan.v_tile + 12 * plan.chunk);
+}
+
+// The first plan whose tile has all of K and fits a CTA's shared memory; else the tiled one, which
+// fits every GPU.
+constexpr int plan_number(int k_dim, int smem_per_block) {
+  int number = 0;
+  while (!kPlans[number].tiled &&
+         (k_dim > kPlans[number].k_tile || smem_bytes(kPlans[number]) > smem_per_block)) {
+    ++number;
   }
-  return {};
+  return number;
+}
+
+constexpr Plan plan_of(int k_dim, int smem_per_block) {
+  return kPlans[plan_number(k_dim, smem_per_block)];
 }
 
 // Chunks of a sequence.

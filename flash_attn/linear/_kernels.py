@@ -91,7 +91,9 @@ class Served(NamedTuple):
 
 # Operation → what its kernels take. An operation that is not here, or that the compiled library
 # does not register, runs on torch operations.
-SERVED: dict[str, Served] = {}
+SERVED: dict[str, Served] = {
+    "_linear_forward": Served(frozenset({"none", "head", "scalar"})),
+}
 
 _library = torch.library.Library("flash_attn", "FRAGMENT")
 for _name, _schema in SCHEMAS.items():

@@ -8,6 +8,10 @@ namespace flash::sm80::linear {
 
 using flash::linear::ForwardParams;
 
+// Of the states before chunks. Sums over all earlier tokens leave the range of fp16, which ends at
+// 65504: 65k tokens without decay do, if k and v are 1 on average. Those of bf16 do not.
+using StateElement = cutlass::bfloat16_t;
+
 // kK, kV: columns of a tile of Q and K, and of V. kHeads: heads of a CTA, side by side in memory.
 // kTiled: K has more columns than a tile, and A is computed by a launch of its own.
 template <class Element_, int kChunk_, int kK_, int kV_, int kHeads_, int kWarps_, bool kTiled_>

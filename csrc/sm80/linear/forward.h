@@ -9,7 +9,7 @@ template <class Element, int kPlan = 0>
 void launch_any(ForwardParams const& p, LaunchContext const& launch) {
   constexpr flash::linear::Plan plan = flash::linear::kPlans[kPlan];
   if constexpr (!plan.tiled) {
-    if (p.k_dim > plan.k_tile) {
+    if (flash::linear::plan_number(p.k_dim, launch.device.smem_per_block) != kPlan) {
       launch_any<Element, kPlan + 1>(p, launch);
       return;
     }

@@ -14,6 +14,11 @@ void launch_forward(ForwardParams const& p, LaunchContext const& launch) {
   constexpr Plan plan = flash::linear::kPlans[kPlan];
   constexpr int kWarps = 8;
   using C = Config<Element, plan.chunk, plan.k_tile, plan.v_tile, plan.heads, kWarps, plan.tiled>;
+  static_assert(sizeof(OutputsStorage<C>) <= flash::linear::smem_bytes(plan));
+  static_assert(sizeof(StatesStorage<C>) <= flash::linear::smem_bytes(plan));
+  check(flash::linear::smem_bytes(plan) <= launch.device.smem_per_block, launch.name, " needs ",
+        flash::linear::smem_bytes(plan), " bytes of shared memory for a CTA, the GPU has ",
+        launch.device.smem_per_block);
   auto const tiles = [](int columns, int tile) { return (columns + tile - 1) / tile; };
   int const head_groups = tiles(p.heads, plan.heads), tiles_v = tiles(p.v_dim, plan.v_tile);
 
@@ -26,7 +31,7 @@ void launch_forward(ForwardParams const& p, LaunchContext const& launch) {
     launch_kernel<weights_kernel<W>>(launch, {blocks, W::kThreads, sizeof(WeightsStorage<W>)}, p);
   }
   int64_t const scans = (p.heads * p.state_size() / kScanned + kScanThreads - 1) / kScanThreads;
-  launch_kernel<scan_kernel<Element>>(launch, {p.sequences.count * scans, kScanThreads, 0}, p);
+  launch_kernel<scan_kernel<StateElement>>(launch, {p.sequences.count * scans, kScanThreads, 0}, p);
   TileGrid const outputs{1, tiles_v, head_groups, p.sequences.slots};
   launch_kernel<outputs_kernel<C>>(
       launch, {outputs.count(), C::kThreads, sizeof(OutputsStorage<C>)}, p, outputs);

@@ -14,7 +14,7 @@ struct OutputsStorage {
   alignas(16) Element q_or_out[C::kHeads][C::kChunk * C::kK];
   alignas(16) Element k[C::kHeads][C::kTiled ? 8 : C::kChunk * C::kK];
   alignas(16) Element v[C::kHeads][C::kChunk * C::kV];
-  alignas(16) Element state[C::kHeads][C::kK * C::kV];
+  alignas(16) StateElement state[C::kHeads][C::kK * C::kV];
   alignas(16) Cumulated cumulated[C::kHeads][C::kChunk];
   alignas(16) float to_end[C::kHeads][C::kChunk];
 };
@@ -22,6 +22,7 @@ struct OutputsStorage {
 template <class C>
 struct Strip {
   using Element = typename C::Element;
+  static constexpr bool kSplitsQ = !std::is_same_v<Element, StateElement>;
   ForwardParams const& p;
   OutputsStorage<C>& smem;
   int h;      // head of the CTA
@@ -41,16 +42,25 @@ struct Strip {
     }
   }
 
-  // out += Q S0, of a tile of K
+  // out += Q S0, of a tile of K. The 11 bits of Q in fp16 are two numbers of bf16.
   __device__ void add_state() {
 #pragma unroll
     for (int d = 0; d < C::kK; d += 16) {
-      uint32_t q[4], s[4];
+      uint32_t q[4], rest[4], s[4];
       read_a<C::kK>(smem.q_or_out[h], index * 16, d, q);
+      if constexpr (kSplitsQ) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          split<StateElement>(unpack<Element>(q[i]), q[i], rest[i]);
+        }
+      }
 #pragma unroll
       for (int n = 0; n < C::kV; n += 16) {
         read_b_deep<C::kV>(smem.state[h], d, n, s);
-        multiply<Element>(q, s, out[n / 8], out[n / 8 + 1]);
+        multiply<StateElement>(q, s, out[n / 8], out[n / 8 + 1]);
+        if constexpr (kSplitsQ) {
+          multiply<StateElement>(rest, s, out[n / 8], out[n / 8 + 1]);
+        }
       }
     }
   }
@@ -147,8 +157,8 @@ struct Strip {
 
 template <class C>
 __device__ void load_state(ForwardParams const& p, int slot, int head, int k_begin, int v_begin,
-                           typename C::Element* smem) {
-  auto const* state = static_cast<typename C::Element const*>(p.workspace.states) +
+                           StateElement* smem) {
+  auto const* state = static_cast<StateElement const*>(p.workspace.states) +
                       (int64_t(slot) * p.heads + head) * p.state_size();
   int const columns = p.v_columns();
   load_tile<C::kK, C::kV, C::kThreads>(state + int64_t(k_begin) * columns + v_begin, columns, smem,

@@ -118,7 +118,7 @@ constexpr int kScanThreads = 128;
 constexpr int kScanned = 4;  // neighbouring columns of a thread
 
 // states[c] = the state before chunk c. A thread has a few numbers of a state.
-template <class Element>
+template <class Stored>
 __global__ void __launch_bounds__(kScanThreads)
     scan_kernel(__grid_constant__ ForwardParams const p) {
   constexpr int kAhead = 8;  // chunks whose sums are on their way
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kScanThreads)
                                               p.sequences.chunk);
   int64_t const step = p.heads * p.state_size();
   float const* sums = p.workspace.sums + slot * step + own * kScanned;
-  Element* states = static_cast<Element*>(p.workspace.states) + slot * step + own * kScanned;
+  Stored* states = static_cast<Stored*>(p.workspace.states) + slot * step + own * kScanned;
   float const* decays = p.workspace.decays + slot * p.heads + head;
   for (int begin = 0; begin < chunks; begin += kAhead) {
     float4 sum[kAhead];
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kScanThreads)
     for (int i = 0; i < kAhead; ++i) {
       if (begin + i < chunks) {
         *reinterpret_cast<uint2*>(states + (begin + i) * step) = {
-            pack<Element>(state[0], state[1]), pack<Element>(state[2], state[3])};
+            pack<Stored>(state[0], state[1]), pack<Stored>(state[2], state[3])};
         state[0] = decay[i] * state[0] + sum[i].x;
         state[1] = decay[i] * state[1] + sum[i].y;
         state[2] = decay[i] * state[2] + sum[i].z;

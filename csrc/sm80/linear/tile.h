@@ -129,6 +129,14 @@ __device__ float2 unpack(uint32_t word) {
   return {static_cast<float>(low), static_cast<float>(high)};
 }
 
+// Two numbers as the nearest ones of a dtype, and what is missing.
+template <class Element>
+__device__ void split(float2 x, uint32_t& nearest, uint32_t& rest) {
+  nearest = pack<Element>(x.x, x.y);
+  float2 const taken = unpack<Element>(nearest);
+  rest = pack<Element>(x.x - taken.x, x.y - taken.y);
+}
+
 // Two accumulators of 8 columns as the operand A of the next product, 16 deep.
 template <class Element>
 __device__ void as_a(float const (&left)[4], float const (&right)[4], uint32_t (&a)[4]) {

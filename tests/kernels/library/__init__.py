@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flash_attn.call import in_order
 from flash_attn.dispatch import calls, direct, ops, rotary
+from flash_attn.linear import _kernels as linear
 from tests import host_build
 from tests.kernels import build
 
@@ -39,6 +40,8 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
     # Kernels move 16 bytes at a time, wherever they run.
     monkeypatch.setattr(calls, "_on_gpu", lambda q: q.dtype in HALF)
     monkeypatch.setattr(direct, "_functions", _functions)
+    monkeypatch.setattr(linear, "on_gpu", lambda q: q.dtype in HALF)
+    monkeypatch.setattr(linear, "_registered", set(_linear_operations()))
     library = _in_place_of_the_cpu()
     try:
         yield
@@ -54,7 +57,7 @@ def _load() -> str:
     # First, because what is defined stays defined: after a skip the next test would do it again.
     path = host_build.load_or_skip(build.load).__file__
     library = torch.library.Library(NAMESPACE, "DEF")
-    for name, schema in (ops.SCHEMAS | rotary.SCHEMAS).items():
+    for name, schema in (ops.SCHEMAS | rotary.SCHEMAS | linear.SCHEMAS).items():
         library.define(name + schema)
     _library, _path = library, path
     _take_functions()
@@ -69,7 +72,15 @@ def _in_place_of_the_cpu() -> torch.library.Library:
         for names, refused in ((ops.CPU, _refused), (rotary.CPU, _refused_rotary)):
             for name in names:
                 library.impl(name, _or_skip(name, refused), "CPU", allow_override=True)
+        for name in _linear_operations():
+            library.impl(name, getattr(getattr(torch.ops, NAMESPACE), name).default, "CPU")
     return library
+
+
+def _linear_operations() -> list[str]:
+    """Those of linear attention that the library has."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [name for name in linear.SCHEMAS if has_kernel(f"{NAMESPACE}::{name}", "CPU")]
 
 
 def module() -> ModuleType:

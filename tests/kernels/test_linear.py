@@ -1,0 +1,175 @@
+"""Linear attention's kernels against its recurrence in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attn.linear import _kernels, chunk_scan, ops
+from tests.kernels import library
+from tests.linear.cases import Case, packed
+from tests.linear.rounding import check_results
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SMALL_GPU = 120  # 99 KiB of shared memory
+GATES = (0.0, -1e-3, -5.0, -50.0, -torch.inf)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch) -> list[int]:
+    """Tokens of each call of the kernels, whose results begin as NaN."""
+    taken: list[int] = []
+    written, empty = ops._written, ops.empty_state
+
+    def poisoned_o(like, cu_seqlens, *rest, **keywords):
+        o = written(like, cu_seqlens, *rest, **keywords)
+        first, last = (0, None) if cu_seqlens is None else cu_seqlens[[0, -1]].tolist()
+        o[:, first:last] = torch.nan
+        return o
+
+    def forward(*args):
+        taken.append(args[0].shape[1])
+        kernel(*args)
+
+    kernel = _kernels.forward
+    monkeypatch.setattr(_kernels, "forward", forward)
+    monkeypatch.setattr(ops, "_written", poisoned_o)
+    monkeypatch.setattr(ops, "empty_state", lambda *args: empty(*args).fill_(torch.nan))
+    return taken
+
+
+@pytest.fixture(params=[80, SMALL_GPU])
+def gpu(request, monkeypatch) -> Iterator[int]:
+    with library.serving(monkeypatch, request.param):
+        yield request.param
+
+
+@pytest.fixture
+def large(monkeypatch) -> Iterator[None]:
+    with library.serving(monkeypatch, 80):
+        yield
+
+
+def mixed(case: Case) -> dict[str, Tensor | None]:
+    """The case's inputs, with any of the gates at any token."""
+    inputs = case.inputs()
+    if inputs["g"] is not None:
+        shape = inputs["g"].shape
+        small = -0.1 * torch.rand(shape).double()
+        drawn = torch.tensor(GATES).double()[torch.randint(len(GATES), shape)]
+        rare = torch.rand(shape) < 0.04
+        inputs["g"] = torch.where(rare, drawn, small).float().double()
+    return inputs
+
+
+def check(case: Case) -> None:
+    check_results(case, "cpu", mixed(case))
+
+
+@pytest.mark.parametrize("T", [0, 1, 15, 63, 65, 200, 300])
+def test_lengths(T, large, calls):
+    check(Case("scalar", 7, 9, T, dtype=BF16, v_first=True))
+    check(Case("none", 16, 32, T, H=3, HK=1, dtype=FP16, with_state=False))
+    assert calls == [T] * 2 * (T > 0)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(
+    ("K", "V"), [(1, 1), (8, 16), (20, 33), (32, 64), (60, 100), (64, 130), (100, 7)]
+)
+def test_head_dims(K, V, dtype, large):
+    check(Case("scalar", K, V, 150, H=2, HK=1, dtype=dtype, v_first=dtype is BF16))
+
+
+@pytest.mark.parametrize("K", [65, 128, 200])
+def test_head_dims_by_shared_memory(K, gpu):
+    """K of up to 128 is one tile, or on small GPUs two."""
+    check(Case("scalar", K, 72, 140, H=1, HK=1, dtype=BF16))
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(gate, large):
+    for decay, K in (("scalar", 16), ("head", 40)):
+        case = Case(decay, K, 24, 200, gate, dtype=BF16)
+        check_results(case, "cpu", case.inputs())
+
+
+@pytest.mark.parametrize("K", [16, 130])
+def test_packed_sequences(K, large):
+    for edges in (packed(300), (5, 5, 133, 134, 134, 262), (0, 128, 256, 300), (300, 300), (290, 300)):
+        check(Case("scalar", K, 8, 300, H=1, HK=1, cu_seqlens=edges, dtype=BF16))
+
+
+def test_several_heads_of_a_block(large):
+    check(Case("scalar", 8, 16, 140, B=2, H=6, HK=3, dtype=BF16))
+    check(Case("head", 30, 40, 40, B=2, H=3, HK=3, dtype=FP16))
+
+
+def test_gates_of_q_dtype_and_strides(large):
+    made = torch.randn(2, 2, 70, 3 * 24).bfloat16()
+    q, k, v = (x.transpose(1, 2) for x in made.split(24, -1))
+    g = -torch.rand(2, 70, 2).bfloat16()
+    got, _ = chunk_scan(q, k, v, g)
+    same, _ = chunk_scan(q.contiguous(), k.contiguous(), v.contiguous(), g.float())
+    assert torch.equal(got, same)
+
+
+def cancelling(case: Case) -> dict[str, Tensor | None]:
+    """Terms of the state that cancel but for a thousandth."""
+    inputs = case.inputs()
+    assert inputs["g"] is not None
+    inputs["g"] = torch.full_like(inputs["g"], -0.01)
+    for name in "kv":
+        inputs[name] = inputs[name].abs().bfloat16().double()
+    signs = 1 - 2 * (torch.arange(case.T) % 2)
+    inputs["v"] = inputs["v"] * signs[:, None, None]
+    return inputs
+
+
+def large_numbers(case: Case) -> dict[str, Tensor | None]:
+    """A state beyond 65504, which q brings back to what fp16 can hold."""
+    inputs = case.inputs()
+    for name in "kv":
+        inputs[name] = (30 + 2 * inputs[name]).half().double()
+    inputs["q"] = (inputs["q"] * 2.0**-6).half().double()
+    return inputs
+
+
+@pytest.mark.parametrize("make", [cancelling, large_numbers])
+@pytest.mark.parametrize("K", [1, 24])
+def test_contents(K, make: Callable, large):
+    decay, dtype = ("none", FP16) if make is large_numbers else ("scalar", BF16)
+    case = Case(decay, K, K, 300, H=1, HK=1, dtype=dtype)
+    inputs = make(case)
+    if make is large_numbers:
+        state = torch.einsum("bthk,bthv->hkv", inputs["k"][:, :256], inputs["v"][:, :256])
+        assert state.max() > 2 * 65504
+    check_results(case, "cpu", inputs, random_signs=make is cancelling)
+
+
+def test_neighbours_change_no_bit(large):
+    q, k = (torch.randn(1, 300, 1, 24).half() for _ in range(2))
+    v, g = torch.randn(1, 300, 1, 40).half(), -torch.rand(1, 300, 1)
+    edges = torch.tensor([0, 37, 237, 300])
+    o, states = chunk_scan(q, k, v, g, output_final_state=True, cu_seqlens=edges)
+    own = (x[:, 37:237] for x in (q, k, v, g))
+    alone, state = chunk_scan(*own, output_final_state=True)
+    assert torch.equal(o[:, 37:237], alone)
+    assert torch.equal(states[1:2], state)
+
+
+def test_gradients_by_torch_operations(large, calls):
+    """Where only the forward has a kernel, training runs."""
+    q, k, v = (torch.randn(1, 70, 2, 16).bfloat16().requires_grad_() for _ in range(3))
+    g = (-torch.rand(1, 70, 2)).requires_grad_()
+    inputs = q, k, v, g
+    o, _ = chunk_scan(*inputs)
+    assert calls == [70]
+    found = torch.autograd.grad(o, inputs, torch.ones_like(o))
+    o, _ = chunk_scan(*(x.double() for x in inputs))
+    want = torch.autograd.grad(o, inputs, torch.ones_like(o))
+    for got, exact in zip(found, want, strict=True):
+        torch.testing.assert_close(got, exact)
