@@ -15,11 +15,8 @@ struct Plan {
 };
 
 constexpr Plan kPlans[] = {
-    {16, 32, 128, 4, false},
-    {32, 64, 128, 2, false},
-    {64, 128, 128, 1, false},
-    {128, 128, 128, 1, false},
-    {64, 128, 128, 1, true},
+    {16, 32, 128, 4, false},   {32, 64, 128, 2, false}, {64, 128, 128, 1, false},
+    {128, 128, 128, 1, false}, {64, 128, 128, 1, true},
 };
 
 // Shared memory of the outputs' CTA: Q, K, V and the state, of 16 bits, and 12 bytes of decays a

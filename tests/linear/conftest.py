@@ -7,7 +7,7 @@ import torch
 
 from tests.linear.cases import Backend
 
-BACKENDS = {"cpu": Backend("cpu"), "cuda": Backend("cuda")}
+BACKENDS = {"cpu": Backend("cpu"), "cuda": Backend("cuda", kernels=True)}
 
 
 @pytest.fixture(

@@ -23,8 +23,8 @@ void launch_forward(ForwardParams const& p, LaunchContext const& launch) {
   int const head_groups = tiles(p.heads, plan.heads), tiles_v = tiles(p.v_dim, plan.v_tile);
 
   TileGrid const states{tiles(p.k_dim, plan.k_tile), tiles_v, head_groups, p.sequences.slots};
-  launch_kernel<states_kernel<C>>(
-      launch, {states.count(), C::kThreads, sizeof(StatesStorage<C>)}, p, states);
+  launch_kernel<states_kernel<C>>(launch, {states.count(), C::kThreads, sizeof(StatesStorage<C>)},
+                                  p, states);
   if constexpr (plan.tiled) {
     using W = WeightsConfig<Element, plan.chunk>;
     int64_t const blocks = int64_t(p.sequences.slots) * p.heads * W::kPairs;

@@ -8,7 +8,8 @@ namespace flash::sm80::linear {
 template <class C>
 struct OutputsStorage {
   using Element = typename C::Element;
-  // A warp reads its rows of Q to the end before it puts those of O there, kStaged columns at a time.
+  // A warp reads its rows of Q to the end before it puts those of O there, kStaged columns at a
+  // time.
   static constexpr int kStaged = C::kK < C::kV ? C::kK : C::kV;
   alignas(16) Element q_or_out[C::kHeads][C::kChunk * C::kK];
   alignas(16) Element k[C::kHeads][C::kTiled ? 8 : C::kChunk * C::kK];

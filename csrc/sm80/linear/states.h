@@ -74,8 +74,7 @@ __global__ void __launch_bounds__(C::kThreads)
   bool const decays = p.gate.ptr;
   if (decays) {
     for (int h = warp; h < heads; h += C::kWarps) {
-      flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, tile.head + h,
-                                                  smem.cumulated[h]);
+      flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, tile.head + h, smem.cumulated[h]);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < heads * C::kChunk; i += C::kThreads) {
@@ -98,8 +97,8 @@ __global__ void __launch_bounds__(C::kThreads)
     int const h = item / kStripsK, strip = item % kStripsK;
     float sums[C::kV / 8][4] = {};
     sum_strip<C>(smem, h, strip, tokens.count, decays, sums);
-    float* const out = p.workspace.sums +
-                       (int64_t(tile.slot) * p.heads + tile.head + h) * p.state_size();
+    float* const out =
+        p.workspace.sums + (int64_t(tile.slot) * p.heads + tile.head + h) * p.state_size();
 #pragma unroll
     for (int n = 0; n < C::kV / 8; ++n) {
 #pragma unroll
@@ -140,8 +139,8 @@ __global__ void __launch_bounds__(kScanThreads)
     state[e] = p.initial.ptr && v + e < p.v_dim ? *p.initial.at(sequence, head, k, v + e) : 0.f;
   }
   int64_t const slot = flash::linear::first_slot(p.sequences, sequence);
-  int const chunks = flash::linear::chunks_of(
-      flash::linear::tokens_of(p.sequences, sequence).count, p.sequences.chunk);
+  int const chunks = flash::linear::chunks_of(flash::linear::tokens_of(p.sequences, sequence).count,
+                                              p.sequences.chunk);
   int64_t const step = p.heads * p.state_size();
   float const* sums = p.workspace.sums + slot * step + own * kScanned;
   Stored* states = static_cast<Stored*>(p.workspace.states) + slot * step + own * kScanned;
@@ -159,8 +158,8 @@ __global__ void __launch_bounds__(kScanThreads)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (begin + i < chunks) {
-        *reinterpret_cast<uint2*>(states + (begin + i) * step) = {
-            pack<Stored>(state[0], state[1]), pack<Stored>(state[2], state[3])};
+        *reinterpret_cast<uint2*>(states + (begin + i) * step) = {pack<Stored>(state[0], state[1]),
+                                                                  pack<Stored>(state[2], state[3])};
         state[0] = decay[i] * state[0] + sum[i].x;
         state[1] = decay[i] * state[1] + sum[i].y;
         state[2] = decay[i] * state[2] + sum[i].z;

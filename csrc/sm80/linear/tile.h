@@ -100,8 +100,9 @@ __device__ void read_b_deep(Element const* tile, int row, int column, uint32_t (
 }
 
 template <class Element>
-using Instruction = std::conditional_t<std::is_same_v<Element, half_t>,
-                                       SM80_16x8x16_F32F16F16F32_TN, SM80_16x8x16_F32BF16BF16F32_TN>;
+using Instruction =
+    std::conditional_t<std::is_same_v<Element, half_t>, SM80_16x8x16_F32F16F16F32_TN,
+                       SM80_16x8x16_F32BF16BF16F32_TN>;
 
 // sums (16, 16) += a (16, 16 deep) * b (16 deep, 16); sums as two instructions leave them.
 template <class Element>

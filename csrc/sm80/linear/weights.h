@@ -25,7 +25,9 @@ struct StripDecays {
   __device__ float between(int strip, int later) const {
     return decay_between(cumulated[strip * 16 + 15], cumulated[later * 16]);
   }
-  __device__ float before(int strip) const { return decay_between({0.f, 0}, cumulated[strip * 16]); }
+  __device__ float before(int strip) const {
+    return decay_between({0.f, 0}, cumulated[strip * 16]);
+  }
 };
 
 // Weights of an earlier strip, without the rows' own factors.
@@ -137,8 +139,8 @@ __global__ void __launch_bounds__(C::kThreads)
 #pragma unroll
   for (int n = 0; n < C::kRows / 16; ++n) {
     int const other = first_column / 16 + n;
-    float(&left)[4] = sums[2 * n];
-    float(&right)[4] = sums[2 * n + 1];
+    float (&left)[4] = sums[2 * n];
+    float (&right)[4] = sums[2 * n + 1];
     if (other > strip) {
       continue;
     }
