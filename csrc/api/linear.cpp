@@ -69,8 +69,7 @@ linear::StateView<T> state_view(OptionalTensor const& state, char const* name,
           state->stride(3)};
 }
 
-void set_sequences(ForwardParams& p, Tensor const& q, OptionalTensor const& cu_seqlens,
-                   int chunk) {
+void set_sequences(ForwardParams& p, Tensor const& q, OptionalTensor const& cu_seqlens, int chunk) {
   linear::Sequences& s = p.sequences;
   check(!cu_seqlens || q.size(0) == 1, "with cu_seqlens the batch must be 1, not ", q.size(0));
   s.count = count(cu_seqlens ? cu_seqlens->numel() - 1 : q.size(0), "sequences");

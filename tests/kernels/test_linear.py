@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flash_attn.linear import _kernels, chunk_scan, ops
 from tests.kernels import library
-from tests.linear.cases import Case, packed
+from tests.linear.cases import Backend, Case, packed
+from tests.linear.cases import check as check_all
 from tests.linear.rounding import check_results
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -99,7 +100,13 @@ def test_gates(gate, large):
 
 @pytest.mark.parametrize("K", [16, 130])
 def test_packed_sequences(K, large):
-    for edges in (packed(300), (5, 5, 133, 134, 134, 262), (0, 128, 256, 300), (300, 300), (290, 300)):
+    for edges in (
+        packed(300),
+        (5, 5, 133, 134, 134, 262),
+        (0, 128, 256, 300),
+        (300, 300),
+        (290, 300),
+    ):
         check(Case("scalar", K, 8, 300, H=1, HK=1, cu_seqlens=edges, dtype=BF16))
 
 
@@ -161,15 +168,11 @@ def test_neighbours_change_no_bit(large):
     assert torch.equal(states[1:2], state)
 
 
-def test_gradients_by_torch_operations(large, calls):
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("gate", [None, *GATES])
+def test_gradients_by_torch_operations(gate, dtype, large, calls):
     """Where only the forward has a kernel, training runs."""
-    q, k, v = (torch.randn(1, 70, 2, 16).bfloat16().requires_grad_() for _ in range(3))
-    g = (-torch.rand(1, 70, 2)).requires_grad_()
-    inputs = q, k, v, g
-    o, _ = chunk_scan(*inputs)
-    assert calls == [70]
-    found = torch.autograd.grad(o, inputs, torch.ones_like(o))
-    o, _ = chunk_scan(*(x.double() for x in inputs))
-    want = torch.autograd.grad(o, inputs, torch.ones_like(o))
-    for got, exact in zip(found, want, strict=True):
-        torch.testing.assert_close(got, exact)
+    backend = Backend("cpu", kernels=True)
+    check_all(Case("scalar", 16, 24, 65, gate, B=2, dtype=dtype), backend)
+    check_all(Case("head", T=63, gate=gate, cu_seqlens=packed(63), dtype=dtype), backend)
+    assert calls == [65, 63]

@@ -14,6 +14,8 @@ _ROUNDING = {
 }
 # Of the sum of all terms' magnitudes: sums in fp32, and decays of long spans.
 SUMS = 2.0**-17
+# Compiled kernels round terms twice, to 16 bits (tests/linear/rounding.py).
+KERNEL_SUMS = {torch.bfloat16: 2.0**-7 + 2.0**-15, torch.float16: 2.0**-8 + 2.0**-10}
 # As small as a term in fp32 may be that is lost, and as a number of fp16 may be.
 _TINY = {torch.float16: 2.0**-24}
 

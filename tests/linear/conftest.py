@@ -7,7 +7,10 @@ import torch
 
 from tests.linear.cases import Backend
 
-BACKENDS = {"cpu": Backend("cpu"), "cuda": Backend("cuda", has_own_bits=False)}
+BACKENDS = {
+    "cpu": Backend("cpu"),
+    "cuda": Backend("cuda", has_own_bits=False, kernels=True),
+}
 
 
 @pytest.fixture(

@@ -16,6 +16,35 @@ struct StatesStorage {
   alignas(16) float left[C::kHeads][C::kChunk];  // of a token at the chunk's end
 };
 
+// Rows and columns of a tile's state that a warp sums at a time. Few heads of few rows are cut
+// along V, so that each warp has some.
+template <class C>
+struct StateOfWarp {
+  static constexpr int kStrips = C::kK / 16;
+  static constexpr int kParts = C::kHeads * kStrips < C::kWarps ? 2 : 1;
+  static constexpr int kColumns = C::kV / kParts;
+  static constexpr int kItems = kStrips * kParts;
+  static_assert(kColumns % 16 == 0);
+  int row;
+  int column;
+
+  __device__ explicit StateOfWarp(int item)
+      : row(item % kStrips * 16), column(item / kStrips * kColumns) {}
+
+  // Calls use(n, half, row, column) for numbers 2 half and 2 half + 1 of the lane's accumulator n.
+  template <class Use>
+  __device__ void for_pairs(Use use) const {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        use(n, half, row + half * 8 + lane / 4, column + n * 8 + lane % 4 * 2);
+      }
+    }
+  }
+};
+
 // Multiplies two tokens' columns of Kᵀ, in one register, by what is left of them.
 template <class Element>
 __device__ uint32_t decayed(uint32_t pair, float2 left) {
@@ -23,34 +52,39 @@ __device__ uint32_t decayed(uint32_t pair, float2 left) {
   return pack<Element>(x.x * left.x, x.y * left.y);
 }
 
-// A strip of 16 rows of the state: (16, kV) sums.
-template <class C>
-__device__ void sum_strip(StatesStorage<C> const& smem, int head, int strip, int tokens,
-                          bool decays, float (&sums)[C::kV / 8][4]) {
+// 16 rows of the state: (16, kColumns) sums, from a row and a column of the tile on. left: of
+// tokens.
+template <class C, int kColumns>
+__device__ void add_sums(typename C::Element const* tile_k, typename C::Element const* tile_v,
+                         float const* left, int row, int column, int tokens, bool decays,
+                         float (&sums)[kColumns / 8][4]) {
   using Element = typename C::Element;
   int const own = threadIdx.x % 4 * 2;  // tokens of this lane, of every eight
   for (int t = 0; t < tokens; t += 16) {
     uint32_t k[4];
-    read_a_deep<C::kK>(smem.k[head], t, strip * 16, k);
+    read_a_deep<C::kK>(tile_k, t, row, k);
     if (decays) {
-      float2 const near = *reinterpret_cast<float2 const*>(&smem.left[head][t + own]);
-      float2 const far = *reinterpret_cast<float2 const*>(&smem.left[head][t + own + 8]);
+      float2 const near = *reinterpret_cast<float2 const*>(&left[t + own]);
+      float2 const far = *reinterpret_cast<float2 const*>(&left[t + own + 8]);
       k[0] = decayed<Element>(k[0], near);
       k[1] = decayed<Element>(k[1], near);
       k[2] = decayed<Element>(k[2], far);
       k[3] = decayed<Element>(k[3], far);
     }
 #pragma unroll
-    for (int n = 0; n < C::kV; n += 16) {
+    for (int n = 0; n < kColumns; n += 16) {
       uint32_t v[4];
-      read_b_deep<C::kV>(smem.v[head], t, n, v);
+      read_b_deep<C::kV>(tile_v, t, column + n, v);
       multiply<Element>(k, v, sums[n / 8], sums[n / 8 + 1]);
     }
   }
 }
 
+// CTAs on an SM. Without the number ptxas takes three's registers for the least heads, and spills.
+constexpr int kResidentStates = 2;
+
 template <class C>
-__global__ void __launch_bounds__(C::kThreads)
+__global__ void __launch_bounds__(C::kThreads, kResidentStates)
     states_kernel(__grid_constant__ ForwardParams const p, __grid_constant__ TileGrid const grid) {
   using Element = typename C::Element;
   auto& smem = *reinterpret_cast<StatesStorage<C>*>(dynamic_smem());
@@ -91,26 +125,23 @@ __global__ void __launch_bounds__(C::kThreads)
   cp_async_wait<0>();
   __syncthreads();
 
-  constexpr int kStripsK = C::kK / 16;
-  int const columns = p.v_columns(), lane = threadIdx.x % 32;
-  for (int item = warp; item < heads * kStripsK; item += C::kWarps) {
-    int const h = item / kStripsK, strip = item % kStripsK;
-    float sums[C::kV / 8][4] = {};
-    sum_strip<C>(smem, h, strip, tokens.count, decays, sums);
+  using W = StateOfWarp<C>;
+  int const columns = p.v_columns();
+  for (int item = warp; item < heads * W::kItems; item += C::kWarps) {
+    W const own(item % W::kItems);
+    int const h = item / W::kItems;
+    float sums[W::kColumns / 8][4] = {};
+    add_sums<C, W::kColumns>(smem.k[h], smem.v[h], smem.left[h], own.row, own.column, tokens.count,
+                             decays, sums);
     float* const out =
         p.workspace.sums + (int64_t(tile.slot) * p.heads + tile.head + h) * p.state_size();
-#pragma unroll
-    for (int n = 0; n < C::kV / 8; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = tile.k_begin + strip * 16 + half * 8 + lane / 4;
-        int const column = tile.v_begin + n * 8 + lane % 4 * 2;
-        if (row < p.k_dim && column < columns) {
-          *reinterpret_cast<float2*>(out + int64_t(row) * columns + column) = {
-              sums[n][2 * half], sums[n][2 * half + 1]};
-        }
+    own.for_pairs([&](int n, int half, int row, int column) {
+      int const k = tile.k_begin + row, v = tile.v_begin + column;
+      if (k < p.k_dim && v < columns) {
+        *reinterpret_cast<float2*>(out + int64_t(k) * columns + v) = {sums[n][2 * half],
+                                                                      sums[n][2 * half + 1]};
       }
-    }
+    });
   }
 }
 
@@ -158,8 +189,8 @@ __global__ void __launch_bounds__(kScanThreads)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (begin + i < chunks) {
-        *reinterpret_cast<uint2*>(states + (begin + i) * step) = {
-            pack<Stored>(state[0], state[1]), pack<Stored>(state[2], state[3])};
+        *reinterpret_cast<uint2*>(states + (begin + i) * step) = {pack<Stored>(state[0], state[1]),
+                                                                  pack<Stored>(state[2], state[3])};
         state[0] = decay[i] * state[0] + sum[i].x;
         state[1] = decay[i] * state[1] + sum[i].y;
         state[2] = decay[i] * state[2] + sum[i].z;

@@ -1,0 +1,112 @@
+"""What of linear attention only a GPU shows: its kernels run, at sizes too large for the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from flash_attn.linear import _kernels, chunk_retention, chunk_scan, chunk_simple_gla
+from tests.linear.cases import Backend, Case, check
+from tests.linear.rounding import check_results
+
+BF16, FP16 = torch.bfloat16, torch.float16
+EDGES = (0, 0, 130, 131, 131, 899, 900)
+
+
+def inputs(cuda: str, *shape: int) -> list[torch.Tensor]:
+    """q, k, v of shape [B, T, H, D] in bf16."""
+    return [torch.randn(shape, device=cuda).bfloat16() for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("decay", ["none", "head", "scalar"])
+@pytest.mark.parametrize(
+    ("K", "V"),
+    [(1, 1), (7, 9), (8, 16), (16, 32), (32, 64), (60, 100), (64, 128), (128, 256), (320, 130)],
+)
+def test_results(K, V, decay, dtype, cuda):
+    for case in (
+        Case(decay, K, V, 700, B=2, H=3, HK=1, dtype=dtype, v_first=True),
+        Case(decay, K, V, 900, H=4, HK=2, cu_seqlens=EDGES, dtype=dtype, with_state=False),
+    ):
+        check_results(case, cuda, case.inputs())
+
+
+@pytest.mark.parametrize("gate", [0.0, -1e-3, -5.0, -50.0, -torch.inf])
+@pytest.mark.parametrize("T", [1, 15, 63, 65, 300])
+def test_gates(T, gate, cuda):
+    case = Case("scalar", 64, 128, T, gate, dtype=BF16)
+    check_results(case, cuda, case.inputs())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("decay", ["none", "head", "scalar"])
+def test_gradients(decay, dtype, cuda):
+    backend = Backend(cuda, kernels=True)
+    check(Case(decay, 32, 64, 200, B=2, H=4, HK=2, dtype=dtype), backend)
+    check(Case(decay, 100, 60, 200, cu_seqlens=(0, 70, 70, 200), dtype=dtype), backend)
+
+
+@pytest.mark.parametrize("K", [16, 64, 256])
+def test_calls_run_our_kernels(K, cuda):
+    q, k, v = inputs(cuda, 1, 300, 2, K)
+    g = -torch.rand(1, 300, 2, device=cuda)
+    for call in (
+        lambda: chunk_simple_gla(q, k, v, g),
+        lambda: chunk_retention(q, k, v),
+        lambda: chunk_scan(q, k, v),
+    ):
+        call()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            call()
+            torch.cuda.synchronize()
+        names = " ".join(event.name for event in profiled.events())
+        assert "linear::outputs_kernel" in names
+        assert "linear::states_kernel" in names
+        assert "gemm" not in names
+
+
+def test_a_vector_of_decays_runs_on_torch_operations(cuda):
+    case = Case("vector", 16, 24, 100, dtype=BF16)
+    q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (16, 24))
+    assert not _kernels.serves("_linear_forward", q, v, torch.empty(1, 100, 2, 16, device=cuda))
+    check(case, Backend(cuda, kernels=True))
+
+
+def test_repeatable_and_independent_of_neighbours(cuda):
+    q, k, v = inputs(cuda, 1, 5000, 4, 64)
+    g = -0.1 * torch.rand(1, 5000, 4, device=cuda)
+    edges = torch.tensor([0, 1000, 4001, 5000], dtype=torch.int32, device=cuda)
+    first, again = (chunk_scan(q, k, v, g, cu_seqlens=edges)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    alone, _ = chunk_scan(*(x[:, 1000:4001] for x in (q, k, v, g)))
+    assert torch.equal(first[:, 1000:4001], alone)
+
+
+def test_one_long_sequence(cuda):
+    """64k tokens: the end depends on all of them."""
+    q, k, v = inputs(cuda, 1, 65536, 1, 32)
+    o, state = chunk_scan(q, k, v, output_final_state=True)
+    want = torch.einsum("thk,thv->hkv", k[0].double(), v[0].double())
+    assert (state[0] - want).norm() < 1e-5 * want.norm()
+    last = torch.einsum("hk,hkv->hv", q[0, -1].double(), want) * 32**-0.5
+    assert (o[0, -1] - last).norm() < 1e-2 * last.norm()
+
+
+def test_graph(cuda):
+    """No call waits for the GPU: packed ones are captured too, and read offsets at each replay."""
+    q, k, v = inputs(cuda, 1, 400, 2, 32)
+    g = -torch.rand(1, 400, 2, device=cuda)
+    edges = torch.tensor([0, 100, 400], dtype=torch.int32, device=cuda)
+    scan = torch.ops.flash_attn.linear_forward
+    arguments = q, k, v, g, None, edges, 0.2, True, False
+    scan(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = scan(*arguments)
+    for middle in (100, 250):
+        edges[1] = middle
+        graph.replay()
+        for got, want in zip(found, scan(*arguments), strict=True):
+            assert torch.equal(got, want)
