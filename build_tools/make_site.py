@@ -42,7 +42,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             emulation""",
     },
     "lab/README.md": {
-        "Experiments": """sm90_forward_rates sm90_forward_few_queries sm90_forward_log
+        "Experiments": """plan sm90_forward_rates sm90_forward_few_queries sm90_forward_log
             sm90_forward_instruction_cost sm90_forward_step sm90_forward_tile_ends
             sm90_forward_varlen_short sm90_forward_short_rows sm90_forward_short_rows_tried
             sm90_forward_tile_choice sm90_forward_late_store sm90_forward_last_wave

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,6 +57,37 @@ class GatedLinearAttention(nn.Module):
         clamp_min: least log gate, or None.
         layer_idx: where the layer's states are in a cache.
     """
+
+    mode: str
+    hidden_size: int
+    layer_idx: int | None
+    num_heads: int
+    num_kv_heads: int
+    num_kv_groups: int
+    key_dim: int
+    value_dim: int
+    key_dim_per_group: int
+    value_dim_per_group: int
+    head_k_dim: int
+    head_v_dim: int
+    feature_map: Callable[[Tensor], Tensor] | None
+    use_short_conv: bool
+    use_output_gate: bool
+    gate_logit_normalizer: int
+    clamp_min: float | None
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    g_proj: nn.Linear
+    q_conv1d: ShortConvolution
+    k_conv1d: ShortConvolution
+    v_conv1d: ShortConvolution
+    gk_proj: nn.Sequential
+    o_proj: nn.Linear
+    fuse_norm_and_gate: bool
+    g_norm_swish_gate: FusedRMSNormGated
+    g_norm: RMSNorm
+    gate_fn: Callable[[Tensor], Tensor]
 
     def __init__(
         self,

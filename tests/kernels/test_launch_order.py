@@ -41,8 +41,9 @@ def calls() -> dict[str, Callable[[], object]]:
     wide_table = torch.arange(400, dtype=torch.int32).view(2, 200)
 
     def backward() -> None:
-        _flash_attn_backward(rows, rows, q, q, rows, lse, *gradients, 0.0, 0.125, True, -1, -1, 0.0,
-                             None, False)  # fmt: skip
+        softcap = 20.0  # has one schedule, tiles
+        _flash_attn_backward(rows, rows, q, q, rows, lse, *gradients, 0.0, 0.125, True, -1, -1,
+                             softcap, None, False)  # fmt: skip
 
     def beside() -> None:
         flash_attn_varlen_func(packed, many_pages, many_pages, starts, ints(0, 3000, 6000), 400,
