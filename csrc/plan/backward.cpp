@@ -15,8 +15,7 @@ constexpr double kTurns = 0.18;
 constexpr double kWait = 0.7;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
-// Of a head's tiles at work so many load a row from memory, of each part of its rows; the others
-// find it in L2.
+// Tiles of a head that load a row of each part from memory; the others at work find it in L2.
 constexpr double kApart = 3;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.

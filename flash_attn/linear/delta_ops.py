@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,14 +84,6 @@ for _name, _serve, _fake in (
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale, ctx.output_final_state, _v_first = inputs
-    ctx.save_for_backward(*tensors)
-    if not ctx.output_final_state:
-        ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
 def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tuple:
     if do is None and dfinal_state is None:
         return (None,) * 10
@@ -103,11 +95,9 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tupl
     return *wanted, None, None, None, None
 
 
-def _no_second(ctx: Any, *_: Any) -> NoReturn:
-    raise RuntimeError("flash_attn.linear has no second derivative")
-
-
 torch.library.register_autograd(
-    "flash_attn::delta_forward", _gradients, setup_context=_save, lib=_library
+    "flash_attn::delta_forward", _gradients, setup_context=ops.save_inputs, lib=_library
 )
-torch.library.register_autograd("flash_attn::delta_backward", _no_second, lib=_library)
+torch.library.register_autograd(
+    "flash_attn::delta_backward", ops.no_second_derivative, lib=_library
+)

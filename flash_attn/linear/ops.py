@@ -196,7 +196,7 @@ for _name, _serve, _fake in (
 # --- Autograd -------------------------------------------------------------------------------------
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def save_inputs(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.scale, ctx.output_final_state, _v_first = inputs
     ctx.save_for_backward(*tensors)
     if not ctx.output_final_state:
@@ -218,11 +218,11 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tupl
     return *wanted, None, None, None, None
 
 
-def _no_second(ctx: Any, *_: Any) -> NoReturn:
+def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
     raise RuntimeError("flash_attn.linear has no second derivative")
 
 
 torch.library.register_autograd(
-    "flash_attn::linear_forward", _gradients, setup_context=_save, lib=_library
+    "flash_attn::linear_forward", _gradients, setup_context=save_inputs, lib=_library
 )
-torch.library.register_autograd("flash_attn::linear_backward", _no_second, lib=_library)
+torch.library.register_autograd("flash_attn::linear_backward", no_second_derivative, lib=_library)

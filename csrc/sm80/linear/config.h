@@ -8,8 +8,9 @@ namespace flash::sm80::linear {
 
 using flash::linear::ForwardParams;
 
-// Of the states before chunks. Sums over all earlier tokens leave the range of fp16, which ends at
-// 65504: 65k tokens without decay do, if k and v are 1 on average. Those of bf16 do not.
+// The states before chunks are stored so. Sums over all earlier tokens leave the range of fp16,
+// which ends at 65504: 65k tokens without decay do, if k and v are 1 on average. Those of bf16 do
+// not.
 using StateElement = cutlass::bfloat16_t;
 
 // kK, kV: columns of a tile of Q and K, and of V. kHeads: heads of a CTA, side by side in memory.

@@ -128,7 +128,7 @@ struct Strip {
     }
   }
 
-  // By way of shared memory, where the warp alone reads and writes these rows.
+  // Rows leave through shared memory, where the warp alone reads and writes them.
   __device__ void store(flash::linear::Tokens const& tokens, int v_begin) {
     constexpr int kStaged = OutputsStorage<C>::kStaged;
     int const lane = threadIdx.x % 32;
