@@ -19,7 +19,7 @@ from benchmarks.regret import __main__ as regret
 from benchmarks.rows import Options, Row
 from benchmarks.tune import __main__ as tune
 
-# Of a user: git ignores them. Those that the documents quote are written with --record.
+# Git ignores a user's results. --record writes those that the documents quote.
 RESULTS = Path(__file__).resolve().parent.parent / "build" / "bench"
 RECORDS = Path(__file__).resolve().parent / "results"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.rows import Row
 
-# Whose figures are those of this library; presets of several of our calls name them otherwise.
+# Contenders that are not this library; presets of several of our calls name ours otherwise.
 FOREIGN = {
     *("fa2", "fa3", "cudnn", "sdpa", "standard", "torch", "read", "copy", "compiled"),
     *("gla chunk", "gla fused_chunk", "gla fused_recurrent", "mamba2", "simple gla"),

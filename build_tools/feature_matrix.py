@@ -24,7 +24,7 @@ END = "<!-- end of the feature matrix -->"
 YES, NO = "yes", "–"
 FAMILIES = {"sm80": "GPU, sm80 kernels (Ampere and newer)", "sm90": "GPU, sm90 kernels (Hopper)"}
 
-# Whose kernels a GPU runs where its own family has none.
+# The family whose kernels a GPU runs where its own family has none.
 OLDER = {"sm90": "sm80"}
 
 

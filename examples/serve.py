@@ -102,7 +102,7 @@ class Engine:
         """Which requests go on by how many tokens; all of these have pages."""
         plan: list[tuple[Request, int]] = []
         left = self.budget
-        # Those that generate first: sorting keeps the order of admission among them.
+        # Requests that generate come first: sorting keeps the order of admission among them.
         for request in sorted(self.running, key=lambda r: len(r.tokens) - r.cached > 1):
             count = min(len(request.tokens) - request.cached, left)
             if count > 0 and request in self.running and self._reserve(request, count, plan):

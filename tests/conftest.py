@@ -36,7 +36,7 @@ FEATURES = frozenset(
     }
 )
 
-# Those with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
+# Operations with no CUDA kernel yet. Remove a name when its kernel exists: the tests insist.
 CUDA_MISSING: frozenset[str] = frozenset()
 
 # The GPU's kernels compiled for the host, for this compute capability.

@@ -21,7 +21,7 @@ from tests.any_contents import Calls
 LENGTHS = [(1, 1), (65, 129), (129, 65), (33, 0)]  # seqlen_q, seqlen_k
 MASKS = [{}, {"causal": True}, {"window_size": (17, 5)}]
 DTYPES = (torch.bfloat16, torch.float16)
-# Of q and k, and of v: one pair for each size of kernel, some of them smaller than it.
+# Head dims of q and k, and of v: one pair for each size of kernel, some of them smaller than it.
 HEAD_DIMS = ((24, 24), (64, 64), (80, 96), (128, 128), (192, 128), (136, 144), (256, 256))
 
 
@@ -63,7 +63,7 @@ def dense(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
 
 
 def relay(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
-    """On a GPU so many tiles that the backward hands sums on, which nobody sets to zero before."""
+    """On a GPU so many tiles that the backward hands sums on, which are not set to zero before."""
     shape = (6, 300, 16) if torch.get_default_device().type == "cuda" else (1, 30, 2)
     for causal in (False, True):
         inputs = leaves(*((*shape, d) for d in (head_dim, head_dim, head_dim_v)), dtype=dtype)

@@ -1,5 +1,5 @@
-"""Index tensors on a GPU, where nobody looks at what they hold: nothing is written around an
-output, and every call ends."""
+"""Index tensors on a GPU, whose contents are not checked: nothing is written around an output, and
+every call ends."""
 
 from __future__ import annotations
 

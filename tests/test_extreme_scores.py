@@ -94,8 +94,8 @@ def test_a_large_softcap_of_generation(softcap, case, device, needs):
         assert_lse("lse", lse, ref.lse)
 
 
-# Of four heads: one that gives all weight away, one as usual, one without a sink, and one whose
-# logit times log2(e) would overflow.
+# Four heads' sinks: one takes all weight, one is usual, one is none, and the last one's logit times
+# log2(e) would overflow.
 SINKS = (INF, 0.5, -INF, 3e38)
 USUAL = (0.0, 0.5, -INF, 0.0)
 BOTH = slice(1, 3)  # heads with the same result under either

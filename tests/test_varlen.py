@@ -45,7 +45,7 @@ def check_forward(case: Case, x: Packed, extra: dict | None = None, **lists) -> 
     exponent = exponent_error(out.dtype, ref_lse, ref_out)
     assert_accurate("out", out, ref_out, std_out, unavoidable=exponent)
     assert not out[x.cu_q[-1] :].any(), "rows past the last sequence are not 0"
-    # What the LSE of rows of no sequence is, nobody promises.
+    # The contract does not say what the LSE of rows of no sequence is.
     total = x.cu_q[-1]
     std_lse = standard(x.q.float(), x.k.float(), x.v.float(), x.s_aux)[1][:, :total]
     assert_lse("lse", lse[:, :total].contiguous(), ref_lse[:, :total], std_lse)

@@ -53,7 +53,7 @@ class _Tape(NamedTuple):
 
     backward: Callable[..., Tensor]  # calls the operation
     arrange: Callable[[tuple, dict], tuple]  # the forward's arguments, in the schema's order
-    # Those that the backward takes too, under the same names.
+    # The arguments that the backward takes too, under the same names.
     tensors: _Some
     options: _Some
     forward_only: _Some  # inputs for which there is no backward

@@ -14,7 +14,7 @@ struct BankCounts {
   int64_t conflicts = 0;  // passes more than without conflicts
 };
 
-// By kind of instruction, since somebody asked last.
+// Counts of each kind of instruction since they were last read.
 inline std::map<std::string, BankCounts> bank_counts;
 
 // Eight lanes' addresses, 16-byte aligned.

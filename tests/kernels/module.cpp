@@ -345,7 +345,7 @@ flash::DeviceInfo gpu_of(int sm, int sm_count) {
   return device;
 }
 
-// Of a packed batch: the queries of a sequence up to which it is decoded; -1 if all is.
+// The queries of a sequence up to which a packed batch decodes it; -1: all of them.
 int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
   int const few = flash::few_queries(forward_params(call), num_splits, gpu_of(sm, sm_count));
   return few == flash::kAllQueries ? -1 : few;

@@ -23,7 +23,7 @@ inline void fiber_main() {
 
 constexpr int kStackBytes = 256 * 1024;
 
-// Of threads that have ended: new memory costs more than a small block does.
+// Stacks of threads that have ended: new memory costs more than a small block does.
 inline std::vector<std::unique_ptr<char[]>> free_stacks;
 
 inline std::unique_ptr<char[]> take_stack() {

@@ -38,7 +38,7 @@ constexpr int kWarp = 32;
 // Shared memory before a kernel writes there: NaN in either dtype, an integer out of all bounds.
 constexpr uint16_t kPoison = 0x7fff;
 
-// What a thread waits for, and how it is called when nobody brings it about.
+// What a thread waits for, and how it is called when no thread brings it about.
 struct Wait {
   virtual bool over() const = 0;
   virtual std::string what() const = 0;
@@ -95,7 +95,7 @@ struct Thread {
 };
 
 // What the lanes of a warp show each other in collective instructions. Two buffers: a lane that is
-// late to read one finds it untouched, since nobody passes the next instruction without it.
+// late to read one finds it untouched, since no lane passes the next instruction without it.
 struct Warp {
   static constexpr int kBytes = 48;
   Barrier barrier{kWarp, "the rest of its warp"};
@@ -127,7 +127,7 @@ struct Order {
   }
 };
 
-// Of a launch's first block; the next blocks take others.
+// The order of a launch's first block; the next blocks take others.
 inline uint64_t first_order = 0;
 
 constexpr int kNoThread = -1;
@@ -235,8 +235,8 @@ class Cluster {
   size_t turn_ = 0;
 };
 
-// Whose thread or unit is at work, and whose shared memory and units it works with: they differ
-// only inside an access to another block.
+// The block whose thread or unit is at work, and the block whose shared memory and units it works
+// with: they differ only inside an access to another block.
 inline Block* running = nullptr;
 inline Block* block = nullptr;
 

@@ -33,7 +33,7 @@ BACKWARD = [v for v in ROWS if v.direction == "bwd" and v.head_dim == 64]
 # Each tile drawn, or columns of them.
 COLUMNS = [v for v in BACKWARD if v.arch == "sm90"]
 WAYS = [(v, False) for v in BACKWARD] + [(v, True) for v in COLUMNS]
-# Whose tiles of small pages are long where a table has room for many keys.
+# Rows whose tiles of small pages are long where a table has room for many keys.
 LONG = [v for v in ROWS if v.direction == "fwd" and v.second_block_n > 128]
 PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]
 DECODE = [v for v in ROWS if v.direction == "decode" and v.head_dim == 64]

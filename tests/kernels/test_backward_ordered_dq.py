@@ -33,7 +33,7 @@ def test_masks_and_lengths(kernels, row, deterministic, shape):
     check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
 
 
-# Those that find D by the way, where each row sees a key.
+# Rows whose kernels find D by the way, where each query sees a key.
 FINDING = [row for row in PLAIN if row.head_dim <= 192]
 FOUND = [
     dict(sq=1, sk=300),

@@ -241,7 +241,7 @@ def test_many_sequences(kernels, row):
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 def test_more_sequences_than_are_cut(kernels, row):
-    """Where nobody searches."""
+    """Batches in which no CTA searches its sequence."""
     batch = Batch("more", q=tuple(b % 3 for b in range(60)), k=tuple(5 * b for b in range(60)))
     check(kernels, row, replace(batch, h=20, hk=2, before=1, behind=40))
 
@@ -357,7 +357,7 @@ def test_mixed_batches_on_hopper(kernels, row, forward, batch):
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("few", [1, 2, 7, 32])
 def test_each_sequence_is_one_kernel_s(kernels, row, few):
-    """Neither leaves a row to nobody, and neither writes one of the other's."""
+    """The two kernels together write each row, and neither writes one of the other's."""
     x = make(Batch("border", q=(1, 2, 3, 7, 8, 32, 33), k=(40,) * 7, behind=2), BF16, 64)
     lengths = torch.tensor([1, 2, 3, 7, 8, 32, 33])
     is_few = torch.cat([(lengths <= few).repeat_interleave(lengths), torch.tensor([False, False])])

@@ -20,8 +20,8 @@ PLAIN = [v for v in ROWS if v.scores == "plain"]
 FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores == "plain"]
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
 HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
-# Of these, some have longer tiles, in boxes of their own, where a table has room for many keys: too
-# long ones for a kernel of any keys (plan/forward.h).
+# Some of them have longer tiles, in boxes of their own, where a table has room for many keys: they
+# are too long for a kernel of any keys (plan/forward.h).
 LONG = [row for row in HOPPER if row.second_block_n > 128]
 MANY_KEYS = 7200
 DTYPES = {"bf16": BF16, "fp16": FP16}
@@ -119,7 +119,7 @@ def test_pages_on_hopper(kernels, row, case):
     ids=id_of,
 )
 def test_long_tiles_of_pages(kernels, row, case):
-    # Of few queries heads that share keys would share row blocks.
+    # With few queries, heads that share keys would share row blocks.
     case = case if case.sq > 1 else replace(case, h=2, hk=2, sq=130)
     lse = check(calls.OnTile(kernels, "second"), row, case, has_room=True)
     if case.window[0] < 0:

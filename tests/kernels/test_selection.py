@@ -136,7 +136,7 @@ def test_who_decodes(kernels, shape, num_splits, sm, expected):
     assert kernels.decodes(call, num_splits, sm, sm_count=132) == expected
 
 
-ANY = 1  # a pointer that nobody follows
+ANY = 1  # a pointer that is never followed
 
 
 def packed(batch: int, longest: int, total_q: int, heads: tuple[int, int], **more) -> dict:
@@ -164,7 +164,7 @@ ALL = -1
         ((2, 0, 2, (32, 8)), PAGED, 0),
         ((2, 3, 0, (32, 8)), PAGED, 0),
         ((0, 3, 2, (32, 8)), PAGED, 0),
-        # That it can read: steps of generation, and what must not depend on the batch.
+        # Pages that it can read: steps of generation, and what must not depend on the batch.
         ((64, 1, 64, (32, 8)), BOXES, ALL),
         ((64, 5, 320, (32, 8)), BOXES | {"batch_invariant": True}, ALL),
         # A single sequence has many queries, as was said, unless that must not count.

@@ -1,6 +1,6 @@
 """Thread blocks that run at the same time, and of which none knows how far the others are.
 
-Elsewhere one cluster runs after the other, so that nobody ever waits for a tile in another's hands.
+Elsewhere one cluster runs after the other, so that no CTA ever waits for another one's tile.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _ROUNDING = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
 }
-# Of the sum of all terms' magnitudes: sums in fp32, and decays of long spans.
+# A share of the sum of all terms' magnitudes: sums in fp32, and decays of long spans.
 SUMS = 2.0**-17
 # Compiled kernels round terms twice, to 16 bits (tests/linear/rounding.py).
 KERNEL_SUMS = {torch.bfloat16: 2.0**-7 + 2.0**-15, torch.float16: 2.0**-8 + 2.0**-10}

@@ -92,7 +92,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
-# Whose attention layers do not tell packed sequences apart.
+# Models whose attention layers do not tell packed sequences apart.
 PACKS_NOTHING = ("granitemoehybrid",)
 
 

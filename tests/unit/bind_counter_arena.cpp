@@ -5,7 +5,7 @@
 
 namespace {
 
-// Memory that nobody reads: its counters are told by their numbers.
+// Memory that is never read: its counters are told by their numbers.
 struct Arena {
   int64_t first;               // counters of the first slab
   std::vector<int64_t> slabs;  // and of each

@@ -18,7 +18,7 @@ void bind_dropout(py::module_& m) {
       },
       py::arg("query"), py::arg("key"));
 
-  // Of a sequence that begins at (batch_head, query, key) in the whole that it is a part of.
+  // The bits of a sequence that begins at (batch_head, query, key) in the whole.
   m.def(
       "part_keeps",
       [](std::array<int64_t, 2> rng_state, std::array<int64_t, 3> origin, int heads_q, int head,

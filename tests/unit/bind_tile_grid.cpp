@@ -3,8 +3,8 @@
 
 void bind_tile_grid(py::module_& m) {
   // All tiles of a launch: (m_block, head, batch), or None for a surplus one. of_keys: the same
-  // lengths as keys. by_first_blocks: whoever has a tile goes on with those below. few_q: sequences
-  // of no more queries are somebody else's.
+  // lengths as keys. by_first_blocks: the CTA that has a tile goes on with those below. few_q:
+  // another kernel has sequences of no more queries.
   m.def(
       "tile_grid",
       [](int batch, int seqlen_q, int64_t total_q, std::optional<std::vector<int>> const& cu_q,

@@ -26,7 +26,7 @@ MODES = [{}, {"of_keys": True}, {"by_first_blocks": True}]
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_tiles_are_inside(core, mode):
-    """Each is found once. A sequence's row blocks are the first ones, in order, so that nobody
+    """Each is found once. A sequence's row blocks are the first ones, in order, so that no CTA
     waits for one that is missing; and all rows have one where nothing is wrong."""
     rng = random.Random(0)
     right = 0

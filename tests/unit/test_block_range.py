@@ -14,7 +14,7 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
     seen = [set(visible(left, right, seqlen_q, seqlen_k, row)) for row in rows]
     needed = sorted({key // block_n for keys in seen for key in keys})
 
-    # Whole in every row, or else it needs the mask; keys past the end are in nobody's row.
+    # Whole in every row, or else it needs the mask; keys past the end are in no row.
     whole = [
         n_block
         for n_block in needed

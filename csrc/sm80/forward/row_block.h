@@ -78,7 +78,7 @@ struct SharedStorage {
   // In shared memory and read again at each use: kept in registers, these two dozen words make the
   // kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
-  // Of rows; see LargestLogits.
+  // Each row's largest logit; see LargestLogits.
   int maxima[Config::kScores == ScoreLevel::Plain ? 1 : Config::kBlockM];
 };
 

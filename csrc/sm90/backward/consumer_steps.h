@@ -67,19 +67,19 @@ struct ConsumerSteps {
     }
   }
 
-  // Whether another iteration follows, and the position of its Q. With the result of a vote, the
-  // compiler, too, knows that this is the same in all lanes.
+  // Whether another iteration follows, and the position of its Q, or of this one's. With the result
+  // of a vote, the compiler, too, knows that this is the same in all lanes.
   struct Next {
-    bool more;
     Position at;
-  };
-  __device__ __forceinline__ Next next_if(bool more) const {
-    Next next{more, at};
-    if (more) {
-      next.at.advance();
+    bool more = false;
+
+    __device__ __forceinline__ void follows(bool another) {
+      more = another;
+      if (more) {
+        at.advance();
+      }
     }
-    return next;
-  }
+  };
 
   // Sᵀ of the rows at a position, started
   __device__ __forceinline__ void scores(Position const& rows_at, int key_stage, ScoreFragment& s) {

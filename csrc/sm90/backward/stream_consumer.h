@@ -77,7 +77,8 @@ struct StreamConsumer : ConsumerSteps<Config> {
                                             ScoreFragment& s) {
     Base::find_thread_again();
     Iteration const& rows = smem.row_iteration(iterations);
-    Next next = Base::next_if(__any_sync(kAll, done + 1 < count));
+    Next next{at};
+    next.follows(__any_sync(kAll, done + 1 < count));
     crosses = __any_sync(kAll, rows.followed);
     if (crosses) {
       next.at.advance();

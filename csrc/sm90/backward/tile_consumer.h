@@ -143,9 +143,9 @@ struct TileConsumer : ConsumerSteps<Config> {
                                             Sums& sums, ScoreFragment& s) {
     Base::find_thread_again();
     Iteration const& rows = smem.row_iteration(iterations);
-    Next next = Base::next_if(false);
+    Next next{at};
     if constexpr (Tile::kCountsIterations) {
-      next = Base::next_if(__any_sync(kAll, progress.done + 1 < progress.count));
+      next.follows(__any_sync(kAll, progress.done + 1 < progress.count));
     }
     DoutPosition const dout_at = Base::dout_position();
     ScoreFragment dp, s_next;
@@ -182,7 +182,7 @@ struct TileConsumer : ConsumerSteps<Config> {
     // whose factors would keep its registers until here.
     auto const wait_for_rows = [&] {
       if constexpr (!Tile::kCountsIterations) {
-        next = Base::next_if(rows.more);
+        next.follows(rows.more);
       }
       smem.q_ring.wait_full(next.at);
       read_lse_ahead(next.at);

@@ -41,7 +41,7 @@ struct SharedStorage {
   // two more a thread, which kernels with score mods do not have.
   int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
 
-  // Of a consumer's row; its index is found anew, which keeps it out of registers.
+  // The maximum of a consumer's row; its index is found anew, which keeps it out of registers.
   __device__ int& maximum(int r) {
     unsigned index = threadIdx.x;
     asm volatile("" : "+r"(index));

@@ -29,7 +29,7 @@ class MBarriers : public Unit {
     std::memcpy(smem_pointer(address, 8), &kIntact, sizeof(kIntact));
   }
 
-  // Of one thread on a GPU, of all of them here.
+  // On a GPU this concerns one thread, here all of them.
   void fence_init() {
     for (auto& [address, state] : states_) {
       state.fenced = true;

@@ -1,8 +1,8 @@
 // The TMA unit: tiles and runs of bytes between global and shared memory, beside the threads.
 //
 // As harsh as the PTX manual allows. What is going to be loaded is NaN from the start until no
-// thread can go on without it. What is going to be stored is read when somebody waits for that, and
-// reaches global memory after all blocks have ended, unless somebody waits for that as well.
+// thread can go on without it. What is going to be stored is read when a thread waits for that, and
+// reaches global memory after all blocks have ended, unless a thread waits for that as well.
 #pragma once
 
 #include <array>
@@ -188,7 +188,7 @@ struct BulkStore {
   }
 };
 
-// Those that nobody has waited for, of all blocks of a launch.
+// Stores of all blocks of a launch that no thread has waited for.
 inline std::vector<BulkStore> late_stores;
 
 inline void finish_stores() {
@@ -223,7 +223,7 @@ class BulkStores : public Unit {
     mine().wanted = kAny;
   }
 
-  // One group that somebody waits for reads.
+  // One group that a thread waits for reads.
   bool advance() override {
     for (OfThread& of : of_) {
       if (of.unread.size() > of.wanted) {

@@ -10,7 +10,7 @@
 
 namespace {
 
-// Of each thread. On a GPU launches bind it as well.
+// Each thread has its own. On a GPU launches bind it as well.
 thread_local bool has_context = false;
 
 CUresult broken = CUDA_SUCCESS;

@@ -29,8 +29,8 @@ struct MatrixDescriptor {
     expect((bits >> 49 & 7) == 0, "matrix descriptors with a base offset are not emulated");
   }
 
-  // Of rows 8 i .. 8 i + 7 of the operand's M or N ("group") and one k for an operand that is
-  // contiguous there; else of one row and 8 k's.
+  // A chunk holds rows 8 i .. 8 i + 7 of the operand's M or N ("group") and one k, if the operand is
+  // contiguous along them; else one row and 8 k's.
   uint32_t chunk_along_mn(int group, int k) const {
     uint32_t const width = span_bytes / 16;
     if (width == 0) {

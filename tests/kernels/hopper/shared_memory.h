@@ -35,8 +35,8 @@ struct AsyncView : Unit {
     std::fill(words, words + bytes.size() / 2, kPoison);
   }
 
-  // fence.proxy.async. Of one thread on a GPU, of all of them here: threads that forget it are
-  // found only if nobody fences.
+  // fence.proxy.async. On a GPU it concerns one thread, here all of them: a thread that forgets it
+  // is found only if no thread fences.
   void fence() { std::memcpy(bytes.data(), block->smem, bytes.size()); }
 
   bool sees(uint32_t address, int count) const {

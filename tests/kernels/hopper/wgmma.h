@@ -1,7 +1,7 @@
 // wgmma: the four warps of a warpgroup issue matrix products that run beside them.
 //
 // As harsh as the PTX manual allows. Accumulators hold NaN from the issue until their thread has
-// waited; products run when somebody waits for them, and find out whether their operands are still
+// waited; products run when a thread waits for them, and find out whether their operands are still
 // what they were. Registers are the C++ objects that the kernel passes: they have to stay where
 // they are.
 #pragma once
@@ -85,7 +85,7 @@ class Warpgroup {
     me.fenced = false;
   }
 
-  // Runs the next product if somebody waits for it and all threads have issued it.
+  // Runs the next product if a thread waits for it and all threads have issued it.
   bool advance() {
     if (done_ >= wanted_ || !issued_by_all(done_ + 1)) {
       return false;
@@ -130,8 +130,8 @@ class Warpgroup {
   static int rank() { return block->current % kWarpgroup; }
   OfThread& mine() { return of_[rank()]; }
 
-  // Of accumulator register i (PTX manual, "Register Fragments for wgmma.mma_async.m64nNk16"); of
-  // an operand's register pair the same with k for the column.
+  // Where accumulator register i lies (PTX manual, "Register Fragments for
+  // wgmma.mma_async.m64nNk16"); an operand's register pair the same, with k for the column.
   static int row(int rank, int i) { return rank / 32 * 16 + rank % 32 / 4 + i / 2 % 2 * 8; }
   static int column(int rank, int i) { return i / 4 * 8 + rank % 4 * 2 + i % 2; }
 
@@ -238,7 +238,7 @@ class Warpgroup {
   std::vector<OfThread> of_ = std::vector<OfThread>(kWarpgroup);
   std::deque<Product> products_;  // issued and not done; the oldest is number done_
   int64_t done_ = 0;
-  int64_t wanted_ = 0;  // somebody waits for those before
+  int64_t wanted_ = 0;  // threads wait for the products before this number
   std::vector<std::unique_ptr<Accumulators>> in_flight_;
 };
 

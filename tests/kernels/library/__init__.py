@@ -20,7 +20,7 @@ from tests.kernels import build
 
 NAMESPACE = "flash_attn_host"
 HALF = (torch.float16, torch.bfloat16)
-# By compute capability: shared memory of a block, and SMs: few, so that persistent kernels persist.
+# Shared memory of a block and SMs, for each compute capability: few SMs make kernels persistent.
 DEVICES = {80: (166912, 4), 90: (232448, 3), 120: (101376, 4)}
 L2_BYTES = 40 << 20  # cuda_on_host.cpp
 

@@ -46,7 +46,7 @@ struct ProductCase {
   void (*run)(Matrices const&, Fault);
 };
 
-// By name, all that products.cpp instantiates.
+// All that products.cpp instantiates, under their names.
 std::map<std::string, ProductCase> const& product_cases();
 
 void run_pipeline(Matrices const& matrices, int k, Fault fault);

@@ -5,7 +5,7 @@
 
 namespace flash {
 
-// Of the device that the tests are about.
+// The largest cluster of the device that the tests describe.
 inline int largest_of_device = 16;
 
 template <auto kKernel>

@@ -20,7 +20,7 @@
 
 namespace flash {
 
-// Of a block. A GPU has none with more.
+// A block's shared memory. No GPU has more.
 class SharedMemory {
  public:
   char* data() { return bytes_; }
@@ -41,7 +41,7 @@ class SharedMemory {
   alignas(1024) char bytes_[232448];
 };
 
-// Of blocks that run at the same time. Clusters of Hopper's GPUs have no more.
+// The shared memory of blocks that run at the same time: a cluster of Hopper's has no more.
 inline std::array<SharedMemory, 16> shared_memory;
 
 // A launch orders nothing, except for kernels that wait for blocks launched before.

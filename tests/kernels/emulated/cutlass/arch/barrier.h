@@ -80,7 +80,7 @@ struct ClusterBarrier {
   static void arrive(ValueType const* barrier) {
     simt::mbarriers().arrive(simt::smem_address(barrier));
   }
-  // Of the mbarrier at the same place in another block.
+  // Arrives at the mbarrier at the same place in another block.
   static void arrive(ValueType const* barrier, uint32_t block, uint32_t really) {
     uint32_t const address = simt::smem_address(barrier);
     if (really) {
