@@ -98,7 +98,7 @@ def _gla(kind: str) -> _Contender:
         return problem.gated_inputs(device, (problem.head_dim_k,))
 
     def call(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        # Keywords, because the stub of a removed kind takes keywords alone and says that it is gone.
+        # Keywords: the stub of a removed kind takes nothing else, and says that it is gone.
         return mix(q=q, k=k, v=v, **{GATES[kind]: gate})[0]
 
     return inputs, call
