@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from flash_attn.dispatch import ops
 
 
 def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -204,6 +206,27 @@ def test_the_operation(device):
     )  # fmt: skip
     _, lse, rows, _ = torch.ops.flash_attn._flash_attn_forward(*args, **options)
     assert rows.shape == lse.shape
+
+
+ROWS = [(2, 3, 1), (1, 5, 4099), (7, 2, 300), (3, 700), (1, 1, 70_000)]
+EMPTY = [(2, 0, 5), (0, 3, 5), (4, 0)]
+
+
+@pytest.mark.parametrize("value", [None, -math.inf, math.nan], ids=str)
+@pytest.mark.parametrize("shape", ROWS + EMPTY, ids=str)
+def test_heads_of_rows(shape, value, device):
+    """Exactly the largest of a head's rows, wherever it is; NaN is larger than all."""
+    heads = shape[-2]
+    of_heads = torch.randn(heads, math.prod(shape) // max(heads, 1), device=device) - 9
+    largest = of_heads.new_full((heads,), -math.inf)
+    if of_heads.numel():
+        places = torch.randint(of_heads.shape[1], (heads,), device=device)
+        of_heads[range(heads), places] = -1.0 if value is None else value
+        largest = of_heads.amax(1)
+    rows = of_heads.view(heads, *shape[:-2], shape[-1]).movedim(0, -2).contiguous()
+    assert_bitwise("heads", ops.largest_of_heads(rows), largest)
+    if value is not math.nan:  # it takes NaN for a difference
+        torch.library.opcheck(ops.largest_of_heads.default, (rows,))
 
 
 def test_batch_invariant(device, needs):

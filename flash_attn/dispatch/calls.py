@@ -5,7 +5,6 @@ The public functions differ in how they take q, k and v; from here on they are t
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -173,17 +172,9 @@ def _attend(
         return out, lse, probs
     with_lse = options.return_lse or options.return_softmax_lse
     if options.return_max_logits is not False:
-        largest = probs if options.return_max_logits == "row" else largest_of_heads(probs)
+        largest = probs if options.return_max_logits == "row" else ops.largest_of_heads(probs)
         return (out, lse, largest) if with_lse else (out, largest)
     return (out, lse) if with_lse else out
-
-
-def largest_of_heads(rows: Tensor) -> Tensor:
-    """(h,) of the rows' largest logits, (b, h, s) or packed (h, total)."""
-    heads = rows.shape[-2]
-    if rows.numel() == 0:
-        return rows.new_full((heads,), -math.inf)
-    return rows.amax((0, 2) if rows.dim() == 3 else 1)
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -22,6 +22,7 @@ from flash_attn.dispatch import autograd, content_checks, direct, run, versions
 __all__ = [
     "backward",
     "forward",
+    "largest_of_heads",
     "merge_attention",
     "varlen_backward",
     "varlen_forward",
@@ -83,6 +84,7 @@ SCHEMAS = {
         "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "
         "Tensor(c!)? out=None) -> ()"
     ),
+    "_largest_of_heads": "(Tensor rows) -> Tensor",
 }
 
 _library = torch.library.Library("flash_attn", "DEF")
@@ -95,6 +97,7 @@ backward = torch.ops.flash_attn._flash_attn_backward
 varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
 with_kvcache = torch.ops.flash_attn._flash_attn_with_kvcache
 merge_attention = torch.ops.flash_attn._merge_attention
+largest_of_heads = torch.ops.flash_attn._largest_of_heads
 
 
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------
@@ -173,13 +176,19 @@ def _on_one_device(arguments: Callable) -> Callable:
     return by_name
 
 
-CPU: dict[str, Callable] = {"_merge_attention": cpu.merge_attention}
+CPU: dict[str, Callable] = {
+    "_merge_attention": cpu.merge_attention,
+    "_largest_of_heads": cpu.largest_of_heads,
+}
 for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
     CPU[_name] = _taking(_arguments, _description, _serve)
     _fake = _taking(_on_one_device(_arguments), _description, _fake)
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
 torch.library.register_fake("flash_attn::_merge_attention", lambda *_, out=None: None, lib=_library)
+torch.library.register_fake(
+    "flash_attn::_largest_of_heads", lambda rows: rows.new_empty(rows.shape[-2]), lib=_library
+)
 for _name, _kernel in CPU.items():
     _library.impl(_name, _kernel, "CPU")
 
