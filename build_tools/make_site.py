@@ -45,9 +45,10 @@ CONTENTS: dict[str, dict[str, str]] = {
         "Experiments": """plan sm90_forward_rates sm90_forward_few_queries sm90_forward_log
             sm90_forward_instruction_cost sm90_forward_step sm90_forward_tile_ends
             sm90_forward_varlen_short sm90_forward_short_rows sm90_forward_short_rows_tried
-            sm90_forward_tile_choice sm90_forward_late_store sm90_forward_last_wave
-            sm90_forward_head_strips sm90_forward_counters sm90_forward_scheduler_warp
-            sm90_forward_tiles sm90_forward_machine_code sm90_forward_page_loads
+            sm90_forward_tile_choice sm90_forward_late_store sm90_forward_largest_logits
+            sm90_forward_last_wave sm90_forward_head_strips sm90_forward_counters
+            sm90_forward_scheduler_warp sm90_forward_tiles sm90_forward_machine_code
+            sm90_forward_page_loads
             sm90_forward_small_pages sm90_forward_large_pages sm90_forward_kv_split
             sm90_forward_score_mods sm90_backward_rates sm90_backward_design sm90_backward_step
             sm90_backward_counters sm90_backward_log sm90_backward_no_last_pass

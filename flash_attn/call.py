@@ -122,7 +122,8 @@ class Forward(NamedTuple):
     rng_state: Tensor | None = None
     batch_invariant: bool = False
     deterministic: bool = False
-    return_max_logits: bool = False  # of each row
+    return_max_logits: bool = False
+    max_logits_of_heads: bool = False  # not of rows
     num_splits: int = 0
 
     @classmethod

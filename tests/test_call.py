@@ -51,7 +51,19 @@ def described(monkeypatch, asked, description, operation):
         Forward("q", "k", "v", SCORING, None, Keys(), True, "rng_state", True, True),
         Forward("q", "k", "v", SCORING, LENGTHS),
         Forward(
-            "q", "k", "v", SCORING, LENGTHS, Keys(*Keys._fields), True, "r", True, True, True, 8
+            "q",
+            "k",
+            "v",
+            SCORING,
+            LENGTHS,
+            Keys(*Keys._fields),
+            True,
+            "r",
+            True,
+            True,
+            True,
+            True,
+            8,
         ),
     ],
 )

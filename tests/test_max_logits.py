@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -20,7 +21,6 @@ from flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from flash_attn.dispatch import ops
 
 
 def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -141,10 +141,22 @@ def test_pages(page_size, device, needs):
             own[: stop - start] = x[start:stop]
             pages[table[i].long()] = own.unflatten(0, (columns, page_size))
     with needs("paged"):
-        _, rows = flash_attn_varlen_func(
-            q, k_pages, v_pages, cu_q, cu_k, 150, longest, causal=True, block_table=table,
-            return_max_logits="row",
-        )  # fmt: skip
+        rows, heads = (
+            flash_attn_varlen_func(
+                q,
+                k_pages,
+                v_pages,
+                cu_q,
+                cu_k,
+                150,
+                longest,
+                causal=True,
+                block_table=table,
+                return_max_logits=wanted,
+            )[1]
+            for wanted in ("row", True)
+        )
+        assert_bitwise("heads", heads, rows.amax(1))
         expected = varlen_ref(max_logits_ref, q, k, v, cu_q.tolist(), ends, causal=True)[1]
         assert_logits("rows", rows, expected)
 
@@ -195,38 +207,42 @@ def test_compiled(wanted, device):
     assert_bitwise("logits", logits, call(q, k, v)[1])
 
 
-def test_the_operation(device):
+@pytest.mark.parametrize("of_heads", [False, True])
+def test_the_operation(of_heads, device):
     """Its fake implementation has the shapes; the largest logits come in S_dmask's place."""
     q = torch.randn(2, 20, 2, 64, device=device).to(BF16)
     args = (q, q, q, 0.0, 0.125, True, -1, -1, 0.0, None, False)
-    options = {"return_max_logits": True}
+    options = {"return_max_logits": True, "max_logits_of_heads": of_heads}
     torch.library.opcheck(
         torch.ops.flash_attn._flash_attn_forward.default, args, options,
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
-    _, lse, rows, _ = torch.ops.flash_attn._flash_attn_forward(*args, **options)
-    assert rows.shape == lse.shape
+    _, lse, logits, _ = torch.ops.flash_attn._flash_attn_forward(*args, **options)
+    assert logits.shape == ((2,) if of_heads else lse.shape)
 
 
-ROWS = [(2, 3, 1), (1, 5, 4099), (7, 2, 300), (3, 700), (1, 1, 70_000)]
-EMPTY = [(2, 0, 5), (0, 3, 5), (4, 0)]
-
-
-@pytest.mark.parametrize("value", [None, -math.inf, math.nan], ids=str)
-@pytest.mark.parametrize("shape", ROWS + EMPTY, ids=str)
-def test_heads_of_rows(shape, value, device):
-    """Exactly the largest of a head's rows, wherever it is; NaN is larger than all."""
-    heads = shape[-2]
-    of_heads = torch.randn(heads, math.prod(shape) // max(heads, 1), device=device) - 9
-    largest = of_heads.new_full((heads,), -math.inf)
-    if of_heads.numel():
-        places = torch.randint(of_heads.shape[1], (heads,), device=device)
-        of_heads[range(heads), places] = -1.0 if value is None else value
-        largest = of_heads.amax(1)
-    rows = of_heads.view(heads, *shape[:-2], shape[-1]).movedim(0, -2).contiguous()
-    assert_bitwise("heads", ops.largest_of_heads(rows), largest)
-    if value is not math.nan:  # it takes NaN for a difference
-        torch.library.opcheck(ops.largest_of_heads.default, (rows,))
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_extreme_scores(value, packs, device):
+    """In one head, at one key: NaN is larger than all, and rows that do not see it have none."""
+    q, k, v = torch.randn(3, 300, 2, 64, device=device).to(BF16)
+    q[..., 0] = 1.0
+    k[:, 1] = 0.0
+    k[77, 1, 0] = value
+    options = {"causal": True, "return_max_logits": "row"}
+    if packs:
+        ends = torch.tensor([0, 300], dtype=torch.int32, device=device)
+        call = functools.partial(flash_attn_varlen_func, q, k, v, ends, ends, 300, 300)
+    else:
+        call = functools.partial(flash_attn_func, q[None], k[None], v[None])
+    rows, heads = (call(**options | {"return_max_logits": of})[1] for of in ("row", True))
+    rows = rows if packs else rows[0]
+    seen = torch.full((300,), 0.0, device=device)
+    if value != -math.inf:
+        seen[77:] = value
+    assert_within("rows", rows[1], seen, 0.0)
+    assert rows[0].isfinite().all()
+    assert_bitwise("heads", heads, rows.amax(1))
 
 
 def test_batch_invariant(device, needs):

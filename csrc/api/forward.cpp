@@ -28,8 +28,9 @@ struct Attributes {
   ScoreArguments score;
   bool return_softmax;
   OptionalTensor const& rng_state;
-  bool return_max_logits;  // of each row
-  bool may_decode;         // a decode kernel may serve the call
+  bool return_max_logits;
+  bool max_logits_of_heads;  // not of rows
+  bool may_decode;           // a decode kernel may serve the call
   int64_t num_splits = 0;
 };
 
@@ -105,8 +106,10 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   OptionalTensor score_output;
   if (a.return_max_logits) {
-    score_output = torch::stable::empty_like(lse);
-    p.lse.to_max = static_cast<float*>(score_output->data_ptr()) - p.lse.ptr;
+    score_output = a.max_logits_of_heads ? empty(q, {p.heads_q}, ScalarType::Float)
+                                         : torch::stable::empty_like(lse);
+    auto* const logits = static_cast<float*>(score_output->data_ptr());
+    p.max_logits = a.max_logits_of_heads ? MaxLogits{0, logits} : MaxLogits{logits - p.lse.ptr};
   }
   AttentionLaunches const attention(q, k, v, p, a);
   if (a.return_softmax) {
@@ -126,7 +129,8 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
                 int64_t window_left, int64_t window_right, double softcap,
                 OptionalTensor alibi_slopes, bool return_softmax, OptionalTensor s_aux,
                 OptionalTensor rng_state, bool batch_invariant,
-                bool /*deterministic: of the backward it leads to*/, bool return_max_logits) {
+                bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
+                bool max_logits_of_heads) {
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = dense_lengths(q, k, v);
@@ -142,6 +146,7 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
        return_softmax,
        rng_state,
        return_max_logits,
+       max_logits_of_heads,
        !batch_invariant},
       out, lse);
 }
@@ -154,7 +159,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
                        bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
-                       int64_t num_splits) {
+                       bool max_logits_of_heads, int64_t num_splits) {
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
@@ -180,6 +185,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
        return_softmax,
        rng_state,
        return_max_logits,
+       max_logits_of_heads,
        /*may_decode=*/true,
        num_splits},
       out, lse);

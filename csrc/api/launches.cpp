@@ -27,7 +27,7 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
   return select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
                  p.head_dim_v, p.scores.has_score_mods(), sm, device.smem_per_block, page_layout(p),
-                 /*softcap=*/0.f, /*largest_logits=*/p.lse.to_max != 0});
+                 /*softcap=*/0.f, /*largest_logits=*/p.max_logits.wanted()});
 }
 
 Request decode_request(Tensor const& q, FwdParams const& p) {

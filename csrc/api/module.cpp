@@ -178,7 +178,7 @@ struct Described {
     p.pages.table = page_size ? &something : nullptr;
     p.pages.page_size = FastDiv(std::max(page_size, 1));
     p.batch_invariant = batch_invariant;
-    p.lse.to_max = largest_logits;
+    p.max_logits.to_row = largest_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
     p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};
@@ -195,7 +195,7 @@ struct Described {
             device.smem_per_block,
             page_layout(params.pages.page_size.divisor),
             /*softcap=*/0.f,
-            /*largest_logits=*/params.lse.to_max != 0};
+            /*largest_logits=*/params.max_logits.wanted()};
   }
 
   bool has_rows() const {

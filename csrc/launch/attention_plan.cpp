@@ -101,7 +101,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.mask = p.mask;
   problem.score_mods = p.scores.has_score_mods();
   problem.dropout = p.scores.dropout_p > 0.f;
-  problem.largest_logits = p.lse.to_max != 0;
+  problem.largest_logits = p.max_logits.wanted();
   problem.batch_invariant = p.batch_invariant;
   problem.keys = !paged                                ? plan::KeyLayout::Rows
                  : page_layout(p) == PageLayout::Boxes ? plan::KeyLayout::PageBoxes

@@ -19,6 +19,14 @@ struct OddRows {
   FLASH_HD bool any() const { return columns_k > 0; }
 };
 
+// Where largest logits go, for calls that ask for those of rows or of heads.
+struct MaxLogits {
+  int64_t to_row = 0;         // from a row's LSE to its largest logit; 0: not wanted
+  float* of_heads = nullptr;  // [h]; null: not wanted
+
+  FLASH_HD bool wanted() const { return to_row != 0 || of_heads; }
+};
+
 // One forward call. Element types are erased here; the variant that is picked knows them.
 struct FwdParams {
   TensorView<const void> q;  // [b, sq, h, d]
@@ -26,7 +34,8 @@ struct FwdParams {
   TensorView<const void> v;  // [b, sk, hk, dv]
   TensorView<void> out;      // [b, sq, h, dv]
   RowView lse;               // [b, h, sq], natural log
-  Pages pages;               // of k and v, if they are [pages, page_size, hk, d]
+  MaxLogits max_logits;
+  Pages pages;  // of k and v, if they are [pages, page_size, hk, d]
   Seqlens seqlens;
   Mask mask;
   Scores scores;

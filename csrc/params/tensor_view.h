@@ -38,7 +38,6 @@ struct RowView {
   float* ptr;
   int64_t batch_stride;
   int64_t head_stride;
-  int64_t to_max = 0;  // of LSE: from a row's to its largest logit; 0: not wanted
 
   FLASH_HD float* at(int batch, int64_t row, int head) const {
     return ptr + batch * batch_stride + head * head_stride + row;

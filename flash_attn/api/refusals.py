@@ -15,7 +15,6 @@ _REFUSED = re.compile(r"flash_attn: refused: ([^|]+)\|(\w+)((?:\|[^|\n]*)*)")
 # code → text after the argument's name; {} are the operands
 WORDS = {
     "address": "got address {}; a multiple of 16 bytes is needed",
-    "contiguous": "got shape {}; contiguous (batch, heads, rows) or (heads, rows) is needed",
     "device": "it is not on the CUDA device of the call's other tensors",
     "dims": "got {} dimensions; {} are needed",
     "dtype": "got dtype {}; {} is needed",

@@ -8,7 +8,6 @@ cannot: values. CONTENT_CHECKS makes these checks alone, for tensors of any devi
 from . import kvcache, varlen
 from .dense import backward, forward
 from .kvcache import with_kvcache
-from .largest import largest_of_heads
 from .merge import merge_attention
 from .varlen import varlen_backward, varlen_forward
 
@@ -16,7 +15,6 @@ __all__ = [
     "CONTENT_CHECKS",
     "backward",
     "forward",
-    "largest_of_heads",
     "merge_attention",
     "varlen_backward",
     "varlen_forward",

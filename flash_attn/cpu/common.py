@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from flash_attn.call import Forward
 
 from .sinks import sink_share
 
@@ -30,6 +34,18 @@ def softmax_delta(dout: Tensor, out: Tensor, dlse: Tensor | None, softmax_d: Ten
         softmax_d[..., rows, :] = product.sum(-1)
     if dlse is not None:
         softmax_d.sub_(dlse.transpose(-1, -2))
+
+
+def largest_of_heads(rows: Tensor) -> Tensor:
+    """(h,) of rows' largest logits, (b, h, s) or packed (h, total)."""
+    if rows.numel() == 0:
+        return rows.new_full((rows.shape[-2],), -math.inf)
+    return rows.amax((0, 2) if rows.dim() == 3 else 1)
+
+
+def largest_logits(call: Forward, rows: Tensor) -> Tensor:
+    """The op's score_output of a call that asks for them."""
+    return largest_of_heads(rows) if call.max_logits_of_heads else rows
 
 
 def sink_gradient(s_aux: Tensor, lse: Tensor, softmax_d: Tensor, head_dim: int) -> Tensor:

@@ -12,7 +12,7 @@ from flash_attn.call import Backward, Forward, Keys, Lengths, accumulation_dtype
 
 from .attend import attend, attend_backward
 from .batches import Batch, batches
-from .common import draw_rng_state, sink_gradient, softmax_delta
+from .common import draw_rng_state, largest_logits, sink_gradient, softmax_delta
 from .paging import Pages
 from .probabilities import probabilities
 from .scores import make_scores
@@ -30,7 +30,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = q.new_empty(total_q, heads, v.shape[-1])
     lse = q.new_empty(heads, total_q, dtype=accumulation_dtype(q.dtype))
     max_logits = torch.empty_like(lse) if call.return_max_logits else None
-    score_output = q.new_empty(0) if max_logits is None else max_logits
+    score_output = q.new_empty(0)
     if call.return_softmax:
         longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
         score_output = q.new_zeros(lengths.batch, heads, *longest)
@@ -51,6 +51,8 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         lse[:, unused].fill_(-math.inf)
         if max_logits is not None:
             max_logits[:, unused].fill_(-math.inf)
+    if max_logits is not None:
+        score_output = largest_logits(call, max_logits)
     return out, lse, score_output, rng_state
 
 

@@ -164,24 +164,24 @@ def _attend(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         batch_invariant=options.batch_invariant, deterministic=options.deterministic,
         return_max_logits=options.return_max_logits is not False,
+        max_logits_of_heads=options.return_max_logits is True,
     )  # fmt: skip
-    out, lse, probs, _ = forward(call)
+    out, lse, score_output, _ = forward(call)
     if head_dim_v is not None:
         out = out.narrow(-1, 0, head_dim_v)
     if options.return_attn_probs:
-        return out, lse, probs
+        return out, lse, score_output
     with_lse = options.return_lse or options.return_softmax_lse
     if options.return_max_logits is not False:
-        largest = probs if options.return_max_logits == "row" else ops.largest_of_heads(probs)
-        return (out, lse, largest) if with_lse else (out, largest)
+        return (out, lse, score_output) if with_lse else (out, score_output)
     return (out, lse) if with_lse else out
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The operation, recorded by autograd; a call with dropout that has no state yet gets one.
 
-    score_output (S_dmask, or the rows' largest logits) and rng_state have no elements, or are None,
-    in a call without them.
+    score_output (S_dmask, or the largest logits of rows or heads) and rng_state have no elements,
+    or are None, in a call without them.
     """
     q, k, v, scoring, lengths, keys, return_softmax, rng_state, *_ = call
     *in_order, s_aux = scoring
@@ -199,6 +199,8 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["deterministic"] = True
     if call.return_max_logits:
         named["return_max_logits"] = True
+    if call.max_logits_of_heads:
+        named["max_logits_of_heads"] = True
     if call.num_splits:
         named["num_splits"] = call.num_splits
     inputs = q, k, v, s_aux

@@ -22,7 +22,6 @@ from flash_attn.dispatch import autograd, content_checks, direct, run, versions
 __all__ = [
     "backward",
     "forward",
-    "largest_of_heads",
     "merge_attention",
     "varlen_backward",
     "varlen_forward",
@@ -46,10 +45,10 @@ _GRADIENTS = (
 # `deterministic` does nothing in a forward; it travels with the call to the backward it causes.
 _FORWARD_TAIL = (
     "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
-    "bool deterministic=False, bool return_max_logits=False"
+    "bool deterministic=False, bool return_max_logits=False, bool max_logits_of_heads=False"
 )
-# score_output: S_dmask with return_softmax, the rows' largest logits, like softmax_lse, with
-# return_max_logits; no call has both.
+# score_output: S_dmask with return_softmax; with return_max_logits the rows' largest logits, like
+# softmax_lse, or with max_logits_of_heads those of heads, (h,); no call has both.
 _FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor score_output, Tensor rng_state_out)"
 _BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
 
@@ -84,7 +83,6 @@ SCHEMAS = {
         "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "
         "Tensor(c!)? out=None) -> ()"
     ),
-    "_largest_of_heads": "(Tensor rows) -> Tensor",
 }
 
 _library = torch.library.Library("flash_attn", "DEF")
@@ -97,7 +95,6 @@ backward = torch.ops.flash_attn._flash_attn_backward
 varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
 with_kvcache = torch.ops.flash_attn._flash_attn_with_kvcache
 merge_attention = torch.ops.flash_attn._merge_attention
-largest_of_heads = torch.ops.flash_attn._largest_of_heads
 
 
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------
@@ -118,11 +115,13 @@ def _fake_forward(asked: call.Forward):
         if lengths is None
         else (lengths.batch, heads, lengths.max_seqlen_q, lengths.max_seqlen_k)
     )
-    probs = q.new_empty(probs_shape if asked.return_softmax else (0,))
+    score_output = q.new_empty(probs_shape if asked.return_softmax else (0,))
+    if asked.return_max_logits:
+        score_output = lse.new_empty((heads,) if asked.max_logits_of_heads else lse.shape)
     return (
         q.new_empty((*q.shape[:-1], _columns_of_out(q, asked.v))),
         lse,
-        lse.new_empty(lse.shape) if asked.return_max_logits else probs,
+        score_output,
         q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
     )
 
@@ -176,19 +175,13 @@ def _on_one_device(arguments: Callable) -> Callable:
     return by_name
 
 
-CPU: dict[str, Callable] = {
-    "_merge_attention": cpu.merge_attention,
-    "_largest_of_heads": cpu.largest_of_heads,
-}
+CPU: dict[str, Callable] = {"_merge_attention": cpu.merge_attention}
 for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
     CPU[_name] = _taking(_arguments, _description, _serve)
     _fake = _taking(_on_one_device(_arguments), _description, _fake)
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
 torch.library.register_fake("flash_attn::_merge_attention", lambda *_, out=None: None, lib=_library)
-torch.library.register_fake(
-    "flash_attn::_largest_of_heads", lambda rows: rows.new_empty(rows.shape[-2]), lib=_library
-)
 for _name, _kernel in CPU.items():
     _library.impl(_name, _kernel, "CPU")
 

@@ -12,20 +12,22 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 __all__ = ["register"]
 
 
 class _Dims(NamedTuple):
-    """Which dimension of a tensor counts what; from the end where negative, None where none."""
+    """Which dimension of a tensor counts what; from the end where negative, None where none; how
+    it is reduced over what."""
 
-    batch: int | None
+    batch: int | str | None
     heads: int | None
 
 
 _WHOLE = _Dims(None, None)
+_MAXIMA = _Dims("max", 0)  # each rank's are of its entries
 _ROWS = _Dims(0, 2)  # (batch, seqlen, heads, head_dim)
 _PER_HEAD = _Dims(None, 0)
 _PER_ENTRY = _Dims(0, None)
@@ -102,7 +104,9 @@ def _rule(operation: torch._ops.OpOverload, dims: dict[str, _Dims]) -> Callable[
         kinds = _kinds(given, of)
         inputs = [name for name in names if name in given]
         returned = {name: _dims_of(name, given["q"], dims) for name in results}
-        if given.get("return_max_logits", False):  # which come in its place
+        if given.get("max_logits_of_heads", False):  # which come in its place
+            returned["score_output"] = _MAXIMA
+        elif given.get("return_max_logits", False):
             returned["score_output"] = returned["softmax_lse"]
         elif not given.get("return_softmax", False):
             returned["score_output"] = _WHOLE
@@ -130,6 +134,8 @@ def _dims_of(name: str, spec: Any, dims: dict[str, _Dims]) -> _Dims:
 
 def _placement(dims: _Dims, kind: str) -> Placement:
     dim = getattr(dims, kind, None)
+    if isinstance(dim, str):
+        return Partial(dim)
     return Replicate() if dim is None else Shard(dim)
 
 

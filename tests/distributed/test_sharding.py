@@ -69,6 +69,25 @@ def test_dense(processes, kind):
     processes.run(dense, kind, ranks=RANKS)
 
 
+def max_logits(rank: int, shape: tuple[int, ...], placements: list) -> None:
+    q, k, v = qkv(2, 6)
+    mesh = mesh_of(*shape)
+    sharded = [distribute_tensor(x.detach(), mesh, placements) for x in (q, k, v)]
+    for of in (True, "row"):
+        _, expected = flash_attn.flash_attn_func(q, k, v, causal=True, return_max_logits=of)
+        _, found = flash_attn.flash_attn_func(*sharded, causal=True, return_max_logits=of)
+        torch.testing.assert_close(found.full_tensor(), expected)
+
+
+@pytest.mark.parametrize("kind", PLACEMENTS)
+def test_max_logits(processes, kind):
+    processes.run(max_logits, (), [PLACEMENTS[kind]], ranks=RANKS)
+
+
+def test_max_logits_over_two_dimensions(processes):
+    processes.run(max_logits, (2, 2), [Shard(0), Shard(2)], ranks=4)
+
+
 def over_two_dimensions(rank: int) -> None:
     compare(
         mesh_of(2, 2), [[Shard(0), Shard(2)]] * 3, qkv(2, 6),

@@ -108,27 +108,30 @@ def dense(
     v: Tensor,
     *,
     s_dmask: Tensor | None = None,
-    max_logits: bool = False,
+    max_logits: str = "",
     **options,
 ) -> tuple[Tensor, ...]:
     """out (b, sq, h, dv) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing.
 
-    s_dmask (b, h, sq, sk): filled by the kernel for probabilities. max_logits: the third result is
-    the rows' largest, like lse.
+    s_dmask (b, h, sq, sk): filled by the kernel for probabilities. max_logits: "rows" or
+    "heads", whose largest are the third result, like lse or (h,).
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q)
     output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = dense_call(q, k, v, output.out, output.lse, **options)
     if max_logits:
-        ask_for_max_logits(call, output)
+        ask_for_max_logits(call, output, max_logits)
     return _run(kernels, variant, call, output, s_dmask)
 
 
-def ask_for_max_logits(call: dict, output: Outputs) -> None:
-    """Its strides are those of lse."""
-    output.max_logits = poisoned(torch.full_like(output.lse, NAN))
+def ask_for_max_logits(call: dict, output: Outputs, of: str) -> None:
+    """Strides of rows' are those of lse."""
+    like = output.lse if of == "rows" else output.lse.new_empty(output.lse.shape[-2])
+    output.max_logits = poisoned(torch.full_like(like, NAN))
     call["max_logits"] = output.max_logits.data_ptr()
+    if of == "heads":
+        call["logits_of_heads"] = True
 
 
 def varlen(
@@ -149,7 +152,7 @@ def varlen(
     max_seqlen_k: int | None = None,
     before: float = NAN,
     s_dmask: Tensor | None = None,
-    max_logits: bool = False,
+    max_logits: str = "",
     few: str | None = None,
     num_splits: int = 0,
     batch_invariant: bool = False,
@@ -179,7 +182,7 @@ def varlen(
     call |= {"batch_invariant": batch_invariant, "last_block_first": last_block_first}
     scores(call, **full)
     if max_logits:
-        ask_for_max_logits(call, output)
+        ask_for_max_logits(call, output, max_logits)
     if few is None:
         return _run(kernels, variant, call, output, s_dmask)
     group, longest = heads // k.shape[-2], min(call["seqlen_q"], total_q)

@@ -79,6 +79,33 @@ inline unsigned __reduce_add_sync(unsigned lanes, unsigned mine) {
   return sum;
 }
 
+// The largest among the lanes that name the same ones, themselves included.
+inline int __reduce_max_sync(unsigned lanes, int mine) {
+  int most = mine;
+  simt::exchange({std::pair(lanes, mine)}, [&](auto of) {
+    simt::expect(lanes >> simt::lane() & 1, "a lane does not name itself");
+    for (int l = 0; l < simt::kWarp; ++l) {
+      if (lanes >> l & 1) {
+        simt::expect(of(l)->first == lanes, "lanes of a maximum name different lanes");
+        most = std::max(most, of(l)->second);
+      }
+    }
+  });
+  return most;
+}
+
+// The lanes with the same number.
+inline unsigned __match_any_sync(unsigned lanes, int mine) {
+  simt::expect(lanes == simt::kAllLanes, "a match of some lanes only is not emulated");
+  unsigned same = 0;
+  simt::exchange({mine}, [&](auto of) {
+    for (int l = 0; l < simt::kWarp; ++l) {
+      same |= unsigned{*of(l) == mine} << l;
+    }
+  });
+  return same;
+}
+
 inline void __syncwarp(unsigned lanes = simt::kAllLanes) {
   simt::expect(lanes == simt::kAllLanes, "__syncwarp of some lanes only is not emulated");
   simt::wait(simt::warp().barrier);
@@ -140,6 +167,11 @@ T atomicAdd(T* address, T value) {
 template <class T>
 T atomicMax(T* address, T value) {
   return std::exchange(*address, *address < value ? value : *address);
+}
+
+template <class T>
+T atomicMin(T* address, T value) {
+  return std::exchange(*address, value < *address ? value : *address);
 }
 
 template <class T>

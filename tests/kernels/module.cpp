@@ -90,9 +90,6 @@ Params params(py::dict const& call) {
   p.k = view<void const>(call, "k");
   p.v = view<void const>(call, "v");
   p.lse = rows(call, "lse");
-  if (auto* const max_logits = pointer<float>(call, "max_logits")) {
-    p.lse.to_max = max_logits - p.lse.ptr;
-  }
   p.seqlens = seqlens(call);
   p.mask = {number<int>(call, "left", -1), number<int>(call, "right", -1)};
   p.scores.softmax_scale = number<float>(call, "softmax_scale");
@@ -137,6 +134,10 @@ flash::FwdParams forward_params(py::dict const& call) {
              number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
              number<int>(call, "pages")};
   p.odd = {number<int>(call, "odd_columns_k"), number<int>(call, "odd_columns_v")};
+  if (auto* const logits = pointer<float>(call, "max_logits")) {
+    p.max_logits = call.contains("logits_of_heads") ? flash::MaxLogits{0, logits}
+                                                    : flash::MaxLogits{logits - p.lse.ptr};
+  }
   return p;
 }
 

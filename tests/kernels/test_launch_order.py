@@ -52,6 +52,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
     return {
         "plain": lambda: flash_attn_func(q, q, q, causal=True),
+        "largest": lambda: flash_attn_func(q, q, q, causal=True, return_max_logits=True),
         "in_parts": lambda: flash_attn_func(few, kv, kv),
         "beside": beside,
         "backward": backward,
@@ -62,7 +63,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
 
 # Allocations of a call: results, and memory between its launches.
-MEMORY = {"plain": 2, "in_parts": 3, "beside": 3, "backward": 2, "decode": 3}
+MEMORY = {"plain": 2, "largest": 3, "in_parts": 3, "beside": 3, "backward": 2, "decode": 3}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -21,19 +22,27 @@ def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None
     assert_within(name, ours, expected, 1e-5 + 3e-6 * float(largest(expected)))
 
 
+def of_heads(rows: torch.Tensor) -> torch.Tensor:
+    """(h,) of rows, (b, h, s) or packed (h, total)."""
+    return rows.amax((0, 2) if rows.dim() == 3 else 1)
+
+
 def check(kernels, row, case: Case, rng=None) -> None:
-    """Also: out and lse have the bits of a call that does not ask and takes the same tile."""
+    """Also: out and lse have the bits of a call that does not ask and takes the same tile, and
+    heads' logits are those of their rows."""
     x = make_inputs(case)
     options = case.mask_kwargs() | x.scores_kwargs() | {"softcap": case.softcap}
     options["softmax_scale"] = case.scale
     drops = {"dropout_p": case.dropout_p, "rng_state": rng}
-    out, lse, rows = calls.dense(
-        kernels, row.name, x.q, x.k, x.v, max_logits=True, **options, **drops
+    plain, (out, lse, rows), heads = (
+        calls.dense(kernels, row.name, x.q, x.k, x.v, max_logits=of, **options, **drops)
+        for of in ("", "rows", "heads")
     )
     assert_logits("max_logits", rows, max_logits_ref(x.q, x.k, x.v, **options)[1])
-    plain = calls.dense(kernels, row.name, x.q, x.k, x.v, **options, **drops)
-    assert_bitwise("out", out, plain[0])
-    assert_bitwise("lse", lse, plain[1])
+    for name, asked in (("rows", (out, lse)), ("heads", heads)):
+        assert_bitwise(f"out with {name}", asked[0], plain[0])
+        assert_bitwise(f"lse with {name}", asked[1], plain[1])
+    assert_bitwise("of heads", heads[2], of_heads(rows))
 
 
 SHAPES = [
@@ -91,10 +100,12 @@ def test_slowly_rising_scores(kernels, row, highest):
     """To the bit: each product has one term."""
     q, k = slowly_rising(row, highest)
     options = {"softmax_scale": 1.0, "causal": row.dtype == "fp16"}
-    rows = calls.dense(
-        kernels, row.name, q, k, k[..., : row.head_dim_v], max_logits=True, **options
+    rows, heads = (
+        calls.dense(kernels, row.name, q, k, k[..., : row.head_dim_v], max_logits=of, **options)[2]
+        for of in ("rows", "heads")
     )
-    assert_bitwise("max_logits", rows[2], max_logits_ref(q, k, k, **options)[1].float())
+    assert_bitwise("max_logits", rows, max_logits_ref(q, k, k, **options)[1].float())
+    assert_bitwise("of heads", heads, of_heads(rows))
 
 
 @pytest.mark.parametrize("row", KEEPERS, ids=id_of)
@@ -108,7 +119,11 @@ def test_packed(kernels, row):
     q = torch.randn(213 + row.block_m + 12, 2, row.head_dim).to(dtype)
     k, v = (torch.randn(300, 1, d).to(dtype) for d in (row.head_dim, row.head_dim_v))
     q[cu_q[-1] :] = k[cu_k[-1] :] = v[cu_k[-1] :] = float("nan")
-    rows = calls.varlen(kernels, row.name, q, k, v, cu_q, cu_k, causal=True, max_logits=True)[2]
+    rows, heads = (
+        calls.varlen(kernels, row.name, q, k, v, cu_q, cu_k, causal=True, max_logits=of)[2]
+        for of in ("rows", "heads")
+    )
+    assert_bitwise("of heads", heads, of_heads(rows))
     ends = cu_q.tolist(), cu_k.tolist()
     assert_logits("max_logits", rows, varlen_ref(max_logits_ref, q, k, v, *ends, causal=True)[1])
 
@@ -132,10 +147,23 @@ def test_pages(kernels, row, page_size):
             pages[table[i].long()] = own.unflatten(0, (columns, page_size))
     cu_q = torch.tensor([0, 150, 153, 160], dtype=torch.int32)
     q = torch.randn(160, 2, row.head_dim).to(dtype)
-    rows = calls.varlen(
-        kernels, row.name, q, k_pages, v_pages, cu_q, None, seqused_k=keys, block_table=table,
-        causal=True, max_logits=True,
-    )[2]  # fmt: skip
+    rows, heads = (
+        calls.varlen(
+            kernels,
+            row.name,
+            q,
+            k_pages,
+            v_pages,
+            cu_q,
+            None,
+            seqused_k=keys,
+            block_table=table,
+            causal=True,
+            max_logits=of,
+        )[2]
+        for of in ("rows", "heads")
+    )
+    assert_bitwise("of heads", heads, of_heads(rows))
     ends = cu_q.tolist(), cu_k.tolist()
     assert_logits("max_logits", rows, varlen_ref(max_logits_ref, q, k, v, *ends, causal=True)[1])
 
@@ -146,8 +174,56 @@ def test_rows_of_one_sign(kernels, row, of):
     """What stays below 0 has no order as integers."""
     q, k = (torch.rand(1, n, 2, row.head_dim).to(DTYPES[row.dtype]) for n in (130, 600))
     v = torch.randn(1, 600, 2, row.head_dim_v).to(q)
-    rows = calls.dense(kernels, row.name, q * of, k, v, max_logits=True)[2]
+    rows, heads = (
+        calls.dense(kernels, row.name, q * of, k, v, max_logits=asked)[2]
+        for asked in ("rows", "heads")
+    )
     assert_logits("max_logits", rows, max_logits_ref(q * of, k, v)[1])
+    assert_bitwise("of heads", heads, of_heads(rows))
+
+
+@pytest.mark.parametrize("group", [2, 3, 4, 7])
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_heads_of_a_group(kernels, row, group):
+    """Rows of pack-GQA, whose heads have their largest logits in any place, and of either sign."""
+    heads, dtype = 2 * group, DTYPES[row.dtype]
+    q = torch.zeros(2, 45, heads, row.head_dim, dtype=dtype)
+    q[..., 0] = torch.randn(2, 45, heads) - 2.0
+    q[:, :, 1::3, 0] -= 100.0  # nothing but negative ones
+    k = torch.zeros(2, 70, 2, row.head_dim, dtype=dtype)
+    k[..., 0] = torch.rand(2, 70, 2) + 0.5
+    v = torch.randn(2, 70, 2, row.head_dim_v).to(dtype)
+    packed = calls.OnTile(kernels, "packed")
+    found = calls.dense(packed, row.name, q, k, v, max_logits="heads", softmax_scale=1.0)[2]
+    rows = max_logits_ref(q, k, v, softmax_scale=1.0)[1]
+    assert_bitwise("heads", found, of_heads(rows).float())
+
+
+VALUES = [
+    (math.nan, math.nan),  # NaN is larger than all
+    (math.inf, math.inf),
+    (-math.inf, None),  # the largest of the others
+]
+
+
+@pytest.mark.parametrize(("value", "largest"), VALUES, ids=str)
+@pytest.mark.parametrize("row", [row for row in KEEPERS if row.dtype == "bf16"], ids=id_of)
+def test_extreme_scores(kernels, row, value, largest):
+    """One key of one head; the other head has none of it."""
+    q, k, v = (torch.randn(1, n, 2, d).bfloat16() for n, d in (
+        (130, row.head_dim), (300, row.head_dim), (300, row.head_dim_v)))  # fmt: skip
+    q[..., 0] = 1.0
+    k[0, 77, 1] = 0.0
+    k[0, 77, 1, 0] = value
+    rows, heads = (
+        calls.dense(kernels, row.name, q, k, v, max_logits=of)[2] for of in ("rows", "heads")
+    )
+    k[0, 77, 1] = k[0, 76, 1]
+    expected = max_logits_ref(q, k, v)[1]
+    if largest is not None:
+        expected[:, 1] = largest
+    assert_logits("max_logits", rows, expected)
+    assert_bitwise("of heads", heads, of_heads(rows))
 
 
 @pytest.mark.parametrize(("sm", "scores"), [(80, "full"), (90, "plain"), (120, "full")])

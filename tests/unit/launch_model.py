@@ -44,6 +44,11 @@ def plain(tiles: int) -> list[Launch]:
     return [Launch(tiles, min(tiles, 4), "Tiles")]
 
 
+def largest(tiles: int) -> list[Launch]:
+    """A forward that is asked for heads' largest logits, behind the launch that makes them -inf."""
+    return [Launch(1, 1), Launch(tiles, min(tiles, 4), "Tiles", early=True)]
+
+
 def merging(tiles: int) -> Launch:
     return Launch(tiles, tiles, early=True, waits_first=True, lets_next=False)
 
@@ -63,7 +68,7 @@ def backward(tiles: int) -> list[Launch]:
     return [Launch(tiles, tiles), drawn, merging(tiles)]
 
 
-CALLS = {call.__name__: call for call in (plain, in_parts, beside, backward)}
+CALLS = {call.__name__: call for call in (plain, largest, in_parts, beside, backward)}
 
 
 @dataclass

@@ -40,17 +40,18 @@ struct Accumulators {
   }
 };
 
-// The largest logits of a thread's rows, for calls that ask for them. They lie in shared memory,
-// because registers are all in use; for the same reason an index is found anew at each use, and
-// whether the call asks is read from there: d 128 spills 72 bytes with the parameter. All lanes of
-// a row have the same maximum, so each finds its own. Plain kernels do not serve such calls.
+// The largest logits of a thread's rows and of their head, for calls that ask for them. They lie in
+// shared memory, because registers are all in use; for the same reason an index is found anew at
+// each use, and whether the call asks is read from there: d 128 spills 72 bytes with the parameter.
+// All lanes of a row have the same maximum, so each finds its own. Plain kernels do not serve such
+// calls.
 template <class Config>
 struct LargestLogits {
   RowBlock<Config> const& block;
   SharedStorage<Config>& smem;
 
   __device__ bool wanted() const {
-    return Config::kScores != ScoreLevel::Plain && block.to_max != 0;
+    return Config::kScores != ScoreLevel::Plain && block.keeps_largest;
   }
   __device__ int& of(int r) const {
     unsigned index = threadIdx.x;
@@ -68,6 +69,32 @@ struct LargestLogits {
   __device__ void operator()(int r, float top) const {
     if (wanted()) {
       atomicMax(&of(r), sortable_bits(top));
+    }
+  }
+
+  // Behind the last score of row r, whose LSE is there. One lane of the row calls it.
+  __device__ void finish(int r, float* lse, float row_lse, Accumulators<Config> const& acc) const {
+    if (wanted()) {
+      float const top = from_sortable_bits(of(r));
+      float const logit =
+          largest_logit(acc.softmax, r, top, block.score_mod.exponent_scale(), row_lse);
+      if (block.max_logits.of_heads) {
+        of(r) = sortable_bits(logit);
+      } else {
+        lse[block.max_logits.to_row] = logit;
+      }
+    }
+  }
+
+  // Behind a barrier that all rows have been finished before.
+  __device__ void finish_head(FragmentCoord<Config::kWarps> const& coord) const {
+    if (wanted() && block.max_logits.of_heads) {
+      int most = sortable_bits(-INFINITY);
+#pragma unroll 1
+      for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
+        most = coord.row(r) < block.rows ? max(most, of(r)) : most;
+      }
+      raise_logit_of_warp(block.max_logits.of_heads, most);
     }
   }
 };
@@ -132,6 +159,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   FragmentCoord<Config::kWarps> const coord(thread);
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
+  LargestLogits<Config> const largest{block, smem};
   float scale[Acc::kRows];
 #pragma unroll
   for (int r = 0; r < Acc::kRows; ++r) {
@@ -139,10 +167,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
     scale[r] = row.out_scale * keep_scale;
     if (thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
-      if (LargestLogits<Config> const largest{block, smem}; largest.wanted()) {
-        block.lse[block.to_max + coord.row(r)] = largest_logit(
-            acc.softmax, r, from_sortable_bits(largest.of(r)), block.score_mod.exponent_scale());
-      }
+      largest.finish(r, &block.lse[coord.row(r)], row.lse, acc);
     }
   }
   acc.rescale(scale);
@@ -156,6 +181,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   __syncthreads();
   store_tile<Config::kBlockM, Config::kHeadDimV, Config::kThreads>(
       block.out, p.out.row_stride, smem.out.data(), block.rows, p.head_dim_v, thread);
+  largest.finish_head(coord);
 }
 
 template <class Config>

@@ -30,7 +30,8 @@ struct RowBlock {
   Element const* v;
   Element* out;  // first row of this block
   float* lse;
-  int64_t to_max;  // of RowView
+  MaxLogits max_logits;  // of_heads: of this head
+  bool keeps_largest;    // whether the call asks, in one word
   KeyPages pages;
   bool pages_missing;
 
@@ -53,7 +54,9 @@ struct RowBlock {
     v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch_k, row_k, head_kv);
     out = static_cast<Element*>(p.out.ptr) + p.out.offset(batch, row, head);
     lse = p.lse.at(batch, row, head);
-    to_max = p.lse.to_max;
+    max_logits = p.max_logits;
+    max_logits.of_heads += max_logits.of_heads ? head : 0;
+    keeps_largest = p.max_logits.wanted();
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(batch, head) : 0.f;

@@ -10,6 +10,7 @@
 #include "launch/key_splits.h"
 #include "launch/launch_kernel.h"
 #include "launch/resident.h"
+#include "passes/largest/launch.h"
 #include "plan/forward.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
@@ -157,14 +158,17 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
       params,
       grid,
       {static_cast<uint32_t>(num_tiles), draws ? tile_counter(launch) : nullptr}};
-  launch_kernel<forward_kernel<Config>>(launch, {blocks, Config::kThreads, kSmemBytes<Config>},
-                                        with_boxes<Config>(args, k, v));
+  // Behind start_max_logits, for whose end only the epilogue waits.
+  bool const early = Config::kLargest != Largest::None && params.max_logits.of_heads;
+  launch_kernel<forward_kernel<Config>>(
+      launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},
+      with_boxes<Config>(args, k, v));
 }
 
 template <class Config>
 void launch(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kIsAsked) {
-    if (params.lse.to_max != 0) {
+    if (params.max_logits.wanted()) {
       return launch_tiles<typename Config::Asked>(params, context);
     }
   }
@@ -213,6 +217,7 @@ void launch_second(FwdParams const& params, LaunchContext const& context) {
 
 template <class Config>
 void launch_forward(FwdParams const& params, LaunchContext const& context) {
+  start_max_logits<Config>(params, context);
   if (params.tile == ForwardTile::First) {
     return launch<Config>(params, context);
   }

@@ -26,6 +26,28 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
   }
 }
 
+// The largest logit of row r, for calls that ask for it or for its head's. lse: where the row's is.
+template <class Config>
+__device__ __forceinline__ void keep_largest(ForwardArgs const& args, RowBlock<Config> const& block,
+                                             SharedStorage<Config>& smem,
+                                             Accumulators<Config> const& acc, int r,
+                                             OutputRow const& at, float* lse, float row_lse,
+                                             HeadLogits<Config>& heads) {
+  FwdParams const& p = args.params;
+  if (!p.max_logits.wanted()) {
+    return;
+  }
+  float const scale = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
+                                                           : block.score_mod.exponent_scale();
+  float const top = largest_score_of_row(smem, acc, r);
+  float const logit = largest_logit(acc.softmax, r, top, scale, row_lse);
+  if (heads.of_heads) {
+    heads.add(at.row.head, at.exists ? logit : -INFINITY);
+  } else {
+    store_if(threadIdx.x % 4 == 0 && at.exists, lse + p.max_logits.to_row, logit);
+  }
+}
+
 // Writes LSE [rows] of a warpgroup, and largest logits for calls that ask for them; computes what O
 // is to be multiplied by.
 template <class Config>
@@ -39,6 +61,8 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
   int const quad_lane = thread % 4;
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
+  std::conditional_t<Config::kLargest == Largest::None, NoHeadLogits, HeadLogits<Config>> heads(
+      args, block);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     OutputRow const at = output_row<kPackGqa>(args.rows, warpgroup, coord.row(r), block.rows);
@@ -50,14 +74,11 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     float* const lse = block.lse + row.query + (kPackGqa ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
     if constexpr (Config::kLargest != Largest::None) {
-      if (p.lse.to_max != 0) {
-        float const scale = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
-                                                                 : block.score_mod.exponent_scale();
-        float const top = largest_score_of_row(smem, acc, r);
-        store_if(quad_lane == 0 && at.exists, lse + p.lse.to_max,
-                 largest_logit(acc.softmax, r, top, scale));
-      }
+      keep_largest(args, block, smem, acc, r, at, lse, finished.lse, heads);
     }
+  }
+  if constexpr (Config::kLargest != Largest::None) {
+    heads.end();
   }
 }
 

@@ -121,8 +121,6 @@ def _or_skip(name: str, refused: Callable) -> Callable:
 
 
 def _refused(name: str, args: tuple) -> str:
-    if name == "_largest_of_heads":
-        return "" if args[0].dtype == torch.float32 else f"do not take {args[0].dtype}"
     operands = args[2:3] if name == "_merge_attention" else args[:3]
     if operands[0].dtype not in HALF:
         return f"do not take {operands[0].dtype}"
