@@ -217,8 +217,7 @@ class Call {
     double const mean = wait + p_.heads_q * tiles_.steps * step / count;
     double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
     bool const any = p_.varlen_k && !p_.alike();
-    double const groups = std::ceil(ordered(c.heads) / together(c));
-    double const last = any ? 1 : ordered(c.heads) - (groups - 1) * together(c);
+    double const last = any ? 1 : last_group(ordered(c.heads), together(c));
     return queue_us({count, resident, mean, longest, last * tiles_.of_longest * c.row_splits});
   }
 

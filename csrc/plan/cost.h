@@ -78,4 +78,9 @@ struct Queue {
 
 double queue_us(Queue const& q);
 
+// Of so many heads, those in the last group of heads that are side by side.
+inline double last_group(double heads, double side_by_side) {
+  return heads - (std::ceil(heads / side_by_side) - 1) * side_by_side;
+}
+
 }  // namespace flash::plan

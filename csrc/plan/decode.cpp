@@ -59,7 +59,7 @@ class Work {
 
   double us(KeySplit const& s) const {
     Pieces const pieces = pieces_of(s);
-    return times_.begin + attend_us(pieces) +
+    return times_.begin + attend_us(pieces, s.cluster_log2 > 0) +
            (s.cluster_log2 > 0 ? m_.cluster_block * (1 << s.cluster_log2) : 0) +
            (pieces.splits > 1 ? merge_us(pieces.splits) : 0) + (s.max_splits > 1 ? search_us_ : 0);
   }
@@ -75,46 +75,41 @@ class Work {
     double longest;  // units
     double splits;   // of the longest tile
     double per_sm;   // resident CTAs
-    bool cluster;
   };
 
   // The pieces that core/split_schedule.h will find.
   Pieces pieces_of(KeySplit const& s) const {
     double const per_sm = kernel_.blocks_per_sm;
-    if (s.cluster_log2 > 0) {
-      double const blocks = 1 << s.cluster_log2;
-      // As many CTAs as registers allow; larger clusters find few GPCs with room for all their
-      // CTAs.
-      double const fit = s.cluster_log2 == 1 ? 2 : 1;
-      return {groups * tiles * blocks, divide_up(longest, blocks), 1, std::min(fit, per_sm), true};
-    }
     if (s.max_splits == 1) {
-      return {groups * tiles, longest, 1, per_sm, false};
+      // Of clusters as many CTAs as registers allow; larger ones find few GPCs with room for all
+      // their CTAs.
+      double const blocks = 1 << s.cluster_log2, fit = blocks == 1 ? per_sm : blocks == 2 ? 2 : 1;
+      return {groups * tiles * blocks, divide_up(longest, blocks), 1, std::min(fit, per_sm)};
     }
     if (mean_ == longest) {
       double const splits = std::clamp<double>(std::floor(s.pieces / groups), 1, s.max_splits);
-      return {groups * tiles * splits, divide_up(mean_, splits), splits, per_sm, false};
+      return {groups * tiles * splits, divide_up(mean_, splits), splits, per_sm};
     }
     // A sequence's last piece is half as long as the others, on average.
     double const whole = std::max(s.pieces - groups / 2, 1.);
     double const units = std::max<double>(groups * mean_ / whole, s.min_units);
     double const most = std::min(std::max(units, longest / s.max_splits), longest);
     double const pieces = groups * mean_ / most + groups / 2;
-    return {std::max(pieces, groups) * tiles, most, longest / most, per_sm, false};
+    return {std::max(pieces, groups) * tiles, most, longest / most, per_sm};
   }
 
   // The time of all pieces: in waves, if they are more than the resident CTAs.
-  double attend_us(Pieces const& p) const {
+  double attend_us(Pieces const& p, bool cluster) const {
     double const resident = m_.sm_count * p.per_sm, units = groups * tiles * mean_;
     double const crowd = std::min(divide_up(p.count, m_.sm_count), p.per_sm);
-    double const drift = (p.cluster ? 2 : 1) * kKeyDrift * crowd * again_;
+    double const drift = (cluster ? 2 : 1) * kKeyDrift * crowd * again_;
     auto const wave = [&](double blocks, double crowd) {
       double const each = units / blocks * std::max(crowd * unit_us_, double(times_.step));
       return overlapped(each, memory_us_ * (1 + drift));
     };
     double const running = std::min(p.count, resident);
     double us = wave(running, crowd);
-    if (p.count > resident && mean_ == longest && !p.cluster) {
+    if (p.count > resident && mean_ == longest && !cluster) {
       // The pieces of the last wave crowd on the multiprocessors that are done first.
       double const full = std::floor(p.count / resident) * resident, rest = p.count - full;
       us = full / p.count * us + (rest > 0 ? rest / p.count * wave(rest, p.per_sm) : 0);

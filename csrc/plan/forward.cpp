@@ -133,11 +133,10 @@ class RowBlocks {
     auto const of = [&](double steps, double filled) {
       return times_.begin + steps * times_.step * (kAlone + (1 - kAlone) * filled);
     };
-    double const width = std::min<double>(side_by_side, ordered());
     // The longest tile of all begins with the last group of strips; where lengths of keys alone
     // differ, with any strip.
     bool const any = p_.used_k && !p_.varlen_q;
-    double const last = any ? 1 : ordered() - (std::ceil(ordered() / width) - 1) * width;
+    double const last = any ? 1 : last_group(ordered(), std::min<double>(side_by_side, ordered()));
     return queue_us({tiles(), resident_, of(steps_.mean, filled_),
                      of(steps_.longest, filled_longest_), last * of_longest_});
   }
