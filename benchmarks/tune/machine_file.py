@@ -73,7 +73,6 @@ def text_of(model: Model, gpu: str, name: str) -> str:
         "    .sm = 90,",
         f"    .sm_count = {model.sm_count},",
         f"    .l2_bytes = {_bytes(model.l2_bytes)},",
-        f"    .smem_per_block = {model.smem_per_block},",
         *numbers,
         *(f"    .{direction.lower()} = {constant}{direction}," for direction in _KERNELS),
         "};",

@@ -1,6 +1,5 @@
 // The cost model (csrc/plan) for ctypes: calls in numbers, their choices, and what they take on a
 // machine whose numbers Python changes. No CUDA.
-#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -33,12 +32,9 @@ template <class Visit>
 void each_choice(Call const& c, Visit visit) {
   Problem const& p = c.problem;
   if (c.backward.head_dim > 0) {
-    std::array<BackwardChoice, kMostChoices> all;
-    int const count = backward_choices(p, c.backward, all.data());
     BackwardChoice const planned = plan_backward(p, machine, c.backward).choice;
-    for (int i = 0; i < count; ++i) {
-      visit([&] { return describe(all[i], p.group()); },
-            backward_us(p, machine, c.backward, all[i]), all[i] == planned);
+    for (auto const& [choice, us] : backward_choices(p, machine, c.backward)) {
+      visit([&] { return describe(choice, p.group()); }, us, choice == planned);
     }
     return;
   }
@@ -46,23 +42,17 @@ void each_choice(Call const& c, Visit visit) {
   ForwardPlan const plan = plan_forward(usual, machine, c.forward);
   bool decodes = false, decodable = false;
   if (c.decode.head_dim > 0) {
-    std::array<DecodeChoice, kMostChoices> all;
-    int const count = decode_choices(p, machine, c.decode, all.data());
     double const us = std::sqrt(plan.us * forward_us(p, machine, c.forward, plan.choice));
     DecodePlan const planned = plan_decode(p, machine, c.decode, us);
-    decodable = count > 0, decodes = decodable && planned.few_q > 0;
-    for (int i = 0; i < count; ++i) {
-      visit([&] { return describe(all[i].split); }, all[i].us,
-            decodes && all[i].split == planned.split);
+    decodable = decodable_queries(p) > 0, decodes = planned.few_q > 0;
+    for (auto const& [split, decode_us] : decode_choices(p, machine, c.decode)) {
+      visit([&] { return describe(split); }, decode_us, decodes && split == planned.split);
     }
   }
-  std::array<ForwardChoice, kMostChoices> all;
-  int const count = forward_choices(usual, machine, c.forward, all.data());
-  for (int i = 0; i < count; ++i) {
-    double const us = forward_us(usual, machine, c.forward, all[i]);
-    double const full = decodable ? forward_us(p, machine, c.forward, all[i]) : us;
-    visit([&] { return describe(all[i], c.forward); }, std::sqrt(us * full),
-          !decodes && all[i] == plan.choice);
+  for (auto const& [choice, us] : forward_choices(usual, machine, c.forward)) {
+    double const full = decodable ? forward_us(p, machine, c.forward, choice) : us;
+    visit([&] { return describe(choice, c.forward); }, std::sqrt(us * full),
+          !decodes && choice == plan.choice);
   }
 }
 
@@ -111,7 +101,6 @@ char const* start(int64_t l2_bytes, int sm_count) {
 }
 
 int sm_count() { return machine.sm_count; }
-int smem_per_block() { return machine.smem_per_block; }
 
 void get_numbers(double* to) {
   each_number([&](std::string const&, float& number) { *to++ = number; });
@@ -136,7 +125,7 @@ char const* add(int const* from) {
   take(d.block_m, d.unit, d.rows_at_once, d.merged_rows, d.blocks_per_sm, d.clusters);
   p.varlen_k = p.varlen_q, p.used_k = p.cached;
   p.keys = p.page_size > 0 ? KeyLayout::PageBoxes : KeyLayout::Rows;
-  p.heads_apart = p.whole_rows = p.wants_dq = p.wants_dk = p.wants_dv = true;
+  p.heads_apart = p.whole_rows = p.wants_dq = true;
   b.hopper = b.schedules = true, b.cuts_rows = flash::has_row_split(b.head_dim, b.head_dim_v, true);
   f.sm = 90, f.plain = true, f.blocks_per_sm = 1;
   calls.push_back(c);

@@ -92,7 +92,6 @@ class Model:
         names = self._library.start(ctypes.c_int64(l2_bytes), sm_count)
         self.names = names.decode().split()
         self.sm_count = self._library.sm_count()
-        self.smem_per_block = self._library.smem_per_block()
 
     @property
     def numbers(self) -> np.ndarray:

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "api/direct.h"
@@ -137,9 +136,8 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
     p.head_dim = head_dim;
     p.head_dim_v = head_dim_v;
     p.mask = {left, right};
-    p.score_mods = std::string_view(selection.variant->scores) != "plain";
     p.deterministic = deterministic;
-    p.wants_dq = p.wants_dk = p.wants_dv = true;
+    p.wants_dq = true;
     plan = to_json(p, machine_of(device), backward_kernel(*selection.variant, device));
   }
   return selection_json(selection, {.plan = plan});
@@ -234,12 +232,10 @@ bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device
 }
 
 std::string decode_plan_json(FwdParams const& p, Variant const& variant, Described const& call) {
-  std::array<plan::DecodeChoice, plan::kMostChoices> all;
-  int const count =
+  return to_json(
       plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
-                           decode_kernel(variant, p, call.device), all.data());
-  return to_json({all.data(), static_cast<size_t>(count)},
-                 decode_plan_of(p, call.device, call.num_splits, call.cached));
+                           decode_kernel(variant, p, call.device)),
+      decode_plan_of(p, call.device, call.num_splits, call.cached));
 }
 
 PyObject* explain_decode(PyObject*, PyObject* args) {

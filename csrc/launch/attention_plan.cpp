@@ -1,7 +1,6 @@
 #include "launch/attention_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <string_view>
@@ -54,29 +53,24 @@ plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& ma
   if (forced_choice == kPlanned) {
     return plan::plan_forward(problem, machine, kernel);
   }
-  std::array<plan::ForwardChoice, plan::kMostChoices> all;
-  int const count = plan::forward_choices(problem, machine, kernel, all.data());
-  int const index = forced_choice;
-  check(index < count, "choice ", index, " is forced, of ", count);
-  return {all[index], plan::forward_us(problem, machine, kernel, all[index])};
+  return forced(plan::forward_choices(problem, machine, kernel), forced_choice);
 }
 
 plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& problem,
                           plan::Machine const& machine, plan::DecodeKernel const& kernel) {
-  std::array<plan::DecodeChoice, plan::kMostChoices> all;
-  int const count = plan::decode_choices(problem, machine, kernel, all.data());
-  if (records_plans && count > 0) {
-    recorded_decode.put(to_json({all.data(), static_cast<size_t>(count)}, plan));
+  std::vector<plan::DecodeChoice> const all = plan::decode_choices(problem, machine, kernel);
+  if (records_plans && !all.empty()) {
+    recorded_decode.put(to_json(all, plan));
   }
   int const index = forced_decode;
-  if (index == kPlanned || count == 0) {
+  if (index == kPlanned || all.empty()) {
     return plan;
   }
   if (index == kNotDecoded) {
     return {0, {}, plan.us};
   }
-  check(index < count, "choice ", index, " of decoding is forced, of ", count);
-  return {plan::decodable_queries(problem), all[index].split, all[index].us};
+  plan::DecodeChoice const choice = forced(all, index);
+  return {plan::decodable_queries(problem), choice.choice, choice.us};
 }
 
 }  // namespace
@@ -99,7 +93,6 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.head_dim = p.head_dim;
   problem.head_dim_v = p.head_dim_v;
   problem.mask = p.mask;
-  problem.score_mods = p.scores.has_score_mods();
   problem.dropout = p.scores.dropout_p > 0.f;
   problem.largest_logits = p.max_logits.wanted();
   problem.batch_invariant = p.batch_invariant;

@@ -1,7 +1,6 @@
 #include "launch/backward_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "core/varlen_rows.h"
@@ -34,7 +33,7 @@ bool all_rows_see_keys(BwdParams const& p) {
 
 // KV blocks that a row sees, on average.
 double blocks_that_see(BwdParams const& p, Variant const& variant) {
-  plan::Problem const problem = problem_of(p, variant, /*deterministic=*/false);
+  plan::Problem const problem = problem_of(p, /*deterministic=*/false);
   double const rows = std::max(p.seqlens.seqlen_q, 1), keys = p.seqlens.seqlen_k;
   double const blocks = num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
   if (problem.window()) {
@@ -44,19 +43,9 @@ double blocks_that_see(BwdParams const& p, Variant const& variant) {
   return problem.unmasked() ? blocks : std::min(blocks, seen / variant.block_n + 0.5);
 }
 
-plan::BackwardPlan forced(plan::Problem const& problem, plan::Machine const& machine,
-                          plan::BackwardKernel const& kernel) {
-  std::array<plan::BackwardChoice, plan::kMostChoices> all;
-  int const count = plan::backward_choices(problem, kernel, all.data());
-  int const index = forced_choice;
-  check(index < count, "choice ", index, " is forced, of ", count);
-  plan::BackwardChoice const& choice = all[index];
-  return {choice, plan::backward_us(problem, machine, kernel, choice)};
-}
-
 }  // namespace
 
-plan::Problem problem_of(BwdParams const& p, Variant const& variant, bool deterministic) {
+plan::Problem problem_of(BwdParams const& p, bool deterministic) {
   Seqlens const& s = p.seqlens;
   plan::Problem problem{};
   problem.batch = s.batch;
@@ -72,11 +61,8 @@ plan::Problem problem_of(BwdParams const& p, Variant const& variant, bool determ
   problem.head_dim = p.head_dim;
   problem.head_dim_v = p.head_dim_v;
   problem.mask = p.mask;
-  problem.score_mods = !is_plain(variant);
   problem.deterministic = deterministic;
   problem.wants_dq = p.dq.ptr != nullptr;
-  problem.wants_dk = p.dk.ptr != nullptr;
-  problem.wants_dv = p.dv.ptr != nullptr;
   return problem;
 }
 
@@ -95,12 +81,13 @@ plan::BackwardKernel backward_kernel(Variant const& v, DeviceInfo const& device)
 
 plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                            bool deterministic) {
-  plan::Problem const problem = problem_of(p, variant, deterministic);
+  plan::Problem const problem = problem_of(p, deterministic);
   if (records_plans) {
     recorded_plan.put(to_json(problem, machine_of(device), backward_kernel(variant, device)));
   }
   if (forced_choice != kPlanned) {
-    return forced(problem, machine_of(device), backward_kernel(variant, device));
+    plan::BackwardKernel const kernel = backward_kernel(variant, device);
+    return forced(plan::backward_choices(problem, machine_of(device), kernel), forced_choice);
   }
   thread_local PlanCache<plan::BackwardPlan> last_plans;
   return last_plans.of(problem, variant, device, [&] {

@@ -7,7 +7,7 @@
 
 namespace flash {
 
-plan::Problem problem_of(BwdParams const& params, Variant const& variant, bool deterministic);
+plan::Problem problem_of(BwdParams const& params, bool deterministic);
 
 plan::BackwardKernel backward_kernel(Variant const& variant, DeviceInfo const& device);
 

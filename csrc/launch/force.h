@@ -5,6 +5,9 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "launch/error.h"
 
 namespace flash {
 
@@ -34,6 +37,14 @@ inline std::atomic<int> forced_decode = kPlanned;  // index of the decode kernel
 inline std::atomic<bool> records_plans = false;
 // The plans of the last call, as JSON (launch/plan_text.h).
 inline RecordedPlan recorded_plan, recorded_decode;
+
+// The choice of this index.
+template <class Choice>
+Choice const& forced(std::vector<Choice> const& all, int index) {
+  int const count = static_cast<int>(all.size());
+  check(index < count, "choice ", index, " is forced, of ", count);
+  return all[index];
+}
 
 // Whether plans are recorded or forced, and so may not come from the cache (launch/plan_cache.h).
 inline bool is_measuring() {

@@ -9,7 +9,6 @@ plan::Machine machine_of(DeviceInfo const& device) {
   machine.sm = device.sm;
   machine.sm_count = device.sm_count;
   machine.l2_bytes = device.l2_bytes;
-  machine.smem_per_block = device.smem_per_block;
   constexpr int kMeasured = 90;
   constexpr float kReached = 0.8f;  // of the datasheet's rate, as on the GPUs that were measured
   if (device.sm != kMeasured && device.memory_rate > 0) {

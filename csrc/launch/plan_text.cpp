@@ -1,23 +1,20 @@
 #include "launch/plan_text.h"
 
-#include <array>
-#include <span>
-
 #include "launch/concat.h"
 
 namespace flash {
 namespace {
 
-// text(choice), us(choice), is_chosen(choice)
-template <class Choice, class Text, class Us, class IsChosen>
-std::string json_of(std::span<Choice const> all, std::string const& plan, double plan_us, Text text,
-                    Us us, IsChosen is_chosen) {
+// text(choice). planned: null if none of them is.
+template <class Choice, class Text>
+std::string json_of(std::vector<plan::Predicted<Choice>> const& all, Choice const* planned,
+                    std::string const& plan, double plan_us, Text text) {
   std::string choices;
   int chosen = -1;
   for (int i = 0; i < static_cast<int>(all.size()); ++i) {
-    choices +=
-        concat(i > 0 ? ", " : "", "{\"text\": \"", text(all[i]), "\", \"us\": ", us(all[i]), "}");
-    chosen = chosen < 0 && is_chosen(all[i]) ? i : chosen;
+    auto const& [choice, us] = all[i];
+    choices += concat(i > 0 ? ", " : "", "{\"text\": \"", text(choice), "\", \"us\": ", us, "}");
+    chosen = chosen < 0 && planned && choice == *planned ? i : chosen;
   }
   return concat("{\"choices\": [", choices, "], \"chosen\": ", chosen, ", \"text\": \"", plan,
                 "\", \"us\": ", plan_us, "}");
@@ -58,38 +55,25 @@ std::string describe(plan::KeySplit const& s) {
 
 std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
                     plan::BackwardKernel const& kernel) {
-  using Choice = plan::BackwardChoice;
-  std::array<Choice, plan::kMostChoices> all;
-  int const count = plan::backward_choices(problem, kernel, all.data());
   plan::BackwardPlan const plan = plan::plan_backward(problem, machine, kernel);
-  int const group = problem.group();
-  return json_of(
-      std::span<Choice const>(all.data(), count), describe(plan.choice, group), plan.us,
-      [&](Choice const& c) { return describe(c, group); },
-      [&](Choice const& c) { return plan::backward_us(problem, machine, kernel, c); },
-      [&](Choice const& c) { return c == plan.choice; });
+  auto const text = [&](plan::BackwardChoice const& c) { return describe(c, problem.group()); };
+  return json_of(plan::backward_choices(problem, machine, kernel), &plan.choice, text(plan.choice),
+                 plan.us, text);
 }
 
 std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
                     plan::ForwardKernel const& kernel) {
-  using Choice = plan::ForwardChoice;
-  std::array<Choice, plan::kMostChoices> all;
-  int const count = plan::forward_choices(problem, machine, kernel, all.data());
   plan::ForwardPlan const plan = plan::plan_forward(problem, machine, kernel);
-  return json_of(
-      std::span<Choice const>(all.data(), count), describe(plan.choice, kernel), plan.us,
-      [&](Choice const& c) { return describe(c, kernel); },
-      [&](Choice const& c) { return plan::forward_us(problem, machine, kernel, c); },
-      [&](Choice const& c) { return c == plan.choice; });
+  auto const text = [&](plan::ForwardChoice const& c) { return describe(c, kernel); };
+  return json_of(plan::forward_choices(problem, machine, kernel), &plan.choice, text(plan.choice),
+                 plan.us, text);
 }
 
-std::string to_json(std::span<plan::DecodeChoice const> all, plan::DecodePlan const& plan) {
-  using Choice = plan::DecodeChoice;
+std::string to_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan) {
   bool const decodes = plan.few_q > 0;
-  return json_of(
-      all, decodes ? describe(plan.split) : "forward kernel", plan.us,
-      [](Choice const& c) { return describe(c.split); }, [](Choice const& c) { return c.us; },
-      [&](Choice const& c) { return decodes && c.split == plan.split; });
+  return json_of(all, decodes ? &plan.split : nullptr,
+                 decodes ? describe(plan.split) : "forward kernel", plan.us,
+                 [](plan::KeySplit const& split) { return describe(split); });
 }
 
 }  // namespace flash

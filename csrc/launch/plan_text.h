@@ -1,7 +1,6 @@
 // A plan as text: for the log, for flash_attn.explain and for measuring choices.
 #pragma once
 
-#include <span>
 #include <string>
 
 #include "plan/backward.h"
@@ -25,6 +24,6 @@ std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
 std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
                     plan::ForwardKernel const& kernel);
 // chosen: -1 if the forward kernel serves the call.
-std::string to_json(std::span<plan::DecodeChoice const> all, plan::DecodePlan const& plan);
+std::string to_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan);
 
 }  // namespace flash

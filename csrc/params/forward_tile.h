@@ -10,4 +10,8 @@ enum class ForwardTile {
   Split,    // pack-GQA whose keys are cut into splits, which are merged by a launch of their own
 };
 
+// A kernel of at most so many keys a tile loads rows and pages; a longer tile has a second kernel,
+// for pages.
+constexpr int kMostPagedKeys = 128;
+
 }  // namespace flash

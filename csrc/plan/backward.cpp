@@ -1,8 +1,5 @@
 #include "plan/backward.h"
 
-#include <array>
-#include <limits>
-
 #include "core/tile_scheduler.h"
 #include "params/ordered_dq.h"
 
@@ -21,9 +18,9 @@ constexpr double kApart = 3;
 // a limit of the mask they do not have equally many steps.
 constexpr double kDrift = 0.5;
 // Bytes of sums that do not matter. More may be as many as those of dQ.
-constexpr int64_t kLittle = 128 << 20;
+constexpr double kLittle = 128 << 20;
 
-int ceil_div(int64_t n, int64_t d) { return static_cast<int>((n + d - 1) / d); }
+int ceil_div(int n, int d) { return (n + d - 1) / d; }
 
 // The tiles, or KV blocks, of one query head.
 struct Tiles {
@@ -37,8 +34,8 @@ struct Tiles {
 Tiles tiles_of(Problem const& p, BackwardKernel const& k) {
   auto const of = [&](double rows, double keys) {
     double const count = std::max(std::ceil(keys / k.block_n), 1.);
-    Sides const sides{k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left};
-    Steps const steps = steps_of(p, sides, true);
+    Steps const steps =
+        steps_of(p, {k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left}, true);
     return Tiles{count, count * steps.mean, count, steps};
   };
   double const rows = std::min<double>(p.seqlen_q, double(p.total_q));
@@ -64,50 +61,46 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
   return {6.f, static_cast<float>(flops / m.mma_flops)};
 }
 
-// What all choices of a call share.
+// A call's choices, and what they take.
 class Call {
  public:
-  Call(Problem const& p, BackwardKernel const& k)
-      : p_(p), k_(k), tiles_(tiles_of(p, k)), batch_(std::max(p.batch, 1)) {
+  Call(Problem const& p, Machine const& m, BackwardKernel const& k)
+      : p_(p), m_(m), k_(k), tiles_(tiles_of(p, k)), batch_(std::max(p.batch, 1)) {
+    dense_ = !p.varlen_q && !p.varlen_k;
     adds_ = p.wants_dq && p.seqlen_k > k.block_n;
     read_ = kElement * (p.head_dim + p.head_dim_v);
     rows_ = double(p.total_q) * p.heads_q;
     sums_ = kSum * rows_ * k.head_dim;
   }
 
-  double us(Machine const& m, BackwardChoice const& c) const {
-    double const compute =
-        c.schedule == Schedule::KvPersistent ? persistent_us(m, c) : tiles_us(m, c);
-    // Without a limit of the mask one ordered KV block, behind all others, reads dQ's sums of all
-    // rows of a head, waits for them, and writes them rounded.
-    bool const last = c.schedule == Schedule::OrderedDq && p_.unmasked();
-    double const rounded = last ? tiles_.longest.longest * k_.block_m * k_.head_dim : 0;
-    return m.launch + beside_us(m, c) + overlapped(compute, bytes(m, c) / m.memory) +
-           2 * (kSum + kElement) * rounded / m.sm_reads;
-  }
-
-  // visit(BackwardChoice)
-  template <class Visit>
-  void each_choice(Visit visit) const {
+  std::vector<BackwardPlan> choices() {
     int const group = p_.group();
-    bool const any = rows_ > 0 && p_.total_k > 0;
     for (int heads = group; heads >= 1; --heads) {
       // GQA splits are alike, or nearly so; a large group has only a few of them.
       int const parts = ceil_div(group, heads), lacking = parts * heads - group;
       bool const few = group <= 8 || heads <= 4 || (parts & (parts - 1)) == 0;
       bool const alike = lacking <= group / (group < 8 ? 4 : 12);
       if (heads == group || (few && alike && fits(parts * key_bytes(kSum)))) {
-        each_tiles(heads, visit);
-        if (any && k_.schedules) {
-          each_schedule(heads, visit);
+        add_tiles(heads);
+        if (k_.schedules && rows_ > 0 && p_.total_k > 0) {
+          add_schedules(heads);
         }
       }
     }
+    return choices_;
+  }
+
+  double us(BackwardChoice const& c) const {
+    // Without a limit of the mask one ordered KV block, behind all others, reads dQ's sums of all
+    // rows of a head, waits for them, and writes them rounded.
+    bool const last = c.schedule == Schedule::OrderedDq && p_.unmasked();
+    double const rounded = last ? tiles_.longest.longest * k_.block_m * k_.head_dim : 0;
+    return m_.launch + beside_us(c) + overlapped(compute_us(c), bytes(c) / m_.memory) +
+           2 * (kSum + kElement) * rounded / m_.sm_reads;
   }
 
  private:
-  bool dense() const { return !p_.varlen_q && !p_.varlen_k; }
-  bool fits(double bytes) const { return bytes <= std::max(sums_, double(kLittle)); }
+  bool fits(double bytes) const { return bytes <= std::max(sums_, kLittle); }
   int parts(BackwardChoice const& c) const { return ceil_div(p_.group(), c.heads); }
   double key_bytes(double of_number) const {
     return of_number * double(p_.total_k) * p_.heads_kv * (k_.head_dim + k_.head_dim_v);
@@ -123,62 +116,61 @@ class Call {
 
   // ---- which choices there are -----------------------------------------------------------------
 
-  template <class Visit>
-  void add(Schedule schedule, int heads, int row_splits, double together, Visit visit) const {
+  void add(Schedule schedule, int heads, int row_splits, double together) {
     int64_t const all = std::max<int64_t>(int64_t(ordered(heads)), 1);
     int const width = static_cast<int>(std::clamp<double>(together, 1, double(all)));
-    visit(BackwardChoice{schedule, heads, row_splits, even_group(width, all)});
+    BackwardChoice const choice{schedule, heads, row_splits, even_group(width, all)};
+    if (choices_.empty() || choices_.back().choice != choice) {
+      choices_.push_back({choice, us(choice)});
+    }
   }
 
-  template <class Visit>
-  void each_tiles(int heads, Visit visit) const {
+  void add_tiles(int heads) {
     if (waits(Schedule::Tiles)) {
-      each_width(Schedule::Tiles, heads, visit);
-    } else if (p_.unmasked() || !dense()) {
-      add(Schedule::Tiles, heads, 1, dense() ? 2 : 4, visit);
-    } else {
-      for (int together = 2; together <= std::max(k_.resident / 4, 2); together *= 2) {
-        add(Schedule::Tiles, heads, 1, together, visit);
-      }
+      return add_widths(Schedule::Tiles, heads);
+    }
+    if (p_.unmasked() || !dense_) {
+      return add(Schedule::Tiles, heads, 1, dense_ ? 2 : 4);
+    }
+    for (int together = 2; together <= std::max(k_.resident / 4, 2); together *= 2) {
+      add(Schedule::Tiles, heads, 1, together);
     }
   }
 
   // Tiles of a head that wait for each other are not many at a time: they begin kLag steps apart
   // and, if they become shorter, as many more as that. Under a window they begin where nothing
   // waits. All tiles together, if they are but one wave, have no order.
-  template <class Visit>
-  void each_width(Schedule schedule, int heads, Visit visit) const {
+  void add_widths(Schedule schedule, int heads) {
     double const tile = tiles_.steps / tiles_.count * heads + kBegin;
     double const lag = p_.window() ? 0 : kLag + (p_.unmasked() ? 0 : 2);
     int const least = std::clamp(static_cast<int>(lag * k_.resident / tile),
                                  std::max(k_.resident / 16, 1), std::max(3 * k_.resident / 4, 1));
     if (items(heads) * tiles_.of_longest <= k_.resident) {
-      return add(schedule, heads, 1, k_.resident, visit);
+      return add(schedule, heads, 1, k_.resident);
     }
     for (int const times : {8, 4, 2, 1}) {
       if (times * least <= k_.resident && (times < 8 || p_.deterministic)) {
-        add(schedule, heads, 1, times * least, visit);
+        add(schedule, heads, 1, times * least);
       }
     }
   }
 
-  template <class Visit>
-  void each_schedule(int heads, Visit visit) const {
+  void add_schedules(int heads) {
     double const rows = double(std::min<int64_t>(p_.seqlen_q, p_.total_q)) * heads;
     double const own = kSum * rows * k_.head_dim * std::min<double>(k_.resident, items(heads));
     if ((adds_ || (p_.varlen_k && p_.seqlen_k <= k_.block_n)) && fits(own)) {
-      add(Schedule::KvPersistent, heads, 1, 1, visit);
+      add(Schedule::KvPersistent, heads, 1, 1);
     }
-    if (adds_ && dense() && heads == 1) {
-      each_width(Schedule::OrderedDq, heads, visit);
+    if (adds_ && dense_ && heads == 1) {
+      add_widths(Schedule::OrderedDq, heads);
     }
     double const tiles = double(batch_) * p_.heads_kv * tiles_.of_longest;
     double const sum = kSum * k_.block_n * (k_.head_dim + k_.head_dim_v);
-    bool const cuts = k_.cuts_rows && dense() && !p_.deterministic && heads == p_.group();
+    bool const cuts = k_.cuts_rows && dense_ && !p_.deterministic && heads == p_.group();
     for (int const cut : {2, 4, 8}) {
       if (cuts && tiles < k_.resident && cut <= ceil_div(p_.seqlen_q, k_.block_m) &&
           fits(cut * tiles * sum)) {
-        add(Schedule::Tiles, heads, cut, p_.unmasked() ? 2 : 8, visit);
+        add(Schedule::Tiles, heads, cut, p_.unmasked() ? 2 : 8);
       }
     }
   }
@@ -186,52 +178,51 @@ class Call {
   // ---- what they take --------------------------------------------------------------------------
 
   // The launches beside the main one: D, zeros for dQ's sums, their rounding, sums of dK and dV.
-  double beside_us(Machine const& m, BackwardChoice const& c) const {
+  double beside_us(BackwardChoice const& c) const {
     int const cuts = parts(c) * c.row_splits;
-    double const sums = cuts > 1 ? m.launch + key_bytes(cuts * kSum + kElement) / m.memory : 0;
+    double const sums = cuts > 1 ? m_.launch + key_bytes(cuts * kSum + kElement) / m_.memory : 0;
     if (c.schedule == Schedule::OrderedDq && ordered_dq_finds_delta(k_.head_dim)) {
-      return sums + 0.5 * m.launch;  // the main kernel computes most of D
+      return sums + 0.5 * m_.launch;  // the main kernel computes most of D
     }
     bool const rounds = c.schedule == Schedule::Tiles && adds_;
     double const bytes = rows_ * read_ + (rounds ? (2 + kElement / kSum) * sums_ : 0);
-    return sums + (rounds ? 2 : 1) * m.launch + bytes / m.memory;
+    return sums + (rounds ? 2 : 1) * m_.launch + bytes / m_.memory;
   }
 
-  // A CTA has all tiles of a sequence. The longest sequence comes first.
-  double persistent_us(Machine const& m, BackwardChoice const& c) const {
-    auto const [begin, step] = times_of(m, k_, c.schedule);
-    double const mean =
-        (tiles_.count * begin + tiles_.steps * p_.group() / parts(c) * step) / batch_;
-    double const longest = tiles_.of_longest * (begin + tiles_.longest.mean * c.heads * step);
-    return queue_us({items(c.heads), double(k_.resident), mean, longest, items(c.heads)});
+  // Heads that an order of tiles keeps together, and the tiles of one that are at work at a time.
+  double together(BackwardChoice const& c) const {
+    return std::min<double>(c.side_by_side, ordered(c.heads));
   }
-
-  // The tiles of one head that are at work at a time.
   double at_work(BackwardChoice const& c) const {
-    double const together = std::min<double>(c.side_by_side, ordered(c.heads));
-    return std::min(std::max(k_.resident / together, 1.),
+    return std::min(std::max(k_.resident / together(c), 1.),
                     std::max(tiles_.count / batch_, 1.) * c.row_splits);
   }
 
-  // Free CTAs draw one tile after the other; the last group of heads begins with its longest.
-  double tiles_us(Machine const& m, BackwardChoice const& c) const {
-    auto const [begin, plain_step] = times_of(m, k_, c.schedule);
+  // Free CTAs draw one tile after the other; the last group of heads begins with its longest. Or
+  // they draw all tiles of a sequence, and the longest sequence comes first.
+  double compute_us(BackwardChoice const& c) const {
+    auto const [begin, plain_step] = times_of(m_, k_, c.schedule);
+    double const resident = k_.resident, all = items(c.heads);
+    if (c.schedule == Schedule::KvPersistent) {
+      double const steps = tiles_.steps * p_.group() / parts(c);
+      return queue_us({all, resident, (tiles_.count * begin + steps * plain_step) / batch_,
+                       tiles_.of_longest * (begin + tiles_.longest.mean * c.heads * plain_step),
+                       all});
+    }
     bool const turns = c.schedule == Schedule::Tiles && waits(c.schedule);
     bool const unequal = waits(c.schedule) && p_.deterministic && !p_.unmasked() && !p_.window();
     double const step = plain_step * (turns ? 1 + kTurns : 1);
     double const wait = begin + (unequal ? kWait * (at_work(c) - 1) * step : 0);
-    double const count = items(c.heads) / batch_ * tiles_.count * c.row_splits;
+    double const count = all / batch_ * tiles_.count * c.row_splits;
     double const mean = wait + p_.heads_q * tiles_.steps * step / count;
     double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
-    double const all = ordered(c.heads), together = std::min<double>(c.side_by_side, all);
     bool const any = p_.varlen_k && !p_.alike();
-    double const last = any ? 1 : all - (std::ceil(all / together) - 1) * together;
-    return queue_us(
-        {count, double(k_.resident), mean, longest, last * tiles_.of_longest * c.row_splits});
+    double const last = any ? 1 : last_group(ordered(c.heads), together(c));
+    return queue_us({count, resident, mean, longest, last * tiles_.of_longest * c.row_splits});
   }
 
   // All bytes come from memory once, and those that L2 could not keep again.
-  double bytes(Machine const& m, BackwardChoice const& c) const {
+  double bytes(BackwardChoice const& c) const {
     double const dq = adds_ ? kSum * k_.head_dim : 0, of_row = read_ + dq;  // Q, dO, dQ's sum
     double const seen = tiles_.steps * k_.block_m * p_.heads_q;
     double const touched = std::min(rows_, seen), again = (seen - touched) * (read_ + 2 * dq);
@@ -240,62 +231,48 @@ class Call {
     double const rows = p_.mean_q() * c.heads, written = rows_ * kElement * k_.head_dim;
     if (c.schedule == Schedule::KvPersistent) {
       double const running = std::min<double>(items(c.heads), k_.resident);
-      return once + written + again * missed(m, running * p_.seqlen_q * c.heads * of_row);
+      return once + written + again * missed(m_, running * p_.seqlen_q * c.heads * of_row);
     }
-    double const together = std::min<double>(c.side_by_side, ordered(c.heads)), tiles = at_work(c);
-    double const heads = std::max(std::min<double>(together, k_.resident),
+    double const tiles = at_work(c);
+    double const heads = std::max(std::min<double>(together(c), k_.resident),
                                   std::min(items(c.heads), k_.resident / tiles));
     // Tiles of a head go through its rows together, except that they drift apart.
     double const drift =
         p_.unmasked() ? 0 : kDrift * k_.block_n * tiles * (p_.window() ? 1 : c.heads);
     double const between = std::min(rows, drift + k_.block_m);
     double const first =
-        std::min(1., kApart * c.row_splits / tiles) * missed(m, together * rows * of_row);
+        std::min(1., kApart * c.row_splits / tiles) * missed(m_, together(c) * rows * of_row);
     return once + touched * 2 * dq + (c.schedule == Schedule::OrderedDq ? 2 * written : 0) +
-           again * (first + (1 - first) * missed(m, heads * between * of_row));
+           again * (first + (1 - first) * missed(m_, heads * between * of_row));
   }
 
   Problem const& p_;
+  Machine const& m_;
   BackwardKernel const& k_;
   Tiles tiles_;
   int batch_;
+  bool dense_;
   bool adds_;    // several tiles add to a row's dQ
   double read_;  // bytes of a row of Q and dO
   double rows_;  // of all heads
   double sums_;  // bytes of dQ's sums
+  std::vector<BackwardPlan> choices_;
 };
 
 }  // namespace
 
-double backward_us(Problem const& p, Machine const& m, BackwardKernel const& kernel,
-                   BackwardChoice const& choice) {
-  return Call(p, kernel).us(m, choice);
-}
-
-int backward_choices(Problem const& p, BackwardKernel const& kernel, BackwardChoice* choices) {
-  int count = 0;
-  Call(p, kernel).each_choice([&](BackwardChoice const& choice) {
-    if (count < kMostChoices && (count == 0 || !(choices[count - 1] == choice))) {
-      choices[count++] = choice;
-    }
-  });
-  return count;
+std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m,
+                                           BackwardKernel const& kernel) {
+  return Call(p, m, kernel).choices();
 }
 
 BackwardPlan plan_backward(Problem const& p, Machine const& m, BackwardKernel const& kernel) {
   Problem usual = p;
-  usual.wants_dq = usual.wants_dk = usual.wants_dv = true;
-  Call const call(usual, kernel);
-  BackwardPlan plan{{}, std::numeric_limits<double>::infinity()};
-  call.each_choice([&](BackwardChoice const& choice) {
-    double const us = call.us(m, choice);
-    if (plan.choice.heads == 0 || us < kSimpler * plan.us) {
-      plan = {choice, us};
-    }
-  });
+  usual.wants_dq = true;
+  BackwardPlan plan = best_of(backward_choices(usual, m, kernel), kSimpler);
   if (!p.wants_dq) {
     plan.choice.schedule = Schedule::Tiles;
-    plan.us = backward_us(p, m, kernel, plan.choice);
+    plan.us = Call(p, m, kernel).us(plan.choice);
   }
   return plan;
 }

@@ -2,8 +2,6 @@
 // side, and the predicted time (docs/plan.md).
 #pragma once
 
-#include <cstdint>
-
 #include "plan/cost.h"
 
 namespace flash::plan {
@@ -24,6 +22,8 @@ struct BackwardChoice {
   bool operator==(BackwardChoice const&) const = default;
 };
 
+using BackwardPlan = Predicted<BackwardChoice>;
+
 // What a choice depends on of a row of the table.
 struct BackwardKernel {
   int block_m;   // rows of a step
@@ -37,21 +37,12 @@ struct BackwardKernel {
   bool cuts_rows;   // can cut the rows of its tiles
 };
 
-struct BackwardPlan {
-  BackwardChoice choice;
-  double us;  // predicted
-};
+// All choices that are possible and worth a prediction.
+std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m,
+                                           BackwardKernel const& kernel);
 
-// Predicted µs of a choice.
-double backward_us(Problem const& p, Machine const& m, BackwardKernel const& kernel,
-                   BackwardChoice const& choice);
-
-// Writes all choices that are possible and worth a prediction, at most kMostChoices, the simpler
-// ones first; returns their number.
-int backward_choices(Problem const& p, BackwardKernel const& kernel, BackwardChoice* choices);
-
-// The choice of least predicted time. dK and dV get the same bits whether dQ is wanted or not,
-// because the order of a tile's steps does not depend on it.
+// The best choice. dK and dV get the same bits whether dQ is wanted or not, because the order of a
+// tile's steps does not depend on it.
 BackwardPlan plan_backward(Problem const& p, Machine const& m, BackwardKernel const& kernel);
 
 }  // namespace flash::plan

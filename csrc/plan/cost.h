@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <vector>
 
 #include "plan/machine.h"
 #include "plan/problem.h"
@@ -12,11 +12,25 @@ namespace flash::plan {
 
 constexpr double kElement = 2, kSum = 4;  // bytes of a number in Q and the like, and in fp32
 
-// Room for all choices of a call.
-constexpr int kMostChoices = 128;
+// A way to serve a call, and the time that is predicted for it.
+template <class Choice>
+struct Predicted {
+  Choice choice;
+  double us;
+};
 
 // A choice wins over a simpler one if it takes less than this share of its time.
 constexpr double kSimpler = 0.99;
+
+// The choice of the least time; the simpler ones come first.
+template <class Choice>
+Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices, double simpler) {
+  Predicted<Choice> best = choices.front();
+  for (Predicted<Choice> const& other : choices) {
+    best = other.us < simpler * best.us ? other : best;
+  }
+  return best;
+}
 
 // The times of a row's kernels, or null: they were not measured.
 KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int head_dim_v);
@@ -63,5 +77,10 @@ struct Queue {
 };
 
 double queue_us(Queue const& q);
+
+// Of so many heads, those in the last group of heads that are side by side.
+inline double last_group(double heads, double side_by_side) {
+  return heads - (std::ceil(heads / side_by_side) - 1) * side_by_side;
+}
 
 }  // namespace flash::plan

@@ -5,7 +5,6 @@
 #include "core/cluster_size.h"
 #include "params/common.h"
 #include "params/seqlens.h"
-#include "plan/cost.h"
 
 namespace flash::plan {
 namespace {
@@ -60,7 +59,7 @@ class Work {
 
   double us(KeySplit const& s) const {
     Pieces const pieces = pieces_of(s);
-    return times_.begin + attend_us(pieces) +
+    return times_.begin + attend_us(pieces, s.cluster_log2 > 0) +
            (s.cluster_log2 > 0 ? m_.cluster_block * (1 << s.cluster_log2) : 0) +
            (pieces.splits > 1 ? merge_us(pieces.splits) : 0) + (s.max_splits > 1 ? search_us_ : 0);
   }
@@ -76,46 +75,41 @@ class Work {
     double longest;  // units
     double splits;   // of the longest tile
     double per_sm;   // resident CTAs
-    bool cluster;
   };
 
   // The pieces that core/split_schedule.h will find.
   Pieces pieces_of(KeySplit const& s) const {
     double const per_sm = kernel_.blocks_per_sm;
-    if (s.cluster_log2 > 0) {
-      double const blocks = 1 << s.cluster_log2;
-      // As many CTAs as registers allow; larger clusters find few GPCs with room for all their
-      // CTAs.
-      double const fit = s.cluster_log2 == 1 ? 2 : 1;
-      return {groups * tiles * blocks, divide_up(longest, blocks), 1, std::min(fit, per_sm), true};
-    }
     if (s.max_splits == 1) {
-      return {groups * tiles, longest, 1, per_sm, false};
+      // Of clusters as many CTAs as registers allow; larger ones find few GPCs with room for all
+      // their CTAs.
+      double const blocks = 1 << s.cluster_log2, fit = blocks == 1 ? per_sm : blocks == 2 ? 2 : 1;
+      return {groups * tiles * blocks, divide_up(longest, blocks), 1, std::min(fit, per_sm)};
     }
     if (mean_ == longest) {
       double const splits = std::clamp<double>(std::floor(s.pieces / groups), 1, s.max_splits);
-      return {groups * tiles * splits, divide_up(mean_, splits), splits, per_sm, false};
+      return {groups * tiles * splits, divide_up(mean_, splits), splits, per_sm};
     }
     // A sequence's last piece is half as long as the others, on average.
     double const whole = std::max(s.pieces - groups / 2, 1.);
     double const units = std::max<double>(groups * mean_ / whole, s.min_units);
     double const most = std::min(std::max(units, longest / s.max_splits), longest);
     double const pieces = groups * mean_ / most + groups / 2;
-    return {std::max(pieces, groups) * tiles, most, longest / most, per_sm, false};
+    return {std::max(pieces, groups) * tiles, most, longest / most, per_sm};
   }
 
   // The time of all pieces: in waves, if they are more than the resident CTAs.
-  double attend_us(Pieces const& p) const {
+  double attend_us(Pieces const& p, bool cluster) const {
     double const resident = m_.sm_count * p.per_sm, units = groups * tiles * mean_;
     double const crowd = std::min(divide_up(p.count, m_.sm_count), p.per_sm);
-    double const drift = (p.cluster ? 2 : 1) * kKeyDrift * crowd * again_;
+    double const drift = (cluster ? 2 : 1) * kKeyDrift * crowd * again_;
     auto const wave = [&](double blocks, double crowd) {
       double const each = units / blocks * std::max(crowd * unit_us_, double(times_.step));
       return overlapped(each, memory_us_ * (1 + drift));
     };
     double const running = std::min(p.count, resident);
     double us = wave(running, crowd);
-    if (p.count > resident && mean_ == longest && !p.cluster) {
+    if (p.count > resident && mean_ == longest && !cluster) {
       // The pieces of the last wave crowd on the multiprocessors that are done first.
       double const full = std::floor(p.count / resident) * resident, rest = p.count - full;
       us = full / p.count * us + (rest > 0 ? rest / p.count * wave(rest, p.per_sm) : 0);
@@ -146,39 +140,43 @@ class Work {
   KernelTimes times_;
 };
 
-// Calls visit(DecodeChoice), the simpler choices first. alone: the GPU has no other work. A choice
-// has to be good both for caches that are filled as expected and for full ones, because both
-// happen, so its time is the geometric mean.
-template <class Visit>
-void each_choice(Problem const& p, Machine const& m, DecodeKernel const& kernel, bool alone,
-                 Visit visit) {
+// All choices, the simpler ones first. alone: the GPU has no other work. A choice has to be good
+// both for caches that are filled as expected and for full ones, because both happen, so its time
+// is the geometric mean.
+std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeKernel const& kernel,
+                                     bool alone) {
   Work const w(expected(p), m, kernel), full(p, m, kernel);
-  auto const consider = [&](KeySplit const& s) {
-    visit(DecodeChoice{s, std::sqrt(w.us(s) * full.us(s))});
+  std::vector<DecodeChoice> choices;
+  choices.reserve(2 * kMostClusterLog2 + 1);
+  auto const add = [&](KeySplit const& s) {
+    choices.push_back({s, std::sqrt(w.us(s) * full.us(s))});
   };
-  int const units = static_cast<int>((int64_t(p.seqlen_k) + kernel.unit - 1) / kernel.unit);
-  bool const may_split = p.num_splits != 1 && !p.batch_invariant;
-  if (may_split &&
-      p.num_splits > 1) {  // as many pieces as the caller says, or as there are keys for
+  int const units = static_cast<int>(divide_up(p.seqlen_k, kernel.unit));
+  if (p.num_splits > 1 && !p.batch_invariant) {
+    // As many pieces as the caller says, or as there are keys for.
     constexpr int any = std::numeric_limits<int>::max();
-    return consider(
-        {.pieces = any, .extra = any, .max_splits = std::clamp(units, 1, p.num_splits)});
+    add({.pieces = any, .extra = any, .max_splits = std::clamp(units, 1, p.num_splits)});
+    return choices;
   }
-  consider({});
+  add({});
+  if (p.num_splits == 1 || p.batch_invariant) {
+    return choices;
+  }
   for (int const blocks : {1, 2, kernel.blocks_per_sm, 4 * kernel.blocks_per_sm}) {
     int const pieces = static_cast<int>(double(m.sm_count) * blocks / w.tiles);
-    if (may_split && pieces > kLeastPieces * w.groups) {
-      consider({.pieces = pieces,
-                .extra = static_cast<int>(pieces - int64_t(w.groups)),
-                .max_splits = std::max((units + kMinUnits - 1) / kMinUnits, 1),
-                .min_units = kMinUnits});
+    if (pieces > kLeastPieces * w.groups) {
+      add({.pieces = pieces,
+           .extra = static_cast<int>(pieces - int64_t(w.groups)),
+           .max_splits = std::max((units + kMinUnits - 1) / kMinUnits, 1),
+           .min_units = kMinUnits});
     }
   }
-  for (int log2 = 1; may_split && kernel.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
+  for (int log2 = 1; kernel.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
     if (w.longest <= kMostUnits << log2) {
-      consider({.cluster_log2 = log2});
+      add({.cluster_log2 = log2});
     }
   }
+  return choices;
 }
 
 // The most queries of a sequence, as far as the host can know.
@@ -205,27 +203,6 @@ bool must_decode(Problem const& p, Machine const& m) {
          (cache && (p.num_splits > 1 || p.batch_invariant));
 }
 
-// The part of a call that the decode kernel can compute.
-struct Decoded {
-  Problem problem;
-  int few_q;  // DecodePlan's; 0: nothing
-  bool alone;
-};
-
-Decoded decoded_of(Problem const& p) {
-  int64_t const rows = longest_q(p) * p.group();
-  if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
-      (p.batch_invariant && p.page_size == 0)) {
-    return {p, 0, false};
-  }
-  if (rows <= kMostDecodeRows) {
-    return {p, kAllQueries, true};
-  }
-  bool const mixed = p.varlen_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
-  int const few_q = mixed ? kMostDecodeRows / p.group() : 0;
-  return few_q > 0 ? Decoded{few_of(p), few_q, false} : Decoded{p, 0, false};
-}
-
 }  // namespace
 
 Problem expected(Problem const& p) {
@@ -239,35 +216,34 @@ Problem expected(Problem const& p) {
   return q;
 }
 
-int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
-                   DecodeChoice* choices) {
-  Decoded const decoded = decoded_of(p);
-  int count = 0;
-  if (decoded.few_q > 0) {
-    each_choice(decoded.problem, m, kernel, decoded.alone,
-                [&](DecodeChoice const& choice) { choices[count++] = choice; });
+int decodable_queries(Problem const& p) {
+  int64_t const rows = longest_q(p) * p.group();
+  if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
+      (p.batch_invariant && p.page_size == 0)) {
+    return 0;
   }
-  return count;
+  bool const mixed = p.varlen_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
+  return rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
+}
+
+std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m,
+                                         DecodeKernel const& kernel) {
+  int const few_q = decodable_queries(p);
+  bool const alone = few_q == kAllQueries;
+  return few_q > 0 ? choices_of(alone ? p : few_of(p), m, kernel, alone)
+                   : std::vector<DecodeChoice>{};
 }
 
 DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                        double forward_us) {
-  DecodePlan const none{0, {}, forward_us};
-  Decoded const decoded = decoded_of(p);
-  if (decoded.few_q == 0) {
-    return none;
+  std::vector<DecodeChoice> const choices = decode_choices(p, m, kernel);
+  if (choices.empty()) {
+    return {0, {}, forward_us};
   }
-  DecodePlan best{decoded.few_q, {}, std::numeric_limits<double>::infinity()};
-  each_choice(decoded.problem, m, kernel, decoded.alone, [&](DecodeChoice const& choice) {
-    if (choice.us < kWorthIt * best.us) {
-      best.split = choice.split;
-      best.us = choice.us;
-    }
-  });
-  bool const decodes = !decoded.alone || must_decode(p, m) || kWorthIt * best.us <= forward_us;
-  return decodes ? best : none;
+  int const few_q = decodable_queries(p);
+  auto const [split, us] = best_of(choices, kWorthIt);
+  bool const decodes = few_q != kAllQueries || must_decode(p, m) || kWorthIt * us <= forward_us;
+  return decodes ? DecodePlan{few_q, split, us} : DecodePlan{0, {}, forward_us};
 }
-
-int decodable_queries(Problem const& p) { return decoded_of(p).few_q; }
 
 }  // namespace flash::plan

@@ -2,8 +2,6 @@
 // forward serves it, and how the decode kernel's tiles are cut along the keys.
 #pragma once
 
-#include <cstdint>
-
 #include "plan/cost.h"
 
 namespace flash::plan {
@@ -31,10 +29,7 @@ struct KeySplit {
   bool operator==(KeySplit const&) const = default;
 };
 
-struct DecodeChoice {
-  KeySplit split;
-  double us;  // predicted
-};
+using DecodeChoice = Predicted<KeySplit>;
 
 struct DecodePlan {
   int few_q;       // the decode kernel computes sequences of up to so many queries; 0: none
@@ -49,13 +44,12 @@ constexpr int kMostDecodeRows = 64;
 // are predicted for these.
 Problem expected(Problem const& p);
 
-// Writes all choices, at most kMostChoices; returns their number. 0: the decode kernel cannot serve
-// any of the call.
-int decode_choices(Problem const& p, Machine const& m, DecodeKernel const& kernel,
-                   DecodeChoice* choices);
-
 // The value of few_q if the decode kernel computes all that it can.
 int decodable_queries(Problem const& p);
+
+// All choices; none: the decode kernel cannot serve any of the call.
+std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m,
+                                         DecodeKernel const& kernel);
 
 // forward_us: the forward kernel's time if it computes all, as the geometric mean of the
 // predictions for expected(p) and for full caches; infinite if it cannot.

@@ -1,8 +1,5 @@
 #include "plan/forward.h"
 
-#include <limits>
-#include <optional>
-
 #include "core/tile_scheduler.h"
 
 namespace flash::plan {
@@ -17,60 +14,6 @@ constexpr double kAlone = 0.24;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
 
-// Row blocks of a call, all of one shape. A strip of them is a head of a sequence, or a KV head
-// with all query heads that share it, or one KV split of these.
-struct RowBlocks {
-  double of_strip;    // on average
-  double of_longest;  // in a strip of the longest sequence
-  double strips;      // of all sequences
-  double heads;       // strips of one sequence
-  Steps steps;        // of a row block
-  double filled;      // share of its warpgroups that have rows, on average
-  double filled_longest;
-};
-
-// Where only the device knows the lengths, these are averages: an average row block belongs to a
-// longer sequence than the average sequence.
-RowBlocks row_blocks(Problem const& p, ForwardKernel const& kernel, ForwardTile tile, int splits) {
-  bool const packs = tile == ForwardTile::PackGqa || tile == ForwardTile::Split;
-  int const of_warpgroup = packs ? kWarpgroupRows / p.group() : kWarpgroupRows;  // queries
-  int const warpgroups = kernel.block_m / kWarpgroupRows, queries = of_warpgroup * warpgroups;
-  double const heads = (packs ? p.heads_kv : p.heads_q) * splits;
-  bool const rows_known = p.total_q == int64_t(p.batch) * p.seqlen_q, known = p.alike();
-  double const most = num_m_blocks(p.seqlen_q, queries), mean_q = p.mean_q();
-  double const blocks =
-      rows_known || most <= 1 ? std::max(most, 1.) : std::max(mean_q / queries + 0.5, 1.);
-  double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
-  double const spread = p.varlen_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
-  double const k = p.mean_k() + spread * (longest_k - p.mean_k());
-  double const q = std::min(mean_q + spread * (p.seqlen_q - mean_q), known ? mean_q : k);
-  auto const steps_for = [&](double rows, double keys) {
-    return steps_of(p, {queries, block_n_of(kernel, tile), rows, keys, p.mask.left, p.mask.right},
-                    known);
-  };
-  Steps steps = steps_for(q, k);
-  if (!known) {
-    Steps const longest = steps_for(std::min<double>(p.seqlen_q, longest_k), longest_k);
-    steps.longest = std::max(steps.mean, longest.longest);
-  }
-  if (splits > 1) {
-    steps = {steps.mean / splits, std::ceil(steps.longest / splits)};
-  }
-  // The share of warpgroups that have rows in a row block with so many queries.
-  auto const filled = [&](double rows) {
-    return std::clamp(std::ceil(rows / of_warpgroup) / warpgroups, 0., 1.);
-  };
-  double const last = rows_known || most <= 1 ? filled(mean_q - (blocks - 1) * queries)
-                                              : (warpgroups + 1.) / (2 * warpgroups);
-  return {.of_strip = blocks,
-          .of_longest = std::max(most, blocks),
-          .strips = p.batch * heads,
-          .heads = heads,
-          .steps = steps,
-          .filled = (blocks - 1 + last) / blocks,
-          .filled_longest = most > 1 ? 1 : filled(p.seqlen_q)};
-}
-
 // Kernels that were not measured take the time of their products; their choices differ by the order
 // of tiles alone.
 KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile tile) {
@@ -83,160 +26,173 @@ KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile 
   return {step, step};
 }
 
-// Tiles take different times under a mask; the longest tiles of each group of strips come first.
-double compute_us(Problem const& p, RowBlocks const& blocks, KernelTimes const& times,
-                  int side_by_side, double resident) {
-  auto const of = [&](double steps, double filled) {
-    return times.begin + steps * times.step * (kAlone + (1 - kAlone) * filled);
-  };
-  double const strips = p.varlen_q ? blocks.heads : blocks.strips;
-  double const width = std::min<double>(side_by_side, strips);
-  // The longest tile of all begins with the last group of strips; where lengths of keys alone
-  // differ, with any strip.
-  bool const any = p.used_k && !p.varlen_q;
-  double const last = any ? 1 : strips - (std::ceil(strips / width) - 1) * width;
-  return queue_us({blocks.strips * blocks.of_strip, resident, of(blocks.steps.mean, blocks.filled),
-                   of(blocks.steps.longest, blocks.filled_longest), last * blocks.of_longest});
-}
-
-// The time of memory: Q and O come once; K and V once or, where L2 does not keep them, as often as
-// they are read.
-double memory_us(Problem const& p, Machine const& m, RowBlocks const& blocks, int block_n,
-                 ForwardChoice const& choice, double resident) {
-  double const row = kElement * (p.head_dim + p.head_dim_v);
-  double const sharing = blocks.heads / p.heads_kv / choice.splits;
-  // The KV heads that are at work at a time, and the tiles that read the same keys.
-  double const heads =
-      std::clamp(std::max<double>(choice.side_by_side, resident / blocks.of_strip) / sharing, 1.,
-                 std::max(blocks.strips / sharing, 1.));
-  double const together =
-      std::max(resident / heads, std::min<double>(choice.side_by_side, sharing));
-  double const span = std::min(blocks.steps.mean * block_n, p.mean_k());
-  double const in_use = p.limits_left() ? span : p.mean_k() / choice.splits;
-  double const seen = p.limits_left() ? std::min(p.mean_k(), p.mean_q() + p.mask.left) : p.mean_k();
-  double const once = seen * p.batch * p.heads_kv;
-  double const again = std::max(blocks.strips * blocks.of_strip * span / together - once, 0.);
-  double const rows = double(p.total_q) * p.heads_q;
-  // As many bytes of Q and O are on their way.
-  return (once + missed(m, 2 * heads * in_use * row) * again + rows) * row / m.memory;
-}
-
 double bytes_of_splits(Problem const& p, int splits) {
   return splits > 1 ? kSum * splits * double(p.total_q) * p.heads_q * (p.head_dim_v + 1) : 0;
 }
 
-// The splits of few rows are loaded at once, those of more rows four at a time, behind their LSE.
-double merge_us(Problem const& p, Machine const& m, int splits) {
-  bool const at_once = double(p.total_q) * p.heads_q <= 512 && splits <= 16;
-  double const waits = at_once ? 1 : 1 + std::ceil(splits / 4.);
-  return kLaunch * m.launch + waits * m.merge_wait +
-         2 * bytes_of_splits(p, splits) / (m.memory * m.l2_gain);
-}
-
-// The choices that the kernel has, the simplest first.
-class Candidates {
+// Row blocks of a call, all of one shape, and what they take. A strip of them is a head of a
+// sequence, or a KV head with all query heads that share it, or one KV split of these.
+class RowBlocks {
  public:
-  // only: the tile, if it has been chosen.
-  Candidates(Problem const& p, Machine const& m, ForwardKernel const& kernel,
-             std::optional<ForwardTile> only)
-      : p_(p), kernel_(kernel), only_(only), resident_(double(m.sm_count) * kernel.blocks_per_sm) {}
-
-  // visit(ForwardChoice)
-  template <class Visit>
-  void each(Visit visit) const {
-    for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::PackGqa}) {
-      if (tile == only_.value_or(tile) && is_possible(p_, kernel_, tile)) {
-        each_width(tile, visit);
-      }
+  // Where only the device knows the lengths, these are averages: an average row block belongs to a
+  // longer sequence than the average sequence.
+  RowBlocks(Problem const& p, Machine const& m, ForwardKernel const& kernel, ForwardTile tile,
+            int splits)
+      : p_(p),
+        m_(m),
+        times_(times_of(m, kernel, tile)),
+        resident_(double(m.sm_count) * kernel.blocks_per_sm),
+        block_n_(block_n_of(kernel, tile)),
+        tile_(tile),
+        splits_(splits) {
+    bool const packs = tile == ForwardTile::PackGqa || tile == ForwardTile::Split;
+    int const of_warpgroup = packs ? kWarpgroupRows / p.group() : kWarpgroupRows;  // queries
+    int const warpgroups = kernel.block_m / kWarpgroupRows, queries = of_warpgroup * warpgroups;
+    heads_ = (packs ? p.heads_kv : p.heads_q) * splits;
+    strips_ = p.batch * heads_;
+    double const most = num_m_blocks(p.seqlen_q, queries), mean_q = p.mean_q();
+    bool const rows_known = most <= 1 || p.total_q == int64_t(p.batch) * p.seqlen_q;
+    of_strip_ = std::max(rows_known ? most : mean_q / queries + 0.5, 1.);
+    of_longest_ = std::max(most, of_strip_);
+    auto const steps_for = [&](double rows, double keys) {
+      return steps_of(p, {queries, block_n_, rows, keys, p.mask.left, p.mask.right}, p.alike());
+    };
+    double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
+    double const spread = p.varlen_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
+    double const k = p.mean_k() + spread * (longest_k - p.mean_k());
+    double const q = mean_q + spread * (p.seqlen_q - mean_q);
+    steps_ = p.alike() ? steps_for(mean_q, k) : steps_for(std::min(q, k), k);
+    if (!p.alike()) {
+      Steps const longest = steps_for(std::min<double>(p.seqlen_q, longest_k), longest_k);
+      steps_.longest = std::max(steps_.mean, longest.longest);
     }
-    RowBlocks const first = row_blocks(p_, kernel_, ForwardTile::First, 1);
-    bool const full = p_.alike() && first.strips * first.of_strip >= resident_;
-    if (!only_ && !full && is_possible(p_, kernel_, ForwardTile::Split)) {
-      each_split(visit);
+    if (splits > 1) {
+      steps_ = {steps_.mean / splits, std::ceil(steps_.longest / splits)};
+    }
+    // The share of warpgroups that have rows in a row block with so many queries.
+    auto const filled = [&](double rows) {
+      return std::clamp(std::ceil(rows / of_warpgroup) / warpgroups, 0., 1.);
+    };
+    double const last = rows_known ? filled(mean_q - (of_strip_ - 1) * queries)
+                                   : (warpgroups + 1.) / (2 * warpgroups);
+    filled_ = (of_strip_ - 1 + last) / of_strip_;
+    filled_longest_ = most > 1 ? 1 : filled(p.seqlen_q);
+  }
+
+  double us(int side_by_side) const {
+    return kLaunch * m_.launch + overlapped(compute_us(side_by_side), memory_us(side_by_side)) +
+           (splits_ > 1 ? merge_us() : 0);
+  }
+
+  // Adds the choices with the orders of tiles that are worth a prediction. Equal tiles: few heads
+  // side by side, which share keys. Unequal ones even out among many; against a cache memory counts
+  // more. With one row block a head, or one wave, there is no order. Beside decode, which reads
+  // memory all the time, tiles that read the same keys follow each other.
+  void add_to(std::vector<ForwardPlan>& choices) const {
+    auto const add = [&](int width) {
+      ForwardChoice const choice{tile_, splits_, width};
+      if (choices.empty() || choices.back().choice != choice) {
+        choices.push_back({choice, us(width)});
+      }
+    };
+    if (p_.beside_decode) {
+      return add(1);
+    }
+    if (of_strip_ <= 1 || (splits_ == 1 && fit_at_once())) {
+      return add(width_of(strips_));
+    }
+    if (splits_ > 1) {
+      return add(width_of(1));
+    }
+    for (double const waves : {p_.unmasked() ? 0.25 : p_.used_k ? 1. : 8., 4., 2., 1.}) {
+      add(width_of(waves));
     }
   }
+
+  double tiles() const { return strips_ * of_strip_; }
+  bool fit_at_once() const { return tiles() <= resident_; }
+  bool fill() const { return tiles() >= resident_; }
+  bool can_split(int splits) const { return splits <= steps_.longest; }
 
  private:
-  // Equal tiles: few heads side by side, which share keys. Unequal ones even out among many;
-  // against a cache memory counts more. With one row block a head, or one wave, there is no order.
-  // Beside decode, which reads memory all the time, tiles that read the same keys follow each
-  // other.
-  template <class Visit>
-  void each_width(ForwardTile tile, Visit visit) const {
-    RowBlocks const blocks = row_blocks(p_, kernel_, tile, 1);
-    if (p_.beside_decode) {
-      return visit(ForwardChoice{tile, 1, 1});
-    }
-    if (blocks.of_strip <= 1 || blocks.strips * blocks.of_strip <= resident_) {
-      return visit(ForwardChoice{tile, 1, width_of(blocks, blocks.strips)});
-    }
-    double const usual = p_.unmasked() ? 0.25 : p_.used_k ? 1 : 8;
-    int last = 0;
-    for (double const waves : {usual, 4., 2., 1.}) {
-      int const width = width_of(blocks, waves);
-      if (width != last) {
-        visit(ForwardChoice{tile, 1, width});
-      }
-      last = width;
-    }
-  }
-
-  template <class Visit>
-  void each_split(Visit visit) const {
-    double const longest = row_blocks(p_, kernel_, ForwardTile::Split, 1).steps.longest;
-    for (int const splits : {2, 4, 8, 16, 32}) {
-      bool const allowed = p_.num_splits == 0 || splits <= p_.num_splits;
-      if (allowed && splits <= longest && bytes_of_splits(p_, splits) <= kMostBytes) {
-        RowBlocks const blocks = row_blocks(p_, kernel_, ForwardTile::Split, splits);
-        double const waves = blocks.of_strip <= 1 ? blocks.strips : 1;
-        visit(ForwardChoice{ForwardTile::Split, splits, width_of(blocks, waves)});
-      }
-    }
-  }
+  // Strips that an order of tiles distinguishes.
+  double ordered() const { return p_.varlen_q ? heads_ : strips_; }
 
   // About so many waves of tiles, in groups of heads that are alike and do not separate heads that
   // share keys.
-  int width_of(RowBlocks const& blocks, double waves) const {
-    double const heads = p_.varlen_q ? blocks.heads : blocks.strips;  // that an order distinguishes
-    double const sharing = std::max(std::floor(blocks.heads / p_.heads_kv), 1.);
-    int const of_keys = static_cast<int>(std::clamp(heads / sharing, 1., 1e9));
-    double const width = waves * resident_ / blocks.of_strip / sharing;
+  int width_of(double waves) const {
+    double const sharing = std::max(std::floor(heads_ / p_.heads_kv), 1.);
+    int const of_keys = static_cast<int>(std::clamp(ordered() / sharing, 1., 1e9));
+    double const width = waves * resident_ / of_strip_ / sharing;
     return static_cast<int>(sharing) *
            even_group(static_cast<int>(std::clamp(width, 1., double(of_keys))), of_keys);
   }
 
+  // Tiles take different times under a mask; the longest tiles of each group of strips come first.
+  double compute_us(int side_by_side) const {
+    auto const of = [&](double steps, double filled) {
+      return times_.begin + steps * times_.step * (kAlone + (1 - kAlone) * filled);
+    };
+    // The longest tile of all begins with the last group of strips; where lengths of keys alone
+    // differ, with any strip.
+    bool const any = p_.used_k && !p_.varlen_q;
+    double const last = any ? 1 : last_group(ordered(), std::min<double>(side_by_side, ordered()));
+    return queue_us({tiles(), resident_, of(steps_.mean, filled_),
+                     of(steps_.longest, filled_longest_), last * of_longest_});
+  }
+
+  // The time of memory: Q and O come once; K and V once or, where L2 does not keep them, as often
+  // as they are read.
+  double memory_us(int side_by_side) const {
+    double const row = kElement * (p_.head_dim + p_.head_dim_v);
+    double const sharing = heads_ / p_.heads_kv / splits_;
+    // The KV heads that are at work at a time, and the tiles that read the same keys.
+    double const heads = std::clamp(std::max<double>(side_by_side, resident_ / of_strip_) / sharing,
+                                    1., std::max(strips_ / sharing, 1.));
+    double const together = std::max(resident_ / heads, std::min<double>(side_by_side, sharing));
+    double const keys = p_.mean_k(), span = std::min(steps_.mean * block_n_, keys);
+    double const in_use = p_.limits_left() ? span : keys / splits_;
+    double const seen = p_.limits_left() ? std::min(keys, p_.mean_q() + p_.mask.left) : keys;
+    double const once = seen * p_.batch * p_.heads_kv;
+    double const again = std::max(tiles() * span / together - once, 0.);
+    double const rows = double(p_.total_q) * p_.heads_q;
+    // As many bytes of Q and O are on their way.
+    return (once + missed(m_, 2 * heads * in_use * row) * again + rows) * row / m_.memory;
+  }
+
+  // The splits of few rows are loaded at once, those of more rows four at a time, behind their LSE.
+  double merge_us() const {
+    bool const at_once = double(p_.total_q) * p_.heads_q <= 512 && splits_ <= 16;
+    double const waits = at_once ? 1 : 1 + std::ceil(splits_ / 4.);
+    return kLaunch * m_.launch + waits * m_.merge_wait +
+           2 * bytes_of_splits(p_, splits_) / (m_.memory * m_.l2_gain);
+  }
+
   Problem const& p_;
-  ForwardKernel const& kernel_;
-  std::optional<ForwardTile> only_;
+  Machine const& m_;
+  KernelTimes times_;
   double resident_;
+  int block_n_;
+  ForwardTile tile_;
+  int splits_;
+  double heads_;       // strips of one sequence
+  double strips_;      // of all sequences
+  double of_strip_;    // row blocks, on average
+  double of_longest_;  // in a strip of the longest sequence
+  Steps steps_;        // of a row block
+  double filled_;      // share of its warpgroups that have rows, on average
+  double filled_longest_;
 };
 
 bool is_empty(Problem const& p) {
   return p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0;
 }
 
-ForwardPlan best_of(Problem const& p, Machine const& m, ForwardKernel const& kernel,
-                    std::optional<ForwardTile> only) {
-  ForwardPlan best{{ForwardTile::First, 1, 1}, std::numeric_limits<double>::infinity()};
-  Candidates(p, m, kernel, only).each([&](ForwardChoice const& choice) {
-    double const us = forward_us(p, m, kernel, choice);
-    if (us < kSimpler * best.us) {
-      best = {choice, us};
-    }
-  });
-  return best;
-}
-
 }  // namespace
 
 double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                   ForwardChoice const& choice) {
-  RowBlocks const blocks = row_blocks(p, kernel, choice.tile, choice.splits);
-  double const resident = double(m.sm_count) * kernel.blocks_per_sm;
-  double const us = overlapped(
-      compute_us(p, blocks, times_of(m, kernel, choice.tile), choice.side_by_side, resident),
-      memory_us(p, m, blocks, block_n_of(kernel, choice.tile), choice, resident));
-  return kLaunch * m.launch + us + (choice.splits > 1 ? merge_us(p, m, choice.splits) : 0);
+  return RowBlocks(p, m, kernel, choice.tile, choice.splits).us(choice.side_by_side);
 }
 
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile) {
@@ -264,29 +220,43 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
   }
 }
 
-int forward_choices(Problem const& p, Machine const& m, ForwardKernel const& kernel,
-                    ForwardChoice* choices) {
-  int count = 0;
-  if (!is_empty(p)) {
-    Candidates(p, m, kernel, {}).each([&](ForwardChoice const& choice) {
-      choices[count++] = choice;
-    });
+std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
+                                         ForwardKernel const& kernel) {
+  std::vector<ForwardPlan> choices;
+  if (is_empty(p)) {
+    return {{{ForwardTile::First, 1, 1}, 0}};
   }
-  return count;
+  for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::PackGqa}) {
+    if (is_possible(p, kernel, tile)) {
+      RowBlocks(p, m, kernel, tile, 1).add_to(choices);
+    }
+  }
+  bool const full = p.alike() && RowBlocks(p, m, kernel, ForwardTile::First, 1).fill();
+  if (full || !is_possible(p, kernel, ForwardTile::Split)) {
+    return choices;
+  }
+  RowBlocks const whole(p, m, kernel, ForwardTile::Split, 1);
+  for (int const splits : {2, 4, 8, 16, 32}) {
+    bool const allowed = p.num_splits == 0 || splits <= p.num_splits;
+    if (allowed && whole.can_split(splits) && bytes_of_splits(p, splits) <= kMostBytes) {
+      RowBlocks(p, m, kernel, ForwardTile::Split, splits).add_to(choices);
+    }
+  }
+  return choices;
 }
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel) {
-  if (is_empty(p)) {
-    return {{ForwardTile::First, 1, 1}, 0};
+  std::vector<ForwardPlan> choices = forward_choices(p, m, kernel);
+  if (p.batch_invariant && !p.varlen_q && p.batch > 1) {
+    // Bits depend on the tile, which is that of a sequence alone.
+    Problem alone = p;
+    alone.batch = 1;
+    alone.total_q = p.seqlen_q;
+    alone.total_k = p.seqlen_k;
+    ForwardTile const tile = plan_forward(alone, m, kernel).choice.tile;
+    std::erase_if(choices, [&](ForwardPlan const& c) { return c.choice.tile != tile; });
   }
-  if (!p.batch_invariant || p.varlen_q) {
-    return best_of(p, m, kernel, {});
-  }
-  Problem alone = p;  // bits depend on the tile
-  alone.batch = 1;
-  alone.total_q = p.seqlen_q;
-  alone.total_k = p.seqlen_k;
-  return best_of(p, m, kernel, best_of(alone, m, kernel, {}).choice.tile);
+  return best_of(choices, kSimpler);
 }
 
 }  // namespace flash::plan

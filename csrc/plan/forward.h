@@ -1,8 +1,6 @@
 // The plan of a forward call: its tile, KV splits, the order of tiles, and the predicted time.
 #pragma once
 
-#include <cstdint>
-
 #include "params/forward_tile.h"
 #include "plan/cost.h"
 
@@ -33,28 +31,21 @@ struct ForwardChoice {
   bool operator==(ForwardChoice const&) const = default;
 };
 
-struct ForwardPlan {
-  ForwardChoice choice;
-  double us;  // predicted
-};
-
-// A kernel of at most so many keys a tile loads rows and pages; a longer tile has a second kernel,
-// for pages.
-constexpr int kMostPagedKeys = 128;
+using ForwardPlan = Predicted<ForwardChoice>;
 
 // Whether the row has a kernel for this tile that may serve the call.
 bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile);
 
-// Writes all choices, at most kMostChoices; returns their number.
-int forward_choices(Problem const& p, Machine const& m, ForwardKernel const& kernel,
-                    ForwardChoice* choices);
+// All choices that are possible and worth a prediction.
+std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
+                                         ForwardKernel const& kernel);
 
 // The predicted time of a choice, for the problem's lengths.
 double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                   ForwardChoice const& choice);
 
-// The choice of the least predicted time; a simpler one wins within 1%. For a cache, p must have
-// the expected lengths (`expected` in plan/decode.h), not the capacity.
+// The best choice. For a cache, p must have the expected lengths (`expected` in plan/decode.h), not
+// the capacity.
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel);
 
 }  // namespace flash::plan

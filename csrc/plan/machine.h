@@ -26,7 +26,6 @@ struct Machine {
   int sm;  // compute capability, 90
   int sm_count;
   int64_t l2_bytes;
-  int smem_per_block;
   float memory;             // bytes that come from memory in a µs
   float reads = 0;          // the same where nothing is written
   float sm_reads = 0;       // bytes that one multiprocessor takes in a µs, wherever they come from

@@ -26,11 +26,10 @@ struct Problem {
   bool varlen_k;
   bool used_k;  // only the device knows how many of the keys are in use
   int heads_q;
-  int heads_kv;     // divides heads_q
-  int head_dim;     // of q and k
-  int head_dim_v;   // of v and out
-  Mask mask;        // negative widths: no limit
-  bool score_mods;  // softcap, ALiBi, dropout or a scale <= 0: kernels with score mods
+  int heads_kv;    // divides heads_q
+  int head_dim;    // of q and k
+  int head_dim_v;  // of v and out
+  Mask mask;       // negative widths: no limit
   bool dropout;
   bool largest_logits;   // are wanted, which KV splits and long tiles of pages do not keep
   bool batch_invariant;  // a sequence's result may not depend on the others
@@ -47,8 +46,6 @@ struct Problem {
   // Only for a backward:
   bool deterministic;
   bool wants_dq;
-  bool wants_dk;
-  bool wants_dv;
 
   bool operator==(Problem const&) const = default;
 

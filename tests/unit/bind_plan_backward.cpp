@@ -1,5 +1,3 @@
-#include <array>
-
 #include "bindings.h"
 #include "plan/backward.h"
 #include "plan/machines/h100.h"
@@ -26,7 +24,7 @@ struct Asked {
     Problem& p = problem;
     p.batch = p.heads_q = p.heads_kv = 1;
     p.mask = {-1, -1};
-    p.wants_dq = p.wants_dk = p.wants_dv = true;
+    p.wants_dq = true;
     take(d, "batch", p.batch);
     take(d, "seqlen_q", p.seqlen_q);
     take(d, "seqlen_k", p.seqlen_k);
@@ -78,12 +76,9 @@ void bind_plan_backward(py::module_& m) {
   // [(choice, predicted µs), …]
   m.def("backward_choices", [](py::dict const& call, std::string const& gpu) {
     Asked const asked(call, gpu);
-    std::array<BackwardChoice, kMostChoices> all;
-    int const count = backward_choices(asked.problem, asked.kernel, all.data());
     py::list choices;
-    for (int i = 0; i < count; ++i) {
-      double const us = backward_us(asked.problem, asked.machine, asked.kernel, all[i]);
-      choices.append(py::make_tuple(tuple_of(all[i]), us));
+    for (auto const& [choice, us] : backward_choices(asked.problem, asked.machine, asked.kernel)) {
+      choices.append(py::make_tuple(tuple_of(choice), us));
     }
     return choices;
   });

@@ -1,5 +1,3 @@
-#include <array>
-#include <span>
 #include <tuple>
 #include <vector>
 
@@ -71,11 +69,9 @@ void bind_plan_forward(py::module_& m) {
   // [(tile, splits, heads side by side)]
   m.def("forward_choices",
         [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
-          std::array<ForwardChoice, kMostChoices> all;
-          int const count = forward_choices(problem_of(problem), machine_of(machine),
-                                            kernel_of(kernel), all.data());
           std::vector<std::tuple<char const*, int, int>> choices;
-          for (ForwardChoice const& c : std::span(all.data(), count)) {
+          for (auto const& [c, us] :
+               forward_choices(problem_of(problem), machine_of(machine), kernel_of(kernel))) {
             choices.emplace_back(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side);
           }
           return choices;

@@ -36,7 +36,6 @@ inline constexpr Machine kH100 = {
     .sm = 90,
     .sm_count = 132,
     .l2_bytes = 50 << 20,
-    .smem_per_block = 232448,
     .memory = 2.8e6f,
     .reads = 3.15e6f,
     .sm_reads = 5.7e4f,

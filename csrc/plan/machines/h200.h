@@ -36,7 +36,6 @@ inline constexpr Machine kH200 = {
     .sm = 90,
     .sm_count = 132,
     .l2_bytes = 60 << 20,
-    .smem_per_block = 232448,
     .memory = 3.9e6f,
     .reads = 4.6e6f,
     .sm_reads = 5.7e4f,

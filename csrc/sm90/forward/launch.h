@@ -10,8 +10,8 @@
 #include "launch/key_splits.h"
 #include "launch/launch_kernel.h"
 #include "launch/resident.h"
+#include "params/forward_tile.h"
 #include "passes/largest/launch.h"
-#include "plan/forward.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
 #include "sm90/tile_counters.h"
@@ -197,7 +197,7 @@ void launch_merge(FwdParams const& params, LaunchContext const& context) {
 // Launches a kernel for long tiles of keys in pages, whose boxes have all columns.
 template <class Config>
 void launch_pages(FwdParams const& params, LaunchContext const& context) {
-  if constexpr (Config::kSecondN > plan::kMostPagedKeys) {
+  if constexpr (Config::kSecondN > kMostPagedKeys) {
     using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
     using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
     return PageBox::suit(params.pages.page_size.divisor) ? launch<Large>(params, context)
