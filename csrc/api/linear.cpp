@@ -79,10 +79,9 @@ void set_sequences(ForwardParams& p, Tensor const& q, OptionalTensor const& cu_s
   s.slots = linear::most_slots(s.cu, s.count, s.seqlen, s.chunk);
 }
 
-void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
-                    OptionalTensor cu_seqlens, double scale, Tensor o, OptionalTensor final_state) {
-  check(q.dim() == 4 && v.dim() == 4, "q and v must be (b, t, heads, columns)");
-  char const* const dtype = dtype_name(q, "q");
+// The inputs of either operation; o is not among them.
+ForwardParams inputs(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& g,
+                     OptionalTensor const& cu_seqlens, double scale, int chunk) {
   ForwardParams p{};
   p.heads = count(v.size(2), "heads");
   p.k_dim = count(q.size(3), "columns of q");
@@ -92,38 +91,126 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   check_tensor(q, "q", q, q.size(2), p.k_dim);
   check_tensor(k, "k", q, q.size(2), p.k_dim);
   check_tensor(v, "v", q, p.heads, p.v_dim);
-  check_tensor(o, "o", q, p.heads, p.v_dim);
-  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  linear::Plan const plan = linear::plan_of(p.k_dim, current_device().smem_per_block);
-  set_sequences(p, q, cu_seqlens, plan.chunk);
+  set_sequences(p, q, cu_seqlens, chunk);
   p.q = view<void const>(q, q.data_ptr());
   p.k = view<void const>(k, k.data_ptr());
   p.v = view<void const>(v, v.data_ptr());
-  p.o = view<void>(o, o.data_ptr());
   p.aligned_k = is_aligned(p.q, p.k_dim) && is_aligned(p.k, p.k_dim);
-  p.aligned_v = is_aligned(p.v, p.v_dim) && is_aligned(p.o, p.v_dim);
+  p.aligned_v = is_aligned(p.v, p.v_dim);
   p.gate = gate_view(g, q, p.heads);
+  p.scale = static_cast<float>(scale);
+  return p;
+}
+
+// What the launches leave for each other.
+struct WorkspaceOf {
+  int64_t const states, strips;
+  Scratch const sums, before, decays, weights;
+
+  WorkspaceOf(Tensor const& q, ForwardParams const& p, int chunk, bool with_weights)
+      : states(int64_t(p.sequences.slots) * p.heads),
+        strips(chunk / 16),
+        sums(q, states * p.state_size(), ScalarType::Float),
+        before(q, states * p.state_size(), ScalarType::Half),
+        decays(q, states, ScalarType::Float),
+        weights(q, with_weights ? states * strips * strips * kSquareBytes : 0, ScalarType::Byte) {}
+
+  linear::Workspace pointers() const {
+    return {sums.data<float>(), before.data<void>(), decays.data<float>(), weights.data<uint4>()};
+  }
+
+ private:
+  static constexpr int64_t kSquareBytes = 16 * 16 * sizeof(uint16_t);
+};
+
+linear::Plan plan_for(Tensor const& q, Tensor const& v) {
+  check(q.dim() == 4 && v.dim() == 4, "q and v must be (b, t, heads, columns)");
+  return linear::plan_of(count(q.size(3), "columns of q"), current_device().smem_per_block);
+}
+
+void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
+                    OptionalTensor cu_seqlens, double scale, Tensor o, OptionalTensor final_state) {
+  char const* const dtype = dtype_name(q, "q");
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  linear::Plan const plan = plan_for(q, v);
+  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale, plan.chunk);
+  check_tensor(o, "o", q, p.heads, p.v_dim);
+  p.o = view<void>(o, o.data_ptr());
+  p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);
   p.initial = state_view<float const>(initial_state, "initial_state", p, q);
   p.final = state_view<float>(final_state, "final_state", p, q);
-  p.scale = static_cast<float>(scale);
   if (p.sequences.count == 0) {
     return;
   }
-  int64_t const states = int64_t(p.sequences.slots) * p.heads;
-  int64_t const strips = plan.chunk / 16, square = 16 * 16 * sizeof(uint16_t);
-  Scratch const sums(q, states * p.state_size(), ScalarType::Float);
-  Scratch const before(q, states * p.state_size(), ScalarType::Half);
-  Scratch const decays(q, states, ScalarType::Float);
-  Scratch const weights(q, plan.tiled ? states * strips * strips * square : 0, ScalarType::Byte);
-  p.workspace = {sums.data<float>(), before.data<void>(), decays.data<float>(),
-                 weights.data<uint4>()};
+  WorkspaceOf const workspace(q, p, plan.chunk, plan.tiled);
+  p.workspace = workspace.pointers();
   linear::launch_forward(p, dtype, {current_device(), current_stream(q), "linear forward"});
+}
+
+// x [b, t, heads, columns] contiguous
+TensorView<void> gradient_view(Tensor const& x, char const* name, Tensor const& q, int64_t heads,
+                               int64_t columns, ScalarType dtype) {
+  check_on_device_of(x, name, q);
+  check(x.dim() == 4 && x.size(0) == q.size(0) && x.size(1) == q.size(1) && x.size(2) == heads &&
+            x.size(3) == columns,
+        name, " must be (", q.size(0), ", ", q.size(1), ", ", heads, ", ", columns, ")");
+  check(x.scalar_type() == dtype, name, " has another dtype than expected");
+  check(x.is_contiguous(), name, " must be contiguous");
+  return view<void>(x, x.data_ptr());
+}
+
+float* gate_gradient(OptionalTensor const& dg, ForwardParams const& p, Tensor const& q) {
+  if (!dg) {
+    return nullptr;
+  }
+  check_on_device_of(*dg, "dg", q);
+  check(p.gate.ptr, "dg without g");
+  check(dg->dim() == 3 && dg->size(0) == q.size(0) && dg->size(1) == q.size(1) &&
+            dg->size(2) == p.heads,
+        "dg must be (", q.size(0), ", ", q.size(1), ", ", p.heads, ")");
+  check(dg->scalar_type() == ScalarType::Float && dg->is_contiguous(),
+        "dg must be fp32 and contiguous");
+  return static_cast<float*>(dg->data_ptr());
+}
+
+void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
+                     OptionalTensor cu_seqlens, double scale, Tensor dout,
+                     OptionalTensor dfinal_state, Tensor dq, Tensor dk, Tensor dv,
+                     OptionalTensor dg, OptionalTensor dinitial_state) {
+  char const* const dtype = dtype_name(q, "q");
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  linear::Plan const plan = plan_for(q, v);
+  linear::BackwardParams p{};
+  ForwardParams& f = p.forward;
+  f = inputs(q, k, v, g, cu_seqlens, scale, linear::kGradientsChunk);
+  check(plan.chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
+  check_tensor(dout, "do", q, f.heads, f.v_dim);
+  p.dout = view<void const>(dout, dout.data_ptr());
+  f.aligned_v = f.aligned_v && is_aligned(p.dout, f.v_dim);
+  f.initial = state_view<float const>(initial_state, "initial_state", f, q);
+  p.dfinal = state_view<float const>(dfinal_state, "dfinal_state", f, q);
+  p.dinitial = state_view<float>(dinitial_state, "dinitial_state", f, q);
+  p.wide = dq.scalar_type() == ScalarType::Float;
+  ScalarType const of_dqk = p.wide ? ScalarType::Float : q.scalar_type();
+  p.dq = gradient_view(dq, "dq", q, f.heads, f.k_dim, of_dqk);
+  p.dk = gradient_view(dk, "dk", q, f.heads, f.k_dim, of_dqk);
+  p.dv = gradient_view(dv, "dv", q, f.heads, f.v_dim, q.scalar_type());
+  p.dg = gate_gradient(dg, f, q);
+  if (f.sequences.count == 0) {
+    return;
+  }
+  WorkspaceOf const workspace(q, f, plan.chunk, /*with_weights=*/false);
+  Scratch const dstates(q, workspace.states * f.state_size(), ScalarType::Half);
+  f.workspace = workspace.pointers();
+  p.dstates = dstates.data<void>();
+  linear::launch_backward(p, dtype, {current_device(), current_stream(q), "linear backward"});
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
   serve<&linear_forward>(library, "_linear_forward");
+  serve<&linear_backward>(library, "_linear_backward");
 }
 
 }  // namespace flash::api

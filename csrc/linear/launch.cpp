@@ -5,16 +5,50 @@
 namespace flash {
 
 namespace sm80::linear {
-void launch_forward_bf16(flash::linear::ForwardParams const&, LaunchContext const&);
-void launch_forward_fp16(flash::linear::ForwardParams const&, LaunchContext const&);
+using flash::linear::BackwardParams;
+using flash::linear::ForwardParams;
+
+void launch_forward_bf16(ForwardParams const&, LaunchContext const&);
+void launch_forward_fp16(ForwardParams const&, LaunchContext const&);
+void launch_states_bf16(ForwardParams const&, LaunchContext const&);
+void launch_states_fp16(ForwardParams const&, LaunchContext const&);
+void launch_gradients_bf16(BackwardParams const&, LaunchContext const&);
+void launch_gradients_fp16(BackwardParams const&, LaunchContext const&);
 }  // namespace sm80::linear
 
 namespace linear {
+namespace {
+
+bool is_bf16(char const* dtype) { return std::string_view(dtype) == "bf16"; }
+
+// The gradients of states are sums like the states', from the last chunk to the first.
+ForwardParams gradients_of_states(BackwardParams const& p) {
+  ForwardParams of = p.forward;
+  of.k = p.forward.q;
+  of.v = p.dout;
+  of.initial = p.dfinal;
+  of.final = p.dinitial;
+  of.workspace.states = p.dstates;
+  of.order = Order::Reverse;
+  return of;
+}
+
+}  // namespace
 
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch) {
-  auto const launch_it = std::string_view(dtype) == "bf16" ? sm80::linear::launch_forward_bf16
-                                                           : sm80::linear::launch_forward_fp16;
+  auto const launch_it =
+      is_bf16(dtype) ? sm80::linear::launch_forward_bf16 : sm80::linear::launch_forward_fp16;
   launch_it(p, launch);
+}
+
+void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch) {
+  bool const bf16 = is_bf16(dtype);
+  auto const states = bf16 ? sm80::linear::launch_states_bf16 : sm80::linear::launch_states_fp16;
+  auto const gradients =
+      bf16 ? sm80::linear::launch_gradients_bf16 : sm80::linear::launch_gradients_fp16;
+  states(p.forward, launch);
+  states(gradients_of_states(p), launch);
+  gradients(p, launch);
 }
 
 }  // namespace linear

@@ -9,4 +9,6 @@ namespace flash::linear {
 // dtype: that of q, "bf16" or "fp16"; the plan is that of p.k_dim on launch.device.
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch);
 
+void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch);
+
 }  // namespace flash::linear

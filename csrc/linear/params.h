@@ -48,6 +48,10 @@ struct Workspace {
   uint4* weights;  // [slots, h, strips, strips, lanes]: A, where K is tiled
 };
 
+// What sums of states are made of: from a sequence's first chunk to its last, or, for the gradients
+// of states, from the last to the first, of q's and of o's gradient in the place of k and v.
+enum class Order : uint8_t { Forward, Reverse };
+
 struct ForwardParams {
   TensorView<void const> q;  // [b, t, hk, k]
   TensorView<void const> k;
@@ -63,12 +67,28 @@ struct ForwardParams {
   int k_dim;
   int v_dim;
   float scale;
+  Order order;
   bool aligned_k;  // rows of q and k are whole runs of 16 bytes
   bool aligned_v;  // of v and o
 
   // Columns of a state in memory: whole runs of 16 bytes.
   FLASH_HD int v_columns() const { return (v_dim + 7) / 8 * 8; }
   FLASH_HD int64_t state_size() const { return int64_t(k_dim) * v_columns(); }
+};
+
+// The forward's are what the states before chunks are computed from again; its o and states' views
+// are not used but for the initial state.
+struct BackwardParams {
+  ForwardParams forward;
+  TensorView<void const> dout;  // [b, t, h, v]
+  TensorView<void> dq;          // [b, t, h, k], for each head of v
+  TensorView<void> dk;
+  TensorView<void> dv;  // [b, t, h, v]
+  float* dg;            // [b, t, h]; null: not wanted
+  StateView<float const> dfinal;
+  StateView<float> dinitial;
+  void* dstates;  // [slots, h, k, v in chunks], bf16: the gradient of the state after the chunk
+  bool wide;      // dq and dk are fp32; else q's dtype
 };
 
 }  // namespace flash::linear

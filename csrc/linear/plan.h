@@ -42,6 +42,27 @@ constexpr Plan plan_of(int k_dim, int smem_per_block) {
   return kPlans[plan_number(k_dim, smem_per_block)];
 }
 
+// Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
+// several tiles. Each fits 99 KiB, so that every GPU serves it, and an H100's SM two.
+struct GradientsPlan {
+  int k_tile;
+  int v_tile;
+  bool tiled;
+};
+
+constexpr GradientsPlan kGradientsPlans[] = {
+    {16, 32, false}, {32, 64, false}, {64, 32, false}, {64, 32, true}};
+constexpr int kGradientsChunk = 128;
+constexpr int kGradientsSmem = 99 * 1024;
+
+constexpr int gradients_plan_number(int k_dim) {
+  int number = 0;
+  while (!kGradientsPlans[number].tiled && k_dim > kGradientsPlans[number].k_tile) {
+    ++number;
+  }
+  return number;
+}
+
 // Chunks of a sequence.
 FLASH_HD int chunks_of(int tokens, int chunk) { return (tokens + chunk - 1) / chunk; }
 

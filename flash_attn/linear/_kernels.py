@@ -93,6 +93,7 @@ class Served(NamedTuple):
 # does not register, runs on torch operations.
 SERVED: dict[str, Served] = {
     "_linear_forward": Served(frozenset({"none", "head", "scalar"})),
+    "_linear_backward": Served(frozenset({"none", "head", "scalar"})),
 }
 
 _library = torch.library.Library("flash_attn", "FRAGMENT")

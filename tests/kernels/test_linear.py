@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn.linear import _kernels, chunk_scan, ops
+from flash_attn.linear import _kernels, chunk_scan
 from tests.kernels import library
-from tests.linear.cases import Backend, Case, packed
-from tests.linear.cases import check as check_all
+from tests.kernels.linear_results import poison
+from tests.linear.cases import Case, packed
 from tests.linear.rounding import check_results
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -23,13 +23,6 @@ GATES = (0.0, -1e-3, -5.0, -50.0, -torch.inf)
 def calls(monkeypatch) -> list[int]:
     """Tokens of each call of the kernels, whose results begin as NaN."""
     taken: list[int] = []
-    written, empty = ops._written, ops.empty_state
-
-    def poisoned_o(like, cu_seqlens, *rest, **keywords):
-        o = written(like, cu_seqlens, *rest, **keywords)
-        first, last = (0, None) if cu_seqlens is None else cu_seqlens[[0, -1]].tolist()
-        o[:, first:last] = torch.nan
-        return o
 
     def forward(*args):
         taken.append(args[0].shape[1])
@@ -37,8 +30,7 @@ def calls(monkeypatch) -> list[int]:
 
     kernel = _kernels.forward
     monkeypatch.setattr(_kernels, "forward", forward)
-    monkeypatch.setattr(ops, "_written", poisoned_o)
-    monkeypatch.setattr(ops, "empty_state", lambda *args: empty(*args).fill_(torch.nan))
+    poison(monkeypatch)
     return taken
 
 
@@ -166,13 +158,3 @@ def test_neighbours_change_no_bit(large):
     alone, state = chunk_scan(*own, output_final_state=True)
     assert torch.equal(o[:, 37:237], alone)
     assert torch.equal(states[1:2], state)
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("gate", [None, *GATES])
-def test_gradients_by_torch_operations(gate, dtype, large, calls):
-    """Where only the forward has a kernel, training runs."""
-    backend = Backend("cpu", kernels=True)
-    check_all(Case("scalar", 16, 24, 65, gate, B=2, dtype=dtype), backend)
-    check_all(Case("head", T=63, gate=gate, cu_seqlens=packed(63), dtype=dtype), backend)
-    assert calls == [65, 63]

@@ -148,13 +148,16 @@ def check(case: Case, backend: Backend) -> None:
     for name, got, want in zip(exact, gradients, found):
         dim = {"g": min(2, want.dim() - 1), "initial_state": 1}.get(name, 2)
         results[name] = got, want, dim
-    by_kernel = backend.kernels and _kernels.serves(
-        "_linear_forward", given["q"], given["v"], given.get("g")
-    )
+    operands = given["q"], given["v"], given.get("g")
     for name, (got, want, dim) in results.items():
         got = got.mT if case.v_first and name.endswith("state") else got
         want, magnitude = want.chunk(2, dim)
         kind = "" if name in ("o", "final_state") else "gradient of "
-        rounds = by_kernel and not kind
+        operation = "_linear_backward" if kind else "_linear_forward"
+        rounds = backend.kernels and _kernels.serves(operation, *operands)
         sums = KERNEL_SUMS[case.dtype] if rounds else backend.sums
-        assert_close(got, want, magnitude, f"{case}: {kind}{name}", sums)
+        lost = 0.0
+        if rounds and case.dtype == torch.float16 and kind and name == "initial_state":
+            # q times its decay since the state may be too small for fp16.
+            lost = case.T * 2.0**-25 * case.K**-0.5 * do.abs().max().item() if case.T else 0.0
+        assert_close(got, want, magnitude, f"{case}: {kind}{name}", sums, lost)

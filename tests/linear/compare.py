@@ -21,12 +21,12 @@ _TINY = {torch.float16: 2.0**-24}
 
 
 def assert_close(
-    got: Tensor, want: Tensor, magnitude: Tensor, name: str, sums: float = SUMS
+    got: Tensor, want: Tensor, magnitude: Tensor, name: str, sums: float = SUMS, lost: float = 0.0
 ) -> None:
     """``got`` is the float64 ``want``, but for rounding: each element by itself.
 
     magnitude: the same sums, of the absolute values of all their terms: what cancels is allowed
-    the error of what it is made of, and no more.
+    the error of what it is made of, and no more. lost: of terms that are too small for their dtype.
     """
     assert got.shape == want.shape, f"{name}: {tuple(got.shape)}, not {tuple(want.shape)}"
     if not want.numel():
@@ -34,7 +34,7 @@ def assert_close(
     assert torch.isfinite(got).all(), f"{name}: not finite"
     sums = 2.0**-44 if got.dtype == torch.float64 else sums
     allowed = _ROUNDING[got.dtype] * want.abs() + sums * magnitude.abs()
-    allowed = allowed + _TINY.get(got.dtype, 1e-32)
+    allowed = allowed + _TINY.get(got.dtype, 1e-32) + lost
     share = (got.double().cpu() - want).abs() / allowed
     at = int(share.argmax())
     assert share.max() <= 1, (

@@ -1,20 +1,31 @@
-// The forward of one dtype, by the plan of the call.
+// The launches of one dtype, by the plan of the call.
 #pragma once
 
 #include "sm80/linear/launch.h"
 
 namespace flash::sm80::linear {
 
-template <class Element, int kPlan = 0>
-void launch_any(ForwardParams const& p, LaunchContext const& launch) {
+// use(number) with the number of the call's plan, as a constant.
+template <int kPlan = 0, class Use>
+void by_plan(ForwardParams const& p, LaunchContext const& launch, Use use) {
   constexpr flash::linear::Plan plan = flash::linear::kPlans[kPlan];
   if constexpr (!plan.tiled) {
     if (flash::linear::plan_number(p.k_dim, launch.device.smem_per_block) != kPlan) {
-      launch_any<Element, kPlan + 1>(p, launch);
+      by_plan<kPlan + 1>(p, launch, use);
       return;
     }
   }
-  launch_forward<Element, kPlan>(p, launch);
+  use(std::integral_constant<int, kPlan>{});
+}
+
+template <class Element>
+void launch_any(ForwardParams const& p, LaunchContext const& launch) {
+  by_plan(p, launch, [&](auto plan) { launch_forward<Element, plan()>(p, launch); });
+}
+
+template <class Element>
+void launch_any_states(ForwardParams const& p, LaunchContext const& launch) {
+  by_plan(p, launch, [&](auto plan) { launch_states<Element, plan()>(p, launch); });
 }
 
 }  // namespace flash::sm80::linear

@@ -6,4 +6,8 @@ void launch_forward_bf16(ForwardParams const& p, LaunchContext const& launch) {
   launch_any<cutlass::bfloat16_t>(p, launch);
 }
 
+void launch_states_bf16(ForwardParams const& p, LaunchContext const& launch) {
+  launch_any_states<cutlass::bfloat16_t>(p, launch);
+}
+
 }  // namespace flash::sm80::linear

@@ -1,5 +1,6 @@
 // What each chunk adds to the state, (K∘e^{G_C − G})ᵀ V, and the scan over the chunks of a
-// sequence.
+// sequence. In reverse: what it adds to the state's gradient, scale (Q∘e^G)ᵀ dO, from q and dO in
+// the place of k and v.
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -8,12 +9,15 @@
 
 namespace flash::sm80::linear {
 
+using flash::linear::Cumulated;
+using flash::linear::decay_between;
+
 template <class C>
 struct StatesStorage {
   alignas(16) typename C::Element k[C::kHeads][C::kChunk * C::kK];
   alignas(16) typename C::Element v[C::kHeads][C::kChunk * C::kV];
-  alignas(16) flash::linear::Cumulated cumulated[C::kHeads][C::kChunk];
-  alignas(16) float left[C::kHeads][C::kChunk];  // of a token at the chunk's end
+  alignas(16) Cumulated cumulated[C::kHeads][C::kChunk];
+  alignas(16) float left[C::kHeads][C::kChunk];  // of a token at the border that the state is at
 };
 
 // Rows and columns of a tile's state that a warp sums at a time. Few heads of few rows are cut
@@ -105,7 +109,7 @@ __global__ void __launch_bounds__(C::kThreads, kResidentStates)
                                              p.v_dim - tile.v_begin, p.aligned_v);
   }
   cp_async_fence();
-  bool const decays = p.gate.ptr;
+  bool const decays = p.gate.ptr, reverse = p.order == flash::linear::Order::Reverse;
   if (decays) {
     for (int h = warp; h < heads; h += C::kWarps) {
       flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, tile.head + h, smem.cumulated[h]);
@@ -113,20 +117,22 @@ __global__ void __launch_bounds__(C::kThreads, kResidentStates)
     __syncthreads();
     for (int i = threadIdx.x; i < heads * C::kChunk; i += C::kThreads) {
       auto const& head = smem.cumulated[i / C::kChunk];
+      Cumulated const token = head[i % C::kChunk];
       smem.left[i / C::kChunk][i % C::kChunk] =
-          flash::linear::decay_between(head[i % C::kChunk], head[C::kChunk - 1]);
+          reverse ? decay_between({0.f, 0}, token) : decay_between(token, head[C::kChunk - 1]);
     }
   }
   if (tile.k_begin == 0 && tile.v_begin == 0 && threadIdx.x < heads) {
     int const h = threadIdx.x;
     p.workspace.decays[int64_t(tile.slot) * p.heads + tile.head + h] =
-        decays ? flash::linear::decay_between({0.f, 0}, smem.cumulated[h][C::kChunk - 1]) : 1.f;
+        decays ? decay_between({0.f, 0}, smem.cumulated[h][C::kChunk - 1]) : 1.f;
   }
   cp_async_wait<0>();
   __syncthreads();
 
   using W = StateOfWarp<C>;
   int const columns = p.v_columns();
+  float const factor = reverse ? p.scale : 1.f;
   for (int item = warp; item < heads * W::kItems; item += C::kWarps) {
     W const own(item % W::kItems);
     int const h = item / W::kItems;
@@ -138,8 +144,8 @@ __global__ void __launch_bounds__(C::kThreads, kResidentStates)
     own.for_pairs([&](int n, int half, int row, int column) {
       int const k = tile.k_begin + row, v = tile.v_begin + column;
       if (k < p.k_dim && v < columns) {
-        *reinterpret_cast<float2*>(out + int64_t(k) * columns + v) = {sums[n][2 * half],
-                                                                      sums[n][2 * half + 1]};
+        *reinterpret_cast<float2*>(out + int64_t(k) * columns + v) = {
+            factor * sums[n][2 * half], factor * sums[n][2 * half + 1]};
       }
     });
   }
@@ -148,7 +154,8 @@ __global__ void __launch_bounds__(C::kThreads, kResidentStates)
 constexpr int kScanThreads = 128;
 constexpr int kScanned = 4;  // neighbouring columns of a thread
 
-// states[c] = the state before chunk c. A thread has a few numbers of a state.
+// states[c] = the state before chunk c, or, in reverse, its gradient after chunk c. A thread has a
+// few numbers of a state.
 template <class Stored>
 __global__ void __launch_bounds__(kScanThreads)
     scan_kernel(__grid_constant__ ForwardParams const p) {
@@ -172,10 +179,12 @@ __global__ void __launch_bounds__(kScanThreads)
   int64_t const slot = flash::linear::first_slot(p.sequences, sequence);
   int const chunks = flash::linear::chunks_of(flash::linear::tokens_of(p.sequences, sequence).count,
                                               p.sequences.chunk);
-  int64_t const step = p.heads * p.state_size();
-  float const* sums = p.workspace.sums + slot * step + own * kScanned;
-  Stored* states = static_cast<Stored*>(p.workspace.states) + slot * step + own * kScanned;
-  float const* decays = p.workspace.decays + slot * p.heads + head;
+  bool const reverse = p.order == flash::linear::Order::Reverse;
+  int64_t const first = slot + (reverse ? chunks - 1 : 0), next = reverse ? -1 : 1;
+  int64_t const size_of_slot = p.heads * p.state_size(), step = next * size_of_slot;
+  float const* sums = p.workspace.sums + first * size_of_slot + own * kScanned;
+  Stored* states = static_cast<Stored*>(p.workspace.states) + first * size_of_slot + own * kScanned;
+  float const* decays = p.workspace.decays + first * p.heads + head;
   for (int begin = 0; begin < chunks; begin += kAhead) {
     float4 sum[kAhead];
     float decay[kAhead];
@@ -184,7 +193,7 @@ __global__ void __launch_bounds__(kScanThreads)
       bool const exists = begin + i < chunks;
       sum[i] = exists ? __ldcg(reinterpret_cast<float4 const*>(sums + (begin + i) * step))
                       : float4{0.f, 0.f, 0.f, 0.f};
-      decay[i] = exists ? __ldcg(decays + int64_t(begin + i) * p.heads) : 1.f;
+      decay[i] = exists ? __ldcg(decays + (begin + i) * next * p.heads) : 1.f;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {

@@ -28,23 +28,32 @@ template <int kRows, int kColumns, int kThreads, class Element>
 __device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows,
                           int columns, bool aligned) {
   constexpr int kRuns = kColumns / kRunElements;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * kRuns; i += kThreads) {
+  auto const for_runs = [&](int i, auto use) {
     int const row = i / kRuns, column = i % kRuns * kRunElements;
-    auto* target = reinterpret_cast<uint128_t*>(smem + place<kColumns>(row, i % kRuns));
-    Element const* source = gmem + row * row_stride + column;
-    if (aligned) {
-      bool const exists = row < rows && column < columns;
-      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
-          *reinterpret_cast<uint128_t const*>(exists ? source : gmem), *target, exists);
-    } else {
-      alignas(16) Element run[kRunElements];
-#pragma unroll
+    use(row, column, gmem + row * row_stride + column,
+        *reinterpret_cast<uint128_t*>(smem + place<kColumns>(row, i % kRuns)));
+  };
+  if (aligned) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kRows * kRuns; i += kThreads) {
+      for_runs(i, [&](int row, int column, Element const* source, uint128_t& target) {
+        bool const exists = row < rows && column < columns;
+        SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
+            *reinterpret_cast<uint128_t const*>(exists ? source : gmem), target, exists);
+      });
+    }
+    return;
+  }
+  // One at a time: registers are for what the kernel holds meanwhile.
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kRows * kRuns; i += kThreads) {
+    for_runs(i, [&](int row, int column, Element const* source, uint128_t& target) {
+      auto* const run = reinterpret_cast<Element*>(&target);
+#pragma unroll 1
       for (int e = 0; e < kRunElements; ++e) {
         run[e] = row < rows && column + e < columns ? source[e] : Element(0.f);
       }
-      *target = *reinterpret_cast<uint128_t const*>(run);
-    }
+    });
   }
 }
 
@@ -71,11 +80,12 @@ __device__ void store_strip(Element* gmem, int64_t row_stride, Element const* sm
   }
 }
 
+// row and column are multiples of 16: a square is a constant and an XOR away from the first one.
 template <bool kTransposed, int kColumns, class Element>
 __device__ void read_square(Element const* tile, int row, int column, LanePlace lane,
                             uint32_t (&out)[4]) {
   auto const* source = reinterpret_cast<uint128_t const*>(
-      tile + place<kColumns>(row + lane.row, column / kRunElements + lane.chunk));
+      tile + row * kColumns + (place<kColumns>(lane.row, lane.chunk) ^ column));
   using Instruction = std::conditional_t<kTransposed, SM75_U16x8_LDSM_T, SM75_U32x4_LDSM_N>;
   Instruction::copy(*source, out[0], out[1], out[2], out[3]);
 }

@@ -1,0 +1,9 @@
+#include "sm80/linear/backward.h"
+
+namespace flash::sm80::linear {
+
+void launch_gradients_fp16(BackwardParams const& p, LaunchContext const& launch) {
+  launch_any_gradients<cutlass::half_t>(p, launch);
+}
+
+}  // namespace flash::sm80::linear

@@ -1,0 +1,98 @@
+// A gate's gradient: the sum of all that crosses its token. What it adds belongs to the sum, so
+// that nothing cancels: pairs of a later query and an earlier key, W = A ∘ dP; queries from the
+// token on that read S0; keys before it that reach S'; and S0 itself, which reaches S'.
+#pragma once
+
+#include "sm80/linear/gradients_config.h"
+
+namespace flash::sm80::linear {
+
+// Column sums of a square of W below the diagonal.
+__device__ inline void store_columns(float const (&left)[4], float const (&right)[4], float* out) {
+  int const lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float const near = sum_of_column(left[i] + left[2 + i]);
+    float const far = sum_of_column(right[i] + right[2 + i]);
+    if (lane < 4) {
+      out[lane * 2 + i] = near;
+      out[8 + lane * 2 + i] = far;
+    }
+  }
+}
+
+// Of the lane's two columns in each run of eight: the sum over the row's columns before them.
+struct Before {
+  float near[2];
+  float far[2];
+};
+
+__device__ inline Before sums_before(float near0, float near1, float far0, float far1) {
+  int const lane = threadIdx.x % 32, of_row = lane % 4;
+  float near = near0 + near1, far = far0 + far1;
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    float const left = __shfl_up_sync(0xffffffffu, near, distance);
+    float const right = __shfl_up_sync(0xffffffffu, far, distance);
+    near += of_row >= distance ? left : 0.f;
+    far += of_row >= distance ? right : 0.f;
+  }
+  float const all_near = __shfl_sync(0xffffffffu, near, lane | 3);
+  near = __shfl_up_sync(0xffffffffu, near, 1);
+  far = __shfl_up_sync(0xffffffffu, far, 1);
+  near = of_row == 0 ? 0.f : near;
+  far = all_near + (of_row == 0 ? 0.f : far);
+  return {{near, near + near0}, {far, far + far0}};
+}
+
+// Of each token of a strip: the sum over W's pairs inside the strip, i >= token > j.
+__device__ inline void store_own(float const (&left)[4], float const (&right)[4], float* out) {
+  int const lane = threadIdx.x % 32;
+  float near[2] = {}, far[2] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const row = lane / 4 + half * 8;
+    Before const before =
+        sums_before(left[2 * half], left[2 * half + 1], right[2 * half], right[2 * half + 1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const token = lane % 4 * 2 + i;
+      near[i] += row >= token ? before.near[i] : 0.f;
+      far[i] += row >= token + 8 ? before.far[i] : 0.f;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float const sum = sum_of_column(near[i]), next = sum_of_column(far[i]);
+    if (lane < 4) {
+      out[lane * 2 + i] = sum;
+      out[8 + lane * 2 + i] = next;
+    }
+  }
+}
+
+// What crosses a token's gate. strips: those that the chunk has. total: the decay of S0.
+template <class C>
+__device__ float crossing(GateSums<C> const& sums, int token, int strips, float total) {
+  int const strip = token / 16, begin = strip * 16;
+  float sum = 0.f;
+  for (float const& kept : sums.kept) {
+    sum += kept;
+  }
+  sum = sum * total + sums.own[token];
+  for (int i = token; i < begin + 16; ++i) {
+    sum += sums.read[i] + sums.rows[i];
+  }
+  for (int i = begin + 16; i < strips * 16; ++i) {
+    sum += sums.read[i];
+  }
+  for (int j = 0; j < token; ++j) {
+    sum += sums.reached[j];
+    for (int later = strip + 1; later < strips; ++later) {
+      sum += sums.columns[pair_number(later, j / 16)][j % 16];
+    }
+  }
+  return sum;
+}
+
+}  // namespace flash::sm80::linear

@@ -1,0 +1,23 @@
+"""Results of linear attention's kernels that begin as NaN: a test sees what is not written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attn.linear import ops
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of sequences, and states; tokens of no sequence stay zeros."""
+    written, empty = ops._written, ops.empty_state
+
+    def poisoned(like: Tensor, cu_seqlens: Tensor | None, *rest, **keywords) -> Tensor:
+        out = written(like, cu_seqlens, *rest, **keywords)
+        first, last = (0, None) if cu_seqlens is None else cu_seqlens[[0, -1]].tolist()
+        out[:, first:last] = torch.nan
+        return out
+
+    monkeypatch.setattr(ops, "_written", poisoned)
+    monkeypatch.setattr(ops, "empty_state", lambda *args: empty(*args).fill_(torch.nan))

@@ -1,0 +1,121 @@
+"""Gradients by linear attention's kernels against those of its recurrence in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from flash_attn.linear import _kernels, chunk_scan
+from tests.kernels import library
+from tests.kernels.linear_results import poison
+from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, check, packed
+
+BF16, FP16 = torch.bfloat16, torch.float16
+HOST = Backend("cpu", kernels=True)
+SEQLENS = (1, 15, 63, 65, 200, 260)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch) -> Iterator[list[int]]:
+    """Tokens of each call of the kernels, whose results begin as NaN."""
+    taken: list[int] = []
+
+    def backward(*args):
+        for out in args[9:]:
+            if out is not None and args[5] is None:
+                out.fill_(torch.nan)
+        taken.append(args[0].shape[1])
+        kernel(*args)
+
+    kernel = _kernels.backward
+    monkeypatch.setattr(_kernels, "backward", backward)
+    poison(monkeypatch)
+    with library.serving(monkeypatch, 80):
+        yield taken
+
+
+@pytest.mark.parametrize("T", SEQLENS)
+@pytest.mark.parametrize("K", HEAD_DIMS)
+def test_head_dims_and_lengths(K, T, calls):
+    """V, gates, packing, states, dtypes and kinds of decay take turns."""
+    n = len(SEQLENS) * HEAD_DIMS.index(K) + SEQLENS.index(T)
+    V = HEAD_DIMS[(3 * n + n // 8) % 8]
+    if K * V * T > 1 << 21:
+        V = 24
+    edges = packed(T) if n % 3 == 1 else None
+    check(
+        Case(
+            ("scalar", "none", "scalar", "head")[n % 4], K, V, T, GATES[n % 5], H=1 + n % 2, HK=1,
+            cu_seqlens=edges, with_state=n % 7 > 1, v_first=n % 2 == 1, dtype=(BF16, FP16)[n % 2],
+        ),
+        HOST,
+    )  # fmt: skip
+    assert calls == [T]
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("gate", [None, *GATES])
+def test_gates(gate, dtype, calls):
+    check(Case("scalar", 16, 24, 140, gate, B=2, dtype=dtype), HOST)
+    check(Case("head", 24, 16, 63, gate, cu_seqlens=packed(63), dtype=dtype), HOST)
+    assert calls == [140, 63]
+
+
+def test_nothing_outside_sequences(calls):
+    for edges in ((5, 5, 133, 134, 134, 262), (0, 128, 256, 300), (300, 300), (290, 300)):
+        check(Case("scalar", 16, 8, 300, H=1, HK=1, cu_seqlens=edges, dtype=BF16), HOST)
+    assert calls == [300] * 4
+
+
+def test_shared_heads(calls):
+    """dq and dk are fp32 where heads of v share one of q and k."""
+    check(Case("scalar", 20, 36, 140, H=6, HK=2, dtype=BF16), HOST)
+    check(Case("scalar", 130, 34, 70, H=2, HK=1, dtype=FP16), HOST)
+    assert calls == [140, 70]
+
+
+def test_gate_gradient_does_not_cancel():
+    """q∘dq - k∘dk summed over what follows has terms 10^4 times as large as what crosses token 250,
+    behind a gate of e^-9 that nothing but its neighbours pass."""
+    T, at = 256, 250
+    q, k = (torch.randn(1, T, 1, 16).bfloat16().requires_grad_() for _ in range(2))
+    v, do = (torch.randn(1, T, 1, 16).bfloat16() for _ in range(2))
+    g = torch.zeros(1, T, 1)
+    g[:, at] = -9.0
+    g.requires_grad_()
+    o, _ = chunk_scan(q, k, v, g)
+    (dg,) = torch.autograd.grad(o, g, do)
+    q, k, v, do = (x.detach().double()[0, :, 0] for x in (q, k, v, do))
+    pairs = (q @ k.T) * (do @ v.T) * 16**-0.5 * torch.e**-9.0
+    crossing = pairs[at:, :at]
+    assert (dg[0, at, 0] - crossing.sum()).abs() < 2.0**-7 * crossing.norm() * 4
+    everything = (q @ k.T) * (do @ v.T)
+    assert everything.tril().norm() > 1e3 * crossing.norm()
+
+
+def test_neighbours_change_no_bit(calls):
+    q, k, v = (torch.randn(1, 300, 1, d).half() for d in (24, 24, 40))
+    g = -torch.rand(1, 300, 1)
+    do = torch.randn_like(v)
+    edges = torch.tensor([0, 37, 237, 300])
+
+    def gradients(begin: int, end: int, cu_seqlens: torch.Tensor | None) -> list[torch.Tensor]:
+        own = [x[:, begin:end].detach().requires_grad_() for x in (q, k, v, g)]
+        o, _ = chunk_scan(*own, cu_seqlens=cu_seqlens)
+        return list(torch.autograd.grad(o, own, do[:, begin:end]))
+
+    for of_all, alone in zip(gradients(0, 300, edges), gradients(37, 237, None), strict=True):
+        assert torch.equal(of_all[:, 37:237], alone)
+    assert calls == [300, 200]
+
+
+def test_strides():
+    made = torch.randn(2, 2, 70, 3 * 24).bfloat16()
+    do = torch.randn(2, 70, 2, 24).bfloat16()
+    given = [x.transpose(1, 2).requires_grad_() for x in made.split(24, -1)]
+    dense = [x.detach().contiguous().requires_grad_() for x in given]
+    found = (torch.autograd.grad(chunk_scan(*xs)[0], xs, do) for xs in (given, dense))
+    for got, same in zip(*found, strict=True):
+        assert torch.equal(got, same)
