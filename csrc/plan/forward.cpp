@@ -1,6 +1,7 @@
 #include "plan/forward.h"
 
 #include "core/tile_scheduler.h"
+#include "params/key_splits.h"
 
 namespace flash::plan {
 namespace {
@@ -162,7 +163,7 @@ class RowBlocks {
 
   // The splits of few rows are loaded at once, those of more rows four at a time, behind their LSE.
   double merge_us() const {
-    bool const at_once = double(p_.total_q) * p_.heads_q <= 512 && splits_ <= 16;
+    bool const at_once = merges_at_once(p_.total_q * p_.heads_q, splits_);
     double const waits = at_once ? 1 : 1 + std::ceil(splits_ / 4.);
     return kLaunch * m_.launch + waits * m_.merge_wait +
            2 * bytes_of_splits(p_, splits_) / (m_.memory * m_.l2_gain);
