@@ -12,6 +12,9 @@ constexpr int kWarpgroupRows = 64;
 constexpr double kLaunch = 0.61;
 // The part of a step's time that it takes however few warpgroups have rows.
 constexpr double kAlone = 0.24;
+// Where only the device knows the lengths, an average row block belongs to a sequence that is
+// longer than the average one by this part of what the longest is: as if they were up to it evenly.
+constexpr double kSpread = 1. / 3;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
 
@@ -35,8 +38,7 @@ double bytes_of_splits(Problem const& p, int splits) {
 // sequence, or a KV head with all query heads that share it, or one KV split of these.
 class RowBlocks {
  public:
-  // Where only the device knows the lengths, these are averages: an average row block belongs to a
-  // longer sequence than the average sequence.
+  // Where only the device knows the lengths, these are averages.
   RowBlocks(Problem const& p, Machine const& m, ForwardKernel const& kernel, ForwardTile tile,
             int splits)
       : p_(p),
@@ -59,7 +61,7 @@ class RowBlocks {
       return steps_of(p, {queries, block_n_, rows, keys, p.mask.left, p.mask.right}, p.alike());
     };
     double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
-    double const spread = p.varlen_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
+    double const spread = p.varlen_q ? kSpread : 0;
     double const k = p.mean_k() + spread * (longest_k - p.mean_k());
     double const q = mean_q + spread * (p.seqlen_q - mean_q);
     steps_ = p.alike() ? steps_for(mean_q, k) : steps_for(std::min(q, k), k);
