@@ -20,6 +20,9 @@ constexpr double kDrift = 0.5;
 // Bytes of sums that do not matter. More may be as many as those of dQ.
 constexpr double kLittle = 128 << 20;
 
+// A step with score mods takes so many times as long.
+constexpr float kScoreMods = 1.3f;
+
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
 
 // The tiles, or KV blocks, of one query head.
@@ -54,7 +57,7 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
   auto const* measured = times_of(m.backward, k.head_dim, k.head_dim_v);
   if (k.hopper && measured) {
     auto const [begin, step] = measured[static_cast<int>(schedule)];
-    return {begin, step * (k.score_mods ? 1.3f : 1.f)};
+    return {begin, step * (k.score_mods ? kScoreMods : 1.f)};
   }
   // A step has five products.
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);

@@ -1,6 +1,7 @@
 #include "plan/forward.h"
 
 #include "core/tile_scheduler.h"
+#include "params/key_splits.h"
 
 namespace flash::plan {
 namespace {
@@ -11,6 +12,9 @@ constexpr int kWarpgroupRows = 64;
 constexpr double kLaunch = 0.61;
 // The part of a step's time that it takes however few warpgroups have rows.
 constexpr double kAlone = 0.24;
+// Where only the device knows the lengths, an average row block belongs to a sequence that is
+// longer than the average one by this part of what the longest is: as if they were up to it evenly.
+constexpr double kSpread = 1. / 3;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
 
@@ -34,8 +38,7 @@ double bytes_of_splits(Problem const& p, int splits) {
 // sequence, or a KV head with all query heads that share it, or one KV split of these.
 class RowBlocks {
  public:
-  // Where only the device knows the lengths, these are averages: an average row block belongs to a
-  // longer sequence than the average sequence.
+  // Where only the device knows the lengths, these are averages.
   RowBlocks(Problem const& p, Machine const& m, ForwardKernel const& kernel, ForwardTile tile,
             int splits)
       : p_(p),
@@ -58,7 +61,7 @@ class RowBlocks {
       return steps_of(p, {queries, block_n_, rows, keys, p.mask.left, p.mask.right}, p.alike());
     };
     double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
-    double const spread = p.varlen_q ? 1. / 3 : 0;  // as if they were up to the longest evenly
+    double const spread = p.varlen_q ? kSpread : 0;
     double const k = p.mean_k() + spread * (longest_k - p.mean_k());
     double const q = mean_q + spread * (p.seqlen_q - mean_q);
     steps_ = p.alike() ? steps_for(mean_q, k) : steps_for(std::min(q, k), k);
@@ -162,7 +165,7 @@ class RowBlocks {
 
   // The splits of few rows are loaded at once, those of more rows four at a time, behind their LSE.
   double merge_us() const {
-    bool const at_once = double(p_.total_q) * p_.heads_q <= 512 && splits_ <= 16;
+    bool const at_once = merges_at_once(p_.total_q * p_.heads_q, splits_);
     double const waits = at_once ? 1 : 1 + std::ceil(splits_ / 4.);
     return kLaunch * m_.launch + waits * m_.merge_wait +
            2 * bytes_of_splits(p_, splits_) / (m_.memory * m_.l2_gain);
