@@ -67,6 +67,51 @@ def test_calls_run_our_kernels(K, cuda):
         assert "gemm" not in names
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(("K", "V"), [(16, 32), (32, 64), (64, 128), (128, 256), (256, 512)])
+def test_gradients_of_several_chunks(K, V, dtype, cuda):
+    """Beside fp32 on torch operations, from the same 16-bit inputs."""
+    given = [torch.randn(1, 600, 2, d, device=cuda).to(dtype) for d in (K, K, V)]
+    given += [-0.1 * torch.rand(1, 600, 2, device=cuda), torch.randn(1, 2, K, V, device=cuda)]
+    do, dstate = torch.randn_like(given[2]), torch.randn_like(given[4])
+    found = []
+    for own in (given, [x.float() for x in given]):
+        xs = [x.detach().requires_grad_() for x in own]
+        o, state = chunk_scan(*xs[:4], initial_state=xs[4], output_final_state=True)
+        found.append(torch.autograd.grad([o, state], xs, [do.to(o), dstate]))
+    for got, want in zip(*found, strict=True):
+        assert (got.float() - want).norm() < 8e-3 * want.norm()
+
+
+@pytest.mark.parametrize("K", [16, 64, 256])
+def test_a_backward_runs_our_kernels(K, cuda):
+    q, k, v = (x.requires_grad_() for x in inputs(cuda, 1, 300, 2, K))
+    g = (-torch.rand(1, 300, 2, device=cuda)).requires_grad_()
+    o, _ = chunk_scan(q, k, v, g)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        torch.autograd.grad(o, [q, k, v, g], torch.randn_like(o))
+        torch.cuda.synchronize()
+    names = " ".join(event.name for event in profiled.events())
+    assert "linear::gradients_kernel" in names
+    assert "gemm" not in names
+
+
+def test_gradients_repeat_and_do_not_depend_on_neighbours(cuda):
+    given = [*inputs(cuda, 1, 3000, 4, 64), -0.1 * torch.rand(1, 3000, 4, device=cuda)]
+    do = torch.randn_like(given[2])
+    edges = torch.tensor([0, 1000, 2501, 3000], dtype=torch.int32, device=cuda)
+
+    def gradients(begin: int, end: int, cu_seqlens: torch.Tensor | None) -> tuple:
+        own = [x[:, begin:end].detach().requires_grad_() for x in given]
+        o, _ = chunk_scan(*own, cu_seqlens=cu_seqlens)
+        return torch.autograd.grad(o, own, do[:, begin:end])
+
+    first, again = (gradients(0, 3000, edges) for _ in range(2))
+    for x, same, alone in zip(first, again, gradients(1000, 2501, None), strict=True):
+        assert torch.equal(x, same)
+        assert torch.equal(x[:, 1000:2501], alone)
+
+
 def test_a_vector_of_decays_runs_on_torch_operations(cuda):
     case = Case("vector", 16, 24, 100, dtype=BF16)
     q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (16, 24))

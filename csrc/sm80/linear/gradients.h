@@ -30,6 +30,8 @@ struct Gradients {
   Staged staged{};
 
   __device__ ForwardParams const& forward() const { return p.forward; }
+  // The first column of the last tile of Q and K.
+  __device__ int last_k() const { return C::kTiled ? (forward().k_dim - 1) / C::kK * C::kK : 0; }
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int strips() const { return (tokens.count + 15) / 16; }
   __device__ bool exists() const { return strip < strips(); }
@@ -102,7 +104,7 @@ struct Gradients {
   // Squares count from the strip's own one back, so that the diagonal is the first in every warp.
   template <int kColumns>
   __device__ void add_scores(Element const* rows, Element const* columns, Sums sums) const {
-#pragma unroll
+#pragma unroll 1
     for (int d = 0; d < kColumns; d += 16) {
       uint32_t a[4], b[4];
       read_a<kColumns>(rows, strip * 16, d, a);
@@ -200,7 +202,8 @@ struct Gradients {
   __device__ void compute_scores() {
     {
       float sums[2 * C::kStrips][4] = {};
-      for (int k = 0; k < forward().k_dim; k += C::kK) {
+#pragma unroll 1
+      for (int k = 0; k <= last_k(); k += C::kK) {
         if (k > 0) {
           release();
         }
@@ -215,6 +218,7 @@ struct Gradients {
       }
     }
     float sums[2 * C::kStrips][4] = {};
+#pragma unroll 1
     for (int v = 0; v < forward().v_dim; v += C::kV) {
       if (v > 0) {
         release();
@@ -290,6 +294,7 @@ struct Gradients {
   // sums (16, kColumns) += a strip's square * a tile's rows of its columns' tokens.
   template <int kColumns>
   __device__ void add_earlier(Element* squares, Element const* tile, Rows<kColumns>& sums) const {
+#pragma unroll 1
     for (int other = 0; other <= strip; ++other) {
       uint32_t a[4];
       read_a<16>(square(squares, strip, other), 0, 0, a);
@@ -299,6 +304,7 @@ struct Gradients {
   // The same with the squares whose columns are this strip's tokens, transposed.
   template <int kColumns>
   __device__ void add_later(Element* squares, Element const* tile, Rows<kColumns>& sums) const {
+#pragma unroll 1
     for (int later = strip; later < strips(); ++later) {
       uint32_t a[4];
       read_a_deep<16>(square(squares, later, strip), 0, 0, a);
@@ -385,11 +391,12 @@ struct Gradients {
 
   // Tiles of V in the reverse order of compute_scores, whose last tile is the first one here.
   __device__ void compute_gradients() {
-    ForwardParams const& f = forward();
-    int const last_k = (f.k_dim - 1) / C::kK * C::kK, last_v = (f.v_dim - 1) / C::kV * C::kV;
+    int const last_v = (forward().v_dim - 1) / C::kV * C::kV;
     float of_states = 0.f;
-    for (int k = last_k; k >= 0; k -= C::kK) {
+#pragma unroll 1
+    for (int k = last_k(); k >= 0; k -= C::kK) {
       float dq[C::kK / 8][4] = {}, dk[C::kK / 8][4] = {};
+#pragma unroll 1
       for (int v = last_v; v >= 0; v -= C::kV) {
         release();
         want_qk(k);
@@ -409,7 +416,7 @@ struct Gradients {
         }
       }
       if (exists()) {
-        finish_dqk(dq, dk, k, k == last_k);
+        finish_dqk(dq, dk, k, k == last_k());
       }
     }
     if (p.dg) {

@@ -17,7 +17,7 @@ struct GradientsConfig {
   static constexpr int kStrips = kChunk / 16, kThreads = 32 * kStrips;  // a warp has a strip
   static constexpr int kSquares = kStrips * (kStrips + 1) / 2;  // on the diagonal and below it
   static constexpr int kOffDiagonal = kSquares - kStrips;
-  static constexpr int kResident = 2;  // CTAs on an SM
+  static constexpr int kResident = 1;  // CTAs on an SM, for which registers are left
 };
 
 constexpr int kSquare = 16 * 16;  // elements

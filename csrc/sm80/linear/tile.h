@@ -23,37 +23,38 @@ __device__ inline int place(int row, int run) {
 }
 
 // Fills (kRows, kColumns) with the rows and columns that exist, and zeros. `aligned`: rows begin at
-// multiples of 16 bytes and are whole runs; they are then copied asynchronously.
+// multiples of 16 bytes and are whole runs; they are then copied asynchronously. A thread has one
+// column of runs, so that its rows are a stride apart in both memories: an address for each would
+// stay in registers from call to call.
 template <int kRows, int kColumns, int kThreads, class Element>
 __device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows,
                           int columns, bool aligned) {
-  constexpr int kRuns = kColumns / kRunElements;
-  auto const for_runs = [&](int i, auto use) {
-    int const row = i / kRuns, column = i % kRuns * kRunElements;
-    use(row, column, gmem + row * row_stride + column,
-        *reinterpret_cast<uint128_t*>(smem + place<kColumns>(row, i % kRuns)));
-  };
+  constexpr int kRuns = kColumns / kRunElements, kStep = kThreads / kRuns;
+  static_assert(kThreads % kRuns == 0 && kStep % 8 == 0);  // `place` repeats after eight rows
+  int const first = threadIdx.x / kRuns, column = threadIdx.x % kRuns * kRunElements;
+  Element const* source = gmem + first * row_stride + column;
+  Element* target = smem + place<kColumns>(first, threadIdx.x % kRuns);
   if (aligned) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < kRows * kRuns; i += kThreads) {
-      for_runs(i, [&](int row, int column, Element const* source, uint128_t& target) {
-        bool const exists = row < rows && column < columns;
-        SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
-            *reinterpret_cast<uint128_t const*>(exists ? source : gmem), target, exists);
-      });
+    for (int row = first; row < kRows; row += kStep) {
+      bool const exists = row < rows && column < columns;
+      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
+          *reinterpret_cast<uint128_t const*>(exists ? source : gmem),
+          *reinterpret_cast<uint128_t*>(target), exists);
+      source += kStep * row_stride;
+      target += kStep * kColumns;
     }
     return;
   }
   // One at a time: registers are for what the kernel holds meanwhile.
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kRows * kRuns; i += kThreads) {
-    for_runs(i, [&](int row, int column, Element const* source, uint128_t& target) {
-      auto* const run = reinterpret_cast<Element*>(&target);
+  for (int row = first; row < kRows; row += kStep) {
 #pragma unroll 1
-      for (int e = 0; e < kRunElements; ++e) {
-        run[e] = row < rows && column + e < columns ? source[e] : Element(0.f);
-      }
-    });
+    for (int e = 0; e < kRunElements; ++e) {
+      target[e] = row < rows && column + e < columns ? source[e] : Element(0.f);
+    }
+    source += kStep * row_stride;
+    target += kStep * kColumns;
   }
 }
 
