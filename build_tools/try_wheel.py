@@ -1,7 +1,8 @@
 """Installs a wheel where nothing else is, and asks it to test itself.
 
 `python -m build_tools.try_wheel dist/*.whl` takes this Python and its torch. For others:
-`--python python3.13 --torch torch==2.10.0`, of which pip then downloads the latter.
+`--python python3.13 --torch torch==2.10.0`, of which pip then downloads the latter. `--fa3` has the
+wheel of FlashAttention-3's names, which is installed beside it and has to compute the same.
 
 A torch without CUDA leaves the library alone, so there it is loaded by itself, with every symbol
 resolved: by CUDA's runtime of the toolkit, that torch's own libraries, and a stand-in for the one
@@ -23,6 +24,12 @@ from build_tools import probe
 _WHERE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 _SHARED = "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"
 _TORCH = "import torch, pathlib; print(pathlib.Path(torch.__file__).parent / 'lib')"
+_FA3 = """
+import torch, flash_attn, flash_attn_interface
+q, k, v = torch.randn(3, 1, 9, 2, 8)
+same = torch.equal(*(m.flash_attn_func(q, k, v) for m in (flash_attn, flash_attn_interface)))
+print(same and hasattr(torch.ops.flash_attn_3, "fwd"), flash_attn_interface.__file__)
+"""
 LOAD = "import sys; sys.path.insert(0, sys.argv[1]); import _C; print(_C.cuda_version())"
 
 
@@ -35,10 +42,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--python", default=sys.executable, help="an interpreter, 3.10 or newer")
     parser.add_argument("--torch", help="what to install; without it, that of --python is shared")
+    parser.add_argument("--fa3", type=Path, help="the wheel of FlashAttention-3's names")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:
             print(attempt(options.wheel.resolve(), options.python, options.torch, Path(folder)))
+            if options.fa3:
+                print(attempt_fa3(options.fa3.resolve(), Path(folder)))
         except Failed as error:
             print(f"{options.wheel.name}: {error}", file=sys.stderr)
             return 1
@@ -67,11 +77,25 @@ def attempt(wheel: Path, python: str, torch: str | None, folder: Path) -> str:
     return f"{line}, the library loads by itself (CUDA {int(version) // 1000})"
 
 
+def attempt_fa3(wheel: Path, folder: Path) -> str:
+    """The same of the second wheel, in the environment that `attempt` has made in this folder."""
+    inside = folder / "venv" / "bin" / "python"
+    output([*_pip(inside), "--no-deps", wheel], folder)
+    works, _, file = output([inside, "-c", _FA3], folder).strip().partition(" ")
+    if works != "True" or folder not in Path(file).parents:
+        raise Failed(f"{file} does not compute what flash_attn does, or lacks its operators")
+    return f"{wheel.name}: beside it, with the same results"
+
+
+def _pip(inside: Path) -> list:
+    return [sys.executable, "-m", "pip", "-q", "--python", inside, "install"]
+
+
 def environment(wheel: Path, python: str, torch: str | None, folder: Path) -> Path:
     """A virtual environment with torch and the wheel; its interpreter."""
     output([python, "-m", "venv", "--without-pip", folder / "venv"], folder)
     inside = folder / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "-q", "--python", inside, "install"]
+    pip = _pip(inside)
     if torch:
         output([*pip, torch], folder)
     output([*pip, "--no-deps", wheel], folder)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from build_tools import check_wheel
-from tests.commands import ROOT, run
+from build_tools import check_wheel, try_wheel
+from tests.commands import ROOT, run, wheel_of
 
 FOLDER = ROOT / "flash-attn-3"
 
@@ -51,6 +51,15 @@ def test_the_wheel(wheel):
     assert {name for name in names if ".dist-info/" not in name} == modules
     assert "Requires-Dist: flash-attn==2.8.3" in metadata
     assert wheel.stat().st_size < 100_000
+
+
+def test_both_wheels_are_tried_where_nothing_else_is(wheel, tmp_path, monkeypatch, capsys):
+    first = wheel_of(tmp_path, FLASH_ATTN_CUDA_ARCHS="none")
+    assert try_wheel.main([str(first), "--fa3", str(wheel)]) == 0
+    assert f"{wheel.name}: beside it, with the same results" in capsys.readouterr().out
+    monkeypatch.setattr(try_wheel, "_FA3", "print(False, '')")
+    assert try_wheel.main([str(first), "--fa3", str(wheel)]) == 1
+    assert "does not compute what flash_attn does" in capsys.readouterr().err
 
 
 def python(installed: Path, program: str, **env):
