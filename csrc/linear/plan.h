@@ -43,7 +43,7 @@ constexpr Plan plan_of(int k_dim, int smem_per_block) {
 }
 
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
-// several tiles. Each fits 99 KiB, so that every GPU serves it, and an H100's SM two.
+// several tiles. Each fits 99 KiB, which every GPU has.
 struct GradientsPlan {
   int k_tile;
   int v_tile;
