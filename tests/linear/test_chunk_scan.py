@@ -91,8 +91,8 @@ def test_rows_of_no_sequence(backend):
 
 def test_gate_gradient_does_not_cancel(backend):
     """dg is q∘dq - k∘dk summed over what follows: terms of either sign that are far larger than the
-    result. After a strong gate the true gradient is tiny, and its digits are right nevertheless: those
-    of fp32, or in compiled kernels, which round each term twice to bf16, those of bf16. Terms that
+    result. After a strong gate the true gradient is tiny, and its digits are right nevertheless:
+    those of fp32, or of bf16 in compiled kernels, which round each term to it twice. Terms that
     cancel would leave none there."""
     torch.manual_seed(1)
     for decay in ("scalar", "vector"):
