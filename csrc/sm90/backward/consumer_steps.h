@@ -69,7 +69,8 @@ struct ConsumerSteps {
 
   // Whether another iteration follows, and the position of its Q, or of this one's. With the result
   // of a vote, the compiler, too, knows that this is the same in all lanes. Advanced in place: a
-  // function that returns it took 4 to 8% of d 64's score mods (docs/lab/sm90_backward_d64_mods.md).
+  // function that returns it took 4 to 8% of d 64's score mods
+  // (docs/lab/sm90_backward_d64_mods.md).
   struct Next {
     Position at;
     bool more = false;
