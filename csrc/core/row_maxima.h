@@ -26,7 +26,7 @@ FLASH_HD float largest_logit(OnlineSoftmax<kRows> const& softmax, int r, float t
   return lse != lse && logit < INFINITY ? NAN : logit;
 }
 
-// Makes *logit at least x, in one instruction whose result nobody waits for, in any order of
+// Makes *logit at least x, in one instruction whose result no thread waits for, in any order of
 // threads. Bits of floats that are not negative have the order of ints; those of negative ones that
 // of unsigned numbers backwards, behind all others. NAN is larger than all.
 __device__ inline void raise_logit(float* logit, float x) {

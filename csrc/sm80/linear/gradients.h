@@ -90,7 +90,7 @@ struct Gradients {
     }
   }
 
-  // Nobody reads tiles any more.
+  // No thread reads tiles any more.
   __device__ void release() const { __syncthreads(); }
   __device__ void arrive() const {
     cp_async_fence();
