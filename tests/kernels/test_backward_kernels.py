@@ -99,7 +99,7 @@ def sized(row, **shape) -> Case:
         dict(sq=129, sk=257),
         dict(sq=257, sk=129, causal=True),  # the first rows see nothing
         dict(sq=113, sk=203, causal=True, b=2, h=3, hk=3),
-        dict(sq=150, sk=300, window=(37, 5)),  # the first keys are seen by nobody
+        dict(sq=150, sk=300, window=(37, 5)),  # no query sees the first keys
         dict(sq=300, sk=150, window=(0, 17)),
         dict(sq=200, sk=333, window=(60, -1), causal=True, layout="transposed"),
         dict(sq=5, sk=0),
@@ -310,7 +310,7 @@ def check_varlen(kernels, row, **how) -> None:
         return call
 
     def run(dout, out, lse, dlse):
-        """As the reference, but with NaN wherever nobody may look."""
+        """As the reference, but with NaN wherever no kernel may look."""
         dirty = [x.clone() for x in (dout, q, k, v, out)]
         for x, cu in zip(dirty, (cu_q, cu_q, cu_k, cu_k, cu_q), strict=True):
             x[cu[-1] :] = float("nan")

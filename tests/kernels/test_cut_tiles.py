@@ -29,7 +29,7 @@ ALL = 1 << 20  # tiles
         ((2, 2), dict(sq=400, sk=250, h=3, window=(100, 30), layout="transposed")),
         ((1, 3), dict(sq=290, sk=50)),  # one block has all keys: dQ is not summed
         ((1, 2), dict(sq=0, sk=70)),
-        ((1, 2), dict(sq=150, sk=300, window=(37, 5))),  # the last keys are seen by nobody
+        ((1, 2), dict(sq=150, sk=300, window=(37, 5))),  # no query sees the last keys
     ],
     ids=str,
 )

@@ -276,7 +276,7 @@ def test_row_blocks_stored_under_the_next(kernels, row, keys, d, dv, causal, win
 @pytest.mark.parametrize("row", STORED_LATE, ids=id_of)
 @pytest.mark.parametrize(("causal", "window"), LIMITS, ids=str)
 def test_sequences_stored_under_the_next(kernels, row, causal, window):
-    """Some of them without queries, or without keys; the last rows are nobody's."""
+    """Some of them without queries, or without keys; the last rows are in no sequence."""
     gen = torch.Generator().manual_seed(11)
     lengths_q = torch.tensor([0, 1, 130, 64, 0, 200, 17, 128, 65, 3])
     lengths_k = torch.tensor([9, 0, 190, 64, 0, 60, 0, 129, 128, 192])
