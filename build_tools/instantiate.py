@@ -20,7 +20,7 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 _ELEMENT = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
 
-_LEVELS = ("plain", "full")  # csrc/core/score_level.h
+_LEVELS = ("plain", "full")  # csrc/params/scores.h
 
 _FILE = """\
 // Generated from csrc/variants.py.
@@ -94,7 +94,7 @@ _ROW = """\
 
 _REGISTRY = """\
 // Generated from csrc/variants.py.
-#include "launch/device_code.h"
+#include "launch/device.h"
 #include "launch/variant.h"
 
 // A row names the launch of its direction; the others are null.

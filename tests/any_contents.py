@@ -1,5 +1,5 @@
 """Random contents of index tensors, right and wrong ones: kernels must stay inside whatever they
-read, because on a GPU nobody has looked at it before."""
+read, because on a GPU they were not checked before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations past the dispatcher: the same results, and nobody who observes them misses one."""
+"""Operations past the dispatcher: the same results, and no observer of them misses one."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_same_as_by_the_dispatcher(device, served, monkeypatch, name):
         assert_bitwise(str(number), got, expected)
 
 
-# --- Who observes ---------------------------------------------------------------------------------
+# --- What observes --------------------------------------------------------------------------------
 
 
 class SeenByDispatch(TorchDispatchMode):
@@ -117,7 +117,7 @@ class SeenByFunction(TorchFunctionMode):
 
 
 OBSERVERS = {
-    "nobody": nullcontext,
+    "none": nullcontext,
     "dispatch mode": SeenByDispatch,
     "function mode": SeenByFunction,
     "profiler": lambda: profile(activities=[torch.profiler.ProfilerActivity.CPU]),
@@ -145,7 +145,7 @@ def test_observers(asked, name, recorded):
     q = torch.randn(1, 4, 2, 8, requires_grad=recorded)
     with OBSERVERS[name]():
         flash_attn_func(q, q, q)
-    assert len(asked) == (name == "nobody")
+    assert len(asked) == (name == "none")
 
 
 def test_a_compiler_observes(asked):

@@ -38,8 +38,8 @@ def ints(values) -> Tensor:
 
 @dataclass
 class Alone:
-    """A call, and its results when nobody else calls. close: one of them whose sums have no order,
-    by its number."""
+    """A call, and its results when no other thread calls. close: one of them whose sums have no
+    order, by its number."""
 
     call: Callable[[], tuple[Tensor, ...]]
     close: int | None = None

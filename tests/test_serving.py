@@ -25,7 +25,7 @@ def ints(values, device) -> Tensor:
 @dataclass
 class Cache:
     """Pages [pages, page, hk, d] of K and V, NaN wherever no key is, with a page before and one
-    behind that nobody may touch; and the same keys in a row for each sequence."""
+    behind that no kernel may touch; and the same keys in a row for each sequence."""
 
     held: tuple[Tensor, Tensor]
     free: list[int]

@@ -6,7 +6,7 @@
 
 #include "launch/concat.h"
 #include "launch/plan_text.h"
-#include "params/row_split.h"
+#include "params/bwd_params.h"
 #include "plan/machines/nearest.h"
 
 namespace {

@@ -4,7 +4,6 @@
 
 #include "api/arguments.h"
 #include "api/direct.h"
-#include "api/rng.h"
 #include "launch/backward_plan.h"
 #include "launch/device.h"
 #include "launch/select.h"

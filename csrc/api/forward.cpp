@@ -10,10 +10,8 @@
 #include "api/arguments.h"
 #include "api/direct.h"
 #include "api/launches.h"
-#include "api/rng.h"
 #include "launch/decode_plan.h"
 #include "launch/device.h"
-#include "launch/stream_lock.h"
 #include "passes/probabilities/launch.h"
 
 namespace flash::api {

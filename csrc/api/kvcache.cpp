@@ -9,12 +9,9 @@
 #include "api/arguments.h"
 #include "api/direct.h"
 #include "api/launches.h"
-#include "api/tensors.h"
 #include "launch/decode_plan.h"
 #include "launch/device.h"
 #include "launch/select.h"
-#include "launch/stream_lock.h"
-#include "launch/trace.h"
 
 namespace flash::api {
 namespace {

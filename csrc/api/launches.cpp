@@ -9,7 +9,6 @@
 #include "launch/device.h"
 #include "launch/key_splits.h"
 #include "launch/select.h"
-#include "launch/trace.h"
 
 namespace flash::api {
 namespace {

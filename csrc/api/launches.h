@@ -8,8 +8,6 @@
 #include "api/tensors.h"
 #include "launch/stream_lock.h"
 #include "launch/trace.h"
-#include "launch/variant.h"
-#include "params/decode_params.h"
 
 namespace flash::api {
 

@@ -2,10 +2,7 @@
 // after it only values travel.
 #pragma once
 
-#include <cstdint>
-
 #include "core/varlen_rows.h"
-#include "params/common.h"
 #include "params/seqlens.h"
 
 namespace flash {

@@ -2,8 +2,6 @@
 #pragma once
 
 #include "core/mask.h"
-#include "params/common.h"
-#include "params/fast_div.h"
 
 namespace flash {
 

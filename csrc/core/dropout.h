@@ -4,35 +4,33 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
 
 #include "core/philox.h"
-#include "params/common.h"
 #include "params/scores.h"
 
 namespace flash {
 
-// One Philox call draws sixteen bits for each of eight entries, a group. In a 16 x 16 block of
-// scores (queries x keys) a group is what one thread of mma.m16n8k16, and of wgmma, holds in two
+// One Philox call draws sixteen bits for each of eight entries, an octet. In a 16 x 16 block of
+// scores (queries x keys) an octet is what one thread of mma.m16n8k16, and of wgmma, holds in two
 // neighbouring accumulators: rows r, r + 8 and columns c, c + 1, c + 8, c + 9 with r < 8 and c in
 // {0, 2, 4, 6}. Hence the forward kernel draws each bit once, without a shuffle.
-struct DropoutGroup {
+struct DropoutOctet {
   uint32_t row;
   uint32_t col;
 
-  // The group at the same place of the 16 x 16 block so many blocks down and to the right.
-  FLASH_HD DropoutGroup later(int block_rows, int block_cols) const {
+  // The octet at the same place of the 16 x 16 block so many blocks down and to the right.
+  FLASH_HD DropoutOctet later(int block_rows, int block_cols) const {
     return {row + 8u * block_rows, col + 4u * block_cols};
   }
 };
 
-FLASH_HD DropoutGroup dropout_group(int query, int key) {
+FLASH_HD DropoutOctet dropout_octet(int query, int key) {
   uint32_t const i = uint32_t(query);
   uint32_t const j = uint32_t(key);
   return {(i >> 4) * 8 + (i & 7), (j >> 4) * 4 + ((j & 7) >> 1)};
 }
 
-// Position in the group; the two accumulators of one thread hold the entries in this order.
+// Position in the octet; the two accumulators of one thread hold the entries in this order.
 FLASH_HD int dropout_bit(int query, int key) {
   return (key & 1) + 2 * ((query >> 3) & 1) + 4 * ((key >> 3) & 1);
 }
@@ -68,7 +66,7 @@ struct DropoutMask {
   uint32_t batch_head;
   uint32_t offset_low;
   uint32_t threshold;
-  DropoutGroup first;  // of this call, in the whole matrix that the call is a part of
+  DropoutOctet first;  // of this call, in the whole matrix that the call is a part of
 
   DropoutMask() = default;
 
@@ -87,26 +85,26 @@ struct DropoutMask {
     if (s.dropout_origins) {
       DropoutOrigin const& origin = s.dropout_origins[batch];
       batch_head = uint32_t(origin.batch_head) + uint32_t(head);
-      first = dropout_group(int(origin.query), int(origin.key));
+      first = dropout_octet(int(origin.query), int(origin.key));
     }
   }
 
-  // The group of an entry of this call.
-  FLASH_HD DropoutGroup group(int query, int key_index) const {
-    DropoutGroup const own = dropout_group(query, key_index);
+  // The octet of an entry of this call.
+  FLASH_HD DropoutOctet octet(int query, int key_index) const {
+    DropoutOctet const own = dropout_octet(query, key_index);
     return {first.row + own.row, first.col + own.col};
   }
 
-  // Sixteen bits for each entry of a group, in dropout_bit's order, two entries to a word. kWide:
+  // Sixteen bits for each entry of an octet, in dropout_bit's order, two entries to a word. kWide:
   // with wide products (philox.h).
   template <bool kWide = false>
-  FLASH_HD PhiloxWords draw(DropoutGroup group) const {
-    return philox<7, kWide>(key, {{group.row, group.col, batch_head, offset_low}});
+  FLASH_HD PhiloxWords draw(DropoutOctet octet) const {
+    return philox<7, kWide>(key, {{octet.row, octet.col, batch_head, offset_low}});
   }
 
-  // The eight keep bits of a group, in dropout_bit's order.
-  FLASH_HD uint32_t keep_bits(DropoutGroup group) const {
-    PhiloxWords const random = draw(group);
+  // The eight keep bits of an octet, in dropout_bit's order.
+  FLASH_HD uint32_t keep_bits(DropoutOctet octet) const {
+    PhiloxWords const random = draw(octet);
     uint32_t bits = 0;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -119,8 +117,8 @@ struct DropoutMask {
   // The same by the key's parity, for a thread that holds every second key: entry (query, key) is
   // bit first + 2 * (key >> 3 & 1) + 4 * (query >> 3 & 1) of kept[key & 1], which is 0 before.
   template <bool kWide = false>
-  FLASH_HD void keep_by_parity(DropoutGroup group, int first, uint32_t (&kept)[2]) const {
-    PhiloxWords const random = draw<kWide>(group);
+  FLASH_HD void keep_by_parity(DropoutOctet octet, int first, uint32_t (&kept)[2]) const {
+    PhiloxWords const random = draw<kWide>(octet);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       uint32_t const bit = 1u << (first + w / 2 * 2 + w % 2 * 4);
@@ -129,7 +127,7 @@ struct DropoutMask {
     }
   }
 
-  // Drops the two entries of a group, in dropout_bit's order, whose bits are a word's halves. Both
+  // Drops the two entries of an octet, in dropout_bit's order, whose bits are a word's halves. Both
   // halves are compared as upper ones.
   FLASH_HD void drop(uint32_t word, float& lower, float& upper) const {
     drop_below(threshold << 16, word << 16, lower);
@@ -137,21 +135,21 @@ struct DropoutMask {
   }
 
   FLASH_HD bool keep(int query, int key_index) const {
-    uint32_t const bits = keep_bits(group(query, key_index));
+    uint32_t const bits = keep_bits(octet(query, key_index));
     return (bits >> dropout_bit(query, key_index)) & 1;
   }
 };
 
 // Kernels that compute the transposed scores (keys x queries) hold, in two neighbouring
 // accumulators of a 16 x 16 block, keys r, r + 8 and queries c, c + 1, c + 8, c + 9: half of the
-// group of query c and half of the one of query c + 1. The lane four away holds the other halves,
-// so each of the two draws one group, and they swap what the other holds with one shuffle.
+// octet of query c and half of the one of query c + 1. The lane four away holds the other halves,
+// so each of the two draws one octet, and they swap what the other holds with one shuffle.
 struct TransposedDropout {
   int lane;
 
   FLASH_HD int partner() const { return lane ^ 4; }
 
-  // The query, and a key, of the group that this lane draws; relative to the block.
+  // The query, and a key, of the octet that this lane draws; relative to the block.
   FLASH_HD int query() const { return 2 * (lane & 3) + odd_key(); }
   FLASH_HD int key() const { return lane >> 2; }
 

@@ -1,10 +1,7 @@
 // Masks as limits per row: no mask kind is a template parameter.
 #pragma once
 
-#include <cstdint>
-
 #include "core/block_info.h"
-#include "params/common.h"
 #include "params/mask.h"
 
 namespace flash {

@@ -1,28 +1,26 @@
 // How the pieces of a tile are merged without any CTA waiting. Merging goes in rounds: neighbours
-// form groups, and the CTA of a group that is done last merges the group and represents it in the
+// form sets, and the CTA of a set that is done last merges the set and represents it in the
 // next round.
 #pragma once
-
-#include <cstdint>
 
 #include "params/common.h"
 
 namespace flash {
 
 // Members first, first + stride, … (count of them); their merged result takes the place of `first`.
-struct MergeGroup {
+struct MergeSet {
   int first;
   int stride;
   int count;
-  int counter;  // the split whose counter counts this group's finished members, and no other's
+  int counter;  // the split whose counter counts this set's finished members, and no other's
 };
 
-// The groups that split `split` of `splits` belongs to, round after round. One round would do, but
+// The sets that split `split` of `splits` belongs to, round after round. One round would do, but
 // where a tile's pieces are large or very many, one CTA alone would read for long.
 struct MergeRounds {
   int splits;
   int split;
-  int fan_in;  // members of a group, at most; exceeds the rounds, so that each group has a counter
+  int fan_in;  // members of a set, at most; exceeds the rounds, so that each set has a counter
   int round = 0;
   int stride = 1;
 
@@ -31,7 +29,7 @@ struct MergeRounds {
 
   FLASH_HD bool valid() const { return stride < splits; }
 
-  // Whether this round's merged group is the tile's result.
+  // Whether this round's merged set is the tile's result.
   FLASH_HD bool last() const { return span() >= splits; }
 
   FLASH_HD void next() {
@@ -39,14 +37,14 @@ struct MergeRounds {
     ++round;
   }
 
-  FLASH_HD MergeGroup group() const {
+  FLASH_HD MergeSet set() const {
     int const first = split - split % span();
     int const members = (splits - first - 1) / stride + 1;
     return {first, stride, members < fan_in ? members : fan_in, first + round};
   }
 
  private:
-  // Splits that a group stands for, or the largest int, which is at least all splits.
+  // Splits that a set stands for, or the largest int, which is at least all splits.
   FLASH_HD int span() const {
     int64_t const all = int64_t(stride) * fan_in;
     return all < INT32_MAX ? int(all) : INT32_MAX;

@@ -2,12 +2,7 @@
 // block table lists, or in one run of rows, which is a single page as far as addresses go.
 #pragma once
 
-#include <cstdint>
-
 #include "core/block_info.h"
-#include "params/common.h"
-#include "params/fast_div.h"
-#include "params/pages.h"
 
 namespace flash {
 

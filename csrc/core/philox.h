@@ -2,8 +2,6 @@
 // 1, 2, 3", SC 2011). It keeps no state: 128 random bits are a function of a counter and a key.
 #pragma once
 
-#include <cstdint>
-
 #include "params/common.h"
 
 namespace flash {

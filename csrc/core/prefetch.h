@@ -1,9 +1,7 @@
 // Prefetches the block table to L2 before it is known which of its entries are wanted.
 #pragma once
 
-#include <cstdint>
-
-#include "params/pages.h"
+#include "params/seqlens.h"
 
 namespace flash {
 

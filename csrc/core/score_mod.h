@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "core/softmax.h"
-#include "params/common.h"
 
 namespace flash {
 

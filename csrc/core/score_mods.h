@@ -68,6 +68,18 @@ __device__ __forceinline__ void for_each_score(Scores& s, Change change) {
   }
 }
 
+// o *= factor, row by row, for accumulators seen as (rows, columns).
+template <class Rows, int kRows>
+__device__ __forceinline__ void scale_rows(Rows&& o, float const (&factor)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < cute::size<1>(o); ++c) {
+      o(r, c) *= factor[r];
+    }
+  }
+}
+
 // The largest, absolute, in chains that do not wait for each other.
 template <class Scores>
 __device__ __forceinline__ float largest_score(Scores const& s) {
@@ -128,11 +140,11 @@ __device__ void apply_left_bias(Scores& s, ScoreMod const& mod, int row_begin, i
 }
 
 // Dropped probabilities become 0; the denominator, summed before, keeps them. A thread holds whole
-// dropout groups: rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of each 16 x 16 block.
+// dropout octets: rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of each 16 x 16 block.
 template <int kWarps, class Probabilities>
 __device__ void apply_dropout(Probabilities& p, DropoutMask const& mask, int row_begin,
                               int key_begin, FragmentCoord<kWarps> coord) {
-  DropoutGroup const first = mask.group(row_begin + coord.row(0), key_begin + coord.col(0));
+  DropoutOctet const first = mask.octet(row_begin + coord.row(0), key_begin + coord.col(0));
 #pragma unroll
   for (int r = 0; r < cute::size<0>(p); r += 2) {
 #pragma unroll

@@ -4,11 +4,8 @@
 // divisions in 32 bits, each length read once.
 #pragma once
 
-#include <cstdint>
-
 #include "core/varlen_rows.h"
-#include "params/common.h"
-#include "params/split.h"
+#include "params/decode_params.h"
 
 namespace flash {
 
@@ -193,9 +190,9 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     int const sequence = slice / splits, first = sequence * splits;
     return {sequence, tile, slice - first, splits, first * tiles + tile, tiles, sequence < s.batch};
   }
-  int before = 0;  // slices of the sequences before `group`
-  for (int group = 0; group < s.batch; group += Lanes::kCount) {
-    int const b = group + lanes.index();
+  int before = 0;  // slices of the sequences before `begin`
+  for (int begin = 0; begin < s.batch; begin += Lanes::kCount) {
+    int const b = begin + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
     int const splits = num_splits(s, chunk, size.units);
     int const mine = columns_of(s, chunk, size);
@@ -212,7 +209,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
       // would be the last to finish and merge them.
       bool const complete =
           int64_t(row_blocks) * all == count && int64_t(first) + count <= num_slices(s);
-      return {group + hit, tile + row_block * tiles,           split,
+      return {begin + hit, tile + row_block * tiles,           split,
               all,         (first + row_block) * tiles + tile, row_blocks * tiles,
               complete};
     }

@@ -3,7 +3,6 @@
 
 #include "core/tile_scheduler.h"
 #include "core/varlen_rows.h"
-#include "params/seqlens.h"
 
 namespace flash {
 
@@ -33,10 +32,9 @@ struct TileGrid {
                          int few = 0) const {
     VarlenRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
-      RowOrder const order(rows, few);
-      return VarlenScheduler(by_length, order, index, Index(num_tiles()), search).coord();
+      return varlen_tile(by_length, RowOrder(rows, few), index, search);
     }
-    WorkTile tile = DenseScheduler<Index>(dense, index, num_tiles()).coord();
+    WorkTile tile = dense_tile(dense, index);
     if (first_only && tile.valid) {
       int const length = rows.run(tile.batch).length;
       tile.valid = RowOrder(rows, few).wanted(tile.batch, length) > 0;
@@ -70,7 +68,7 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
 
 // The same with first_only, for sequences that are not much longer than one row block.
 inline TileGrid make_first_blocks_grid(const Seqlens& s, int heads, int block_m) {
-  TileGrid grid = make_tile_grid(s, heads, block_m, {/*group=*/1, /*longest_first=*/false});
+  TileGrid grid = make_tile_grid(s, heads, block_m, {/*side_by_side=*/1, /*longest_first=*/false});
   grid.first_only = true;
   grid.dense = {/*m_blocks=*/1, heads, VarlenRows::count(s.batch), grid.by_length.order};
   return grid;

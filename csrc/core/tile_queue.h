@@ -1,8 +1,6 @@
 // Which tiles a CTA of a persistent grid works on.
 #pragma once
 
-#include <cstdint>
-
 #include "params/common.h"
 
 namespace flash {

@@ -5,7 +5,6 @@
 
 #include "core/cluster.h"
 #include "core/cluster_size.h"
-#include "core/softmax.h"
 #include "decode/output.h"
 
 namespace flash::decode {
@@ -116,19 +115,11 @@ __device__ void merge_inbox(DecodeOutput<Config> const& output, PieceShare const
   bool const has_columns = col < output.p.fwd.head_dim_v;
 #pragma unroll 1
   for (int row = share.first_row(threadIdx.x / Storage::kLanes); has_columns && row < rows;
-       row += share.row_step(Storage::kGroups)) {
+       row += share.row_step(Storage::kRows)) {
     float out[Storage::kColumns] = {};
     OnlineSoftmax<1> softmax =
         attend_parts(inbox, InboxPlace::first(share, row), share.blocks(), col, out);
-    auto const closed = softmax.finish(0, output.sink(row), NoReduce{});
-#pragma unroll
-    for (float& value : out) {
-      value *= closed.out_scale;
-    }
-    output.store(row, col, out);
-    if (col == 0) {
-      output.store_lse(row, closed.lse);
-    }
+    output.finish(row, col, softmax, out);
   }
 }
 

@@ -1,7 +1,7 @@
 // Types of one decode kernel: everything that follows from its row in the table of variants.
 #pragma once
 
-#include "core/score_level.h"
+#include "params/scores.h"
 #include "sm80/tensor_core.h"
 
 namespace flash::decode {
@@ -66,8 +66,8 @@ template <class Config>
 struct PieceMergeStorage {
   static constexpr int kColumns = 4;                           // of a thread: 16 bytes
   static constexpr int kLanes = Config::kHeadDimV / kColumns;  // threads of a row
-  static constexpr int kGroups = Config::kThreads / kLanes;    // groups of threads with a row each
-  static_assert(kGroups > 0);
+  static constexpr int kRows = Config::kThreads / kLanes;      // rows at a time
+  static_assert(kRows > 0);
   // Members that the queue holds, in the memory that the ring no longer uses
   static constexpr int kQueue =
       (sizeof(RingStorage<Config>) * Config::kWarps - kMergedRows * sizeof(float)) /

@@ -6,13 +6,9 @@
 
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
-#include "core/split_schedule.h"
 #include "core/warp_lanes.h"
 #include "decode/cluster_merge.h"
-#include "decode/merge.h"
 #include "decode/piece_merge.h"
-#include "decode/warp_attention.h"
-#include "params/decode_params.h"
 
 namespace flash::decode {
 

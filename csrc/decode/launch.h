@@ -4,12 +4,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/cluster_size.h"
-#include "core/split_schedule.h"
 #include "decode/kernel.h"
 #include "launch/counters.h"
 #include "launch/largest_cluster.h"
-#include "launch/launch_kernel.h"
 
 namespace flash::decode {
 

@@ -3,8 +3,8 @@
 
 #include <cutlass/numeric_conversion.h>
 
+#include "core/softmax.h"
 #include "decode/tile_rows.h"
-#include "params/decode_params.h"
 
 namespace flash::decode {
 
@@ -59,6 +59,21 @@ struct DecodeOutput {
                          col;
     static_cast<cutlass::Array<Element, kColumns>&>(*reinterpret_cast<Rounded*>(target)) =
         convert(*reinterpret_cast<cutlass::Array<float, kColumns> const*>(values));
+  }
+
+  // The same from the sums of a softmax over results of the row, which one thread has; with the
+  // first columns, also the row's LSE.
+  template <int kColumns>
+  __device__ void finish(int r, int col, OnlineSoftmax<1>& softmax, float (&sums)[kColumns]) const {
+    auto const closed = softmax.finish(0, sink(r), NoReduce{});
+#pragma unroll
+    for (float& sum : sums) {
+      sum *= closed.out_scale;
+    }
+    store(r, col, sums);
+    if (col == 0) {
+      store_lse(r, closed.lse);
+    }
   }
 };
 

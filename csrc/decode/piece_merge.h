@@ -4,9 +4,7 @@
 
 #include "core/compiler_fence.h"
 #include "core/merge_rounds.h"
-#include "core/softmax.h"
 #include "decode/merge.h"
-#include "decode/output.h"
 
 namespace flash::decode {
 
@@ -28,7 +26,7 @@ __device__ inline uint32_t count_in_order(uint32_t* counter, uint32_t last) {
 #endif
 }
 
-// Whether all other members of the group have been here. Called by all threads, after each has done
+// Whether all other members of the set have been here. Called by all threads, after each has done
 // its writes. If it is true, the counter is as it was before the launch, and what the others have
 // written can be read. One thread's order holds for all, because there are barriers before and
 // after.
@@ -39,7 +37,7 @@ __device__ inline bool last_to_arrive(uint32_t* counter, int members) {
   return __syncthreads_or(is_last);
 }
 
-// One thread's part of a group's rows: four columns of a row, of one member after the other. A CTA
+// One thread's part of a set's rows: four columns of a row, of one member after the other. A CTA
 // runs this code once, at the end of a launch, so it is read from memory while it runs, and
 // hundreds of instructions took longer than their work. Loops are therefore unrolled little here,
 // and a queue in shared memory, not registers, hides latency.
@@ -96,7 +94,7 @@ struct MemberColumns {
   }
 };
 
-// Loads a group's LSE, by all threads; member m's begin at from + m * member.
+// Loads a set's LSE, by all threads; member m's begin at from + m * member.
 template <class Config>
 __device__ void read_lse(float const* from, int64_t member, int members, int rows,
                          PieceMergeStorage<Config>& smem) {
@@ -122,17 +120,17 @@ __device__ void read_lse(float const* from, int64_t member, int members, int row
 // Called by all threads. Each thread reads the same part of every member that it then writes of the
 // result, so the result can take the place of a member.
 template <class Config>
-__device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const& group,
-                            PieceMergeStorage<Config>& smem) {
+__device__ void merge_set(DecodeOutput<Config> const& output, MergeSet const& set,
+                          PieceMergeStorage<Config>& smem) {
   using Storage = PieceMergeStorage<Config>;
   DecodeParams const& p = output.p;
   int const rows = output.work.tile.rows, columns = p.fwd.head_dim_v;
   int const col = Storage::kColumns * (threadIdx.x % Storage::kLanes);
   Piece const& piece = output.work.piece;
-  int64_t const from = output.partial_row(piece, group.first, 0);
-  int64_t const member = int64_t(group.stride) * piece.step * Config::kBlockM;
+  int64_t const from = output.partial_row(piece, set.first, 0);
+  int64_t const member = int64_t(set.stride) * piece.step * Config::kBlockM;
   MemberColumns<Config> const mine{smem, p.partial_out + from * columns + col, member * columns,
-                                   group.count};
+                                   set.count};
   auto const of_row = [&](int row) {
     MemberColumns<Config> in_row = mine;
     in_row.from += row * columns;
@@ -143,21 +141,13 @@ __device__ void merge_group(DecodeOutput<Config> const& output, MergeGroup const
   if (has_columns && row < rows) {
     of_row(row).load(0);
   }
-  read_lse<Config>(p.partial_lse + from, member, group.count, rows, smem);
+  read_lse<Config>(p.partial_lse + from, member, set.count, rows, smem);
   __syncthreads();
   while (has_columns && row < rows) {
     float out[Storage::kColumns] = {};
     OnlineSoftmax<1> softmax = of_row(row).attend(row, rows, out);
-    auto const closed = softmax.finish(0, output.sink(row), NoReduce{});
-#pragma unroll
-    for (float& value : out) {
-      value *= closed.out_scale;
-    }
-    output.store(row, col, out);
-    if (col == 0) {
-      output.store_lse(row, closed.lse);
-    }
-    row += Storage::kGroups;
+    output.finish(row, col, softmax, out);
+    row += Storage::kRows;
     if (row < rows) {
       of_row(row).load(0);
     }
@@ -173,16 +163,16 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
   int const rows = work.tile.rows;
   for (MergeRounds rounds(piece.splits, piece.split, kMergedRows / rows); rounds.valid();
        rounds.next()) {
-    MergeGroup const group = rounds.group();
-    if (group.count == 1) {
-      continue;  // the group's result is already in its place
+    MergeSet const set = rounds.set();
+    if (set.count == 1) {
+      continue;  // the set's result is already in its place
     }
-    int64_t const counter = piece.first + int64_t(group.counter) * piece.step;
-    if (!last_to_arrive(p.counters + counter, group.count)) {
+    int64_t const counter = piece.first + int64_t(set.counter) * piece.step;
+    if (!last_to_arrive(p.counters + counter, set.count)) {
       return;
     }
-    Output const output{p, work, rounds.last() ? Output::kWhole : group.first};
-    merge_group<Config>(output, group, smem);
+    Output const output{p, work, rounds.last() ? Output::kWhole : set.first};
+    merge_set<Config>(output, set, smem);
   }
 }
 

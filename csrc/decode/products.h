@@ -1,7 +1,6 @@
 // The two matrix products of one warp: S = Q·Kᵀ and O += P·V.
 #pragma once
 
-#include "decode/config.h"
 #include "decode/tile_rows.h"
 
 namespace flash::decode {
@@ -44,45 +43,39 @@ __device__ auto read_queries(typename Config::Element* source, int lane) {
   return q;
 }
 
+// c += a·b, a in operand registers, b (columns, depth) in shared memory, read as ReadB does.
+template <class Config, class ReadB, class A, class SmemB, class C>
+__device__ void multiply(ReadB, A const& a, SmemB const& b, int lane, C& c) {
+  using Element = typename Config::Element;
+  typename Config::TiledMma mma;
+  Tensor registers = make_tensor<Element>(partition_shape_B(mma, shape(b)));
+  auto const copy_b = make_tiled_copy_B(Copy_Atom<ReadB, Element>{}, mma);
+  auto const thread_b = copy_b.get_slice(lane);
+  Tensor from = thread_b.partition_S(b);
+  Tensor to = thread_b.retile_D(registers);
+#pragma unroll
+  for (int step = 0; step < size<2>(registers); ++step) {
+    copy(copy_b, from(_, _, step), to(_, _, step));
+    gemm(mma, a(_, _, step), registers(_, _, step), c);
+  }
+}
+
 // S = Q·Kᵀ (kBlockM, kBlockN)
 template <class Config, class Queries>
 __device__ auto scores(Queries const& q, typename Config::Element* k, int lane) {
-  using Element = typename Config::Element;
-  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kHeadDim;
-  typename Config::TiledMma mma;
-  Tensor s = partition_fragment_C(mma, Shape<Int<kM>, Int<kN>>{});
+  using ScoreShape = Shape<Int<Config::kBlockM>, Int<Config::kBlockN>>;
+  Tensor s = partition_fragment_C(typename Config::TiledMma{}, ScoreShape{});
   clear(s);
-  Tensor sK = make_tensor(make_smem_ptr(k), typename Config::SmemLayoutK{});
-  Tensor rK = make_tensor<Element>(partition_shape_B(mma, Shape<Int<kN>, Int<kD>>{}));
-  auto copy_k = make_tiled_copy_B(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
-  auto thread_k = copy_k.get_slice(lane);
-  Tensor from_k = thread_k.partition_S(sK);
-  Tensor to_k = thread_k.retile_D(rK);
-#pragma unroll
-  for (int step = 0; step < kD / 16; ++step) {
-    copy(copy_k, from_k(_, _, step), to_k(_, _, step));
-    gemm(mma, q(_, _, step), rK(_, _, step), s);
-  }
+  multiply<Config>(SM75_U32x4_LDSM_N{}, q,
+                   make_tensor(make_smem_ptr(k), typename Config::SmemLayoutK{}), lane, s);
   return s;
 }
 
 // O += P·V, P already in operand registers (MMA, 1, kBlockN / 16)
 template <class Config, class OperandP, class Out>
 __device__ void add_values(OperandP const& p, typename Config::Element* v, int lane, Out& out) {
-  using Element = typename Config::Element;
-  constexpr int kN = Config::kBlockN, kD = Config::kHeadDimV;
-  typename Config::TiledMma mma;
-  Tensor sVt = make_tensor(make_smem_ptr(v), typename Config::SmemLayoutVt{});
-  Tensor rV = make_tensor<Element>(partition_shape_B(mma, Shape<Int<kD>, Int<kN>>{}));
-  auto copy_v = make_tiled_copy_B(Copy_Atom<SM75_U16x8_LDSM_T, Element>{}, mma);
-  auto thread_v = copy_v.get_slice(lane);
-  Tensor from_v = thread_v.partition_S(sVt);
-  Tensor to_v = thread_v.retile_D(rV);
-#pragma unroll
-  for (int step = 0; step < kN / 16; ++step) {
-    copy(copy_v, from_v(_, _, step), to_v(_, _, step));
-    gemm(mma, p(_, _, step), rV(_, _, step), out);
-  }
+  multiply<Config>(SM75_U16x8_LDSM_T{}, p,
+                   make_tensor(make_smem_ptr(v), typename Config::SmemLayoutVt{}), lane, out);
 }
 
 }  // namespace flash::decode

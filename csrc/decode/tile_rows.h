@@ -1,14 +1,12 @@
-// The tile of a CTA, whose rows are queries with all heads of a KV head (core/query_row.h), its
+// The tile of a CTA, whose rows are queries with all heads of a KV head (core/work_tile.h), its
 // keys, and its shared memory.
 #pragma once
 
-#include "core/block_info.h"
 #include "core/mask.h"
 #include "core/paging.h"
-#include "core/query_row.h"
 #include "core/split_schedule.h"
+#include "core/work_tile.h"
 #include "decode/config.h"
-#include "params/decode_params.h"
 
 namespace flash::decode {
 
@@ -65,9 +63,10 @@ struct PieceShare {
   __device__ int rank() const { return static_cast<int>(blockIdx.x) & (blocks() - 1); }
   __device__ int piece() const { return static_cast<int>(blockIdx.x) >> log2; }
 
-  // The rows to merge go round-robin to the CTAs, and in a CTA to its groups of threads.
-  __device__ int first_row(int group) const { return (group << log2) + rank(); }
-  __device__ int row_step(int groups) const { return groups << log2; }
+  // The rows to merge go round-robin to the CTAs, and in a CTA to its threads, which have so many
+  // rows at a time.
+  __device__ int first_row(int number) const { return (number << log2) + rank(); }
+  __device__ int row_step(int rows) const { return rows << log2; }
 };
 
 // The work of one CTA: keys [begin, end) of a tile.

@@ -1,14 +1,9 @@
 // One warp's attention: its own keys, its own online softmax.
 #pragma once
 
-#include "core/fragment_coord.h"
-#include "core/score_mod.h"
-#include "core/softmax.h"
-#include "decode/key_ring.h"
+#include "core/score_mods.h"
 #include "decode/new_rows.h"
 #include "decode/products.h"
-#include "decode/tile_rows.h"
-#include "sm80/fragments.h"
 
 namespace flash::decode {
 
@@ -53,16 +48,7 @@ struct WarpAccumulators {
   // (rows, columns) of O
   __device__ auto rows() { return make_tensor(out.data(), rows_and_columns(out.layout())); }
 
-  __device__ void rescale(float const (&factor)[kRows]) {
-    Tensor o = rows();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < size<1>(o); ++c) {
-        o(r, c) *= factor[r];
-      }
-    }
-  }
+  __device__ void rescale(float const (&factor)[kRows]) { scale_rows(rows(), factor); }
 };
 
 // Scale, softcap and ALiBi of kernels with score mods; a row's slope is its head's. The row's query

@@ -5,12 +5,10 @@
 #include <limits>
 #include <string_view>
 
-#include "launch/error.h"
+#include "launch/device.h"
 #include "launch/force.h"
-#include "launch/machine.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
-#include "launch/resident.h"
 #include "launch/select.h"
 
 namespace flash {

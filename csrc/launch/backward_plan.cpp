@@ -5,12 +5,10 @@
 
 #include "core/varlen_rows.h"
 #include "core/work_tile.h"
-#include "launch/error.h"
+#include "launch/device.h"
 #include "launch/force.h"
-#include "launch/machine.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
-#include "launch/resident.h"
 
 namespace flash {
 namespace {

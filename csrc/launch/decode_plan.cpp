@@ -4,8 +4,6 @@
 #include <limits>
 #include <numeric>
 
-#include "core/varlen_rows.h"
-
 namespace flash {
 namespace {
 
@@ -28,7 +26,7 @@ bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& dev
 }
 
 bool decode_appends(FwdParams const& p, NewRows const& rows) {
-  // The kernel rotates four pairs at a time (decode/row_part.h), never fewer.
+  // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
   constexpr int kPairs = 4;
   Rotary const& r = rows.rotary;
   auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);

@@ -5,7 +5,6 @@
 
 #include "core/split_schedule.h"
 #include "launch/attention_plan.h"
-#include "params/decode_params.h"
 
 namespace flash {
 

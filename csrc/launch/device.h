@@ -1,6 +1,10 @@
+// What the host knows about the GPU that it launches on.
 #pragma once
 
+#include <span>
+
 #include "launch/variant.h"
+#include "plan/machine.h"
 
 namespace flash {
 
@@ -8,5 +12,39 @@ inline constexpr int kMaxDevices = 256;
 
 // The current device's properties, queried once per device.
 DeviceInfo const& current_device();
+
+// CTAs that fit in shared memory. A multiprocessor has 1 KiB more than a CTA can get, and uses 1
+// KiB per CTA.
+inline int blocks_by_shared_memory(Variant const& variant, DeviceInfo const& device) {
+  constexpr int kKiB = 1024;
+  return (device.smem_per_block + kKiB) / (variant.smem_bytes + kKiB);
+}
+
+// The least shared memory of a CTA with which a multiprocessor holds at most so many CTAs.
+inline int memory_for_at_most(int blocks, DeviceInfo const& device) {
+  return device.smem_per_block / (blocks + 1) + 1;
+}
+
+// What every kernel of the sm80 family was compiled to. Defined in the generated registry.
+struct CompiledCode {
+  std::span<int const> capabilities;  // of the machine code: 10 * major + minor
+  bool ptx;
+};
+CompiledCode compiled_code();
+
+enum class DeviceCode { Machine, Ptx, None };
+
+constexpr char const* to_string(DeviceCode code) {
+  constexpr char const* names[] = {"machine code", "PTX", "none"};
+  return names[static_cast<int>(code)];
+}
+
+// Whether a GPU runs machine code of this library, or what the driver compiles from its PTX. sm:
+// its compute capability, 10 * major + minor.
+DeviceCode device_code(int sm);
+
+// The numbers of the measured machine that is most like the device, with the device's own where it
+// reports them.
+plan::Machine machine_of(DeviceInfo const& device);
 
 }  // namespace flash

@@ -1,4 +1,4 @@
-#include "launch/device_code.h"
+#include "launch/device.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <stdexcept>
-#include <string>
 
 #include "launch/concat.h"
 

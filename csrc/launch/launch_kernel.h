@@ -9,7 +9,6 @@
 #include "core/tile_scheduler.h"
 #include "launch/device.h"
 #include "launch/error.h"
-#include "launch/variant.h"
 
 namespace flash {
 

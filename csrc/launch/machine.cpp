@@ -1,4 +1,4 @@
-#include "launch/machine.h"
+#include "launch/device.h"
 
 #include "plan/machines/nearest.h"
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 
 #include "launch/variant.h"
 #include "plan/problem.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "launch/device_code.h"
+#include "launch/device.h"
 #include "launch/error.h"
 #include "launch/plan_text.h"
 

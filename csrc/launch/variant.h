@@ -5,10 +5,8 @@
 
 #include <span>
 
-#include "params/append_params.h"
 #include "params/bwd_params.h"
 #include "params/decode_params.h"
-#include "params/fwd_params.h"
 
 namespace flash {
 

@@ -1,8 +1,8 @@
 // How much scratch memory a call needs from its caller.
 #pragma once
 
-#include "core/row_blocks.h"
 #include "core/varlen_rows.h"
+#include "core/work_tile.h"
 #include "launch/variant.h"
 
 namespace flash {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include "params/fast_div.h"
-#include "params/pages.h"
 #include "params/seqlens.h"
 #include "params/tensor_view.h"
 

@@ -1,17 +1,88 @@
 #pragma once
 
-#include "params/gqa_split.h"
-#include "params/kv_persistent.h"
 #include "params/mask.h"
 #include "params/ordered_dq.h"
-#include "params/row_split.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
 #include "params/tensor_view.h"
 
 namespace flash {
 
-// Scratch memory of one backward call, in units of (head, row block); see core/row_blocks.h. The
+// A CTA of a backward, or a pair, takes all KV blocks of a sequence and GQA split, one after the
+// other. All of a row's dQ then comes from the same threads, so its sums are theirs alone, and in
+// L2: the first KV block stores, the others add, and the last one writes dq.
+struct KvPersistent {
+  int resident;    // CTAs or pairs, each with sums of its own; 0: the schedule is another one
+  int row_blocks;  // of a query head; each has sums
+  bool ordered;    // the longest sequence comes first
+
+  FLASH_HD bool used() const { return resident > 0; }
+};
+
+// Which of Hopper's backward kernels have row splits. They cost d 96 1.5% of all calls and the
+// others nothing (H200); kernels with score mods and of 192/128 were not timed.
+constexpr bool has_row_split(int head_dim, int head_dim_v, bool plain) {
+  return plain && head_dim == head_dim_v && head_dim != 96;
+}
+
+// The last tiles of a backward, cut into row splits so that few tiles fill a GPU. Each part has
+// some of the row blocks that see the tile's keys, and a slot in the workspace for its sums of dK
+// and dV.
+struct RowSplit {
+  int tiles = 0;           // tiles that are cut
+  int whole = 0x7fffffff;  // whole tiles before them
+  int parts = 1;           // parts of each tile that is cut
+  FastDiv by_parts;
+
+  // whole, tiles, parts: at least 0, 1, 2
+  static RowSplit last(int whole, int tiles, int parts) {
+    return {tiles, whole, parts, FastDiv(parts)};
+  }
+
+  FLASH_HD bool used() const { return tiles > 0; }
+  FLASH_HD int slots() const { return tiles * parts; }
+
+  // Whole tiles are drawn first, then parts: the parts of a tile one after the other.
+  FLASH_HD int slot_of(int drawn) const { return drawn < whole ? -1 : drawn - whole; }
+  FLASH_HD int tile_of(int slot) const { return whole + by_parts.quotient(slot); }
+  FLASH_HD int part_of(int slot) const { return by_parts.remainder(slot, by_parts.quotient(slot)); }
+
+  // How many of a tile's iterations come before the part's first.
+  FLASH_HD int iterations_before(int part, int iterations) const {
+    return by_parts.quotient(part * iterations);
+  }
+};
+
+// The query heads that a backward's tile goes through, one after the other.
+struct HeadsOfTile {
+  int head_kv;
+  int head_begin;  // the first query head
+  int heads;
+};
+
+// GQA splits: the query heads of a group, cut so that each split has tiles of its own.
+struct GqaSplit {
+  int heads;        // of the group
+  int split_heads;  // of a split; the last one may have fewer
+  int splits;
+  FastDiv by_splits;  // because a kernel's producer has no registers for a division
+
+  // heads, split_heads: at least 1
+  static GqaSplit of(int heads, int split_heads) {
+    int const splits = (heads + split_heads - 1) / split_heads;
+    return {heads, split_heads, splits, FastDiv(splits)};
+  }
+
+  // Tiles count the splits of a KV head as neighbouring heads.
+  FLASH_HD HeadsOfTile heads_of(int tile_head) const {
+    int const head_kv = by_splits.quotient(tile_head);
+    int const begin = by_splits.remainder(tile_head, head_kv) * split_heads;
+    int const left = heads - begin;
+    return {head_kv, head_kv * heads + begin, left < split_heads ? left : split_heads};
+  }
+};
+
+// Scratch memory of one backward call, in units of (head, row block); see core/work_tile.h. The
 // row block's height and the width of dq are the variant's.
 struct BwdWorkspace {
   float* dq;  // [h, blocks, block_m * head_dim] sums of dQ / softmax_scale, in accumulator order;

@@ -1,13 +1,27 @@
 #pragma once
 
-#include <cstdint>
-
 #include "params/append_params.h"
-#include "params/fast_div.h"
 #include "params/fwd_params.h"
-#include "params/split.h"
 
 namespace flash {
+
+// How the keys of a batch are cut into pieces that CTAs work on at the same time: see
+// core/split_schedule.h. The host fixes it without knowing the lengths. A slice is one piece of
+// each tile of a sequence, or of each tile of one row block of a varlen sequence.
+struct SplitSchedule {
+  int batch;
+  FastDiv tiles;   // tiles of a slice: KV heads x row blocks, or KV heads; all are cut alike
+  bool equal;      // no tensor says how long sequences are: all are as long as the first
+  int min_units;   // the fewest units of a piece, so that merging it costs little
+  int max_splits;  // pieces of a tile; 1: nothing is cut
+  int slices;      // the slices that are wanted, of all sequences
+  int extra;       // most slices beside one for each row block: the grid has no more
+  // Varlen sequences differ in their row blocks, each of which has slices of its own. So do the row
+  // blocks of rows that belong to no sequence.
+  bool packed;
+  int all_row_blocks;    // most row blocks with slices of their own; `batch` if they are in `tiles`
+  int cluster_log2 = 0;  // log2 of the CTAs that share a piece
+};
 
 // One call with few query rows against a cache. The workspace is there where split.max_splits > 1.
 struct DecodeParams {

@@ -3,10 +3,8 @@
 #include "params/forward_tile.h"
 #include "params/key_splits.h"
 #include "params/mask.h"
-#include "params/pages.h"
 #include "params/scores.h"
 #include "params/seqlens.h"
-#include "params/tensor_view.h"
 
 namespace flash {
 

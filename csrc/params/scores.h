@@ -1,16 +1,19 @@
 #pragma once
 
-#include <cstdint>
-
 #include "params/common.h"
 
 namespace flash {
+
+// What a kernel can do to scores. Plain: scale and mask limits. Full: softcap, ALiBi and dropout
+// as well, at the price of registers in the inner loop. Sinks join a row when it is finished, at
+// either level.
+enum class ScoreLevel { Plain, Full };
 
 // Where a sequence begins in a larger call that this call is a part of, such as one over several
 // GPUs: dropout's bits are those of the larger call.
 struct DropoutOrigin {
   int64_t batch_head;  // of the first head, in the larger call: batch * heads_q + head
-  int64_t query;       // a multiple of 16, like key, so that dropout's groups are the same
+  int64_t query;       // a multiple of 16, like key, so that dropout's octets are the same
   int64_t key;
 };
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include "params/common.h"
 
 namespace flash {

@@ -18,7 +18,7 @@ struct DecodeKernel {
   bool clusters;      // there is a kernel whose tiles are shared by clusters of CTAs
 };
 
-// How the tiles of a batch are cut along the keys, for SplitSchedule (params/split.h).
+// How the tiles of a batch are cut along the keys, for SplitSchedule (params/decode_params.h).
 struct KeySplit {
   int pieces = 0;        // slices that are wanted, of all sequences
   int extra = 0;         // most slices beside one for each sequence, or row block of a varlen one

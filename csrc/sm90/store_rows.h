@@ -53,17 +53,17 @@ __device__ inline void store_if(bool condition, void* to, uint4 x) {
 #endif
 }
 
-// Lane t of a quad holds columns 2 t and 2 t + 1 of two groups of eight. Afterwards lanes 0 and 2
-// hold the halves of the first group, lanes 1 and 3 those of the second.
-__device__ inline uint2 halves_of_groups(uint32_t first, uint32_t second, bool odd) {
+// Lane t of a quad holds columns 2 t and 2 t + 1 of two eights. Afterwards lanes 0 and 2
+// hold the halves of the first eight, lanes 1 and 3 those of the second.
+__device__ inline uint2 halves_of_eights(uint32_t first, uint32_t second, bool odd) {
   uint32_t const theirs = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
   return odd ? uint2{theirs, second} : uint2{first, theirs};
 }
 
-// The same for four groups: afterwards lane t holds the whole t-th group.
-__device__ inline uint4 group_of_quad(uint32_t const (&of)[4], int quad_lane) {
+// The same for four eights: afterwards lane t holds the whole t-th one.
+__device__ inline uint4 eight_of_quad(uint32_t const (&of)[4], int quad_lane) {
   bool const odd = quad_lane % 2, high = quad_lane / 2;
-  // Each lane now holds half of one of the first two groups, and half of one of the last two.
+  // Each lane now holds half of one of the first two, and half of one of the last two.
   uint32_t const first = __shfl_xor_sync(0xffffffffu, odd ? of[0] : of[1], 1);
   uint32_t const last = __shfl_xor_sync(0xffffffffu, odd ? of[2] : of[3], 1);
   uint2 const of_first = odd ? uint2{first, of[1]} : uint2{of[0], first};
@@ -79,19 +79,19 @@ struct Extent {
   int columns;  // a multiple of 8
 };
 
-struct AllGroups {
+struct AllEights {
   __device__ bool operator()(int) const { return true; }
 };
 
 // Stores a warpgroup's accumulator (64, columns) to `target`, as far as `extent` goes. A quad
-// writes 32 bytes of a row at a time. wanted(group): whether to store the pair of groups of 8
-// columns that begins with `group`.
-template <class Element, class Accumulator, class Wanted = AllGroups>
+// writes 32 bytes of a row at a time. wanted(eight): whether to store the pair of eights of
+// columns that begins with `eight`.
+template <class Element, class Accumulator, class Wanted = AllEights>
 __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Element* target,
                                            int64_t row_stride, Extent extent, int thread,
                                            Wanted wanted = {}) {
-  constexpr int kGroups = decltype(size(accumulator))::value / 4;
-  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  constexpr int kEights = decltype(size(accumulator))::value / 4;
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kEights>>{});  // (row, eight columns)
   pack<Element>(accumulator, pairs);
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
@@ -102,21 +102,21 @@ __device__ __forceinline__ void store_rows(Accumulator const& accumulator, Eleme
     int const columns = coord.row(r) < extent.rows ? extent.columns : 0;
     Element* const row = target + coord.row(r) * row_stride + column;
 #pragma unroll
-    for (int group = 0; group < kGroups; group += 2) {
-      store_if(column + group * 8 < columns && wanted(group), row + group * 8,
-               halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
+    for (int eight = 0; eight < kEights; eight += 2) {
+      store_if(column + eight * 8 < columns && wanted(eight), row + eight * 8,
+               halves_of_eights(pairs(r, eight), pairs(r, eight + 1), odd));
     }
   }
 }
 
-// The same, 64 bytes of a row at a time. wanted(group): whether to store this group of 8 columns.
-template <class Element, class Accumulator, class Wanted = AllGroups>
+// The same, 64 bytes of a row at a time. wanted(eight): whether to store these eight columns.
+template <class Element, class Accumulator, class Wanted = AllEights>
 __device__ __forceinline__ void store_wide_rows(Accumulator const& accumulator, Element* target,
                                                 int64_t row_stride, Extent extent, int thread,
                                                 Wanted wanted = {}) {
-  constexpr int kGroups = decltype(size(accumulator))::value / 4;
-  static_assert(kGroups % 4 == 0);
-  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  constexpr int kEights = decltype(size(accumulator))::value / 4;
+  static_assert(kEights % 4 == 0);
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kEights>>{});  // (row, eight columns)
   pack<Element>(accumulator, pairs);
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
@@ -125,12 +125,12 @@ __device__ __forceinline__ void store_wide_rows(Accumulator const& accumulator, 
     int const columns = coord.row(r) < extent.rows ? extent.columns : 0;
     Element* const row = target + coord.row(r) * row_stride + quad_lane * 8;
 #pragma unroll
-    for (int first = 0; first < kGroups; first += 4) {
+    for (int first = 0; first < kEights; first += 4) {
       uint32_t const words[4] = {pairs(r, first), pairs(r, first + 1), pairs(r, first + 2),
                                  pairs(r, first + 3)};
-      int const group = first + quad_lane;
-      store_if(group * 8 < columns && wanted(group), row + first * 8,
-               group_of_quad(words, quad_lane));
+      int const eight = first + quad_lane;
+      store_if(eight * 8 < columns && wanted(eight), row + first * 8,
+               eight_of_quad(words, quad_lane));
     }
   }
 }
@@ -139,16 +139,16 @@ __device__ __forceinline__ void store_wide_rows(Accumulator const& accumulator, 
 template <class Accumulator>
 __device__ __forceinline__ void store_sums(Accumulator const& accumulator, float* target,
                                            int64_t row_stride, int rows, int thread) {
-  constexpr int kGroups = decltype(size(accumulator))::value / 4;
+  constexpr int kEights = decltype(size(accumulator))::value / 4;
   FragmentCoord<4> const coord(thread);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     bool const exists = coord.row(r) < rows;
     float* const row = target + coord.row(r) * row_stride + thread % 4 * 2;
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      int const i = group * 4 + r * 2;
-      store_if(exists, row + group * 8, float2{accumulator(i), accumulator(i + 1)});
+    for (int eight = 0; eight < kEights; ++eight) {
+      int const i = eight * 4 + r * 2;
+      store_if(exists, row + eight * 8, float2{accumulator(i), accumulator(i + 1)});
     }
   }
 }

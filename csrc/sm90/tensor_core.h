@@ -43,8 +43,8 @@ using SmemTilesTransposed = decltype(tile_to_shape(
                        GMMA::Layout_MN_SW64_Atom<Element>>{},
     Shape<Int<kColumns>, Int<kRows>, Int<kTiles>>{}, Step<_2, _1, _3>{}));
 
-// Both layouts. With kEights, groups of eight rows follow each other, and runs of 64 columns within
-// a group, so that any consecutive groups of eight rows are one piece of memory.
+// Both layouts. With kEights, eights of rows follow each other, and runs of 64 columns within
+// one, so that any consecutive eights of rows are one piece of memory.
 template <bool kEights, class Element, int kRows, int kColumns, int kTiles>
 struct KeyTiles {
   using Layout = SmemTiles<Element, kRows, kColumns, kTiles>;

@@ -5,12 +5,45 @@
 #include <array>
 
 #include "launch/device.h"
-#include "launch/driver.h"
+#include "launch/error.h"
 
 namespace flash::sm90 {
 namespace {
 
 constexpr int kElementBytes = 2;
+
+// A function of the driver that CUDA 12.0 and newer have. It is reached through the runtime, so
+// that the library does not link against the driver and loads without it.
+void* driver_function(char const* name) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  FLASH_CHECK_CUDA(cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found),
+                   name);
+#else
+  FLASH_CHECK_CUDA(cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found), name);
+#endif
+  if (found != cudaDriverEntryPointSuccess || !entry) {
+    throw std::runtime_error(
+        concat("flash_attn: the driver has no ", name, "; CUDA 12.0 or newer has it"));
+  }
+  return entry;
+}
+
+// "CUDA_ERROR_INVALID_VALUE" and so on.
+char const* error_name(CUresult status) {
+  static auto const name_of =
+      reinterpret_cast<decltype(&cuGetErrorName)>(driver_function("cuGetErrorName"));
+  char const* name = nullptr;
+  return name_of(status, &name) == CUDA_SUCCESS ? name : "an unknown CUDA error";
+}
+
+template <class... Parts>
+void check_driver(CUresult status, Parts const&... message) {
+  if (status != CUDA_SUCCESS) {
+    throw std::runtime_error(concat("flash_attn: ", error_name(status), ": ", message...));
+  }
+}
 
 // Calls cuTensorMapEncodeTiled. Unlike the runtime's functions, it does not bind the device's
 // context to a thread that has none. A thread has none if it has made no call yet (because the
@@ -71,7 +104,7 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
 TensorMapRequest with_elements(TensorMapRequest r) {
   if (!r.has_elements()) {
     r.batch = 1;
-    r.rows = 8;  // so that there is a group of eight
+    r.rows = 8;  // so that there are eight
     r.heads = r.group;
     r.head_stride = r.columns;
     r.row_stride = r.batch_stride = r.columns * r.group;

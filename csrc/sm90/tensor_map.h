@@ -3,8 +3,6 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
 #include "params/common.h"
 
 namespace flash::sm90 {
@@ -20,7 +18,7 @@ enum class Boxes {
   // kClip rows away again, modulo 2^64. (Moving the tensor's start address instead does not work:
   // TMA fails where there is no memory.) Batch entries have to be whole rows apart, and group is 1.
   EndWithRow,
-  // A box is groups of eight rows with all columns, run after run of 64, so that a box of 128
+  // A box is eights of rows with all columns, run after run of 64, so that a box of 128
   // columns takes one instruction instead of two, and lies in one piece (KeyTiles). All of a box's
   // rows exist, or none is wanted. Batch entries have to be a multiple of eight rows apart, and
   // group is 1.

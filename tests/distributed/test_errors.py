@@ -225,7 +225,7 @@ def kinds_of_a_mesh(rank: int) -> list[bool]:
 
 
 def test_all_ranks_of_a_mesh_forget_at_once(processes):
-    """Else one of them would wait for a word of the others, who remember."""
+    """Else one of them would wait for a word of the others, which remember."""
     wanted = [True, True, False, True, True, False]
     assert processes.run(kinds_of_a_mesh) == [wanted] * 4
 

@@ -131,8 +131,8 @@ struct SM80_CP_ASYNC_CACHEALWAYS_ZFILL : SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<TS, TD>
 
 inline void cp_async_fence() { ++simt::thread().groups; }
 
-// All groups but the newest kOutstanding arrive, and not one byte of those. Nobody knows when they
-// were read.
+// All groups but the newest kOutstanding arrive, and not one byte of those. When they were read is
+// not known.
 template <int kOutstanding>
 void cp_async_wait() {
   simt::Thread& t = simt::thread();

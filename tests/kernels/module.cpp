@@ -18,7 +18,7 @@
 #include "launch/key_splits.h"
 #include "launch/largest_cluster.h"
 #include "launch/launch_kernel.h"
-#include "launch/machine.h"
+#include "launch/device.h"
 #include "launch/select.h"
 #include "launch/workspace.h"
 #include "launch_log.h"

@@ -275,12 +275,12 @@ inline void run_places(std::vector<std::unique_ptr<Place>> const& places, uint64
       any = places[(first + i) % count]->go_on(turns);
     }
   }
-  std::string who;
+  std::string stuck;
   for (auto const& place : places) {
-    who += place->stuck();
+    stuck += place->stuck();
   }
-  if (!who.empty()) {
-    throw std::logic_error("deadlock:" + who);
+  if (!stuck.empty()) {
+    throw std::logic_error("deadlock:" + stuck);
   }
 }
 

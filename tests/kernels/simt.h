@@ -178,7 +178,7 @@ class Block {
   // Until every warp has to wait, or one turn of each. Whether anything happened.
   bool run_warps();
   bool advance_units();
-  // Who waits for what, one line for each run of threads that wait for the same.
+  // Which threads wait for what, one line for each run of threads that wait for the same.
   std::string stuck() const;
   // On a GPU its shared memory is another block's from then on.
   bool has_ended() const { return running_ == 0; }
@@ -318,8 +318,8 @@ inline std::string actor() {
 template <class... Parts>
 void expect(bool holds, Parts const&... otherwise) {
   if (!holds) {
-    std::string const who = actor();
-    throw std::logic_error(concat(who, who.empty() ? "" : ": ", otherwise...));
+    std::string const thread = actor();
+    throw std::logic_error(concat(thread, thread.empty() ? "" : ": ", otherwise...));
   }
 }
 

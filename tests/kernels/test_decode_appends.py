@@ -96,7 +96,7 @@ CASES = [
     CacheCase("several_row_blocks", new=4, sq=4, h=16, hk=2, rotary_dim=64, **LONG),
     CacheCase("more_than_queries", new=7, sq=2, rotary_dim=64, **LONG),
     CacheCase("fewer_than_queries", new=2, sq=6, rotary_dim=64, **LONG),
-    # Nobody reads all of them.
+    # No query reads all of them.
     CacheCase("behind_a_window", new=7, window=(2, 0), causal=False, rotary_dim=64, **LONG),
     CacheCase("to_empty", new=2, sq=6, cache_seqlens=(0, 1, 0), rotary_dim=64),
     CacheCase("not_causal", new=3, sq=3, causal=False, rotary_dim=64, **LONG),

@@ -1,6 +1,6 @@
 #include "bindings.h"
 #include "core/block_info.h"
-#include "core/row_blocks.h"
+#include "core/work_tile.h"
 
 namespace {
 

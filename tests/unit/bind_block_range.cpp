@@ -1,6 +1,5 @@
 #include "bindings.h"
 #include "core/block_range.h"
-#include "core/dq_order.h"
 #include "core/mask.h"
 #include "core/row_range.h"
 

@@ -11,10 +11,10 @@ void bind_dropout(py::module_& m) {
   m.def("dropout_rate", &flash::dropout_rate, py::arg("threshold"));
   m.def("dropout_bit", &flash::dropout_bit, py::arg("query"), py::arg("key"));
   m.def(
-      "dropout_group",
+      "dropout_octet",
       [](int query, int key) {
-        auto const group = flash::dropout_group(query, key);
-        return std::make_tuple(group.row, group.col);
+        auto const octet = flash::dropout_octet(query, key);
+        return std::make_tuple(octet.row, octet.col);
       },
       py::arg("query"), py::arg("key"));
 

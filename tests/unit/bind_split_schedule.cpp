@@ -50,16 +50,16 @@ void bind_split_schedule(py::module_& m) {
       },
       py::arg("begin"), py::arg("end"), py::arg("part"), py::arg("parts"));
 
-  // [(first, stride, count, counter, last)] of the groups of a piece, round after round
+  // [(first, stride, count, counter, last)] of the sets of a piece, round after round
   m.def(
       "merge_rounds",
       [](int splits, int split, int fan_in) {
-        std::vector<std::tuple<int, int, int, int, bool>> groups;
+        std::vector<std::tuple<int, int, int, int, bool>> sets;
         for (flash::MergeRounds r(splits, split, fan_in); r.valid(); r.next()) {
-          flash::MergeGroup const g = r.group();
-          groups.emplace_back(g.first, g.stride, g.count, g.counter, r.last());
+          flash::MergeSet const g = r.set();
+          sets.emplace_back(g.first, g.stride, g.count, g.counter, r.last());
         }
-        return groups;
+        return sets;
       },
       py::arg("splits"), py::arg("split"), py::arg("fan_in"));
 }

@@ -109,7 +109,7 @@ def test_share_of_kept_entries(core, dropout_p):
 
 def test_a_group_and_a_bit_name_one_entry(core):
     places = {
-        (core.dropout_group(query, key), core.dropout_bit(query, key))
+        (core.dropout_octet(query, key), core.dropout_bit(query, key))
         for query in range(48)
         for key in range(48)
     }
@@ -139,7 +139,7 @@ def test_forward_fragment(core, block_row, block_col):
     keeps = mask(core)
     for lane in LANES:
         held = [(16 * block_row + row, 16 * block_col + col) for row, col in accumulator(lane)]
-        groups = {core.dropout_group(query, key) for query, key in held}
+        groups = {core.dropout_octet(query, key) for query, key in held}
         assert len(groups) == 1
         bits = keeps.keep_bits(*groups.pop())
         assert [bits >> i & 1 for i in range(8)] == [keeps.keep(*entry) for entry in held]
@@ -197,7 +197,7 @@ def test_transposed_fragment(core, block_row, block_col):
     lanes = [core.TransposedDropout(lane) for lane in LANES]
     drawn = [
         keeps.keep_by_parity(
-            *core.dropout_group(16 * block_row + lane.query(), 16 * block_col + lane.key()),
+            *core.dropout_octet(16 * block_row + lane.query(), 16 * block_col + lane.key()),
             first=FIRST,
         )
         for lane in lanes

@@ -90,7 +90,7 @@ def test_a_window_has_masks_at_both_ends(core):
     st.integers(1, 40),
 )
 def test_turns_of_key_blocks(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
-    """Who is the first to see a row block, who the last, and how many come before."""
+    """Which KV block is the first to see a row block, which the last, and how many come before."""
     mask = core.SequenceMask(left=left, right=right, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     key_begins = range(0, seqlen_k, block_n)
     for row_begin in range(0, seqlen_q, block_m):

@@ -26,7 +26,7 @@ def test_nobody_else_or_nearly_so(core, decode_keys):
 
 
 def test_no_tiles(core):
-    """A replayed graph whose chunk is gone: its surplus tiles still want somebody."""
+    """A replayed graph whose chunk is gone: its surplus tiles still want a CTA."""
     assert blocks(core, 0, 4096, 10**6) == SMS // 8 + 1
 
 

@@ -159,7 +159,7 @@ def test_a_tile_has_all_its_pieces_or_none(
 
 
 def test_more_row_blocks_than_can_be_added_up(core):
-    """Of a wrong length: nobody has them, and those of the others have their places."""
+    """Of a wrong length: no CTA has them, and those of the others have their places."""
     schedule = core.SplitSchedule(batch=3, tiles=1, slices=3, max_splits=7, all_row_blocks=2**28)
     sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
     splits = schedule.piece(sizes[0], 0, sizes[1])[3]

@@ -49,8 +49,8 @@ def test_faster_blocks_have_more_tiles(core):
     assert len(done[0]) < len(done[1]) // 5
 
 
-def test_who_has_not_begun_has_no_tile(core):
-    """So that nobody waits in vain for a tile before its own."""
+def test_a_cta_that_has_not_begun_has_no_tile(core):
+    """So that no CTA waits in vain for a tile before its own."""
     queue = core.TileQueue(num_tiles=20, draws=True, draws_first=True)
     done = run(queue, 20, 4, Counter(), max)  # one after the other, the last first
     assert done == [[], [], [], list(range(20))]

@@ -3,7 +3,6 @@
 
 #include <limits>
 
-#include "launch/error.h"
 #include "launch/launch_kernel.h"
 #include "passes/append/kernel.h"
 

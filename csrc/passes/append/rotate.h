@@ -3,8 +3,6 @@
 
 #include <cutlass/numeric_conversion.h>
 
-#include <cstdint>
-
 #include "core/rotary.h"
 #include "params/append_params.h"
 

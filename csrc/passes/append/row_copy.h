@@ -3,7 +3,6 @@
 #pragma once
 
 #include "core/paging.h"
-#include "params/append_params.h"
 #include "passes/append/rotate.h"
 
 namespace flash::append {

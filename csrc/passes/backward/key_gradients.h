@@ -2,7 +2,6 @@
 // its parts, in their order, so that every run gives the same bits.
 #pragma once
 
-#include "core/tile_grid.h"
 #include "passes/backward/preprocess.h"
 
 namespace flash {

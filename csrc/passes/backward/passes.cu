@@ -1,14 +1,11 @@
-#include "passes/backward/passes.h"
 
 #include <cutlass/numeric_types.h>
 
 #include <algorithm>
 
 #include "launch/launch_kernel.h"
-#include "passes/backward/begin_ordered_dq.h"
 #include "passes/backward/key_gradients.h"
 #include "passes/backward/postprocess.h"
-#include "passes/backward/preprocess.h"
 
 namespace flash {
 namespace {

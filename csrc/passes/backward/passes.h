@@ -2,26 +2,27 @@
 // is a number for them, and one compilation for each dtype serves all rows of the table.
 #pragma once
 
+#include <algorithm>
+
 #include "core/tile_grid.h"
 #include "launch/variant.h"
-#include "params/bwd_params.h"
 
 namespace flash {
 
 // What the main kernel reads of a row block, and how its threads hold a row block's dQ (block_m,
 // head_dim), and where each adds it. Warps form a grid over the rows, 16 each, and the columns. A
-// thread's numbers are (2 columns, 2 rows, row tiles, groups of 8 columns).
+// thread's numbers are (2 columns, 2 rows, row tiles, eights of columns).
 struct QueryTile {
   int block_m;
   int head_dim;
   int threads;
   int row_warps;
   int warp_columns;    // from a warp's first column to the next warp's
-  int group_columns;   // from one pair of a warp's groups of 8 columns to the next
+  int pair_columns;    // from one pair of a warp's eights of columns to the next
   int thread_stride;   // in the sums, from a thread's first number to the next thread's
   int element_stride;  // from one of the four numbers of (2 columns, 2 rows) to the next
   int tile_stride;     // from a row tile to the next
-  int group_stride;    // from a group of columns to the next
+  int eight_stride;    // from eight columns to the next
 
   // log2 of the unit of probabilities: LSE is less by it, and D is divided by the unit.
   float unit_log2 = 0.f;
@@ -57,5 +58,28 @@ void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchCont
 
 // Behind the main kernel: ds_aux from softmax_d and LSE.
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);
+
+// A tile per KV block and GQA split. The first KV blocks come first: most rows see them under a
+// causal mask, and later ones wait for them at dQ semaphores.
+inline TileGrid backward_grid(BwdParams const& params, int block_n) {
+  return make_key_tile_grid(params.seqlens, params.heads_kv * params.gqa.splits, block_n,
+                            {std::max(params.side_by_side, 1), /*longest_first=*/false});
+}
+
+// The launches of one backward call behind its main kernel.
+
+template <class Element>
+void launch_passes_behind(BwdParams const& params, QueryTile const& tile,
+                          LaunchContext const& launch) {
+  if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
+    launch_query_gradient<Element>(params, tile, launch);
+  }
+  if (params.gqa.splits > 1) {
+    launch_key_gradients<Element>(params, launch);
+  }
+  if (params.ds_aux) {
+    launch_sink_gradient(params, launch);
+  }
+}
 
 }  // namespace flash

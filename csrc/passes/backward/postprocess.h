@@ -5,8 +5,6 @@
 #include <cmath>
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
-#include "core/softmax.h"
 #include "passes/backward/preprocess.h"
 
 namespace flash {
@@ -41,9 +39,9 @@ __device__ void sums_to_rows(float const* sums, QueryTile const& shape, int part
   rows += (row_warp * 16 + lane / 4) * row_stride + column_warp * shape.warp_columns + lane % 4 * 2;
 #pragma unroll 4
   for (int quad = threadIdx.x / shape.threads; quad < quads; quad += kPassThreads / shape.threads) {
-    int const row_tile = quad & (row_tiles - 1), group = quad >> row_tile_bits;
-    int const column = group / 2 * shape.group_columns + group % 2 * 8;
-    float4 const x = sums_of_quad(sums + group * shape.group_stride + row_tile * shape.tile_stride,
+    int const row_tile = quad & (row_tiles - 1), eight = quad >> row_tile_bits;
+    int const column = eight / 2 * shape.pair_columns + eight % 2 * 8;
+    float4 const x = sums_of_quad(sums + eight * shape.eight_stride + row_tile * shape.tile_stride,
                                   shape.element_stride);
     Element* const row = rows + row_tile * shape.row_warps * 16 * row_stride + column;
     auto const store = [&](Element* to, float first, float second) {
@@ -137,23 +135,23 @@ __device__ inline void swap_in_quad(uint32_t (&word)[4]) {
 
 // A warp's piece of the sums where a thread's four numbers lie together: 16 rows by 32 columns.
 struct SumPiece {
-  static constexpr int kRows = 16, kGroups = 4;
-  float4 of_group[kGroups];  // two neighbours of row lane / 4, two of the row 8 further
+  static constexpr int kRows = 16, kEights = 4;
+  float4 of_eight[kEights];  // two neighbours of row lane / 4, two of the row 8 further
 
-  __device__ void load(float const* sums, int group_stride) {
+  __device__ void load(float const* sums, int eight_stride) {
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      of_group[i] = *reinterpret_cast<float4 const*>(sums + i * group_stride);
+    for (int i = 0; i < kEights; ++i) {
+      of_eight[i] = *reinterpret_cast<float4 const*>(sums + i * eight_stride);
     }
   }
 
   // half: which of the two rows. A quad stores 64 bytes of it.
   template <class Element>
   __device__ uint4 chunk(int half, float scale) const {
-    uint32_t word[kGroups];
+    uint32_t word[kEights];
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      float4 const x = of_group[i];
+    for (int i = 0; i < kEights; ++i) {
+      float4 const x = of_eight[i];
       Neighbours<Element> const pair{Element((half ? x.z : x.x) * scale),
                                      Element((half ? x.w : x.y) * scale)};
       word[i] = reinterpret_cast<uint32_t const&>(pair);
@@ -185,22 +183,22 @@ struct QuadRows {
 
   __device__ int strips() const { return shape.block_m / SumPiece::kRows; }
   __device__ int pieces() const {
-    return strips() * (shape.head_dim / (SumPiece::kGroups * kChunk));
+    return strips() * (shape.head_dim / (SumPiece::kEights * kChunk));
   }
 
   __device__ void load(int number, SumPiece& piece) const {
-    int const strip = number % strips(), group = number / strips() * SumPiece::kGroups;
+    int const strip = number % strips(), eight = number / strips() * SumPiece::kEights;
     int const thread = strip % shape.row_warps * 32 + threadIdx.x % 32;
     piece.load(sums + strip / shape.row_warps * shape.tile_stride + thread * shape.thread_stride +
-                   group * shape.group_stride,
-               shape.group_stride);
+                   eight * shape.eight_stride,
+               shape.eight_stride);
   }
 
   // Stores as far as there are rows and columns; all lanes call it. wanted: whether the piece is
   // there.
   __device__ void store(int number, bool wanted, SumPiece const& piece) const {
-    int const strip = number % strips(), group = number / strips() * SumPiece::kGroups;
-    int const lane = threadIdx.x % 32, column = (group + lane % 4) * kChunk;
+    int const strip = number % strips(), eight = number / strips() * SumPiece::kEights;
+    int const lane = threadIdx.x % 32, column = (eight + lane % 4) * kChunk;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const row = strip * SumPiece::kRows + 8 * half + lane / 4;

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/softmax.h"
-#include "core/work_tile.h"
 #include "passes/backward/passes.h"
 
 namespace flash {
@@ -41,5 +40,34 @@ __device__ inline void write_row(BwdParams const& p, QueryTile const& shape, Row
   stats[shape.block_m + at.in_block] =
       empty ? 0.f : d * (1.f - p.scores.dropout_p) * exp2f(-shape.unit_log2);
 }
+
+// The order in which tiles with ordered dQ reach the row blocks of a dense call: batch entry by
+// batch entry, head by head, from the last row block to the first.
+
+struct RowBlockOrder {
+  int heads;
+  int batch;
+  int row_blocks;  // of a sequence
+
+  FLASH_HD RowBlockOrder(BwdParams const& p, int block_m)
+      : heads(p.heads_q),
+        batch(p.seqlens.batch),
+        row_blocks(num_m_blocks(p.seqlens.seqlen_q, block_m)) {}
+
+  FLASH_HD int all_heads() const { return heads * batch; }
+  FLASH_HD int count() const { return all_heads() * row_blocks; }
+
+  // The number-th row block; not valid behind the last one.
+  FLASH_HD WorkTile at(int number) const {
+    int const head = number / row_blocks, before = number - head * row_blocks;
+    int const entry = head / heads;
+    return {row_blocks - 1 - before, head - entry * heads, entry, number < count()};
+  }
+
+  // Index in the workspace, as RowBlocks numbers row blocks.
+  FLASH_HD int64_t place(WorkTile const& tile) const {
+    return (int64_t(tile.head) * batch + tile.batch) * row_blocks + tile.m_block;
+  }
+};
 
 }  // namespace flash

@@ -83,7 +83,7 @@ struct KeepBits {
     TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
     // Blocks start at multiples of 16: this thread's place, rounded down to one, plus its place in
     // the block.
-    DropoutGroup const group = mask.group((row_begin + coord.col(0)) / 16 * 16 + lane.query(),
+    DropoutOctet const octet = mask.octet((row_begin + coord.col(0)) / 16 * 16 + lane.query(),
                                           (key_begin + coord.row(0)) / 16 * 16 + lane.key());
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 4) {
@@ -93,7 +93,7 @@ struct KeepBits {
         int const c = block / (kRows / 2) * 4, r = block % (kRows / 2) * 2;
         int const blocks_down = (coord.col(c) - coord.col(0)) / 16;
         int const blocks_right = (coord.row(r) - coord.row(0)) / 16;
-        mask.keep_by_parity<kWide>(group.later(blocks_down, blocks_right), 8 * (block - first),
+        mask.keep_by_parity<kWide>(octet.later(blocks_down, blocks_right), 8 * (block - first),
                                    kept);
       }
       uint32_t const partners = __shfl_sync(0xffffffffu, lane.for_partner(kept), lane.partner());

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "params/merge_params.h"
+#include "passes/merge/launch.h"
 
 namespace flash::merge {
 

@@ -1,9 +1,22 @@
 #pragma once
 
 #include "launch/variant.h"
-#include "params/merge_params.h"
 
 namespace flash {
+
+// Two results of attention over disjoint keys; the second is merged into the first. Element types
+// are erased here.
+struct MergeParams {
+  TensorView<const void> out_a;  // [b, rows, h, dv]
+  TensorView<const void> out_b;  // [b, rows, h, dv]
+  TensorView<void> out;          // [b, rows, h, dv]; may be out_a
+  RowView lse_a;                 // [b, h, rows], natural log, read and written
+  RowView lse_b;
+  int batch;
+  int rows;
+  int heads;
+  int head_dim_v;  // a multiple of 8
+};
 
 // Which of the two outputs are fp32, instead of what out_b is.
 struct MergeWidths {

@@ -4,7 +4,6 @@
 
 #include "launch/launch_kernel.h"
 #include "passes/merge/kernel.h"
-#include "passes/merge/launch.h"
 
 namespace flash {
 namespace {

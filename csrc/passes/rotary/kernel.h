@@ -11,8 +11,7 @@
 
 #include "core/rotary.h"
 #include "core/varlen_rows.h"
-#include "params/fast_div.h"
-#include "params/rotary_params.h"
+#include "passes/rotary/launch.h"
 
 namespace flash::rotary {
 
@@ -29,15 +28,15 @@ struct alignas(sizeof(T) * kCount) Run {
 template <class Element, int kRun>
 using Bits = std::conditional_t<kRun == 1, Element, uint4>;
 
-// How the work on one token is shared by threads: by item, then by group of heads.
+// How the work on one token is shared by threads: by item, then by set of heads.
 struct Shares {
   FastDiv items;      // of a head
-  FastDiv per_token;  // items * groups, of all parts
+  FastDiv per_token;  // items * sets of heads, of all parts
   FastDiv seqlen;
   int tokens;  // of a CTA
 };
 
-FLASH_HD int num_groups(RotaryHeads const& part) { return (part.heads + kHeads - 1) / kHeads; }
+FLASH_HD int num_head_sets(RotaryHeads const& part) { return (part.heads + kHeads - 1) / kHeads; }
 
 // Items of a head, of two runs each; if an odd number of runs is not rotated, the last item has
 // one.
@@ -169,9 +168,9 @@ __device__ void rotate_runs(bool interleaved, Angles<kRun> const& at, Bits<Eleme
 
 // Rotates or copies one item of up to kHeads heads of a token.
 template <class Element, int kRun>
-__device__ void do_share(RotaryParams const& p, RotaryHeads const& part, int group, Item item,
+__device__ void do_share(RotaryParams const& p, RotaryHeads const& part, int head_set, Item item,
                          int batch, int64_t row) {
-  int const head = group * kHeads, heads = part.heads - head;  // from this one on
+  int const head = head_set * kHeads, heads = part.heads - head;  // from this one on
   auto const* const x = static_cast<Element const*>(part.x.ptr) + part.x.offset(batch, row, head);
   auto* const out = static_cast<Element*>(part.out.ptr) + part.out.offset(batch, row, head);
   bool const both = item.second < p.head_dim;
@@ -218,15 +217,15 @@ __global__ void __launch_bounds__(kThreads, 3)
       return;
     }
     int const share = shares.per_token.remainder(i, nth);
-    int group = shares.items.quotient(share);
-    int const index = shares.items.remainder(share, group);
+    int head_set = shares.items.quotient(share);
+    int const index = shares.items.remainder(share, head_set);
     int part = 0;
-    for (; group >= num_groups(p.parts[part]); ++part) {
-      group -= num_groups(p.parts[part]);
+    for (; head_set >= num_head_sets(p.parts[part]); ++part) {
+      head_set -= num_head_sets(p.parts[part]);
     }
     bool const rotates = p.parts[part].cos.ptr;
     int const batch = p.places.cu_seqlens ? 0 : shares.seqlen.quotient(int(token));
-    do_share<Element, kRun>(p, p.parts[part], group, item_of<kRun>(p, rotates, index), batch,
+    do_share<Element, kRun>(p, p.parts[part], head_set, item_of<kRun>(p, rotates, index), batch,
                             token - int64_t(batch) * p.places.seqlen);
   }
 }

@@ -5,7 +5,6 @@
 
 #include "launch/launch_kernel.h"
 #include "passes/rotary/kernel.h"
-#include "passes/rotary/launch.h"
 
 namespace flash {
 namespace {
@@ -32,15 +31,15 @@ template <class Element, int kRun>
 void launch_runs(RotaryParams const& p, LaunchContext const& launch) {
   using namespace rotary;
   int const items = num_items(p, kRun);
-  int groups = 0;
+  int head_sets = 0;
   for (RotaryHeads const& part : p.parts) {
-    groups += num_groups(part);
+    head_sets += num_head_sets(part);
   }
-  if (items * groups == 0) {
+  if (items * head_sets == 0) {
     return;
   }
-  int const tokens = std::max(1, kThreads / (items * groups));
-  Shares const shares{FastDiv(items), FastDiv(items * groups),
+  int const tokens = std::max(1, kThreads / (items * head_sets));
+  Shares const shares{FastDiv(items), FastDiv(items * head_sets),
                       FastDiv(std::max(1, p.places.seqlen)), tokens};
   launch_kernel<rotary_kernel<Element, kRun>>(
       launch, {(p.tokens + tokens - 1) / tokens, kThreads, 0}, p, shares);

@@ -1,7 +1,7 @@
 // Types of one sm80 backward kernel: everything that follows from its row in the variant table.
 #pragma once
 
-#include "core/score_level.h"
+#include "params/scores.h"
 #include "sm80/tensor_core.h"
 
 namespace flash::sm80 {

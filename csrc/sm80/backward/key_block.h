@@ -1,9 +1,6 @@
 // The KV block that a CTA works on, and its shared memory.
 #pragma once
 
-#include "core/block_info.h"
-#include "core/mask.h"
-#include "core/row_blocks.h"
 #include "core/row_range.h"
 #include "core/work_tile.h"
 #include "params/bwd_params.h"

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "launch/launch_kernel.h"
-#include "passes/backward/grid.h"
-#include "passes/backward/launch.h"
+#include "passes/backward/passes.h"
 #include "sm80/backward/kernel.h"
 
 namespace flash::sm80 {
@@ -16,11 +15,11 @@ constexpr QueryTile query_tile() {
           .threads = Config::kThreads,
           .row_warps = Config::kRowWarps,
           .warp_columns = 16,
-          .group_columns = 16 * Config::kWarps / Config::kRowWarps,
+          .pair_columns = 16 * Config::kWarps / Config::kRowWarps,
           .thread_stride = 1,
           .element_stride = Config::kThreads,
           .tile_stride = 4 * Config::kThreads,
-          .group_stride = 4 * Config::kThreads * (Config::kBlockM / (16 * Config::kRowWarps))};
+          .eight_stride = 4 * Config::kThreads * (Config::kBlockM / (16 * Config::kRowWarps))};
 }
 
 template <class Config>

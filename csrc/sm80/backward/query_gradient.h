@@ -2,7 +2,6 @@
 #pragma once
 
 #include "sm80/backward/key_block.h"
-#include "sm80/fragments.h"
 
 namespace flash::sm80 {
 

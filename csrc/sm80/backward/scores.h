@@ -2,10 +2,8 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "core/softmax.h"
 #include "passes/backward/transposed_scores.h"
 #include "sm80/backward/key_block.h"
-#include "sm80/fragments.h"
 
 namespace flash::sm80 {
 

@@ -4,7 +4,6 @@
 #include "sm80/backward/key_block.h"
 #include "sm80/backward/products.h"
 #include "sm80/copy_tile.h"
-#include "sm80/fragments.h"
 
 namespace flash::sm80 {
 

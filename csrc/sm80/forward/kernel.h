@@ -5,13 +5,9 @@
 #include "core/dynamic_smem.h"
 #include "core/row_maxima.h"
 #include "core/score_mods.h"
-#include "core/softmax.h"
 #include "core/tile_grid.h"
-#include "params/fwd_params.h"
 #include "sm80/forward/key_loader.h"
 #include "sm80/forward/products.h"
-#include "sm80/forward/row_block.h"
-#include "sm80/fragments.h"
 
 namespace flash::sm80 {
 
@@ -27,16 +23,8 @@ struct Accumulators {
     clear(out);
   }
 
-  // out *= rescale, row by row
   __device__ void rescale(float const (&factor)[kRows]) {
-    Tensor o = make_tensor(out.data(), rows_and_columns(out.layout()));
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < size<1>(o); ++c) {
-        o(r, c) *= factor[r];
-      }
-    }
+    scale_rows(make_tensor(out.data(), rows_and_columns(out.layout())), factor);
   }
 };
 

@@ -1,11 +1,77 @@
-// Loads K and V from global to shared memory, ahead of the products.
+// Loads K and V from global to shared memory, ahead of the products. Keys in pages are gathered row
+// by row, and some of their pages may not exist.
 #pragma once
 
+#include "core/fragment_coord.h"
 #include "sm80/copy_tile.h"
-#include "sm80/forward/pages.h"
 #include "sm80/forward/row_block.h"
 
 namespace flash::sm80 {
+
+// load_tile with a page looked up for every row. head: first row of the tensor, at the KV head.
+template <int kRows, int kColumns, int kThreads, class Element>
+__device__ void load_paged_tile(Element const* head, TensorView<const void> const& view,
+                                KeyPages const& pages, int position, Element* smem, int rows_left,
+                                int columns, int thread_index) {
+  using Thread = TileThread<kColumns, kThreads>;
+  Thread const thread(thread_index);
+  constexpr SmemTile<kRows, kColumns> layout;
+  smem += layout(thread.row, thread.col);
+#pragma unroll
+  for (int pass = 0; pass < kRows / Thread::kRowsPerPass; ++pass) {
+    int const row = thread.row + pass * Thread::kRowsPerPass;
+    PageSlot const slot =
+        row < rows_left ? pages.slot(position + row) : PageSlot{PageSlot::kNoPage, 0};
+    bool const exists = pages.exists(slot);
+    Element const* const gmem = head + view.offset(slot.page, slot.row, 0) + thread.col;
+#pragma unroll
+    for (int run = 0; run < kColumns; run += kRun<kColumns>) {
+      using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
+      auto* target = reinterpret_cast<uint128_t*>(smem + Thread::distance(layout, pass, run));
+      CopyOp::copy(*reinterpret_cast<uint128_t const*>(gmem + run), *target,
+                   exists && thread.col + run < columns);
+    }
+  }
+}
+
+// All threads call it once per row block: if a page is missing, every KV block runs mask code. A
+// test in every step would cost row blocks that have all their pages.
+template <class Config>
+__device__ void find_missing_pages(RowBlock<Config>& block) {
+  KeyPages const& pages = block.pages;
+  int const begin = block.info.leftpad + block.range.begin * Config::kBlockN;
+  int const end = block.info.leftpad + min(block.range.end * Config::kBlockN, block.info.seqlen_k);
+  bool missing = false;
+  if (begin < end) {
+    int const last = pages.page_size.quotient(end - 1);
+    for (int entry = pages.page_size.quotient(begin) + threadIdx.x; entry <= last;
+         entry += Config::kThreads) {
+      missing |= !pages.exists({pages.page(entry), 0});
+    }
+  }
+  missing = __syncthreads_or(missing);
+  if (missing && threadIdx.x == 0) {
+    block.pages_missing = true;
+    block.range.left = block.range.right = block.range.begin;
+  }
+  __syncthreads();
+}
+
+// Keys of pages that do not exist get -inf.
+template <class Config, class Scores>
+__device__ void hide_missing(Scores& s, RowBlock<Config> const& block, int key_begin,
+                             FragmentCoord<Config::kWarps> coord) {
+#pragma unroll
+  for (int c = 0; c < size<1>(s); ++c) {
+    int const key = block.info.leftpad + key_begin + coord.col(c);
+    if (!block.pages.exists(block.pages.slot(key))) {
+#pragma unroll
+      for (int r = 0; r < size<0>(s); ++r) {
+        s(r, c) = -INFINITY;
+      }
+    }
+  }
+}
 
 // K and V have one buffer each: V is loaded under Q·Kᵀ, the next K under softmax and P·V. A second
 // pair saves a barrier per step and was no faster (d 128: 354 against 372 TFLOP/s at 4k keys on an

@@ -1,8 +1,6 @@
 // Launches one instantiation; included by the generated files only.
 #pragma once
 
-#include "core/tile_grid.h"
-#include "launch/launch_kernel.h"
 #include "passes/largest/launch.h"
 #include "sm80/forward/kernel.h"
 

@@ -1,7 +1,6 @@
 // The two matrix products: S = Q·Kᵀ and O += P·V.
 #pragma once
 
-#include "sm80/forward/config.h"
 #include "sm80/forward/row_block.h"
 #include "sm80/operand.h"
 

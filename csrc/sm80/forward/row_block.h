@@ -1,9 +1,7 @@
 // The row block that a CTA works on, and its shared memory.
 #pragma once
 
-#include "core/block_info.h"
 #include "core/block_range.h"
-#include "core/mask.h"
 #include "core/paging.h"
 #include "core/score_mod.h"
 #include "core/work_tile.h"

@@ -1,9 +1,7 @@
 // Types of one sm90 backward kernel: everything that follows from its row in the variant table.
 #pragma once
 
-#include "core/score_level.h"
-#include "params/ordered_dq.h"
-#include "params/row_split.h"
+#include "params/bwd_params.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90::backward {

@@ -6,7 +6,6 @@
 #include "sm90/backward/query_gradient.h"
 #include "sm90/backward/scores.h"
 #include "sm90/backward/shared_storage.h"
-#include "sm90/backward/store.h"
 
 namespace flash::sm90::backward {
 

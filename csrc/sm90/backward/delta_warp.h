@@ -4,12 +4,8 @@
 // waits for it. dO and O come by TMA: loads would wait behind the consumers' additions.
 #pragma once
 
-#include "passes/backward/row_block_order.h"
 #include "passes/backward/row_stats.h"
 #include "sm90/backward/dq_semaphore.h"
-#include "sm90/backward/key_block.h"
-#include "sm90/backward/query_tile.h"
-#include "sm90/tma.h"
 
 namespace flash::sm90::backward {
 

@@ -2,7 +2,6 @@
 // the last KV block differ from the others: KV-persistent and ordered dQ.
 #pragma once
 
-#include "core/dq_order.h"
 #include "sm90/backward/key_block.h"
 
 namespace flash::sm90::backward {
@@ -37,6 +36,25 @@ __device__ DqAction dq_action(BwdParams const& p, KeyBlock<Config> const& block,
     return order.last ? DqAction::Store : DqAction::Put;
   }
   return order.last ? DqAction::Finish : DqAction::Add;
+}
+
+// The own sums of a CTA of the KV-persistent schedule for a row block; row blocks beyond the
+// caller's lengths share the last one's.
+template <class Config>
+__device__ int own_sums(BwdParams const& p, int head, int m_block) {
+  int const rows = p.kv_persistent.row_blocks;
+  int const resident = static_cast<int>(blockIdx.x) / Config::kAdders;
+  int const heads = resident * p.gqa.split_heads + head;
+  return heads * rows + min(m_block, rows - 1);
+}
+
+// With ordered dQ there are sums of all row blocks, numbered as these are.
+template <class Config>
+__device__ DqIteration dq_iteration(BwdParams const& p, KeyBlock<Config> const& block,
+                                    RowIteration const& rows) {
+  int const sums = Config::kOrderedDq ? static_cast<int>(rows.row_block)
+                                      : own_sums<Config>(p, rows.head, rows.m_block);
+  return {rows, dq_action(p, block, rows.m_block), sums};
 }
 
 }  // namespace flash::sm90::backward

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "sm90/backward/dq_action.h"
-#include "sm90/pipeline.h"
 
 namespace flash::sm90::backward {
 

@@ -1,9 +1,23 @@
 #pragma once
 
-#include "sm90/backward/kv_persistent.h"
+#include "sm90/backward/dq_action.h"
 #include "sm90/tile_draw.h"
 
 namespace flash::sm90::backward {
+
+// The first tile of the number-th sequence and head of the KV-persistent schedule, in which a CTA,
+// or a pair, has all KV blocks of them, one after the other.
+__device__ inline WorkTile first_tile_of(BwdParams const& p, uint32_t number) {
+  Seqlens const& s = p.seqlens;
+  uint32_t const heads = p.heads_kv * p.gqa.splits;
+  int const sequence = static_cast<int>(number / heads), head = static_cast<int>(number % heads);
+  if (!s.cu_k) {
+    return {0, head, sequence, true};
+  }
+  int const ordered = p.workspace.order ? p.workspace.order[sequence] : sequence;
+  VarlenRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
+  return {0, head, ordered, keys.run(ordered).length > 0};
+}
 
 // The tiles that a CTA, or a cluster that works as one, draws. All lanes of the CTA's first warp
 // call its functions together.

@@ -17,9 +17,9 @@ struct DroppedPairs {
   // in the order in which words are drawn.
   uint32_t even, odd;
 
-  // first: the group that the lane draws for the first block. A lane draws a query's bits for two
+  // first: the octet that the lane draws for the first block. A lane draws a query's bits for two
   // keys, its own and its partner's; of a word's halves it keeps those of its own key.
-  __device__ __forceinline__ DroppedPairs(DropoutMask const& mask, DropoutGroup first,
+  __device__ __forceinline__ DroppedPairs(DropoutMask const& mask, DropoutOctet first,
                                           TransposedDropout lane) {
     uint32_t const kLower = 0x5410, kUpper = 0x7632;  // halves, of two words
     HalvesBelow const below(mask.threshold);

@@ -4,15 +4,10 @@
 #include <cmath>
 #include <type_traits>
 
-#include "core/block_info.h"
-#include "core/dropout.h"
-#include "core/mask.h"
-#include "core/row_blocks.h"
 #include "core/row_range.h"
-#include "core/work_tile.h"
 #include "sm90/backward/args.h"
 #include "sm90/backward/config.h"
-#include "sm90/tma.h"
+#include "sm90/pipeline.h"
 
 namespace flash::sm90::backward {
 

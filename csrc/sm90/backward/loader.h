@@ -2,7 +2,6 @@
 // coming.
 #pragma once
 
-#include "sm90/backward/kv_persistent.h"
 #include "sm90/backward/shared_storage.h"
 #include "sm90/backward/tile_loader.h"
 
@@ -15,11 +14,9 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
   using Position = RingPosition<Config::kStages>;
   using DoutPosition = RingPosition<Config::kDoutStages>;
   using KeyPosition = RingPosition<Config::kKeyStages>;
-  using Block = KeyBlock<Config>;
   using Base = TileLoader<Loader<Config>, Config, SharedStorage<Config>>;
-  using Base::args, Base::smem, Base::elected, Base::iterations;
-  static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
-  static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
+  using Base::args, Base::smem, Base::elected, Base::iterations, Base::kOnce, Base::kOften;
+  using typename Base::Block;
 
   // K's arrival also announces the KV block.
   __device__ void load_keys(uint32_t number, bool wanted) {
@@ -34,17 +31,8 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     }
   }
 
-  __device__ void load_values(uint32_t number, bool wanted) {
-    smem.v_ring.wait_empty(RingPosition<1>(number));
-    Barrier& full = smem.v_ring.full(0);
-    if (elected && wanted) {
-      full.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, smem.key_block(number).keys_at, smem.v,
-                                                    full, kOnce);
-    } else if (elected) {
-      full.arrive();
-    }
-  }
+  // This CTA's keys of a KV block.
+  __device__ TileCoord const& own_keys(Block const& block) const { return block.keys_at; }
 
   // Q comes with the rows' LSE and D, and its arrival also announces the iteration. with_keys: K
   // comes with it, too, and K's own arrival only announces the KV block, as soon as there is a

@@ -2,7 +2,6 @@
 // where the scores were: 64 rows at once have registers for that.
 #pragma once
 
-#include "sm90/backward/score_mod_kind.h"
 #include "sm90/backward/scores.h"
 
 namespace flash::sm90::backward {

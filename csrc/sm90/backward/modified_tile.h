@@ -3,7 +3,6 @@
 #pragma once
 
 #include "sm90/backward/dropped_pairs.h"
-#include "sm90/backward/score_mod_kind.h"
 #include "sm90/backward/scores.h"
 
 namespace flash::sm90::backward {
@@ -77,8 +76,8 @@ struct ModifiedTile : ScoreTile<false, Config> {
     DropoutMask mask = this->block.dropout;
     mask.batch_head += this->head - this->block.head_begin;
     TransposedDropout const lane{static_cast<int>(threadIdx.x % 32)};
-    DropoutGroup const first =
-        mask.group((this->row_begin + this->coord.col(0)) / 16 * 16 + lane.query(),
+    DropoutOctet const first =
+        mask.octet((this->row_begin + this->coord.col(0)) / 16 * 16 + lane.query(),
                    (this->key_begin + this->coord.row(0)) / 16 * 16 + lane.key());
     DroppedPairs const dropped(mask, first, lane);
     dropped.for_each_pair(

@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "passes/backward/grid.h"
-#include "passes/backward/launch.h"
 #include "sm90/backward/args.h"
 #include "sm90/backward/config.h"
-#include "sm90/backward/query_tile.h"
 #include "sm90/tile_counters.h"
 
 namespace flash::sm90::backward {

@@ -57,7 +57,7 @@ struct QueryGradient {
   }
 
   // Adds the iteration-th iteration's dQ to the sums, which lie in the order of the accumulators:
-  // (kBlockM / 64, kHeadDim / 8 groups of columns, 128 threads, 4). A warp's addition is one run of
+  // (kBlockM / 64, kHeadDim / 8 eights of columns, 128 threads, 4). A warp's addition is one run of
   // 512 bytes.
   __device__ __forceinline__ void add(Fragment const& dq, int64_t row_block,
                                       uint32_t iteration) const {
@@ -161,7 +161,7 @@ struct QueryGradient {
                           p.dq.offset(block.tile.batch, block.row_q + row, head) + column;
     scale(dq, block.dq_scale);
     Extent const extent{block.seqlen_q - row, p.head_dim - column};
-    auto const wanted = [&](int group) { return !Config::kOrdersDq || adds(group); };
+    auto const wanted = [&](int eight) { return !Config::kOrdersDq || adds(eight); };
     if constexpr (Config::kWideQueryRows) {
       store_wide_rows<Element>(dq, rows, p.dq.row_stride, extent, thread, wanted);
     } else {
@@ -169,14 +169,14 @@ struct QueryGradient {
     }
   }
 
-  // Whether this warpgroup adds a group: each adds half of the columns that both compute.
-  __device__ bool adds(int group) const {
+  // Whether this warpgroup adds eight columns: each adds half of the columns that both compute.
+  __device__ bool adds(int eight) const {
     constexpr int kOwn = Config::kHeadDim / Config::kConsumers / 8;
-    static_assert(kOwn % 2 == 0);  // pairs of groups are stored
+    static_assert(kOwn % 2 == 0);  // pairs of eights are stored
     if constexpr (Config::kShareRows || Config::kQueryColumns / 8 == kOwn) {
       return true;
     }
-    return warpgroup == 0 ? group < kOwn : group >= Config::kQueryColumns / 8 - kOwn;
+    return warpgroup == 0 ? eight < kOwn : eight >= Config::kQueryColumns / 8 - kOwn;
   }
 };
 

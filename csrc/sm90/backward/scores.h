@@ -2,12 +2,9 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "core/fragment_coord.h"
 #include "core/score_mods.h"
-#include "core/softmax.h"
 #include "passes/backward/transposed_scores.h"
 #include "sm90/backward/key_block.h"
-#include "sm90/backward/lone_mods.h"
 
 namespace flash::sm90::backward {
 

@@ -7,10 +7,12 @@
 namespace flash::sm90::backward {
 
 // The order in which a producer warp announces tiles to the other warps and loads what they need.
-// All lanes call its functions together. Loads has load_keys, load_values, load_q and load_dout.
+// All lanes call its functions together. Loads has load_keys, own_keys, load_q and load_dout.
 template <class Loads, class Config, class Storage>
 struct TileLoader {
   using Block = KeyBlock<Config>;
+  static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
+  static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
   // The next tile is drawn this many row blocks before the end of a tile: a CTA that draws earlier
   // may be the one that finishes last.
   static constexpr int kAhead = 4;
@@ -40,6 +42,18 @@ struct TileLoader {
  private:
   __device__ Loads& loads() { return static_cast<Loads&>(*this); }
 
+  __device__ void load_values(uint32_t number, bool wanted) {
+    smem.v_ring.wait_empty(RingPosition<1>(number));
+    Barrier& full = smem.v_ring.full(0);
+    if (elected && wanted) {
+      full.arrive_and_expect_tx(Config::kTileV * sizeof(typename Config::Element));
+      load_tile<Config::kKeys, Config::kHeadDimV>(args.v, loads().own_keys(smem.key_block(number)),
+                                                  smem.v, full, kOnce);
+    } else if (elected) {
+      full.arrive();
+    }
+  }
+
   // Loads everything for the KV block that was announced last, and announces the next while
   // consumers compute.
   template <class Tiles>
@@ -63,7 +77,7 @@ struct TileLoader {
         }
         loads().load_dout(block, head, m_block);
         if (first) {
-          loads().load_values(number, true);
+          load_values(number, true);
         }
         if (head == heads - 1 && step == max(count - kAhead, 0)) {
           describe(after(block, tiles));
@@ -101,7 +115,7 @@ struct TileLoader {
       loads().load_q(block, rows, left == total);
       loads().load_dout(block, head, m_block);
       if (left == max(total - 1, 1)) {
-        loads().load_values(number, true);
+        load_values(number, true);
       }
       ++iterations;
       --left;
@@ -122,7 +136,7 @@ struct TileLoader {
   template <class Tiles>
   __device__ void skip(uint32_t number, Tiles& tiles) {
     loads().load_keys(number, false);
-    loads().load_values(number, false);
+    load_values(number, false);
     describe(after(smem.key_block(number), tiles));
   }
 

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "core/fragment_coord.h"
-#include "core/softmax.h"
+#include "core/score_mods.h"
 #include "sm90/forward/config.h"
 
 namespace flash::sm90::forward {
@@ -26,20 +25,10 @@ struct Accumulators {
 
   __device__ auto rows() { return make_tensor(out.data(), rows_and_columns(out.layout())); }
 
-  // out *= factor, row by row
-  __device__ void rescale(float const (&factor)[kRows]) {
-    Tensor o = rows();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < size<1>(o); ++c) {
-        o(r, c) *= factor[r];
-      }
-    }
-  }
+  __device__ void rescale(float const (&factor)[kRows]) { scale_rows(rows(), factor); }
 };
 
-// O of a finished row block, in 16 bits: (row of a thread, group of 8 columns)
+// O of a finished row block, in 16 bits: (row of a thread, eight columns)
 template <class Config>
 using FinishedRows =
     decltype(make_tensor<uint32_t>(Layout<Shape<_2, Int<Config::kHeadDimV / 8>>>{}));

@@ -3,7 +3,6 @@
 #include <type_traits>
 
 #include "core/page_boxes.h"
-#include "core/query_row.h"
 #include "core/tile_grid.h"
 #include "core/tile_queue.h"
 #include "params/fwd_params.h"
@@ -11,7 +10,7 @@
 
 namespace flash::sm90::forward {
 
-// The rows of a warpgroup: `queries` queries with `heads` heads each (core/query_row.h). Rows that
+// The rows of a warpgroup: `queries` queries with `heads` heads each (core/work_tile.h). Rows that
 // are left over hold nothing.
 struct RowPacking {
   FastDiv heads;

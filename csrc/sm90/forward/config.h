@@ -4,11 +4,31 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/score_level.h"
-#include "sm90/forward/staged_columns.h"
+#include "params/scores.h"
 #include "sm90/tensor_core.h"
 
 namespace flash::sm90::forward {
+
+// A forward tile, as its row in the variant table has it.
+struct ForwardTileShape {
+  int head_dim;    // of Q and K
+  int head_dim_v;  // of V and O
+  int block_m;
+  int block_n;
+  int stages;
+};
+
+// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V: 227 KiB, less
+// barriers.
+constexpr int staged_columns(ForwardTileShape const& tile) {
+  constexpr int kRun = 64, kElements = (224 << 10) / 2;  // of 16 bits
+  if (tile.head_dim_v % kRun != 0) {
+    return 0;
+  }
+  int const room = kElements - tile.block_m * tile.head_dim -
+                   tile.stages * tile.block_n * (tile.head_dim + tile.head_dim_v);
+  return std::min(room / (tile.block_m * kRun) * kRun, tile.head_dim_v);
+}
 
 enum class KeyPlace { Any, SmallPages, LargePages };
 
@@ -16,7 +36,7 @@ enum class KeyPlace { Any, SmallPages, LargePages };
 // are launched with, or in shared memory if the call asks.
 enum class Largest { None, InRegisters, InShared };
 
-// kPackGqa_: pack-GQA, rows are queries with several heads each (core/query_row.h); in a kernel of
+// kPackGqa_: pack-GQA, rows are queries with several heads each (core/work_tile.h); in a kernel of
 // its own, because what it takes would slow the others down. kSplit_: in addition, a row block has
 // one KV split. kSecondN_: keys of a second tile, for calls in which it takes less time, in a
 // kernel of its own; 0: there is none. kKeys_: whether keys are in pages, and lie in shared memory

@@ -1,11 +1,8 @@
 // A consumer warpgroup: 64 query rows against the keys that they see.
 #pragma once
 
-#include "sm90/forward/args.h"
-#include "sm90/forward/largest_logits.h"
 #include "sm90/forward/ping_pong.h"
 #include "sm90/forward/score_mods.h"
-#include "sm90/forward/shared_storage.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
 

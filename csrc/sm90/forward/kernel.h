@@ -5,13 +5,10 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
 #include "core/prefetch.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
-#include "sm90/forward/pages.h"
 #include "sm90/forward/scheduler_warp.h"
-#include "sm90/forward/share.h"
 
 namespace flash::sm90::forward {
 

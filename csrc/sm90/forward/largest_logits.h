@@ -3,7 +3,6 @@
 
 #include "core/launch_order.h"
 #include "sm90/forward/accumulators.h"
-#include "sm90/forward/row_block.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90::forward {

@@ -8,9 +8,6 @@
 #include <stdexcept>
 
 #include "launch/key_splits.h"
-#include "launch/launch_kernel.h"
-#include "launch/resident.h"
-#include "params/forward_tile.h"
 #include "passes/largest/launch.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
@@ -18,42 +15,23 @@
 
 namespace flash::sm90::forward {
 
-// The map of q, whose sequences may end anywhere if a tensor says where.
-template <class Config>
-TensorMapRequest q_request(FwdParams const& p, RowPacking const& packing) {
+// The map of q or out. A sequence may end anywhere if a tensor says where. group: heads of a box.
+template <class T>
+TensorMapRequest row_request(FwdParams const& p, TensorView<T> const& view, int columns,
+                             int box_rows, int box_columns, int group) {
   Seqlens const& s = p.seqlens;
-  int const group = static_cast<int>(packing.heads.divisor);
-  Boxes const boxes = s.cu_q && group == 1 ? Boxes::EndWithRow : Boxes::EndWithTensor;
-  return {p.q.ptr,
-          p.head_dim,
+  return {view.ptr,
+          columns,
           s.cu_q ? s.total_q : s.seqlen_q,
           p.heads_q,
           s.cu_q ? 1 : s.batch,
-          p.q.row_stride,
-          p.q.head_stride,
-          p.q.batch_stride,
-          packing.queries,
-          kRun<Config::kHeadDim>,
-          boxes,
+          view.row_stride,
+          view.head_stride,
+          view.batch_stride,
+          box_rows,
+          box_columns,
+          s.cu_q && group == 1 ? Boxes::EndWithRow : Boxes::EndWithTensor,
           group};
-}
-
-// The map of out, whose sequences end as those of q.
-template <class Config>
-TensorMapRequest out_request(FwdParams const& p) {
-  Seqlens const& s = p.seqlens;
-  return {p.out.ptr,
-          p.head_dim_v,
-          s.cu_q ? s.total_q : s.seqlen_q,
-          p.heads_q,
-          s.cu_q ? 1 : s.batch,
-          p.out.row_stride,
-          p.out.head_stride,
-          p.out.batch_stride,
-          kWarpRows,
-          kRun<Config::kHeadDimV>,
-          s.cu_q ? Boxes::EndWithRow : Boxes::EndWithTensor,
-          1};
 }
 
 // A tile of keys in pages takes several boxes, none of which covers two pages.
@@ -111,10 +89,6 @@ TileGrid tile_grid(FwdParams const& params, RowPacking const& rows) {
              : make_tile_grid(s, heads, block_m, {params.side_by_side, params.longest_first});
 }
 
-inline uint32_t* tile_counter(LaunchContext const& launch) {
-  return counters().of(Counting::Tiles, 1, launch);
-}
-
 // Adds the arguments that only kernels for pages have.
 template <class Config>
 ArgsOf<Config> with_boxes(ForwardArgs const& args, TensorMapRequest k, TensorMapRequest v) {
@@ -147,17 +121,20 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
   bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
   auto const k = key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim);
   auto const v = key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v);
-  int const box = box_keys<Config>(params);
-  ForwardArgs const args{
-      make_tensor_map(q_request<Config>(params, rows)),
-      make_tensor_map(k),
-      make_tensor_map(v),
-      Config::kStoresTiles ? make_tensor_map(out_request<Config>(params)) : TensorMap{},
-      box,
-      rows,
-      params,
-      grid,
-      {static_cast<uint32_t>(num_tiles), draws ? tile_counter(launch) : nullptr}};
+  auto const q = row_request(params, params.q, params.head_dim, rows.queries,
+                             kRun<Config::kHeadDim>, static_cast<int>(rows.heads.divisor));
+  auto const out = row_request(params, params.out, params.head_dim_v, kWarpRows,
+                               kRun<Config::kHeadDimV>, /*group=*/1);
+  ForwardArgs const args{make_tensor_map(q),
+                         make_tensor_map(k),
+                         make_tensor_map(v),
+                         Config::kStoresTiles ? make_tensor_map(out) : TensorMap{},
+                         box_keys<Config>(params),
+                         rows,
+                         params,
+                         grid,
+                         {static_cast<uint32_t>(num_tiles),
+                          draws ? counters().of(Counting::Tiles, 1, launch) : nullptr}};
   // Behind start_max_logits, for whose end only the epilogue waits.
   bool const early = Config::kLargest != Largest::None && params.max_logits.of_heads;
   launch_kernel<forward_kernel<Config>>(

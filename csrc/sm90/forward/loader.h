@@ -2,7 +2,6 @@
 // (pages.h).
 #pragma once
 
-#include "sm90/forward/args.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90::forward {
@@ -44,12 +43,12 @@ struct Loader {
     // K is one KV block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
-        load_k(block, step);
+        load_keys<Config::kHeadDim>(args.k, block, step, smem.k_ring, smem.k);
       }
       if (step == 0) {
         load_q(block, number);
       } else {
-        load_v(block, step - 1);
+        load_keys<Config::kHeadDimV>(args.v, block, step - 1, smem.v_ring, smem.v);
       }
       if (step == asks_at && asks_at > 0) {
         ask();
@@ -99,25 +98,18 @@ struct Loader {
     return part(block.keys_at, block.range.block_at(step), Config::kBlockN);
   }
 
-  __device__ void load_k(Block const& block, int step) {
+  // Loads a KV block of K or V into its buffer of the ring.
+  template <int kColumns, int kTile>
+  __device__ void load_keys(TensorMap const& map, Block const& block, int step,
+                            Ring<Config::kStages>& ring,
+                            Element (&buffers)[Config::kStages][kTile]) {
     Position const at(blocks + step);
-    smem.k_ring.wait_empty(at);
+    ring.wait_empty(at);
     if (elected) {
-      Barrier& full = smem.k_ring.full(at.stage);
-      full.arrive_and_expect_tx(Config::kTileK * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDim>(args.k, keys(block, step), smem.k[at.stage],
-                                                   full, TMA::CacheHintSm90::EVICT_LAST);
-    }
-  }
-
-  __device__ void load_v(Block const& block, int step) {
-    Position const at(blocks + step);
-    smem.v_ring.wait_empty(at);
-    if (elected) {
-      Barrier& full = smem.v_ring.full(at.stage);
-      full.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, keys(block, step), smem.v[at.stage],
-                                                    full, TMA::CacheHintSm90::EVICT_LAST);
+      Barrier& full = ring.full(at.stage);
+      full.arrive_and_expect_tx(kTile * sizeof(Element));
+      load_tile<Config::kBlockN, kColumns>(map, keys(block, step), buffers[at.stage], full,
+                                           TMA::CacheHintSm90::EVICT_LAST);
     }
   }
 };

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/paging.h"
-#include "core/warp_lanes.h"
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90::forward {

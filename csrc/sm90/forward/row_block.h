@@ -1,15 +1,12 @@
 // The row block that a CTA works on: the scheduler warp computes it, all other warps read it.
 #pragma once
 
-#include "core/block_info.h"
 #include "core/block_range.h"
 #include "core/dropout.h"
-#include "core/mask.h"
 #include "core/score_mod.h"
-#include "core/work_tile.h"
 #include "sm90/forward/args.h"
 #include "sm90/forward/config.h"
-#include "sm90/tma.h"
+#include "sm90/pipeline.h"
 
 namespace flash::sm90::forward {
 

@@ -2,7 +2,6 @@
 
 #include "core/row_maxima.h"
 #include "sm90/forward/row_block.h"
-#include "sm90/pipeline.h"
 
 namespace flash::sm90::forward {
 

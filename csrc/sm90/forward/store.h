@@ -1,10 +1,7 @@
 // Stores LSE and O from registers to global memory.
 #pragma once
 
-#include "sm90/forward/accumulators.h"
 #include "sm90/forward/largest_logits.h"
-#include "sm90/forward/row_block.h"
-#include "sm90/forward/shared_storage.h"
 #include "sm90/store_rows.h"
 
 namespace flash::sm90::forward {
@@ -98,9 +95,9 @@ __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& bloc
     float* const target = block.out + at.row.query * p.splits.out.row_stride +
                           at.row.head * p.splits.out.head_stride + thread % 4 * 2;
 #pragma unroll
-    for (int group = 0; group < Config::kHeadDimV / 8; ++group) {
-      store_if(group * 8 < columns, target + group * 8,
-               float2{o(r, 2 * group), o(r, 2 * group + 1)});
+    for (int eight = 0; eight < Config::kHeadDimV / 8; ++eight) {
+      store_if(eight * 8 < columns, target + eight * 8,
+               float2{o(r, 2 * eight), o(r, 2 * eight + 1)});
     }
   }
 }
@@ -116,10 +113,10 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
   int const quad_lane = thread % 4;
-  constexpr int kBegin = Config::kTileColumns, kGroups = (Config::kHeadDimV - kBegin) / 8;
-  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  constexpr int kBegin = Config::kTileColumns, kEights = (Config::kHeadDimV - kBegin) / 8;
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kEights>>{});  // (row, eight columns)
   // A thread has two columns of every eight, in two rows.
-  Tensor rest = make_tensor(acc.out.data() + kBegin / 2, Layout<Int<kGroups * 4>>{});
+  Tensor rest = make_tensor(acc.out.data() + kBegin / 2, Layout<Int<kEights * 4>>{});
   pack<Element>(rest, pairs);
   bool const odd = quad_lane % 2;
   int const column = kBegin + (odd ? 8 : 0) + quad_lane / 2 * 4;
@@ -131,9 +128,9 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
     Element* const target = block.out + row.query * p.out.row_stride +
                             (kPackGqa ? row.head * p.out.head_stride : 0) + column;
 #pragma unroll
-    for (int group = 0; group < kGroups; group += 2) {
-      store_if(column + group * 8 < columns, target + group * 8,
-               halves_of_groups(pairs(r, group), pairs(r, group + 1), odd));
+    for (int eight = 0; eight < kEights; eight += 2) {
+      store_if(column + eight * 8 < columns, target + eight * 8,
+               halves_of_eights(pairs(r, eight), pairs(r, eight + 1), odd));
     }
   }
 }

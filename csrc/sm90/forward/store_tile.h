@@ -17,25 +17,25 @@ __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& bloc
                            typename Config::Element* tile, int warpgroup, int thread,
                            Accumulators<Config> const& acc) {
   using Element = typename Config::Element;
-  constexpr int kRunColumns = kRun<Config::kHeadDimV>, kGroups = Config::kTileColumns / 8;
-  static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eight groups swap places
+  constexpr int kRunColumns = kRun<Config::kHeadDimV>, kEights = Config::kTileColumns / 8;
+  static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eights of columns swap places
   int const warp = thread / 32, lane = thread % 32;
-  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kGroups>>{});  // (row, group of 8 columns)
+  Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kEights>>{});  // (row, eight columns)
   pack<Element>(acc.out, pairs);
   if (lane == 0) {
     tma_store_wait<0>();  // the row block before has left
   }
   __syncwarp();
-  // stmatrix takes the addresses of two groups in 16 rows from the lanes.
+  // stmatrix takes the addresses of two eights in 16 rows from the lanes.
   Element* const rows = tile + warp * kWarpRows * kRunColumns;
   Element* const row = rows + lane % kWarpRows * kRunColumns;
-  int const own_group = lane / kWarpRows ^ lane % 8;
+  int const own_eight = lane / kWarpRows ^ lane % 8;
 #pragma unroll
-  for (int group = 0; group < kGroups; group += 2) {
-    int const run = group / 8 * kWarpgroupRows * kRunColumns;
-    Element* const to = row + run + (own_group ^ group % 8) * 8;
-    SM90_U32x4_STSM_N::copy(pairs(0, group), pairs(1, group), pairs(0, group + 1),
-                            pairs(1, group + 1), *reinterpret_cast<uint128_t*>(to));
+  for (int eight = 0; eight < kEights; eight += 2) {
+    int const run = eight / 8 * kWarpgroupRows * kRunColumns;
+    Element* const to = row + run + (own_eight ^ eight % 8) * 8;
+    SM90_U32x4_STSM_N::copy(pairs(0, eight), pairs(1, eight), pairs(0, eight + 1),
+                            pairs(1, eight + 1), *reinterpret_cast<uint128_t*>(to));
   }
   cutlass::arch::fence_view_async_shared();
   __syncwarp();
@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Con
   // is.
   static_assert(Config::kHeadDimV / kRunColumns % kPlaces == 0);
   int const warp = thread / 32, lane = thread % 32;
-  int const own_group = lane / kWarpRows ^ lane % 8;
+  int const own_eight = lane / kWarpRows ^ lane % 8;
   int const first = warpgroup * kWarpgroupRows + warp * kWarpRows;
   int const existing = min(block.rows - first, kWarpRows);
   auto const c =
@@ -82,9 +82,9 @@ __device__ __forceinline__ void store_runs(ForwardArgs const& args, RowBlock<Con
     __syncwarp();
     Element* const row = rows + lane % kWarpRows * kRunColumns;
 #pragma unroll
-    for (int group = 0; group < kRunColumns / 8; group += 2) {
-      int const of_all = column / 8 + group;
-      Element* const to = row + (own_group ^ group) * 8;
+    for (int eight = 0; eight < kRunColumns / 8; eight += 2) {
+      int const of_all = column / 8 + eight;
+      Element* const to = row + (own_eight ^ eight) * 8;
       SM90_U32x4_STSM_N::copy(pairs(0, of_all), pairs(1, of_all), pairs(0, of_all + 1),
                               pairs(1, of_all + 1), *reinterpret_cast<uint128_t*>(to));
     }

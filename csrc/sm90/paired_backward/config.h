@@ -2,8 +2,6 @@
 // variant table.
 #pragma once
 
-#include "core/score_level.h"
-#include "params/row_split.h"
 #include "sm90/backward/key_block.h"
 #include "sm90/tensor_core.h"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "sm90/backward/query_gradient.h"
-#include "sm90/paired_backward/ring_positions.h"
 #include "sm90/paired_backward/shared_storage.h"
 
 namespace flash::sm90::backward {

@@ -1,7 +1,6 @@
 // The producer warp of a CTA of a pair: keeps K, V, Q and dO coming.
 #pragma once
 
-#include "sm90/backward/kv_persistent.h"
 #include "sm90/backward/tile_loader.h"
 #include "sm90/paired_backward/shared_storage.h"
 
@@ -12,11 +11,9 @@ template <class Config>
 struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Config>> {
   using Element = typename Config::Element;
   using Position = RingPosition<Config::kStages>;
-  using Block = KeyBlock<Config>;
   using Base = TileLoader<PairedLoader<Config>, Config, PairedStorage<Config>>;
-  using Base::args, Base::smem, Base::elected, Base::iterations;
-  static constexpr auto kOnce = TMA::CacheHintSm90::EVICT_FIRST;  // K, V
-  static constexpr auto kOften = TMA::CacheHintSm90::EVICT_LAST;  // Q, dO
+  using Base::args, Base::smem, Base::elected, Base::iterations, Base::kOnce, Base::kOften;
+  using typename Base::Block;
 
   uint32_t rank;
 
@@ -26,6 +23,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     TileCoord const& all = block.keys_at;
     return {all.row + first, min(max(all.rows - first, 0), Config::kKeys), all.head, all.batch};
   }
+  __device__ TileCoord own_keys(Block const& block) const { return keys_of(block, rank); }
 
   // K's arrival also announces the KV block.
   __device__ void load_keys(uint32_t number, bool wanted) {
@@ -34,23 +32,11 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     if (elected && wanted) {
       Block const& block = smem.key_block(number);
       full.arrive_and_expect_tx((Config::kTileK + Config::kTileHalfK) * sizeof(Element));
-      load_tile<Config::kKeys, Config::kHeadDim, Config::kRunK>(args.k, keys_of(block, rank),
-                                                                smem.k, full, kOnce);
+      load_tile<Config::kKeys, Config::kHeadDim, Config::kRunK>(args.k, own_keys(block), smem.k,
+                                                                full, kOnce);
       load_tile<Config::kKeys, Config::kQueryColumns, Config::kRunK>(
           args.k, keys_of(block, 1 - rank), smem.other_k, full, kOnce,
           rank * Config::kQueryColumns);
-    } else if (elected) {
-      full.arrive();
-    }
-  }
-
-  __device__ void load_values(uint32_t number, bool wanted) {
-    smem.v_ring.wait_empty(RingPosition<1>(number));
-    Barrier& full = smem.v_ring.full(0);
-    if (elected && wanted) {
-      full.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
-      load_tile<Config::kKeys, Config::kHeadDimV>(args.v, keys_of(smem.key_block(number), rank),
-                                                  smem.v, full, kOnce);
     } else if (elected) {
       full.arrive();
     }

@@ -3,10 +3,7 @@
 #pragma once
 
 #include "sm90/backward/lone_tile.h"
-#include "sm90/backward/scores.h"
 #include "sm90/backward/store.h"
-#include "sm90/cluster.h"
-#include "sm90/paired_backward/ring_positions.h"
 #include "sm90/paired_backward/shared_storage.h"
 
 namespace flash::sm90::backward {

@@ -6,7 +6,7 @@
 namespace simt {
 
 // While this lives, addresses of shared memory mean those of another block of the cluster, and
-// units are that block's. Nobody may wait meanwhile.
+// units are that block's. No thread may wait meanwhile.
 class InBlock {
  public:
   explicit InBlock(uint32_t rank) {

@@ -69,8 +69,8 @@ inline AsyncView& async_view() { return block->unit<AsyncView>(); }
 
 inline void fence_proxy_async() { async_view().fence(); }
 
-inline void expect_fenced(uint32_t address, int bytes, char const* who) {
-  expect(async_view().sees(address, bytes), who, " at ", Hex{address},
+inline void expect_fenced(uint32_t address, int bytes, char const* reader) {
+  expect(async_view().sees(address, bytes), reader, " at ", Hex{address},
          " meets ordinary stores with no fence.proxy.async in between");
 }
 
