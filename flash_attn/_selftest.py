@@ -75,8 +75,8 @@ def _judged(test: Callable, device: str, dtype: torch.dtype) -> tuple[str, str]:
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Attention with a score matrix; q (b, sq, h, d), k and v (b, sk, hk, d)."""
-    groups = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
     if causal:
         seqlen_q, seqlen_k = scores.shape[-2:]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.devices import GPU
 from tests.kernels import library as host_kernels
 
 # Everything a test may name in `needs(...)`.
@@ -49,19 +50,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers are the parallelism
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        *HOST_KERNELS,
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-            ],
-        ),
-    ]
-)
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A gain where the operations are small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["cpu", *HOST_KERNELS, GPU])
 def device(request, monkeypatch) -> Iterator[str]:
     """Of the tensors of a test, which runs with the CPU backend, with the GPU's kernels compiled
     for the host (tests/kernels), and on a GPU."""

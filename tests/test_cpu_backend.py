@@ -22,12 +22,7 @@ from flash_attn.cpu import bf16_causal, native, tiled_backward, tiled_forward, t
 WAYS = ["native", "tiled", "bf16_causal"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=WAYS)

@@ -9,14 +9,7 @@ from bad_input import CALLS, CASES, HALF, dense, int32, rotary
 from bad_options import OPTION_CASES
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_attn import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-)
+import flash_attn
 
 BAD = [
     pytest.param(call, bad, id=f"{call}-{bad.name.replace(' ', '_')}")
@@ -67,18 +60,18 @@ DENSE = "(batch, seqlen, {}, heads, head_dim)"
 @pytest.mark.parametrize(
     ("function", "name", "shape", "accepted", "others"),
     [
-        (flash_attn_qkvpacked_func, "qkv", (2, 6, 2, 4, 32), DENSE.format(3), ()),
-        (flash_attn_qkvpacked_func, "qkv", (2, 6, 4, 32), DENSE.format(3), ()),
-        (flash_attn_kvpacked_func, "kv", (2, 6, 3, 4, 32), DENSE.format(2), (2, 6)),
+        (flash_attn.flash_attn_qkvpacked_func, "qkv", (2, 6, 2, 4, 32), DENSE.format(3), ()),
+        (flash_attn.flash_attn_qkvpacked_func, "qkv", (2, 6, 4, 32), DENSE.format(3), ()),
+        (flash_attn.flash_attn_kvpacked_func, "kv", (2, 6, 3, 4, 32), DENSE.format(2), (2, 6)),
         (
-            flash_attn_varlen_qkvpacked_func,
+            flash_attn.flash_attn_varlen_qkvpacked_func,
             "qkv",
             (12, 2, 4, 32),
             "(total, 3, heads, head_dim)",
             (),
         ),
         (
-            flash_attn_varlen_kvpacked_func,
+            flash_attn.flash_attn_varlen_kvpacked_func,
             "kv",
             (12, 3, 4, 32),
             "(total, 2, heads, head_dim)",
@@ -92,9 +85,9 @@ def test_packed_message(device, function, name, shape, accepted, others):
     if others:
         arguments["q"] = torch.zeros(*others, 4, 32, device=device, dtype=HALF)
     ends = int32(device, 0, 12)
-    if function is flash_attn_varlen_qkvpacked_func:
+    if function is flash_attn.flash_attn_varlen_qkvpacked_func:
         arguments |= {"cu_seqlens": ends, "max_seqlen": 12}
-    if function is flash_attn_varlen_kvpacked_func:
+    if function is flash_attn.flash_attn_varlen_kvpacked_func:
         arguments |= {f"cu_seqlens_{x}": ends for x in "qk"}
         arguments |= {f"max_seqlen_{x}": 12 for x in "qk"}
     with pytest.raises(ValueError) as raised:
@@ -105,7 +98,7 @@ def test_packed_message(device, function, name, shape, accepted, others):
 
 def test_packed_needs_a_tensor():
     with pytest.raises(TypeError, match="qkv: got list"):
-        flash_attn_qkvpacked_func([1])
+        flash_attn.flash_attn_qkvpacked_func([1])
 
 
 # --- Addresses ------------------------------------------------------------------------------------
@@ -116,25 +109,25 @@ def test_address_between_two_elements():
     misaligned = torch.frombuffer(memory, dtype=HALF, offset=1).view(2, 6, 4, 32)
     arguments = dense("cpu") | {"q": misaligned}
     with pytest.raises(ValueError, match=r"q: got address 0x.*a multiple of 2 is needed"):
-        flash_attn_func(**arguments)
+        flash_attn.flash_attn_func(**arguments)
 
 
 def test_address_that_is_no_multiple_of_16_bytes(cuda):
     x = torch.zeros(2 * 6 * 4 * 32 + 1, device=cuda, dtype=HALF)[1:].view(2, 6, 4, 32)
     with pytest.raises(ValueError, match=r"k: got address 0x.*16 bytes"):
-        flash_attn_func(**dense(cuda) | {"k": x, "v": x})
+        flash_attn.flash_attn_func(**dense(cuda) | {"k": x, "v": x})
 
 
 def test_rows_that_are_no_multiple_of_16_bytes_apart(cuda):
     x = torch.zeros(2, 6, 4, 33, device=cuda, dtype=HALF)[..., :32]
     with pytest.raises(ValueError, match=r"q: got strides .*16 bytes"):
-        flash_attn_func(**dense(cuda) | {"q": x})
+        flash_attn.flash_attn_func(**dense(cuda) | {"q": x})
 
 
 def test_cuda_takes_half_precision_only(cuda):
     arguments = {name: x.float() for name, x in dense(cuda).items()}
     with pytest.raises(ValueError, match=r"q: got dtype torch.float32; accepted on cuda are"):
-        flash_attn_func(**arguments)
+        flash_attn.flash_attn_func(**arguments)
 
 
 def test_unsupported_gpu(monkeypatch):
@@ -154,13 +147,13 @@ def test_unsupported_gpu(monkeypatch):
 
 def test_unsupported_device(monkeypatch):
     q = torch.empty(2, 6, 4, 32, device="meta", dtype=HALF)
-    assert flash_attn_func(q, q, q).shape == q.shape  # shapes only, but accepted
+    assert flash_attn.flash_attn_func(q, q, q).shape == q.shape  # shapes only, but accepted
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
         q = torch.empty(2, 6, 4, 32, device="xpu", dtype=HALF)
         with pytest.raises(ValueError, match=r"q: got device xpu.*cpu and cuda"):
-            flash_attn_func(q, q, q)
+            flash_attn.flash_attn_func(q, q, q)
 
 
 def test_no_backward_through_pages():
@@ -168,6 +161,6 @@ def test_no_backward_through_pages():
     pages = torch.randn(2, 4, 2, 32)
     ends = int32("cpu", 0, 4)
     table = int32("cpu", 1)[None]
-    out = flash_attn_varlen_func(q, pages, pages, ends, ends, 4, 4, block_table=table)
+    out = flash_attn.flash_attn_varlen_func(q, pages, pages, ends, ends, 4, 4, block_table=table)
     with pytest.raises(NotImplementedError, match="no backward through block_table"):
         out.sum().backward()

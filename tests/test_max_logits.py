@@ -13,14 +13,6 @@ from compare import assert_bitwise, assert_within, largest
 from reference import max_logits_ref, varlen_ref
 
 import flash_attn
-from flash_attn import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-)
 
 
 def assert_logits(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -63,7 +55,7 @@ def test_dense(case, device, needs):
     options["softmax_scale"] = case.scale
     drops = {"dropout_p": case.dropout_p}
     with needs(*case.features):
-        out, lse, rows = flash_attn_func(
+        out, lse, rows = flash_attn.flash_attn_func(
             x.q, x.k, x.v, return_lse=True, return_max_logits="row", **options, **drops
         )
         assert out.shape == (*x.q.shape[:3], x.v.shape[-1])
@@ -71,7 +63,9 @@ def test_dense(case, device, needs):
         assert rows.dtype == lse.dtype
         _, expected, _ = max_logits_ref(x.q, x.k, x.v, **options)
         assert_logits("rows", rows, expected)
-        _, heads = flash_attn_func(x.q, x.k, x.v, return_max_logits=True, **options, **drops)
+        _, heads = flash_attn.flash_attn_func(
+            x.q, x.k, x.v, return_max_logits=True, **options, **drops
+        )
         assert heads.shape == (case.h,)
         of_heads = rows.amax((0, 2)) if rows.numel() else rows.new_full((case.h,), -torch.inf)
         assert_bitwise("heads", heads, of_heads)
@@ -89,7 +83,7 @@ def test_slowly_rising_scores(causal, highest, device):
     k = torch.zeros(1, keys, 2, 64, device=device, dtype=BF16)
     k[0, :, 0, 0], k[0, :, 1, 0] = steps, steps.flip(0)
     options = {"softmax_scale": 1.0, "causal": causal}
-    _, rows = flash_attn_func(q, k, k, return_max_logits="row", **options)
+    _, rows = flash_attn.flash_attn_func(q, k, k, return_max_logits="row", **options)
     assert_bitwise("rows", rows, max_logits_ref(q, k, k, **options)[1].float())
 
 
@@ -112,14 +106,14 @@ def packed(device: str):
 def test_packed(options, device, needs):
     q, k, v, cu_q, cu_k = packed(device)
     with needs(*(name for name in options if name == "softcap")):
-        _, lse, rows = flash_attn_varlen_func(
+        _, lse, rows = flash_attn.flash_attn_varlen_func(
             q, k, v, cu_q, cu_k, 150, 200, return_softmax_lse=True, return_max_logits="row",
             **options,
         )  # fmt: skip
         assert rows.shape == lse.shape
         ends = cu_q.tolist(), cu_k.tolist()
         assert_logits("rows", rows, varlen_ref(max_logits_ref, q, k, v, *ends, **options)[1])
-        _, heads = flash_attn_varlen_func(
+        _, heads = flash_attn.flash_attn_varlen_func(
             q, k, v, cu_q, cu_k, 150, 200, return_max_logits=True, **options
         )
         assert_bitwise("heads", heads, rows.amax(1))
@@ -142,7 +136,7 @@ def test_pages(page_size, device, needs):
             pages[table[i].long()] = own.unflatten(0, (columns, page_size))
     with needs("paged"):
         rows, heads = (
-            flash_attn_varlen_func(
+            flash_attn.flash_attn_varlen_func(
                 q,
                 k_pages,
                 v_pages,
@@ -165,13 +159,13 @@ def test_tensors_in_one(device):
     qkv = torch.randn(2, 90, 3, 4, 64, device=device).to(BF16)
     flat, ends = qkv.flatten(0, 1), torch.tensor([0, 90, 180], dtype=torch.int32, device=device)
     q, kv = qkv[:, :, 0], qkv[:, :, 1:]
-    expected = flash_attn_func(*qkv.unbind(2), return_max_logits=True)[1]
+    expected = flash_attn.flash_attn_func(*qkv.unbind(2), return_max_logits=True)[1]
     lengths = (ends, ends, 90, 90)
     for result in (
-        flash_attn_qkvpacked_func(qkv, return_max_logits=True),
-        flash_attn_kvpacked_func(q, kv, return_max_logits=True),
-        flash_attn_varlen_qkvpacked_func(flat, ends, 90, return_max_logits=True),
-        flash_attn_varlen_kvpacked_func(
+        flash_attn.flash_attn_qkvpacked_func(qkv, return_max_logits=True),
+        flash_attn.flash_attn_kvpacked_func(q, kv, return_max_logits=True),
+        flash_attn.flash_attn_varlen_qkvpacked_func(flat, ends, 90, return_max_logits=True),
+        flash_attn.flash_attn_varlen_kvpacked_func(
             q.flatten(0, 1), kv.flatten(0, 1), *lengths, return_max_logits=True
         ),
     ):
@@ -181,10 +175,12 @@ def test_tensors_in_one(device):
 def test_the_gradient_is_that_of_a_call_without(device, needs):
     inputs = [torch.randn(1, 150, 2, 64, device=device).to(BF16).requires_grad_() for _ in "qkv"]
     with needs("backward"):
-        out, lse, heads = flash_attn_func(*inputs, return_lse=True, return_max_logits=True)
+        out, lse, heads = flash_attn.flash_attn_func(
+            *inputs, return_lse=True, return_max_logits=True
+        )
         assert not heads.requires_grad
         grads = torch.autograd.grad(out.sum() + lse.sum(), inputs)
-        out, lse = flash_attn_func(*inputs, return_lse=True)
+        out, lse = flash_attn.flash_attn_func(*inputs, return_lse=True)
         for ours, plain in zip(grads, torch.autograd.grad(out.sum() + lse.sum(), inputs)):
             assert_within("gradient", ours, plain, 0.02 * float(largest(plain)))
 
@@ -198,7 +194,7 @@ def test_compiled(wanted, device):
         q, k, v = (x.detach().to(BF16).requires_grad_() for x in (q, k, v))
 
     def call(q, k, v):
-        return flash_attn_func(q, k, v, causal=True, return_max_logits=wanted)
+        return flash_attn.flash_attn_func(q, k, v, causal=True, return_max_logits=wanted)
 
     torch._dynamo.reset()
     out, logits = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v)
@@ -232,9 +228,9 @@ def test_extreme_scores(value, packs, device):
     options = {"causal": True, "return_max_logits": "row"}
     if packs:
         ends = torch.tensor([0, 300], dtype=torch.int32, device=device)
-        call = functools.partial(flash_attn_varlen_func, q, k, v, ends, ends, 300, 300)
+        call = functools.partial(flash_attn.flash_attn_varlen_func, q, k, v, ends, ends, 300, 300)
     else:
-        call = functools.partial(flash_attn_func, q[None], k[None], v[None])
+        call = functools.partial(flash_attn.flash_attn_func, q[None], k[None], v[None])
     rows, heads = (call(**options | {"return_max_logits": of})[1] for of in ("row", True))
     rows = rows if packs else rows[0]
     seen = torch.full((300,), 0.0, device=device)
@@ -248,7 +244,7 @@ def test_extreme_scores(value, packs, device):
 def test_batch_invariant(device, needs):
     x = make_inputs(Case(b=3, causal=True), device)
     with needs("batch_invariant"):
-        _, rows = flash_attn_func(
+        _, rows = flash_attn.flash_attn_func(
             x.q, x.k, x.v, causal=True, batch_invariant=True, return_max_logits="row"
         )
         assert_logits("rows", rows, max_logits_ref(x.q, x.k, x.v, causal=True)[1])
@@ -259,13 +255,13 @@ def test_what_is_wanted_is_checked(wanted, device):
     q = torch.randn(1, 8, 2, 64, device=device).to(BF16)
     said = rf"return_max_logits: got {wanted!r}; True, False or \"row\" is needed"
     with pytest.raises(TypeError, match=said):
-        flash_attn_func(q, q, q, return_max_logits=wanted)
+        flash_attn.flash_attn_func(q, q, q, return_max_logits=wanted)
 
 
 def test_not_with_probabilities(device):
     q = torch.randn(1, 8, 2, 64, device=device).to(BF16)
     with pytest.raises(ValueError, match="return_max_logits: got True with return_attn_probs"):
-        flash_attn_func(q, q, q, return_attn_probs=True, return_max_logits=True)
+        flash_attn.flash_attn_func(q, q, q, return_attn_probs=True, return_max_logits=True)
 
 
 def test_explain():

@@ -32,9 +32,10 @@ struct TileGrid {
                          int few = 0) const {
     VarlenRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
-      return varlen_tile(by_length, RowOrder(rows, few), index, search);
+      RowOrder const order(rows, few);
+      return VarlenScheduler(by_length, order, index, Index(num_tiles()), search).coord();
     }
-    WorkTile tile = dense_tile(dense, index);
+    WorkTile tile = DenseScheduler<Index>(dense, index, num_tiles()).coord();
     if (first_only && tile.valid) {
       int const length = rows.run(tile.batch).length;
       tile.valid = RowOrder(rows, few).wanted(tile.batch, length) > 0;

@@ -1,11 +1,20 @@
-// From a tile's number to its row block and head, for dense calls and for varlen ones.
+// Which tiles a CTA computes, in which order: iterators for dense calls and for varlen ones.
 #pragma once
 
 #include "core/work_tile.h"
 
 namespace flash {
 
-// Tiles are numbered along one dimension, because grid y and z end at 65,535.
+// A scheduler is an iterator over the tiles of one CTA:
+//
+//     for (DenseScheduler tiles(schedule, blockIdx.x, gridDim.x); tiles.valid(); tiles.next()) {
+//         WorkTile const tile = tiles.coord();
+//         ...
+//     }
+//
+// Tiles are numbered along one dimension (grid y and z end at 65,535) and a CTA takes every
+// gridDim.x-th one. One tile per CTA, a persistent grid, and more tiles than a grid can have CTAs
+// are therefore the same code.
 
 constexpr int64_t max_grid_blocks = 2147483647;  // gridDim.x
 
@@ -29,16 +38,30 @@ struct DenseSchedule {
   FLASH_HD int64_t num_tiles() const { return strips() * m_blocks; }
 };
 
-// The tile of a number; past the last one, none that is valid. Index: the type that counts tiles
-// (see tile_at).
-template <class Index>
-FLASH_HD WorkTile dense_tile(DenseSchedule const& schedule, Index index) {
-  if (index >= schedule.num_tiles()) return {0, 0, 0, false};
-  auto const [m_block, strip] =
-      tile_at<Index>(schedule.order, index, schedule.m_blocks, Index(schedule.strips()));
-  Index const batch = strip / schedule.heads;
-  return {m_block, int(strip - batch * schedule.heads), int(batch), true};
-}
+// Index: the type that counts tiles (see tile_at).
+template <class Index = int64_t>
+class DenseScheduler {
+ public:
+  FLASH_HD DenseScheduler(DenseSchedule const& schedule, int64_t block, int64_t num_blocks)
+      : schedule_(schedule), index_(Index(block)), stride_(Index(num_blocks)) {}
+
+  FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
+
+  FLASH_HD void next() { index_ += stride_; }
+
+  FLASH_HD WorkTile coord() const {
+    if (!valid()) return {0, 0, 0, false};
+    auto const [m_block, strip] =
+        tile_at<Index>(schedule_.order, index_, schedule_.m_blocks, Index(schedule_.strips()));
+    Index const batch = strip / schedule_.heads;
+    return {m_block, int(strip - batch * schedule_.heads), int(batch), true};
+  }
+
+ private:
+  DenseSchedule schedule_;
+  Index index_;
+  Index stride_;
+};
 
 // ---- lengths are known only on the device -----------------------------------------------------
 
@@ -121,25 +144,44 @@ struct Bisection {
   }
 };
 
-// The same. Sequences run in order; inside one, all heads and row blocks run in the dense order.
-// rows: like RowOrder. search: finds a tile's sequence, like Bisection.
+// Sequences run in order; inside one, all heads and row blocks run in the dense order.
+// Index: the type that counts tiles.
+// Rows: like RowOrder.
+// Search: finds a tile's sequence, like Bisection.
 template <class Index, class Rows, class Search = Bisection>
-FLASH_HD WorkTile varlen_tile(VarlenSchedule const& schedule, Rows const& rows, Index index,
-                              Search search = {}) {
-  if (index >= schedule.num_tiles()) return {0, 0, 0, false};
-  int const row_block = int(index / schedule.heads);
-  SequencePlace const place = search(schedule.batch, rows, [&](int sequence, int start) {
-    return schedule.first_block(sequence, start) > row_block;
-  });
-  int const sequence = place.sequence;
-  int const first = schedule.first_block(sequence, place.start);
-  int const end = schedule.first_block(sequence + 1, place.next_start);
-  // If starts decrease, a search other than Bisection may end beside the row block.
-  if (row_block < first || row_block >= end) return {0, 0, sequence, false};
-  auto const [m_block, head] = tile_at<Index>(schedule.order, index - Index(first) * schedule.heads,
-                                              end - first, schedule.heads);
-  int const length = rows.wanted(sequence, place.next_start - place.start);
-  return {m_block, int(head), sequence, m_block * schedule.block_m < length};
-}
+class VarlenScheduler {
+ public:
+  FLASH_HD VarlenScheduler(VarlenSchedule const& schedule, Rows const& rows, Index block,
+                           std::type_identity_t<Index> num_blocks, Search search = {})
+      : schedule_(schedule), rows_(rows), index_(block), stride_(num_blocks), search_(search) {}
+
+  FLASH_HD bool valid() const { return index_ < schedule_.num_tiles(); }
+
+  FLASH_HD void next() { index_ += stride_; }
+
+  FLASH_HD WorkTile coord() const {
+    if (!valid()) return {0, 0, 0, false};
+    int const row_block = int(index_ / schedule_.heads);
+    SequencePlace const place = search_(schedule_.batch, rows_, [&](int sequence, int start) {
+      return schedule_.first_block(sequence, start) > row_block;
+    });
+    int const sequence = place.sequence;
+    int const first = schedule_.first_block(sequence, place.start);
+    int const end = schedule_.first_block(sequence + 1, place.next_start);
+    // If starts decrease, a search other than Bisection may end beside the row block.
+    if (row_block < first || row_block >= end) return {0, 0, sequence, false};
+    auto const [m_block, head] = tile_at<Index>(
+        schedule_.order, index_ - Index(first) * schedule_.heads, end - first, schedule_.heads);
+    int const length = rows_.wanted(sequence, place.next_start - place.start);
+    return {m_block, int(head), sequence, m_block * schedule_.block_m < length};
+  }
+
+ private:
+  VarlenSchedule schedule_;
+  Rows rows_;
+  Index index_;
+  Index stride_;
+  Search search_;
+};
 
 }  // namespace flash

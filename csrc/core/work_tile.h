@@ -54,7 +54,6 @@ FLASH_HD RectangleTile<Index> tile_at(TileOrder order, std::type_identity_t<Inde
 }
 
 // Numbers the row blocks of all sequences, for workspaces that hold whole blocks.
-
 struct RowBlocks {
   int block_m;
 
@@ -73,7 +72,6 @@ struct RowBlocks {
 
 // Rows of pack-GQA: the query heads that share a KV head are rows beside each other, so that the
 // keys are read once for all of them.
-
 struct QueryRow {
   int query;
   int head;  // of the group

@@ -105,11 +105,33 @@ struct KeyRing {
     }
   }
 
-  // Calls copy(source, target, first column, whether the key exists) for the lane's eight columns
-  // of each row, at any address.
-  template <int kColumns, class Copy>
-  __device__ void for_each_part(Element const* head, TensorView<const void> const& view,
-                                Element* target, Copy copy) {
+  template <class Word, int kColumns>
+  __device__ void load_words(Element const* head, TensorView<const void> const& view,
+                             Element* target, int columns) {
+    using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>;
+    constexpr SmemTile<kN, kColumns> layout;
+    constexpr int kElements = sizeof(Word) / sizeof(Element);
+    int64_t const mine = view.offset(current.page, current.row, 0);
+#pragma unroll 1
+    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
+      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
+      bool const exists = exist[Config::kStages - 1] >> row & 1;
+#pragma unroll 1
+      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
+        Element* const chunk = target + layout(row, col);
+#pragma unroll
+        for (int i = 0; i < 8; i += kElements) {
+          CopyOp::copy(*reinterpret_cast<Word const*>(source + col + i),
+                       *reinterpret_cast<Word*>(chunk + i), exists && col + i < columns);
+        }
+      }
+    }
+  }
+
+  // Loads rows at any address. cp.async cannot do that, so these are ordinary loads.
+  template <int kColumns>
+  __device__ void load_elements(Element const* head, TensorView<const void> const& view,
+                                Element* target, int columns) {
     constexpr SmemTile<kN, kColumns> layout;
     int64_t const mine = view.offset(current.page, current.row, 0);
 #pragma unroll 1
@@ -118,39 +140,14 @@ struct KeyRing {
       bool const exists = exist[Config::kStages - 1] >> row & 1;
 #pragma unroll 1
       for (int col = lane % 8 * 8; col < kColumns; col += 64) {
-        copy(source + col, target + layout(row, col), col, exists);
+        cutlass::AlignedArray<Element, 8> chunk;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          chunk[i] = exists && col + i < columns ? source[col + i] : Element(0);
+        }
+        *reinterpret_cast<cutlass::AlignedArray<Element, 8>*>(target + layout(row, col)) = chunk;
       }
     }
-  }
-
-  template <class Word, int kColumns>
-  __device__ void load_words(Element const* head, TensorView<const void> const& view,
-                             Element* target, int columns) {
-    using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>;
-    for_each_part<kColumns>(
-        head, view, target, [&](Element const* source, Element* chunk, int col, bool exists) {
-#pragma unroll
-          for (int i = 0; i < 8; i += sizeof(Word) / sizeof(Element)) {
-            CopyOp::copy(*reinterpret_cast<Word const*>(source + i),
-                         *reinterpret_cast<Word*>(chunk + i), exists && col + i < columns);
-          }
-        });
-  }
-
-  // Loads rows by elements. cp.async cannot do that, so these are ordinary loads.
-  template <int kColumns>
-  __device__ void load_elements(Element const* head, TensorView<const void> const& view,
-                                Element* target, int columns) {
-    using Chunk = cutlass::AlignedArray<Element, 8>;
-    for_each_part<kColumns>(head, view, target,
-                            [&](Element const* source, Element* to, int col, bool exists) {
-                              Chunk chunk;
-#pragma unroll
-                              for (int i = 0; i < 8; ++i) {
-                                chunk[i] = exists && col + i < columns ? source[i] : Element(0);
-                              }
-                              *reinterpret_cast<Chunk*>(to) = chunk;
-                            });
   }
 
   template <int kColumns>

@@ -141,11 +141,11 @@ def converted_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]
     """(sequences, query heads, key heads) small enough for copies in float32."""
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1:3]
-    groups = heads // kv_heads
-    pairs = CONVERTED // (max(seqlen_q * groups, seqlen_k) * head_dim)
+    group = heads // kv_heads
+    pairs = CONVERTED // (max(seqlen_q * group, seqlen_k) * head_dim)
     pairs = max(pairs, torch.get_num_threads())  # the kernel's unit of parallel work
     for bs, hs in tiling.parts(batch, kv_heads, pairs):
-        yield bs, slice(hs.start * groups, hs.stop * groups), hs
+        yield bs, slice(hs.start * group, hs.stop * group), hs
 
 
 def _forward_part(q, k, v, out, lse, scores: Scores) -> Tensor | None:

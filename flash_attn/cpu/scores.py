@@ -160,11 +160,11 @@ def add_alibi(tile: Tensor, slopes: Tensor, rows: range, keys: range, shift: int
     tile.addcmul_(distance, slopes[:, :, None, :, None], value=-1.0)
 
 
-def tile_keep(dropout: Dropout, groups: int, rows: range, keys: range) -> Tensor:
+def tile_keep(dropout: Dropout, group: int, rows: range, keys: range) -> Tensor:
     """1 where dropout keeps an entry, else 0: int8 (b, hk, rows, g, keys)."""
     row_blocks = torch.arange(rows.start >> 4, (rows.stop + 15) >> 4)
     key_blocks = torch.arange(keys.start >> 4, (keys.stop + 15) >> 4)
-    head_ids = dropout.head_ids.unflatten(1, (-1, groups))
+    head_ids = dropout.head_ids.unflatten(1, (-1, group))
     first_row, first_key = dropout.first_blocks[:, None, None].unbind(-1)  # (b, 1, 1)
     row_blocks, key_blocks = (first_row[..., None] + row_blocks, first_key[..., None] + key_blocks)
     keep = philox.keep_blocks(

@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_attn.call import accumulation_dtype
 
 from . import tiling
-from .scores import Scores, tile_keep, visible_keys
+from .scores import Scores, tile_keep
 from .tiled_forward import Place, score_tile
 
 
@@ -42,11 +42,9 @@ def backward(
 
 def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
     dtype = accumulation_dtype(q.dtype)
-    (_, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
-    groups, shift = heads // kv_heads, seqlen_k - seqlen_q
-    step = tiling.key_step(groups, seqlen_q)
-    base, end = visible_keys(scores, range(seqlen_q), shift, seqlen_k)
-    base &= ~15
+    seqlen_q, (seqlen_k, kv_heads) = q.shape[1], k.shape[1:3]
+    shift = seqlen_k - seqlen_q
+    group, step, base, end = tiling.cut_keys(q, k, scores)
     kf = tiling.keys_first(k[:, base:end], dtype)  # (b * hk, keys, d)
     vf = tiling.keys_first(v[:, base:end], dtype)  # (b * hk, keys, dv)
     dkf = None if dk is None else torch.zeros(kf.shape, dtype=dtype)
@@ -56,7 +54,7 @@ def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
     empty = lse == -math.inf
     lse, softmax_d = lse.masked_fill(empty, 0.0), softmax_d.masked_fill(empty, 0.0)
     dout_scale = scores.dropout.scale if scores.dropout is not None else 1.0
-    for rows in tiling.row_tiles(seqlen_q, groups):
+    for rows in tiling.row_tiles(seqlen_q, group):
         here = slice(rows.start, rows.stop)
         tile = RowTile(
             q=tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale),
@@ -68,7 +66,7 @@ def _backward_part(dout, q, k, v, lse, softmax_d, dq, dk, dv, scores) -> None:
         for keys in tiling.key_tiles(scores, rows, shift, seqlen_k, step):
             at = slice(keys.start - base, keys.stop - base)
             dk_tile, dv_tile = (None if g is None else g[:, at] for g in (dkf, dvf))
-            place = Place(rows, keys, shift, kv_heads, groups)
+            place = Place(rows, keys, shift, kv_heads, group)
             _backward_tile(tile, kf[:, at], vf[:, at], dk_tile, dv_tile, scores, place)
         if dq is not None:
             if tile.dq is None:
@@ -96,7 +94,7 @@ def _backward_tile(tile: RowTile, k_tile, v_tile, dk_tile, dv_tile, scores, plac
     p.sub_(tile.lse).exp_()
     keep = None
     if scores.dropout is not None:
-        keep = tile_keep(scores.dropout, place.groups, place.rows, place.keys).reshape(p.shape)
+        keep = tile_keep(scores.dropout, place.group, place.rows, place.keys).reshape(p.shape)
     if dv_tile is not None:
         dropped = p if keep is None else p * keep
         dv_tile.baddbmm_(dropped.transpose(1, 2), tile.dout)

@@ -21,7 +21,6 @@ from .scores import (
     no_keys,
     tile_keep,
     tile_mask,
-    visible_keys,
 )
 
 
@@ -41,28 +40,26 @@ def forward(
 
 def _forward_part(q, k, v, out, lse, scores, hidden_keys, wanted, max_logits) -> None:
     dtype = accumulation_dtype(q.dtype)
-    (batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[1:3]
-    groups, shift = heads // kv_heads, seqlen_k - seqlen_q
-    step = tiling.key_step(groups, seqlen_q)
-    base, end = visible_keys(scores, range(seqlen_q), shift, seqlen_k)
-    base &= ~15
+    (batch, seqlen_q), (seqlen_k, kv_heads) = q.shape[:2], k.shape[1:3]
+    shift = seqlen_k - seqlen_q
+    group, step, base, end = tiling.cut_keys(q, k, scores)
     kf = tiling.keys_first(k[:, base:end], dtype).transpose(1, 2)  # (b * hk, d, keys)
     vf = tiling.keys_first(v[:, base:end], dtype)  # (b * hk, keys, dv)
-    for rows in tiling.row_tiles(seqlen_q, groups):
+    for rows in tiling.row_tiles(seqlen_q, group):
         here = slice(rows.start, rows.stop)
         if wanted is not None and not wanted[here].any():
             continue
-        state = OnlineSoftmax(scores, batch, kv_heads, groups, len(rows), dtype)
+        state = OnlineSoftmax(scores, batch, kv_heads, group, len(rows), dtype)
         q_tile = tiling.stacked_rows(q[:, here], kv_heads, dtype, scores.query_scale)
         for keys in tiling.key_tiles(scores, rows, shift, seqlen_k, step):
             at = slice(keys.start - base, keys.stop - base)
-            place = Place(rows, keys, shift, kv_heads, groups)
+            place = Place(rows, keys, shift, kv_heads, group)
             tile, _ = score_tile(q_tile, kf[:, :, at], scores, place)
             if hidden_keys is not None:
                 tile.masked_fill_(hidden_keys[keys.start : keys.stop], -math.inf)
             keep = None
             if scores.dropout is not None:
-                keep = tile_keep(scores.dropout, groups, rows, keys).reshape(tile.shape)
+                keep = tile_keep(scores.dropout, group, rows, keys).reshape(tile.shape)
             state.add(tile, vf[:, at], keep)
         if state.out is None:
             no_keys(out[:, here], lse[:, :, here], scores)
@@ -83,7 +80,7 @@ class Place(NamedTuple):
     keys: range
     shift: int  # seqlen_k - seqlen_q
     kv_heads: int
-    groups: int  # query heads per key head
+    group: int  # query heads per key head
 
 
 def score_tile(
@@ -93,16 +90,16 @@ def score_tile(
 
     q_tile (b * hk, rows * g, d), scaled by scores.query_scale; k_tile (b * hk, d, keys).
     """
-    rows, keys, shift, kv_heads, groups = place
+    rows, keys, shift, kv_heads, group = place
     tile, slope = torch.bmm(q_tile, k_tile), None
     if scores.softcap:
         tile.tanh_()
         if want_slope:
             slope = tile.square().neg_().add_(1.0).mul_(scores.softcap)
         tile.mul_(scores.softcap)
-    by_head = tile.view(-1, kv_heads, len(rows), groups, len(keys))
+    by_head = tile.view(-1, kv_heads, len(rows), group, len(keys))
     if scores.slopes is not None:
-        slopes = scores.slopes.unflatten(1, (kv_heads, groups))
+        slopes = scores.slopes.unflatten(1, (kv_heads, group))
         add_alibi(by_head, slopes, rows, keys, shift)
     hidden = tile_mask(scores, rows, keys, shift)
     if hidden is not None:
@@ -114,7 +111,7 @@ class OnlineSoftmax:
     """Running maximum, sum and output of one row tile."""
 
     def __init__(
-        self, scores: Scores, batch: int, kv_heads: int, groups: int, rows: int, dtype: torch.dtype
+        self, scores: Scores, batch: int, kv_heads: int, group: int, rows: int, dtype: torch.dtype
     ):
         self.out: Tensor | None = None  # (b * hk, rows * g, dv), unnormalised
         self.max: Tensor | None = None  # (b * hk, rows * g, 1)
@@ -122,8 +119,8 @@ class OnlineSoftmax:
         self.largest: Tensor | None = None  # like max, of the keys alone
         if scores.sinks is not None:
             # A sink is a key with this score and a value of zero.
-            sinks = scores.sinks.view(1, kv_heads, 1, groups).expand(batch, -1, rows, -1)
-            self.max = sinks.reshape(batch * kv_heads, rows * groups, 1)
+            sinks = scores.sinks.view(1, kv_heads, 1, group).expand(batch, -1, rows, -1)
+            self.max = sinks.reshape(batch * kv_heads, rows * group, 1)
             self.sum = torch.ones_like(self.max)
 
     def add(self, tile: Tensor, v_tile: Tensor, keep: Tensor | None) -> None:

@@ -19,22 +19,31 @@ ROWS = 128
 KEYS = 256
 
 
-def row_step(groups: int) -> int:
+def row_step(group: int) -> int:
     """Rows of a tile, a multiple of 16 so that tiles hold whole blocks of dropout bits."""
-    return max(16, ROWS // groups // 16 * 16)
+    return max(16, ROWS // group // 16 * 16)
 
 
-def key_step(groups: int, rows: int) -> int:
+def key_step(group: int, rows: int) -> int:
     """Keys of a tile: longer for the few rows of decoding."""
-    stacked = groups * min(rows, row_step(groups))
+    stacked = group * min(rows, row_step(group))
     return KEYS * max(1, ROWS // (2 * stacked))
 
 
-def pairs_per_part(groups: int, seqlen_q: int, seqlen_k: int) -> int:
+def cut_keys(q: Tensor, k: Tensor, scores: Scores) -> tuple[int, int, int, int]:
+    """Heads of a group, keys of a tile, and the range of keys that rows of q (b, sq, h, d) see
+    among k (b, sk, hk, d); it begins with a whole block of dropout bits."""
+    (seqlen_q, heads), (seqlen_k, kv_heads) = q.shape[1:3], k.shape[1:3]
+    group = heads // kv_heads
+    base, end = visible_keys(scores, range(seqlen_q), seqlen_k - seqlen_q, seqlen_k)
+    return group, key_step(group, seqlen_q), base & ~15, end
+
+
+def pairs_per_part(group: int, seqlen_q: int, seqlen_k: int) -> int:
     """How many (sequence, key head) pairs go through one product: four full tiles' worth."""
     # More threads than that get a pair each.
-    rows = groups * min(seqlen_q, row_step(groups))
-    entries = rows * min(seqlen_k, key_step(groups, seqlen_q))
+    rows = group * min(seqlen_q, row_step(group))
+    entries = rows * min(seqlen_k, key_step(group, seqlen_q))
     return max(4 * ROWS * KEYS // entries, torch.get_num_threads())
 
 
@@ -51,13 +60,13 @@ def head_parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, slice]]:
     """Yields (sequences, heads, key heads) slices of q (b, sq, h, d) and k (b, sk, hk, d)."""
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    groups = heads // kv_heads
-    for bs, hs in parts(batch, kv_heads, pairs_per_part(groups, seqlen_q, seqlen_k)):
-        yield bs, slice(hs.start * groups, hs.stop * groups), hs
+    group = heads // kv_heads
+    for bs, hs in parts(batch, kv_heads, pairs_per_part(group, seqlen_q, seqlen_k)):
+        yield bs, slice(hs.start * group, hs.stop * group), hs
 
 
-def row_tiles(seqlen_q: int, groups: int) -> Iterator[range]:
-    step = row_step(groups)
+def row_tiles(seqlen_q: int, group: int) -> Iterator[range]:
+    step = row_step(group)
     for start in range(0, seqlen_q, step):
         yield range(start, min(start + step, seqlen_q))
 
@@ -82,19 +91,19 @@ def keys_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 def stacked_rows(x: Tensor, kv_heads: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """(b, r, hk * g, d) -> (b * hk, r * g, d): a fresh, scaled copy in the accumulation type."""
     b, r, h, d = x.shape
-    groups = h // kv_heads
-    stacked = torch.empty((b, kv_heads, r, groups, d), dtype=dtype)
-    stacked.copy_(x.unflatten(2, (kv_heads, groups)).transpose(1, 2))
-    stacked = stacked.view(b * kv_heads, r * groups, d)
+    group = h // kv_heads
+    stacked = torch.empty((b, kv_heads, r, group, d), dtype=dtype)
+    stacked.copy_(x.unflatten(2, (kv_heads, group)).transpose(1, 2))
+    stacked = stacked.view(b * kv_heads, r * group, d)
     return stacked.mul_(scale) if scale != 1.0 else stacked
 
 
 def unstack_rows(stacked: Tensor, like: Tensor, kv_heads: int) -> None:
     """Writes (b * hk, r * g, d) back into like (b, r, hk * g, d)."""
     b, r, h, d = like.shape
-    groups = h // kv_heads
-    source = stacked.view(b, kv_heads, r, groups, d).transpose(1, 2)
-    like.unflatten(2, (kv_heads, groups)).copy_(source)
+    group = h // kv_heads
+    source = stacked.view(b, kv_heads, r, group, d).transpose(1, 2)
+    like.unflatten(2, (kv_heads, group)).copy_(source)
 
 
 def stacked_column(x: Tensor, kv_heads: int) -> Tensor:

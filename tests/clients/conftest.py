@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import torch
 
 import flash_attn
+from tests.devices import GPU
 
 
 def _make_known() -> None:
@@ -30,17 +30,6 @@ def _make_known() -> None:
 _make_known()  # before a client is imported: some look once
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-            ],
-        ),
-    ]
-)
+@pytest.fixture(params=["cpu", GPU])
 def device(request) -> str:
     return request.param

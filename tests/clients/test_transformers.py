@@ -25,13 +25,7 @@ OURS = "flash_attention_2"
 GENERATING = ("llama", "gemma2", "gemma3", "falcon", "deepseek_v3")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """A gain, for models as small as these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache

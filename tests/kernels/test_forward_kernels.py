@@ -105,23 +105,23 @@ def test_rising_scores(kernels, row):
     assert_lse("lse", lse, expected_lse)
 
 
-HOOKS = [
+SCORE_MODS = [
     dict(softcap=3.0),
     dict(alibi="h"),
     dict(alibi="bh", causal=True, sk=190),
     dict(sinks=True, sq=190, causal=True),  # rows with nothing but the sink
     dict(dropout_p=0.3),
     dict(softcap=20.0, alibi="bh", sinks=True, dropout_p=0.17, window=(50, 3), sk=170),
-    dict(scale=-0.2),
+    dict(scale=-0.2, sk=200),
     dict(scale=0.0, causal=True),
     dict(scale=-9.0, kind="constant"),  # the first block's maximum is far below 0
 ]
 
 
-@pytest.mark.parametrize(("row", "hooks"), in_turns(FULL, HOOKS))
-def test_score_hooks(kernels, row, hooks):
+@pytest.mark.parametrize(("row", "mods"), in_turns(FULL, SCORE_MODS))
+def test_score_mods(kernels, row, mods):
     sizes = dict(b=2, h=2, hk=1, d=row.head_dim, dv=row.head_dim_v)
-    case = Case(dtype=DTYPES[row.dtype], **sizes, **hooks)
+    case = Case(dtype=DTYPES[row.dtype], **sizes, **mods)
     check(kernels, row, case, rng_state("cpu"))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
+from tests.devices import GPU
 from tests.linear.cases import Backend
 
 BACKENDS = {
@@ -13,17 +13,6 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-            ],
-        ),
-    ]
-)
+@pytest.fixture(params=["cpu", GPU])
 def backend(request) -> Backend:
     return BACKENDS[request.param]

@@ -5,18 +5,15 @@ namespace {
 
 using Tile = std::tuple<int, int, int>;  // m_block, head, batch
 
-// The tiles of every num_blocks-th number from `block` on, up to `limit` of them; surplus ones are
-// left out.
-template <class TileOf>
-std::vector<Tile> walk(int64_t block, int64_t num_blocks, int64_t num_tiles, int limit,
-                       TileOf tile_of) {
+// What one thread block does, up to `limit` tiles; surplus ones are left out.
+template <class Scheduler>
+std::vector<Tile> walk(Scheduler tiles, int limit) {
   std::vector<Tile> done;
-  int64_t index = block;
-  for (; index < num_tiles && int(done.size()) < limit; index += num_blocks) {
-    flash::WorkTile const tile = tile_of(index);
+  for (; tiles.valid() && int(done.size()) < limit; tiles.next()) {
+    flash::WorkTile const tile = tiles.coord();
     if (tile.valid) done.emplace_back(tile.m_block, tile.head, tile.batch);
   }
-  if (index >= num_tiles && tile_of(index).valid) throw std::logic_error("a tile past the end");
+  if (!tiles.valid() && tiles.coord().valid) throw std::logic_error("a tile past the end");
   return done;
 }
 
@@ -42,8 +39,7 @@ void bind_scheduler(py::module_& m) {
       .def(
           "tiles",
           [](DenseSchedule const& s, int64_t block, int64_t num_blocks, int limit) {
-            return walk(block, num_blocks, s.num_tiles(), limit,
-                        [&](int64_t index) { return flash::dense_tile(s, index); });
+            return walk(flash::DenseScheduler(s, block, num_blocks), limit);
           },
           py::arg("block"), py::arg("num_blocks"), py::arg("limit") = 1 << 20);
 
@@ -60,8 +56,7 @@ void bind_scheduler(py::module_& m) {
           "tiles",
           [](VarlenSchedule const& s, std::vector<int> const& starts, int64_t block,
              int64_t num_blocks) {
-            return walk(block, num_blocks, s.num_tiles(), 1 << 20,
-                        [&](int64_t index) { return flash::varlen_tile(s, Rows{&starts}, index); });
+            return walk(flash::VarlenScheduler(s, Rows{&starts}, block, num_blocks), 1 << 20);
           },
           py::arg("starts"), py::arg("block"), py::arg("num_blocks"));
 }

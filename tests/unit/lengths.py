@@ -1,7 +1,9 @@
 """Windows, lengths and tiles for tests of ranges: all short ones, and any."""
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 WINDOWS = st.one_of(st.just(-1), st.just(0), st.integers(0, 120))
@@ -20,3 +22,20 @@ def short_windows(test):
     ):
         test = pytest.mark.parametrize(names, values)(test)
     return test
+
+
+def of_all_lengths(check):
+    """Two tests of check(core, left, right, seqlen_q, seqlen_k, block_m, block_n): of all short
+    sequences, and of any."""
+
+    @short_windows
+    def of_short_sequences(core, left, right, block_m, block_n):
+        for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
+            check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+
+    @settings(deadline=None, max_examples=300)
+    @any_lengths
+    def of_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
+        check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+
+    return of_short_sequences, of_any_lengths

@@ -1,10 +1,6 @@
 """Which key blocks a block of rows visits, and which of them run mask code: not one too many."""
 
-import itertools
-
-from hypothesis import settings
-
-from .lengths import any_lengths, short_windows
+from .lengths import of_all_lengths
 from .test_mask import visible
 
 
@@ -64,16 +60,7 @@ def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
         check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n)
 
 
-@short_windows
-def test_short_sequences(core, left, right, block_m, block_n):
-    for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
-        check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
-
-
-@settings(deadline=None, max_examples=300)
-@any_lengths
-def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
-    check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+test_short_sequences, test_any_lengths = of_all_lengths(check)
 
 
 def visits(core, left, right, rows, block_n):

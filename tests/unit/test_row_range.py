@@ -1,11 +1,9 @@
 """Which row blocks a block of keys is seen by, and which run mask code: not one too many."""
 
-import itertools
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .lengths import WINDOWS, any_lengths, short_windows
+from .lengths import WINDOWS, any_lengths, of_all_lengths
 from .test_mask import visible
 
 
@@ -32,16 +30,7 @@ def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
         assert found.begin <= found.left <= found.right <= found.end
 
 
-@short_windows
-def test_short_sequences(core, left, right, block_m, block_n):
-    for seqlen_q, seqlen_k in itertools.product(range(8), range(8)):
-        check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
-
-
-@settings(deadline=None, max_examples=300)
-@any_lengths
-def test_any_lengths(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
-    check(core, left, right, seqlen_q, seqlen_k, block_m, block_n)
+test_short_sequences, test_any_lengths = of_all_lengths(check)
 
 
 @settings(deadline=None, max_examples=200)
