@@ -67,7 +67,6 @@ FLASH_HD RowRange row_range(const SequenceMask& mask, int seqlen_q, int key_begi
 }
 
 // The position of a KV block among the KV blocks that add to the same row block's dQ.
-
 struct DqOrder {
   int before;  // KV blocks that the row block sees and that come before this one
   bool last;

@@ -104,6 +104,11 @@ struct ScoreMod {
   FLASH_HD float bias(int row, int key) const {
     return -alibi_slope * fabsf(static_cast<float>(row + shift - key));
   }
+
+  // All of it, for kernels that have time for one score after the other.
+  FLASH_HD float score(float product, int row, int key) const {
+    return scaled(product) + bias(row, key);
+  }
 };
 
 // The same as SmallCap has it: minimax for |x| <= kWidest, tanh within 4e-7.

@@ -64,7 +64,7 @@ __device__ void apply_score_mod(Scores& s, FwdParams const& p, FastDiv const& gr
     int const query = tile.row(group, coord.row(r)).query;
 #pragma unroll
     for (int c = 0; c < size<1>(s); ++c) {
-      s(r, c) = mod.scaled(s(r, c)) + mod.bias(query, key_begin + coord.col(c));
+      s(r, c) = mod.score(s(r, c), query, key_begin + coord.col(c));
     }
   }
 }

@@ -67,7 +67,6 @@ inline TileGrid backward_grid(BwdParams const& params, int block_n) {
 }
 
 // The launches of one backward call behind its main kernel.
-
 template <class Element>
 void launch_passes_behind(BwdParams const& params, QueryTile const& tile,
                           LaunchContext const& launch) {

@@ -43,7 +43,6 @@ __device__ inline void write_row(BwdParams const& p, QueryTile const& shape, Row
 
 // The order in which tiles with ordered dQ reach the row blocks of a dense call: batch entry by
 // batch entry, head by head, from the last row block to the first.
-
 struct RowBlockOrder {
   int heads;
   int batch;

@@ -42,17 +42,14 @@ FLASH_HD float probability(FwdParams const& p, BlockInfo const& info, Entry e) {
   };
   Element const* const q = row_of(p.q, info.row_q + e.row, e.head);
   Element const* const k = row_of(p.k, info.row_k + e.key, e.head / (p.heads_q / p.heads_kv));
-  float score = 0.f;
+  float product = 0.f;
   for (int d = 0; d < p.head_dim; ++d) {
-    score += float(q[d]) * float(k[d]);
+    product += float(q[d]) * float(k[d]);
   }
   Scores const& s = p.scores;
   ScoreMod const mod{s.softmax_scale, s.softcap, s.alibi_slope(e.batch, e.head),
                      info.seqlen_k - info.seqlen_q};
-  score = mod.scaled(score);
-  if (mod.alibi_slope != 0.f) {
-    score += mod.bias(e.row, e.key);
-  }
+  float const score = mod.score(product, e.row, e.key);
   return exp2_fast((score - *p.lse.at(e.batch, info.row_q + e.row, e.head)) * kLog2e);
 }
 

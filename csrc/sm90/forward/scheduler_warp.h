@@ -10,9 +10,8 @@
 
 namespace flash::sm90::forward {
 
-// The share of the GPU that a launch takes beside one of the decode kernel (core/side_by_side.h).
-
-// Work of this lane's sequences; the lanes of one warp have all sequences between them.
+// Work of this lane's sequences, for the share of the GPU that a launch takes beside one of the
+// decode kernel (core/side_by_side.h). The lanes of one warp have all sequences between them.
 template <class Config>
 __device__ MixedWork mixed_work(ForwardArgs const& args) {
   FwdParams const& p = args.params;
