@@ -21,23 +21,23 @@ __device__ inline void add_to(float* sum, float x) {
 template <class Config>
 struct QueryGradient {
   float* sum;
-  int* taken;  // dQ semaphore: KV blocks that have added; null: any order
-  int turn;    // KV blocks that add before this one
+  int* semaphore;  // KV blocks that have added; null: any order
+  int before;      // KV blocks that add before this one
 
   __device__ QueryGradient(BwdParams const& p, KeyBlock<Config> const& block, RowIteration at) {
     int64_t const row_block = block.index(at);
     sum = p.workspace.dq + row_block * (Config::kBlockM * Config::kHeadDim) + threadIdx.x;
-    taken = p.workspace.dq_semaphores ? p.workspace.dq_semaphores + row_block : nullptr;
+    semaphore = p.workspace.dq_semaphores ? p.workspace.dq_semaphores + row_block : nullptr;
     int const first_key = block.mask.begin(at.m_block * Config::kBlockM);
-    turn = block.tile.m_block - first_key / Config::kBlockN;
+    before = block.tile.m_block - first_key / Config::kBlockN;
   }
 
   __device__ void wait() const {
-    if (!taken) {
+    if (!semaphore) {
       return;
     }
     if (threadIdx.x == 0) {
-      while (*static_cast<int volatile*>(taken) < turn) {
+      while (*static_cast<int volatile*>(semaphore) < before) {
         __nanosleep(32);
       }
       __threadfence();
@@ -57,13 +57,13 @@ struct QueryGradient {
   }
 
   __device__ void pass_on() const {
-    if (!taken) {
+    if (!semaphore) {
       return;
     }
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      atomicAdd(taken, 1);
+      atomicAdd(semaphore, 1);
     }
   }
 };

@@ -178,12 +178,12 @@ __global__ void __launch_bounds__(kMergeRows * 32)
   // Cold code comes from memory, instruction by instruction: so it runs once while the splits are
   // still being computed.
 #pragma unroll 1  // one copy of it
-  for (int turn = 0; turn < 2; ++turn) {
-    if (turn == 1) {
+  for (int round = 0; round < 2; ++round) {
+    if (round == 1) {
       wait_for_launch_before();
     }
     if (at.exists) {
-      RowMerge<Config> const row(p, at, turn == 1);
+      RowMerge<Config> const row(p, at, round == 1);
       if constexpr (kAtOnce) {
         row.run_at_once();
       } else {
