@@ -16,6 +16,7 @@ VENV = make_env.ROOT / "build" / "newest"
 # What torch has under other names, and a taste of the rest.
 TESTS = (
     "tests/test_torch_attention.py",
+    "tests/distributed/test_torch_attention.py",
     "tests/fa3/test_torch.py",
     "tests/fa3/test_operators.py",
     "tests/test_versions.py",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compare import assert_bitwise
 
 import flash_attn
+import flash_attn_interface as fa3
 from tests.clients.no_worse import assert_no_worse, step
 
 diffusers = pytest.importorskip("diffusers")
@@ -55,9 +57,19 @@ def test_training(device):
     assert_no_worse(*results)
 
 
-@pytest.mark.parametrize("backend", ["flash", "flash_varlen"])
+@pytest.fixture
+def with_fa3(monkeypatch):
+    """As where the distribution flash-attn-3 is installed."""
+    monkeypatch.setattr(client, "_CAN_USE_FLASH_ATTN_3", True)
+    for name in ("flash_attn_func", "flash_attn_varlen_func"):
+        taken = name.replace("flash_attn", "flash_attn_3")
+        assert hasattr(client, taken)
+        monkeypatch.setattr(client, taken, getattr(fa3, name))
+
+
+@pytest.mark.parametrize("backend", ["flash", "flash_varlen", "_flash_varlen_3"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_back_ends(device, backend, causal):
+def test_back_ends(device, backend, causal, with_fa3):
     q, k, v = (torch.randn(2, 24, 4, 16, device=device).bfloat16() for _ in "qkv")
     dout = torch.randn_like(q, dtype=torch.float32)
     results = []
@@ -71,3 +83,17 @@ def test_back_ends(device, backend, causal):
         gradients = torch.autograd.grad(out, tuple(inputs.values()), dout.to(dtype))
         results.append({"out": out.detach(), **dict(zip(inputs, gradients))})
     assert_no_worse(*results)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_3(device, causal, with_fa3):
+    """An operator of its own for CUDA tensors, without a gradient; here what it calls, too."""
+    q, k, v = (torch.randn(2, 24, 4, 16, device=device).bfloat16() for _ in "qkv")
+    expected, lse = flash_attn.flash_attn_func(q, k, v, causal=causal, return_lse=True)
+    got = client._wrapped_flash_attn_3._init_fn(q, k, v, causal=causal)
+    assert_bitwise("out", got[0], expected)
+    assert_bitwise("lse", got[1], lse.transpose(1, 2))
+    if device == "cuda":
+        name = client.AttentionBackendName("_flash_3")
+        out = client.dispatch_attention_fn(q, k, v, is_causal=causal, backend=name)
+        assert_bitwise("out", out, expected)

@@ -151,9 +151,19 @@ def verl(q, k, v):
     return out.unflatten(0, (batch, rows)), None, {"causal": True}
 
 
+def gpt_oss(q, k, v):
+    """Of transformers, by a kernel of the hub or of LOCAL_KERNELS: a layer with a window."""
+    sinks = torch.randn(H, generator=torch.Generator().manual_seed(0)).bfloat16()
+    out = fa3.flash_attn_func(
+        q, k, v, causal=True, dropout_p=0.0, softmax_scale=D**-0.5, window_size=(3, 3),
+        deterministic=False, s_aux=sinks,
+    )  # fmt: skip
+    return out, None, {"causal": True, "window_size": (3, 0), "learnable_sink": sinks}
+
+
 CALLS = (
     diffusers, diffusers_hub, transformer_engine, transformer_engine_public, torch_sdpa,
-    megatron_decode, sglang, vllm, verl,
+    megatron_decode, sglang, vllm, verl, gpt_oss,
 )  # fmt: skip
 
 

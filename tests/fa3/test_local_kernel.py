@@ -9,6 +9,7 @@ import os
 import sys
 
 import pytest
+import torch
 
 import flash_attn_interface as fa3
 from flash_attn_3 import local_kernel
@@ -61,3 +62,23 @@ def test_a_colon_would_end_the_entry(tmp_path):
     with pytest.raises(ValueError, match="separates its entries by colons"):
         local_kernel.write(tmp_path / "a:b")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_gpt_oss_runs_on_it(tmp_path, device):
+    """tests/fa3/gpt_oss.py; transformers takes few versions of `kernels`."""
+    for name in ("transformers", "kernels"):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"the package {name} is not installed")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    path = f"{ROOT / 'flash-attn-3'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    local = local_kernel.write(tmp_path)
+    command = (sys.executable, "-m", "tests.fa3.gpt_oss", device)
+    done = run(*command, PYTHONPATH=path, LOCAL_KERNELS=local, HF_HUB_OFFLINE="1")
+    if done.stdout.startswith("skipped: "):
+        pytest.skip(done.stdout.removeprefix("skipped: ").strip())
+    print(done.stdout)
+    assert "tokens as written out" in done.stdout
