@@ -123,6 +123,23 @@ struct WorkspaceOf {
   static constexpr int64_t kSquareBytes = 16 * 16 * sizeof(uint16_t);
 };
 
+// What the launches leave for each other whose CTAs walk along segments: nothing where each sequence
+// is one.
+struct WalkWorkspaceOf {
+  int64_t const states;
+  Scratch const sums, decays;
+
+  WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkPlan const& plan)
+      : states(p.sequences.seqlen > plan.segment ? int64_t(p.sequences.slots) * p.heads : 0),
+        sums(q, states * plan.state_size(p.v_dim), ScalarType::Float),
+        decays(q, states, ScalarType::Float) {}
+
+  linear::Workspace pointers() const {
+    return states ? linear::Workspace{.sums = sums.data<float>(), .decays = decays.data<float>()}
+                  : linear::Workspace{};
+  }
+};
+
 linear::Plan plan_for(Tensor const& q, Tensor const& v) {
   check(q.dim() == 4 && v.dim() == 4, "q and v must be (b, t, heads, columns)");
   return linear::plan_of(count(q.size(3), "columns of q"), current_device().smem_per_block);
@@ -133,7 +150,9 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   char const* const dtype = dtype_name(q, "q");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   linear::Plan const plan = plan_for(q, v);
-  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale, plan.chunk);
+  bool const walks = q.size(3) <= linear::kMostWalked;
+  linear::WalkPlan const walk = linear::walk_plan_of(walks ? q.size(3) : linear::kMostWalked);
+  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale, walks ? walk.segment : plan.chunk);
   check_tensor(o, "o", q, p.heads, p.v_dim);
   p.o = view<void>(o, o.data_ptr());
   p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);
@@ -142,9 +161,16 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   if (p.sequences.count == 0) {
     return;
   }
-  WorkspaceOf const workspace(q, p, plan.chunk, plan.tiled);
-  p.workspace = workspace.pointers();
-  linear::launch_forward(p, dtype, {current_device(), current_stream(q), "linear forward"});
+  LaunchContext const launch{current_device(), current_stream(q), "linear forward"};
+  if (walks) {
+    WalkWorkspaceOf const workspace(q, p, walk);
+    p.workspace = workspace.pointers();
+    linear::launch_forward(p, dtype, launch);
+  } else {
+    WorkspaceOf const workspace(q, p, plan.chunk, /*with_weights=*/true);
+    p.workspace = workspace.pointers();
+    linear::launch_forward(p, dtype, launch);
+  }
 }
 
 // x [b, t, heads, columns] contiguous

@@ -42,6 +42,38 @@ constexpr Plan plan_of(int k_dim, int smem_per_block) {
   return kPlans[plan_number(k_dim, smem_per_block)];
 }
 
+// How the forward of up to kMostWalked columns of K is divided: a CTA walks along the chunks of a
+// segment with the state of a few columns of V in registers. Segments are as long whatever else is
+// in the batch, because their borders decide how sums are rounded.
+struct WalkPlan {
+  int k_tile;
+  int v_of_warp;
+  int warps_v;
+  int heads;    // of a CTA
+  int segment;  // tokens
+
+  constexpr int v_tile() const { return v_of_warp * warps_v; }
+  // Numbers of a head's state as the launches leave them to each other: those of whole tiles.
+  constexpr int64_t state_size(int v_dim) const {
+    return int64_t(k_tile) * ((v_dim + v_tile() - 1) / v_tile() * v_tile());
+  }
+};
+
+constexpr WalkPlan kWalkPlans[] = {
+    {16, 16, 2, 2, 512}, {32, 16, 4, 1, 512}, {64, 32, 4, 1, 1024}, {128, 16, 4, 1, 1024}};
+constexpr int kMostWalked = 128;
+constexpr int kEveryGpusSmem = 99 * 1024;  // of a CTA
+
+constexpr int walk_number(int k_dim) {
+  int number = 0;
+  while (k_dim > kWalkPlans[number].k_tile) {
+    ++number;
+  }
+  return number;
+}
+
+constexpr WalkPlan walk_plan_of(int k_dim) { return kWalkPlans[walk_number(k_dim)]; }
+
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
 // several tiles. Each fits 99 KiB, which every GPU has.
 struct GradientsPlan {
@@ -53,7 +85,7 @@ struct GradientsPlan {
 constexpr GradientsPlan kGradientsPlans[] = {
     {16, 32, false}, {32, 64, false}, {64, 32, false}, {64, 32, true}};
 constexpr int kGradientsChunk = 128;
-constexpr int kGradientsSmem = 99 * 1024;
+constexpr int kGradientsSmem = kEveryGpusSmem;
 
 constexpr int gradients_plan_number(int k_dim) {
   int number = 0;

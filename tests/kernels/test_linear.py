@@ -83,6 +83,16 @@ def test_head_dims_by_shared_memory(K, gpu):
     check(Case("scalar", K, 72, 140, H=1, HK=1, dtype=BF16))
 
 
+@pytest.mark.parametrize(("K", "V"), [(7, 40), (32, 66), (60, 130), (128, 24)])
+def test_segments(K, V, large):
+    """Longer than a segment of WalkPlan, packed too: 512 tokens, from K of 33 on 1,024."""
+    segment = 512 if K <= 32 else 1024
+    T = 2 * segment + 70
+    check(Case("scalar", K, V, T, H=1, HK=1, dtype=BF16, v_first=True))
+    edges = (3, 3, segment + 3, segment + 4, 2 * segment + 66, 2 * segment + 66)
+    check(Case("scalar", K, 9, T, H=1, HK=1, cu_seqlens=edges, dtype=FP16))
+
+
 @pytest.mark.parametrize("gate", GATES)
 def test_gates(gate, large):
     for decay, K in (("scalar", 16), ("head", 40)):

@@ -1,7 +1,7 @@
 // Types of the kernels of linear attention with scalar decay.
 #pragma once
 
-#include "linear/params.h"
+#include "linear/chunks.h"
 #include "sm80/linear/tile.h"
 
 namespace flash::sm80::linear {

@@ -18,9 +18,10 @@ void by_plan(ForwardParams const& p, LaunchContext const& launch, Use use) {
   use(std::integral_constant<int, kPlan>{});
 }
 
+// For K of more than kMostWalked columns.
 template <class Element>
 void launch_any(ForwardParams const& p, LaunchContext const& launch) {
-  by_plan(p, launch, [&](auto plan) { launch_forward<Element, plan()>(p, launch); });
+  launch_tiled<Element, std::size(flash::linear::kPlans) - 1>(p, launch);
 }
 
 template <class Element>
