@@ -130,7 +130,7 @@ struct WalkWorkspaceOf {
   Scratch const sums, decays;
 
   WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkPlan const& plan)
-      : states(p.sequences.seqlen > plan.segment ? int64_t(p.sequences.slots) * p.heads : 0),
+      : states(p.sequences.seqlen > p.sequences.chunk ? int64_t(p.sequences.slots) * p.heads : 0),
         sums(q, states * plan.state_size(p.v_dim), ScalarType::Float),
         decays(q, states, ScalarType::Float) {}
 
@@ -150,9 +150,10 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   char const* const dtype = dtype_name(q, "q");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   linear::Plan const plan = plan_for(q, v);
-  bool const walks = q.size(3) <= linear::kMostWalked;
-  linear::WalkPlan const walk = linear::walk_plan_of(walks ? q.size(3) : linear::kMostWalked);
-  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale, walks ? walk.segment : plan.chunk);
+  int const walk = linear::walk_number(q.size(3), current_device().smem_per_block);
+  bool const walks = walk < linear::kWalkPlanCount;
+  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale,
+                           walks ? linear::kWalkPlans[walk].segment : plan.chunk);
   check_tensor(o, "o", q, p.heads, p.v_dim);
   p.o = view<void>(o, o.data_ptr());
   p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);
@@ -163,7 +164,7 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   }
   LaunchContext const launch{current_device(), current_stream(q), "linear forward"};
   if (walks) {
-    WalkWorkspaceOf const workspace(q, p, walk);
+    WalkWorkspaceOf const workspace(q, p, linear::kWalkPlans[walk]);
     p.workspace = workspace.pointers();
     linear::launch_forward(p, dtype, launch);
   } else {

@@ -1,6 +1,8 @@
 // How a call of linear attention is divided: a pure function of K and the GPU's shared memory.
 #pragma once
 
+#include <iterator>
+
 #include "params/common.h"
 
 namespace flash::linear {
@@ -42,37 +44,51 @@ constexpr Plan plan_of(int k_dim, int smem_per_block) {
   return kPlans[plan_number(k_dim, smem_per_block)];
 }
 
-// How the forward of up to kMostWalked columns of K is divided: a CTA walks along the chunks of a
-// segment with the state of a few columns of V in registers. Segments are as long whatever else is
-// in the batch, because their borders decide how sums are rounded.
+// How the forward is divided where a CTA has the states of all rows of K and some columns of V in
+// registers, and walks along the chunks of a segment. Segments are as long whatever else is in the
+// batch, because their borders decide how sums are rounded.
 struct WalkPlan {
   int k_tile;
-  int v_of_warp;
-  int warps_v;
-  int heads;    // of a CTA
-  int segment;  // tokens
+  int chunk;      // tokens
+  int v_of_warp;  // columns of V
+  int warps_v;    // along V
+  int warps_k;    // that share the rows of K, each with a part of the sums over K
+  int heads;      // of a CTA, side by side in memory
+  int segment;    // tokens
+  int resident;   // CTAs on an SM of 227 KiB, for which registers are left
 
   constexpr int v_tile() const { return v_of_warp * warps_v; }
   // Numbers of a head's state as the launches leave them to each other: those of whole tiles.
   constexpr int64_t state_size(int v_dim) const {
     return int64_t(k_tile) * ((v_dim + v_tile() - 1) / v_tile() * v_tile());
   }
+  // Shared memory of a CTA of the outputs: Q, K and V of two chunks, and for each head A's squares
+  // and decays of 24 bytes a token; where warps share the rows of K, parts of 64 bytes a row.
+  constexpr int smem_bytes() const {
+    int const squares = chunk / 16 * (chunk / 16 + 1) / 2;
+    int const tiles = 2 * 2 * chunk * (2 * k_tile + v_tile());
+    int const parts = warps_k > 1 ? 4 * warps_k * chunk * v_tile() : 16;
+    return heads * (tiles + squares * 512 + 2 * 24 * chunk) + parts;
+  }
 };
 
 constexpr WalkPlan kWalkPlans[] = {
-    {16, 16, 2, 2, 512}, {32, 16, 4, 1, 512}, {64, 32, 4, 1, 1024}, {128, 16, 4, 1, 1024}};
-constexpr int kMostWalked = 128;
-constexpr int kEveryGpusSmem = 99 * 1024;  // of a CTA
+    {16, 64, 16, 2, 1, 2, 512, 4},   {32, 64, 16, 4, 1, 1, 512, 4},
+    {64, 64, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 4, 1, 1, 1024, 3},
+    {256, 32, 16, 4, 2, 1, 2048, 2}, {512, 32, 16, 4, 4, 1, 4096, 1},
+};
+constexpr int kWalkPlanCount = std::size(kWalkPlans);
 
-constexpr int walk_number(int k_dim) {
+// kWalkPlanCount where there is none, because K has too many columns or the GPU too little memory.
+constexpr int walk_number(int k_dim, int smem_per_block) {
   int number = 0;
-  while (k_dim > kWalkPlans[number].k_tile) {
+  while (number < kWalkPlanCount && k_dim > kWalkPlans[number].k_tile) {
     ++number;
   }
-  return number;
+  bool const fits =
+      number < kWalkPlanCount && kWalkPlans[number].smem_bytes() <= smem_per_block;
+  return fits ? number : kWalkPlanCount;
 }
-
-constexpr WalkPlan walk_plan_of(int k_dim) { return kWalkPlans[walk_number(k_dim)]; }
 
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
 // several tiles. Each fits 99 KiB, which every GPU has.
@@ -85,7 +101,7 @@ struct GradientsPlan {
 constexpr GradientsPlan kGradientsPlans[] = {
     {16, 32, false}, {32, 64, false}, {64, 32, false}, {64, 32, true}};
 constexpr int kGradientsChunk = 128;
-constexpr int kGradientsSmem = kEveryGpusSmem;
+constexpr int kGradientsSmem = 99 * 1024;
 
 constexpr int gradients_plan_number(int k_dim) {
   int number = 0;

@@ -18,7 +18,7 @@ void by_plan(ForwardParams const& p, LaunchContext const& launch, Use use) {
   use(std::integral_constant<int, kPlan>{});
 }
 
-// For K of more than kMostWalked columns.
+// Where there is no plan to walk.
 template <class Element>
 void launch_any(ForwardParams const& p, LaunchContext const& launch) {
   launch_tiled<Element, std::size(flash::linear::kPlans) - 1>(p, launch);

@@ -28,10 +28,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     return;
   }
   int const chunks = walk.chunks();
+  auto keys = tiles_of_k(walk, p.k);
+  auto values = tiles_of_v(walk);
   auto const load = [&](int number) {
     if (number < chunks) {
-      walk.load_k(p.k, number, smem.k[number % 2]);
-      walk.load_v(number, smem.v[number % 2]);
+      int const rows = walk.chunk(number).count;
+      keys.load(rows, smem.k[number % 2]);
+      values.load(rows, smem.v[number % 2]);
     }
     cp_async_fence();
   };
@@ -56,9 +59,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
       total *= decays.total();
 #pragma unroll
       for (int strip = 0; strip < C::kStrips; ++strip) {
-        uint32_t values[C::kBlocks][4];
-        read_values<C>(v, strip, walk.column, values);
-        add_keys<C>(k, strip, values, decays.left, state);
+        uint32_t operands[C::kBlocks][4];
+        read_values<C>(v, strip, walk.column, operands);
+        add_keys<C>(k, strip, walk.warp_k * C::kRows, operands, decays.left, state);
       }
     }
     if (sets) {
@@ -72,36 +75,37 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
 #pragma unroll
   for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::kK / 8; ++n) {
+    for (int n = 0; n < C::kRows / 8; ++n) {
       float const(&x)[4] = state[m][n];
-      out[(m * C::kK / 8 + n) * 32] = {x[0], x[1], x[2], x[3]};
+      out[(m * C::kRows / 8 + n) * 32] = {x[0], x[1], x[2], x[3]};
     }
   }
-  if (tile.v_begin == 0 && walk.column == 0 && walk.lane() == 0) {
+  if (tile.v_begin == 0 && walk.has_decays() && walk.lane() == 0) {
     p.workspace.decays[int64_t(tile.slot + 1) * p.heads + walk.head()] = total;
   }
 }
 
 constexpr int kSegmentScanThreads = 128;
 
-// Sums become the state before each segment but the first. A thread has four numbers of a state as
-// an accumulator has them.
-__device__ inline float4 initial_of(ForwardParams const& p, int k_tile, int sequence, int head,
-                                    int64_t in_head) {
-  float4 out{0.f, 0.f, 0.f, 0.f};
+// Four numbers of a head's initial state, as an accumulator has them.
+template <class C>
+__device__ float4 initial_of(ForwardParams const& p, int sequence, int head, int64_t in_head) {
+  constexpr int kOfTile = StatePlace<C>::kSquares * 32;
   if (!p.initial.ptr) {
-    return out;
+    return {0.f, 0.f, 0.f, 0.f};
   }
-  int const lane = static_cast<int>(in_head % 32), square = static_cast<int>(in_head / 32);
-  int const k = square % (k_tile / 8) * 8 + lane % 4 * 2, v = square / (k_tile / 8) * 16 + lane / 4;
-  auto const read = [&](int row, int column) {
-    bool const exists = row < p.k_dim && column < p.v_dim;
-    return exists ? *p.initial.at(sequence, head, row, column) : 0.f;
+  int const tile = static_cast<int>(in_head / kOfTile), in_tile = in_head % kOfTile;
+  auto const place = StatePlace<C>::of(in_tile / 32, in_tile % 32);
+  auto const read = [&](int k, int v) {
+    bool const exists = k < p.k_dim && v < p.v_dim;
+    return exists ? *p.initial.at(sequence, head, k, v) : 0.f;
   };
+  int const k = place.k, v = tile * C::kV + place.v;
   return {read(k, v), read(k + 1, v), read(k, v + 8), read(k + 1, v + 8)};
 }
 
-template <int kK>
+// Sums become the state before each segment but the first. A thread has four numbers of a state.
+template <class C>
 __global__ void __launch_bounds__(kSegmentScanThreads)
     segment_scan_kernel(__grid_constant__ ForwardParams const p, int64_t const of_head) {
   constexpr int kAhead = 4;
@@ -116,7 +120,7 @@ __global__ void __launch_bounds__(kSegmentScanThreads)
   int const head = static_cast<int>(own / of_head);
   float4 state{};
   if (works) {
-    state = initial_of(p, kK, sequence, head, own % of_head);
+    state = initial_of<C>(p, sequence, head, own % of_head);
   }
   wait_for_launch_before();
   if (!works) {

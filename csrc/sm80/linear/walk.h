@@ -1,32 +1,41 @@
-// What the kernels share that walk along a segment: chunk after chunk of 64 tokens, the state in
-// registers from the first to the last. A warp has a few columns of V and all rows of K, so that a
-// state is read where it is summed, and no warp needs another's.
+// What the kernels share that walk along a segment: chunk after chunk, the state in registers
+// from the first to the last. A warp has a few columns of V and all rows of K, up to 128, so that a
+// state is read where it is summed, and no warp needs another's. Above, warps share the rows of K.
 #pragma once
 
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
+#include "linear/plan.h"
 #include "sm80/linear/rows.h"
 #include "sm80/linear/weights.h"
 
 namespace flash::sm80::linear {
 
-// kOfWarp: columns of V that a warp has. kHeads: heads of a CTA, side by side in memory.
-template <class Element_, int kK_, int kOfWarp_, int kWarpsV_, int kHeads_>
+template <class Element_, int kPlan>
 struct WalkConfig {
   using Element = Element_;
-  static constexpr int kChunk = 64, kStrips = kChunk / 16;
-  static constexpr int kK = kK_, kOfWarp = kOfWarp_, kWarpsV = kWarpsV_, kHeads = kHeads_;
-  static constexpr int kV = kOfWarp * kWarpsV;
-  static constexpr int kThreads = 32 * kWarpsV * kHeads;
+  static constexpr flash::linear::WalkPlan plan = flash::linear::kWalkPlans[kPlan];
+  static constexpr int kChunk = plan.chunk, kStrips = kChunk / 16;
+  static constexpr int kK = plan.k_tile, kV = plan.v_tile(), kHeads = plan.heads;
+  static constexpr int kOfWarp = plan.v_of_warp, kWarpsV = plan.warps_v, kWarpsK = plan.warps_k;
+  static constexpr int kRows = kK / kWarpsK;  // of K, of a warp's state
+  static constexpr int kWarps = kWarpsV * kWarpsK * kHeads, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kOfWarp / 16;                  // of a warp's columns
   static constexpr int kSquares = kStrips * (kStrips + 1) / 2;  // on the diagonal and below it
-  // CTAs on an SM of 227 KiB, for which registers are left.
-  static constexpr int kResident = kK >= 128 ? 2 : kK >= 64 ? 3 : 4;
+  static constexpr int kResident = plan.resident;
 };
 
 // A square of A, a strip's 16 rows against an earlier strip's columns, or its own.
 __device__ constexpr int square_of(int strip, int other) {
   return strip * (strip + 1) / 2 + other;
+}
+
+__device__ constexpr int strip_of(int square) {
+  int strip = 0;
+  while (square_of(strip + 1, 0) <= square) {
+    ++strip;
+  }
+  return strip;
 }
 
 // Decays inside a chunk, by token.
@@ -56,9 +65,28 @@ struct ChunkDecays {
   __device__ float total() const { return before[kChunk - 1]; }
 };
 
-// Stateᵀ of a warp, (kOfWarp, kK), as accumulators: of 16 columns of V and 8 rows of K each.
+// Stateᵀ of a warp, (kOfWarp, kRows), as accumulators: of 16 columns of V and 8 rows of K each.
 template <class C>
-using WalkState = float[C::kBlocks][C::kK / 8][4];
+using WalkState = float[C::kBlocks][C::kRows / 8][4];
+
+// Where the numbers of a lane's accumulator are in a CTA's tile of the state, and in which order
+// launches leave each other the accumulators: by warp along K, by 16 columns of V, by 8 rows of K.
+template <class C>
+struct StatePlace {
+  int k;  // of numbers 0 and 2; 1 and 3 are in the next row
+  int v;  // of numbers 0 and 1; 2 and 3 are 8 columns further
+
+  static constexpr int kSquares = C::kV / 16 * (C::kK / 8);  // of a tile
+
+  __device__ static int number(int warp_k, int block, int n) {
+    return (warp_k * (C::kV / 16) + block) * (C::kRows / 8) + n;
+  }
+  __device__ static StatePlace of(int number, int lane) {
+    int const n = number % (C::kRows / 8), block = number / (C::kRows / 8) % (C::kV / 16);
+    int const warp_k = number / (C::kRows / 8) / (C::kV / 16);
+    return {warp_k * C::kRows + n * 8 + lane % 4 * 2, block * 16 + lane / 4};
+  }
+};
 
 // Where the CTA is, and what this warp has of it.
 template <class C>
@@ -67,8 +95,9 @@ struct Walk {
   ForwardParams const& p;
   Tile tile;
   flash::linear::Chunk segment;
-  int h = threadIdx.x / 32 / C::kWarpsV;       // head of the CTA
-  int column = threadIdx.x / 32 % C::kWarpsV;  // warp along V
+  int column = threadIdx.x / 32 % C::kWarpsV;                   // warp along V
+  int warp_k = threadIdx.x / 32 / C::kWarpsV % C::kWarpsK;      // warp along K
+  int h = threadIdx.x / 32 / C::kWarpsV / C::kWarpsK;           // head of the CTA
 
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int head() const { return tile.head + h; }
@@ -78,7 +107,9 @@ struct Walk {
   }
   __device__ bool exists() const { return head() < p.heads; }
   // The warp that computes its head's decays.
-  __device__ bool has_decays() const { return column == 0 && exists(); }
+  __device__ bool has_decays() const {
+    return column == C::kWarpsV - 1 && warp_k == C::kWarpsK - 1 && exists();
+  }
   __device__ int chunks() const {
     return flash::linear::chunks_of(segment.tokens.count, C::kChunk);
   }
@@ -91,42 +122,26 @@ struct Walk {
     return flash::linear::log_decays<C::kChunk, Element>(p.gate, chunk(number), head());
   }
 
-  // Starts to bring a chunk's rows of q or k.
-  __device__ void load_k(TensorView<void const> const& x, int number,
-                         Element (&out)[C::kHeads][C::kChunk * C::kK]) const {
-    auto const tokens = chunk(number);
-    for (int of = 0; of < heads(); ++of) {
-      load_tile<C::kChunk, C::kK, C::kThreads>(
-          rows_of<Element>(x, tokens, (tile.head + of) / p.group, 0), x.row_stride, out[of],
-          tokens.count, p.k_dim, p.aligned_k);
-    }
-  }
-  __device__ void load_v(int number, Element (&out)[C::kHeads][C::kChunk * C::kV]) const {
-    auto const tokens = chunk(number);
-    for (int of = 0; of < heads(); ++of) {
-      load_tile<C::kChunk, C::kV, C::kThreads>(
-          rows_of<Element>(p.v, tokens, tile.head + of, tile.v_begin), p.v.row_stride, out[of],
-          tokens.count, p.v_dim - tile.v_begin, p.aligned_v);
-    }
-  }
-
   // Calls use(number, k, v) for the numbers of a warp's state, of the tensor's rows and columns.
   template <class Use>
   __device__ void for_state(WalkState<C>& state, Use use) const {
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
-      for (int n = 0; n < C::kK / 8; ++n) {
+      for (int n = 0; n < C::kRows / 8; ++n) {
+        auto const place = StatePlace<C>::of(square(m, n), lane());
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          int const v = tile.v_begin + column * C::kOfWarp + m * 16 + e / 2 * 8 + lane() / 4;
-          int const k = n * 8 + lane() % 4 * 2 + e % 2;
+          int const k = place.k + e % 2, v = tile.v_begin + place.v + e / 2 * 8;
           if (k < p.k_dim && v < p.v_dim) {
             use(state[m][n][e], k, v);
           }
         }
       }
     }
+  }
+  __device__ int square(int m, int n) const {
+    return StatePlace<C>::number(warp_k, column * C::kBlocks + m, n);
   }
   __device__ void read_initial(WalkState<C>& state) const {
     if (p.initial.ptr) {
@@ -145,18 +160,65 @@ struct Walk {
 
   // Where launches leave each other the state of a segment: as registers have it.
   __device__ float4* state_of_slot(TileGrid const& grid, int slot) const {
-    constexpr int kOfTile = C::kK * C::kV / 4, kOfHere = C::kBlocks * C::kK / 8 * 32;
     int64_t const number =
         (int64_t(slot) * p.heads + head()) * grid.tiles_v + tile.v_begin / C::kV;
-    return reinterpret_cast<float4*>(p.workspace.sums) + number * kOfTile + column * kOfHere +
-           lane();
+    return reinterpret_cast<float4*>(p.workspace.sums) +
+           (number * StatePlace<C>::kSquares + square(0, 0)) * 32 + lane();
   }
 };
 
-// state = what is left of it and (V ∘ left)ᵀ K of a strip of tokens. v: the strip's, as the operand
-// B of 16 columns each.
+// The tiles of a tensor's rows of all heads of a CTA, chunk after chunk.
+template <class C, int kColumns>
+class WalkTiles {
+  using Element = typename C::Element;
+  using Stream = TileStream<C::kChunk, kColumns, C::kThreads, Element>;
+
+  TensorView<void const> const& x_;
+  Walk<C> const& walk_;
+  bool const aligned_;
+  Stream streams_[C::kHeads];
+
+  template <int... kOf>
+  __device__ WalkTiles(Walk<C> const& walk, TensorView<void const> const& x, int shared, int begin,
+                       int columns, bool aligned, std::integer_sequence<int, kOf...>)
+      : x_(x),
+        walk_(walk),
+        aligned_(aligned),
+        streams_{Stream(rows_of<Element>(x, walk.segment.tokens, (walk.tile.head + kOf) / shared,
+                                         begin),
+                        x.row_stride, columns - begin)...} {}
+
+ public:
+  // shared: heads that share one of x's. begin: of the tile's columns.
+  __device__ WalkTiles(Walk<C> const& walk, TensorView<void const> const& x, int shared, int begin,
+                       int columns, bool aligned)
+      : WalkTiles(walk, x, shared, begin, columns, aligned,
+                  std::make_integer_sequence<int, C::kHeads>{}) {}
+
+  // Starts to bring the next chunk's.
+  __device__ void load(int rows, Element (&out)[C::kHeads][C::kChunk * kColumns]) {
+#pragma unroll
+    for (int of = 0; of < C::kHeads; ++of) {
+      if (of < walk_.heads()) {
+        streams_[of].load(x_.row_stride, out[of], rows, aligned_);
+      }
+    }
+  }
+};
+
 template <class C>
-__device__ void add_keys(typename C::Element const* tile_k, int strip,
+__device__ WalkTiles<C, C::kK> tiles_of_k(Walk<C> const& walk, TensorView<void const> const& x) {
+  return {walk, x, walk.p.group, 0, walk.p.k_dim, walk.p.aligned_k};
+}
+template <class C>
+__device__ WalkTiles<C, C::kV> tiles_of_v(Walk<C> const& walk) {
+  return {walk, walk.p.v, 1, walk.tile.v_begin, walk.p.v_dim, walk.p.aligned_v};
+}
+
+// state = what is left of it and (V ∘ left)ᵀ K of a strip of tokens. v: the strip's, as the operand
+// B of 16 columns each; first_row: of the warp's part of K. first_row: of the warp's rows of K.
+template <class C>
+__device__ void add_keys(typename C::Element const* tile_k, int strip, int first_row,
                          uint32_t const (&v)[C::kBlocks][4], float const* left,
                          WalkState<C>& state) {
   using Element = typename C::Element;
@@ -173,9 +235,9 @@ __device__ void add_keys(typename C::Element const* tile_k, int strip,
     a[m][3] = decayed<Element>(v[m][3], far);
   }
 #pragma unroll
-  for (int n = 0; n < C::kK; n += 16) {
+  for (int n = 0; n < C::kRows; n += 16) {
     uint32_t k[4];
-    read_b_deep<C::kK>(tile_k, strip * 16, n, k);
+    read_b_deep<C::kK>(tile_k, strip * 16, first_row + n, k);
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
       multiply<Element>(a[m], k, state[m][n / 8], state[m][n / 8 + 1]);
@@ -197,7 +259,7 @@ __device__ void scale_state(WalkState<C>& state, float factor) {
 #pragma unroll
   for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::kK / 8; ++n) {
+    for (int n = 0; n < C::kRows / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         state[m][n][e] *= factor;

@@ -12,8 +12,9 @@ namespace flash::sm80::linear {
 template <class Element, int kPlan>
 void launch_walk(ForwardParams const& p, LaunchContext const& launch) {
   constexpr flash::linear::WalkPlan plan = flash::linear::kWalkPlans[kPlan];
-  using C = WalkConfig<Element, plan.k_tile, plan.v_of_warp, plan.warps_v, plan.heads>;
-  static_assert(sizeof(WalkStorage<C>) <= flash::linear::kEveryGpusSmem);
+  using C = WalkConfig<Element, kPlan>;
+  static_assert(sizeof(WalkStorage<C>) == plan.smem_bytes());
+  static_assert(sizeof(SumsStorage<C>) <= plan.smem_bytes());
   TileGrid const grid{1, (p.v_dim + C::kV - 1) / C::kV, (p.heads + C::kHeads - 1) / C::kHeads,
                       p.sequences.slots};
   if (p.workspace.sums) {
@@ -21,7 +22,7 @@ void launch_walk(ForwardParams const& p, LaunchContext const& launch) {
         launch, {grid.count(), C::kThreads, sizeof(SumsStorage<C>)}, p, grid);
     int64_t const of_head = plan.state_size(p.v_dim) / 4;
     int64_t const blocks = (p.heads * of_head + kSegmentScanThreads - 1) / kSegmentScanThreads;
-    launch_kernel<segment_scan_kernel<C::kK>>(
+    launch_kernel<segment_scan_kernel<C>>(
         launch,
         {.blocks = p.sequences.count * blocks, .threads = kSegmentScanThreads, .early = true}, p,
         of_head);
@@ -37,8 +38,8 @@ void launch_walk(ForwardParams const& p, LaunchContext const& launch) {
 
 template <class Element, int kPlan = 0>
 void launch_any_walk(ForwardParams const& p, LaunchContext const& launch) {
-  if constexpr (kPlan + 1 < std::size(flash::linear::kWalkPlans)) {
-    if (flash::linear::walk_number(p.k_dim) != kPlan) {
+  if constexpr (kPlan + 1 < flash::linear::kWalkPlanCount) {
+    if (flash::linear::walk_number(p.k_dim, launch.device.smem_per_block) != kPlan) {
       launch_any_walk<Element, kPlan + 1>(p, launch);
       return;
     }

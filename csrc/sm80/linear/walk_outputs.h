@@ -12,6 +12,9 @@ struct WalkStorage {
   alignas(16) Element k[2][C::kHeads][C::kChunk * C::kK];
   alignas(16) Element v[2][C::kHeads][C::kChunk * C::kV];
   alignas(16) uint4 weights[C::kHeads][C::kSquares][32];  // A, as operands
+  // Parts of sums over K, as accumulators, for the warps that have the strips.
+  static constexpr int kParts = C::kWarpsK == 1 ? 1 : C::kWarps * C::kStrips * 2 * C::kBlocks * 32;
+  alignas(16) float4 parts[kParts];
   ChunkDecays<C::kChunk> decays[2][C::kHeads];
 };
 
@@ -47,63 +50,58 @@ struct WalkOutputs {
   __device__ Element const* k() const { return smem.k[buffer][walk.h]; }
   __device__ Element const* v() const { return smem.v[buffer][walk.h]; }
 
-  // Strips of A that the warp computes: with fewer warps than strips a long one and a short one.
+  // Whether this warp's sums are those of the strip: one of those that share the rows of K has it.
+  __device__ bool owns(int strip) const {
+    return C::kWarpsK == 1 || strip % C::kWarpsK == walk.warp_k;
+  }
+
+  // Calls use(strip, other) for the squares of A that the warp computes.
   template <class Use>
-  __device__ void for_own_strips(Use use) const {
-    if constexpr (C::kWarpsV == C::kStrips) {
-      use(walk.column);
-    } else {
-      static_assert(2 * C::kWarpsV == C::kStrips);
+  __device__ void for_own_squares(Use use) const {
+    int const warp = walk.warp_k * C::kWarpsV + walk.column;
 #pragma unroll 1
-      for (int turn = 0; turn < 2; ++turn) {
-        use(turn ? C::kStrips - 1 - walk.column : walk.column);
-      }
+    for (int n = warp; n < C::kSquares; n += C::kWarpsV * C::kWarpsK) {
+      int const strip = strip_of(n);
+      use(strip, n - square_of(strip, 0));
     }
   }
 
-  // A of a strip's rows.
-  __device__ void set_weights(int strip) const {
+  // A of a strip's rows and another one's columns.
+  __device__ void set_weights(int strip, int other) const {
     int const lane = walk.lane();
     auto const& factor = decays();
-    float const near = factor.from_begin[strip * 16 + lane / 4];
-    float const far = factor.from_begin[strip * 16 + lane / 4 + 8];
-    uint32_t rows[C::kK / 16][4];
+    float left[4] = {}, right[4] = {};
 #pragma unroll
     for (int d = 0; d < C::kK; d += 16) {
-      read_a<C::kK>(q(), strip * 16, d, rows[d / 16]);
+      uint32_t rows[4], columns[4];
+      read_a<C::kK>(q(), strip * 16, d, rows);
+      read_b<C::kK>(k(), other * 16, d, columns);
+      multiply<Element>(rows, columns, left, right);
     }
-#pragma unroll 1
-    for (int other = 0; other <= strip; ++other) {
-      float left[4] = {}, right[4] = {};
+    if (other == strip) {
+      scale_diagonal(left, right, p().scale, p().gate.ptr, factor.cumulated + strip * 16, lane);
+    } else {
+      float const near = factor.from_begin[strip * 16 + lane / 4];
+      float const far = factor.from_begin[strip * 16 + lane / 4 + 8];
+      float const between = StripDecays{factor.cumulated}.between(other, strip) * p().scale;
+      scale_square(left, right, between, factor.to_end + other * 16, lane);
 #pragma unroll
-      for (int d = 0; d < C::kK; d += 16) {
-        uint32_t columns[4];
-        read_b<C::kK>(k(), other * 16, d, columns);
-        multiply<Element>(rows[d / 16], columns, left, right);
+      for (int i = 0; i < 2; ++i) {
+        left[i] *= near;
+        left[i + 2] *= far;
+        right[i] *= near;
+        right[i + 2] *= far;
       }
-      if (other == strip) {
-        scale_diagonal(left, right, p().scale, p().gate.ptr, factor.cumulated + strip * 16, lane);
-      } else {
-        float const between = StripDecays{factor.cumulated}.between(other, strip) * p().scale;
-        scale_square(left, right, between, factor.to_end + other * 16, lane);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          left[i] *= near;
-          left[i + 2] *= far;
-          right[i] *= near;
-          right[i + 2] *= far;
-        }
-      }
-      uint32_t a[4];
-      as_a<Element>(left, right, a);
-      smem.weights[walk.h][square_of(strip, other)][lane] = {a[0], a[1], a[2], a[3]};
     }
+    uint32_t a[4];
+    as_a<Element>(left, right, a);
+    smem.weights[walk.h][square_of(strip, other)][lane] = {a[0], a[1], a[2], a[3]};
   }
 
-  // out = scale (Q∘e^G) S0 of the warp's columns
+  // out = scale (Q∘e^G) S0 of the warp's columns and rows of K
   __device__ void read_state(WalkState<C> const& state, Out& out) const {
 #pragma unroll
-    for (int d = 0; d < C::kK; d += 16) {
+    for (int d = 0; d < C::kRows; d += 16) {
       uint32_t s[C::kBlocks][4];
 #pragma unroll
       for (int m = 0; m < C::kBlocks; ++m) {
@@ -117,7 +115,7 @@ struct WalkOutputs {
 #pragma unroll
       for (int strip = 0; strip < C::kStrips; ++strip) {
         uint32_t rows[4];
-        read_a<C::kK>(q(), strip * 16, d, rows);
+        read_a<C::kK>(q(), strip * 16, walk.warp_k * C::kRows + d, rows);
         AgainstState<Element> const against(rows);
 #pragma unroll
         for (int m = 0; m < C::kBlocks; ++m) {
@@ -139,6 +137,42 @@ struct WalkOutputs {
     }
   }
 
+  // Where the warps along K put their parts of a strip's sums.
+  __device__ float4* parts(int strip, int warp_k) const {
+    int const warp = (walk.h * C::kWarpsK + warp_k) * C::kWarpsV + walk.column;
+    return smem.parts + (warp * C::kStrips + strip) * 2 * C::kBlocks * 32 + walk.lane();
+  }
+  __device__ void leave_parts(Out const& out) const {
+#pragma unroll
+    for (int strip = 0; strip < C::kStrips; ++strip) {
+      if (!owns(strip)) {
+        float4* const part = parts(strip, walk.warp_k);
+#pragma unroll
+        for (int n = 0; n < 2 * C::kBlocks; ++n) {
+          float const(&x)[4] = out[strip][n];
+          part[n * 32] = {x[0], x[1], x[2], x[3]};
+        }
+      }
+    }
+  }
+  // In the order of the warps, but that the own part comes first.
+  __device__ void take_parts(Out& out) const {
+#pragma unroll
+    for (int strip = 0; strip < C::kStrips; ++strip) {
+      for (int turn = 1; owns(strip) && turn < C::kWarpsK; ++turn) {
+        float4 const* const part = parts(strip, (walk.warp_k + turn) % C::kWarpsK);
+#pragma unroll
+        for (int n = 0; n < 2 * C::kBlocks; ++n) {
+          float4 const x = part[n * 32];
+          out[strip][n][0] += x.x;
+          out[strip][n][1] += x.y;
+          out[strip][n][2] += x.z;
+          out[strip][n][3] += x.w;
+        }
+      }
+    }
+  }
+
   // out += A V, and the state becomes the one after the chunk.
   __device__ void add_chunk(WalkState<C>& state, Out& out) const {
     scale_state<C>(state, decays().total());
@@ -148,6 +182,9 @@ struct WalkOutputs {
       read_values<C>(v(), strip, walk.column, values);
 #pragma unroll
       for (int later = strip; later < C::kStrips; ++later) {
+        if (!owns(later)) {
+          continue;
+        }
         uint4 const w = smem.weights[walk.h][square_of(later, strip)][walk.lane()];
         uint32_t const a[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -155,7 +192,7 @@ struct WalkOutputs {
           multiply<Element>(a, values[m], out[later][2 * m], out[later][2 * m + 1]);
         }
       }
-      add_keys<C>(k(), strip, values, decays().left, state);
+      add_keys<C>(k(), strip, walk.warp_k * C::kRows, values, decays().left, state);
     }
   }
 
@@ -167,6 +204,9 @@ struct WalkOutputs {
         rows_of<Element>(p().o, tokens, walk.head(), first) + row * p().o.row_stride;
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
+      if (!owns(strip)) {
+        continue;
+      }
 #pragma unroll
       for (int m = 0; m < C::kBlocks; ++m) {
         uint32_t words[4];
@@ -207,11 +247,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
   bool const first = walk.segment.index == 0, last = walk.segment.last;
   int const chunks = walk.segment.exists() ? walk.chunks() : 0;
+  auto queries = tiles_of_k(walk, p.q);
+  auto keys = tiles_of_k(walk, p.k);
+  auto values = tiles_of_v(walk);
   auto const load = [&](int number) {
     if (number < chunks) {
-      walk.load_k(p.q, number, smem.q[number % 2]);
-      walk.load_k(p.k, number, smem.k[number % 2]);
-      walk.load_v(number, smem.v[number % 2]);
+      int const rows = walk.chunk(number).count;
+      queries.load(rows, smem.q[number % 2]);
+      keys.load(rows, smem.k[number % 2]);
+      values.load(rows, smem.v[number % 2]);
     }
     cp_async_fence();
   };
@@ -232,8 +276,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
 #pragma unroll
       for (int m = 0; m < C::kBlocks; ++m) {
 #pragma unroll
-        for (int n = 0; n < C::kK / 8; ++n) {
-          float4 const x = __ldcg(before + (m * C::kK / 8 + n) * 32);
+        for (int n = 0; n < C::kRows / 8; ++n) {
+          float4 const x = __ldcg(before + (m * C::kRows / 8 + n) * 32);
           state[m][n][0] = x.x;
           state[m][n][1] = x.y;
           state[m][n][2] = x.z;
@@ -250,16 +294,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     bool const sets = walk.has_decays() && number + 1 < chunks;
     auto const logs = sets ? walk.logs(number + 1) : flash::linear::LogDecays<C::kChunk>{};
     WalkOutputs<C> const outputs{walk, smem, number % 2};
+    typename WalkOutputs<C>::Out out = {};
     if (walk.exists()) {
-      outputs.for_own_strips([&](int strip) { outputs.set_weights(strip); });
+      outputs.for_own_squares([&](int strip, int other) { outputs.set_weights(strip, other); });
+      outputs.read_state(state, out);
+      if constexpr (C::kWarpsK > 1) {
+        outputs.leave_parts(out);
+      }
     }
     if (sets) {
       smem.decays[(number + 1) % 2][walk.h].set(logs);
     }
     __syncthreads();
     if (walk.exists()) {
-      typename WalkOutputs<C>::Out out = {};
-      outputs.read_state(state, out);
+      if constexpr (C::kWarpsK > 1) {
+        outputs.take_parts(out);
+      }
       outputs.add_chunk(state, out);
       outputs.store(out, walk.chunk(number));
     }
