@@ -51,13 +51,19 @@ class TileStream {
       load_slowly(source, row_stride, target, rows);
       return;
     }
-    rows = columns_ > 0 ? rows : 0;
+    int const left = columns_ > 0 ? rows - first() : 0;
+    // Fewer rows than threads have some of: the last threads have none.
+    constexpr int kTurns = (kRows + kStep - 1) / kStep;
+    static_assert(kRows % kStep == 0 || kTurns == 1);
+    if (kRows < kStep && first() >= kRows) {
+      return;
+    }
 #pragma unroll 4
-    for (int row = first(); row < kRows; row += kStep) {
+    for (int turn = 0; turn < kTurns; ++turn) {
       // Nothing is read of a row that does not exist.
       SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const*>(source),
                                                        *reinterpret_cast<uint128_t*>(target),
-                                                       row < rows);
+                                                       turn * kStep < left);
       source += kStep * row_stride;
       target += kStep * kColumns;
     }

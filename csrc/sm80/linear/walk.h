@@ -30,9 +30,10 @@ __device__ constexpr int square_of(int strip, int other) {
   return strip * (strip + 1) / 2 + other;
 }
 
-__device__ constexpr int strip_of(int square) {
-  int strip = 0;
-  while (square_of(strip + 1, 0) <= square) {
+// The strip of a square below the diagonal, numbered by strips: 1, 2, 2, 3, 3, 3.
+__device__ constexpr int strip_below(int number) {
+  int strip = 1;
+  while (number >= strip * (strip + 1) / 2) {
     ++strip;
   }
   return strip;

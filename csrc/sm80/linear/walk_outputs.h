@@ -55,18 +55,31 @@ struct WalkOutputs {
     return C::kWarpsK == 1 || strip % C::kWarpsK == walk.warp_k;
   }
 
-  // Calls use(strip, other) for the squares of A that the warp computes.
-  template <class Use>
-  __device__ void for_own_squares(Use use) const {
+  // The squares of A that the warp computes: first those on the diagonal, then the others.
+  __device__ void set_weights() const {
+    constexpr int kWarps = C::kWarpsV * C::kWarpsK, kOthers = C::kSquares - C::kStrips;
     int const warp = walk.warp_k * C::kWarpsV + walk.column;
-#pragma unroll 1
-    for (int n = warp; n < C::kSquares; n += C::kWarpsV * C::kWarpsK) {
-      int const strip = strip_of(n);
-      use(strip, n - square_of(strip, 0));
+    // Warps without a square on the diagonal begin with the others.
+    int const first = (warp + kWarps - C::kStrips % kWarps) % kWarps;
+#pragma unroll
+    for (int n = 0; n < (C::kStrips + kWarps - 1) / kWarps; ++n) {
+      int const strip = n * kWarps + warp;
+      if (C::kStrips % kWarps == 0 || strip < C::kStrips) {
+        set_weights<true>(strip, strip);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < (kOthers + kWarps - 1) / kWarps; ++n) {
+      int const other = n * kWarps + first;
+      if (kOthers % kWarps == 0 || other < kOthers) {
+        int const strip = strip_below(other);
+        set_weights<false>(strip, other - strip * (strip - 1) / 2);
+      }
     }
   }
 
-  // A of a strip's rows and another one's columns.
+  // A of a strip's rows and another one's columns, or, on the diagonal, its own.
+  template <bool kDiagonal>
   __device__ void set_weights(int strip, int other) const {
     int const lane = walk.lane();
     auto const& factor = decays();
@@ -78,7 +91,7 @@ struct WalkOutputs {
       read_b<C::kK>(k(), other * 16, d, columns);
       multiply<Element>(rows, columns, left, right);
     }
-    if (other == strip) {
+    if constexpr (kDiagonal) {
       scale_diagonal(left, right, p().scale, p().gate.ptr, factor.cumulated + strip * 16, lane);
     } else {
       float const near = factor.from_begin[strip * 16 + lane / 4];
@@ -296,7 +309,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     WalkOutputs<C> const outputs{walk, smem, number % 2};
     typename WalkOutputs<C>::Out out = {};
     if (walk.exists()) {
-      outputs.for_own_squares([&](int strip, int other) { outputs.set_weights(strip, other); });
+      outputs.set_weights();
       outputs.read_state(state, out);
       if constexpr (C::kWarpsK > 1) {
         outputs.leave_parts(out);
