@@ -123,8 +123,8 @@ struct WorkspaceOf {
   static constexpr int64_t kSquareBytes = 16 * 16 * sizeof(uint16_t);
 };
 
-// What the launches leave for each other whose CTAs walk along segments: nothing where each sequence
-// is one.
+// What the launches leave for each other whose CTAs walk along segments: nothing where each
+// sequence is one.
 struct WalkWorkspaceOf {
   int64_t const states;
   Scratch const sums, decays;
@@ -152,8 +152,8 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   linear::Plan const plan = plan_for(q, v);
   int const walk = linear::walk_number(q.size(3), current_device().smem_per_block);
   bool const walks = walk < linear::kWalkPlanCount;
-  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale,
-                           walks ? linear::kWalkPlans[walk].segment : plan.chunk);
+  ForwardParams p =
+      inputs(q, k, v, g, cu_seqlens, scale, walks ? linear::kWalkPlans[walk].segment : plan.chunk);
   check_tensor(o, "o", q, p.heads, p.v_dim);
   p.o = view<void>(o, o.data_ptr());
   p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);

@@ -85,8 +85,7 @@ constexpr int walk_number(int k_dim, int smem_per_block) {
   while (number < kWalkPlanCount && k_dim > kWalkPlans[number].k_tile) {
     ++number;
   }
-  bool const fits =
-      number < kWalkPlanCount && kWalkPlans[number].smem_bytes() <= smem_per_block;
+  bool const fits = number < kWalkPlanCount && kWalkPlans[number].smem_bytes() <= smem_per_block;
   return fits ? number : kWalkPlanCount;
 }
 

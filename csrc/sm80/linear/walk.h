@@ -26,9 +26,7 @@ struct WalkConfig {
 };
 
 // A square of A, a strip's 16 rows against an earlier strip's columns, or its own.
-__device__ constexpr int square_of(int strip, int other) {
-  return strip * (strip + 1) / 2 + other;
-}
+__device__ constexpr int square_of(int strip, int other) { return strip * (strip + 1) / 2 + other; }
 
 // The strip of a square below the diagonal, numbered by strips: 1, 2, 2, 3, 3, 3.
 __device__ constexpr int strip_below(int number) {
@@ -96,9 +94,9 @@ struct Walk {
   ForwardParams const& p;
   Tile tile;
   flash::linear::Chunk segment;
-  int column = threadIdx.x / 32 % C::kWarpsV;                   // warp along V
-  int warp_k = threadIdx.x / 32 / C::kWarpsV % C::kWarpsK;      // warp along K
-  int h = threadIdx.x / 32 / C::kWarpsV / C::kWarpsK;           // head of the CTA
+  int column = threadIdx.x / 32 % C::kWarpsV;               // warp along V
+  int warp_k = threadIdx.x / 32 / C::kWarpsV % C::kWarpsK;  // warp along K
+  int h = threadIdx.x / 32 / C::kWarpsV / C::kWarpsK;       // head of the CTA
 
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int head() const { return tile.head + h; }
@@ -146,23 +144,20 @@ struct Walk {
   }
   __device__ void read_initial(WalkState<C>& state) const {
     if (p.initial.ptr) {
-      for_state(state, [&](float& x, int k, int v) {
-        x = *p.initial.at(segment.sequence, head(), k, v);
-      });
+      for_state(state,
+                [&](float& x, int k, int v) { x = *p.initial.at(segment.sequence, head(), k, v); });
     }
   }
   __device__ void write_final(WalkState<C>& state) const {
     if (p.final.ptr) {
-      for_state(state, [&](float& x, int k, int v) {
-        *p.final.at(segment.sequence, head(), k, v) = x;
-      });
+      for_state(state,
+                [&](float& x, int k, int v) { *p.final.at(segment.sequence, head(), k, v) = x; });
     }
   }
 
   // Where launches leave each other the state of a segment: as registers have it.
   __device__ float4* state_of_slot(TileGrid const& grid, int slot) const {
-    int64_t const number =
-        (int64_t(slot) * p.heads + head()) * grid.tiles_v + tile.v_begin / C::kV;
+    int64_t const number = (int64_t(slot) * p.heads + head()) * grid.tiles_v + tile.v_begin / C::kV;
     return reinterpret_cast<float4*>(p.workspace.sums) +
            (number * StatePlace<C>::kSquares + square(0, 0)) * 32 + lane();
   }
@@ -185,9 +180,9 @@ class WalkTiles {
       : x_(x),
         walk_(walk),
         aligned_(aligned),
-        streams_{Stream(rows_of<Element>(x, walk.segment.tokens, (walk.tile.head + kOf) / shared,
-                                         begin),
-                        x.row_stride, columns - begin)...} {}
+        streams_{
+            Stream(rows_of<Element>(x, walk.segment.tokens, (walk.tile.head + kOf) / shared, begin),
+                   x.row_stride, columns - begin)...} {}
 
  public:
   // shared: heads that share one of x's. begin: of the tile's columns.
