@@ -1,4 +1,5 @@
-// How a call of linear attention is divided: a pure function of K and the GPU's shared memory.
+// How a call of linear attention is divided: a pure function of K and, for the forward, the GPU's
+// shared memory.
 #pragma once
 
 #include <iterator>
@@ -7,7 +8,8 @@
 
 namespace flash::linear {
 
-// Columns of the tiles of Q and K, the tokens of a chunk, and whether K has several tiles.
+// Columns of the tiles of Q and K, the tokens of a chunk, and whether K has several tiles: of the
+// states before chunks, and of the outputs where no CTA walks.
 struct Plan {
   int k_tile;
   int v_tile;
@@ -21,28 +23,16 @@ constexpr Plan kPlans[] = {
     {128, 128, 128, 1, false}, {64, 128, 128, 1, true},
 };
 
-// Shared memory of the outputs' CTA: Q, K, V and the state, of 16 bits, and 12 bytes of decays a
-// token. With several tiles of K its rows are not needed, but for a run of 16 bytes.
-constexpr int smem_bytes(Plan const& plan) {
-  int const k_bytes = plan.tiled ? 16 : 2 * plan.chunk * plan.k_tile;
-  int const qv_bytes = 2 * plan.chunk * (plan.k_tile + plan.v_tile);
-  return plan.heads * (qv_bytes + k_bytes + 2 * plan.k_tile * plan.v_tile + 12 * plan.chunk);
-}
-
-// The first plan whose tile has all of K and fits a CTA's shared memory; else the tiled one, which
-// fits every GPU.
-constexpr int plan_number(int k_dim, int smem_per_block) {
+// The first plan whose tile has all of K; else the tiled one.
+constexpr int plan_number(int k_dim) {
   int number = 0;
-  while (!kPlans[number].tiled &&
-         (k_dim > kPlans[number].k_tile || smem_bytes(kPlans[number]) > smem_per_block)) {
+  while (!kPlans[number].tiled && k_dim > kPlans[number].k_tile) {
     ++number;
   }
   return number;
 }
 
-constexpr Plan plan_of(int k_dim, int smem_per_block) {
-  return kPlans[plan_number(k_dim, smem_per_block)];
-}
+constexpr int kEveryGpusSmem = 99 * 1024;  // of a CTA
 
 // How the forward is divided where a CTA has the states of all rows of K and some columns of V in
 // registers, and walks along the chunks of a segment. Segments are as long whatever else is in the
@@ -100,7 +90,6 @@ struct GradientsPlan {
 constexpr GradientsPlan kGradientsPlans[] = {
     {16, 32, false}, {32, 64, false}, {64, 32, false}, {64, 32, true}};
 constexpr int kGradientsChunk = 128;
-constexpr int kGradientsSmem = 99 * 1024;
 
 constexpr int gradients_plan_number(int k_dim) {
   int number = 0;

@@ -15,7 +15,7 @@ struct OfPlan {
   static constexpr flash::linear::Plan plan = flash::linear::kPlans[kPlan];
   static constexpr int kWarps = 8;
   using C = Config<Element, plan.chunk, plan.k_tile, plan.v_tile, plan.heads, kWarps, plan.tiled>;
-  static_assert(sizeof(StatesStorage<C>) <= flash::linear::smem_bytes(plan));
+  static_assert(sizeof(StatesStorage<C>) <= flash::linear::kEveryGpusSmem);
 
   static TileGrid grid(ForwardParams const& p, int tiles_k) {
     return {tiles_k, tiles_of(p.v_dim, plan.v_tile), tiles_of(p.heads, plan.heads),
@@ -40,10 +40,7 @@ void launch_tiled(ForwardParams const& p, LaunchContext const& launch) {
   using Of = OfPlan<Element, kPlan>;
   using C = typename Of::C;
   constexpr flash::linear::Plan plan = Of::plan;
-  static_assert(plan.tiled && sizeof(OutputsStorage<C>) <= flash::linear::smem_bytes(plan));
-  check(flash::linear::smem_bytes(plan) <= launch.device.smem_per_block, launch.name, " needs ",
-        flash::linear::smem_bytes(plan), " bytes of shared memory for a CTA, the GPU has ",
-        launch.device.smem_per_block);
+  static_assert(plan.tiled && sizeof(OutputsStorage<C>) <= flash::linear::kEveryGpusSmem);
   launch_states<Element, kPlan>(p, launch);
   using W = WeightsConfig<Element, plan.chunk>;
   int64_t const blocks = int64_t(p.sequences.slots) * p.heads * W::kPairs;

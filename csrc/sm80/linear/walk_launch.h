@@ -22,10 +22,12 @@ void launch_walk(ForwardParams const& p, LaunchContext const& launch) {
         launch, {grid.count(), C::kThreads, sizeof(SumsStorage<C>)}, p, grid);
     int64_t const of_head = plan.state_size(p.v_dim) / 4;
     int64_t const blocks = (p.heads * of_head + kSegmentScanThreads - 1) / kSegmentScanThreads;
-    launch_kernel<segment_scan_kernel<C>>(
-        launch,
-        {.blocks = p.sequences.count * blocks, .threads = kSegmentScanThreads, .early = true}, p,
-        of_head);
+    launch_kernel<segment_scan_kernel<C>>(launch,
+                                          {.blocks = p.sequences.count * blocks,
+                                           .threads = kSegmentScanThreads,
+                                           .smem_bytes = 0,
+                                           .early = true},
+                                          p, of_head);
   }
   bool const early = p.workspace.sums;
   launch_kernel<walk_outputs_kernel<C>>(launch,
