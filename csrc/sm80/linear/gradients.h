@@ -120,7 +120,7 @@ struct Gradients {
     float const scale = forward().scale;
     int const other = strip - back;
     if (back == 0) {
-      scale_diagonal(left, right, scale, forward().gate.ptr, smem.cumulated + strip * 16, lane());
+      scale_diagonal(left, right, scale, smem.cumulated + strip * 16, lane());
       return;
     }
     StripDecays const decay{smem.cumulated};

@@ -92,7 +92,7 @@ struct WalkOutputs {
       multiply<Element>(rows, columns, left, right);
     }
     if constexpr (kDiagonal) {
-      scale_diagonal(left, right, p().scale, p().gate.ptr, factor.cumulated + strip * 16, lane);
+      scale_diagonal(left, right, p().scale, factor.cumulated + strip * 16, lane);
     } else {
       float const near = factor.from_begin[strip * 16 + lane / 4];
       float const far = factor.from_begin[strip * 16 + lane / 4 + 8];
