@@ -123,17 +123,40 @@ struct WorkspaceOf {
   static constexpr int64_t kSquareBytes = 16 * 16 * sizeof(uint16_t);
 };
 
-linear::Plan plan_for(Tensor const& q, Tensor const& v) {
+// What the launches leave for each other whose CTAs walk along segments: nothing where each
+// sequence is one.
+struct WalkWorkspaceOf {
+  int64_t const states;
+  Scratch const sums, decays;
+
+  WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkPlan const& plan)
+      : states(p.sequences.seqlen > p.sequences.chunk ? int64_t(p.sequences.slots) * p.heads : 0),
+        sums(q, states * plan.state_size(p.v_dim), ScalarType::Float),
+        decays(q, states, ScalarType::Float) {}
+
+  linear::Workspace pointers() const {
+    if (states == 0) {
+      return {};
+    }
+    return {sums.data<float>(), nullptr, decays.data<float>(), nullptr};
+  }
+};
+
+int columns_of_q(Tensor const& q, Tensor const& v) {
   check(q.dim() == 4 && v.dim() == 4, "q and v must be (b, t, heads, columns)");
-  return linear::plan_of(count(q.size(3), "columns of q"), current_device().smem_per_block);
+  return count(q.size(3), "columns of q");
 }
 
 void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
                     OptionalTensor cu_seqlens, double scale, Tensor o, OptionalTensor final_state) {
   char const* const dtype = dtype_name(q, "q");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  linear::Plan const plan = plan_for(q, v);
-  ForwardParams p = inputs(q, k, v, g, cu_seqlens, scale, plan.chunk);
+  int const k_dim = columns_of_q(q, v);
+  int const chunk = linear::kPlans[linear::plan_number(k_dim)].chunk;
+  int const walk = linear::walk_number(k_dim, current_device().smem_per_block);
+  bool const walks = walk < linear::kWalkPlanCount;
+  ForwardParams p =
+      inputs(q, k, v, g, cu_seqlens, scale, walks ? linear::kWalkPlans[walk].segment : chunk);
   check_tensor(o, "o", q, p.heads, p.v_dim);
   p.o = view<void>(o, o.data_ptr());
   p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);
@@ -142,9 +165,16 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
   if (p.sequences.count == 0) {
     return;
   }
-  WorkspaceOf const workspace(q, p, plan.chunk, plan.tiled);
-  p.workspace = workspace.pointers();
-  linear::launch_forward(p, dtype, {current_device(), current_stream(q), "linear forward"});
+  LaunchContext const launch{current_device(), current_stream(q), "linear forward"};
+  if (walks) {
+    WalkWorkspaceOf const workspace(q, p, linear::kWalkPlans[walk]);
+    p.workspace = workspace.pointers();
+    linear::launch_forward(p, dtype, launch);
+  } else {
+    WorkspaceOf const workspace(q, p, chunk, /*with_weights=*/true);
+    p.workspace = workspace.pointers();
+    linear::launch_forward(p, dtype, launch);
+  }
 }
 
 // x [b, t, heads, columns] contiguous
@@ -179,11 +209,11 @@ void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTen
                      OptionalTensor dg, OptionalTensor dinitial_state) {
   char const* const dtype = dtype_name(q, "q");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  linear::Plan const plan = plan_for(q, v);
+  int const chunk = linear::kPlans[linear::plan_number(columns_of_q(q, v))].chunk;
   linear::BackwardParams p{};
   ForwardParams& f = p.forward;
   f = inputs(q, k, v, g, cu_seqlens, scale, linear::kGradientsChunk);
-  check(plan.chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
+  check(chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
   check_tensor(dout, "do", q, f.heads, f.v_dim);
   p.dout = view<void const>(dout, dout.data_ptr());
   f.aligned_v = f.aligned_v && is_aligned(p.dout, f.v_dim);
@@ -199,7 +229,7 @@ void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTen
   if (f.sequences.count == 0) {
     return;
   }
-  WorkspaceOf const workspace(q, f, plan.chunk, /*with_weights=*/false);
+  WorkspaceOf const workspace(q, f, chunk, /*with_weights=*/false);
   Scratch const dstates(q, workspace.states * f.state_size(), ScalarType::Half);
   f.workspace = workspace.pointers();
   p.dstates = dstates.data<void>();

@@ -38,6 +38,7 @@ __device__ inline Tokens tokens_of(Sequences const& s, int n) {
 struct Chunk {
   int sequence;
   int index;  // in the sequence
+  bool last;  // of the sequence
   Tokens tokens;
 
   __device__ bool exists() const { return tokens.count > 0; }
@@ -63,9 +64,11 @@ __device__ inline Chunk chunk_of(Sequences const& s, int slot) {
   Tokens tokens = tokens_of(s, n);
   int const begin = index * s.chunk;
   tokens.row += begin;
+  int const left = tokens.count - begin;
   // Slots before the first sequence's, whose tokens are in no sequence, have no chunk.
-  tokens.count = index < 0 ? 0 : std::min(tokens.count - begin, s.chunk);
-  return {n, index, tokens};
+  tokens.count = index < 0 ? 0 : std::min(left, s.chunk);
+  bool const last = index >= 0 && (left > 0 || index == 0) && left <= s.chunk;
+  return {n, index, last, tokens};
 }
 
 }  // namespace flash::linear

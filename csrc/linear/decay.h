@@ -32,22 +32,35 @@ __device__ float log_decay(GateView const& gate, Tokens const& tokens, int head,
                    : static_cast<float>(static_cast<Element const*>(gate.ptr)[at]);
 }
 
-// A warp cumulates the decays of a head's chunk; lanes have neighbouring tokens each.
-template <int kChunk, class Element>
-__device__ void cumulate(GateView const& gate, Tokens const& tokens, int head, Cumulated* out) {
-  constexpr int kOwn = kChunk / 32;
+// A lane's own of a chunk's log decays: those of neighbouring tokens.
+template <int kChunk>
+struct LogDecays {
   static_assert(kChunk % 32 == 0);
+  static constexpr int kOwn = kChunk / 32;
+  float own[kOwn];
+};
+
+template <int kChunk, class Element>
+__device__ LogDecays<kChunk> log_decays(GateView const& gate, Tokens const& tokens, int head) {
+  LogDecays<kChunk> logs;
+#pragma unroll
+  for (int i = 0; i < logs.kOwn; ++i) {
+    logs.own[i] = log_decay<Element>(gate, tokens, head, threadIdx.x % 32 * logs.kOwn + i);
+  }
+  return logs;
+}
+
+// A warp cumulates the decays of a head's chunk.
+template <int kChunk>
+__device__ void cumulate(LogDecays<kChunk> const& logs, Cumulated* out) {
+  constexpr int kOwn = LogDecays<kChunk>::kOwn;
   int const lane = threadIdx.x % 32;
   Cumulated own[kOwn];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    own[i] = {log_decay<Element>(gate, tokens, head, lane * kOwn + i), 0};
-  }
   Cumulated sum{0.f, 0};
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    bool const cut = !(own[i].log >= kLeastLog);
-    sum.log += cut ? 0.f : own[i].log * kLog2e;
+    bool const cut = !(logs.own[i] >= kLeastLog);
+    sum.log += cut ? 0.f : logs.own[i] * kLog2e;
     sum.cuts += cut;
     own[i] = sum;
   }
@@ -68,6 +81,11 @@ __device__ void cumulate(GateView const& gate, Tokens const& tokens, int head, C
   for (int i = 0; i < kOwn; ++i) {
     out[lane * kOwn + i] = {before.log + own[i].log, before.cuts + own[i].cuts};
   }
+}
+
+template <int kChunk, class Element>
+__device__ void cumulate(GateView const& gate, Tokens const& tokens, int head, Cumulated* out) {
+  cumulate<kChunk>(log_decays<kChunk, Element>(gate, tokens, head), out);
 }
 
 }  // namespace flash::linear

@@ -10,6 +10,8 @@ using flash::linear::ForwardParams;
 
 void launch_forward_bf16(ForwardParams const&, LaunchContext const&);
 void launch_forward_fp16(ForwardParams const&, LaunchContext const&);
+void launch_walk_bf16(ForwardParams const&, LaunchContext const&);
+void launch_walk_fp16(ForwardParams const&, LaunchContext const&);
 void launch_states_bf16(ForwardParams const&, LaunchContext const&);
 void launch_states_fp16(ForwardParams const&, LaunchContext const&);
 void launch_gradients_bf16(BackwardParams const&, LaunchContext const&);
@@ -36,9 +38,12 @@ ForwardParams gradients_of_states(BackwardParams const& p) {
 }  // namespace
 
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch) {
-  auto const launch_it =
-      is_bf16(dtype) ? sm80::linear::launch_forward_bf16 : sm80::linear::launch_forward_fp16;
-  launch_it(p, launch);
+  bool const bf16 = is_bf16(dtype);
+  if (walk_number(p.k_dim, launch.device.smem_per_block) < kWalkPlanCount) {
+    (bf16 ? sm80::linear::launch_walk_bf16 : sm80::linear::launch_walk_fp16)(p, launch);
+  } else {
+    (bf16 ? sm80::linear::launch_forward_bf16 : sm80::linear::launch_forward_fp16)(p, launch);
+  }
 }
 
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch) {

@@ -6,7 +6,8 @@
 
 namespace flash::linear {
 
-// dtype: that of q, "bf16" or "fp16"; the plan is that of p.k_dim on launch.device.
+// dtype: that of q, "bf16" or "fp16"; the plan is that of p.k_dim on launch.device, and where
+// it has one of kWalkPlans p.sequences are cut into that one's segments.
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch);
 
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch);

@@ -1,11 +1,15 @@
-// How a call of linear attention is divided: a pure function of K and the GPU's shared memory.
+// How a call of linear attention is divided: a pure function of K and, for the forward, the GPU's
+// shared memory.
 #pragma once
+
+#include <iterator>
 
 #include "params/common.h"
 
 namespace flash::linear {
 
-// Columns of the tiles of Q and K, the tokens of a chunk, and whether K has several tiles.
+// Columns of the tiles of Q and K, the tokens of a chunk, and whether K has several tiles: of the
+// states before chunks, and of the outputs where no CTA walks.
 struct Plan {
   int k_tile;
   int v_tile;
@@ -19,27 +23,60 @@ constexpr Plan kPlans[] = {
     {128, 128, 128, 1, false}, {64, 128, 128, 1, true},
 };
 
-// Shared memory of the outputs' CTA: Q, K, V and the state, of 16 bits, and 12 bytes of decays a
-// token. With several tiles of K its rows are not needed, but for a run of 16 bytes.
-constexpr int smem_bytes(Plan const& plan) {
-  int const k_bytes = plan.tiled ? 16 : 2 * plan.chunk * plan.k_tile;
-  int const qv_bytes = 2 * plan.chunk * (plan.k_tile + plan.v_tile);
-  return plan.heads * (qv_bytes + k_bytes + 2 * plan.k_tile * plan.v_tile + 12 * plan.chunk);
-}
-
-// The first plan whose tile has all of K and fits a CTA's shared memory; else the tiled one, which
-// fits every GPU.
-constexpr int plan_number(int k_dim, int smem_per_block) {
+// The first plan whose tile has all of K; else the tiled one.
+constexpr int plan_number(int k_dim) {
   int number = 0;
-  while (!kPlans[number].tiled &&
-         (k_dim > kPlans[number].k_tile || smem_bytes(kPlans[number]) > smem_per_block)) {
+  while (!kPlans[number].tiled && k_dim > kPlans[number].k_tile) {
     ++number;
   }
   return number;
 }
 
-constexpr Plan plan_of(int k_dim, int smem_per_block) {
-  return kPlans[plan_number(k_dim, smem_per_block)];
+constexpr int kEveryGpusSmem = 99 * 1024;  // of a CTA
+
+// How the forward is divided where a CTA has the states of all rows of K and some columns of V in
+// registers, and walks along the chunks of a segment. Segments are as long whatever else is in the
+// batch, because their borders decide how sums are rounded.
+struct WalkPlan {
+  int k_tile;
+  int chunk;      // tokens
+  int v_of_warp;  // columns of V
+  int warps_v;    // along V
+  int warps_k;    // that share the rows of K, each with a part of the sums over K
+  int heads;      // of a CTA, side by side in memory
+  int segment;    // tokens
+  int resident;   // CTAs on an SM of 227 KiB, for which registers are left
+
+  constexpr int v_tile() const { return v_of_warp * warps_v; }
+  // Numbers of a head's state as the launches leave them to each other: those of whole tiles.
+  constexpr int64_t state_size(int v_dim) const {
+    return int64_t(k_tile) * ((v_dim + v_tile() - 1) / v_tile() * v_tile());
+  }
+  // Shared memory of a CTA of the outputs: Q, K and V of two chunks, and for each head A's squares
+  // and decays of 24 bytes a token; where warps share the rows of K, parts of 64 bytes a row.
+  constexpr int smem_bytes() const {
+    int const squares = chunk / 16 * (chunk / 16 + 1) / 2;
+    int const tiles = 2 * 2 * chunk * (2 * k_tile + v_tile());
+    int const parts = warps_k > 1 ? 4 * warps_k * chunk * v_tile() : 16;
+    return heads * (tiles + squares * 512 + 2 * 24 * chunk) + parts;
+  }
+};
+
+constexpr WalkPlan kWalkPlans[] = {
+    {16, 64, 16, 2, 1, 2, 512, 4},   {32, 64, 16, 4, 1, 1, 512, 4},
+    {64, 64, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 4, 1, 1, 1024, 3},
+    {256, 32, 16, 4, 2, 1, 2048, 2}, {512, 32, 16, 4, 4, 1, 4096, 1},
+};
+constexpr int kWalkPlanCount = std::size(kWalkPlans);
+
+// kWalkPlanCount where there is none, because K has too many columns or the GPU too little memory.
+constexpr int walk_number(int k_dim, int smem_per_block) {
+  int number = 0;
+  while (number < kWalkPlanCount && k_dim > kWalkPlans[number].k_tile) {
+    ++number;
+  }
+  bool const fits = number < kWalkPlanCount && kWalkPlans[number].smem_bytes() <= smem_per_block;
+  return fits ? number : kWalkPlanCount;
 }
 
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
@@ -53,7 +90,6 @@ struct GradientsPlan {
 constexpr GradientsPlan kGradientsPlans[] = {
     {16, 32, false}, {32, 64, false}, {64, 32, false}, {64, 32, true}};
 constexpr int kGradientsChunk = 128;
-constexpr int kGradientsSmem = 99 * 1024;
 
 constexpr int gradients_plan_number(int k_dim) {
   int number = 0;

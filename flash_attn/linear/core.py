@@ -62,7 +62,7 @@ def chunk_scan(
             g = g.float() if q.dtype != torch.float64 else g.double()
         elif g.dtype not in (q.dtype, torch.float32):
             g = g.float()
-    o, final = ops.forward(
+    o, final = ops.scan(
         q, k, v, g, state, cu_seqlens, _checks.scale_of(scale, k.shape[-1]),
         bool(output_final_state), bool(state_v_first),
     )  # fmt: skip

@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from flash_attn.dispatch.autograd import rows_contiguous
+from flash_attn.dispatch import run
+from flash_attn.dispatch.autograd import records, rows_contiguous
 from flash_attn.linear import _chunks, _kernels, _step
 from flash_attn.linear._autocast import without_autocast
 
-__all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "step"]
+__all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "scan", "step"]
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, "
@@ -46,6 +47,15 @@ for _name, _schema in SCHEMAS.items():
 forward = torch.ops.flash_attn.linear_forward.default
 backward = torch.ops.flash_attn.linear_backward.default
 step = torch.ops.flash_attn.linear_step.default
+
+
+def scan(*args: Any) -> tuple[Tensor, Tensor]:
+    """``forward``. Where autograd has nothing to record, past its kernel, which is Python and two
+    thirds of the dispatch."""
+    if run.traced() or records(*args[:5]):
+        return forward(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return forward(*args)
 
 
 # --- Results without data -------------------------------------------------------------------------

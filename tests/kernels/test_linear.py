@@ -34,7 +34,7 @@ def calls(monkeypatch) -> list[int]:
     return taken
 
 
-@pytest.fixture(params=[80, SMALL_GPU])
+@pytest.fixture(params=[80, 90, SMALL_GPU])
 def gpu(request, monkeypatch) -> Iterator[int]:
     with library.serving(monkeypatch, request.param):
         yield request.param
@@ -77,10 +77,22 @@ def test_head_dims(K, V, dtype, large):
     check(Case("scalar", K, V, 150, H=2, HK=1, dtype=dtype, v_first=dtype is BF16))
 
 
-@pytest.mark.parametrize("K", [65, 128, 200])
+@pytest.mark.parametrize("K", [65, 128, 200, 260, 520])
 def test_head_dims_by_shared_memory(K, gpu):
-    """K of up to 128 is one tile, or on small GPUs two."""
+    """States of K up to 512 are in registers where a CTA has enough shared memory."""
     check(Case("scalar", K, 72, 140, H=1, HK=1, dtype=BF16))
+
+
+@pytest.mark.parametrize(
+    ("K", "V", "segment"),
+    [(7, 40, 512), (32, 66, 512), (60, 130, 1024), (128, 24, 1024), (200, 7, 2048)],
+)
+def test_segments(K, V, segment, large):
+    """Sequences that are longer than a segment of WalkPlan, packed too."""
+    T = 2 * segment + 70
+    check(Case("scalar", K, V, T, H=1, HK=1, dtype=BF16, v_first=True))
+    edges = (3, 3, segment + 3, segment + 4, 2 * segment + 66, 2 * segment + 66)
+    check(Case("scalar", K, 9, T, H=1, HK=1, cu_seqlens=edges, dtype=FP16))
 
 
 @pytest.mark.parametrize("gate", GATES)

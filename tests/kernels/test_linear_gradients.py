@@ -95,6 +95,26 @@ def test_gate_gradient_does_not_cancel():
     assert everything.tril().norm() > 1e3 * crossing.norm()
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_gate_gradient_of_one_chunk(dtype):
+    """Sums of pairs, which are not rounded to 16 bits, behind gates of e^-12."""
+    T, late = 100, 51
+    q, k, v, do = (torch.randn(T, 16).to(dtype) for _ in range(4))
+    g = -0.01 * torch.rand(T)
+    g[late - 1 :] = -12.0
+    inputs = [x[None, :, None] for x in (q, k, v)]
+    given = g[None, :, None].requires_grad_()
+    o, _ = chunk_scan(*inputs, given)
+    (dg,) = torch.autograd.grad(o, given, do[None, :, None])
+    q, k, v, do, g = (x.detach().double() for x in (q, k, v, do, g))
+    G = g.cumsum(0)
+    pairs = (q @ k.T * 16**-0.5 * (G[:, None] - G).exp() * (do @ v.T)).tril(-1)
+    want = torch.stack([pairs[t:, :t].sum() for t in range(T)])
+    assert want[late:].abs().max() < 1e-2 * want.abs().max()
+    for part in (slice(late), slice(late, T)):
+        assert (dg[0, part, 0] - want[part]).abs().max() < 1e-4 * want[part].abs().max()
+
+
 def test_neighbours_change_no_bit(calls):
     q, k, v = (torch.randn(1, 300, 1, d).half() for d in (24, 24, 40))
     g = -torch.rand(1, 300, 1)

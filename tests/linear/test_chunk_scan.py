@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flash_attn.linear import _kernels, chunk_scan
+from flash_attn.linear import chunk_scan
 from tests.linear.cases import DECAYS, GATES, HEAD_DIMS, SEQLENS, Case, brute_force, check, packed
 from tests.linear.reference import recurrence
 
@@ -92,8 +92,8 @@ def test_rows_of_no_sequence(backend):
 def test_gate_gradient_does_not_cancel(backend):
     """dg is q∘dq - k∘dk summed over what follows: terms of either sign that are far larger than the
     result. After a strong gate the true gradient is tiny, and its digits are right nevertheless:
-    those of fp32, or of bf16 in compiled kernels, which round each term to it twice. Terms that
-    cancel would leave none there."""
+    terms that cancel would leave none there. Kernels round to bf16 what weighs a pair of tokens,
+    and add what that left: their terms are right to 2^-17, as sums of fp32 are."""
     torch.manual_seed(1)
     for decay in ("scalar", "vector"):
         case = Case(decay, 16, 16, 64, with_state=False, dtype=torch.bfloat16)
@@ -116,9 +116,7 @@ def test_gate_gradient_does_not_cancel(backend):
         error = (got.double().cpu() - want).abs()
         late = want[:, 33:]
         assert late.abs().max() < 1e-2 * want.abs().max()
-        by_kernels = _kernels.serves("_linear_backward", given[0], given[2], g)
-        bar = 2 * 2.0**-8 if by_kernels else 1e-4
-        assert error[:, 33:].max() <= bar * late.abs().max()
+        assert error[:, 33:].max() <= 1e-4 * late.abs().max()
 
 
 def test_no_gradient_through_a_closed_gate(backend):

@@ -17,7 +17,7 @@ void launch_any_gradients(BackwardParams const& p, LaunchContext const& launch) 
     }
   }
   using C = GradientsConfig<Element, plan.k_tile, plan.v_tile, plan.tiled>;
-  static_assert(sizeof(GradientsStorage<C>) <= flash::linear::kGradientsSmem);
+  static_assert(sizeof(GradientsStorage<C>) <= flash::linear::kEveryGpusSmem);
   int64_t const blocks = int64_t(p.forward.sequences.slots) * p.forward.heads;
   launch_kernel<gradients_kernel<C>>(launch, {blocks, C::kThreads, sizeof(GradientsStorage<C>)}, p);
 }

@@ -1,7 +1,7 @@
 // Types of the kernels of linear attention with scalar decay.
 #pragma once
 
-#include "linear/params.h"
+#include "linear/chunks.h"
 #include "sm80/linear/tile.h"
 
 namespace flash::sm80::linear {
@@ -21,8 +21,6 @@ struct Config {
   static constexpr int kChunk = kChunk_, kK = kK_, kV = kV_, kHeads = kHeads_, kWarps = kWarps_;
   static constexpr bool kTiled = kTiled_;
   static constexpr int kThreads = 32 * kWarps;
-  // CTAs of the outputs on an SM, for which registers are left.
-  static constexpr int kResident = kK * kV < 64 * 128 ? 2 : 1;
   static constexpr int kStrips = kChunk / 16;  // rows of a strip: an instruction's
 };
 

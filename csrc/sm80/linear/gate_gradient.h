@@ -71,25 +71,58 @@ __device__ inline void store_own(float const (&left)[4], float const (&right)[4]
   }
 }
 
-// What crosses a token's gate. strips: those that the chunk has. total: the decay of S0.
+// Sums that many tokens' gates share. strips: those that the chunk has.
+template <class C>
+__device__ void sum_strips(GateSums<C>& sums, int strips) {
+  static_assert(C::kChunk + C::kOffDiagonal + C::kStrips < C::kThreads);
+  int const token = threadIdx.x, square = token - C::kChunk, strip = square - C::kOffDiagonal;
+  if (token < C::kChunk) {
+    float after = 0.f;
+    for (int later = token / 16 + 1; later < strips; ++later) {
+      after += sums.columns[pair_number(later, token / 16)][token % 16];
+    }
+    sums.after[token] = after;
+  } else if (square < C::kOffDiagonal) {
+    float all = 0.f;
+    for (float const& column : sums.columns[square]) {
+      all += column;
+    }
+    sums.squares[square] = all;
+  } else if (strip < C::kStrips) {
+    float read = 0.f, reached = 0.f;
+    for (int i = strip * 16; i < strip * 16 + 16; ++i) {
+      read += sums.read[i];
+      reached += sums.reached[i];
+    }
+    sums.read_of[strip] = read;
+    sums.reached_of[strip] = reached;
+  } else if (strip == C::kStrips) {
+    float all = 0.f;
+    for (float const& kept : sums.kept) {
+      all += kept;
+    }
+    sums.kept_of_all = all;
+  }
+}
+
+// What crosses a token's gate, after sum_strips. total: the decay of S0.
 template <class C>
 __device__ float crossing(GateSums<C> const& sums, int token, int strips, float total) {
   int const strip = token / 16, begin = strip * 16;
-  float sum = 0.f;
-  for (float const& kept : sums.kept) {
-    sum += kept;
-  }
-  sum = sum * total + sums.own[token];
+  float sum = sums.kept_of_all * total + sums.own[token];
   for (int i = token; i < begin + 16; ++i) {
     sum += sums.read[i] + sums.rows[i];
   }
-  for (int i = begin + 16; i < strips * 16; ++i) {
-    sum += sums.read[i];
+  for (int j = begin; j < token; ++j) {
+    sum += sums.reached[j] + sums.after[j];
   }
-  for (int j = 0; j < token; ++j) {
-    sum += sums.reached[j];
-    for (int later = strip + 1; later < strips; ++later) {
-      sum += sums.columns[pair_number(later, j / 16)][j % 16];
+  for (int earlier = 0; earlier < strip; ++earlier) {
+    sum += sums.reached_of[earlier];
+  }
+  for (int later = strip + 1; later < strips; ++later) {
+    sum += sums.read_of[later];
+    for (int earlier = 0; earlier < strip; ++earlier) {
+      sum += sums.squares[pair_number(later, earlier)];
     }
   }
   return sum;

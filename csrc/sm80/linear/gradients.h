@@ -39,8 +39,7 @@ struct Gradients {
   __device__ Element* square(Element* squares, int of, int other) const {
     return squares + square_number(of, other) * kSquare;
   }
-  // Of this strip's rows.
-  __device__ Element* square(Element* squares, int back) const {
+  __device__ Element* square(Element* squares, int back) const {  // of this strip's rows
     return square(squares, strip, strip - back);
   }
 
@@ -57,11 +56,10 @@ struct Gradients {
   __device__ void load_state(void const* states, int k, int v, StateElement* tile) const {
     ForwardParams const& f = forward();
     int const columns = f.v_columns();
-    auto const* source = static_cast<StateElement const*>(states) +
-                         (int64_t(slot) * f.heads + head) * f.state_size() + int64_t(k) * columns +
-                         v;
-    load_tile<C::kK, C::kV, C::kThreads>(source, columns, tile, f.k_dim - k, columns - v,
-                                         /*aligned=*/true);
+    auto const* state = static_cast<StateElement const*>(states) +
+                        (int64_t(slot) * f.heads + head) * f.state_size();
+    load_tile<C::kK, C::kV, C::kThreads>(state + int64_t(k) * columns + v, columns, tile,
+                                         f.k_dim - k, columns - v, /*aligned=*/true);
   }
 
   // Starts to bring the tiles of Q and K from this column on, if they are not there.
@@ -90,8 +88,7 @@ struct Gradients {
     }
   }
 
-  // No thread reads tiles any more.
-  __device__ void release() const { __syncthreads(); }
+  __device__ void release() const { __syncthreads(); }  // no thread reads tiles any more
   __device__ void arrive() const {
     cp_async_fence();
     cp_async_wait<0>();
@@ -123,7 +120,7 @@ struct Gradients {
     float const scale = forward().scale;
     int const other = strip - back;
     if (back == 0) {
-      scale_diagonal(left, right, scale, forward().gate.ptr, smem.cumulated + strip * 16, lane());
+      scale_diagonal(left, right, scale, smem.cumulated + strip * 16, lane());
       return;
     }
     StripDecays const decay{smem.cumulated};
@@ -146,14 +143,16 @@ struct Gradients {
       if (back <= strip) {
         weigh(back, sums[2 * back], sums[2 * back + 1]);
         store_square(square(smem.weights, back), sums[2 * back], sums[2 * back + 1]);
-        store_square(ranged(back), sums[2 * back], sums[2 * back + 1]);
+        if (p.dg) {
+          store_rest<Element>(rest(back), sums[2 * back], sums[2 * back + 1]);
+        }
       }
     }
   }
 
-  // Where A is until the gradient of Q Kᵀ takes its place, in bf16: products with A's smallest
-  // numbers, which are 0 in fp16, are all that some gates' gradients are made of.
-  __device__ StateElement* ranged(int back) const {
+  // What rounding left of A, until the gradient of Q Kᵀ takes its place. In fp16 that is all of A's
+  // smallest numbers, and some gates' gradients are made of nothing else.
+  __device__ StateElement* rest(int back) const {
     return reinterpret_cast<StateElement*>(square(smem.dscores, back));
   }
 
@@ -182,12 +181,13 @@ struct Gradients {
   // A square of W = A ∘ dP in the sums of the gates' gradient.
   __device__ void add_pairs(int back, float const (&left)[4], float const (&right)[4],
                             float (&of_rows)[2]) const {
-    float near[4], far[4];
-    load_square(ranged(back), near, far);
+    float near[4], far[4], rest_near[4], rest_far[4];
+    load_square(square(smem.weights, back), near, far);
+    load_square(rest(back), rest_near, rest_far);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      near[i] *= left[i];
-      far[i] *= right[i];
+      near[i] = (near[i] + rest_near[i]) * left[i];
+      far[i] = (far[i] + rest_far[i]) * right[i];
     }
     if (back == 0) {
       store_own(near, far, smem.gate.own + strip * 16);
@@ -455,6 +455,8 @@ struct Gradients {
   }
 
   __device__ void compute_dg() const {
+    __syncthreads();
+    sum_strips(smem.gate, strips());
     __syncthreads();
     float const total = decay_between({0.f, 0}, smem.cumulated[C::kChunk - 1]);
     for (int t = threadIdx.x; t < tokens.count; t += C::kThreads) {

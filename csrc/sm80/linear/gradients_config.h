@@ -39,6 +39,13 @@ struct GateSums {
   float read[C::kChunk];     // of the token's part in the loss that its query reads from S0
   float reached[C::kChunk];  // of what its key adds to S'
   float kept[C::kStrips];    // of S0 ∘ dS', by warp
+
+  // Sums of these, by sum_strips.
+  float after[C::kChunk];          // of the token's columns of W, over all later strips
+  float squares[C::kOffDiagonal];  // of W
+  float read_of[C::kStrips];
+  float reached_of[C::kStrips];
+  float kept_of_all;
 };
 
 template <class C>
@@ -86,6 +93,22 @@ __device__ void load_square(Element* square, float (&left)[4], float (&right)[4]
     right[2 * half] = far.x;
     right[2 * half + 1] = far.y;
   }
+}
+
+// Stores what rounding to a dtype leaves of a square, in bf16.
+template <class Element>
+__device__ void store_rest(StateElement* square, float (&left)[4], float (&right)[4]) {
+  uint32_t words[4];
+  as_a<Element>(left, right, words);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float2 const near = unpack<Element>(words[half]), far = unpack<Element>(words[2 + half]);
+    left[2 * half] -= near.x;
+    left[2 * half + 1] -= near.y;
+    right[2 * half] -= far.x;
+    right[2 * half + 1] -= far.y;
+  }
+  store_square(square, left, right);
 }
 
 // The sum over the four lanes that share a row, in all of them.

@@ -1,4 +1,4 @@
-// Launches the kernels of one plan.
+// Launches the kernels of one plan: states for any K, outputs where K has several tiles.
 #pragma once
 
 #include "launch/launch_kernel.h"
@@ -15,8 +15,7 @@ struct OfPlan {
   static constexpr flash::linear::Plan plan = flash::linear::kPlans[kPlan];
   static constexpr int kWarps = 8;
   using C = Config<Element, plan.chunk, plan.k_tile, plan.v_tile, plan.heads, kWarps, plan.tiled>;
-  static_assert(sizeof(OutputsStorage<C>) <= flash::linear::smem_bytes(plan));
-  static_assert(sizeof(StatesStorage<C>) <= flash::linear::smem_bytes(plan));
+  static_assert(sizeof(StatesStorage<C>) <= flash::linear::kEveryGpusSmem);
 
   static TileGrid grid(ForwardParams const& p, int tiles_k) {
     return {tiles_k, tiles_of(p.v_dim, plan.v_tile), tiles_of(p.heads, plan.heads),
@@ -37,19 +36,15 @@ void launch_states(ForwardParams const& p, LaunchContext const& launch) {
 }
 
 template <class Element, int kPlan>
-void launch_forward(ForwardParams const& p, LaunchContext const& launch) {
+void launch_tiled(ForwardParams const& p, LaunchContext const& launch) {
   using Of = OfPlan<Element, kPlan>;
   using C = typename Of::C;
   constexpr flash::linear::Plan plan = Of::plan;
-  check(flash::linear::smem_bytes(plan) <= launch.device.smem_per_block, launch.name, " needs ",
-        flash::linear::smem_bytes(plan), " bytes of shared memory for a CTA, the GPU has ",
-        launch.device.smem_per_block);
+  static_assert(plan.tiled && sizeof(OutputsStorage<C>) <= flash::linear::kEveryGpusSmem);
   launch_states<Element, kPlan>(p, launch);
-  if constexpr (plan.tiled) {
-    using W = WeightsConfig<Element, plan.chunk>;
-    int64_t const blocks = int64_t(p.sequences.slots) * p.heads * W::kPairs;
-    launch_kernel<weights_kernel<W>>(launch, {blocks, W::kThreads, sizeof(WeightsStorage<W>)}, p);
-  }
+  using W = WeightsConfig<Element, plan.chunk>;
+  int64_t const blocks = int64_t(p.sequences.slots) * p.heads * W::kPairs;
+  launch_kernel<weights_kernel<W>>(launch, {blocks, W::kThreads, sizeof(WeightsStorage<W>)}, p);
   TileGrid const grid = Of::grid(p, 1);
   launch_kernel<outputs_kernel<C>>(launch, {grid.count(), C::kThreads, sizeof(OutputsStorage<C>)},
                                    p, grid);

@@ -1,4 +1,5 @@
-// O = scale (Q∘e^G) S0 + A V of each chunk. A warp has a strip of 16 rows.
+// O = scale (Q∘e^G) S0 + A V of each chunk, where K has several tiles, A is in memory, and so are
+// the states before chunks. A warp has a strip of 16 rows.
 #pragma once
 
 #include "sm80/linear/weights.h"
@@ -11,12 +12,10 @@ struct OutputsStorage {
   // A warp reads its rows of Q to the end before it puts those of O there, kStaged columns at a
   // time.
   static constexpr int kStaged = C::kK < C::kV ? C::kK : C::kV;
-  alignas(16) Element q_or_out[C::kHeads][C::kChunk * C::kK];
-  alignas(16) Element k[C::kHeads][C::kTiled ? 8 : C::kChunk * C::kK];
-  alignas(16) Element v[C::kHeads][C::kChunk * C::kV];
-  alignas(16) StateElement state[C::kHeads][C::kK * C::kV];
-  alignas(16) Cumulated cumulated[C::kHeads][C::kChunk];
-  alignas(16) float to_end[C::kHeads][C::kChunk];
+  alignas(16) Element q_or_out[C::kChunk * C::kK];
+  alignas(16) Element v[C::kChunk * C::kV];
+  alignas(16) StateElement state[C::kK * C::kV];
+  alignas(16) Cumulated cumulated[C::kChunk];
 };
 
 template <class C>
@@ -25,7 +24,6 @@ struct Strip {
   static constexpr bool kSplitsQ = !std::is_same_v<Element, StateElement>;
   ForwardParams const& p;
   OutputsStorage<C>& smem;
-  int h;      // head of the CTA
   int index;  // of the chunk
   int slot;
   int head;
@@ -47,7 +45,7 @@ struct Strip {
 #pragma unroll
     for (int d = 0; d < C::kK; d += 16) {
       uint32_t q[4], rest[4], s[4];
-      read_a<C::kK>(smem.q_or_out[h], index * 16, d, q);
+      read_a<C::kK>(smem.q_or_out, index * 16, d, q);
       if constexpr (kSplitsQ) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -56,7 +54,7 @@ struct Strip {
       }
 #pragma unroll
       for (int n = 0; n < C::kV; n += 16) {
-        read_b_deep<C::kV>(smem.state[h], d, n, s);
+        read_b_deep<C::kV>(smem.state, d, n, s);
         multiply<StateElement>(q, s, out[n / 8], out[n / 8 + 1]);
         if constexpr (kSplitsQ) {
           multiply<StateElement>(rest, s, out[n / 8], out[n / 8 + 1]);
@@ -70,19 +68,8 @@ struct Strip {
 #pragma unroll
     for (int n = 0; n < C::kV; n += 16) {
       uint32_t v[4];
-      read_b_deep<C::kV>(smem.v[h], strip * 16, n, v);
+      read_b_deep<C::kV>(smem.v, strip * 16, n, v);
       multiply<Element>(weights, v, out[n / 8], out[n / 8 + 1]);
-    }
-  }
-
-  // Q Kᵀ of a strip of keys
-  __device__ void scores(int strip, float (&left)[4], float (&right)[4]) const {
-#pragma unroll
-    for (int d = 0; d < C::kK; d += 16) {
-      uint32_t q[4], k[4];
-      read_a<C::kK>(smem.q_or_out[h], index * 16, d, q);
-      read_b<C::kK>(smem.k[h], strip * 16, d, k);
-      multiply<Element>(q, k, left, right);
     }
   }
 
@@ -90,49 +77,31 @@ struct Strip {
   __device__ void add_chunk() {
     int const lane = threadIdx.x % 32;
     bool const decays = p.gate.ptr;
-    StripDecays const decay{smem.cumulated[h]};
+    StripDecays const decay{smem.cumulated};
     float const before = decay.before(index) * p.scale;
     scale_rows(before, before);
     float const near = decays ? decay.from_begin(index * 16 + lane / 4) : 1.f;
     float const far = decays ? decay.from_begin(index * 16 + lane / 4 + 8) : 1.f;
-    if constexpr (C::kTiled) {
-      uint4 const* const weights =
-          p.workspace.weights +
-          ((int64_t(slot) * p.heads + head) * C::kStrips + index) * C::kStrips * 32 + lane;
-      auto const add = [&](int strip) {
-        uint4 const w = __ldcg(weights + strip * 32);
-        uint32_t const a[4] = {w.x, w.y, w.z, w.w};
-        add_values(a, strip);
-      };
-      for (int strip = 0; strip < index; ++strip) {
-        add(strip);
-      }
-      scale_rows(near, far);
-      add(index);
-    } else {
-      uint32_t a[4];
-      for (int strip = 0; strip < index; ++strip) {
-        float left[4] = {}, right[4] = {};
-        scores(strip, left, right);
-        float const between = decays ? decay.between(strip, index) * p.scale : p.scale;
-        scale_square(left, right, between, smem.to_end[h] + strip * 16, lane);
-        as_a<Element>(left, right, a);
-        add_values(a, strip);
-      }
-      scale_rows(near, far);
-      float left[4] = {}, right[4] = {};
-      scores(index, left, right);
-      scale_diagonal(left, right, p.scale, decays, smem.cumulated[h] + index * 16, lane);
-      as_a<Element>(left, right, a);
-      add_values(a, index);
+    uint4 const* const weights =
+        p.workspace.weights +
+        ((int64_t(slot) * p.heads + head) * C::kStrips + index) * C::kStrips * 32 + lane;
+    auto const add = [&](int strip) {
+      uint4 const w = __ldcg(weights + strip * 32);
+      uint32_t const a[4] = {w.x, w.y, w.z, w.w};
+      add_values(a, strip);
+    };
+    for (int strip = 0; strip < index; ++strip) {
+      add(strip);
     }
+    scale_rows(near, far);
+    add(index);
   }
 
   // Rows leave through shared memory, where the warp alone reads and writes them.
   __device__ void store(flash::linear::Tokens const& tokens, int v_begin) {
     constexpr int kStaged = OutputsStorage<C>::kStaged;
     int const lane = threadIdx.x % 32;
-    Element* const rows = smem.q_or_out[h] + index * 16 * C::kK;
+    Element* const rows = smem.q_or_out + index * 16 * C::kK;
     Element* const target =
         rows_of<Element>(p.o, tokens, head, v_begin) + index * 16 * p.o.row_stride;
 #pragma unroll
@@ -166,7 +135,7 @@ __device__ void load_state(ForwardParams const& p, int slot, int head, int k_beg
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kResident)
+__global__ void __launch_bounds__(C::kThreads)
     outputs_kernel(__grid_constant__ ForwardParams const p, __grid_constant__ TileGrid const grid) {
   using Element = typename C::Element;
   auto& smem = *reinterpret_cast<OutputsStorage<C>*>(dynamic_smem());
@@ -175,65 +144,40 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   if (!chunk.exists()) {
     return;
   }
+  static_assert(C::kTiled && C::kHeads == 1 && C::kWarps == C::kStrips);
   auto const& tokens = chunk.tokens;
-  int const heads = heads_in<C>(p, tile), warp = threadIdx.x / 32;
-  auto const load_q = [&](int h, int k_begin) {
-    load_tile<C::kChunk, C::kK, C::kThreads>(
-        rows_of<Element>(p.q, tokens, (tile.head + h) / p.group, k_begin), p.q.row_stride,
-        smem.q_or_out[h], tokens.count, p.k_dim - k_begin, p.aligned_k);
-    load_state<C>(p, tile.slot, tile.head + h, k_begin, tile.v_begin, smem.state[h]);
+  int const head = tile.head, warp = threadIdx.x / 32;
+  auto const load_q = [&](int k_begin) {
+    load_tile<C::kChunk, C::kK, C::kThreads>(rows_of<Element>(p.q, tokens, head / p.group, k_begin),
+                                             p.q.row_stride, smem.q_or_out, tokens.count,
+                                             p.k_dim - k_begin, p.aligned_k);
+    load_state<C>(p, tile.slot, head, k_begin, tile.v_begin, smem.state);
   };
-  for (int h = 0; h < heads; ++h) {
-    int const head = tile.head + h;
-    load_q(h, 0);
-    if constexpr (!C::kTiled) {
-      load_tile<C::kChunk, C::kK, C::kThreads>(rows_of<Element>(p.k, tokens, head / p.group, 0),
-                                               p.k.row_stride, smem.k[h], tokens.count, p.k_dim,
-                                               p.aligned_k);
-    }
-    load_tile<C::kChunk, C::kV, C::kThreads>(rows_of<Element>(p.v, tokens, head, tile.v_begin),
-                                             p.v.row_stride, smem.v[h], tokens.count,
-                                             p.v_dim - tile.v_begin, p.aligned_v);
-  }
+  load_q(0);
+  load_tile<C::kChunk, C::kV, C::kThreads>(rows_of<Element>(p.v, tokens, head, tile.v_begin),
+                                           p.v.row_stride, smem.v, tokens.count,
+                                           p.v_dim - tile.v_begin, p.aligned_v);
   cp_async_fence();
-  for (int h = warp; h < heads; h += C::kWarps) {
-    flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, tile.head + h, smem.cumulated[h]);
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < heads * C::kChunk; i += C::kThreads) {
-    int const h = i / C::kChunk, t = i % C::kChunk;
-    smem.to_end[h][t] = StripDecays{smem.cumulated[h]}.to_end(t);
+  if (warp == 0) {
+    flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, head, smem.cumulated);
   }
   cp_async_wait<0>();
   __syncthreads();
 
-  if constexpr (C::kTiled) {
-    static_assert(C::kHeads == 1 && C::kWarps == C::kStrips);
-    Strip<C> strip{p, smem, 0, warp, tile.slot, tile.head};
-    for (int k_begin = 0; k_begin < p.k_dim; k_begin += C::kK) {
-      if (k_begin > 0) {
-        __syncthreads();
-        load_q(0, k_begin);
-        cp_async_fence();
-        cp_async_wait<0>();
-        __syncthreads();
-      }
-      strip.add_state();
+  Strip<C> strip{p, smem, warp, tile.slot, head};
+  for (int k_begin = 0; k_begin < p.k_dim; k_begin += C::kK) {
+    if (k_begin > 0) {
+      __syncthreads();
+      load_q(k_begin);
+      cp_async_fence();
+      cp_async_wait<0>();
+      __syncthreads();
     }
-    if (warp * 16 < tokens.count) {
-      strip.add_chunk();
-      strip.store(tokens, tile.v_begin);
-    }
-  } else {
-    for (int item = warp; item < heads * C::kStrips; item += C::kWarps) {
-      int const h = item / C::kStrips, index = item % C::kStrips;
-      if (index * 16 < tokens.count) {
-        Strip<C> strip{p, smem, h, index, tile.slot, tile.head + h};
-        strip.add_state();
-        strip.add_chunk();
-        strip.store(tokens, tile.v_begin);
-      }
-    }
+    strip.add_state();
+  }
+  if (warp * 16 < tokens.count) {
+    strip.add_chunk();
+    strip.store(tokens, tile.v_begin);
   }
 }
 

@@ -34,6 +34,13 @@ struct AgainstState {
   }
 };
 
+// Multiplies two tokens' numbers, in one register, by what is left of them.
+template <class Element>
+__device__ uint32_t decayed(uint32_t pair, float2 left) {
+  float2 const x = unpack<Element>(pair);
+  return pack<Element>(x.x * left.x, x.y * left.y);
+}
+
 // sums (16, kColumns) += a square * rows of a tile, from this strip's on.
 template <int kColumns, class Element>
 __device__ void add_square(uint32_t const (&a)[4], Element const* tile, int strip,

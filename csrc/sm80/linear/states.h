@@ -5,7 +5,7 @@
 
 #include "core/dynamic_smem.h"
 #include "linear/decay.h"
-#include "sm80/linear/config.h"
+#include "sm80/linear/rows.h"
 
 namespace flash::sm80::linear {
 
@@ -48,13 +48,6 @@ struct StateOfWarp {
     }
   }
 };
-
-// Multiplies two tokens' columns of Kᵀ, in one register, by what is left of them.
-template <class Element>
-__device__ uint32_t decayed(uint32_t pair, float2 left) {
-  float2 const x = unpack<Element>(pair);
-  return pack<Element>(x.x * left.x, x.y * left.y);
-}
 
 // 16 rows of the state: (16, kColumns) sums, from a row and a column of the tile on. left: of
 // tokens.

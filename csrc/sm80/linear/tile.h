@@ -22,40 +22,74 @@ __device__ inline int place(int row, int run) {
   return (row * kRuns + (run ^ turn)) * kRunElements;
 }
 
-// Fills (kRows, kColumns) with the rows and columns that exist, and zeros. `aligned`: rows begin at
-// multiples of 16 bytes and are whole runs; they are then copied asynchronously. A thread has one
-// column of runs, so that its rows are a stride apart in both memories: an address for each would
-// stay in registers from call to call.
+// Fills tiles (kRows, kColumns) with the rows and columns that exist, and zeros: one tile after the
+// other, of rows that follow each other. A thread has one column of runs, so that its rows are a
+// stride apart in both memories: an address for each would stay in registers from call to call.
 template <int kRows, int kColumns, int kThreads, class Element>
-__device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows,
-                          int columns, bool aligned) {
-  constexpr int kRuns = kColumns / kRunElements, kStep = kThreads / kRuns;
+class TileStream {
+  static constexpr int kRuns = kColumns / kRunElements, kStep = kThreads / kRuns;
   static_assert(kThreads % kRuns == 0 && kStep % 8 == 0);  // `place` repeats after eight rows
-  int const first = threadIdx.x / kRuns, column = threadIdx.x % kRuns * kRunElements;
-  Element const* source = gmem + first * row_stride + column;
-  Element* target = smem + place<kColumns>(first, threadIdx.x % kRuns);
-  if (aligned) {
+
+  Element const* source_;
+  int columns_;  // that exist, of this thread's run
+
+  __device__ static int first() { return threadIdx.x / kRuns; }
+
+ public:
+  // gmem: the first row's first column. columns: from there on.
+  __device__ TileStream(Element const* gmem, int64_t row_stride, int columns)
+      : source_(gmem + first() * row_stride + threadIdx.x % kRuns * kRunElements),
+        columns_(columns - int(threadIdx.x % kRuns * kRunElements)) {}
+
+  // The next tile, of which `rows` exist. `aligned`: rows begin at multiples of 16 bytes and are
+  // whole runs; they are then copied asynchronously.
+  __device__ void load(int64_t row_stride, Element* smem, int rows, bool aligned) {
+    Element const* source = source_;
+    source_ += kRows * row_stride;
+    Element* target = smem + place<kColumns>(first(), threadIdx.x % kRuns);
+    if (!aligned) {
+      load_slowly(source, row_stride, target, rows);
+      return;
+    }
+    int const left = columns_ > 0 ? rows - first() : 0;
+    // Fewer rows than threads have some of: the last threads have none.
+    constexpr int kTurns = (kRows + kStep - 1) / kStep;
+    static_assert(kRows % kStep == 0 || kTurns == 1);
+    if (kRows < kStep && first() >= kRows) {
+      return;
+    }
 #pragma unroll 4
-    for (int row = first; row < kRows; row += kStep) {
-      bool const exists = row < rows && column < columns;
-      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
-          *reinterpret_cast<uint128_t const*>(exists ? source : gmem),
-          *reinterpret_cast<uint128_t*>(target), exists);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      // Nothing is read of a row that does not exist.
+      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const*>(source),
+                                                       *reinterpret_cast<uint128_t*>(target),
+                                                       turn * kStep < left);
       source += kStep * row_stride;
       target += kStep * kColumns;
     }
-    return;
   }
+
+ private:
   // One at a time: registers are for what the kernel holds meanwhile.
+  __device__ void load_slowly(Element const* source, int64_t row_stride, Element* target,
+                              int rows) const {
 #pragma unroll 1
-  for (int row = first; row < kRows; row += kStep) {
+    for (int row = first(); row < kRows; row += kStep) {
 #pragma unroll 1
-    for (int e = 0; e < kRunElements; ++e) {
-      target[e] = row < rows && column + e < columns ? source[e] : Element(0.f);
+      for (int e = 0; e < kRunElements; ++e) {
+        target[e] = row < rows && e < columns_ ? source[e] : Element(0.f);
+      }
+      source += kStep * row_stride;
+      target += kStep * kColumns;
     }
-    source += kStep * row_stride;
-    target += kStep * kColumns;
   }
+};
+
+template <int kRows, int kColumns, int kThreads, class Element>
+__device__ void load_tile(Element const* gmem, int64_t row_stride, Element* smem, int rows,
+                          int columns, bool aligned) {
+  TileStream<kRows, kColumns, kThreads, Element>(gmem, row_stride, columns)
+      .load(row_stride, smem, rows, aligned);
 }
 
 // Writes the rows and columns that exist, by the lanes of a warp.

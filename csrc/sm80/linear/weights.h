@@ -42,17 +42,20 @@ __device__ inline void scale_square(float (&left)[4], float (&right)[4], float b
   }
 }
 
-// Weights of the strip's own tokens: with all factors; 0 above the diagonal.
-__device__ inline void scale_diagonal(float (&left)[4], float (&right)[4], float scale, bool decays,
+// Weights of the strip's own tokens: with all factors; 0 above the diagonal, where the factor may
+// be infinite.
+__device__ inline void scale_diagonal(float (&left)[4], float (&right)[4], float scale,
                                       Cumulated const* strip, int lane) {
+  int const row = lane / 4, column = lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int const row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    float const near = decays && column <= row ? decay_between(strip[column], strip[row]) : 1.f;
-    float const far =
-        decays && column + 8 <= row ? decay_between(strip[column + 8], strip[row]) : 1.f;
-    left[i] = column <= row ? left[i] * (scale * near) : 0.f;
-    right[i] = column + 8 <= row ? right[i] * (scale * far) : 0.f;
+  for (int i = 0; i < 2; ++i) {
+    Cumulated const near = strip[column + i], far = strip[column + 8 + i];
+    Cumulated const first = strip[row], second = strip[row + 8];
+    bool const exists = column + i <= row;
+    left[i] = exists ? left[i] * (scale * decay_between(near, first)) : 0.f;
+    left[2 + i] *= scale * decay_between(near, second);
+    right[i] = 0.f;
+    right[2 + i] = exists ? right[2 + i] * (scale * decay_between(far, second)) : 0.f;
   }
 }
 
@@ -105,7 +108,6 @@ __global__ void __launch_bounds__(C::kThreads)
     cp_async_fence();
   };
   load(0, 0);
-  bool const decays = p.gate.ptr;
   if (threadIdx.x < 32) {
     flash::linear::cumulate<C::kChunk, Element>(p.gate, tokens, head, smem.cumulated);
   }
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(C::kThreads)
       continue;
     }
     if (other == strip) {
-      scale_diagonal(left, right, p.scale, decays, smem.cumulated + strip * 16, lane);
+      scale_diagonal(left, right, p.scale, smem.cumulated + strip * 16, lane);
     } else {
       float const between = StripDecays{smem.cumulated}.between(other, strip) * p.scale;
       scale_square(left, right, between, smem.to_end + other * 16, lane);
