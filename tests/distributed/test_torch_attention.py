@@ -1,4 +1,4 @@
-"""Models that call torch's own attention under FSDP2: logits and gradients are those of one process.
+"""Models that call torch's own attention, under FSDP2 and on one process: logits and gradients.
 
 On the CPU torch's function never takes its flash back end: the operator below it is called.
 """
