@@ -62,7 +62,8 @@ void each_number(Visit visit) {
   Machine& m = machine;
   visit("memory", m.memory), visit("reads", m.reads), visit("sm_reads", m.sm_reads);
   visit("l2_gain", m.l2_gain), visit("launch", m.launch), visit("l2_share", m.l2_share);
-  visit("search", m.search), visit("cluster_block", m.cluster_block);
+  visit("search", m.search), visit("next_block", m.next_block);
+  visit("cluster_block", m.cluster_block);
   visit("merge_round", m.merge_round), visit("merge_row", m.merge_row);
   visit("merge_wait", m.merge_wait);
   visit("mma_flops", m.mma_flops);

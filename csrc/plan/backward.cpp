@@ -213,15 +213,21 @@ class Call {
                        all});
     }
     bool const turns = c.schedule == Schedule::Tiles && waits(c.schedule);
-    bool const unequal = waits(c.schedule) && p_.deterministic && !p_.unmasked() && !p_.window();
     double const step = plain_step * (turns ? 1 + kTurns : 1);
-    double const wait = begin + (unequal ? kWait * (at_work(c) - 1) * step : 0);
+    double const wait =
+        begin +
+        (waits(c.schedule) && p_.deterministic ? kWait * unequal() * (at_work(c) - 1) * step : 0);
     double const count = all / batch_ * tiles_.count * c.row_splits;
     double const mean = wait + p_.heads_q * tiles_.steps * step / count;
     double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
     bool const any = p_.varlen_k && !p_.alike();
     double const last = any ? 1 : last_group(ordered(c.heads), together(c));
     return queue_us({count, resident, mean, longest, last * tiles_.of_longest * c.row_splits});
+  }
+
+  // The part of a head's tiles that differ in length from their neighbours.
+  double unequal() const {
+    return p_.unmasked() ? 0 : p_.window() ? std::min(double(p_.mask.left) / p_.seqlen_k, 1.) : 1;
   }
 
   // All bytes come from memory once, and those that L2 could not keep again.
@@ -241,7 +247,7 @@ class Call {
                                   std::min(items(c.heads), k_.resident / tiles));
     // Tiles of a head go through its rows together, except that they drift apart.
     double const drift =
-        p_.unmasked() ? 0 : kDrift * k_.block_n * tiles * (p_.window() ? 1 : c.heads);
+        p_.unmasked() ? 0 : kDrift * k_.block_n * tiles * (1 + (c.heads - 1) * unequal());
     double const between = std::min(rows, drift + k_.block_m);
     double const first =
         std::min(1., kApart * c.row_splits / tiles) * missed(m_, together(c) * rows * of_row);

@@ -29,7 +29,8 @@ KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int he
 }
 
 Steps steps_of(Problem const& p, Sides const& s, bool known) {
-  bool const before = p.hides(s.before), after = p.hides(s.after);
+  bool const before = s.before >= 0 && s.before < s.other - 1;
+  bool const after = s.after >= 0 && s.after < s.own - 1;
   double const rows = std::min<double>(s.tile, s.own), last = s.own - rows;  // of the last tile
   double const begin = s.other - s.own - s.before, end = s.other - s.own + s.after + rows;
   double const span = (after ? mean_limited(end, end + last, s.other) : s.other) -

@@ -9,28 +9,50 @@
 namespace flash::plan {
 namespace {
 
-// The part of a cache's capacity that sequences are expected to use on average, beside the longest,
-// which uses all.
-constexpr double kMeanUse = 0.2;
+// How full a cache may be, because the host does not know: all sequences as long as its capacity,
+// of any length up to it, or one as long and the others short.
+struct Fill {
+  double use;  // of the capacity, by all sequences but the longest, which uses all
+  double weight;
+};
+constexpr Fill kFills[] = {{1, 0.25}, {0.5, 0.5}, {0.09, 0.25}};
+
 // Row blocks that read the same keys drift apart: for each further row block, this part of the keys
-// that L2 does not hold comes once more from memory, times the CTAs of a multiprocessor. Clusters,
-// which do not lie side by side, drift twice as far.
-constexpr double kKeyDrift = 0.15;
-// The simpler choice wins unless the other takes less than this share of its time, because lengths
-// are guessed.
-constexpr double kWorthIt = 0.95;
+// that L2 does not hold comes once more from memory, times the CTAs of a multiprocessor.
+constexpr double kKeyDrift = 0.12;
+// Multiprocessors share the memory's rate evenly, so that those with one CTA more than others end
+// later, by this part of what they read of it.
+constexpr double kUneven = 0.5;
+// A CTA of a cluster begins later than another, behind a CTA that ends, by this factor.
+constexpr double kNextCluster = 1.4;
+// What is left of the longest piece when the others end on average: the more of them end before,
+// the faster it goes on.
+constexpr double kLeft = 0.7;
 // A batch is cut if its tiles have so many pieces on average: with fewer, the longest sequence
 // would have two or three.
 constexpr double kLeastPieces = 1.5;
 // Most units of a cluster's CTA: with more, CTAs wait for the last one longer than merging takes.
 constexpr int kMostUnits = 64;
 constexpr int kMinUnits = 2;  // of a piece
+// The part of their capacity that sequences are expected to use where one length has to do.
+constexpr double kExpected = 0.2;
 
 double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // The keys of a tile that any of its rows sees.
 double visible(Problem const& p, double keys) {
   return p.mask.left < 0 ? keys : std::min(keys, double(p.mask.left) + p.seqlen_q);
+}
+
+// The same problem with caches that are filled so far.
+Problem filled(Problem p, double use) {
+  if (p.batch > 0 && (p.used_k || p.page_size > 0)) {
+    double const mean_use = use + (1 - use) / p.batch, capacity = std::max(p.seqlen_k, 1);
+    // More sequences have all of the keys that a window shows.
+    double const most = visible(p, capacity), mean = most * (1 - (1 - mean_use) * most / capacity);
+    p.total_k = std::min(p.total_k, static_cast<int64_t>(mean * p.batch));
+  }
+  return p;
 }
 
 // The work of the decode kernel, in total and on average, and the time of each way to cut it. Tiles
@@ -41,27 +63,27 @@ class Work {
     double const rows = (p.varlen_q ? p.mean_q() : p.seqlen_q) * p.group();
     double const blocks = std::max(divide_up(rows, kernel.block_m), 1.);
     double const keys = visible(p, p.mean_k());
-    double const row = kElement * (p.head_dim + p.head_dim_v),
-                 bytes = row * p.heads_kv * p.batch * keys;
+    double const bytes =
+        kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * std::max(keys, 1.);
     groups = p.varlen_q ? p.batch * blocks : p.batch;
     tiles = p.varlen_q ? p.heads_kv : p.heads_kv * blocks;
     longest = std::max(divide_up(visible(p, p.seqlen_k), kernel.unit), 1.);
     rows_ = std::min<double>(rows, kernel.block_m);
     mean_ = std::max(divide_up(keys, kernel.unit), 1.);
     memory_us_ = bytes / m.reads;
-    again_ = (blocks - 1) * std::max(1 - double(m.l2_bytes) / std::max(bytes, 1.), 0.);
-    unit_us_ = kernel.unit * row / m.sm_reads;
+    again_ = (blocks - 1) * std::max(1 - double(m.l2_bytes) / bytes, 0.);
+    unit_us_ = kernel.unit * kElement * (kernel.head_dim + kernel.head_dim_v) / m.sm_reads;
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
     search_us_ = known ? 0 : m.search * divide_up(p.batch, 32);
     auto const* measured = times_of(m.decode, kernel.head_dim, kernel.head_dim_v);
-    times_ = measured ? *measured : KernelTimes{5.f, 1.f};
+    times_ = measured ? *measured : KernelTimes{8.f, 1.f};
   }
 
   double us(KeySplit const& s) const {
     Pieces const pieces = pieces_of(s);
-    return times_.begin + attend_us(pieces, s.cluster_log2 > 0) +
-           (s.cluster_log2 > 0 ? m_.cluster_block * (1 << s.cluster_log2) : 0) +
-           (pieces.splits > 1 ? merge_us(pieces.splits) : 0) + (s.max_splits > 1 ? search_us_ : 0);
+    double const blocks = s.cluster_log2 > 0 ? 1 << s.cluster_log2 : 0;
+    return times_.begin + attend_us(pieces) + m_.cluster_block * blocks +
+           (pieces.splits > 1 ? merge_us(pieces.splits) : 0) + pieces.search_us;
   }
 
   double groups;   // of tiles that are cut alike
@@ -72,60 +94,60 @@ class Work {
   // CTAs that have a piece of the keys each.
   struct Pieces {
     double count;
-    double longest;  // units
-    double splits;   // of the longest tile
-    double per_sm;   // resident CTAs
+    double longest;    // units
+    double splits;     // of the longest tile
+    double search_us;  // of each CTA
+    int cluster = 1;   // CTAs
   };
 
   // The pieces that core/split_schedule.h will find.
   Pieces pieces_of(KeySplit const& s) const {
-    double const per_sm = kernel_.blocks_per_sm;
     if (s.max_splits == 1) {
-      // Of clusters as many CTAs as registers allow; larger ones find few GPCs with room for all
-      // their CTAs.
-      double const blocks = 1 << s.cluster_log2, fit = blocks == 1 ? per_sm : blocks == 2 ? 2 : 1;
-      return {groups * tiles * blocks, divide_up(longest, blocks), 1, std::min(fit, per_sm)};
+      int const blocks = 1 << s.cluster_log2;
+      return {groups * tiles * blocks, divide_up(longest, blocks), 1, 0, blocks};
     }
     if (mean_ == longest) {
       double const splits = std::clamp<double>(std::floor(s.pieces / groups), 1, s.max_splits);
-      return {groups * tiles * splits, divide_up(mean_, splits), splits, per_sm};
+      return {groups * tiles * splits, divide_up(mean_, splits), splits, search_us_};
     }
     // A sequence's last piece is half as long as the others, on average.
     double const whole = std::max(s.pieces - groups / 2, 1.);
     double const units = std::max<double>(groups * mean_ / whole, s.min_units);
     double const most = std::min(std::max(units, longest / s.max_splits), longest);
     double const pieces = groups * mean_ / most + groups / 2;
-    return {std::max(pieces, groups) * tiles, most, longest / most, per_sm};
+    return {std::max(pieces, groups) * tiles, most, longest / most, search_us_};
   }
 
-  // The time of all pieces: in waves, if they are more than the resident CTAs.
-  double attend_us(Pieces const& p, bool cluster) const {
-    double const resident = m_.sm_count * p.per_sm, units = groups * tiles * mean_;
-    double const crowd = std::min(divide_up(p.count, m_.sm_count), p.per_sm);
-    double const drift = (cluster ? 2 : 1) * kKeyDrift * crowd * again_;
-    auto const wave = [&](double blocks, double crowd) {
-      double const each = units / blocks * std::max(crowd * unit_us_, double(times_.step));
-      return overlapped(each, memory_us_ * (1 + drift));
-    };
-    double const running = std::min(p.count, resident);
-    double us = wave(running, crowd);
-    if (p.count > resident && mean_ == longest && !cluster) {
-      // The pieces of the last wave crowd on the multiprocessors that are done first.
-      double const full = std::floor(p.count / resident) * resident, rest = p.count - full;
-      us = full / p.count * us + (rest > 0 ? rest / p.count * wave(rest, p.per_sm) : 0);
+  // The time of all pieces but for the beginning of the first.
+  double attend_us(Pieces const& p) const {
+    double const of_sm = p.count / m_.sm_count, resident = kernel_.blocks_per_sm;
+    double const crowd = std::min(std::ceil(of_sm), resident);
+    double const mean = groups * tiles * mean_ / p.count;  // units
+    double const waves = std::max(of_sm / resident, 1.);
+    double const memory = memory_us_ * (1 + kKeyDrift * crowd * again_);
+    double busy = waves * mean * times_.step, uneven = 0;
+    if (of_sm > 1) {
+      bool const clusters = p.cluster > 1;
+      double const next = (m_.next_block + p.search_us) * (clusters ? kNextCluster : 1);
+      busy = std::max(busy, of_sm * mean * unit_us_ + (of_sm - 1) * next);
+      uneven = p.cluster > 2      ? kUneven
+               : clusters         ? kUneven / 2
+               : of_sm < resident ? kUneven * (crowd - of_sm)
+                                  : 0;
     }
-    // The longest piece goes on when the others are done.
-    return us + (p.count / running - 1) * times_.begin +
-           std::max(p.longest - units / running, 0.) * times_.step;
+    double const us = overlapped(busy, memory) + uneven * mean * unit_us_;
+    double const left = std::max(p.longest - waves * mean, 0.) * times_.step;
+    return std::max(us + kLeft * left, overlapped(p.longest * times_.step, memory));
   }
 
+  // Rounds of merging as many splits as fit.
   double merge_us(double splits) const {
     double const parts = std::floor(kernel_.merged_rows / rows_);
-    double rounds = 1;
-    for (double merged = parts; merged < splits; merged *= parts) {
-      ++rounds;
+    double rounds = 1, merged = splits;
+    for (; splits > parts; splits /= parts) {
+      ++rounds, merged += parts;
     }
-    double const row_us = m_.merge_row * (1 + splits / 16);
+    double const row_us = m_.merge_row * (rounds + std::min(merged, rounds * parts) / 16);
     return rounds * m_.merge_round + divide_up(rows_, kernel_.rows_at_once) * row_us;
   }
 
@@ -140,16 +162,22 @@ class Work {
   KernelTimes times_;
 };
 
-// All choices, the simpler ones first. alone: the GPU has no other work. A choice has to be good
-// both for caches that are filled as expected and for full ones, because both happen, so its time
-// is the geometric mean.
+// All choices, the simpler ones first. alone: the GPU has no other work.
 std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                                      bool alone) {
-  Work const w(expected(p), m, kernel), full(p, m, kernel);
+  std::vector<Work> works;
+  for (Fill const& fill : kFills) {
+    works.emplace_back(filled(p, fill.use), m, kernel);
+  }
+  Work const& w = works.front();
   std::vector<DecodeChoice> choices;
   choices.reserve(2 * kMostClusterLog2 + 1);
   auto const add = [&](KeySplit const& s) {
-    choices.push_back({s, std::sqrt(w.us(s) * full.us(s))});
+    double log_us = 0;
+    for (size_t i = 0; i < works.size(); ++i) {
+      log_us += kFills[i].weight * std::log(works[i].us(s));
+    }
+    choices.push_back({s, std::exp(log_us)});
   };
   int const units = static_cast<int>(divide_up(p.seqlen_k, kernel.unit));
   if (p.num_splits > 1 && !p.batch_invariant) {
@@ -205,16 +233,7 @@ bool must_decode(Problem const& p, Machine const& m) {
 
 }  // namespace
 
-Problem expected(Problem const& p) {
-  Problem q = p;
-  if (p.batch > 0 && (p.used_k || p.page_size > 0)) {
-    double const use = kMeanUse + (1 - kMeanUse) / p.batch, capacity = std::max(p.seqlen_k, 1);
-    // More sequences have all of the keys that a window shows.
-    double const most = visible(p, capacity), mean = most * (1 - (1 - use) * most / capacity);
-    q.total_k = std::min(p.total_k, static_cast<int64_t>(mean * p.batch));
-  }
-  return q;
-}
+Problem expected(Problem const& p) { return filled(p, kExpected); }
 
 int decodable_queries(Problem const& p) {
   int64_t const rows = longest_q(p) * p.group();
@@ -241,8 +260,8 @@ DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& k
     return {0, {}, forward_us};
   }
   int const few_q = decodable_queries(p);
-  auto const [split, us] = best_of(choices, kWorthIt);
-  bool const decodes = few_q != kAllQueries || must_decode(p, m) || kWorthIt * us <= forward_us;
+  auto const [split, us] = best_of(choices, kSimpler);
+  bool const decodes = few_q != kAllQueries || must_decode(p, m) || us <= forward_us;
   return decodes ? DecodePlan{few_q, split, us} : DecodePlan{0, {}, forward_us};
 }
 

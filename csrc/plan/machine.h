@@ -33,6 +33,7 @@ struct Machine {
   float launch;             // µs from the end of a launch to the beginning of the next
   float l2_share;           // the share of L2's bytes that can be counted on to be there again
   float search = 0;         // µs that a CTA searches its keys among 32 sequences' lengths
+  float next_block = 0;     // µs that a multiprocessor takes from a CTA's end to another's work
   float cluster_block = 0;  // µs that each CTA of a cluster adds: the others wait for it
   float merge_round = 0;    // µs of a round of merging pieces
   float merge_row = 0;      // and of each row of a thread in it, of up to 16 pieces

@@ -56,10 +56,10 @@ struct Problem {
   bool alike() const {
     return total_q == int64_t(batch) * seqlen_q && total_k == int64_t(batch) * seqlen_k && !used_k;
   }
-  // Whether a limit of the mask hides some key from some row.
-  bool hides(int width) const { return width >= 0 && width < int64_t(seqlen_q) + seqlen_k; }
-  bool limits_left() const { return hides(mask.left); }
-  bool limits_right() const { return hides(mask.right); }
+  // Whether a limit of the mask hides some key from some row: the left one the first key from the
+  // last row, the right one the last key from the first row.
+  bool limits_left() const { return mask.left >= 0 && mask.left < seqlen_k - 1; }
+  bool limits_right() const { return mask.right >= 0 && mask.right < seqlen_q - 1; }
   bool unmasked() const { return !limits_left() && !limits_right(); }
   bool window() const { return limits_left() && limits_right(); }
 };

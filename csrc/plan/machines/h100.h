@@ -1,4 +1,4 @@
-// NVIDIA H100 80GB HBM3: 132 multiprocessors, 50 MiB of L2; numbers as `make tune` writes them.
+// NVIDIA H100: 132 multiprocessors, 50 MiB of L2; numbers as `make tune` writes them.
 #pragma once
 
 #include "plan/machine.h"
@@ -7,12 +7,12 @@ namespace flash::plan {
 
 // {begin, step} of: tiles, KV-persistent, ordered dQ.
 inline constexpr RowTimes kH100Backward[] = {
-    {64, 64, {{8.487f, 2.007f}, {7.025f, 3.102f}, {8.072f, 2.256f}}},
-    {96, 96, {{11.71f, 1.392f}, {2.02f, 3.326f}, {6.159f, 1.523f}}},
-    {128, 128, {{12.58f, 1.794f}, {7.279f, 2.33f}, {5.726f, 2.182f}}},
-    {192, 128, {{5.661f, 1.452f}, {0.01f, 2.95f}, {8.044f, 0.9526f}}},
-    {192, 192, {{9.027f, 1.449f}, {3.795f, 2.412f}, {7.152f, 1.501f}}},
-    {256, 256, {{9.778f, 2.015f}, {4.34f, 3.592f}, {0.5f, 2.49f}}},
+    {64, 64, {{7.64f, 2.003f}, {5.043f, 3.0f}, {5.794f, 2.291f}}},
+    {96, 96, {{9.448f, 1.438f}, {1.75f, 3.313f}, {6.454f, 1.573f}}},
+    {128, 128, {{9.845f, 1.825f}, {7.779f, 2.345f}, {6.479f, 2.185f}}},
+    {192, 128, {{6.037f, 1.465f}, {0.01f, 2.876f}, {7.797f, 0.98f}}},
+    {192, 192, {{8.725f, 1.462f}, {3.492f, 2.403f}, {7.273f, 1.515f}}},
+    {256, 256, {{8.94f, 1.99f}, {4.14f, 3.702f}, {0.5f, 2.605f}}},
 };
 
 // {begin, step} of: the row's tile, its second one, pack-GQA, pack-GQA with splits.
@@ -27,9 +27,9 @@ inline constexpr RowTimes kH100Forward[] = {
 
 // {begin, step} of: pieces.
 inline constexpr RowTimes kH100Decode[] = {
-    {64, 64, {{3.9f, 0.78f}}},
-    {128, 128, {{4.6f, 0.62f}}},
-    {256, 256, {{6.4f, 0.99f}}},
+    {64, 64, {{3.15f, 0.788f}}},
+    {128, 128, {{3.45f, 0.627f}}},
+    {256, 256, {{4.8f, 0.925f}}},
 };
 
 inline constexpr Machine kH100 = {
@@ -37,15 +37,16 @@ inline constexpr Machine kH100 = {
     .sm_count = 132,
     .l2_bytes = 50 << 20,
     .memory = 2.8e6f,
-    .reads = 3.15e6f,
-    .sm_reads = 5.7e4f,
+    .reads = 3.03e6f,
+    .sm_reads = 5.97e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.2f,
-    .search = 1.7f,
+    .search = 0.78f,
+    .next_block = 1.38f,
     .cluster_block = 0.07f,
-    .merge_round = 1.6f,
-    .merge_row = 0.48f,
+    .merge_round = 1.31f,
+    .merge_row = 0.61f,
     .merge_wait = 0.75f,
     .mma_flops = 2.4e6f,
     .backward = kH100Backward,

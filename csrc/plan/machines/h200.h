@@ -7,12 +7,12 @@ namespace flash::plan {
 
 // {begin, step} of: tiles, KV-persistent, ordered dQ.
 inline constexpr RowTimes kH200Backward[] = {
-    {64, 64, {{8.487f, 2.007f}, {7.025f, 3.102f}, {8.072f, 2.256f}}},
-    {96, 96, {{11.71f, 1.392f}, {2.02f, 3.326f}, {6.159f, 1.523f}}},
-    {128, 128, {{12.58f, 1.794f}, {7.279f, 2.33f}, {5.726f, 2.182f}}},
-    {192, 128, {{5.661f, 1.452f}, {0.01f, 2.95f}, {8.044f, 0.9526f}}},
-    {192, 192, {{9.027f, 1.449f}, {3.795f, 2.412f}, {7.152f, 1.501f}}},
-    {256, 256, {{9.778f, 2.015f}, {4.34f, 3.592f}, {0.5f, 2.49f}}},
+    {64, 64, {{7.698f, 2.019f}, {4.994f, 3.038f}, {6.083f, 2.312f}}},
+    {96, 96, {{9.366f, 1.44f}, {1.918f, 3.364f}, {5.847f, 1.591f}}},
+    {128, 128, {{9.227f, 1.855f}, {6.91f, 2.42f}, {7.26f, 2.135f}}},
+    {192, 128, {{6.417f, 1.465f}, {0.01f, 2.83f}, {7.636f, 0.9552f}}},
+    {192, 192, {{11.66f, 1.45f}, {3.233f, 2.333f}, {7.01f, 1.551f}}},
+    {256, 256, {{9.609f, 2.012f}, {3.834f, 3.633f}, {0.5f, 2.611f}}},
 };
 
 // {begin, step} of: the row's tile, its second one, pack-GQA, pack-GQA with splits.
@@ -27,9 +27,9 @@ inline constexpr RowTimes kH200Forward[] = {
 
 // {begin, step} of: pieces.
 inline constexpr RowTimes kH200Decode[] = {
-    {64, 64, {{3.9f, 0.78f}}},
-    {128, 128, {{4.6f, 0.62f}}},
-    {256, 256, {{6.4f, 0.99f}}},
+    {64, 64, {{2.8f, 0.793f}}},
+    {128, 128, {{3.0f, 0.656f}}},
+    {256, 256, {{4.5f, 0.994f}}},
 };
 
 inline constexpr Machine kH200 = {
@@ -37,15 +37,16 @@ inline constexpr Machine kH200 = {
     .sm_count = 132,
     .l2_bytes = 60 << 20,
     .memory = 3.9e6f,
-    .reads = 4.6e6f,
-    .sm_reads = 5.7e4f,
+    .reads = 4.55e6f,
+    .sm_reads = 6.03e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.15f,
-    .search = 1.7f,
+    .search = 0.86f,
+    .next_block = 1.27f,
     .cluster_block = 0.07f,
-    .merge_round = 1.6f,
-    .merge_row = 0.48f,
+    .merge_round = 1.32f,
+    .merge_row = 0.65f,
     .merge_wait = 0.75f,
     .mma_flops = 2.4e6f,
     .backward = kH200Backward,
