@@ -85,7 +85,7 @@ def test_head_dims_by_shared_memory(K, gpu):
 
 @pytest.mark.parametrize(
     ("K", "V", "segment"),
-    [(7, 40, 512), (32, 66, 512), (60, 130, 1024), (128, 24, 1024), (200, 7, 2048)],
+    [(7, 40, 1024), (32, 66, 1024), (60, 130, 1024), (128, 24, 1024), (200, 7, 4096)],
 )
 def test_segments(K, V, segment, large):
     """Sequences that are longer than a segment of WalkPlan, packed too."""
