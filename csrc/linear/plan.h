@@ -53,30 +53,33 @@ struct WalkPlan {
     return int64_t(k_tile) * ((v_dim + v_tile() - 1) / v_tile() * v_tile());
   }
   // Shared memory of a CTA of the outputs: Q, K and V of two chunks, and for each head A's squares
-  // and decays of 24 bytes a token; where warps share the rows of K, parts of 64 bytes a row.
+  // and decays of 24 bytes a token; where warps share the rows of K, parts of squares and of rows.
   constexpr int smem_bytes() const {
-    int const squares = chunk / 16 * (chunk / 16 + 1) / 2;
+    int const squares = chunk / 16 * (chunk / 16 + 1) / 2 * 512;
     int const tiles = 2 * 2 * chunk * (2 * k_tile + v_tile());
-    int const parts = warps_k > 1 ? 4 * warps_k * chunk * v_tile() : 16;
-    return heads * (tiles + squares * 512 + 2 * 24 * chunk) + parts;
+    int const of_head = tiles + squares * (warps_k > 1 ? 2 * warps_k : 1) + 2 * 24 * chunk;
+    return heads * of_head + (warps_k > 1 ? 4 * warps_k * chunk * v_tile() : 16);
   }
 };
 
+// The second one of K 256 is for GPUs with less shared memory.
 constexpr WalkPlan kWalkPlans[] = {
-    {16, 64, 16, 2, 1, 2, 512, 4},   {32, 64, 16, 4, 1, 1, 512, 4},
-    {64, 64, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 4, 1, 1, 1024, 3},
-    {256, 32, 16, 4, 2, 1, 2048, 2}, {512, 32, 16, 4, 4, 1, 4096, 1},
+    {16, 64, 16, 2, 1, 2, 1024, 4},  {32, 64, 16, 4, 1, 1, 1024, 4},
+    {64, 64, 16, 8, 1, 1, 1024, 2},  {128, 64, 16, 4, 1, 1, 1024, 2},
+    {256, 64, 16, 4, 2, 1, 4096, 1}, {256, 32, 16, 4, 2, 1, 4096, 1},
+    {512, 32, 16, 4, 4, 1, 4096, 1},
 };
 constexpr int kWalkPlanCount = std::size(kWalkPlans);
 
-// kWalkPlanCount where there is none, because K has too many columns or the GPU too little memory.
+// The first plan whose tile has all of K and that fits a CTA's shared memory; kWalkPlanCount where
+// there is none.
 constexpr int walk_number(int k_dim, int smem_per_block) {
   int number = 0;
-  while (number < kWalkPlanCount && k_dim > kWalkPlans[number].k_tile) {
+  while (number < kWalkPlanCount &&
+         (k_dim > kWalkPlans[number].k_tile || kWalkPlans[number].smem_bytes() > smem_per_block)) {
     ++number;
   }
-  bool const fits = number < kWalkPlanCount && kWalkPlans[number].smem_bytes() <= smem_per_block;
-  return fits ? number : kWalkPlanCount;
+  return number;
 }
 
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has

@@ -11,8 +11,9 @@ struct WalkStorage {
   alignas(16) Element q[2][C::kHeads][C::kChunk * C::kK];
   alignas(16) Element k[2][C::kHeads][C::kChunk * C::kK];
   alignas(16) Element v[2][C::kHeads][C::kChunk * C::kV];
-  alignas(16) uint4 weights[C::kHeads][C::kSquares][32];  // A, as operands
-  // Parts of sums over K, as accumulators, for the warps that have the strips.
+  // A, as operands; or, where warps share the rows of K, their parts of Q Kᵀ as accumulators.
+  alignas(16) uint4 weights[C::kHeads][C::kSquares][C::kWarpsK == 1 ? 1 : 2 * C::kWarpsK][32];
+  // Their parts of Q S0, for the warps that have the strips.
   static constexpr int kParts = C::kWarpsK == 1 ? 1 : C::kWarps * C::kStrips * 2 * C::kBlocks * 32;
   alignas(16) float4 parts[kParts];
   ChunkDecays<C::kChunk> decays[2][C::kHeads];
@@ -57,8 +58,8 @@ struct WalkOutputs {
 
   // The squares of A that the warp computes: first those on the diagonal, then the others.
   __device__ void set_weights() const {
-    constexpr int kWarps = C::kWarpsV * C::kWarpsK, kOthers = C::kSquares - C::kStrips;
-    int const warp = walk.warp_k * C::kWarpsV + walk.column;
+    constexpr int kWarps = C::kWarpsV, kOthers = C::kSquares - C::kStrips;
+    int const warp = walk.column;
     // Warps without a square on the diagonal begin with the others.
     int const first = (warp + kWarps - C::kStrips % kWarps) % kWarps;
 #pragma unroll
@@ -81,16 +82,32 @@ struct WalkOutputs {
   // A of a strip's rows and another one's columns, or, on the diagonal, its own.
   template <bool kDiagonal>
   __device__ void set_weights(int strip, int other) const {
-    int const lane = walk.lane();
-    auto const& factor = decays();
     float left[4] = {}, right[4] = {};
 #pragma unroll
-    for (int d = 0; d < C::kK; d += 16) {
+    for (int d = 0; d < C::kRows; d += 16) {
       uint32_t rows[4], columns[4];
-      read_a<C::kK>(q(), strip * 16, d, rows);
-      read_b<C::kK>(k(), other * 16, d, columns);
+      read_a<C::kK>(q(), strip * 16, walk.warp_k * C::kRows + d, rows);
+      read_b<C::kK>(k(), other * 16, walk.warp_k * C::kRows + d, columns);
       multiply<Element>(rows, columns, left, right);
     }
+    auto& square = smem.weights[walk.h][square_of(strip, other)];
+    if constexpr (C::kWarpsK == 1) {
+      uint32_t a[4];
+      weigh<kDiagonal>(strip, other, left, right);
+      as_a<Element>(left, right, a);
+      square[0][walk.lane()] = {a[0], a[1], a[2], a[3]};
+    } else {
+      auto* const part = reinterpret_cast<float4*>(square[2 * walk.warp_k]) + walk.lane();
+      part[0] = {left[0], left[1], left[2], left[3]};
+      part[32] = {right[0], right[1], right[2], right[3]};
+    }
+  }
+
+  // Q Kᵀ becomes A.
+  template <bool kDiagonal>
+  __device__ void weigh(int strip, int other, float (&left)[4], float (&right)[4]) const {
+    int const lane = walk.lane();
+    auto const& factor = decays();
     if constexpr (kDiagonal) {
       scale_diagonal(left, right, p().scale, factor.cumulated + strip * 16, lane);
     } else {
@@ -106,9 +123,36 @@ struct WalkOutputs {
         right[i + 2] *= far;
       }
     }
-    uint32_t a[4];
-    as_a<Element>(left, right, a);
-    smem.weights[walk.h][square_of(strip, other)][lane] = {a[0], a[1], a[2], a[3]};
+  }
+
+  // A's square as an operand.
+  template <bool kDiagonal>
+  __device__ void read_weights(int strip, int other, uint32_t (&a)[4]) const {
+    auto const& square = smem.weights[walk.h][square_of(strip, other)];
+    if constexpr (C::kWarpsK == 1) {
+      uint4 const w = square[0][walk.lane()];
+      a[0] = w.x;
+      a[1] = w.y;
+      a[2] = w.z;
+      a[3] = w.w;
+    } else {
+      float left[4] = {}, right[4] = {};
+#pragma unroll
+      for (int warp_k = 0; warp_k < C::kWarpsK; ++warp_k) {
+        auto const* part = reinterpret_cast<float4 const*>(square[2 * warp_k]) + walk.lane();
+        add_part(part[0], left);
+        add_part(part[32], right);
+      }
+      weigh<kDiagonal>(strip, other, left, right);
+      as_a<Element>(left, right, a);
+    }
+  }
+
+  __device__ static void add_part(float4 const& part, float (&sums)[4]) {
+    sums[0] += part.x;
+    sums[1] += part.y;
+    sums[2] += part.z;
+    sums[3] += part.w;
   }
 
   // out = scale (Q∘e^G) S0 of the warp's columns and rows of K
@@ -176,11 +220,7 @@ struct WalkOutputs {
         float4 const* const part = parts(strip, (walk.warp_k + turn) % C::kWarpsK);
 #pragma unroll
         for (int n = 0; n < 2 * C::kBlocks; ++n) {
-          float4 const x = part[n * 32];
-          out[strip][n][0] += x.x;
-          out[strip][n][1] += x.y;
-          out[strip][n][2] += x.z;
-          out[strip][n][3] += x.w;
+          add_part(part[n * 32], out[strip][n]);
         }
       }
     }
@@ -198,8 +238,12 @@ struct WalkOutputs {
         if (!owns(later)) {
           continue;
         }
-        uint4 const w = smem.weights[walk.h][square_of(later, strip)][walk.lane()];
-        uint32_t const a[4] = {w.x, w.y, w.z, w.w};
+        uint32_t a[4];
+        if (later == strip) {
+          read_weights<true>(later, strip, a);
+        } else {
+          read_weights<false>(later, strip, a);
+        }
 #pragma unroll
         for (int m = 0; m < C::kBlocks; ++m) {
           multiply<Element>(a, values[m], out[later][2 * m], out[later][2 * m + 1]);
