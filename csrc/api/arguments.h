@@ -6,7 +6,6 @@
 
 namespace flash::api {
 
-// The arguments about scores, which every op has.
 struct ScoreArguments {
   double dropout_p;
   double softmax_scale;
@@ -53,7 +52,6 @@ Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 Scores scores(ScoreArguments const& a, Seqlens const& lengths, int heads_q, Tensor const& q,
               OptionalTensor const& rng_state);
 
-// Throws if a number among the arguments is out of range.
 void check_numbers(ScoreArguments const& a);
 
 // int64 (2) = [seed, offset] from torch's default generator of q's device. It is drawn on the

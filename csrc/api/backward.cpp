@@ -21,7 +21,6 @@ struct Gradients {
   OptionalTensor const& ds_aux;
 };
 
-// Inputs and results of the forward.
 struct Forward {
   Tensor const& q;
   Tensor const& k;

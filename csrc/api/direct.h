@@ -153,7 +153,6 @@ struct Direct<kFunction, Result (*)(Parameters...)> {
 
 using DirectCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 
-// Adds the call to the module's functions, under the operation's name.
 void add_direct(char const* name, DirectCall call);
 
 // Puts the functions, and `use_torch`, which has to be called before them, into a module. False

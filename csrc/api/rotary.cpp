@@ -32,7 +32,6 @@ void check_part(Tensor const& part, char const* name, Tensor const& x) {
   require(!has_gaps(part), name, "unit_stride", part.stride(dims - 1));
 }
 
-// Checks that no two elements are in one place.
 void check_written(Tensor const& out) {
   for (int i = 0; i < out.dim(); ++i) {
     require(out.stride(i) != 0 || out.size(i) <= 1 || out.numel() == 0, "out", "written", i);

@@ -51,7 +51,6 @@ FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
   return num_slices(s) * int64_t(s.tiles.divisor);
 }
 
-// CTAs of the launch
 FLASH_HD int64_t num_thread_blocks(SplitSchedule const& s) {
   return num_pieces(s) << s.cluster_log2;
 }
@@ -68,7 +67,6 @@ FLASH_HD int num_splits(SplitSchedule const& s, int chunk, int units) {
   return splits < 1 ? 1 : splits < uint32_t(s.max_splits) ? int(splits) : s.max_splits;
 }
 
-// The units and row blocks of a sequence.
 struct SequenceSize {
   int units;
   int row_blocks;  // each has slices of its own

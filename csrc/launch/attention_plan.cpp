@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string_view>
 
 #include "launch/device.h"
 #include "launch/force.h"
@@ -20,8 +19,6 @@ bool is_built_for_hopper() {
       std::ranges::any_of(variants(), [](Variant const& v) { return v.arch == 90; });
   return has;
 }
-
-bool is_plain(Variant const& variant) { return std::string_view(variant.scores) == "plain"; }
 
 // Rows of both dtypes take the same time.
 Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const& device,
@@ -110,14 +107,14 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
 plan::ForwardKernel forward_kernel(Variant const& v, DeviceInfo const& device) {
   int const blocks = v.arch == 90 ? 1 : std::max(blocks_by_shared_memory(v, device), 1);
   return {v.arch,    v.head_dim,       v.head_dim_v, v.block_m,
-          v.block_n, v.second_block_n, is_plain(v),  blocks};
+          v.block_n, v.second_block_n, v.is_plain(), blocks};
 }
 
 plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
   constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor, by registers
   constexpr int kMergedRows = 320, kLaneColumns = 4, kWarpsOfClusters = 4;
   int const threads = 32 * v.warps;
-  bool const clusters = device.sm == 90 && is_built_for_hopper() && is_plain(v) &&
+  bool const clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
                         v.warps >= kWarpsOfClusters && !p.odd.any();
   return {v.head_dim,
           v.head_dim_v,

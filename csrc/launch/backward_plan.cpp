@@ -1,7 +1,6 @@
 #include "launch/backward_plan.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "core/varlen_rows.h"
 #include "core/work_tile.h"
@@ -20,8 +19,6 @@ int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   int const blocks = std::min(by_registers, blocks_by_shared_memory(variant, device));
   return std::max(device.sm_count * std::max(blocks, 1) / variant.cluster, 1);
 }
-
-bool is_plain(Variant const& variant) { return std::string_view(variant.scores) == "plain"; }
 
 // Whether every row of a dense call sees a key. The first row sees least to the right.
 bool all_rows_see_keys(BwdParams const& p) {
@@ -65,7 +62,7 @@ plan::Problem problem_of(BwdParams const& p, bool deterministic) {
 }
 
 plan::BackwardKernel backward_kernel(Variant const& v, DeviceInfo const& device) {
-  bool const hopper = v.arch == 90, plain = is_plain(v);
+  bool const hopper = v.arch == 90, plain = v.is_plain();
   return {v.block_m,
           v.block_n,
           v.head_dim,

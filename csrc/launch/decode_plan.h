@@ -20,7 +20,6 @@ bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
 // The value of params.seqlens.few_q for a varlen batch. 0: the decode kernel serves none of it.
 int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
-// The plan's split as the kernel's parameters.
 SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
                               DeviceInfo const& device);
 

@@ -38,7 +38,6 @@ inline std::atomic<bool> records_plans = false;
 // The plans of the last call, as JSON (launch/plan_text.h).
 inline RecordedPlan recorded_plan, recorded_decode;
 
-// The choice of this index.
 template <class Choice>
 Choice const& forced(std::vector<Choice> const& all, int index) {
   int const count = static_cast<int>(all.size());

@@ -55,7 +55,6 @@ void allow_large_clusters(LaunchContext const& launch) {
   }
 }
 
-// Requests from CUDA what this shape needs before its launch.
 template <auto kKernel>
 void allow(LaunchContext const& launch, LaunchShape const& shape) {
   constexpr int kAlwaysAllowed = 48 * 1024;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <string_view>
 
 #include "core/score_mod.h"
 #include "launch/error.h"
@@ -59,10 +58,10 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.head_dim > v.head_dim || r.head_dim_v > v.head_dim_v) {
     return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
   }
-  if (r.full_scores && std::string_view(v.scores) != "full") {
+  if (r.full_scores && v.is_plain()) {
     return because("has no softcap, ALiBi or dropout");
   }
-  if (r.largest_logits && v.arch != 90 && std::string_view(v.scores) != "full") {
+  if (r.largest_logits && v.arch != 90 && v.is_plain()) {
     return because("keeps no largest logits");
   }
   // A tanh that is exact for all softcaps would spill 200 bytes more of these kernels' registers.

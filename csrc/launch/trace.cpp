@@ -30,7 +30,6 @@ std::string line(std::string const& problem, Variant const& variant, int block_n
                 " KiB shared)");
 }
 
-// Whether this is the first question about the kernel on this GPU.
 bool is_first(Variant const& variant, int device) {
   static std::mutex asking;
   static std::set<std::pair<Variant const*, int>> seen;

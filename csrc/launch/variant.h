@@ -4,13 +4,13 @@
 #include <cuda_runtime.h>
 
 #include <span>
+#include <string_view>
 
 #include "params/bwd_params.h"
 #include "params/decode_params.h"
 
 namespace flash {
 
-// What the host knows about the GPU it launches on.
 struct DeviceInfo {
   int index;
   int sm;  // 10 * major + minor
@@ -42,7 +42,6 @@ struct Launch {
 // texts took 1.4 µs of a call to get to the rows of decode.
 enum class Direction { Fwd, Bwd, Paged, Decode, Append };
 
-// The name in the table of variants.
 constexpr char const* to_string(Direction direction) {
   constexpr char const* names[] = {"fwd", "bwd", "paged", "decode", "append"};
   return names[static_cast<int>(direction)];
@@ -65,6 +64,8 @@ struct Variant {
   int smem_bytes;
   int cluster;  // CTAs that share a tile
   Launch launch;
+
+  bool is_plain() const { return std::string_view(scores) == "plain"; }
 };
 
 // All rows, in the table's order. Defined in the generated registry.

@@ -122,7 +122,6 @@ struct DqSemaphoreWarp {
   }
 };
 
-// The loop of a semaphore warp over all KV blocks of a CTA.
 template <class Storage, class Config>
 __device__ void run_dq_semaphore(Storage& smem, DqSemaphoreWarp<Config> keeper) {
   for (uint32_t number = 0;; ++number) {

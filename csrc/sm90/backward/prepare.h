@@ -104,7 +104,6 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   start(args, drawers);
 }
 
-// Launches the pass before the main kernel.
 template <class Config>
 void launch_before(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;

@@ -35,7 +35,6 @@ __device__ inline float4 read_sums(float const* sum) {
 #endif
 }
 
-// A warpgroup's part of the dQ of one row block.
 template <class Config>
 struct QueryGradient {
   using Mma = typename Config::MmaQuery;

@@ -143,7 +143,6 @@ struct StreamConsumer : ConsumerSteps<Config> {
     smem.k_ring.release(keys);
   }
 
-  // dQ of the row block before
   __device__ __forceinline__ void put_query(Block const& block, QueryFragment& dq) {
     Base::query_gradient(block).leave(dq, smem.row_iteration(iterations - 1), iterations - 1);
   }

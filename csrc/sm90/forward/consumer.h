@@ -210,7 +210,6 @@ struct Consumer {
 
   using Visible = VisibleKeys<kColumns>;
 
-  // Keys of a KV block that row r sees.
   __device__ __forceinline__ Visible visible(RowBlock<Config> const& block, Position here,
                                              int key_block, int r) {
     int const row = Coord(thread).row(r);

@@ -98,7 +98,6 @@ struct Loader {
     return part(block.keys_at, block.range.block_at(step), Config::kBlockN);
   }
 
-  // Loads a KV block of K or V into its buffer of the ring.
   template <int kColumns, int kTile>
   __device__ void load_keys(TensorMap const& map, Block const& block, int step,
                             Ring<Config::kStages>& ring,
