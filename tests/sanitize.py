@@ -180,8 +180,9 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
     """tool: initcheck would find what wrong contents leave unwritten."""
     torch.set_default_device(device)
     torch.manual_seed(0)
-    for dtype in DTYPES:
-        for head_dims in HEAD_DIMS:
+    for n, dtype in enumerate(DTYPES):
+        # A CPU only tries these calls: there head dims choose no kernel, and dtypes take turns.
+        for head_dims in HEAD_DIMS if device == "cuda" else HEAD_DIMS[n :: len(DTYPES)]:
             dense(dtype, *head_dims)
             relay(dtype, *head_dims)
             varlen(dtype, *head_dims)

@@ -6,6 +6,8 @@ the row of probabilities, so the expectation is a line of plain Python and not t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import BF16, FP16, FP32, FP64, Case, make_inputs, poisoned
@@ -228,6 +230,8 @@ DETERMINISTIC = [
 
 @pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
 def test_deterministic_backward(case, device, needs):
+    if device == "cpu":  # thread blocks take turns there: a group of heads meets all that many do
+        case = replace(case, b=1, h=2, hk=1)
     x = make_inputs(case, device)
     with needs("backward", *case.features):
         runs = []
@@ -267,7 +271,8 @@ def test_batch_invariance(seqlen_q, seqlen_k, heads_k, causal, device, needs):
     run = {"causal": causal, "batch_invariant": True, "return_lse": True}
     with needs("batch_invariant"):
         out, lse = flash_attn_func(x.q, x.k, x.v, **run)
-        for b in range(case.b):
+        # On the host, where it takes long, two: of equal lengths, those between are as the last.
+        for b in range(case.b) if device == "cuda" else (0, case.b - 1):
             part = slice(b, b + 1)
             alone, lse_alone = flash_attn_func(x.q[part], x.k[part], x.v[part], **run)
             assert_bitwise(f"out[{b}]", alone, out[part])

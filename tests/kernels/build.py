@@ -42,6 +42,8 @@ HOST_SIDE = sorted(
     for path in host_build.CSRC.rglob("*.cpp")
     if path.relative_to(host_build.CSRC).as_posix() != "launch/device.cpp"
 )
+# Of matrices, the instructions of either family: most of the work.
+PRODUCTS = [HERE / "tensor_core.cpp", HERE / "hopper" / "matrix.cpp"]
 TORCH = Path(torch.__file__).parent
 
 
@@ -56,7 +58,7 @@ def load_selftest() -> ModuleType:
 
 
 def build_selftest() -> Path:
-    sources = [*(HERE / "selftest").glob("*.cpp"), HERE / "hopper" / "matrix.cpp"]
+    sources = [*(HERE / "selftest").glob("*.cpp"), *PRODUCTS]
     flags = dict.fromkeys(sources, _kernel_flags())
     return _build("flash_selftest", flags, [])
 
@@ -72,8 +74,8 @@ def build() -> Path:
     generated = instantiate.generate(OUT / "gen", ["80", "90a"], instantiate.family_stem)
     # The longest first, so that no core waits for another one's at the end.
     generated.sort(key=lambda path: path.stat().st_size, reverse=True)
-    kernels = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp"]
-    kernels += (HERE / "hopper").glob("*.cpp")
+    kernels = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp", *PRODUCTS]
+    kernels.append(HERE / "hopper" / "driver.cpp")
     flags = dict.fromkeys(kernels, _kernel_flags())
     flags |= dict.fromkeys([*HOST_SIDE, *HERE.glob("library/*.cpp")], library)
     torch_libraries = [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
@@ -158,7 +160,7 @@ def _compile_all(module: str, flags: dict[Path, list[str]]) -> list[str]:
 
 def _compile(module: str, source: Path, flags: list[str]) -> str:
     target = str(OUT / f"{module}_{source.parent.name}_{source.stem}.o")
-    optimised = ["-O3"] if source.name == "matrix.cpp" else []  # most of the work is there
+    optimised = ["-O3"] if source in PRODUCTS else []
     command = [
         *host_build.cached_compiler(), *flags, *optimised, "-MD", "-x", "c++", "-c", str(source),
         "-o", target,

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "intrinsics.h"
+#include "tensor_core.h"
 
 #define SM75_U32x4_LDSM_N SM75_U32x4_LDSM_N_gpu
 #define SM75_U16x8_LDSM_T SM75_U16x8_LDSM_T_gpu
@@ -53,36 +54,6 @@ void ldmatrix(void const* row, uint32_t* const (&out)[4]) {
         pair[e] = (*of(8 * m + i))[j];
       }
       std::memcpy(out[m], pair, sizeof(pair));
-    }
-  });
-}
-
-// mma.m16n8k16 with fp32 accumulators; fragments as in the PTX manual, "Matrix Fragments for
-// mma.m16n8k16".
-template <class Element>
-void mma_16x8x16(float* const (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
-                 float const (&c)[4]) {
-  auto const element = [](uint32_t word, int i) {
-    return static_cast<float>(Element::bitcast(static_cast<uint16_t>(word >> (16 * i))));
-  };
-  float mine[12];  // 8 of A, 4 of B
-  for (int i = 0; i < 12; ++i) {
-    mine[i] = element(i < 8 ? a[i / 2] : b[i / 2 - 4], i % 2);
-  }
-  exchange(mine, [&](auto of) {
-    int const row = lane() / 4, col = lane() % 4 * 2;
-    // Rounded once an instruction, about as a tensor core does.
-    double sum[4] = {c[0], c[1], c[2], c[3]};
-    for (int k = 0; k < 16; ++k) {
-      int const pair = k % 8 / 2, at = 2 * (k / 8) + k % 2;
-      float const* const a_rows = of(row * 4 + pair) + at + 2 * (k / 8);
-      double const b_cols[2] = {of(col * 4 + pair)[8 + at], of(col * 4 + 4 + pair)[8 + at]};
-      for (int i = 0; i < 4; ++i) {  // four sums at a time: one waits for itself only
-        sum[i] += a_rows[i / 2 * 2] * b_cols[i % 2];
-      }
-    }
-    for (int i = 0; i < 4; ++i) {
-      *d[i] = static_cast<float>(sum[i]);
     }
   });
 }
@@ -155,7 +126,7 @@ void cp_async_wait() {
   std::erase_if(t.copies, [&](auto const& c) { return !is_late(c); });
 }
 
-template <class Element>
+template <simt::Type kType>
 struct HostMma16x8x16 {
   using DRegisters = float[4];
   using ARegisters = uint32_t[4];
@@ -165,10 +136,10 @@ struct HostMma16x8x16 {
                   uint32_t const& a1, uint32_t const& a2, uint32_t const& a3, uint32_t const& b0,
                   uint32_t const& b1, float const& c0, float const& c1, float const& c2,
                   float const& c3) {
-    simt::mma_16x8x16<Element>({&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3});
+    simt::mma_16x8x16(kType, {&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3});
   }
 };
-struct SM80_16x8x16_F32F16F16F32_TN : HostMma16x8x16<cutlass::half_t> {};
-struct SM80_16x8x16_F32BF16BF16F32_TN : HostMma16x8x16<cutlass::bfloat16_t> {};
+struct SM80_16x8x16_F32F16F16F32_TN : HostMma16x8x16<simt::Type::kHalf> {};
+struct SM80_16x8x16_F32BF16BF16F32_TN : HostMma16x8x16<simt::Type::kBfloat16> {};
 
 }  // namespace cute

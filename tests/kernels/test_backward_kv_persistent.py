@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
@@ -26,6 +27,15 @@ MASKED = [
     dict(sq=128, sk=256, window=(-1, 0), b=5, h=1),
 ]
 # Three heads are at work at a time here: with more, sums are used again.
+
+
+def by_turns(rows: list, shapes: list[dict]) -> list:
+    """Every row with every shape or mask, deterministic or not by turns."""
+    pairs = itertools.product(enumerate(rows), enumerate(shapes))
+    return [
+        pytest.param(row, (i + j) % 2 == 1, shape, id=f"{shape}-{(i + j) % 2 == 1}-{row.name}")
+        for (i, row), (j, shape) in pairs
+    ]
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
@@ -83,9 +93,10 @@ def test_varlen(kernels, row, split_heads):
     check_varlen(kernels, row, split_heads=split_heads, kv_persistent=True)
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("mask", [dict(causal=True), dict(window_size=(140, 60))], ids=str)
+@pytest.mark.parametrize(
+    ("row", "deterministic", "mask"),
+    by_turns(PLAIN, [dict(causal=True), dict(window_size=(140, 60))]),
+)
 def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
     """Whoever has which column, dq has the bits of a deterministic call without columns."""
     run = partial(calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400), **mask)

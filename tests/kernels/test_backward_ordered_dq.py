@@ -10,7 +10,7 @@ from compare import assert_bitwise
 
 from . import calls
 from .test_backward_kernels import ROWS, check, exact, id_of, sized
-from .test_backward_kv_persistent import MASKED, NAMES, PLAIN
+from .test_backward_kv_persistent import MASKED, NAMES, PLAIN, by_turns
 
 # Tiles of so few iterations that each is the first of its tile, the last, or both.
 SHORT = [
@@ -22,12 +22,8 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "shape",
-    [dict(sq=1, sk=300), *MASKED],
-    ids=str,
+    ("row", "deterministic", "shape"), by_turns(PLAIN, [dict(sq=1, sk=300), *MASKED])
 )
 def test_masks_and_lengths(kernels, row, deterministic, shape):
     check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
@@ -69,9 +65,7 @@ def test_finds_delta_of_short_tiles(kernels, row, shape):
     check(kernels, row, sized(row, **shape), ordered_dq=True, finds_delta=True)
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("shape", SHORT, ids=str)
+@pytest.mark.parametrize(("row", "deterministic", "shape"), by_turns(PLAIN, SHORT))
 def test_short_tiles(kernels, row, deterministic, shape):
     """A tile's last visit starts the next one's scores, whose first visit has its last dQ."""
     check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
@@ -97,9 +91,7 @@ def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
     check(kernels, row, case, dlse=True, ordered_dq=True)
 
 
-@pytest.mark.parametrize("row", FINDING, ids=id_of)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("shape", FOUND, ids=str)
+@pytest.mark.parametrize(("row", "deterministic", "shape"), by_turns(FINDING, FOUND))
 def test_finds_delta_itself(kernels, row, deterministic, shape):
     """While the others compute: no pass over dO and O before."""
     case = sized(row, **shape)

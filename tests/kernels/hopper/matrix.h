@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "tensor_core.h"
 #include "tensor_map.h"
 
 namespace simt {
 
 constexpr int kDepth = 16;  // k of one wgmma, 16-bit elements
-
-enum class Type { kHalf, kBfloat16 };
 
 // ((8, n), 2) or ((span, n), (8, 2)) chunks of 16 bytes with the strides that the descriptor gives.
 struct MatrixDescriptor {
@@ -29,8 +28,8 @@ struct MatrixDescriptor {
     expect((bits >> 49 & 7) == 0, "matrix descriptors with a base offset are not emulated");
   }
 
-  // A chunk holds rows 8 i .. 8 i + 7 of the operand's M or N ("group") and one k, if the operand is
-  // contiguous along them; else one row and 8 k's.
+  // A chunk holds rows 8 i .. 8 i + 7 of the operand's M or N ("group") and one k, if the operand
+  // is contiguous along them; else one row and 8 k's.
   uint32_t chunk_along_mn(int group, int k) const {
     uint32_t const width = span_bytes / 16;
     if (width == 0) {
