@@ -15,6 +15,7 @@ from build_tools.instantiate import file_stem
 from build_tools.plan import MIN_TORCH, Plan
 from build_tools.probe import BuildError
 from build_tools.targets import common_targets, targets
+from csrc.variants import FILES_THAT_SPILL
 
 # Hidden visibility keeps our symbols, and those of templates we instantiate, out of other
 # extensions' way: PyInit__C is all that leaves the library.
@@ -59,6 +60,8 @@ class Sources:
             own = [row for row in rows if file_stem(row) == path.stem]
             flags = [flag for row in own for flag in targets(row, archs)]
             spills = {row.name: _spill_limit(row) for row in own if row.allow_spills}
+            if path.stem in FILES_THAT_SPILL:
+                spills[path.stem] = FILES_THAT_SPILL[path.stem]
             flags = list(dict.fromkeys(flags)) or common_targets(archs)
             kernels.append(KernelSource(path, flags, spills))
         host = [*csrc.rglob("*.cpp"), *(path for path in generated if path.suffix == ".cpp")]

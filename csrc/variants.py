@@ -268,3 +268,7 @@ VARIANTS: list[Variant] = [
     *_sm80_decode("full"),
     *_SM80_APPEND,
 ]
+
+# Bytes a thread that the kernels of other files may spill. K 512: 16 warps have 128 registers a
+# thread, and all states of a segment lie in them.
+FILES_THAT_SPILL = {"walk_bf16": 240, "walk_fp16": 240}
