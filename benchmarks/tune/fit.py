@@ -149,7 +149,10 @@ class Fit:
         changes = np.log(np.where(self.start > 0, numbers / np.maximum(self.start, 1e-9), 1))
         for kind in _USUAL:
             changes[self.kinds == kind] -= np.median(changes[self.kinds == kind])
-        return float(losses.sum() + _PRIOR * np.square(changes / self.usual).sum()) / len(losses)
+        # Small changes count by their squares. Large ones count by their size, because a kernel may
+        # well be much faster or slower on another GPU.
+        unusual = np.sqrt(1 + np.square(changes / self.usual)) - 1
+        return float(losses.sum() + _PRIOR * 2 * unusual.sum()) / len(losses)
 
     def run(self, seconds: float, progress: Callable[[str], None]) -> None:
         """At most a quarter of the time for the errors of times alone, the rest with the regret."""
