@@ -14,10 +14,10 @@ from benchmarks.tune.model import Model, can_be_predicted
 _SOFT = 0.03  # choices that are predicted as near as this share the expectation
 _ERRORS = 0.1  # weight of the errors of times, beside the regret
 _PRIOR = 0.03  # weight of numbers' changes, beside the sum of the problems' regrets
-# Changes, as logarithms beside the mean change of numbers of their kind, that count 1.
+# Changes, as logarithms beside the median change of a schedule's or tile's numbers, that count 1.
 _USUAL = {"begin": 0.3, "step": 0.06}
 _NEAR = 1.35  # times the best: choices whose times count
-_FEW = 6  # problems, below which a number changes with its kind alone
+_FEW = 6  # problems, below which a number changes with those of its schedule or tile alone
 # Factors of the number that the fit begins with, and bounds that are physical.
 _FACTORS = {"step": (0.33, 3), "sm_reads": (0.5, 2), "memory": (0.85, 1.15), "reads": (0.85, 1.15)}
 _BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_gain": (1.2, 3), "l2_share": (0.7, 1.6)}
@@ -112,7 +112,8 @@ def bounds_of(name: str, start: float, rates: dict[str, float]) -> tuple[float, 
 
 
 class Fit:
-    """Changes one number, or all of a kind, by a factor, as long as that lessens the loss."""
+    """Changes one number, or all steps or begins, of a schedule or tile or of all, by a factor, as
+    long as that lessens the loss."""
 
     def __init__(self, part: Part, data: Data, rates: dict[str, float]):
         self.part, self.model, self.start = part, part.model, part.model.numbers
@@ -122,6 +123,9 @@ class Fit:
         ).T
         self.kinds = np.array([name.split("/")[-1] for name in names])
         self.usual = np.array([_USUAL.get(kind, 0.2) for kind in self.kinds])
+        # The same number of all head dims: "ordered_dq/step".
+        ends = np.array(["/".join(name.split("/")[-2:]) if "/" in name else "" for name in names])
+        self.alike = [np.flatnonzero(ends == end) for end in sorted(set(ends) - {""})]
         self.model.numbers = self.numbers = np.clip(self.start, self.low, self.high)
         self.groups = self._groups(data)
         self.soft, self.errors = part.losses()
@@ -130,7 +134,8 @@ class Fit:
         """(numbers that change together, problems whose prediction they change, where these are)"""
         before, _ = self.model.predict(self.part.which, len(self.part.us))
         everywhere = np.arange(len(self.part.which))
-        groups = [(np.flatnonzero(self.kinds == kind), self.part, everywhere) for kind in _USUAL]
+        together = [*(np.flatnonzero(self.kinds == kind) for kind in _USUAL), *self.alike]
+        groups = [(numbers, self.part, everywhere) for numbers in together]
         for number in range(len(self.numbers)):
             changed = self.numbers.copy()
             changed[number] *= 1.1
@@ -147,11 +152,17 @@ class Fit:
     ) -> float:
         losses = _ERRORS * np.minimum(errors, 0.5) + (soft if regret else 0)
         changes = np.log(np.where(self.start > 0, numbers / np.maximum(self.start, 1e-9), 1))
+        # A schedule may differ as a whole, and then counts once.
+        medians = np.array([np.median(changes[numbers]) for numbers in self.alike])
+        for numbers, median in zip(self.alike, medians):
+            changes[numbers] -= median
+        of = np.array([self.kinds[numbers[0]] for numbers in self.alike])
         for kind in _USUAL:
-            changes[self.kinds == kind] -= np.median(changes[self.kinds == kind])
+            medians[of == kind] -= np.median(medians[of == kind])
+        usual = [*self.usual, *(_USUAL[kind] for kind in of)]
         # Small changes count by their squares. Large ones count by their size, because a kernel may
         # well be much faster or slower on another GPU.
-        unusual = np.sqrt(1 + np.square(changes / self.usual)) - 1
+        unusual = np.sqrt(1 + np.square(np.concatenate([changes, medians]) / usual)) - 1
         return float(losses.sum() + _PRIOR * 2 * unusual.sum()) / len(losses)
 
     def run(self, seconds: float, progress: Callable[[str], None]) -> None:

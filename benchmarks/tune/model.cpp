@@ -123,7 +123,7 @@ char const* add(int const* from) {
   take(p.heads_kv, p.head_dim, p.head_dim_v, p.mask.left, p.mask.right, p.deterministic);
   take(p.page_size, b.block_m, b.block_n, b.head_dim, b.head_dim_v, b.resident);
   take(f.head_dim, f.head_dim_v, f.block_m, f.block_n, f.second_block_n, d.head_dim, d.head_dim_v);
-  take(d.block_m, d.unit, d.rows_at_once, d.merged_rows, d.blocks_per_sm, d.clusters);
+  take(d.block_m, d.unit, d.rows_at_once, d.blocks_per_sm, d.clusters);
   p.varlen_k = p.varlen_q, p.used_k = p.cached;
   p.keys = p.page_size > 0 ? KeyLayout::PageBoxes : KeyLayout::Rows;
   p.heads_apart = p.whole_rows = p.wants_dq = true;

@@ -49,7 +49,7 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
     cache, backward = p.direction == "cache", [0] * 5
     keys = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
     rows = [sum(p.lengths)] * 2 if p.lengths else [p.batch * p.seqlen_q, p.batch * keys]
-    forward, decode = [0] * 5, [0] * 8
+    forward, decode = [0] * 5, [0] * 7
     if p.direction == "backward":
         row = _row("bwd", "sm90", p)
         resident = sm_count // (2 if row.pair else 1)
@@ -59,9 +59,9 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
         forward = [row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.second_block_n]
     if cache:
         row = _row("decode", "sm80", p)
-        at_once, merged, resident = 128 * row.warps // row.head_dim_v, 320, 3
+        at_once, resident = 128 * row.warps // row.head_dim_v, 3
         decode = [row.head_dim, row.head_dim_v, row.block_m, row.block_n * row.warps, at_once,
-                  merged, resident, row.warps >= 4]  # fmt: skip
+                  resident, row.warps >= 4]  # fmt: skip
     return [
         p.batch, p.seqlen_q, keys, *rows, bool(p.lengths), cache, p.heads_q, p.heads_kv,
         p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,

@@ -112,7 +112,7 @@ plan::ForwardKernel forward_kernel(Variant const& v, DeviceInfo const& device) {
 
 plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
   constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor, by registers
-  constexpr int kMergedRows = 320, kLaneColumns = 4, kWarpsOfClusters = 4;
+  constexpr int kLaneColumns = 4, kWarpsOfClusters = 4;
   int const threads = 32 * v.warps;
   bool const clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
                         v.warps >= kWarpsOfClusters && !p.odd.any();
@@ -121,7 +121,6 @@ plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInf
           v.block_m,
           v.block_n * v.warps,
           threads * kLaneColumns / v.head_dim_v,
-          kMergedRows,
           std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks),
           clusters};
 }

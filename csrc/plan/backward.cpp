@@ -8,8 +8,7 @@ namespace {
 
 // Tiles that add to dQ in turns take this part of a step longer, and wait so many steps for each
 // other tile of their head at work, where a limit of the mask makes them unequal.
-constexpr double kTurns = 0.18;
-constexpr double kWait = 0.7;
+constexpr double kTurns = 0.18, kWait = 0.7;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
 // Tiles of a head that load a row of each part from memory; the others at work find it in L2.
@@ -19,39 +18,10 @@ constexpr double kApart = 3;
 constexpr double kDrift = 0.5;
 // Bytes of sums that do not matter. More may be as many as those of dQ.
 constexpr double kLittle = 128 << 20;
-
 // A step with score mods takes so many times as long.
 constexpr float kScoreMods = 1.3f;
 
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
-
-// The tiles, or KV blocks, of one query head.
-struct Tiles {
-  double count;       // of all sequences
-  double steps;       // of them all
-  double of_longest;  // tiles of the longest sequence
-  Steps longest;      // of such a tile
-};
-
-// The longest sequence of a varlen batch is known, and taken to be the only one that differs.
-Tiles tiles_of(Problem const& p, BackwardKernel const& k) {
-  auto const of = [&](double rows, double keys) {
-    double const count = std::max(std::ceil(keys / k.block_n), 1.);
-    Steps const steps =
-        steps_of(p, {k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left}, true);
-    return Tiles{count, count * steps.mean, count, steps};
-  };
-  double const rows = std::min<double>(p.seqlen_q, double(p.total_q));
-  double const keys = std::min<double>(p.seqlen_k, double(p.total_k)), others = p.batch - 1;
-  Tiles all = of(rows, keys);
-  if (others > 0) {
-    Tiles const other =
-        of((double(p.total_q) - rows) / others, (double(p.total_k) - keys) / others);
-    all.count += others * other.count;
-    all.steps += others * other.steps;
-  }
-  return all;
-}
 
 KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedule) {
   auto const* measured = times_of(m.backward, k.head_dim, k.head_dim_v);
@@ -64,11 +34,21 @@ KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedul
   return {6.f, static_cast<float>(flops / m.mma_flops)};
 }
 
-// A call's choices, and what they take.
+// A call's choices, and what they take. A tile is a KV block of a KV head's GQA split.
 class Call {
  public:
   Call(Problem const& p, Machine const& m, BackwardKernel const& k)
-      : p_(p), m_(m), k_(k), tiles_(tiles_of(p, k)), batch_(std::max(p.batch, 1)) {
+      : p_(p), m_(m), k_(k), batch_(std::max(p.batch, 1)) {
+    auto const steps = [&](double rows, double keys) {
+      return steps_of({k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left}, true);
+    };
+    auto const tiles = [&](double keys) { return std::max(divide_up(keys, k.block_n), 1.); };
+    double const most_q = std::min<double>(p.seqlen_q, double(p.total_q));
+    double const most_k = std::min<double>(p.seqlen_k, double(p.total_k));
+    tiles_ = tiles(p.mean_k());
+    steps_ = tiles_ * steps(p.mean_q(), p.mean_k()).mean;
+    most_tiles_ = tiles(most_k);
+    longest_ = steps(most_q, most_k);
     dense_ = !p.varlen_q && !p.varlen_k;
     adds_ = p.wants_dq && p.seqlen_k > k.block_n;
     read_ = kElement * (p.head_dim + p.head_dim_v);
@@ -97,7 +77,7 @@ class Call {
     // Without a limit of the mask one ordered KV block, behind all others, reads dQ's sums of all
     // rows of a head, waits for them, and writes them rounded.
     bool const last = c.schedule == Schedule::OrderedDq && p_.unmasked();
-    double const rounded = last ? tiles_.longest.longest * k_.block_m * k_.head_dim : 0;
+    double const rounded = last ? longest_.longest * k_.block_m * k_.head_dim : 0;
     return m_.launch + beside_us(c) + overlapped(compute_us(c), bytes(c) / m_.memory) +
            2 * (kSum + kElement) * rounded / m_.sm_reads;
   }
@@ -142,17 +122,14 @@ class Call {
 
   // Tiles of a head that wait for each other are not many at a time: they begin kLag steps apart
   // and, if they become shorter, as many more as that. Under a window they begin where nothing
-  // waits. All tiles together, if they are but one wave, have no order.
+  // waits.
   void add_widths(Schedule schedule, int heads) {
-    double const tile = tiles_.steps / tiles_.count * heads + kBegin;
+    double const tile = steps_ / tiles_ * heads + kBegin;
     double const lag = p_.window() ? 0 : kLag + (p_.unmasked() ? 0 : 2);
     int const least = std::clamp(static_cast<int>(lag * k_.resident / tile),
                                  std::max(k_.resident / 16, 1), std::max(3 * k_.resident / 4, 1));
-    if (items(heads) * tiles_.of_longest <= k_.resident) {
-      return add(schedule, heads, 1, k_.resident);
-    }
-    for (int const times : {8, 4, 2, 1}) {
-      if (times * least <= k_.resident && (times < 8 || p_.deterministic)) {
+    for (int const times : {4, 2, 1}) {
+      if (times * least <= k_.resident) {
         add(schedule, heads, 1, times * least);
       }
     }
@@ -167,7 +144,7 @@ class Call {
     if (adds_ && dense_ && heads == 1) {
       add_widths(Schedule::OrderedDq, heads);
     }
-    double const tiles = double(batch_) * p_.heads_kv * tiles_.of_longest;
+    double const tiles = double(batch_) * p_.heads_kv * most_tiles_;
     double const sum = kSum * k_.block_n * (k_.head_dim + k_.head_dim_v);
     bool const cuts = k_.cuts_rows && dense_ && !p_.deterministic && heads == p_.group();
     for (int const cut : {2, 4, 8}) {
@@ -197,8 +174,7 @@ class Call {
     return std::min<double>(c.side_by_side, ordered(c.heads));
   }
   double at_work(BackwardChoice const& c) const {
-    return std::min(std::max(k_.resident / together(c), 1.),
-                    std::max(tiles_.count / batch_, 1.) * c.row_splits);
+    return std::min(std::max(k_.resident / together(c), 1.), tiles_ * c.row_splits);
   }
 
   // Free CTAs draw one tile after the other; the last group of heads begins with its longest. Or
@@ -207,33 +183,28 @@ class Call {
     auto const [begin, plain_step] = times_of(m_, k_, c.schedule);
     double const resident = k_.resident, all = items(c.heads);
     if (c.schedule == Schedule::KvPersistent) {
-      double const steps = tiles_.steps * p_.group() / parts(c);
-      return queue_us({all, resident, (tiles_.count * begin + steps * plain_step) / batch_,
-                       tiles_.of_longest * (begin + tiles_.longest.mean * c.heads * plain_step),
-                       all});
+      return queue_us({all, resident, tiles_ * begin + steps_ * p_.group() / parts(c) * plain_step,
+                       most_tiles_ * (begin + longest_.mean * c.heads * plain_step), all});
     }
     bool const turns = c.schedule == Schedule::Tiles && waits(c.schedule);
     double const step = plain_step * (turns ? 1 + kTurns : 1);
-    double const wait =
-        begin +
-        (waits(c.schedule) && p_.deterministic ? kWait * unequal() * (at_work(c) - 1) * step : 0);
-    double const count = all / batch_ * tiles_.count * c.row_splits;
-    double const mean = wait + p_.heads_q * tiles_.steps * step / count;
-    double const longest = wait + std::ceil(tiles_.longest.longest / c.row_splits) * c.heads * step;
+    double const others = p_.deterministic && waits(c.schedule) ? at_work(c) - 1 : 0;
+    double const fixed = begin + kWait * unequal() * others * step;
+    double const mean = fixed + steps_ / tiles_ * p_.group() / parts(c) / c.row_splits * step;
+    double const longest = fixed + std::ceil(longest_.longest / c.row_splits) * c.heads * step;
     bool const any = p_.varlen_k && !p_.alike();
     double const last = any ? 1 : last_group(ordered(c.heads), together(c));
-    return queue_us({count, resident, mean, longest, last * tiles_.of_longest * c.row_splits});
+    return queue_us(
+        {all * tiles_ * c.row_splits, resident, mean, longest, last * most_tiles_ * c.row_splits});
   }
 
-  // The part of a head's tiles that differ in length from their neighbours.
-  double unequal() const {
-    return p_.unmasked() ? 0 : p_.window() ? std::min(double(p_.mask.left) / p_.seqlen_k, 1.) : 1;
-  }
+  // Whether neighbouring tiles of a head differ in length.
+  double unequal() const { return p_.unmasked() ? 0 : 1; }
 
   // All bytes come from memory once, and those that L2 could not keep again.
   double bytes(BackwardChoice const& c) const {
     double const dq = adds_ ? kSum * k_.head_dim : 0, of_row = read_ + dq;  // Q, dO, dQ's sum
-    double const seen = tiles_.steps * k_.block_m * p_.heads_q;
+    double const seen = steps_ * batch_ * k_.block_m * p_.heads_q;
     double const touched = std::min(rows_, seen), again = (seen - touched) * (read_ + 2 * dq);
     double const once = touched * read_ + double(p_.total_k) * p_.heads_kv * read_ +
                         key_bytes(parts(c) > 1 ? kSum * parts(c) : kElement);
@@ -246,8 +217,7 @@ class Call {
     double const heads = std::max(std::min<double>(together(c), k_.resident),
                                   std::min(items(c.heads), k_.resident / tiles));
     // Tiles of a head go through its rows together, except that they drift apart.
-    double const drift =
-        p_.unmasked() ? 0 : kDrift * k_.block_n * tiles * (1 + (c.heads - 1) * unequal());
+    double const drift = unequal() * kDrift * k_.block_n * tiles * c.heads;
     double const between = std::min(rows, drift + k_.block_m);
     double const first =
         std::min(1., kApart * c.row_splits / tiles) * missed(m_, together(c) * rows * of_row);
@@ -258,8 +228,11 @@ class Call {
   Problem const& p_;
   Machine const& m_;
   BackwardKernel const& k_;
-  Tiles tiles_;
   int batch_;
+  double tiles_;       // of a query head, in an average sequence
+  double steps_;       // of them all
+  double most_tiles_;  // in the longest sequence
+  Steps longest_;      // of such a tile
   bool dense_;
   bool adds_;    // several tiles add to a row's dQ
   double read_;  // bytes of a row of Q and dO
@@ -278,7 +251,7 @@ std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m,
 BackwardPlan plan_backward(Problem const& p, Machine const& m, BackwardKernel const& kernel) {
   Problem usual = p;
   usual.wants_dq = true;
-  BackwardPlan plan = best_of(backward_choices(usual, m, kernel), kSimpler);
+  BackwardPlan plan = best_of(backward_choices(usual, m, kernel));
   if (!p.wants_dq) {
     plan.choice.schedule = Schedule::Tiles;
     plan.us = Call(p, m, kernel).us(plan.choice);

@@ -7,8 +7,6 @@ namespace {
 
 // The first CTA runs out of work this part of an average tile before all others.
 constexpr double kEarly = 0.5;
-// Unequal tiles end this part of an average one after an even end.
-constexpr double kTail = 0.2;
 
 // The mean of x, clamped to [0, most], over x in [from, to].
 double mean_limited(double from, double to, double most) {
@@ -28,7 +26,7 @@ KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int he
   return row == rows.end() ? nullptr : row->kernels;
 }
 
-Steps steps_of(Problem const& p, Sides const& s, bool known) {
+Steps steps_of(Sides const& s, bool known) {
   bool const before = s.before >= 0 && s.before < s.other - 1;
   bool const after = s.after >= 0 && s.after < s.own - 1;
   double const rows = std::min<double>(s.tile, s.own), last = s.own - rows;  // of the last tile
@@ -39,9 +37,9 @@ Steps steps_of(Problem const& p, Sides const& s, bool known) {
                       : after         ? std::clamp(end + last, 0., s.other)
                                       : s.other - (before ? std::clamp(begin, 0., s.other) : 0);
   // The part of a block, at an end of what is seen, that is not seen.
-  double const unseen = !known         ? 0.5
-                        : p.unmasked() ? std::ceil(s.other / s.block) - s.other / s.block
-                                       : 0.5 - 0.5 * std::gcd(s.tile, s.block) / s.block;
+  double const unseen = !known            ? 0.5
+                        : before || after ? 0.5 - 0.5 * std::gcd(s.tile, s.block) / s.block
+                                          : divide_up(s.other, s.block) - s.other / s.block;
   double const mean = std::max(span, 0.) / s.block + unseen * (before && after ? 2 : 1);
   return {mean, std::max(most / s.block + unseen, mean)};
 }
@@ -54,7 +52,7 @@ double queue_us(Queue const& q) {
   }
   // 1: the shortest takes next to nothing, 0: all take the same.
   double const unequal = std::clamp(2 * (longest - q.mean) / longest, 0., 1.);
-  double const idle = (1 - unequal) * (std::ceil(waves - 1e-9) - waves) + kTail * unequal;
+  double const idle = (1 - unequal) * (std::ceil(waves - 1e-9) - waves);
   double const start = before < 1 ? 0 : (before - kEarly) * q.mean;
   return std::max((waves + idle) * q.mean, start + longest);
 }

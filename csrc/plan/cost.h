@@ -19,21 +19,23 @@ struct Predicted {
   double us;
 };
 
-// A choice wins over a simpler one if it takes less than this share of its time.
+// The choice of the least time. The simpler ones come first; another wins if it takes less than
+// this share of their time.
 constexpr double kSimpler = 0.99;
 
-// The choice of the least time; the simpler ones come first.
 template <class Choice>
-Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices, double simpler) {
+Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices) {
   Predicted<Choice> best = choices.front();
   for (Predicted<Choice> const& other : choices) {
-    best = other.us < simpler * best.us ? other : best;
+    best = other.us < kSimpler * best.us ? other : best;
   }
   return best;
 }
 
 // The times of a row's kernels, or null: they were not measured.
 KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int head_dim_v);
+
+inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // Two times that overlap take a little longer than the longer of them.
 inline double overlapped(double a, double b) {
@@ -65,7 +67,7 @@ struct Steps {
 };
 
 // known: the sequence has this length; otherwise it's an average, and ends anywhere in a block.
-Steps steps_of(Problem const& p, Sides const& s, bool known);
+Steps steps_of(Sides const& s, bool known);
 
 // Tiles that free CTAs draw one after the other.
 struct Queue {

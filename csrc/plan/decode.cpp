@@ -28,16 +28,9 @@ constexpr double kNextCluster = 1.4;
 // What is left of the longest piece when the others end on average: the more of them end before,
 // the faster it goes on.
 constexpr double kLeft = 0.7;
-// A batch is cut if its tiles have so many pieces on average: with fewer, the longest sequence
-// would have two or three.
-constexpr double kLeastPieces = 1.5;
-// Most units of a cluster's CTA: with more, CTAs wait for the last one longer than merging takes.
-constexpr int kMostUnits = 64;
 constexpr int kMinUnits = 2;  // of a piece
 // The part of their capacity that sequences are expected to use where one length has to do.
 constexpr double kExpected = 0.2;
-
-double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // The keys of a tile that any of its rows sees.
 double visible(Problem const& p, double keys) {
@@ -67,7 +60,7 @@ class Work {
         kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * std::max(keys, 1.);
     groups = p.varlen_q ? p.batch * blocks : p.batch;
     tiles = p.varlen_q ? p.heads_kv : p.heads_kv * blocks;
-    longest = std::max(divide_up(visible(p, p.seqlen_k), kernel.unit), 1.);
+    longest_ = std::max(divide_up(visible(p, p.seqlen_k), kernel.unit), 1.);
     rows_ = std::min<double>(rows, kernel.block_m);
     mean_ = std::max(divide_up(keys, kernel.unit), 1.);
     memory_us_ = bytes / m.reads;
@@ -80,81 +73,51 @@ class Work {
   }
 
   double us(KeySplit const& s) const {
-    Pieces const pieces = pieces_of(s);
-    double const blocks = s.cluster_log2 > 0 ? 1 << s.cluster_log2 : 0;
-    return times_.begin + attend_us(pieces) + m_.cluster_block * blocks +
-           (pieces.splits > 1 ? merge_us(pieces.splits) : 0) + pieces.search_us;
-  }
-
-  double groups;   // of tiles that are cut alike
-  double tiles;    // of a group
-  double longest;  // units of keys of a tile of the longest sequence
-
- private:
-  // CTAs that have a piece of the keys each.
-  struct Pieces {
-    double count;
-    double longest;    // units
-    double splits;     // of the longest tile
-    double search_us;  // of each CTA
-    int cluster = 1;   // CTAs
-  };
-
-  // The pieces that core/split_schedule.h will find.
-  Pieces pieces_of(KeySplit const& s) const {
+    int const cluster = 1 << s.cluster_log2;
+    double const begin = times_.begin + (cluster > 1 ? m_.cluster_block * cluster : 0);
     if (s.max_splits == 1) {
-      int const blocks = 1 << s.cluster_log2;
-      return {groups * tiles * blocks, divide_up(longest, blocks), 1, 0, blocks};
+      return begin + attend_us(groups * tiles * cluster, divide_up(longest_, cluster), cluster, 0);
     }
-    if (mean_ == longest) {
-      double const splits = std::clamp<double>(std::floor(s.pieces / groups), 1, s.max_splits);
-      return {groups * tiles * splits, divide_up(mean_, splits), splits, search_us_};
-    }
-    // A sequence's last piece is half as long as the others, on average.
+    // What core/split_schedule.h will find. A sequence's last piece is half as long as the others,
+    // on average.
     double const whole = std::max(s.pieces - groups / 2, 1.);
     double const units = std::max<double>(groups * mean_ / whole, s.min_units);
-    double const most = std::min(std::max(units, longest / s.max_splits), longest);
-    double const pieces = groups * mean_ / most + groups / 2;
-    return {std::max(pieces, groups) * tiles, most, longest / most, search_us_};
+    double const most = std::min(std::max(units, longest_ / s.max_splits), longest_);
+    double const pieces = std::max(groups * mean_ / most + groups / 2, groups),
+                 splits = longest_ / most;
+    double const merge_us =
+        m_.merge_round + divide_up(rows_, kernel_.rows_at_once) * m_.merge_row * (1 + splits / 16);
+    return begin + attend_us(pieces * tiles, most, 1, search_us_) + search_us_ +
+           (splits > 1 ? merge_us : 0);
   }
 
-  // The time of all pieces but for the beginning of the first.
-  double attend_us(Pieces const& p) const {
-    double const of_sm = p.count / m_.sm_count, resident = kernel_.blocks_per_sm;
+  double groups;  // of tiles that are cut alike
+  double tiles;   // of a group
+
+ private:
+  // The time of so many CTAs that have a piece of the keys each, alone or in clusters, but for the
+  // beginning of the first. longest: units of the longest piece. search_us: of each CTA.
+  double attend_us(double count, double longest, int cluster, double search_us) const {
+    double const of_sm = count / m_.sm_count, resident = kernel_.blocks_per_sm;
     double const crowd = std::min(std::ceil(of_sm), resident);
-    double const mean = groups * tiles * mean_ / p.count;  // units
-    double const waves = std::max(of_sm / resident, 1.);
+    double const mean = groups * tiles * mean_ / count;  // units
     double const memory = memory_us_ * (1 + kKeyDrift * crowd * again_);
-    double busy = waves * mean * times_.step, uneven = 0;
+    double busy = 0, uneven = 0;
     if (of_sm > 1) {
-      bool const clusters = p.cluster > 1;
-      double const next = (m_.next_block + p.search_us) * (clusters ? kNextCluster : 1);
-      busy = std::max(busy, of_sm * mean * unit_us_ + (of_sm - 1) * next);
-      uneven = p.cluster > 2      ? kUneven
-               : clusters         ? kUneven / 2
-               : of_sm < resident ? kUneven * (crowd - of_sm)
-                                  : 0;
+      double const next = (m_.next_block + search_us) * (cluster > 1 ? kNextCluster : 1);
+      busy = of_sm * mean * unit_us_ + (of_sm - 1) * next;
+      uneven = cluster > 1 ? kUneven : of_sm < resident ? kUneven * (crowd - of_sm) : 0;
     }
     double const us = overlapped(busy, memory) + uneven * mean * unit_us_;
-    double const left = std::max(p.longest - waves * mean, 0.) * times_.step;
-    return std::max(us + kLeft * left, overlapped(p.longest * times_.step, memory));
-  }
-
-  // Rounds of merging as many splits as fit.
-  double merge_us(double splits) const {
-    double const parts = std::floor(kernel_.merged_rows / rows_);
-    double rounds = 1, merged = splits;
-    for (; splits > parts; splits /= parts) {
-      ++rounds, merged += parts;
-    }
-    double const row_us = m_.merge_row * (rounds + std::min(merged, rounds * parts) / 16);
-    return rounds * m_.merge_round + divide_up(rows_, kernel_.rows_at_once) * row_us;
+    double const left = std::max(longest - std::max(of_sm / resident, 1.) * mean, 0.);
+    return std::max(us + kLeft * left * times_.step, overlapped(longest * times_.step, memory));
   }
 
   Machine const& m_;
   DecodeKernel const& kernel_;
+  double longest_;    // units of keys of a tile of the longest sequence
+  double mean_;       // of an average one
   double rows_;       // of a tile
-  double mean_;       // units of keys of a tile
   double memory_us_;  // that the keys take to come from memory
   double again_;      // share of the keys that row blocks may read once more each
   double unit_us_;    // that a multiprocessor takes for a unit's bytes
@@ -190,9 +153,9 @@ std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeK
   if (p.num_splits == 1 || p.batch_invariant) {
     return choices;
   }
-  for (int const blocks : {1, 2, kernel.blocks_per_sm, 4 * kernel.blocks_per_sm}) {
+  for (int const blocks : {1, 2, 4 * kernel.blocks_per_sm}) {
     int const pieces = static_cast<int>(double(m.sm_count) * blocks / w.tiles);
-    if (pieces > kLeastPieces * w.groups) {
+    if (pieces > w.groups) {
       add({.pieces = pieces,
            .extra = static_cast<int>(pieces - int64_t(w.groups)),
            .max_splits = std::max((units + kMinUnits - 1) / kMinUnits, 1),
@@ -200,9 +163,7 @@ std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeK
     }
   }
   for (int log2 = 1; kernel.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
-    if (w.longest <= kMostUnits << log2) {
-      add({.cluster_log2 = log2});
-    }
+    add({.cluster_log2 = log2});
   }
   return choices;
 }
@@ -260,7 +221,7 @@ DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& k
     return {0, {}, forward_us};
   }
   int const few_q = decodable_queries(p);
-  auto const [split, us] = best_of(choices, kSimpler);
+  auto const [split, us] = best_of(choices);
   bool const decodes = few_q != kAllQueries || must_decode(p, m) || us <= forward_us;
   return decodes ? DecodePlan{few_q, split, us} : DecodePlan{0, {}, forward_us};
 }

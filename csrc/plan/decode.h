@@ -13,7 +13,6 @@ struct DecodeKernel {
   int block_m;        // rows of a tile: queries times the heads of a KV head
   int unit;           // keys that a CTA takes in a step: block_n * warps
   int rows_at_once;   // rows of a tile that a CTA merges side by side
-  int merged_rows;    // rows of pieces that it merges in one round
   int blocks_per_sm;  // by shared memory and registers
   bool clusters;      // there is a kernel whose tiles are shared by clusters of CTAs
 };

@@ -1,7 +1,6 @@
 #include "plan/forward.h"
 
 #include "core/tile_scheduler.h"
-#include "params/key_splits.h"
 
 namespace flash::plan {
 namespace {
@@ -58,13 +57,13 @@ class RowBlocks {
     of_strip_ = std::max(rows_known ? most : mean_q / queries + 0.5, 1.);
     of_longest_ = std::max(most, of_strip_);
     auto const steps_for = [&](double rows, double keys) {
-      return steps_of(p, {queries, block_n_, rows, keys, p.mask.left, p.mask.right}, p.alike());
+      return steps_of({queries, block_n_, rows, keys, p.mask.left, p.mask.right}, p.alike());
     };
     double const longest_k = std::max<double>(p.seqlen_k, p.mean_k());
     double const spread = p.varlen_q ? kSpread : 0;
-    double const k = p.mean_k() + spread * (longest_k - p.mean_k());
-    double const q = mean_q + spread * (p.seqlen_q - mean_q);
-    steps_ = p.alike() ? steps_for(mean_q, k) : steps_for(std::min(q, k), k);
+    double const k = std::lerp(p.mean_k(), longest_k, spread);
+    double const q = std::lerp(mean_q, p.seqlen_q, spread);
+    steps_ = steps_for(p.alike() ? q : std::min(q, k), k);
     if (!p.alike()) {
       Steps const longest = steps_for(std::min<double>(p.seqlen_q, longest_k), longest_k);
       steps_.longest = std::max(steps_.mean, longest.longest);
@@ -72,14 +71,8 @@ class RowBlocks {
     if (splits > 1) {
       steps_ = {steps_.mean / splits, std::ceil(steps_.longest / splits)};
     }
-    // The share of warpgroups that have rows in a row block with so many queries.
-    auto const filled = [&](double rows) {
-      return std::clamp(std::ceil(rows / of_warpgroup) / warpgroups, 0., 1.);
-    };
-    double const last = rows_known ? filled(mean_q - (of_strip_ - 1) * queries)
-                                   : (warpgroups + 1.) / (2 * warpgroups);
-    filled_ = (of_strip_ - 1 + last) / of_strip_;
-    filled_longest_ = most > 1 ? 1 : filled(p.seqlen_q);
+    double const last = divide_up(mean_q - (of_strip_ - 1) * queries, of_warpgroup) / warpgroups;
+    filled_ = rows_known ? (of_strip_ - 1 + std::clamp(last, 0., 1.)) / of_strip_ : 1;
   }
 
   double us(int side_by_side) const {
@@ -89,8 +82,8 @@ class RowBlocks {
 
   // Adds the choices with the orders of tiles that are worth a prediction. Equal tiles: few heads
   // side by side, which share keys. Unequal ones even out among many; against a cache memory counts
-  // more. With one row block a head, or one wave, there is no order. Beside decode, which reads
-  // memory all the time, tiles that read the same keys follow each other.
+  // more. One row block a head, or one wave, needs no order. Beside decode, which reads memory all
+  // the time, tiles that read the same keys follow each other.
   void add_to(std::vector<ForwardPlan>& choices) const {
     auto const add = [&](int width) {
       ForwardChoice const choice{tile_, splits_, width};
@@ -101,21 +94,19 @@ class RowBlocks {
     if (p_.beside_decode) {
       return add(1);
     }
-    if (of_strip_ <= 1 || (splits_ == 1 && fit_at_once())) {
-      return add(width_of(strips_));
-    }
     if (splits_ > 1) {
       return add(width_of(1));
     }
-    for (double const waves : {p_.unmasked() ? 0.25 : p_.used_k ? 1. : 8., 4., 2., 1.}) {
+    if (of_strip_ <= 1 || tiles() <= resident_) {
+      return add(width_of(strips_));
+    }
+    for (double const waves : {p_.unmasked() ? 0.25 : p_.used_k ? 1. : 8., 2.}) {
       add(width_of(waves));
     }
   }
 
   double tiles() const { return strips_ * of_strip_; }
-  bool fit_at_once() const { return tiles() <= resident_; }
   bool fill() const { return tiles() >= resident_; }
-  bool can_split(int splits) const { return splits <= steps_.longest; }
 
  private:
   // Strips that an order of tiles distinguishes.
@@ -133,15 +124,13 @@ class RowBlocks {
 
   // Tiles take different times under a mask; the longest tiles of each group of strips come first.
   double compute_us(int side_by_side) const {
-    auto const of = [&](double steps, double filled) {
-      return times_.begin + steps * times_.step * (kAlone + (1 - kAlone) * filled);
-    };
+    double const step = times_.step * std::lerp(kAlone, 1, filled_);
     // The longest tile of all begins with the last group of strips; where lengths of keys alone
     // differ, with any strip.
     bool const any = p_.used_k && !p_.varlen_q;
     double const last = any ? 1 : last_group(ordered(), std::min<double>(side_by_side, ordered()));
-    return queue_us({tiles(), resident_, of(steps_.mean, filled_),
-                     of(steps_.longest, filled_longest_), last * of_longest_});
+    return queue_us({tiles(), resident_, times_.begin + steps_.mean * step,
+                     times_.begin + steps_.longest * step, last * of_longest_});
   }
 
   // The time of memory: Q and O come once; K and V once or, where L2 does not keep them, as often
@@ -154,19 +143,17 @@ class RowBlocks {
                                     1., std::max(strips_ / sharing, 1.));
     double const together = std::max(resident_ / heads, std::min<double>(side_by_side, sharing));
     double const keys = p_.mean_k(), span = std::min(steps_.mean * block_n_, keys);
-    double const in_use = p_.limits_left() ? span : keys / splits_;
     double const seen = p_.limits_left() ? std::min(keys, p_.mean_q() + p_.mask.left) : keys;
     double const once = seen * p_.batch * p_.heads_kv;
     double const again = std::max(tiles() * span / together - once, 0.);
     double const rows = double(p_.total_q) * p_.heads_q;
     // As many bytes of Q and O are on their way.
-    return (once + missed(m_, 2 * heads * in_use * row) * again + rows) * row / m_.memory;
+    return (once + missed(m_, 2 * heads * keys / splits_ * row) * again + rows) * row / m_.memory;
   }
 
-  // The splits of few rows are loaded at once, those of more rows four at a time, behind their LSE.
+  // Splits are loaded four at a time, behind their LSE.
   double merge_us() const {
-    bool const at_once = merges_at_once(p_.total_q * p_.heads_q, splits_);
-    double const waits = at_once ? 1 : 1 + std::ceil(splits_ / 4.);
+    double const waits = 1 + divide_up(splits_, 4);
     return kLaunch * m_.launch + waits * m_.merge_wait +
            2 * bytes_of_splits(p_, splits_) / (m_.memory * m_.l2_gain);
   }
@@ -184,7 +171,6 @@ class RowBlocks {
   double of_longest_;  // in a strip of the longest sequence
   Steps steps_;        // of a row block
   double filled_;      // share of its warpgroups that have rows, on average
-  double filled_longest_;
 };
 
 bool is_empty(Problem const& p) {
@@ -238,10 +224,9 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
   if (full || !is_possible(p, kernel, ForwardTile::Split)) {
     return choices;
   }
-  RowBlocks const whole(p, m, kernel, ForwardTile::Split, 1);
   for (int const splits : {2, 4, 8, 16, 32}) {
     bool const allowed = p.num_splits == 0 || splits <= p.num_splits;
-    if (allowed && whole.can_split(splits) && bytes_of_splits(p, splits) <= kMostBytes) {
+    if (allowed && bytes_of_splits(p, splits) <= kMostBytes) {
       RowBlocks(p, m, kernel, ForwardTile::Split, splits).add_to(choices);
     }
   }
@@ -259,7 +244,7 @@ ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const
     ForwardTile const tile = plan_forward(alone, m, kernel).choice.tile;
     std::erase_if(choices, [&](ForwardPlan const& c) { return c.choice.tile != tile; });
   }
-  return best_of(choices, kSimpler);
+  return best_of(choices);
 }
 
 }  // namespace flash::plan

@@ -21,12 +21,12 @@ Problem problem_of(py::dict const& d) {
 // Rows of csrc/variants.py, on a GPU where so many thread blocks fit a multiprocessor.
 DecodeKernel kernel_of(int head_dim, int blocks_per_sm, bool clusters) {
   if (head_dim <= 64) {
-    return {64, 64, 16, 128, 8, 320, blocks_per_sm, clusters};
+    return {64, 64, 16, 128, 8, blocks_per_sm, clusters};
   }
   if (head_dim <= 128) {
-    return {128, 128, 16, 64, 4, 320, blocks_per_sm, clusters};
+    return {128, 128, 16, 64, 4, blocks_per_sm, clusters};
   }
-  return {256, 256, 16, 32, 1, 320, blocks_per_sm, false};
+  return {256, 256, 16, 32, 1, blocks_per_sm, false};
 }
 
 py::dict plan(py::dict const& problem, py::object const& machine, int blocks_per_sm,
