@@ -10,20 +10,10 @@ device.
 from __future__ import annotations
 
 from flash_attn.call import Cache, Options
+from flash_attn.compat.tensors import into
 from flash_attn.dispatch import calls, private
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
-
-
-def _into(buffer, out):
-    if buffer is None:
-        return out
-    if buffer.shape != out.shape or buffer.dtype != out.dtype or buffer.device != out.device:
-        raise ValueError(
-            f"out: got {buffer.dtype} of shape {tuple(buffer.shape)} on {buffer.device}; "
-            f"{out.dtype} of shape {tuple(out.shape)} on {out.device} is needed"
-        )
-    return buffer.copy_(out)
 
 
 def _no_generator(gen) -> None:
@@ -51,7 +41,7 @@ def fwd(
         q, k, v, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
         alibi_slopes, return_softmax,
     )  # fmt: skip
-    return [_into(out, result), lse, probs, rng_state]
+    return [into(out, result), lse, probs, rng_state]
 
 
 def varlen_fwd(
@@ -75,7 +65,7 @@ def varlen_fwd(
         is_causal, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax,
         block_table, leftpad_k, seqused_k, zero_tensors, num_splits=num_splits,
     )  # fmt: skip
-    return [_into(out, result), lse, probs, rng_state]
+    return [into(out, result), lse, probs, rng_state]
 
 
 def bwd(
@@ -145,4 +135,4 @@ def fwd_kvcache(
         window_size=(window_size_left, window_size_right), return_lse=True,
     )  # fmt: skip
     result, lse = calls.kvcache(q, cache, options, is_rotary_interleaved, num_splits)
-    return [_into(out, result), lse]
+    return [into(out, result), lse]

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from pathlib import Path
 
-from build_tools import page_table
-from build_tools.page_table import between
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "porting.md"
-BEGIN = "<!-- python -m build_tools.argument_table --write -->"
-END = "<!-- end of the arguments -->"
+from build_tools.page_table import DOCS, Table
 
 
 def table() -> str:
@@ -25,13 +19,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def rewritten(text: str) -> str:
-    return between(text, BEGIN, END, table())
-
-
-def main(argv: list[str]) -> int:
-    return page_table.main(argv, "argument_table", PAGE, rewritten)
-
+TABLE = Table("argument_table", DOCS / "porting.md", "arguments", table)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(TABLE.main(sys.argv[1:]))

@@ -14,13 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_tools import page_table
-from build_tools.page_table import between
+from build_tools.page_table import DOCS, Table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "features.md"
-BEGIN = "<!-- python -m build_tools.feature_matrix --write -->"
-END = "<!-- end of the feature matrix -->"
 YES, NO = "yes", "–"
 FAMILIES = {"sm80": "GPU, sm80 kernels (Ampere and newer)", "sm90": "GPU, sm90 kernels (Hopper)"}
 
@@ -203,13 +199,7 @@ def matrix() -> str:
     return "\n".join(lines)
 
 
-def rewritten(text: str) -> str:
-    return between(text, BEGIN, END, matrix())
-
-
-def main(argv: list[str]) -> int:
-    return page_table.main(argv, "feature_matrix", PAGE, rewritten)
-
+TABLE = Table("feature_matrix", DOCS / "features.md", "feature matrix", matrix)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(TABLE.main(sys.argv[1:]))

@@ -9,14 +9,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
-from build_tools import page_table
-from build_tools.page_table import between
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "porting.md"
-BEGIN = "<!-- python -m build_tools.name_table --write -->"
-END = "<!-- end of the names -->"
+from build_tools.page_table import DOCS, Table
 
 NAMES: dict[str, str] = {
     "flash_attn": """__version__ flash_attn_func flash_attn_kvpacked_func flash_attn_qkvpacked_func
@@ -115,13 +109,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def rewritten(text: str) -> str:
-    return between(text, BEGIN, END, table())
-
-
-def main(argv: list[str]) -> int:
-    return page_table.main(argv, "name_table", PAGE, rewritten)
-
+TABLE = Table("name_table", DOCS / "porting.md", "names", table)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(TABLE.main(sys.argv[1:]))

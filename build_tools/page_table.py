@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def between(text: str, begin: str, end: str, table: str) -> str:
@@ -30,3 +33,20 @@ def main(argv: list[str], command: str, page: Path, rewritten: Callable[[str], s
         print(f"docs/{page.name} is out of date: run with --write", file=sys.stderr)
         return 1
     return 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A page's one table of the module called ``command``."""
+
+    command: str
+    page: Path
+    name: str  # what the marker behind it says
+    markdown: Callable[[], str]
+
+    def rewritten(self, text: str) -> str:
+        begin = f"<!-- python -m build_tools.{self.command} --write -->"
+        return between(text, begin, f"<!-- end of the {self.name} -->", self.markdown())
+
+    def main(self, argv: list[str]) -> int:
+        return main(argv, self.command, self.page, self.rewritten)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from build_tools import page_table
 from build_tools.page_table import between
 from build_tools.switches import table
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "switches.md"
+PAGE = page_table.DOCS / "switches.md"
 TABLES = {"run time": table.AT_RUN_TIME, "build": table.AT_BUILD_TIME}
 
 

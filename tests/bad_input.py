@@ -102,14 +102,7 @@ def last_stride_two(x: Tensor) -> Tensor:
 
 CASES = [
     # q, k and v
-    Bad(
-        "q list",
-        "all",
-        changed("q", lambda x: x.tolist()),
-        "q: got list",
-        "Tensor",
-        error=TypeError,
-    ),
+    Bad("q list", "all", changed("q", Tensor.tolist), "q: got list", "Tensor", error=TypeError),
     Bad("v none", "dense varlen", set_to(v=None), "v: got NoneType", "Tensor", error=TypeError),
     Bad("q int", "all", changed("q", lambda x: x.int()), "q: got dtype torch.int32", "float16"),
     Bad(

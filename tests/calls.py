@@ -35,18 +35,7 @@ def written_out(case: Case, x: Inputs, attention):
     """The same function of (q, k, v, s_aux) through `attention_ref` or `standard_attention`."""
 
     def call(q, k, v, s_aux=None):
-        out, lse, _ = attention(
-            q,
-            k,
-            v,
-            softmax_scale=case.scale,
-            softcap=case.softcap,
-            alibi_slopes=x.alibi_slopes,
-            s_aux=s_aux,
-            dropout_p=case.dropout_p,
-            keep_mask=x.keep_mask,
-            **case.mask_kwargs(),
-        )
+        out, lse, _ = attention(q, k, v, s_aux=s_aux, **case.reference_kwargs(x))
         return out, lse
 
     return call

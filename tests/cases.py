@@ -71,6 +71,13 @@ class Case:
     def mask_kwargs(self) -> dict:
         return {"causal": self.causal, "window_size": self.window}
 
+    def reference_kwargs(self, x) -> dict:
+        """What the references take beside tensors that have gradients; x: the call's inputs."""
+        return {
+            "softmax_scale": self.scale, "softcap": self.softcap, "alibi_slopes": x.alibi_slopes,
+            "dropout_p": self.dropout_p, "keep_mask": x.keep_mask, **self.mask_kwargs(),
+        }  # fmt: skip
+
     def __str__(self) -> str:
         """Only what differs from the defaults, so that test ids stay readable."""
         parts = [

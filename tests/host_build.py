@@ -7,7 +7,6 @@ never loaded.
 import fcntl
 import hashlib
 import importlib.util
-import os
 import shutil
 import subprocess
 import sysconfig
@@ -16,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from build_tools import host_compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
@@ -27,11 +28,7 @@ class Unavailable(Exception):
 
 def compiler() -> str:
     """The host compiler: $CXX, or the first of g++, c++ and clang++."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
-        raise Unavailable(f"no C++ compiler: looked for {', '.join(names)}")
-    return found
+    return host_compiler.find(Unavailable)
 
 
 def cached_compiler() -> list[str]:

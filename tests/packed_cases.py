@@ -119,21 +119,7 @@ def run_packed(case: Case, x: Packed, q, k, v, s_aux=None, **extra):
 
 def written_out(case: Case, x: Packed, attention, **lists):
     def call(q, k, v, s_aux=None):
-        return varlen_ref(
-            attention,
-            q,
-            k,
-            v,
-            x.cu_q,
-            x.cu_k,
-            softmax_scale=case.scale,
-            softcap=case.softcap,
-            alibi_slopes=x.alibi_slopes,
-            s_aux=s_aux,
-            dropout_p=case.dropout_p,
-            keep_mask=x.keep_mask,
-            **case.mask_kwargs(),
-            **lists,
-        )
+        rest = case.reference_kwargs(x) | lists
+        return varlen_ref(attention, q, k, v, x.cu_q, x.cu_k, s_aux=s_aux, **rest)
 
     return call

@@ -152,8 +152,8 @@ def test_the_changelog_begins_with_what_is_not_released_or_with_this_release():
 
 
 def test_feature_matrix_is_up_to_date():
-    text = feature_matrix.PAGE.read_text()
-    assert text == feature_matrix.rewritten(text), (
+    text = feature_matrix.TABLE.page.read_text()
+    assert text == feature_matrix.TABLE.rewritten(text), (
         "run python -m build_tools.feature_matrix --write"
     )
 

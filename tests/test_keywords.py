@@ -111,9 +111,10 @@ def test_every_argument_of_the_table_is_one_that_a_function_has():
 
 
 def test_the_table_of_the_page_is_up_to_date(monkeypatch):
-    assert argument_table.main(["--check"]) == 0, "run python -m build_tools.argument_table --write"
+    table = argument_table.TABLE
+    assert table.main(["--check"]) == 0, "run python -m build_tools.argument_table --write"
     monkeypatch.setitem(ARGUMENTS, "qv", ARGUMENTS["qv"]._replace(use="something else"))
-    assert argument_table.main(["--check"]) == 1
+    assert table.main(["--check"]) == 1
 
 
 ENDS = torch.tensor([0, 2, 6], dtype=torch.int32)

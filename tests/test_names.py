@@ -101,12 +101,12 @@ def test_every_public_module_is_in_the_table():
 
 
 def test_the_table_of_the_page_is_up_to_date():
-    assert name_table.main(["--check"]) == 0, "run python -m build_tools.name_table --write"
+    assert name_table.TABLE.main(["--check"]) == 0, "run python -m build_tools.name_table --write"
 
 
 def test_the_check_notices_a_change(monkeypatch):
     monkeypatch.setitem(NAMES["flash_attn.utils.testing"], "generate_qkv", "something else")
-    assert name_table.main(["--check"]) == 1
+    assert name_table.TABLE.main(["--check"]) == 1
 
 
 def test_the_modules_import_without_triton_and_einops():

@@ -16,7 +16,8 @@ from benchmarks.regret.measure import Regret
 from benchmarks.regret.problems import Problem, draw
 from benchmarks.tune import __main__ as tune
 from benchmarks.tune.machine_file import name_of, text_of
-from benchmarks.tune.model import CSRC, Model, can_be_predicted, compiler
+from benchmarks.tune.model import CSRC, Model, can_be_predicted
+from build_tools import host_compiler
 
 MIB = 2**20
 MACHINE = {"gpu": "NVIDIA Test 80GB", "l2_bytes": 60 * MIB}
@@ -93,7 +94,14 @@ def _compiles_and_says(header, model: Model, folder) -> None:
           show_all(kTest.backward, 3), show_all(kTest.forward, 4), show_all(kTest.decode, 1);
         }}
     """)
-    command = [compiler(), "-std=c++20", "-Wall", "-Werror", f"-I{CSRC}", str(program)]
+    command = [
+        host_compiler.find(FileNotFoundError),
+        "-std=c++20",
+        "-Wall",
+        "-Werror",
+        f"-I{CSRC}",
+        str(program),
+    ]
     subprocess.run([*command, "-o", str(folder / "numbers")], check=True)
     shown = subprocess.run([folder / "numbers"], check=True, capture_output=True, text=True).stdout
     np.testing.assert_allclose([float(x) for x in shown.split()], model.numbers, rtol=6e-4)

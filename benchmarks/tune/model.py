@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,20 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.regret.problems import Problem
+from build_tools import host_compiler
 from csrc.variants import VARIANTS, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 FLAGS = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{CSRC}"]
-
-
-def compiler() -> str:
-    """$CXX, or the first of g++, c++ and clang++."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
-        raise FileNotFoundError(f"tune needs a C++ compiler: looked for {', '.join(names)}")
-    return found
 
 
 def can_be_predicted(problem: Problem) -> bool:
@@ -74,7 +64,14 @@ def _library() -> ctypes.CDLL:
     sources = [Path(__file__).with_name("model.cpp"), *sorted(CSRC.glob("plan/*.cpp"))]
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model.so"
-        words = [compiler(), *FLAGS, *sources, CSRC / "launch" / "plan_text.cpp", "-o", target]
+        words = [
+            host_compiler.find(FileNotFoundError),
+            *FLAGS,
+            *sources,
+            CSRC / "launch" / "plan_text.cpp",
+            "-o",
+            target,
+        ]
         subprocess.run(list(map(str, words)), check=True)
         library = ctypes.CDLL(str(target))
     library.start.restype = library.add.restype = ctypes.c_char_p

@@ -93,15 +93,3 @@ def one_of(**given: Tensor | None) -> Tensor | None:
     if any(x is not first for x in named.values()):
         raise ValueError(f"{' and '.join(named)}: got two tensors; they are names of one argument")
     return first
-
-
-def into(buffer: Tensor | None, out: Tensor) -> Tensor:
-    """out, in the caller's buffer if there is one."""
-    if buffer is None:
-        return out
-    if buffer.shape != out.shape or buffer.dtype != out.dtype or buffer.device != out.device:
-        raise ValueError(
-            f"out: got {buffer.dtype} of shape {tuple(buffer.shape)} on {buffer.device}; "
-            f"{out.dtype} of shape {tuple(out.shape)} on {out.device} is needed"
-        )
-    return buffer.copy_(out)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from flash_attn_3._asked import into
+from flash_attn.compat.tensors import into
 
 
 def combine(

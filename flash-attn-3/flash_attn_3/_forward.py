@@ -7,9 +7,10 @@ from torch import Tensor
 
 from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, Keys, Lengths, Options
+from flash_attn.compat.tensors import into
 from flash_attn.dispatch import calls, private
 from flash_attn_3 import _chunks, _rows
-from flash_attn_3._asked import Asked, into, refuse
+from flash_attn_3._asked import Asked, refuse
 
 
 def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Tensor, Tensor]:

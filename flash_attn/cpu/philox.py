@@ -90,35 +90,3 @@ def keep_blocks(
         halves = halves.view(*lead, nr, 8, nc, 8)
         torch.ge(halves, threshold, out=keep[..., index & 1, :, :, index >> 1, :])
     return keep.view(*lead, nr * BLOCK, nc * BLOCK)
-
-
-def keep_mask(
-    seed: int,
-    offset: int,
-    batch: int | Tensor,
-    head: int | Tensor,
-    rows: range | Tensor,
-    cols: range | Tensor,
-    p: float,
-    *,
-    num_heads: int,
-) -> Tensor:
-    """Which entries dropout keeps.
-
-    batch, head: ints or int64 tensors that broadcast to (*lead); num_heads: query heads of the
-    call.  rows, cols: the query and key indices wanted, in their sequence (keys counted after left
-    padding), as 1-d int64 tensors or ranges.  Returns bool (*lead, len(rows), len(cols)).
-    """
-    head_ids = torch.as_tensor(batch) * num_heads + torch.as_tensor(head)
-    rows, cols = (_index_tensor(index) for index in (rows, cols))
-    row_blocks, row_place = torch.unique(rows >> 4, return_inverse=True)
-    col_blocks, col_place = torch.unique(cols >> 4, return_inverse=True)
-    keep = keep_blocks(seed, offset, head_ids, row_blocks, col_blocks, p)
-    keep = keep.index_select(-2, row_place * BLOCK + (rows & 15))
-    return keep.index_select(-1, col_place * BLOCK + (cols & 15))
-
-
-def _index_tensor(index) -> Tensor:
-    if isinstance(index, range):
-        return torch.arange(index.start, index.stop, index.step)
-    return torch.as_tensor(index, dtype=torch.int64)

@@ -18,6 +18,7 @@ from torch import Tensor
 from flash_attn import backend, call, cpu
 from flash_attn.call import accumulation_dtype
 from flash_attn.dispatch import autograd, content_checks, direct, run, versions
+from flash_attn.dispatch.define import defined
 
 __all__ = [
     "backward",
@@ -85,9 +86,7 @@ SCHEMAS = {
     ),
 }
 
-_library = torch.library.Library("flash_attn", "DEF")
-for _name, _schema in SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+_library = defined(SCHEMAS, "DEF")
 
 forward = torch.ops.flash_attn._flash_attn_forward
 varlen_forward = torch.ops.flash_attn._flash_attn_varlen_forward

@@ -15,6 +15,7 @@ from flash_attn.dispatch import (
     run,
     versions,
 )
+from flash_attn.dispatch.define import defined
 
 __all__ = ["Parts", "Turn", "rotate"]
 
@@ -28,10 +29,8 @@ SCHEMAS = {
 CPU = {"_rotary": on_torch}
 KERNEL_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
-_library = torch.library.Library("flash_attn", "FRAGMENT")
-for _name, _schema in SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, CPU[_name], "CPU")
+_library = defined(SCHEMAS)
+_library.impl("_rotary", CPU["_rotary"], "CPU")
 _operation = torch.ops.flash_attn._rotary
 
 torch.library.register_fake("flash_attn::_rotary", lambda *_: None, lib=_library)

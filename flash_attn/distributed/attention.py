@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,8 +37,8 @@ class _Options(NamedTuple):
     alibi_slopes: Tensor | None
     deterministic: bool
     s_aux: Tensor | None
-    gradient_dtype: torch.dtype | None
     return_max_logits: MaxLogits
+    gradient_dtype: torch.dtype | None = None
 
     def of_a_call(self) -> Options:
         """As a call on one GPU has them."""
@@ -130,14 +130,7 @@ def ring_attention(
             time, differs between ranks; on every rank.
         RuntimeError: of torch.distributed, when a rank died or did not come before the timeout.
     """
-    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-                       window_size=window_size, softcap=softcap, s_aux=s_aux,
-                       alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       gradient_dtype=gradient_dtype,
-                       return_max_logits=return_max_logits)  # fmt: skip
-    ranks = _Ranks(_ranks_of(group), None)
-    options = _check("ring", ranks, (q, k, v), layout, options, return_lse)
-    return _whole_shards(RingAttention, Ring, ranks, (q, k, v), layout, options, return_lse)
+    return _whole_shards("ring", RingAttention, Ring, locals())
 
 
 @torch.compiler.disable
@@ -168,14 +161,7 @@ def gather_attention(
 
     Arguments, what is returned and what is raised are those of :func:`ring_attention`.
     """
-    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-                       window_size=window_size, softcap=softcap, s_aux=s_aux,
-                       alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       gradient_dtype=gradient_dtype,
-                       return_max_logits=return_max_logits)  # fmt: skip
-    ranks = _Ranks(_ranks_of(group), None)
-    options = _check("gather", ranks, (q, k, v), layout, options, return_lse)
-    return _whole_shards(GatherAttention, Gather, ranks, (q, k, v), layout, options, return_lse)
+    return _whole_shards("gather", GatherAttention, Gather, locals())
 
 
 @torch.compiler.disable
@@ -210,13 +196,7 @@ def all_to_all_attention(
 
     The others, what is returned and what is raised are those of :func:`ring_attention`.
     """
-    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-                       window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                       deterministic=deterministic, s_aux=s_aux, gradient_dtype=None,
-                       return_max_logits=return_max_logits)  # fmt: skip
-    ranks = _Ranks(None, _ranks_of(group))
-    options = _check("all-to-all", ranks, (q, k, v), layout, options, return_lse)
-    return _by_heads(ranks, (q, k, v), layout, options, return_lse)
+    return _by_heads("all-to-all", _Ranks(None, _ranks_of(group)), locals())
 
 
 @torch.compiler.disable
@@ -250,14 +230,7 @@ def mesh_attention(
     """
     if mesh.ndim != 2:
         raise ValueError(f"mesh: got {mesh.ndim} dimensions; (ring, all-to-all) is needed")
-    options = _Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-                       window_size=window_size, softcap=softcap, s_aux=s_aux,
-                       alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       gradient_dtype=gradient_dtype,
-                       return_max_logits=return_max_logits)  # fmt: skip
-    ranks = _Ranks(*mesh.get_all_groups())
-    options = _check("mesh", ranks, (q, k, v), layout, options, return_lse)
-    return _by_heads(ranks, (q, k, v), layout, options, return_lse)
+    return _by_heads("mesh", _Ranks(*mesh.get_all_groups()), locals())
 
 
 def _ranks_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -266,13 +239,14 @@ def _ranks_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group or dist.group.WORLD
 
 
-def _check(
-    method: str, ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool
-) -> _Options:
-    """Everything that can be wrong, once for each kind of call, by all ranks of its groups.
-
-    Returns the options with bools of Python's.
-    """
+def _checked(
+    method: str, ranks: _Ranks, arguments: dict[str, Any]
+) -> tuple[tuple[Tensor, ...], Layout, _Options, bool]:
+    """q, k and v, the layout, options with bools of Python's, and return_lse, of a function's
+    arguments. All ranks of its groups look at everything that can be wrong, once for each kind."""
+    tensors = tuple(arguments[name] for name in "qkv")
+    layout, return_lse = arguments["layout"], arguments["return_lse"]
+    options = pick(_Options, arguments)
     agree.check(
         [group for group in (ranks.split, ranks.ring) if group is not None],
         getattr(tensors[0], "device", torch.device("cpu")),
@@ -281,9 +255,8 @@ def _check(
     )
     causal, deterministic = bool(options.causal), bool(options.deterministic)
     wanted = checks.max_logits(options.return_max_logits)
-    return options._replace(
-        causal=causal, deterministic=deterministic, return_max_logits=wanted
-    )  # fmt: skip
+    options = options._replace(causal=causal, deterministic=deterministic, return_max_logits=wanted)
+    return tensors, layout, options, return_lse
 
 
 def _kind(method: str, tensors, layout: Layout, options: _Options) -> tuple:
@@ -382,14 +355,10 @@ def _attend(
     (b, h, s)."""
     options = call.options
     scoring = Scoring(
-        softmax_scale=options.softmax_scale,
-        softcap=options.softcap,
-        alibi_slopes=options.alibi_slopes,
-        deterministic=options.deterministic,
-        packed=layout.packed,
-        dropout=call.dropout,
-        max_logits=options.return_max_logits is not False,
-    )
+        softmax_scale=options.softmax_scale, softcap=options.softcap, packed=layout.packed,
+        alibi_slopes=options.alibi_slopes, deterministic=options.deterministic,
+        dropout=call.dropout, max_logits=options.return_max_logits is not False,
+    )  # fmt: skip
     place = job(layout, ranks.ring, ranks.shard, options.mask(), scoring, options.gradient_dtype)
     out, lse, largest = function.apply(*call.tensors, options.s_aux, place)
     if call.head_dim_v != out.shape[-1]:  # whose backward is a copy
@@ -397,18 +366,19 @@ def _attend(
     return out, lse, largest
 
 
-def _whole_shards(
-    function, job, ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool
-):
+def _whole_shards(method: str, function, job, arguments: dict[str, Any]):
     """Each rank has a shard."""
+    ranks = _Ranks(_ranks_of(arguments["group"]), None)
+    tensors, layout, options, return_lse = _checked(method, ranks, arguments)
     call = _Call.of(ranks, tensors, layout, options)
     out, lse, largest = _attend(function, job, ranks, call, layout)
     largest = _largest(largest, ranks, options)
     return _results(out, lse if return_lse else None, largest, layout.packed)
 
 
-def _by_heads(ranks: _Ranks, tensors, layout: Layout, options: _Options, return_lse: bool):
+def _by_heads(method: str, ranks: _Ranks, arguments: dict[str, Any]):
     """Each rank has a part of a shard's rows, and gets all of its rows for a part of the heads."""
+    tensors, layout, options, return_lse = _checked(method, ranks, arguments)
     call = _Call.of(ranks, tensors, layout, options)
     q, k, v = call.tensors
     counts = layout.part_tokens(ranks.shard)

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["cu_seqlens_of", "one_of", "operands", "scale_of", "shape", "state_of"]
+__all__ = ["cu_seqlens_of", "is_step", "one_of", "operands", "scale_of", "shape", "state_of"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -67,6 +67,11 @@ def cu_seqlens_of(cu_seqlens: Tensor | None, v: Tensor) -> Tensor | None:
     if v.shape[0] != 1:
         raise ValueError(f"cu_seqlens: sequences lie in one batch entry; got B = {v.shape[0]}")
     return cu_seqlens.to(torch.int32).contiguous()
+
+
+def is_step(v: Tensor, cu_seqlens: Tensor | None) -> bool:
+    """Whether a call is one token of each entry of the batch."""
+    return v.dim() == 4 and v.shape[1] == 1 and cu_seqlens is None
 
 
 def state_of(

@@ -13,6 +13,7 @@ key, queries that read S0, keys that reach S', and S0 itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from flash_attn.linear import _inner
 from flash_attn.linear._table import Segment, Table, table_of
 
-__all__ = ["Gradients", "Scan", "backward", "forward"]
+__all__ = ["Gradients", "Scan", "backward", "forward", "from_the_end"]
 
 # Tokens of a chunk. A vector of gates takes C exponentials of K numbers a token, so few of them.
 _CHUNK_SCALAR = 64
@@ -141,6 +142,23 @@ class Gradients(NamedTuple):
     dinitial_state: Tensor | None  # None where it is not wanted
 
 
+def from_the_end(
+    scan: Scan, table: Table, state: Tensor, walk: Callable[[Segment, Tensor], None]
+) -> Iterator[tuple[Segment, Tensor]]:
+    """Segments, the last one first, each with the states before it.
+
+    walk: takes states, first those before the first segment, through a segment, in place.
+    """
+    segments = list(table.segments(scan.chunks_at_a_time(table)))
+    borders = []
+    for segment in segments[:-1]:
+        borders.append(state.clone())
+        walk(segment, state)
+    borders.append(state)
+    while segments:
+        yield segments.pop(), borders.pop()
+
+
 def backward(scan: Scan, do: Tensor, dfinal_state: Tensor | None, with_dg: bool) -> Gradients:
     """All gradients: dq and dk fp32 [B, T, H, K], dv as v, dg fp32 [B, T, H, X], the state's."""
     table = scan.table()
@@ -148,14 +166,11 @@ def backward(scan: Scan, do: Tensor, dfinal_state: Tensor | None, with_dg: bool)
     dstate = torch.zeros_like(state) if dfinal_state is None else dfinal_state.to(state.dtype)
     dstate = dstate.clone() if dstate is dfinal_state else dstate
     dq, dk, dv, dg = _empty_gradients(scan, with_dg)
-    segments = list(table.segments(scan.chunks_at_a_time(table)))
-    borders = []
-    for segment in segments[:-1]:
-        borders.append(state.clone())
+
+    def walk(segment: Segment, state: Tensor) -> None:
         _Chunk.of(scan, segment).states(segment.columns, state)
-    borders.append(state)
-    while segments:
-        segment, border = segments.pop(), borders.pop()
+
+    for segment, border in from_the_end(scan, table, state, walk):
         results = _segment_backward(scan, segment, border, dstate, do, with_dg)
         for out, x in zip((dq, dk, dv, dg), results):
             if out is not None and x is not None:

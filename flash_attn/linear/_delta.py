@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.linear import _inner
-from flash_attn.linear._chunks import Scan
+from flash_attn.linear._chunks import Scan, from_the_end
 from flash_attn.linear._table import Segment, lower
 
 __all__ = ["Delta", "backward", "forward"]
@@ -145,14 +145,11 @@ def backward(call: Delta, do: Tensor, dfinal_state: Tensor | None) -> Gradients:
         scan.v.new_zeros((batch, seqlen, heads, size), dtype=scan.dtype())
         for size in (channels, channels, columns, 1, 1)
     ]
-    segments = list(table.segments(scan.chunks_at_a_time(table)))
-    borders = []
-    for segment in segments[:-1]:
-        borders.append(state.clone())
+
+    def walk(segment: Segment, state: Tensor) -> None:
         _Chunk.of(call, segment).along(segment.columns, state)
-    borders.append(state)
-    while segments:
-        segment, border = segments.pop(), borders.pop()
+
+    for segment, border in from_the_end(scan, table, state, walk):
         found = _segment_backward(call, segment, border, dstate, do)
         for out, x in zip(results, found):
             segment.scatter(out.flatten(0, 1), x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_attn.dispatch.autograd import records
 from flash_attn.linear import _checks, ops
 
 __all__ = ["chunk_scan", "recurrent_scan", "recurrent_step"]
@@ -91,9 +92,7 @@ def recurrent_scan(
         return _reversed(
             q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens
         )
-    inputs = [x for x in (q, k, v, g, initial_state) if x is not None]
-    records = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if v.dim() != 4 or v.shape[1] != 1 or cu_seqlens is not None or records:
+    if not _checks.is_step(v, cu_seqlens) or records(q, k, v, g, initial_state):
         return chunk_scan(
             q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens
         )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attn.dispatch.define import defined
 from flash_attn.linear import _chunks, _delta, ops
 from flash_attn.linear._autocast import without_autocast
 
@@ -27,9 +28,7 @@ SCHEMAS = {
     ),
 }
 
-_library = torch.library.Library("flash_attn", "FRAGMENT")
-for _name, _schema in SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+_library = defined(SCHEMAS)
 forward = torch.ops.flash_attn.delta_forward.default
 backward = torch.ops.flash_attn.delta_backward.default
 

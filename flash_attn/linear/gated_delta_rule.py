@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_attn.dispatch.autograd import records
 from flash_attn.linear import _checks, delta_ops
 
 __all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"]
@@ -81,9 +82,7 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """``chunk_gated_delta_rule`` for few tokens: one without gradients is not a chunk's work."""
-    inputs = [x for x in (q, k, v, g, beta, initial_state) if x is not None]
-    records = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if v.dim() != 4 or v.shape[1] != 1 or cu_seqlens is not None or records:
+    if not _checks.is_step(v, cu_seqlens) or records(q, k, v, g, beta, initial_state):
         return chunk_gated_delta_rule(
             q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
             use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,

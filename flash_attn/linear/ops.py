@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flash_attn.dispatch import run
 from flash_attn.dispatch.autograd import records, rows_contiguous
+from flash_attn.dispatch.define import defined
 from flash_attn.linear import _chunks, _kernels, _step
 from flash_attn.linear._autocast import without_autocast
 
@@ -41,9 +42,7 @@ SCHEMAS = {
     ),
 }
 
-_library = torch.library.Library("flash_attn", "FRAGMENT")
-for _name, _schema in SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+_library = defined(SCHEMAS)
 forward = torch.ops.flash_attn.linear_forward.default
 backward = torch.ops.flash_attn.linear_backward.default
 step = torch.ops.flash_attn.linear_step.default

@@ -53,16 +53,9 @@ class CrossEntropyLoss(nn.Module):
         A mean over no rows at all is NaN, as in ``nn.CrossEntropyLoss``.
         """
         losses, z_losses = cross_entropy_loss(
-            input,
-            target,
-            precomputed_lse=precomputed_lse,
-            label_smoothing=self.label_smoothing,
-            logit_scale=self.logit_scale,
-            lse_square_scale=self.lse_square_scale,
-            ignore_index=self.ignore_index,
-            inplace_backward=self.inplace_backward,
-            process_group=self.process_group,
-        )
+            input, target, precomputed_lse, self.label_smoothing, self.logit_scale,
+            self.lse_square_scale, self.ignore_index, self.inplace_backward, self.process_group,
+        )  # fmt: skip
         loss, z_loss = (self._reduce(t, target) for t in (losses, z_losses))
         return (loss, z_loss) if self.return_z_loss else loss
 

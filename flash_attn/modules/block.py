@@ -94,18 +94,15 @@ class _Residual(nn.Module):
         rowscale = None
         if drop_path.p > 0.0 and self.training:
             rowscale = drop_path(torch.ones(x.shape[:-1], device=x.device, dtype=x.dtype))
+        return self._fused(x, residual, dropout, norm, rowscale=rowscale)
+
+    def _fused(self, x: Tensor, residual: Tensor | None, dropout, norm, **more: Any) -> tuple:
+        """The norms and the sum, of ``layer_norm_fn``."""
         return layer_norm_fn(
-            x,
-            norm.weight,
-            norm.bias,
-            residual=residual,
-            eps=norm.eps,
-            dropout_p=dropout.p if self.training else 0.0,
-            rowscale=rowscale,
-            prenorm=True,
-            residual_in_fp32=self.residual_in_fp32,
-            **_kind(norm),
-        )
+            x, norm.weight, norm.bias, residual=residual, eps=norm.eps,
+            dropout_p=dropout.p if self.training else 0.0, prenorm=True,
+            residual_in_fp32=self.residual_in_fp32, **_kind(norm), **more,
+        )  # fmt: skip
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
@@ -292,20 +289,8 @@ class ParallelBlock(_Residual):
     def _add_both(self, x1: Tensor, x2: Tensor | None, residual: Tensor | None) -> tuple:
         norm2 = None if self.tied_norm else self.norm2
         if self.fused_dropout_add_ln:
-            *normed, z = layer_norm_fn(
-                x1,
-                self.norm1.weight,
-                self.norm1.bias,
-                residual=residual,
-                x1=x2,
-                weight1=None if norm2 is None else norm2.weight,
-                bias1=None if norm2 is None else norm2.bias,
-                eps=self.norm1.eps,
-                dropout_p=self.dropout1.p if self.training else 0.0,
-                prenorm=True,
-                residual_in_fp32=self.residual_in_fp32,
-                **_kind(self.norm1),
-            )
+            second = {} if norm2 is None else {"weight1": norm2.weight, "bias1": norm2.bias}
+            *normed, z = self._fused(x1, residual, self.dropout1, self.norm1, x1=x2, **second)
             return normed, z
         z = self.dropout1(x1)
         if x2 is not None:

@@ -18,6 +18,7 @@ from flash_attn.ops.fused_dense import (
     FusedMLP,
     ParallelFusedMLP,
     RowParallelLinear,
+    parallel_pair,
 )
 
 __all__ = [
@@ -98,14 +99,12 @@ class ParallelMLP(nn.Module):
     ):
         """Arguments, defaults and errors: see the class."""
         super().__init__()
-        _needs_ranks(process_group)
         hidden = hidden_features or 4 * in_features
-        rest = {"sequence_parallel": sequence_parallel, "device": device, "dtype": dtype}
-        self.fc1 = ColumnParallelLinear(in_features, hidden, process_group, bias=bias1, **rest)
-        self.activation = activation
-        self.fc2 = RowParallelLinear(
-            hidden, out_features or in_features, process_group, bias=bias2, **rest
-        )
+        fc1, fc2 = parallel_pair(
+            (in_features, hidden, out_features or in_features), process_group, (bias1, bias2),
+            sequence_parallel=sequence_parallel, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.fc1, self.activation, self.fc2 = fc1, activation, fc2
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows or this rank's rows, ..., in_features) → the same rows of (..., out_features)."""
@@ -177,26 +176,17 @@ class ParallelGatedMlp(nn.Module):
     ):
         """Arguments, defaults and errors: see the class."""
         super().__init__()
-        _needs_ranks(process_group)
         hidden = _gated_features(in_features, hidden_features, multiple_of)
-        rest = {"sequence_parallel": sequence_parallel, "device": device, "dtype": dtype}
         # Pairs stay together: with an odd share one rank would have a y without its gate.
-        self.fc1 = ColumnParallelLinear(
-            in_features, 2 * hidden, process_group, bias=bias1, multiple_of=2, **rest
-        )
-        self.activation = activation
-        self.fc2 = RowParallelLinear(
-            hidden, out_features or in_features, process_group, bias=bias2, **rest
-        )
+        fc1, fc2 = parallel_pair(
+            (in_features, hidden, out_features or in_features), process_group, (bias1, bias2),
+            together=2, sequence_parallel=sequence_parallel, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.fc1, self.activation, self.fc2 = fc1, activation, fc2
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows or this rank's rows, ..., in_features) → the same rows of (..., out_features)."""
         return self.fc2(_gated(self.fc1(x), self.activation))
-
-
-def _needs_ranks(process_group) -> None:
-    if process_group is None:
-        raise ValueError("process_group is None; the ranks that share the layer are needed")
 
 
 def _gated_features(in_features: int, hidden: int | None, multiple_of: int) -> int:

@@ -180,6 +180,29 @@ class RowParallelLinear(nn.Linear):
         return out_of_ranks(out, self.process_group, self.sequence_parallel)
 
 
+def parallel_pair(
+    features: tuple[int, int, int],
+    process_group: dist.ProcessGroup | None,
+    biases: tuple[bool, bool],
+    together: int = 1,
+    **rest: Any,
+) -> tuple[ColumnParallelLinear, RowParallelLinear]:
+    """The two layers of a feed-forward layer that ranks share.
+
+    features: of x, of what the first layer makes for each of ``together``, and of the result.
+    together: what the first layer makes of a hidden feature, kept on one rank.
+    """
+    if process_group is None:
+        raise ValueError("process_group is None; the ranks that share the layer are needed")
+    into, hidden, out = features
+    return (
+        ColumnParallelLinear(
+            into, together * hidden, process_group, bias=biases[0], multiple_of=together, **rest
+        ),
+        RowParallelLinear(hidden, out, process_group, bias=biases[1], **rest),
+    )
+
+
 def fused_mlp_func(
     x: Tensor,
     weight1: Tensor,
@@ -294,19 +317,16 @@ class ParallelFusedMLP(nn.Module):
         """Arguments, defaults and errors: see the class."""
         super().__init__()
         _activation(activation)
-        if process_group is None:
-            raise ValueError("process_group is None; the ranks that share the layer are needed")
         hidden = hidden_features or 4 * in_features
-        rest = {"sequence_parallel": sequence_parallel, "device": device, "dtype": dtype}
+        self.fc1, self.fc2 = parallel_pair(
+            (in_features, hidden, out_features or in_features), process_group, (bias1, bias2),
+            sequence_parallel=sequence_parallel, device=device, dtype=dtype,
+        )  # fmt: skip
         self.activation = activation
         self.process_group = process_group
         self.sequence_parallel = sequence_parallel
         self.checkpoint_lvl = checkpoint_lvl
         self.heuristic = heuristic
-        self.fc1 = ColumnParallelLinear(in_features, hidden, process_group, bias=bias1, **rest)
-        self.fc2 = RowParallelLinear(
-            hidden, out_features or in_features, process_group, bias=bias2, **rest
-        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows or this rank's rows, ..., in_features) → the same rows of (..., out_features)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,18 +46,10 @@ def dropout_add_norm(
         # Dropout only scales or zeroes an entry, so the order does not matter.
         x0 = x0 * layerscale.to(x0.dtype)
     results = layer_norm_fn(
-        x0,
-        weight,
-        bias,
-        residual=residual,
-        eps=epsilon,
-        dropout_p=dropout_p,
-        rowscale=rowscale,
-        prenorm=prenorm,
-        residual_in_fp32=residual_in_fp32,
-        is_rms_norm=is_rms_norm,
+        x0, weight, bias, residual=residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale,
+        prenorm=prenorm, residual_in_fp32=residual_in_fp32, is_rms_norm=is_rms_norm,
         return_dropout_mask=return_dropout_mask,
-    )
+    )  # fmt: skip
     return results[:-1] if return_dropout_mask else results  # there is no second mask
 
 
@@ -88,19 +80,9 @@ def dropout_add_layer_norm(
         y, or a tuple (y, [sum], [mask]).
     """
     return dropout_add_norm(
-        x0,
-        residual,
-        weight,
-        bias,
-        dropout_p,
-        epsilon,
-        rowscale,
-        layerscale,
-        prenorm,
-        residual_in_fp32,
-        return_dropout_mask,
-        is_rms_norm=False,
-    )
+        x0, residual, weight, bias, dropout_p, epsilon, rowscale, layerscale, prenorm,
+        residual_in_fp32, return_dropout_mask, is_rms_norm=False,
+    )  # fmt: skip
 
 
 def dropout_add_layer_norm_subset(
@@ -188,29 +170,20 @@ def dropout_add_layer_norm_parallel_residual(
         (y0, y1, [sum], [mask0, mask1]); y1 is None without ``weight1``.
     """
     results = layer_norm_fn(
-        x0,
-        weight0,
-        bias0,
-        residual=residual,
-        x1=x1,
-        weight1=weight1,
-        bias1=bias1,
-        eps=epsilon,
-        dropout_p=dropout_p,
-        prenorm=prenorm,
-        residual_in_fp32=residual_in_fp32,
-        is_rms_norm=is_rms_norm,
-        return_dropout_mask=return_dropout_mask,
-    )
+        x0, weight0, bias0, residual=residual, x1=x1, weight1=weight1, bias1=bias1, eps=epsilon,
+        dropout_p=dropout_p, prenorm=prenorm, residual_in_fp32=residual_in_fp32,
+        is_rms_norm=is_rms_norm, return_dropout_mask=return_dropout_mask,
+    )  # fmt: skip
     results = results if isinstance(results, tuple) else (results,)
     return results if weight1 is not None else (results[0], None, *results[1:])
 
 
-class DropoutAddLayerNorm(nn.Module):
-    """The module of ``dropout_add_layer_norm``: ``forward(x0, residual=None)``."""
+class DropoutAddNorm(nn.Module):
+    """``dropout_add_norm`` as a module: what those of LayerNorm and RMSNorm have in common."""
 
+    is_rms_norm: ClassVar[bool]
     weight: nn.Parameter
-    bias: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -228,25 +201,31 @@ class DropoutAddLayerNorm(nn.Module):
         self.p = p
         self.eps = eps
         self.residual_in_fp32 = residual_in_fp32
-        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        where = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(hidden_size, **where))
+        bias = None if self.is_rms_norm else nn.Parameter(torch.empty(hidden_size, **where))
+        self.register_parameter("bias", bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x0: Tensor, residual: Tensor | None = None) -> Any:
-        return dropout_add_layer_norm(
-            x0,
-            residual,
-            self.weight,
-            self.bias,
-            self.p if self.training else 0.0,
-            self.eps,
-            prenorm=self.prenorm,
-            residual_in_fp32=self.residual_in_fp32,
-        )
+        return dropout_add_norm(
+            x0, residual, self.weight, self.bias, self.p if self.training else 0.0, self.eps,
+            rowscale=None, layerscale=None, prenorm=self.prenorm,
+            residual_in_fp32=self.residual_in_fp32, return_dropout_mask=False,
+            is_rms_norm=self.is_rms_norm,
+        )  # fmt: skip
+
+
+class DropoutAddLayerNorm(DropoutAddNorm):
+    """The module of ``dropout_add_layer_norm``: ``forward(x0, residual=None)``."""
+
+    is_rms_norm = False
+    bias: nn.Parameter
 
 
 if not TYPE_CHECKING:

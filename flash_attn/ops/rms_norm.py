@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flash_attn.ops.layer_norm import (
+    DropoutAddNorm,
     dropout_add_layer_norm_parallel_residual,
     dropout_add_layer_norm_subset,
     dropout_add_norm,
@@ -44,19 +45,9 @@ def dropout_add_rms_norm(
 ) -> Any:
     """``dropout_add_layer_norm`` with RMSNorm."""
     return dropout_add_norm(
-        x0,
-        residual,
-        weight,
-        bias,
-        dropout_p,
-        epsilon,
-        rowscale,
-        layerscale,
-        prenorm,
-        residual_in_fp32,
-        return_dropout_mask,
-        is_rms_norm=True,
-    )
+        x0, residual, weight, bias, dropout_p, epsilon, rowscale, layerscale, prenorm,
+        residual_in_fp32, return_dropout_mask, is_rms_norm=True,
+    )  # fmt: skip
 
 
 def dropout_add_rms_norm_subset(
@@ -77,22 +68,10 @@ def dropout_add_rms_norm_subset(
 ) -> Any:
     """``dropout_add_layer_norm_subset`` with RMSNorm."""
     return dropout_add_layer_norm_subset(
-        x0,
-        residual,
-        weight,
-        bias,
-        dropout_p,
-        epsilon,
-        layerscale,
-        x0_subset,
-        out_subset,
-        rowscale_const,
-        out_numrows,
-        prenorm,
-        residual_in_fp32,
-        return_dropout_mask,
+        x0, residual, weight, bias, dropout_p, epsilon, layerscale, x0_subset, out_subset,
+        rowscale_const, out_numrows, prenorm, residual_in_fp32, return_dropout_mask,
         is_rms_norm=True,
-    )
+    )  # fmt: skip
 
 
 def dropout_add_rms_norm_parallel_residual(
@@ -111,20 +90,9 @@ def dropout_add_rms_norm_parallel_residual(
 ) -> Any:
     """``dropout_add_layer_norm_parallel_residual`` with RMSNorm."""
     return dropout_add_layer_norm_parallel_residual(
-        x0,
-        x1,
-        residual,
-        weight0,
-        bias0,
-        weight1,
-        bias1,
-        dropout_p,
-        epsilon,
-        prenorm,
-        residual_in_fp32,
-        return_dropout_mask,
-        is_rms_norm=True,
-    )
+        x0, x1, residual, weight0, bias0, weight1, bias1, dropout_p, epsilon, prenorm,
+        residual_in_fp32, return_dropout_mask, is_rms_norm=True,
+    )  # fmt: skip
 
 
 class RMSNorm(nn.Module):
@@ -152,42 +120,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
-class DropoutAddRMSNorm(nn.Module):
+class DropoutAddRMSNorm(DropoutAddNorm):
     """The module of ``dropout_add_rms_norm``: ``forward(x0, residual=None)``."""
 
-    weight: nn.Parameter
-
-    def __init__(
-        self,
-        hidden_size: int,
-        prenorm: bool = False,
-        p: float = 0.0,
-        eps: float = 1e-5,
-        residual_in_fp32: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        """Arguments, defaults and errors: see the class."""
-        super().__init__()
-        self.prenorm = prenorm
-        self.p = p
-        self.eps = eps
-        self.residual_in_fp32 = residual_in_fp32
-        self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-
-    def forward(self, x0: Tensor, residual: Tensor | None = None) -> Any:
-        return dropout_add_rms_norm(
-            x0,
-            residual,
-            self.weight,
-            None,
-            self.p if self.training else 0.0,
-            self.eps,
-            prenorm=self.prenorm,
-            residual_in_fp32=self.residual_in_fp32,
-        )
+    is_rms_norm = True

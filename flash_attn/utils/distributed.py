@@ -69,60 +69,56 @@ def all_reduce_raw(
     return input_, dist.all_reduce(input_, group=process_group, async_op=async_op)
 
 
-class AllGatherFunc(torch.autograd.Function):
-    """Rows of all ranks, one after another; the gradient is summed and scattered."""
+_Collective = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
-    @staticmethod
+
+def _rows_of_all(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return all_gather_raw(x, group)[0]
+
+
+def _own_rows_of_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return reduce_scatter_raw(x, group)[0]
+
+
+def _sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return all_reduce_raw(x.clone(), group)[0]
+
+
+def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return x.view_as(x)
+
+
+def _function(name: str, does: _Collective, gradient: _Collective, doc: str) -> Any:
+    """An autograd function that does the one on its way there and the other on the way back."""
+
     def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
         ctx.process_group = process_group
-        return all_gather_raw(input_, process_group)[0]
+        return does(input_, process_group)
 
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter_raw(grad, ctx.process_group)[0], None
+        return gradient(grad, ctx.process_group), None
+
+    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), {"__doc__": doc, "__module__": __name__, **both})
 
 
-class ReduceScatterFunc(torch.autograd.Function):
-    """This rank's rows of the sum over the ranks; the gradient is gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
-        ctx.process_group = process_group
-        return reduce_scatter_raw(input_, process_group)[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather_raw(grad, ctx.process_group)[0], None
-
-
-class AllReduceFunc(torch.autograd.Function):
-    """The sum over the ranks; each of them has the whole gradient already."""
-
-    @staticmethod
-    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
-        return all_reduce_raw(input_.clone(), process_group)[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _Replicate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input_: Tensor, process_group: dist.ProcessGroup) -> Tensor:
-        ctx.process_group = process_group
-        return input_.view_as(input_)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce_raw(grad.clone(), ctx.process_group)[0], None
-
-
-all_gather: Callable[[Tensor, dist.ProcessGroup], Tensor] = AllGatherFunc.apply
-reduce_scatter: Callable[[Tensor, dist.ProcessGroup], Tensor] = ReduceScatterFunc.apply
-all_reduce: Callable[[Tensor, dist.ProcessGroup], Tensor] = AllReduceFunc.apply
+AllGatherFunc: Any = _function(
+    "AllGatherFunc", _rows_of_all, _own_rows_of_sum,
+    "Rows of all ranks, one after another; the gradient is summed and scattered.",
+)  # fmt: skip
+ReduceScatterFunc: Any = _function(
+    "ReduceScatterFunc", _own_rows_of_sum, _rows_of_all,
+    "This rank's rows of the sum over the ranks; the gradient is gathered.",
+)  # fmt: skip
+AllReduceFunc: Any = _function(
+    "AllReduceFunc", _sum, _same,
+    "The sum over the ranks; each of them has the whole gradient already.",
+)  # fmt: skip
+all_gather: _Collective = AllGatherFunc.apply
+reduce_scatter: _Collective = ReduceScatterFunc.apply
+all_reduce: _Collective = AllReduceFunc.apply
 #: What all ranks hold alike, on its way into work that they share: the gradient is their sum.
-replicate: Callable[[Tensor, dist.ProcessGroup], Tensor] = _Replicate.apply
+replicate: _Collective = _function("_Replicate", _same, _sum, "See ``replicate``.").apply
 
 
 def sync_shared_params(model: nn.Module, process_group: dist.ProcessGroup) -> None:

@@ -15,18 +15,10 @@ transformers = pytest.importorskip("transformers")
 VOCABULARY = 99
 LENGTHS = (13, 5, 9)
 SIZES = dict(
-    hidden_size=64,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    vocab_size=VOCABULARY,
-    max_position_embeddings=128,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-)
+    hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, vocab_size=VOCABULARY, max_position_embeddings=128,
+    pad_token_id=0, bos_token_id=1, eos_token_id=None,
+)  # fmt: skip
 WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
 QWEN2_5_VL = "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"]

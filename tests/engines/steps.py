@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from compare import assert_accurate
 from reference import attention_ref, standard_attention, varlen_ref
+from test_demo import small_model
 from torch import Tensor
 
+from examples.serve import Engine, Request, serve
 from flash_attn.dispatch import calls
 
 NAN = float("nan")
@@ -93,3 +96,16 @@ def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list:
     asked, forward = [], calls.forward
     monkeypatch.setattr(calls, "forward", lambda call: asked.append(call) or forward(call))
     return asked
+
+
+def assert_same_text(served: Callable[..., Engine], pages: int) -> None:
+    """Prefill, chunked prefill, decode and mixed steps, one after the other, against the example's
+    own engine; 9 pages are too few for all requests."""
+    model, written = small_model(), []
+    for kind in (Engine, served):
+        engine = kind(model, pages, 8, torch.float32, 16)
+        requests = [Request(text, new_tokens=10 + 3 * i) for i, text in enumerate(TEXTS)]
+        serve(engine, requests)
+        written.append([r.text for r in requests])
+        assert (engine.evictions > 0) == (pages == 9)
+    assert written[0] == written[1]

@@ -10,24 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from compare import assert_bitwise
-from test_demo import small_model
 from torch import Tensor
 
-from examples.serve import Engine, Request, serve
+from examples.serve import Engine
 from flash_attn import engines
-from tests.engines import sglang_stub, stubs
+from tests.engines import sglang_stub, steps, stubs
 from tests.engines.sglang_stub import Batch, Layer, Pool, WindowPool, model_runner
-from tests.engines.steps import (
-    DIM,
-    HEADS,
-    LATER,
-    MIXED,
-    NAN,
-    TEXTS,
-    TOKENS,
-    Sequences,
-    asked_of_kernels,
-)
+from tests.engines.steps import DIM, HEADS, NAN, Sequences, asked_of_kernels
 
 PAGES = 320  # tokens of them, whatever a page has
 LONGEST = 200
@@ -114,7 +103,7 @@ def test_mixed_batches(module, device, scores, page):
     """Prompts, chunks of them and single tokens in one call."""
     layer, given, reference = SCORES[scores]
     given = {name: x.to(device) for name, x in given.items()}
-    seqs = Sequences.of(MIXED, 2, page, device)
+    seqs = Sequences.of(steps.MIXED, 2, page, device)
     requests = Requests(module, seqs, page)
     batch = requests.batch(seqs, "MIXED")
     requests.backend.init_forward_metadata(batch)
@@ -128,7 +117,7 @@ def test_mixed_batches(module, device, scores, page):
 def test_a_graph_replays_other_batches(module, device, windows):
     """What was captured reads the backend's buffers again; padding has one key, in page 0."""
     page, layer_id = 16, int(windows)
-    seqs = Sequences.of(TOKENS, 2, page, device)
+    seqs = Sequences.of(steps.TOKENS, 2, page, device)
     requests = Requests(module, seqs, page, windows)
     backend, graph = requests.backend, None
     backend.init_cuda_graph_state(6, 6)
@@ -146,7 +135,7 @@ def test_a_graph_replays_other_batches(module, device, windows):
             backend.init_forward_metadata_in_graph(batch)
             result = backend.forward(static, *new, layer, batch)
 
-    seqs = Sequences.of(LATER, 2, page, device)
+    seqs = Sequences.of(steps.LATER, 2, page, device)
     requests.admit(seqs)
     now = requests.batch(seqs, "DECODE", idle=2)
     batch.seq_lens_cpu = now.seq_lens_cpu
@@ -167,7 +156,7 @@ def test_a_graph_replays_other_batches(module, device, windows):
 
 
 def test_layers_with_a_window_have_pages_of_their_own(module, device):
-    seqs = Sequences.of(MIXED, 2, 16, device)
+    seqs = Sequences.of(steps.MIXED, 2, 16, device)
     requests = Requests(module, seqs, 16, windows=True)
     batch = requests.batch(seqs, "EXTEND")
     requests.backend.init_forward_metadata(batch)
@@ -177,7 +166,7 @@ def test_layers_with_a_window_have_pages_of_their_own(module, device):
 
 
 def test_keys_that_are_there_already(module):
-    seqs = Sequences.of(TOKENS, 2, 16, "cpu")
+    seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     requests = Requests(module, seqs, 16)
     batch = requests.batch(seqs, "DECODE")
     requests.backend.init_forward_metadata(batch)
@@ -193,7 +182,7 @@ def test_keys_that_are_there_already(module):
 def test_batch_invariance(module, device, monkeypatch):
     """With enable_deterministic_inference a sequence has the bits that it has alone."""
     args = SimpleNamespace(enable_deterministic_inference=True, dcp_size=1)
-    seqs = Sequences.of(MIXED, 2, 16, device)
+    seqs = Sequences.of(steps.MIXED, 2, 16, device)
     requests = Requests(module, seqs, 16, server_args=args)
     asked = asked_of_kernels(monkeypatch)
     batch = requests.batch(seqs, "MIXED")
@@ -251,19 +240,11 @@ class ServedBySGLang(Engine):
 
 @pytest.mark.parametrize("pages", [9, 100], ids=["evictions", "room"])
 def test_a_model_writes_the_same_text(module, pages):
-    """Prefill, chunked prefill, decode and mixed steps, one after the other."""
-    model, written = small_model(), []
-    for kind in (Engine, partial(ServedBySGLang, module)):
-        engine = kind(model, pages, 8, torch.float32, 16)
-        requests = [Request(text, new_tokens=10 + 3 * i) for i, text in enumerate(TEXTS)]
-        serve(engine, requests)
-        written.append([r.text for r in requests])
-        assert (engine.evictions > 0) == (pages == 9)
-    assert written[0] == written[1]
+    steps.assert_same_text(partial(ServedBySGLang, module), pages)
 
 
 def test_models_that_are_refused(module):
-    seqs = Sequences.of(TOKENS, 2, 16, "cpu")
+    seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     sharded = SimpleNamespace(enable_deterministic_inference=False, dcp_size=2)
     for runner, said in (
         ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; .* read float16 and bfloat16"),
@@ -275,7 +256,7 @@ def test_models_that_are_refused(module):
 
 
 def test_layers_and_steps_that_are_refused(module):
-    seqs = Sequences.of(TOKENS, 2, 16, "cpu")
+    seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     requests = Requests(module, seqs, 16)
     backend, batch = requests.backend, requests.batch(seqs, "EXTEND")
     backend.init_cuda_graph_state(4, 4)
@@ -299,7 +280,7 @@ def test_layers_and_steps_that_are_refused(module):
 
 
 def test_an_idle_rank(module):
-    seqs = Sequences.of(TOKENS, 2, 16, "cpu")
+    seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     requests = Requests(module, seqs, 16)
     batch = requests.batch(seqs, "IDLE")
     requests.backend.init_forward_metadata(batch)
@@ -314,7 +295,7 @@ def test_registration(module):
         engines.register_sglang()
     assert choices.ATTENTION_BACKEND_CHOICES.count("flash_attn") == 1
     assert choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.count("flash_attn") == 1
-    seqs = Sequences.of(TOKENS, 2, 16, "cpu")
+    seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     requests = Requests(module, seqs, 16)
     runner = model_runner(requests.pool, 16, requests.req_to_token)
     made = registry.ATTENTION_BACKENDS["flash_attn"](runner)

@@ -13,24 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from compare import assert_bitwise
-from test_demo import small_model
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from examples.serve import Engine, Request, serve
+from examples.serve import Engine
 from flash_attn import engines
-from tests.engines import stubs, vllm_stub
-from tests.engines.steps import (
-    DIM,
-    HEADS,
-    LATER,
-    MIXED,
-    NAN,
-    TEXTS,
-    TOKENS,
-    Sequences,
-    asked_of_kernels,
-)
+from tests.engines import steps, stubs, vllm_stub
+from tests.engines.steps import DIM, HEADS, NAN, Sequences, asked_of_kernels
 
 PAGE = 16
 WIDE = 40  # pages of a table's row, whatever is needed
@@ -118,7 +107,7 @@ def test_mixed_batches(backend, device, scores, heads_first):
         ours["sinks"] = reference["s_aux"] = ours["sinks"].to(device)
     with torch.device(device):  # as the engine makes its layers
         impl = make_impl(backend, **ours)
-    seqs = Sequences.of(MIXED, 2, PAGE, device)
+    seqs = Sequences.of(steps.MIXED, 2, PAGE, device)
     cache = make_cache(WIDE, 2, torch.bfloat16, device, heads_first)
     put(impl, cache, seqs.old(seqs.k), seqs.old(seqs.v), seqs.slots(PAGE, old=True))
     metadata = make_builder(backend, device).build(0, common(seqs, device, requests=6, tokens=70))
@@ -127,12 +116,14 @@ def test_mixed_batches(backend, device, scores, heads_first):
     seqs.assert_attended(out[: seqs.starts[-1]], **reference)
 
 
-@pytest.mark.parametrize(("first", "then"), [(TOKENS, LATER), (MIXED, [*LATER, (0, 30)])])
+@pytest.mark.parametrize(
+    ("first", "then"), [(steps.TOKENS, steps.LATER), (steps.MIXED, [*steps.LATER, (0, 30)])]
+)
 def test_a_graph_replays_other_batches(backend, device, first, then):
     """What was captured reads the engine's buffers again, and keeps the bounds of the capture."""
     impl, builder = make_impl(backend), make_builder(backend, device)
     requests, tokens = 5, sum(new for _, new in first) + 1
-    bound = 1 if first is TOKENS else tokens
+    bound = 1 if first is steps.TOKENS else tokens
     seqs = Sequences.of(first, 2, PAGE, device)
     cache = make_cache(WIDE, 2, torch.bfloat16, device)
     put(impl, cache, seqs.old(seqs.k), seqs.old(seqs.v), seqs.slots(PAGE, old=True))
@@ -166,7 +157,7 @@ def test_a_graph_replays_other_batches(backend, device, first, then):
 
 def test_the_host_reads_no_tensor(backend):
     """A step of tensors without data: whatever asked for a value would raise."""
-    seqs = Sequences.of(MIXED, 2, PAGE, "cpu")
+    seqs = Sequences.of(steps.MIXED, 2, PAGE, "cpu")
     impl, batch = make_impl(backend), common(seqs, "cpu", requests=6, tokens=70)
     cache = make_cache(WIDE, 2, torch.bfloat16, "cpu")
     with FakeTensorMode() as mode:
@@ -185,7 +176,7 @@ def test_batch_invariance(backend, device, monkeypatch):
     monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", True)
     impl, builder = make_impl(backend), make_builder(backend, device)
     asked = asked_of_kernels(monkeypatch)
-    seqs = Sequences.of(MIXED, 2, PAGE, device)
+    seqs = Sequences.of(steps.MIXED, 2, PAGE, device)
     cache = make_cache(WIDE, 2, torch.bfloat16, device)
     put(impl, cache, seqs.old(seqs.k), seqs.old(seqs.v), seqs.slots(PAGE, old=True))
     together = run(impl, seqs, cache, builder.build(0, common(seqs, device)))
@@ -195,7 +186,7 @@ def test_batch_invariance(backend, device, monkeypatch):
         )
         out = run(impl, alone, cache, builder.build(0, common(alone, device)))
         assert_bitwise("out", out, together[begin:end])
-    assert len(asked) == 1 + len(MIXED)
+    assert len(asked) == 1 + len(steps.MIXED)
     assert all(call.batch_invariant for call in asked)
 
 
@@ -230,21 +221,13 @@ class ServedByVllm(Engine):
 
 @pytest.mark.parametrize("pages", [9, 100], ids=["evictions", "room"])
 def test_a_model_writes_the_same_text(backend, pages):
-    """Prefill, chunked prefill, decode and mixed steps, one after the other."""
-    model, written = small_model(), []
-    for kind in (Engine, partial(ServedByVllm, backend)):
-        engine = kind(model, pages, 8, torch.float32, 16)
-        requests = [Request(text, new_tokens=10 + 3 * i) for i, text in enumerate(TEXTS)]
-        serve(engine, requests)
-        written.append([r.text for r in requests])
-        assert (engine.evictions > 0) == (pages == 9)
-    assert written[0] == written[1]
+    steps.assert_same_text(partial(ServedByVllm, backend), pages)
 
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
 def test_decode_context_parallelism(backend, sinks):
     """Two ranks have every second run of 4 tokens each, and two heads each: their parts merge."""
-    seqs = Sequences.of(MIXED, 1, PAGE, "cpu")
+    seqs = Sequences.of(steps.MIXED, 1, PAGE, "cpu")
     parts, barrier, outs, errors = [None] * 2, threading.Barrier(2, timeout=60), [None] * 2, []
 
     def serve_rank(rank: int) -> None:
@@ -293,7 +276,7 @@ def two_ranks(monkeypatch):
 
 def test_a_graph_reads_the_lengths_of_other_ranks_again(backend, two_ranks):
     builder, seen = make_builder(backend), []
-    for lengths in (TOKENS, LATER):
+    for lengths in (steps.TOKENS, steps.LATER):
         seqs = Sequences.of(lengths, 1, PAGE, "cpu")
         seen.append(builder.build(0, common(seqs, "cpu", requests=3)).context.seqused_k)
     assert seen[0].data_ptr() == seen[1].data_ptr()
@@ -314,7 +297,7 @@ def test_what_is_refused(backend, two_ranks):
 
 
 def test_steps_that_are_refused(backend):
-    seqs = Sequences.of(TOKENS, 2, PAGE, "cpu")
+    seqs = Sequences.of(steps.TOKENS, 2, PAGE, "cpu")
     builder, impl = make_builder(backend), make_impl(backend)
     for causal in (False, torch.tensor([True, False, True])):
         with pytest.raises(NotImplementedError, match="causal"):

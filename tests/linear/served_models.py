@@ -13,17 +13,10 @@ import transformers
 from flash_attn.linear import serve_fla
 
 SIZES = dict(
-    vocab_size=99,
-    hidden_size=64,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
+    vocab_size=99, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     tie_word_embeddings=False,
-)
+)  # fmt: skip
 DELTA = dict(
     linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
     linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"], head_dim=16,

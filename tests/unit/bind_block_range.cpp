@@ -3,19 +3,30 @@
 #include "core/mask.h"
 #include "core/row_range.h"
 
+namespace {
+
+// Blocks from begin to end, of which those before left and from right on have masked entries.
+template <class Range>
+py::class_<Range> bind_range(py::module_& m, char const* name) {
+  return py::class_<Range>(m, name)
+      .def_readonly("begin", &Range::begin)
+      .def_readonly("left", &Range::left)
+      .def_readonly("right", &Range::right)
+      .def_readonly("end", &Range::end)
+      .def("count", &Range::count)
+      .def("masked_count", &Range::masked_count)
+      .def("masked", &Range::masked, py::arg("block"))
+      .def("block_at", &Range::block_at, py::arg("step"));
+}
+
+}  // namespace
+
 void bind_block_range(py::module_& m) {
   using flash::BlockRange;
   using flash::RowRange;
   using flash::SequenceMask;
 
-  py::class_<BlockRange>(m, "BlockRange")
-      .def_readonly("begin", &BlockRange::begin)
-      .def_readonly("left", &BlockRange::left)
-      .def_readonly("right", &BlockRange::right)
-      .def_readonly("end", &BlockRange::end)
-      .def("count", &BlockRange::count)
-      .def("masked_count", &BlockRange::masked_count)
-      .def("block_at", &BlockRange::block_at, py::arg("step"))
+  bind_range<BlockRange>(m, "BlockRange")
       .def(
           "part",
           [](BlockRange const& r, int number, int parts) {
@@ -24,21 +35,11 @@ void bind_block_range(py::module_& m) {
           py::arg("number"), py::arg("parts"))
       .def("steps_right_of", &BlockRange::steps_right_of, py::kw_only(), py::arg("mask"),
            py::arg("row_end"), py::arg("block_n"))
-      .def("masked", &BlockRange::masked, py::arg("block"))
       .def("after", &BlockRange::after, py::arg("block"));
 
   m.def("fragment_bits", &flash::fragment_bits, py::arg("begin"), py::arg("end"));
 
-  py::class_<RowRange>(m, "RowRange")
-      .def_readonly("begin", &RowRange::begin)
-      .def_readonly("left", &RowRange::left)
-      .def_readonly("right", &RowRange::right)
-      .def_readonly("end", &RowRange::end)
-      .def("count", &RowRange::count)
-      .def("masked_count", &RowRange::masked_count)
-      .def("masked", &RowRange::masked, py::arg("block"))
-      .def("from_last", &RowRange::from_last, py::arg("step"))
-      .def("block_at", &RowRange::block_at, py::arg("step"));
+  bind_range<RowRange>(m, "RowRange").def("from_last", &RowRange::from_last, py::arg("step"));
 
   py::class_<SequenceMask>(m, "SequenceMask")
       .def(py::init([](int left, int right, int seqlen_q, int seqlen_k) {

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +74,10 @@ def test_the_cpu_backend_drops_the_same(core, seed, offset, batch, heads_q, data
     rows, cols = range(first_row, first_row + 19), range(first_col, first_col + 18)
 
     keeps = mask(core, seed, offset, batch, heads_q, head, core.dropout_threshold(dropout_p))
-    kept = cpu.keep_mask(seed, offset, batch, head, rows, cols, dropout_p, num_heads=heads_q)
+    head_id = torch.tensor(batch * heads_q + head)
+    blocks = [torch.arange(x.start // 16, -(-x.stop // 16)) for x in (rows, cols)]
+    kept = cpu.keep_blocks(seed, offset, head_id, *blocks, dropout_p)
+    kept = kept[first_row % 16 :, first_col % 16 :][: len(rows), : len(cols)]
     assert kept.tolist() == [[keeps.keep(row, col) for col in cols] for row in rows]
 
 

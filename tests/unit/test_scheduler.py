@@ -149,15 +149,9 @@ def test_grid_of_a_varlen_call(
     """Rows behind the last sequence are one more sequence, so that they are written too."""
     cu_q = [0, *itertools.accumulate(seqlens_q)]
     tiles = core.tile_grid(
-        batch=len(seqlens_q),
-        total_q=cu_q[-1] + behind,
-        cu_q=cu_q,
-        heads=heads,
-        block_m=block_m,
-        group=group,
-        longest_first=longest_first,
-        of_keys=of_keys,
-    )
+        batch=len(seqlens_q), total_q=cu_q[-1] + behind, cu_q=cu_q, heads=heads, block_m=block_m,
+        group=group, longest_first=longest_first, of_keys=of_keys,
+    )  # fmt: skip
     expected = varlen_tiles([*seqlens_q, behind], block_m, heads)
     assert sorted(tile for tile in tiles if tile is not None) == sorted(expected)
 
@@ -180,14 +174,9 @@ def test_grid_without_short_sequences(core, seqlens_q, behind, block_m, few_q, b
 @given(sizes, st.integers(0, 40), st.integers(1, 17), sizes, groups, st.booleans(), st.booleans())
 def test_grid_of_a_dense_call(core, batch, seqlen_q, block_m, heads, group, longest_first, of_keys):
     tiles = core.tile_grid(
-        batch=batch,
-        seqlen_q=seqlen_q,
-        heads=heads,
-        block_m=block_m,
-        group=group,
-        longest_first=longest_first,
-        of_keys=of_keys,
-    )
+        batch=batch, seqlen_q=seqlen_q, heads=heads, block_m=block_m, group=group,
+        longest_first=longest_first, of_keys=of_keys,
+    )  # fmt: skip
     assert sorted(tiles) == sorted(varlen_tiles([seqlen_q] * batch, block_m, heads))
 
 

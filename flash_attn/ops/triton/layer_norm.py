@@ -188,25 +188,10 @@ def rms_norm_fn(
 ) -> Any:
     """``layer_norm_fn`` with ``is_rms_norm=True``."""
     return layer_norm_fn(
-        x,
-        weight,
-        bias,
-        residual=residual,
-        x1=x1,
-        weight1=weight1,
-        bias1=bias1,
-        eps=eps,
-        dropout_p=dropout_p,
-        rowscale=rowscale,
-        prenorm=prenorm,
-        residual_in_fp32=residual_in_fp32,
-        zero_centered_weight=zero_centered_weight,
-        is_rms_norm=True,
-        return_dropout_mask=return_dropout_mask,
-        out_dtype=out_dtype,
-        out=out,
-        residual_out=residual_out,
-    )
+        x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm,
+        residual_in_fp32, zero_centered_weight, is_rms_norm=True, out_dtype=out_dtype, out=out,
+        return_dropout_mask=return_dropout_mask, residual_out=residual_out,
+    )  # fmt: skip
 
 
 def layer_norm_linear_fn(
@@ -223,15 +208,9 @@ def layer_norm_linear_fn(
 ) -> Any:
     """``F.linear(norm(x + residual))``: (..., hidden) -> (..., features); and z if ``prenorm``."""
     y, z = layer_norm_fn(
-        x,
-        norm_weight,
-        norm_bias,
-        residual=residual,
-        eps=eps,
-        prenorm=True,
-        residual_in_fp32=residual_in_fp32,
-        is_rms_norm=is_rms_norm,
-    )
+        x, norm_weight, norm_bias, residual=residual, eps=eps, prenorm=True,
+        residual_in_fp32=residual_in_fp32, is_rms_norm=is_rms_norm,
+    )  # fmt: skip
     out = F.linear(y.to(linear_weight.dtype), linear_weight, linear_bias)
     return (out, z) if prenorm else out
 
@@ -270,16 +249,10 @@ class RMSNorm(nn.Module):
         residual_in_fp32: bool = False,
     ) -> Any:
         return rms_norm_fn(
-            x,
-            self.weight,
-            None,
-            residual=residual,
-            eps=self.eps,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            prenorm=prenorm,
-            residual_in_fp32=residual_in_fp32,
-            zero_centered_weight=self.zero_centered_weight,
-        )
+            x, self.weight, None, residual=residual, eps=self.eps,
+            dropout_p=self.dropout_p if self.training else 0.0, prenorm=prenorm,
+            residual_in_fp32=residual_in_fp32, zero_centered_weight=self.zero_centered_weight,
+        )  # fmt: skip
 
 
 def layer_norm_ref(
