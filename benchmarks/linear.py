@@ -1,4 +1,4 @@
-"""Attention beside the families that are linear in the sequence: GLA and Mamba 2.
+"""Attention beside the families that are linear in the sequence: GLA and Mamba 2, ours and others'.
 
 Gated linear attention (Yang et al. 2024, arXiv:2312.06635) comes from flash-linear-attention, Mamba
 2 (Dao & Gu 2024, arXiv:2405.21060) from mamba_ssm or, where that cannot be imported, as the simple
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import flash_attn
+import flash_attn.linear
 from benchmarks.clock import Clock
 from benchmarks.rows import Options, Row, rate
 
@@ -77,6 +78,8 @@ def grid(options: Options) -> Iterator[Linear]:
             yield Linear(SEQLEN, max(1, 16384 // s), s, 128, options.expand_k)
 
 
+OURS = ("simple_gla", "gla")  # decays of a head, and of each column of k
+
 # How each of flash-linear-attention's kinds of GLA calls its gate.
 GATES = {"chunk": "g", "fused_chunk": "g", "fused_recurrent": "gk"}
 
@@ -102,6 +105,16 @@ def _gla(kind: str) -> _Contender:
         return mix(q=q, k=k, v=v, **{GATES[kind]: gate})[0]
 
     return inputs, call
+
+
+def _ours_linear(name: str) -> _Contender:
+    mix = getattr(flash_attn.linear, f"chunk_{name}")
+
+    def inputs(problem: Linear, device: torch.device) -> list[Tensor]:
+        gates = (problem.head_dim_k,) if name == "gla" else ()
+        return problem.gated_inputs(device, gates)
+
+    return inputs, lambda *tensors: mix(*tensors)[0]
 
 
 def _one_decay_a_head(problem: Linear, device: torch.device) -> list[Tensor]:
@@ -138,6 +151,7 @@ def _found(make: Callable[..., _Contender], *args: str) -> _Contender:
 
 def contenders() -> dict[str, _Contender]:
     chosen = {"ours": _ours()}
+    chosen |= {f"our {kind.replace('_', ' ')}": _ours_linear(kind) for kind in OURS}
     for kind in GATES:
         chosen[f"gla {kind}"] = _found(_gla, kind)
     try:
@@ -158,7 +172,7 @@ def _step(what: str, contender: _Contender, problem: Linear, device: torch.devic
 def linear(options: Options) -> Iterator[Row]:
     """Millions of tokens a second; nobody counts operations alike."""
     clock, chosen = Clock(options.device), contenders()
-    warm_ups = {name: TUNING for name in chosen if name != "ours"}
+    warm_ups = {name: TUNING for name in chosen if not name.startswith("our")}
     for problem, what in itertools.product(grid(options), STEPS):
         steps = {name: _step(what, c, problem, options.device) for name, c in chosen.items()}
         times = clock.measure(steps, min_samples=5, warm_ups=warm_ups)

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks import contenders, linear, problems, rotary
+from benchmarks import contenders, linear, linear_step, problems, rotary
 from benchmarks.clock import Clock, graphed
 from benchmarks.rows import Options, Row, rate
 from examples.gpt.measure import peak_megabytes
@@ -269,6 +269,7 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "sweep": sweep,
     "memory": memory,
     "linear": linear.linear,
+    "linear_step": linear_step.linear_step,
     "rotary": rotary.rotary,
     "host": host,
     "ceiling": ceiling,

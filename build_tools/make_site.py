@@ -38,8 +38,8 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary
             sm80_backward sm90_forward sm90_forward_pages sm90_forward_scores sm90_backward
-            sm90_backward_scores sm90_paired_backward linear_attention counters probabilities
-            emulation""",
+            sm90_backward_scores sm90_paired_backward linear_attention linear_step counters
+            probabilities emulation""",
     },
     "lab/README.md": {
         "Experiments": """plan sm90_forward_rates sm90_forward_few_queries sm90_forward_log

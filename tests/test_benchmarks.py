@@ -15,7 +15,7 @@ import torch
 
 import flash_attn
 from benchmarks import __main__ as command
-from benchmarks import compare, linear, pictures, presets, problems, report, rotary
+from benchmarks import compare, linear, linear_step, pictures, presets, problems, report, rotary
 from benchmarks.clock import Clock
 from benchmarks.presets import cpu
 from benchmarks.rows import Options, Row
@@ -158,8 +158,8 @@ def test_linear(installed, monkeypatch, tmp_path, capsys):
     found = run_linear(monkeypatch=monkeypatch, tmp_path=tmp_path)
     assert [row["axis"] for row in found["rows"]] == ["head_dim"] * 2 + ["seqlen"] * 2
     times = found["rows"][0]["milliseconds"]
-    assert list(times) == ["ours", "gla chunk", "gla fused_chunk", "gla fused_recurrent",
-                           "simple gla"]  # fmt: skip
+    assert list(times) == ["ours", "our simple gla", "our gla", "gla chunk", "gla fused_chunk",
+                           "gla fused_recurrent", "simple gla"]  # fmt: skip
     assert [name for name, time in times.items() if time is None] == ["gla fused_chunk"]
     assert found["rows"][2]["milliseconds"]["gla fused_chunk"]
     told = capsys.readouterr().out
@@ -196,8 +196,61 @@ def test_linear_without_the_packages(monkeypatch, tmp_path, capsys):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(linear, "grid", lambda options: [linear.Linear("seqlen", 1, 64, 16, 1.0)])
     found = run_linear("--no-plot", monkeypatch=monkeypatch, tmp_path=tmp_path)
-    assert set(found["rows"][0]["missing"]) == set(found["rows"][0]["milliseconds"]) - {"ours"}
+    assert set(found["rows"][0]["missing"]) == set(found["rows"][0]["milliseconds"]) - {
+        *("ours", "our simple gla", "our gla")
+    }
     assert "gla chunk cannot do fwd d16 b1 s64 h128 k16 and 1 more: " in capsys.readouterr().out
+
+
+def test_linear_step(installed, monkeypatch):
+    """fla's recurrences get a token as a sequence of one; mamba_ssm has no decay a channel."""
+    monkeypatch.setattr(linear_step, "HIDDEN", 32)
+    monkeypatch.setattr(linear_step, "TUNING", 3)
+    taken = []
+
+    def mix(q, k, v, initial_state, output_final_state, g=None, gk=None):
+        taken.append((tuple(q.shape), tuple((g if gk is None else gk).shape)))
+        return v, initial_state
+
+    monkeypatch.setattr(sys.modules["fla.ops.gla"], "fused_recurrent_gla", mix)
+    simple = sys.modules["fla.ops.simple_gla"]
+    monkeypatch.setattr(simple, "fused_recurrent_simple_gla", mix, raising=False)
+    rows = list(linear_step.linear_step(Options(CPU, dims={16}, expand_k=0.5)))
+    assert [row.problem for row in rows] == [
+        "linear_step scalar d16 k8 b64 h2", "linear_step gla d16 k8 b64 h2",
+    ]  # fmt: skip
+    for row in rows:
+        assert all(row.rates[name] for name in ("ours", "copy", "fla"))
+        assert row.rates["ours"] == pytest.approx(
+            8 * 64 * 2 * 8 * 16 / row.milliseconds["ours"] / 1e6
+        )
+        assert list(row.missing) == ["mamba_ssm"]
+        assert row.ratio == row.milliseconds["ours"] / row.milliseconds["copy"]
+    assert taken[0] == ((64, 1, 2, 8), (64, 1, 2))
+    assert taken[-1] == ((64, 1, 2, 8), (64, 1, 2, 8))
+
+
+def test_mambas_step_gets_steps_and_rates(monkeypatch):
+    update = Mock(side_effect=lambda state, x, dt, A, B, C: x)
+    module = types.ModuleType("mamba_ssm.ops.triton.selective_state_update")
+    module.selective_state_update = update
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    inputs = linear_step.Step("scalar", 3, 1024, 16).inputs(CPU)
+    linear_step._peer(linear_step._mamba, "scalar")(*inputs)
+    state, x, dt, A, B, C = update.call_args.args
+    assert (state.shape, x.shape, dt.shape) == ((3, 2, 1024, 16), (3, 2, 1024), (3, 2, 1024))
+    assert (A.shape, B.shape, C.shape) == ((2, 1024, 16), (3, 2, 16), (3, 2, 16))
+    assert (dt >= 0).all()
+    assert (A < 0).all()
+
+
+def test_the_grid_of_steps():
+    points = list(linear_step.grid(Options(CPU)))
+    assert {p.head_dim for p in points} == set(linear.HEAD_DIMS)
+    assert {p.batch for p in points if p.head_dim == 128} == set(linear_step.BATCHES)
+    assert all(p.moved == 8 * p.batch * 2048 * p.head_dim_k for p in points)
 
 
 def test_attention_ends_at_256(installed, monkeypatch):

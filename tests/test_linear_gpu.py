@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from flash_attn.linear import _kernels, chunk_retention, chunk_scan, chunk_simple_gla
+from flash_attn.linear import (
+    _kernels,
+    _step,
+    chunk_retention,
+    chunk_scan,
+    chunk_simple_gla,
+    recurrent_step,
+)
 from tests.linear.cases import Backend, Case, check
 from tests.linear.rounding import check_results
 
@@ -154,3 +161,67 @@ def test_graph(cuda):
         graph.replay()
         for got, want in zip(found, scan(*arguments), strict=True):
             assert torch.equal(got, want)
+
+
+def a_step(cuda: str, rows: int, K: int, V: int, dtype: torch.dtype, v_first: bool) -> list:
+    """q, k, v, g, states of twice as many slots, and the rows' slots."""
+    q, k = (torch.randn(rows, 2, K, device=cuda).to(dtype) for _ in range(2))
+    v, g = torch.randn(rows, 16, V, device=cuda).to(dtype), -torch.rand(rows, 16, K, device=cuda)
+    state = torch.randn(2 * rows, 16, *((V, K) if v_first else (K, V)), device=cuda)
+    return [q, k, v, g, state, torch.randperm(2 * rows, device=cuda)[:rows].int()]
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, FP16, torch.float32])
+@pytest.mark.parametrize(
+    ("K", "V"), [(1, 1), (7, 9), (16, 32), (60, 100), (128, 64), (128, 128), (512, 320), (1100, 8)]
+)
+@pytest.mark.parametrize("rows", [1, 37])
+def test_step(rows, K, V, dtype, v_first, cuda):
+    q, k, v, g, state, slots = a_step(cuda, rows, K, V, dtype, v_first)
+    slots[rows // 2 + 1 :: 3] = -1
+    for gate in (None, g[0, :, 0].contiguous(), g[..., 0].contiguous(), g, g.to(dtype)):
+        other = state.double()
+        o = recurrent_step(q, k, v, gate, state, slots, 0.3, v_first)
+        given = [x.double() for x in (q, k, v)]
+        of_gate = None if gate is None else gate.double()
+        want = _step.step(*given, of_gate, other.mT if v_first else other, slots, 0.3)
+        torch.testing.assert_close(state.double(), other, rtol=1e-5, atol=1e-5)
+        error = {BF16: 1e-2, FP16: 2e-3, torch.float32: 1e-5}[dtype]
+        torch.testing.assert_close(o.double(), want, rtol=error, atol=error * K**0.5)
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize(("K", "V"), [(16, 32), (128, 128), (300, 48), (33, 7)])
+def test_a_step_has_the_same_bits_in_any_batch(K, V, v_first, cuda):
+    q, k, v, g, state, slots = a_step(cuda, 64, K, V, BF16, v_first)
+    found = []
+    for rows in (slice(0, 64), slice(0, 64), slice(5, 6)):
+        cache, own = state.clone(), [x[rows] for x in (q, k, v, g)]
+        o = recurrent_step(*own, cache, slots[rows], 0.3, v_first)
+        found.append((o, cache))
+    (o, cache), (same, same_cache), (alone, alone_cache) = found
+    assert torch.equal(o, same)
+    assert torch.equal(cache, same_cache)
+    assert torch.equal(o[5:6], alone)
+    assert torch.equal(cache[slots[5]], alone_cache[slots[5]])
+
+
+def test_a_step_is_one_kernel_and_captured(cuda):
+    q, k, v, g, state, slots = a_step(cuda, 8, 64, 128, BF16, False)
+    step = torch.ops.flash_attn.linear_step
+    step(q, k, v, g, state.clone(), slots, 0.3)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        step(q, k, v, g, state, slots, 0.3)
+        torch.cuda.synchronize()
+    names = [event.name for event in profiled.events()]
+    assert sum("step_kernel" in name for name in names) == 1
+    assert not any("elementwise" in name or "index" in name for name in names)
+    other, graph = state.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = step(q, k, v, g, state, slots, 0.3)
+    for first in (3, -1):
+        slots[0] = first
+        graph.replay()
+        assert torch.equal(o, step(q, k, v, g, other, slots, 0.3))
+        assert torch.equal(state, other)

@@ -16,8 +16,11 @@ struct StateView {
   int64_t k_stride;
   int64_t v_stride;
 
+  __device__ int64_t offset(int sequence, int head, int k, int v) const {
+    return sequence * sequence_stride + head * head_stride + k * k_stride + v * v_stride;
+  }
   __device__ T* at(int sequence, int head, int k, int v) const {
-    return ptr + sequence * sequence_stride + head * head_stride + k * k_stride + v * v_stride;
+    return ptr + offset(sequence, head, k, v);
   }
 };
 

@@ -44,7 +44,9 @@ What the operations are given
 
     state           [slots, H, K, V] fp32, strides as above: read, decayed, written in place
     slots           [B] int32, the state of each row of a step, or None for row b's state b; a row
-                    whose slot is negative reads and writes nothing, and its o is zeros
+                    whose slot is negative reads and writes nothing, and its o is zeros. What two
+                    rows with the same slot leave is undefined. A step takes fp32 as well, and q, k
+                    and v of any alignment
 
 A call has at least one token and one element; T, K, V >= 1, nothing is padded.
 The backward is given no result of the forward: it computes the states of the chunks again.
@@ -87,6 +89,7 @@ class Served(NamedTuple):
     decays: frozenset[str]  # of "none", "head", "scalar", "vector": g is None, [H], [B,T,H], …,K]
     max_k: int = 1 << 30  # largest K and V
     max_v: int = 1 << 30
+    dtypes: tuple[torch.dtype, ...] = DTYPES  # of q, k and v
 
 
 # Operation → what its kernels take. An operation that is not here, or that the compiled library
@@ -94,6 +97,9 @@ class Served(NamedTuple):
 SERVED: dict[str, Served] = {
     "_linear_forward": Served(frozenset({"none", "head", "scalar"})),
     "_linear_backward": Served(frozenset({"none", "head", "scalar"})),
+    "_linear_step": Served(
+        frozenset({"none", "head", "scalar", "vector"}), dtypes=(*DTYPES, torch.float32)
+    ),
 }
 
 _library = torch.library.Library("flash_attn", "FRAGMENT")
@@ -149,6 +155,6 @@ def serves(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
 
 
 def _takes(served: Served | None, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
-    if served is None or q.dtype not in DTYPES or decay_of(v, g) not in served.decays:
+    if served is None or q.dtype not in served.dtypes or decay_of(v, g) not in served.decays:
         return False
     return q.shape[-1] <= served.max_k and v.shape[-1] <= served.max_v

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from flash_attn import backend
 from flash_attn.dispatch import run
 from flash_attn.dispatch.autograd import records, rows_contiguous
 from flash_attn.dispatch.define import defined
@@ -176,17 +177,21 @@ def _run_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor | None,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    if _kernels.serves("_linear_step", q, v, g) and v.numel() and _in_place(state):
+    if v.numel() and _in_place(state) and _kernels.serves("_linear_step", q, v, g):
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
         g = None if g is None else g.contiguous()
+        slots = None if slots is None else slots.contiguous()
         _kernels.step(q, k, v, g, state, slots, scale, o)
         return o
     return _step.step(q, k, v, g, state, slots, scale)
 
 
 def _in_place(state: Tensor) -> bool:
-    return state.dtype == torch.float32 and _kernels.lies_well(state)
+    served = state.dtype == torch.float32 and _kernels.lies_well(state)
+    if backend.LOG and state.is_cuda and not served:
+        backend.trace("_linear_step: torch operations, because the state is not fp32 in runs")
+    return served
 
 
 def _fake_step(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
