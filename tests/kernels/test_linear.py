@@ -12,6 +12,7 @@ from flash_attn.linear import _kernels, chunk_scan
 from tests.kernels import library
 from tests.kernels.linear_results import poison
 from tests.linear.cases import Case, packed
+from tests.linear.reference import recurrence
 from tests.linear.rounding import check_results
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -212,6 +213,20 @@ def test_contents(decay, K, make: Callable, large):
         state = torch.einsum("bthk,bthv->hkv", inputs["k"][:, :256], inputs["v"][:, :256])
         assert state.max() > 2 * 65504
     check_results(case, "cpu", inputs, random_signs=make is cancelling)
+
+
+def test_a_query_of_fp16_keeps_its_digits_beside_its_decays(large):
+    """Of outputs that are one term: k is rounded to fp16, the state to bf16, and nothing else."""
+    case = Case("vector", 1, 64, 64, H=1, HK=1, dtype=FP16, with_state=False)
+    inputs = case.inputs()
+    inputs["v"][:, 1:] = 0.0
+    inputs["g"] = -0.02 * torch.rand(inputs["g"].shape).double()
+    q, k, v = (inputs[name].to(FP16) for name in "qkv")
+    o, _ = chunk_scan(q, k, v, inputs["g"].float())
+    want, _ = recurrence(*(inputs[name] for name in ("q", "k", "v", "g")), 1.0)
+    share = (o - want).abs() / ((2 * 2.0**-11 + 2.0**-8) * want.abs() + 2.0**-24)
+    assert share.max() <= 1
+    assert share[:, 16:].max() > 0.5  # of 3,072 outputs one is rounded as much as that
 
 
 @pytest.mark.parametrize("decay", TOKEN_DECAYS)
