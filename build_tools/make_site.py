@@ -38,8 +38,8 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary
             sm80_backward sm90_forward sm90_forward_pages sm90_forward_scores sm90_backward
-            sm90_backward_scores sm90_paired_backward linear_attention linear_step counters
-            probabilities emulation""",
+            sm90_backward_scores sm90_paired_backward linear_attention linear_attention_vector
+            linear_step counters probabilities emulation""",
     },
     "lab/README.md": {
         "Experiments": """plan sm90_forward_rates sm90_forward_few_queries sm90_forward_log
@@ -63,7 +63,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm80_decode_varlen_steps sm80_decode_varlen_overlap sm80_backward_rates
             sm80_backward_tiles sm80_backward_gqa_split sm80_backward_log sm80_forward_rates
             sm80_forward_registers sm80_forward_tiles sm80_forward_log counters_rejected
-            rotary_rates linear_attention linear_attention_segments""",
+            rotary_rates linear_attention linear_attention_segments linear_attention_vector""",
     },
 }
 

@@ -269,6 +269,8 @@ VARIANTS: list[Variant] = [
     *_SM80_APPEND,
 ]
 
-# Bytes a thread that the kernels of other files may spill. K 512: 16 warps have 128 registers a
-# thread, and all states of a segment lie in them.
-FILES_THAT_SPILL = {"walk_bf16": 240, "walk_fp16": 240, "step": 8}
+# Bytes a thread that the kernels of other files may spill. K 512, and of vectors K 128: a thread
+# has 128 registers, and all states of a segment lie in them.
+FILES_THAT_SPILL = {
+    "walk_bf16": 240, "walk_fp16": 240, "vector_bf16": 160, "vector_fp16": 160, "step": 8
+}  # fmt: skip

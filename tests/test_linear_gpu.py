@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from flash_attn.linear import (
     _kernels,
     _step,
+    chunk_gla,
     chunk_retention,
     chunk_scan,
     chunk_simple_gla,
@@ -27,11 +28,12 @@ def inputs(cuda: str, *shape: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("decay", ["none", "head", "scalar"])
+@pytest.mark.parametrize("decay", ["none", "head", "scalar", "vector"])
 @pytest.mark.parametrize(
     ("K", "V"),
-    [(1, 1), (7, 9), (8, 16), (16, 32), (32, 64), (60, 100), (64, 128), (128, 256), (320, 130)],
-)
+    [(1, 1), (7, 9), (8, 16), (16, 32), (32, 64), (60, 100), (64, 128), (128, 256), (256, 130),
+     (320, 130)],
+)  # fmt: skip
 def test_results(K, V, decay, dtype, cuda):
     for case in (
         Case(decay, K, V, 700, B=2, H=3, HK=1, dtype=dtype, v_first=True),
@@ -42,9 +44,37 @@ def test_results(K, V, decay, dtype, cuda):
 
 @pytest.mark.parametrize("gate", [0.0, -1e-3, -5.0, -50.0, -torch.inf])
 @pytest.mark.parametrize("T", [1, 15, 63, 65, 300])
-def test_gates(T, gate, cuda):
-    case = Case("scalar", 64, 128, T, gate, dtype=BF16)
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
+def test_gates(decay, T, gate, cuda):
+    case = Case(decay, 64, 128, T, gate, dtype=BF16)
     check_results(case, cuda, case.inputs())
+
+
+@pytest.mark.parametrize("gate", [-0.05, -4.0, -5.0, -7.0, -104.0, -torch.inf])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("K", [16, 40, 128, 256])
+def test_vectors_that_are_strong_at_every_token(K, gate, dtype, cuda):
+    """Below -69 in 16 tokens A is not made on tensor cores."""
+    case = Case("vector", K, 48, 200, dtype=dtype)
+    inputs = case.inputs()
+    inputs["g"] = torch.full_like(inputs["g"], gate)
+    check_results(case, cuda, inputs)
+    inputs["g"][:, ::3, :, : K // 2] = -0.01
+    inputs["g"][:, 7:23] = -0.3  # other steps and columns are not
+    check_results(case, cuda, inputs)
+
+
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
+@pytest.mark.parametrize("K", [16, 64, 128, 256])
+def test_segments(K, decay, cuda):
+    """A small gate at each token: the state reaches from one segment to the next."""
+    q, k, v = (torch.randn(1, 9000, 2, d, device=cuda).bfloat16() for d in (K, K, 72))
+    g = torch.randn(1, 9000, 2, *((K,) if decay == "vector" else ()), device=cuda).abs() * -2e-3
+    edges = torch.tensor([0, 2500, 2501, 9000], dtype=torch.int32, device=cuda)
+    want = chunk_scan(q.float(), k.float(), v.float(), g, output_final_state=True, cu_seqlens=edges)
+    got = chunk_scan(q, k, v, g, output_final_state=True, cu_seqlens=edges)
+    for x, y in zip(got, want, strict=True):
+        assert (x.float() - y).norm() < 8e-3 * y.norm()
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -59,17 +89,20 @@ def test_gradients(decay, dtype, cuda):
 def test_calls_run_our_kernels(K, cuda):
     q, k, v = inputs(cuda, 1, 300, 2, K)
     g = -torch.rand(1, 300, 2, device=cuda)
+    vectors = g[..., None].expand(1, 300, 2, K)
     for call in (
         lambda: chunk_simple_gla(q, k, v, g),
         lambda: chunk_retention(q, k, v),
         lambda: chunk_scan(q, k, v),
+        lambda: chunk_gla(q, k, v, vectors),
     ):
         call()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             call()
             torch.cuda.synchronize()
         names = " ".join(event.name for event in profiled.events())
-        assert "linear::walk_outputs_kernel" in names  # of one segment: nothing comes before
+        # Of one segment: nothing comes before.
+        assert "linear::walk_outputs_kernel" in names or "linear::vector_outputs_kernel" in names
         assert "gemm" not in names
 
 
@@ -118,16 +151,21 @@ def test_gradients_repeat_and_do_not_depend_on_neighbours(cuda):
         assert torch.equal(x[:, 1000:2501], alone)
 
 
-def test_a_vector_of_decays_runs_on_torch_operations(cuda):
-    case = Case("vector", 16, 24, 100, dtype=BF16)
-    q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (16, 24))
-    assert not _kernels.serves("_linear_forward", q, v, torch.empty(1, 100, 2, 16, device=cuda))
-    check(case, Backend(cuda, kernels=True))
+def test_what_of_vectors_runs_on_torch_operations(cuda):
+    """The backward, and K above 256."""
+    for K, serves in ((16, True), (257, False)):
+        case = Case("vector", K, 24, 100, dtype=BF16)
+        q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (K, 24))
+        g = torch.empty(1, 100, 2, K, device=cuda)
+        assert _kernels.serves("_linear_forward", q, v, g) == serves
+        assert not _kernels.serves("_linear_backward", q, v, g)
+        check(case, Backend(cuda, kernels=True))
 
 
-def test_repeatable_and_independent_of_neighbours(cuda):
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
+def test_repeatable_and_independent_of_neighbours(decay, cuda):
     q, k, v = inputs(cuda, 1, 5000, 4, 64)
-    g = -0.1 * torch.rand(1, 5000, 4, device=cuda)
+    g = -0.1 * torch.rand(1, 5000, 4, *((64,) if decay == "vector" else ()), device=cuda)
     edges = torch.tensor([0, 1000, 4001, 5000], dtype=torch.int32, device=cuda)
     first, again = (chunk_scan(q, k, v, g, cu_seqlens=edges)[0] for _ in range(2))
     assert torch.equal(first, again)

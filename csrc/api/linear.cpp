@@ -31,12 +31,15 @@ void check_tensor(Tensor const& x, char const* name, Tensor const& like, int64_t
 
 // Whether rows begin at multiples of 16 bytes and are whole runs of 16 bytes.
 template <class T>
-bool is_aligned(TensorView<T> const& x, int columns) {
-  constexpr int kRun = 8;
-  return columns % kRun == 0 && reinterpret_cast<uintptr_t>(x.ptr) % (2 * kRun) == 0 &&
-         x.batch_stride % kRun == 0 && x.row_stride % kRun == 0 && x.head_stride % kRun == 0;
+bool is_aligned(TensorView<T> const& x, int columns, int bytes = 2) {
+  int const run = 16 / bytes;
+  return columns % run == 0 && reinterpret_cast<uintptr_t>(x.ptr) % 16 == 0 &&
+         x.batch_stride % run == 0 && x.row_stride % run == 0 && x.head_stride % run == 0;
 }
 
+bool is_vector(OptionalTensor const& g) { return g && g->dim() == 4; }
+
+// [heads], [b, t, heads] or [b, t, heads, k], whose rows have no gaps
 linear::GateView gate_view(OptionalTensor const& g, Tensor const& q, int64_t heads) {
   if (!g) {
     return {};
@@ -49,8 +52,11 @@ linear::GateView gate_view(OptionalTensor const& g, Tensor const& q, int64_t hea
     check(g->size(0) == heads, "g has ", g->size(0), " heads, expected ", heads);
     return {g->data_ptr(), 0, 0, stride(0), wide};
   }
-  check(g->dim() == 3 && g->size(0) == q.size(0) && g->size(1) == q.size(1) && g->size(2) == heads,
-        "g must be (", heads, ") or (", q.size(0), ", ", q.size(1), ", ", heads, ")");
+  check((g->dim() == 3 || is_vector(g)) && g->size(0) == q.size(0) && g->size(1) == q.size(1) &&
+            g->size(2) == heads,
+        "g must be (", heads, ") or (", q.size(0), ", ", q.size(1), ", ", heads, ", …)");
+  check(!is_vector(g) || (g->size(3) == q.size(3) && has_unit_columns(*g)),
+        "g must have a number for each of q's columns, without gaps");
   return {g->data_ptr(), stride(0), stride(1), stride(2), wide};
 }
 
@@ -129,10 +135,12 @@ struct WalkWorkspaceOf {
   int64_t const states;
   Scratch const sums, decays;
 
-  WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkPlan const& plan)
+  // decays_of: numbers that are a state's factor over a segment.
+  WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkPlan const& plan,
+                  int decays_of)
       : states(p.sequences.seqlen > p.sequences.chunk ? int64_t(p.sequences.slots) * p.heads : 0),
         sums(q, states * plan.state_size(p.v_dim), ScalarType::Float),
-        decays(q, states, ScalarType::Float) {}
+        decays(q, states * decays_of, ScalarType::Float) {}
 
   linear::Workspace pointers() const {
     if (states == 0) {
@@ -147,27 +155,58 @@ int columns_of_q(Tensor const& q, Tensor const& v) {
   return count(q.size(3), "columns of q");
 }
 
+void set_results(ForwardParams& p, Tensor const& q, OptionalTensor const& initial_state,
+                 Tensor const& o, OptionalTensor const& final_state) {
+  check_tensor(o, "o", q, p.heads, p.v_dim);
+  p.o = view<void>(o, o.data_ptr());
+  p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);
+  p.initial = state_view<float const>(initial_state, "initial_state", p, q);
+  p.final = state_view<float>(final_state, "final_state", p, q);
+}
+
+void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& g,
+                    OptionalTensor const& initial_state, OptionalTensor const& cu_seqlens,
+                    double scale, Tensor const& o, OptionalTensor const& final_state) {
+  int const number = linear::vector_number(columns_of_q(q, v), current_device().smem_per_block);
+  check(number < linear::kVectorPlanCount, "no kernel for a vector of decays takes K of ",
+        q.size(3));
+  linear::WalkPlan const& plan = linear::kVectorPlans[number];
+  linear::VectorParams p{inputs(q, k, v, g, cu_seqlens, scale, plan.segment), false};
+  ForwardParams& f = p.forward;
+  TensorView<void const> const gates{f.gate.ptr, f.gate.batch_stride, f.gate.row_stride,
+                                     f.gate.head_stride};
+  p.aligned_g = is_aligned(gates, f.k_dim, f.gate.wide ? sizeof(float) : sizeof(uint16_t));
+  set_results(f, q, initial_state, o, final_state);
+  if (f.sequences.count == 0) {
+    return;
+  }
+  WalkWorkspaceOf const workspace(q, f, plan, plan.k_tile);
+  f.workspace = workspace.pointers();
+  linear::launch_vector_forward(p, dtype_name(q, "q"),
+                                {current_device(), current_stream(q), "linear forward"});
+}
+
 void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
                     OptionalTensor cu_seqlens, double scale, Tensor o, OptionalTensor final_state) {
   char const* const dtype = dtype_name(q, "q");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  if (is_vector(g)) {
+    vector_forward(q, k, v, g, initial_state, cu_seqlens, scale, o, final_state);
+    return;
+  }
   int const k_dim = columns_of_q(q, v);
   int const chunk = linear::kPlans[linear::plan_number(k_dim)].chunk;
   int const walk = linear::walk_number(k_dim, current_device().smem_per_block);
   bool const walks = walk < linear::kWalkPlanCount;
   ForwardParams p =
       inputs(q, k, v, g, cu_seqlens, scale, walks ? linear::kWalkPlans[walk].segment : chunk);
-  check_tensor(o, "o", q, p.heads, p.v_dim);
-  p.o = view<void>(o, o.data_ptr());
-  p.aligned_v = p.aligned_v && is_aligned(p.o, p.v_dim);
-  p.initial = state_view<float const>(initial_state, "initial_state", p, q);
-  p.final = state_view<float>(final_state, "final_state", p, q);
+  set_results(p, q, initial_state, o, final_state);
   if (p.sequences.count == 0) {
     return;
   }
   LaunchContext const launch{current_device(), current_stream(q), "linear forward"};
   if (walks) {
-    WalkWorkspaceOf const workspace(q, p, linear::kWalkPlans[walk]);
+    WalkWorkspaceOf const workspace(q, p, linear::kWalkPlans[walk], 1);
     p.workspace = workspace.pointers();
     linear::launch_forward(p, dtype, launch);
   } else {
@@ -213,6 +252,7 @@ void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTen
   linear::BackwardParams p{};
   ForwardParams& f = p.forward;
   f = inputs(q, k, v, g, cu_seqlens, scale, linear::kGradientsChunk);
+  check(!is_vector(g), "the backward takes no vector of decays");
   check(chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
   check_tensor(dout, "do", q, f.heads, f.v_dim);
   p.dout = view<void const>(dout, dout.data_ptr());

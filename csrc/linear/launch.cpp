@@ -7,11 +7,14 @@ namespace flash {
 namespace sm80::linear {
 using flash::linear::BackwardParams;
 using flash::linear::ForwardParams;
+using flash::linear::VectorParams;
 
 void launch_forward_bf16(ForwardParams const&, LaunchContext const&);
 void launch_forward_fp16(ForwardParams const&, LaunchContext const&);
 void launch_walk_bf16(ForwardParams const&, LaunchContext const&);
 void launch_walk_fp16(ForwardParams const&, LaunchContext const&);
+void launch_vector_bf16(VectorParams const&, LaunchContext const&);
+void launch_vector_fp16(VectorParams const&, LaunchContext const&);
 void launch_states_bf16(ForwardParams const&, LaunchContext const&);
 void launch_states_fp16(ForwardParams const&, LaunchContext const&);
 void launch_gradients_bf16(BackwardParams const&, LaunchContext const&);
@@ -44,6 +47,10 @@ void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext con
   } else {
     (bf16 ? sm80::linear::launch_forward_bf16 : sm80::linear::launch_forward_fp16)(p, launch);
   }
+}
+
+void launch_vector_forward(VectorParams const& p, char const* dtype, LaunchContext const& launch) {
+  (is_bf16(dtype) ? sm80::linear::launch_vector_bf16 : sm80::linear::launch_vector_fp16)(p, launch);
 }
 
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch) {

@@ -10,6 +10,9 @@ namespace flash::linear {
 // it has one of kWalkPlans p.sequences are cut into that one's segments.
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch);
 
+// p.forward.sequences are cut into the segments of the plan that vector_number says.
+void launch_vector_forward(VectorParams const& p, char const* dtype, LaunchContext const& launch);
+
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch);
 
 }  // namespace flash::linear

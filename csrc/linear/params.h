@@ -1,4 +1,4 @@
-// What the kernels of linear attention with scalar decay are given.
+// What the kernels of linear attention are given.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -77,6 +77,13 @@ struct ForwardParams {
   // Columns of a state in memory: whole runs of 16 bytes.
   FLASH_HD int v_columns() const { return (v_dim + 7) / 8 * 8; }
   FLASH_HD int64_t state_size() const { return int64_t(k_dim) * v_columns(); }
+};
+
+// With a vector of decays: forward.gate has rows of K log decays, one after the other in memory,
+// and forward.workspace.decays those of a segment, [slots, h, k tile].
+struct VectorParams {
+  ForwardParams forward;
+  bool aligned_g;  // its rows are whole runs of 16 bytes
 };
 
 // The forward's are what the states before chunks are computed from again; its o and states' views

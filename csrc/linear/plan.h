@@ -82,6 +82,35 @@ constexpr int walk_number(int k_dim, int smem_per_block) {
   return number;
 }
 
+// The same with a vector of decays. No plan takes more than every GPU has up to K 128, and the last
+// one serves K 256 there. How a chunk is cut changes no bit: sums are those of steps of 16 tokens.
+constexpr WalkPlan kVectorPlans[] = {
+    {16, 64, 16, 2, 1, 2, 1024, 4},  {32, 64, 16, 4, 1, 1, 1024, 4},
+    {64, 32, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 8, 1, 1, 1024, 2},
+    {256, 32, 16, 4, 2, 1, 4096, 1}, {256, 16, 16, 4, 2, 1, 4096, 1},
+};
+constexpr int kVectorPlanCount = std::size(kVectorPlans);
+
+// Shared memory of a CTA of the outputs, the most of any dtype: a chunk's Q and K with gates as
+// they come, two chunks of V, Q and K times their decays in five tiles; for each 16 tokens A's
+// square and the decays of the state's rows; where warps share these, parts of rows; flags.
+constexpr int vector_smem_bytes(WalkPlan const& plan) {
+  int const steps = plan.chunk / 16;
+  int const tiles = plan.chunk * (plan.k_tile * (2 + 2 + 4 + 5 * 2) + plan.v_tile() * 4);
+  int const of_head = tiles + steps * (512 + 4 * plan.k_tile) + 16;
+  int const parts = plan.warps_k > 1 ? 4 * plan.warps_k * plan.chunk * plan.v_tile() : 16;
+  return plan.heads * of_head + parts + 16;
+}
+
+constexpr int vector_number(int k_dim, int smem_per_block) {
+  int number = 0;
+  while (number < kVectorPlanCount && (k_dim > kVectorPlans[number].k_tile ||
+                                       vector_smem_bytes(kVectorPlans[number]) > smem_per_block)) {
+    ++number;
+  }
+  return number;
+}
+
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
 // several tiles. Each fits 99 KiB, which every GPU has.
 struct GradientsPlan {

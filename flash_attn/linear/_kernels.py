@@ -92,14 +92,15 @@ class Served(NamedTuple):
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of q, k and v
 
 
-# Operation → what its kernels take. An operation that is not here, or that the compiled library
-# does not register, runs on torch operations.
-SERVED: dict[str, Served] = {
-    "_linear_forward": Served(frozenset({"none", "head", "scalar"})),
-    "_linear_backward": Served(frozenset({"none", "head", "scalar"})),
-    "_linear_step": Served(
-        frozenset({"none", "head", "scalar", "vector"}), dtypes=(*DTYPES, torch.float32)
-    ),
+_SCALARS = Served(frozenset({"none", "head", "scalar"}))
+_STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
+# Operation → what its kernels take: calls that are in one of the rows. All others, and those of an
+# operation that is not here or that the compiled library does not register, run on torch
+# operations. Of a vector of decays every GPU takes as many columns: kVectorPlans, linear/plan.h.
+SERVED: dict[str, tuple[Served, ...]] = {
+    "_linear_forward": (_SCALARS, Served(frozenset({"vector"}), max_k=256)),
+    "_linear_backward": (_SCALARS,),
+    "_linear_step": (_STEPS,),
 }
 
 _library = torch.library.Library("flash_attn", "FRAGMENT")
@@ -148,13 +149,14 @@ def on_gpu(q: Tensor) -> bool:
 
 def serves(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
     """Whether the library's ``operation`` takes a call of these tensors; shapes as above."""
-    served = on_gpu(q) and operation in _registered and _takes(SERVED.get(operation), q, v, g)
+    rows = SERVED.get(operation, ()) if on_gpu(q) and operation in _registered else ()
+    served = any(_takes(row, q, v, g) for row in rows)
     if backend.LOG and q.is_cuda and not served:
         backend.trace(f"{operation}: torch operations, because no kernel serves the call")
     return served
 
 
-def _takes(served: Served | None, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
-    if served is None or q.dtype not in served.dtypes or decay_of(v, g) not in served.decays:
+def _takes(served: Served, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
+    if q.dtype not in served.dtypes or decay_of(v, g) not in served.decays:
         return False
     return q.shape[-1] <= served.max_k and v.shape[-1] <= served.max_v

@@ -108,7 +108,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(_kernels, "on_gpu", lambda q: True)
     monkeypatch.setattr(_kernels, "_registered", set(names))
     served = _kernels.Served(frozenset(DECAYS), max_k=64, max_v=64)
-    monkeypatch.setattr(_kernels, "SERVED", dict.fromkeys(names, served))
+    monkeypatch.setattr(_kernels, "SERVED", dict.fromkeys(names, (served,)))
     calls.clear()
     yield
     library._destroy()
@@ -145,7 +145,7 @@ def test_what_no_kernel_takes(changes, kernels):
 
 def test_a_kind_of_decay_without_a_kernel(kernels, monkeypatch):
     served = _kernels.Served(frozenset({"scalar"}))
-    monkeypatch.setitem(_kernels.SERVED, "_linear_forward", served)
+    monkeypatch.setitem(_kernels.SERVED, "_linear_forward", (served,))
     check(Case("scalar", dtype=torch.bfloat16), Backend("cpu"))
     check(Case("vector", dtype=torch.bfloat16), Backend("cpu"))
     assert calls == ["forward", "backward", "backward"]

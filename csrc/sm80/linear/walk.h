@@ -11,10 +11,10 @@
 
 namespace flash::sm80::linear {
 
-template <class Element_, int kPlan>
-struct WalkConfig {
+template <class Element_, flash::linear::WalkPlan plan_>
+struct WalkShape {
   using Element = Element_;
-  static constexpr flash::linear::WalkPlan plan = flash::linear::kWalkPlans[kPlan];
+  static constexpr flash::linear::WalkPlan plan = plan_;
   static constexpr int kChunk = plan.chunk, kStrips = kChunk / 16;
   static constexpr int kK = plan.k_tile, kV = plan.v_tile(), kHeads = plan.heads;
   static constexpr int kOfWarp = plan.v_of_warp, kWarpsV = plan.warps_v, kWarpsK = plan.warps_k;
@@ -24,6 +24,9 @@ struct WalkConfig {
   static constexpr int kSquares = kStrips * (kStrips + 1) / 2;  // on the diagonal and below it
   static constexpr int kResident = plan.resident;
 };
+
+template <class Element, int kPlan>
+struct WalkConfig : WalkShape<Element, flash::linear::kWalkPlans[kPlan]> {};
 
 // A square of A, a strip's 16 rows against an earlier strip's columns, or its own.
 __device__ constexpr int square_of(int strip, int other) { return strip * (strip + 1) / 2 + other; }
@@ -105,6 +108,8 @@ struct Walk {
     return left < C::kHeads ? left : C::kHeads;
   }
   __device__ bool exists() const { return head() < p.heads; }
+  // Whether this warp's sums are those of the strip: one of those that share the rows of K has it.
+  __device__ bool owns(int strip) const { return C::kWarpsK == 1 || strip % C::kWarpsK == warp_k; }
   // The warp that computes its head's decays.
   __device__ bool has_decays() const {
     return column == C::kWarpsV - 1 && warp_k == C::kWarpsK - 1 && exists();
@@ -154,8 +159,34 @@ struct Walk {
                 [&](float& x, int k, int v) { *p.final.at(segment.sequence, head(), k, v) = x; });
     }
   }
+  // The state of a segment, as launches leave it to each other.
+  __device__ void read_slot(TileGrid const& grid, int slot, WalkState<C>& state) const {
+    float4 const* const before = state_of_slot(grid, slot);
+#pragma unroll
+    for (int m = 0; m < C::kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::kRows / 8; ++n) {
+        float4 const x = __ldcg(before + (m * C::kRows / 8 + n) * 32);
+        state[m][n][0] = x.x;
+        state[m][n][1] = x.y;
+        state[m][n][2] = x.z;
+        state[m][n][3] = x.w;
+      }
+    }
+  }
+  __device__ void write_slot(TileGrid const& grid, int slot, WalkState<C> const& state) const {
+    float4* const out = state_of_slot(grid, slot);
+#pragma unroll
+    for (int m = 0; m < C::kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::kRows / 8; ++n) {
+        float const(&x)[4] = state[m][n];
+        out[(m * C::kRows / 8 + n) * 32] = {x[0], x[1], x[2], x[3]};
+      }
+    }
+  }
 
-  // Where launches leave each other the state of a segment: as registers have it.
+  // Where it is: as registers have it.
   __device__ float4* state_of_slot(TileGrid const& grid, int slot) const {
     int64_t const number = (int64_t(slot) * p.heads + head()) * grid.tiles_v + tile.v_begin / C::kV;
     return reinterpret_cast<float4*>(p.workspace.sums) +

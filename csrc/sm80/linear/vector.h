@@ -1,0 +1,250 @@
+// Linear attention with a vector of decays, one for each row of the state: gates in shared memory,
+// and Q and K times their decays. A chunk is walked along in steps of 16 tokens: a step's factors
+// are from its first token on, or to its last, so that none has tokens of two steps.
+#pragma once
+
+#include "linear/decay.h"
+#include "sm80/linear/walk.h"
+
+namespace flash::sm80::linear {
+
+using flash::linear::VectorParams;
+
+template <class Element_, int kPlan>
+struct VectorConfig : WalkShape<Element_, flash::linear::kVectorPlans[kPlan]> {
+  using Shape = WalkShape<Element_, flash::linear::kVectorPlans[kPlan]>;
+  static_assert(Shape::kBlocks == 1);
+  // Threads that share 16 tokens of two columns, and the tokens that each of them has.
+  static constexpr int kPairs = Shape::kK / 2 * Shape::kStrips * Shape::kHeads;
+  static constexpr int kShares = Shape::kThreads / kPairs, kOwn = 16 / kShares;
+  static_assert(kShares * kPairs == Shape::kThreads && kShares <= 4);
+  // K times what is above 1 in numbers of bf16, for their range: two, where K has fp16's digits.
+  static constexpr int kKeyParts = std::is_same_v<Element_, half_t> ? 2 : 1;
+};
+
+// The thread's index, unknown to the compiler from here on: what is made of it is computed again
+// for each chunk. Kept in registers, the addresses of one phase would spill those of another.
+__device__ inline int thread_index_here() {
+  int index = threadIdx.x;
+  asm volatile("" : "+r"(index));
+  return index;
+}
+
+// Gates of a chunk, as they come: rows of kK places of 4 bytes, whose first half has a row of
+// 16-bit numbers. Nothing but single rows is read, so that they lie as in the tensor.
+template <class C>
+using GateTile = float[C::kChunk * C::kK];
+
+// Runs of 16 bytes of gates of a dtype: which ones a thread has.
+template <class C, class Number>
+struct GateRuns {
+  static constexpr int kNumbers = 16 / sizeof(Number);  // of a run
+  static constexpr int kRuns = C::kK / kNumbers, kStep = C::kThreads / kRuns;
+  static_assert(C::kThreads % kRuns == 0 && C::kChunk % kStep == 0);
+  int const row, column;
+
+  __device__ explicit GateRuns(int thread)
+      : row(thread / kRuns), column(thread % kRuns * kNumbers) {}
+};
+
+// Fills a tile of gates (kChunk, kK) with the rows and columns that exist, and zeros. gates: the
+// first row's first column. aligned: rows are whole runs of 16 bytes, copied asynchronously.
+template <class C, class Number>
+__device__ void load_gates(Number const* gates, int64_t row_stride, GateTile<C>& tile, int rows,
+                           int columns, bool aligned) {
+  using Runs = GateRuns<C, Number>;
+  Runs const own(thread_index_here());
+  Number const* source = gates + own.row * row_stride + own.column;
+  auto* target = reinterpret_cast<Number*>(tile + own.row * C::kK) + own.column;
+  int const left = columns - own.column;
+  constexpr int kTargetStep = Runs::kStep * C::kK * int(sizeof(float) / sizeof(Number));
+  if (aligned) {
+    for (int row = own.row; row < C::kChunk; row += Runs::kStep) {
+      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const*>(source),
+                                                       *reinterpret_cast<uint128_t*>(target),
+                                                       row < rows && left > 0);
+      source += Runs::kStep * row_stride;
+      target += kTargetStep;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = own.row; row < C::kChunk; row += Runs::kStep) {
+#pragma unroll 1
+    for (int e = 0; e < Runs::kNumbers; ++e) {
+      target[e] = row < rows && e < left ? source[e] : Number(0.f);
+    }
+    source += Runs::kStep * row_stride;
+    target += kTargetStep;
+  }
+}
+
+// Starts to bring a chunk of a tensor, of all heads of a CTA. shared: heads that share one of x's.
+template <class C, int kColumns>
+__device__ void load_heads(Walk<C> const& walk, flash::linear::Tokens const& tokens,
+                           TensorView<void const> const& x, int shared, int begin, int columns,
+                           bool aligned,
+                           typename C::Element (&out)[C::kHeads][C::kChunk * kColumns]) {
+  using Element = typename C::Element;
+#pragma unroll
+  for (int of = 0; of < C::kHeads; ++of) {
+    if (of < walk.heads()) {
+      auto const* rows = rows_of<Element>(x, tokens, (walk.tile.head + of) / shared, begin);
+      load_tile<C::kChunk, kColumns, C::kThreads>(rows, x.row_stride, out[of], tokens.count,
+                                                  columns - begin, aligned);
+    }
+  }
+}
+
+template <class C>
+__device__ void load_gates(Walk<C> const& walk, flash::linear::Tokens const& tokens,
+                           VectorParams const& p, GateTile<C> (&out)[C::kHeads]) {
+  using Element = typename C::Element;
+  auto const& gate = p.forward.gate;
+#pragma unroll
+  for (int of = 0; of < C::kHeads; ++of) {
+    if (of < walk.heads()) {
+      int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
+                            (walk.tile.head + of) * gate.head_stride;
+      if (gate.wide) {
+        load_gates<C>(static_cast<float const*>(gate.ptr) + first, gate.row_stride, out[of],
+                      tokens.count, p.forward.k_dim, p.aligned_g);
+      } else {
+        load_gates<C>(static_cast<Element const*>(gate.ptr) + first, gate.row_stride, out[of],
+                      tokens.count, p.forward.k_dim, p.aligned_g);
+      }
+    }
+  }
+}
+
+// A gate as its log2. Below -104 it is -104, whose factor is 0 in fp32: sums of 16 gates stay
+// finite, and their differences exact to 2^-12.
+__device__ inline float log2_of(float gate) {
+  return fmaxf(gate, flash::linear::kLeastLog) * kLog2e;
+}
+
+// Two neighbouring columns' gates.
+template <class C>
+__device__ float2 gates_at(GateTile<C> const& tile, bool wide, int row, int column) {
+  float const* const places = tile + row * C::kK;
+  if (wide) {
+    return *reinterpret_cast<float2 const*>(places + column);
+  }
+  using Element = typename C::Element;
+  return unpack<Element>(
+      *reinterpret_cast<uint32_t const*>(reinterpret_cast<Element const*>(places) + column));
+}
+
+// What a thread prepares of a chunk: some tokens of a step, of two columns of K.
+template <class C>
+struct Own {
+  static constexpr int kAcross = C::kK / 2 < 32 / C::kShares ? C::kK / 2 : 32 / C::kShares;
+
+  int column, share, strip, head;  // head: of the CTA
+
+  __device__ Own() {
+    int number = thread_index_here();
+    column = number % kAcross * 2;
+    number /= kAcross;
+    share = number % C::kShares;
+    number /= C::kShares;
+    column += number % (C::kK / 2 / kAcross) * 2 * kAcross;
+    number /= C::kK / 2 / kAcross;
+    strip = number % C::kStrips;
+    head = number / C::kStrips;
+  }
+  __device__ int row(int token) const { return strip * 16 + share * C::kOwn + token; }
+  // In a tile of Q or K.
+  __device__ int at(int token) const {
+    return place<C::kK>(row(token), column / kRunElements) + column % kRunElements;
+  }
+};
+
+// Sums of log2 decays of a thread's tokens, from the step's begin, and of the whole step. They do
+// not grow, rounding included: no difference of an earlier and a later one is above 0.
+template <class C>
+struct StepSums {
+  float2 until[C::kOwn];
+  float2 all;
+
+  __device__ StepSums(GateTile<C> const& tile, bool wide, Own<C> const& own) {
+#pragma unroll
+    for (int t = 0; t < C::kOwn; ++t) {
+      until[t] = gates_at<C>(tile, wide, own.row(t), own.column);
+    }
+    all = {0.f, 0.f};
+#pragma unroll
+    for (int t = 0; t < C::kOwn; ++t) {
+      all.x += log2_of(until[t].x);
+      all.y += log2_of(until[t].y);
+      until[t] = all;
+    }
+#pragma unroll
+    for (int distance = 1; distance < C::kShares; distance *= 2) {
+      float const x = __shfl_xor_sync(0xffffffffu, all.x, distance * Own<C>::kAcross);
+      float const y = __shfl_xor_sync(0xffffffffu, all.y, distance * Own<C>::kAcross);
+      bool const is_later = own.share & distance;
+#pragma unroll
+      for (int t = 0; t < C::kOwn; ++t) {
+        until[t].x += is_later ? x : 0.f;
+        until[t].y += is_later ? y : 0.f;
+      }
+      all.x += x;
+      all.y += y;
+    }
+  }
+
+  __device__ float2 from_begin(int t) const {
+    return {exp2_fast(until[t].x), exp2_fast(until[t].y)};
+  }
+  __device__ float2 to_end(int t) const {
+    return {exp2_fast(all.x - until[t].x), exp2_fast(all.y - until[t].y)};
+  }
+};
+
+// Where the factor of a row of the state is among those of a step: of 16 rows, the four of a lane's
+// accumulators are neighbours.
+__device__ inline int factor_place(int k) {
+  return (k & ~15) + k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2;
+}
+
+// A step's factors of the state's rows.
+template <class C>
+__device__ void set_factors(StepSums<C> const& sums, Own<C> const& own, float* factors) {
+  if (own.share == 0) {
+    *reinterpret_cast<float2*>(&factors[factor_place(own.column)]) = {exp2_fast(sums.all.x),
+                                                                      exp2_fast(sums.all.y)};
+  }
+}
+
+// The state's rows from `row` on, 16 of a warp's: what is left of them and Vᵀ K of a step's tokens.
+// v: as the operand A. keys: times their decays to the step's end. first_row: of the warp's part.
+template <class C>
+__device__ void step_rows(typename C::Element const* keys, int strip, float const* factors,
+                          uint32_t const (&v)[4], int first_row, int row, int lane,
+                          WalkState<C>& state) {
+  using Element = typename C::Element;
+  float (&near)[4] = state[0][row / 8];
+  float (&far)[4] = state[0][row / 8 + 1];
+  float4 const left = *reinterpret_cast<float4 const*>(&factors[first_row + row + lane % 4 * 4]);
+  uint32_t k[4];
+  read_square<true, C::kK>(keys, strip * 16, first_row + row, lanes_of_b_transposed(lane), k);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    near[e] *= e % 2 ? left.y : left.x;
+    far[e] *= e % 2 ? left.w : left.z;
+  }
+  multiply<Element>(v, k, near, far);
+}
+
+// A step's V as the operand A of Vᵀ K: B of 16 columns is its transpose's, in another order.
+template <class C>
+__device__ void read_values_across(typename C::Element const* tile_v, int strip, int column,
+                                   int lane, uint32_t (&v)[4]) {
+  read_square<true, C::kV>(tile_v, strip * 16, column * C::kOfWarp, lanes_of_b_transposed(lane), v);
+  uint32_t const second = v[1];
+  v[1] = v[2];
+  v[2] = second;
+}
+
+}  // namespace flash::sm80::linear

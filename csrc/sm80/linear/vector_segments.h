@@ -1,0 +1,154 @@
+// What each segment adds to the state, and the state before each segment, with a vector of decays.
+#pragma once
+
+#include "sm80/linear/segments.h"
+#include "sm80/linear/vector.h"
+
+namespace flash::sm80::linear {
+
+template <class C>
+struct VectorSumsStorage {
+  using Element = typename C::Element;
+  alignas(16) Element k[C::kHeads][C::kChunk * C::kK];
+  alignas(16) GateTile<C> g[C::kHeads];
+  alignas(16) Element v[2][C::kHeads][C::kChunk * C::kV];
+  alignas(16) Element keys[C::kHeads][C::kChunk * C::kK];  // times their decays to the step's end
+  alignas(16) float factors[C::kHeads][C::kStrips][C::kK];
+};
+
+// K times its decays, and the state's factors.
+template <class C>
+__device__ void prepare_keys(VectorSumsStorage<C>& smem, bool wide, int heads) {
+  using Element = typename C::Element;
+  Own<C> const own;
+  if (own.head >= heads) {
+    return;
+  }
+  StepSums<C> const sums(smem.g[own.head], wide, own);
+  set_factors(sums, own, smem.factors[own.head][own.strip]);
+#pragma unroll
+  for (int t = 0; t < C::kOwn; ++t) {
+    int const at = own.at(t);
+    auto const k = *reinterpret_cast<uint32_t const*>(&smem.k[own.head][at]);
+    *reinterpret_cast<uint32_t*>(&smem.keys[own.head][at]) = decayed<Element>(k, sums.to_end(t));
+  }
+}
+
+// As segment_sums_kernel.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kResident)
+    vector_sums_kernel(__grid_constant__ VectorParams const vector,
+                       __grid_constant__ TileGrid const grid) {
+  auto& smem = *reinterpret_cast<VectorSumsStorage<C>*>(dynamic_smem());
+  let_next_launch_start();
+  ForwardParams const& p = vector.forward;
+  Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
+  Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
+  if (!walk.segment.exists() || walk.segment.last) {
+    return;
+  }
+  int const chunks = walk.chunks();
+  auto const load = [&](int number) {
+    if (number < chunks) {
+      auto const tokens = walk.chunk(number);
+      load_heads<C, C::kK>(walk, tokens, p.k, p.group, 0, p.k_dim, p.aligned_k, smem.k);
+      load_gates(walk, tokens, vector, smem.g);
+      load_heads<C, C::kV>(walk, tokens, p.v, 1, tile.v_begin, p.v_dim, p.aligned_v,
+                           smem.v[number % 2]);
+    }
+    cp_async_fence();
+  };
+  load(0);
+  WalkState<C> state = {};
+  // The factor of a row of a head's state over the segment.
+  constexpr int kFactors = C::kHeads * C::kK;
+  static_assert(kFactors <= C::kThreads);
+  int const own_head = threadIdx.x / C::kK, own_factor = threadIdx.x % C::kK;
+  bool const has_factor = threadIdx.x < kFactors && own_head < walk.heads();
+  float total = 1.f;
+#pragma unroll 1
+  for (int number = 0; number < chunks; ++number) {
+    cp_async_wait<0>();
+    __syncthreads();
+    prepare_keys<C>(smem, p.gate.wide, walk.heads());
+    __syncthreads();
+    load(number + 1);
+    if (has_factor) {
+#pragma unroll
+      for (int strip = 0; strip < C::kStrips; ++strip) {
+        total *= smem.factors[own_head][strip][own_factor];
+      }
+    }
+    if (walk.exists()) {
+      int const lane = thread_index_here() % 32;
+#pragma unroll
+      for (int strip = 0; strip < C::kStrips; ++strip) {
+        uint32_t v[4];
+        read_values_across<C>(smem.v[number % 2][walk.h], strip, walk.column, lane, v);
+#pragma unroll
+        for (int d = 0; d < C::kRows; d += 16) {
+          step_rows<C>(smem.keys[walk.h], strip, smem.factors[walk.h][strip], v,
+                       walk.warp_k * C::kRows, d, lane, state);
+        }
+      }
+    }
+  }
+  if (walk.exists()) {
+    walk.write_slot(grid, tile.slot + 1, state);
+  }
+  if (tile.v_begin == 0 && has_factor) {
+    int64_t const of_head = int64_t(tile.slot + 1) * p.heads + tile.head + own_head;
+    p.workspace.decays[of_head * C::kK + own_factor] = total;
+  }
+}
+
+// As segment_scan_kernel.
+template <class C>
+__global__ void __launch_bounds__(kSegmentScanThreads)
+    vector_scan_kernel(__grid_constant__ ForwardParams const p, int64_t const of_head) {
+  constexpr int kAhead = 4;
+  let_next_launch_start();
+  int64_t const size = p.heads * of_head;
+  int const blocks = static_cast<int>((size + kSegmentScanThreads - 1) / kSegmentScanThreads);
+  int const sequence = blockIdx.x / blocks;
+  int64_t const own = int64_t(blockIdx.x % blocks) * kSegmentScanThreads + threadIdx.x;
+  int const segments = flash::linear::chunks_of(
+      flash::linear::tokens_of(p.sequences, sequence).count, p.sequences.chunk);
+  bool const works = own < size && segments > 1;
+  int const head = static_cast<int>(own / of_head);
+  float4 state{};
+  if (works) {
+    state = initial_of<C>(p, sequence, head, own % of_head);
+  }
+  wait_for_launch_before();
+  if (!works) {
+    return;
+  }
+  int const in_tile = static_cast<int>(own % of_head % (StatePlace<C>::kSquares * 32));
+  int const k = StatePlace<C>::of(in_tile / 32, in_tile % 32).k;
+  int64_t const slot = flash::linear::first_slot(p.sequences, sequence);
+  float4* const states = reinterpret_cast<float4*>(p.workspace.sums) + slot * size + own;
+  float const* const decays =
+      p.workspace.decays + (slot * p.heads + head) * C::kK + factor_place(k);
+  for (int begin = 1; begin < segments; begin += kAhead) {
+    float4 sum[kAhead];
+    float2 decay[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      bool const exists = begin + i < segments;
+      auto const* at = reinterpret_cast<float2 const*>(decays + (begin + i) * p.heads * C::kK);
+      sum[i] = exists ? __ldcg(states + (begin + i) * size) : float4{0.f, 0.f, 0.f, 0.f};
+      decay[i] = exists ? __ldcg(at) : float2{1.f, 1.f};
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (begin + i < segments) {
+        state = {decay[i].x * state.x + sum[i].x, decay[i].y * state.y + sum[i].y,
+                 decay[i].x * state.z + sum[i].z, decay[i].y * state.w + sum[i].w};
+        states[(begin + i) * size] = state;
+      }
+    }
+  }
+}
+
+}  // namespace flash::sm80::linear
