@@ -64,8 +64,7 @@ ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_sp
 }
 
 void ForwardLaunch::start(StreamLock const& lock) const {
-  auto const launch = variant_.launch.paged ? variant_.launch.paged : variant_.launch.forward;
-  launch(params_, {current_device(), lock.stream(), variant_.name});
+  variant_.launch.forward(params_, {current_device(), lock.stream(), variant_.name});
 }
 
 bool DecodeLaunch::serves(Tensor const& q, FwdParams const& p) {

@@ -249,7 +249,7 @@ void run_forward(py::dict const& call, flash::Variant const& variant,
   if (choice.splits > 1) {
     p.splits = flash::place_key_splits(p, choice.splits, workspace.data());
   }
-  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(p, launch);
+  variant.launch.forward(p, launch);
   workspace.check();
 }
 
