@@ -177,7 +177,8 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   }
   // p is as DecodeLaunch gets it, which finds the plan that is made here and makes no other.
   bool const attends = lse.numel() > 0;
-  bool const decodes = attends && decodes_cache(p, num_splits, current_device());
+  bool const decodes =
+      attends && decode_plan_of(p, current_device(), num_splits, /*cached=*/true).few_q > 0;
   if (k && !(decodes && decode_may_append)) {
     if (rotary_cos && decode_may_append) {
       turn_before();  // the forward kernels rotate nothing
