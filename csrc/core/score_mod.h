@@ -111,7 +111,18 @@ struct ScoreMod {
   }
 };
 
-// The same as SmallCap has it: minimax for |x| <= kWidest, tanh within 4e-7.
+// The sum of coefficient[i] * x^i.
+template <int kPowers>
+FLASH_HD float polynomial(float const (&coefficient)[kPowers], float x) {
+  float sum = coefficient[kPowers - 1];
+#pragma unroll
+  for (int i = kPowers - 2; i >= 0; --i) {
+    sum = sum * x + coefficient[i];
+  }
+  return sum;
+}
+
+// NearTanh for SmallCap, with a wider range: minimax for |x| <= kWidest, tanh within 4e-7.
 struct SmallTanh {
   static constexpr float kWidest = 0.75f;
   static constexpr int kPowers = 5;
@@ -119,6 +130,17 @@ struct SmallTanh {
   FLASH_HD static constexpr float power(int i) {
     constexpr float powers[kPowers] = {1.f, -0.33328751f, 0.13259583f, -0.05003375f, 0.01289240f};
     return powers[i];
+  }
+
+  // The coefficients of factor * tanh(slope * x) / (slope * x), in powers of x^2. Returns the next
+  // power's factor.
+  FLASH_HD static float fill(float factor, float slope, float (&coefficient)[kPowers]) {
+#pragma unroll
+    for (int i = 0; i < kPowers; ++i) {
+      coefficient[i] = factor * power(i);
+      factor *= slope * slope;
+    }
+    return factor;
   }
 };
 
@@ -131,25 +153,14 @@ struct SmallCap {
 
   FLASH_HD explicit SmallCap(ScoreMod const& mod) {
     float const slope = mod.slope_of_tanh();
-    float factor = mod.softmax_scale;
-#pragma unroll
-    for (int i = 0; i < kPowers; ++i) {
-      coefficient[i] = factor * SmallTanh::power(i);
-      factor *= slope * slope;
-    }
+    float const factor = SmallTanh::fill(mod.softmax_scale, slope, coefficient);
     // Nowhere if powers of the slope overflow.
     bool const finite = fabsf(factor) < INFINITY;
     limit = finite ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
   }
 
   FLASH_HD float operator()(float product) const {
-    float const square = product * product;
-    float sum = coefficient[kPowers - 1];
-#pragma unroll
-    for (int i = kPowers - 2; i >= 0; --i) {
-      sum = sum * square + coefficient[i];
-    }
-    return sum * product;
+    return polynomial(coefficient, product * product) * product;
   }
 };
 

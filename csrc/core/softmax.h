@@ -106,8 +106,8 @@ struct NoTops {
   FLASH_HD void operator()(int /*r*/, float /*top*/) const {}
 };
 
-// The largest score of each row so far, among those that this thread has. Those of a block come
-// from OnlineSoftmax's check, where they take no more instructions.
+// The largest score of each row so far, among those that this thread has. OnlineSoftmax's check
+// finds those of a block without further instructions.
 template <int kRows>
 struct KeptTops {
   float top[kRows];
