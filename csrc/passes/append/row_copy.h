@@ -4,11 +4,8 @@
 
 #include "core/paging.h"
 #include "passes/append/rotate.h"
-#include "sm80/tensor_core.h"
 
 namespace flash::append {
-
-using namespace cute;
 
 template <class Element>
 struct RowCopy {
