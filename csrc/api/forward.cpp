@@ -38,16 +38,16 @@ class AttentionLaunches {
  public:
   AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
                     Attributes const& a) {
-    bool leaves = true, decodes = false;
+    bool has_forward = true, has_decode = false;
     if (a.may_decode && !a.return_max_logits) {
-      std::tie(leaves, decodes) = share_out(q, p, a.num_splits);
+      std::tie(has_forward, has_decode) = divide(p, a.num_splits);
     }
-    if (leaves) {
+    if (has_forward) {
       copies_ = copy_odd_rows(p, k, v, q);
       forward_.emplace(q, p, a.num_splits);
     }
-    if (decodes) {
-      decode_.emplace(q, p, a.num_splits, /*cached=*/false, /*beside=*/leaves);
+    if (has_decode) {
+      decode_.emplace(q, p, a.num_splits, /*cached=*/false, /*beside=*/has_forward);
     }
   }
 
@@ -63,14 +63,13 @@ class AttentionLaunches {
  private:
   // Whether the forward kernel has work, and whether the decode kernel has; for a varlen batch it
   // sets in `p` which sequences are decoded.
-  static std::pair<bool, bool> share_out(Tensor const& q, FwdParams& p, int64_t num_splits) {
+  static std::pair<bool, bool> divide(FwdParams& p, int64_t num_splits) {
     int const few_q = decode_plan_of(p, current_device(), num_splits, /*cached=*/false).few_q;
-    bool const decodes = few_q > 0 && DecodeLaunch::serves(q, p);
     if (!p.seqlens.cu_q) {
-      return {!decodes, decodes};
+      return {few_q == 0, few_q > 0};
     }
-    p.seqlens.few_q = decodes ? few_q : 0;
-    return {p.seqlens.few_q != kAllQueries, decodes};
+    p.seqlens.few_q = few_q;
+    return {few_q != kAllQueries, few_q > 0};
   }
 
   KeyCopies copies_;

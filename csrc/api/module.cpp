@@ -205,32 +205,20 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
                                     .plan = to_json(problem, machine, kernel)});
 }
 
-// Whether a decode kernel serves the call; for a varlen batch it sets few_q in `p`.
-bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device) {
-  bool const is_varlen = p.seqlens.cu_q;
-  int const few_q =
-      decode_plan_of(p, device, is_varlen || cached ? num_splits : 0, cached && !is_varlen).few_q;
-  if (is_varlen) {
-    p.seqlens.few_q = few_q;
-  }
-  return few_q > 0;
-}
-
-std::string decode_plan_json(FwdParams const& p, Variant const& variant, Described const& call) {
-  return to_json(
-      plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
-                           decode_kernel(variant, p, call.device)),
-      decode_plan_of(p, call.device, call.num_splits, call.cached));
-}
-
 PyObject* explain_decode(PyObject*, PyObject* args) {
   Described call;
   if (!call.read(args)) {
     return nullptr;
   }
   FwdParams& p = call.params;
-  if (!decodes(p, call.cached, call.num_splits, call.device)) {
+  bool const is_varlen = p.seqlens.cu_q, cached = call.cached && !is_varlen;
+  int const num_splits = is_varlen || cached ? call.num_splits : 0;
+  int const few_q = decode_plan_of(p, call.device, num_splits, cached).few_q;
+  if (few_q == 0) {
     Py_RETURN_NONE;
+  }
+  if (is_varlen) {
+    p.seqlens.few_q = few_q;
   }
   // Where the forward kernel runs beside it, both read its copy of odd rows.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
@@ -241,7 +229,10 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
     SplitSchedule const split = decode_schedule(p, plan.split, call.device);
     served.splits = split.max_splits << split.cluster_log2;
-    served.plan = decode_plan_json(p, *selection.variant, call);
+    served.plan = to_json(
+        plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
+                             decode_kernel(*selection.variant, p, call.device)),
+        plan);
   }
   return selection_json(selection, served);
 }

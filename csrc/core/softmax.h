@@ -91,8 +91,8 @@ struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
-// A number per row that all of the row's scores in a block lack, and which so need not be added to
-// each of them.
+// A number per row that all of the row's scores in a block lack. It is added to the row's maximum,
+// instead of to each score.
 template <int kRows>
 struct RowOffsets {
   float value[kRows];
