@@ -36,7 +36,7 @@ namespace flash {{
 _MEMBER = {
     "fwd": "forward",
     "bwd": "backward",
-    "paged": "paged",
+    "paged": "forward",
     "decode": "decode",
     "append": "append",
 }
@@ -45,8 +45,9 @@ _MEMBER = {
 # others' are their architecture's.
 _FOLDER = {"decode": "decode", "append": "passes/append"}
 
-# Directions that take another's parameters.
+# Directions that take another's parameters, with a config of their own.
 _PARAMS = {"paged": "Fwd"}
+_KIND = {"paged": "Paged"}
 
 # What a direction's config, or an architecture's of it, is made of, after the element type.
 _CONFIG = {
@@ -180,7 +181,7 @@ def _fields(variant) -> dict:
         launch=("paired_" if variant.pair else "") + member,
         folder=_FOLDER.get(variant.direction, f"{variant.arch}/{'paired_' * variant.pair}{member}"),
         space=_FOLDER.get(variant.direction, own).replace("passes/", ""),
-        Kind=("Paired" if variant.pair else "") + member.capitalize(),
+        Kind=("Paired" if variant.pair else "") + _KIND.get(variant.direction, member.capitalize()),
         smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
         cluster=2 if variant.pair else 1,
         config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),

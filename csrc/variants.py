@@ -55,7 +55,8 @@ class Variant:
 
 
 def _rows(**columns) -> list[Variant]:
-    """The same row for both dtypes."""
+    """The same row for both dtypes. head_dim_v: head_dim, unless it is given."""
+    columns = dict(head_dim_v=columns["head_dim"]) | columns
     return [Variant(dtype=dtype, **columns) for dtype in ("bf16", "fp16")]
 
 
@@ -72,52 +73,51 @@ _SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
 _SM90_SMALL = _SM90_FORWARD | dict(stages=3)
 
 _SM90_FORWARDS = [
-    *_rows(**_SM90_SMALL, scores="plain", head_dim=64, head_dim_v=64, block_m=192, warps=16,
-           block_n=128, why="three softmaxes hide behind the products; 160 registers, all in use"),
-    *_rows(**_SM90_SMALL, scores="plain", head_dim=96, head_dim_v=96, block_m=192, warps=16,
-           block_n=112, second_block_n=96,
+    *_rows(**_SM90_SMALL, scores="plain", head_dim=64, block_m=192, warps=16, block_n=128,
+           why="three softmaxes hide behind the products; 160 registers, all in use"),
+    *_rows(**_SM90_SMALL, scores="plain", head_dim=96, block_m=192, warps=16, block_n=112,
+           second_block_n=96,
            why="the longest of three warpgroups that does not spill: 128 keys do"),
-    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=128, warps=12,
-           block_n=128, second_block_n=176,
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, block_m=128, warps=12, block_n=128,
+           second_block_n=176,
            why="512 keys on an H200: 489 TFLOP/s, 96 keys 427, 160 413; 176 where that costs less"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=128, block_m=128, warps=12,
            block_n=128, why="the longest that shared memory holds: 209 of 227 KiB"),
-    *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, head_dim_v=192, block_m=128, warps=12,
-           block_n=96, second_block_n=112,
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=192, block_m=128, warps=12, block_n=96,
+           second_block_n=112,
            why="1k keys on an H200: 5% more than 112, the longest that fits, which 4k gain 2% by"),
-    *_rows(**_SM90_FORWARD, scores="plain", head_dim=256, head_dim_v=256, block_m=128, warps=12,
-           block_n=80, second_block_n=64,
-           why="the longest that shared memory holds: 225 of 227 KiB"),
-    *_rows(**_SM90_SMALL, scores="full", head_dim=64, head_dim_v=64, block_m=192, warps=16,
-           block_n=96, why="4k keys, ALiBi, H200: 343 TFLOP/s, 80 keys 338, 128x128 329"),
-    *_rows(**_SM90_SMALL, scores="full", head_dim=96, head_dim_v=96, block_m=128, warps=12,
-           block_n=128, why="4k keys, dropout, H200: 352 TFLOP/s, 192x80 321; ALiBi: both 432"),
-    *_rows(**_SM90_FORWARD, scores="full", head_dim=128, head_dim_v=128, block_m=128, warps=12,
-           block_n=128, why="4k keys, ALiBi, H200: 508 TFLOP/s, 192x64 485; dropout: 365, 380"),
+    *_rows(**_SM90_FORWARD, scores="plain", head_dim=256, block_m=128, warps=12, block_n=80,
+           second_block_n=64, why="the longest that shared memory holds: 225 of 227 KiB"),
+    *_rows(**_SM90_SMALL, scores="full", head_dim=64, block_m=192, warps=16, block_n=96,
+           why="4k keys, ALiBi, H200: 343 TFLOP/s, 80 keys 338, 128x128 329"),
+    *_rows(**_SM90_SMALL, scores="full", head_dim=96, block_m=128, warps=12, block_n=128,
+           why="4k keys, dropout, H200: 352 TFLOP/s, 192x80 321; ALiBi: both 432"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=128, block_m=128, warps=12, block_n=128,
+           why="4k keys, ALiBi, H200: 508 TFLOP/s, 192x64 485; dropout: 365, 380"),
     *_rows(**_SM90_FORWARD, scores="full", head_dim=192, head_dim_v=128, block_m=128, warps=12,
            block_n=96, why="the longest that does not spill: 128 keys do"),
-    *_rows(**_SM90_FORWARD, scores="full", head_dim=192, head_dim_v=192, block_m=128, warps=12,
-           block_n=96, allow_spills=120, why="112 keys spill more"),
-    *_rows(**_SM90_FORWARD, scores="full", head_dim=256, head_dim_v=256, block_m=128, warps=12,
-           block_n=64, allow_spills=120, why="80 keys spill more"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=192, block_m=128, warps=12, block_n=96,
+           allow_spills=120, why="112 keys spill more"),
+    *_rows(**_SM90_FORWARD, scores="full", head_dim=256, block_m=128, warps=12, block_n=64,
+           allow_spills=120, why="80 keys spill more"),
 ]  # fmt: skip
 
 # One warpgroup loads, each of the others has 64 keys. Figures: 8k keys, full, H200.
 _SM90_BACKWARD = dict(direction="bwd", arch="sm90", stages=3, block_n=128, warps=12)
 
 _SM90_BACKWARDS = [
-    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=64, head_dim_v=64, block_m=128,
-           allow_spills=212, why="all registers in use"),
-    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=96, head_dim_v=96, block_m=64,
-           allow_spills=144, why="128 rows do not fit the registers"),
-    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=128, head_dim_v=128, block_m=64,
-           allow_spills=224, why="128 rows do not fit the registers"),
-    *_rows(**_SM90_BACKWARD, scores="full", head_dim=64, head_dim_v=64, block_m=128,
-           allow_spills=768, why="4k keys, softcap, H200: 0.78 of plain's rate, 64 rows 0.60"),
-    *_rows(**_SM90_BACKWARD, scores="full", head_dim=96, head_dim_v=96, block_m=64,
-           allow_spills=144, why="as plain"),
-    *_rows(**_SM90_BACKWARD, scores="full", head_dim=128, head_dim_v=128, block_m=64,
-           allow_spills=600, why="as plain; a softcap alone has a loop of its own"),
+    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=64, block_m=128, allow_spills=212,
+           why="all registers in use"),
+    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=96, block_m=64, allow_spills=144,
+           why="128 rows do not fit the registers"),
+    *_rows(**_SM90_BACKWARD, scores="plain", head_dim=128, block_m=64, allow_spills=224,
+           why="128 rows do not fit the registers"),
+    *_rows(**_SM90_BACKWARD, scores="full", head_dim=64, block_m=128, allow_spills=768,
+           why="4k keys, softcap, H200: 0.78 of plain's rate, 64 rows 0.60"),
+    *_rows(**_SM90_BACKWARD, scores="full", head_dim=96, block_m=64, allow_spills=144,
+           why="as plain"),
+    *_rows(**_SM90_BACKWARD, scores="full", head_dim=128, block_m=64, allow_spills=600,
+           why="as plain; a softcap alone has a loop of its own"),
 ]  # fmt: skip
 
 # Each CTA of the pair has 64 keys; one of its three warpgroups loads, and one has the scores.
@@ -128,16 +128,15 @@ _SM90_PAIRED = dict(
 _SM90_PAIRED_BACKWARDS = [
     *_rows(**_SM90_PAIRED | dict(stages=3), scores="plain", head_dim=192, head_dim_v=128,
            why="1k to 8k keys, H200: 3% more than with two buffers for Q and for dO"),
-    *_rows(**_SM90_PAIRED, scores="plain", head_dim=192, head_dim_v=192,
+    *_rows(**_SM90_PAIRED, scores="plain", head_dim=192,
            why="8k keys, H200: 590 TFLOP/s; two stages for dS as well, and three for Q"),
-    *_rows(**_SM90_PAIRED, scores="plain", head_dim=256, head_dim_v=256,
-           allow_spills=480,
+    *_rows(**_SM90_PAIRED, scores="plain", head_dim=256, allow_spills=480,
            why="8k keys, H200: 600 TFLOP/s; all shared memory in use; the producer spills"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=128, allow_spills=64,
            why="as plain"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, head_dim_v=192, allow_spills=152,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=192, allow_spills=152,
            why="4k causal, H200: a softcap's loop has 0.92 of plain's rate, 0.74 in one for all"),
-    *_rows(**_SM90_PAIRED, scores="full", head_dim=256, head_dim_v=256, allow_spills=1368,
+    *_rows(**_SM90_PAIRED, scores="full", head_dim=256, allow_spills=1368,
            why="as plain; the scores' warps spill, which have a loop for each score mod"),
 ]  # fmt: skip
 
@@ -146,24 +145,23 @@ _SM90_PAIRED_BACKWARDS = [
 _SM80_FORWARD = dict(direction="fwd", arch="sm80", block_m=128, warps=4, stages=1)
 
 _SM80_FORWARDS = [
-    *_both_levels(**_SM80_FORWARD, head_dim=32, head_dim_v=32, block_n=128,
+    *_both_levels(**_SM80_FORWARD, head_dim=32, block_n=128,
                   why="a seventh fewer instructions a key than with 64 keys; not measured"),
-    *_rows(**_SM80_FORWARD, scores="plain", head_dim=64, head_dim_v=64, block_n=128,
+    *_rows(**_SM80_FORWARD, scores="plain", head_dim=64, block_n=128,
            why="4k keys on an H200: 319 TFLOP/s, 128x64 keys 293, 8 warps 255"),
-    *_rows(**_SM80_FORWARD, scores="full", head_dim=64, head_dim_v=64, block_n=128,
-           allow_spills=16, why="as plain"),
-    *_rows(**_SM80_FORWARD, scores="plain", head_dim=96, head_dim_v=96, block_n=96,
-           allow_spills=16,
+    *_rows(**_SM80_FORWARD, scores="full", head_dim=64, block_n=128, allow_spills=16,
+           why="as plain"),
+    *_rows(**_SM80_FORWARD, scores="plain", head_dim=96, block_n=96, allow_spills=16,
            why="4k keys on an H200: 349 TFLOP/s; 64 keys take 7% more instructions"),
-    *_rows(**_SM80_FORWARD, scores="full", head_dim=96, head_dim_v=96, block_n=96,
-           allow_spills=52, why="as plain"),
-    *_both_levels(**_SM80_FORWARD, head_dim=128, head_dim_v=128, block_n=64,
+    *_rows(**_SM80_FORWARD, scores="full", head_dim=96, block_n=96, allow_spills=52,
+           why="as plain"),
+    *_both_levels(**_SM80_FORWARD, head_dim=128, block_n=64,
                   why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
     *_both_levels(**_SM80_FORWARD, head_dim=192, head_dim_v=128, block_n=48,
                   why="80 KiB: two blocks on an A100 too, where 64 keys leave one; not measured"),
-    *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=192, head_dim_v=192, block_n=64,
+    *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=192, block_n=64,
                   why="2 blocks an SM; 4k keys on an H200: 314 TFLOP/s, 128 rows by 8 warps 300"),
-    *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, head_dim_v=256, block_n=64,
+    *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, block_n=64,
                   why="2 blocks an SM; causal, 1k keys: 262 TFLOP/s, 128 rows by 8 warps 223"),
 ]  # fmt: skip
 
@@ -178,48 +176,44 @@ _FULL = dict(**_SM80_BACKWARD, scores="full")
 _SMALL = dict(**_FULL, tile_in_name=True)
 
 _SM80_BACKWARDS = [
-    *_rows(**_PLAIN, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=4, key_warps=4,
-           stages=2, why="as d 64"),
-    *_rows(**_PLAIN, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=4, key_warps=4,
-           stages=2, allow_spills=232,
-           why="P and dS stay in registers; 0.10 bytes, 2 blocks of 4 warps"),
-    *_rows(**_PLAIN, head_dim=96, head_dim_v=96, block_m=128, block_n=128, warps=8, key_warps=4,
-           stages=1, why="0.11 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.125"),
-    *_rows(**_PLAIN, head_dim=128, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
-           stages=2, allow_spills=120,
-           why="0.1125 bytes, 1 block of 8 warps; 128 rows, 1 stage: 0.106"),
+    *_rows(**_PLAIN, head_dim=32, block_m=64, block_n=128, warps=4, key_warps=4, stages=2,
+           why="as d 64"),
+    *_rows(**_PLAIN, head_dim=64, block_m=64, block_n=128, warps=4, key_warps=4, stages=2,
+           allow_spills=232, why="P and dS stay in registers; 0.10 bytes, 2 blocks of 4 warps"),
+    *_rows(**_PLAIN, head_dim=96, block_m=128, block_n=128, warps=8, key_warps=4, stages=1,
+           why="0.11 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.125"),
+    *_rows(**_PLAIN, head_dim=128, block_m=64, block_n=128, warps=8, key_warps=4, stages=2,
+           allow_spills=120, why="0.1125 bytes, 1 block of 8 warps; 128 rows, 1 stage: 0.106"),
     *_rows(**_PLAIN, head_dim=192, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
            stages=2, allow_spills=484, why="0.106 bytes, 1 block of 8 warps"),
-    *_rows(**_PLAIN, head_dim=192, head_dim_v=192, block_m=128, block_n=64, warps=8, key_warps=2,
-           stages=1, allow_spills=44,
-           why="0.106 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.1375"),
-    *_rows(**_PLAIN, head_dim=256, head_dim_v=256, block_m=128, block_n=64, warps=8, key_warps=2,
-           stages=1, allow_spills=24,
-           why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
-    *_rows(**_FULL, head_dim=32, head_dim_v=32, block_m=64, block_n=128, warps=8, key_warps=8,
-           stages=2, why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
-    *_rows(**_FULL, head_dim=64, head_dim_v=64, block_m=64, block_n=128, warps=8, key_warps=8,
-           stages=2, why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
-    *_rows(**_FULL, head_dim=96, head_dim_v=96, block_m=64, block_n=128, warps=8, key_warps=4,
-           stages=2, why="0.125 bytes; fewer registers than the plain tile"),
-    *_rows(**_SMALL, head_dim=96, head_dim_v=96, block_m=64, block_n=64, warps=4, key_warps=2,
-           stages=2, why="88 KiB"),
-    *_rows(**_FULL, head_dim=128, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
-           stages=2, allow_spills=420, why="as plain"),
-    *_rows(**_SMALL, head_dim=128, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=4,
-           stages=1, why="80 KiB"),
+    *_rows(**_PLAIN, head_dim=192, block_m=128, block_n=64, warps=8, key_warps=2, stages=1,
+           allow_spills=44, why="0.106 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.1375"),
+    *_rows(**_PLAIN, head_dim=256, block_m=128, block_n=64, warps=8, key_warps=2, stages=1,
+           allow_spills=24, why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
+    *_rows(**_FULL, head_dim=32, block_m=64, block_n=128, warps=8, key_warps=8, stages=2,
+           why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
+    *_rows(**_FULL, head_dim=64, block_m=64, block_n=128, warps=8, key_warps=8, stages=2,
+           why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
+    *_rows(**_FULL, head_dim=96, block_m=64, block_n=128, warps=8, key_warps=4, stages=2,
+           why="0.125 bytes; fewer registers than the plain tile"),
+    *_rows(**_SMALL, head_dim=96, block_m=64, block_n=64, warps=4, key_warps=2, stages=2,
+           why="88 KiB"),
+    *_rows(**_FULL, head_dim=128, block_m=64, block_n=128, warps=8, key_warps=4, stages=2,
+           allow_spills=420, why="as plain"),
+    *_rows(**_SMALL, head_dim=128, block_m=64, block_n=64, warps=8, key_warps=4, stages=1,
+           why="80 KiB"),
     *_rows(**_FULL, head_dim=192, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=2,
            stages=2, why="137 KiB, for an A100 too"),
     *_rows(**_SMALL, head_dim=192, head_dim_v=128, block_m=32, block_n=64, warps=8, key_warps=4,
            stages=2, why="88 KiB"),
-    *_rows(**_FULL, head_dim=192, head_dim_v=192, block_m=64, block_n=64, warps=8, key_warps=2,
-           stages=2, why="161 KiB, for an A100 too"),
-    *_rows(**_SMALL, head_dim=192, head_dim_v=192, block_m=32, block_n=64, warps=8, key_warps=4,
-           stages=1, why="80 KiB"),
-    *_rows(**_FULL, head_dim=256, head_dim_v=256, block_m=64, block_n=64, warps=8, key_warps=2,
-           stages=1, allow_spills=156, why="145 KiB, for an A100 too"),
-    *_rows(**_SMALL, head_dim=256, head_dim_v=256, block_m=32, block_n=32, warps=4, key_warps=2,
-           stages=1, allow_spills=48, why="68 KiB"),
+    *_rows(**_FULL, head_dim=192, block_m=64, block_n=64, warps=8, key_warps=2, stages=2,
+           why="161 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=192, block_m=32, block_n=64, warps=8, key_warps=4, stages=1,
+           why="80 KiB"),
+    *_rows(**_FULL, head_dim=256, block_m=64, block_n=64, warps=8, key_warps=2, stages=1,
+           allow_spills=156, why="145 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=256, block_m=32, block_n=32, warps=4, key_warps=2, stages=1,
+           allow_spills=48, why="68 KiB"),
 ]  # fmt: skip
 
 # On Hopper these serve the remaining calls: pages of other sizes, and left padding. They are
@@ -241,19 +235,19 @@ def _sm80_decode(scores: str) -> list[Variant]:
     """block_n is one warp's keys of a step. All rows have 64 KiB of keys on their way."""
     rows = dict(direction="decode", arch="sm80", block_m=16, stages=2, scores=scores)
     return [
-        *_rows(**rows, head_dim=64, head_dim_v=64, block_n=32, warps=4,
+        *_rows(**rows, head_dim=64, block_n=32, warps=4,
                why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
-        *_rows(**rows, head_dim=128, head_dim_v=128, block_n=16, warps=4,
+        *_rows(**rows, head_dim=128, block_n=16, warps=4,
                why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
         # Q and O take 192 registers.
-        *_rows(**rows, head_dim=256, head_dim_v=256, block_n=16, warps=2, allow_spills=64,
+        *_rows(**rows, head_dim=256, block_n=16, warps=2, allow_spills=64,
                why="with 4 warps one block would fill an SM, and none of sm_86's"),
     ]  # fmt: skip
 
 
 # block_m is the rows of a CTA, one a warp, of any head dim up to 256.
 _SM80_APPEND = _rows(
-    direction="append", arch="sm80", head_dim=256, head_dim_v=256, block_m=4, block_n=1, warps=4,
+    direction="append", arch="sm80", head_dim=256, block_m=4, block_n=1, warps=4,
     stages=1, scores="plain", why="16 bytes a lane; a step of generation has few rows",
 )  # fmt: skip
 

@@ -38,16 +38,16 @@ class AttentionLaunches {
  public:
   AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
                     Attributes const& a) {
-    bool leaves = true, decodes = false;
+    bool has_forward = true, has_decode = false;
     if (a.may_decode && !a.return_max_logits) {
-      std::tie(leaves, decodes) = share_out(q, p, a.num_splits);
+      std::tie(has_forward, has_decode) = divide(p, a.num_splits);
     }
-    if (leaves) {
+    if (has_forward) {
       copies_ = copy_odd_rows(p, k, v, q);
       forward_.emplace(q, p, a.num_splits);
     }
-    if (decodes) {
-      decode_.emplace(q, p, a.num_splits, /*cached=*/false, /*beside=*/leaves);
+    if (has_decode) {
+      decode_.emplace(q, p, a.num_splits, /*cached=*/false, /*beside=*/has_forward);
     }
   }
 
@@ -63,16 +63,13 @@ class AttentionLaunches {
  private:
   // Whether the forward kernel has work, and whether the decode kernel has; for a varlen batch it
   // sets in `p` which sequences are decoded.
-  static std::pair<bool, bool> share_out(Tensor const& q, FwdParams& p, int64_t num_splits) {
-    DeviceInfo const& device = current_device();
+  static std::pair<bool, bool> divide(FwdParams& p, int64_t num_splits) {
+    int const few_q = decode_plan_of(p, current_device(), num_splits, /*cached=*/false).few_q;
     if (!p.seqlens.cu_q) {
-      bool const decodes = decodes_dense(p, device) && DecodeLaunch::serves(q, p);
-      return {!decodes, decodes};
+      return {few_q == 0, few_q > 0};
     }
-    int const few_q = few_queries(p, num_splits, device);
-    bool const decodes = few_q > 0 && DecodeLaunch::serves(q, p);
-    p.seqlens.few_q = decodes ? few_q : 0;
-    return {p.seqlens.few_q != kAllQueries, decodes};
+    p.seqlens.few_q = few_q;
+    return {few_q != kAllQueries, few_q > 0};
   }
 
   KeyCopies copies_;
@@ -138,15 +135,12 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
   Tensor out = empty(q, {batch, seqlen_q, heads, v.size(3)}, q.scalar_type());
   Tensor lse = empty(q, {batch, heads, seqlen_q}, ScalarType::Float);
   p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
-  return launch(
-      q, k, v, p,
-      {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
-       return_softmax,
-       rng_state,
-       return_max_logits,
-       max_logits_of_heads,
-       !batch_invariant},
-      out, lse);
+  ScoreArguments const score{dropout_p,    softmax_scale, causal,       window_left,
+                             window_right, softcap,       alibi_slopes, s_aux};
+  return launch(q, k, v, p,
+                {score, return_softmax, rng_state, return_max_logits, max_logits_of_heads,
+                 /*may_decode=*/!batch_invariant},
+                out, lse);
 }
 
 Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k,
@@ -177,16 +171,12 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   Tensor out = empty(q, {total_q, heads, in_chunks(v.size(-1))}, q.scalar_type());
   Tensor lse = empty(q, {heads, total_q}, ScalarType::Float);
   p.lse = {static_cast<float*>(lse.data_ptr()), 0, total_q};
-  return launch(
-      q, k, v, p,
-      {{dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},
-       return_softmax,
-       rng_state,
-       return_max_logits,
-       max_logits_of_heads,
-       /*may_decode=*/true,
-       num_splits},
-      out, lse);
+  ScoreArguments const score{dropout_p,    softmax_scale, causal,       window_left,
+                             window_right, softcap,       alibi_slopes, s_aux};
+  return launch(q, k, v, p,
+                {score, return_softmax, rng_state, return_max_logits, max_logits_of_heads,
+                 /*may_decode=*/true, num_splits},
+                out, lse);
 }
 
 // The op for the dispatcher: its schema has no optional results, so missing ones are tensors

@@ -16,7 +16,7 @@
 namespace flash::api {
 namespace {
 
-struct Brought {
+struct Appended {
   OptionalTensor const& k;  // (b, s_new, hk, d)
   OptionalTensor const& v;
   OptionalTensor const& rotary_cos;  // (positions, rotary_dim / 2)
@@ -33,7 +33,7 @@ void const* rotary_table(Tensor const& t, char const* name, Tensor const& like, 
   return t.data_ptr();
 }
 
-Rotary rotary(Brought const& a, FwdParams const& p, Tensor const& q) {
+Rotary rotary(Appended const& a, FwdParams const& p, Tensor const& q) {
   Rotary r{};
   require(a.rotary_cos.has_value() == a.rotary_sin.has_value(), "rotary_cos", "with", "rotary_sin");
   if (a.rotary_cos) {
@@ -52,17 +52,10 @@ Rotary rotary(Brought const& a, FwdParams const& p, Tensor const& q) {
   return r;
 }
 
-Variant const& variant_for(Direction direction, Tensor const& q, FwdParams const& p,
-                           bool full_scores) {
-  DeviceInfo const& device = current_device();
-  return select({direction, dtype_name(q, "q"), p.head_dim, p.head_dim_v, full_scores, device.sm,
-                 device.smem_per_block});
-}
-
 // A dimension that divides, also where there is nothing to divide.
 FastDiv divisor(int64_t n) { return FastDiv(static_cast<int>(std::max<int64_t>(n, 1))); }
 
-NewRows new_rows(Tensor const& q, FwdParams const& p, Brought const& a) {
+NewRows new_rows(Tensor const& q, FwdParams const& p, Appended const& a) {
   auto const writable = [](TensorView<const void> const& x) -> TensorView<void> {
     return {const_cast<void*>(x.ptr), x.batch_stride, x.row_stride, x.head_stride};
   };
@@ -94,10 +87,12 @@ void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   int64_t const batch = p.seqlens.batch;
   n.queries = rows.rotary.cos ? batch * p.seqlens.seqlen_q * p.heads_q : 0;
   n.keys = batch * p.seqlens.new_k * p.heads_kv;
-  Variant const& variant = variant_for(Direction::Append, q, p, false);
-  FirstLaunch const first(variant, current_device());
+  DeviceInfo const& device = current_device();
+  Variant const& variant = select({Direction::Append, dtype_name(q, "q"), p.head_dim, p.head_dim_v,
+                                   /*full_scores=*/false, device.sm, device.smem_per_block});
+  FirstLaunch const first(variant, device);
   trace_launch(p, variant);
-  variant.launch.append(n, {current_device(), current_stream(q), variant.name});
+  variant.launch.append(n, {device, current_stream(q), variant.name});
 }
 
 std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, OptionalTensor k,
@@ -166,21 +161,22 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
     rows = new_rows(q, p, {k, v, rotary_cos, rotary_sin, rotary_interleaved, local});
   }
   Tensor query = q;
-  auto const turn_before = [&] {
+  auto const rotate_before = [&] {
     query = empty(q, {batch, seqlen_q, heads, q.size(3)}, q.scalar_type());
     rows.q_rotated = view<void>(query, query.data_ptr());
     p.q = operand(query, "q", q);
   };
   bool const decode_may_append = decode_appends(p, rows);
   if (rotary_cos && !decode_may_append) {
-    turn_before();
+    rotate_before();
   }
   // p is as DecodeLaunch gets it, which finds the plan that is made here and makes no other.
   bool const attends = lse.numel() > 0;
-  bool const decodes = attends && decodes_cache(p, num_splits, current_device());
+  bool const decodes =
+      attends && decode_plan_of(p, current_device(), num_splits, /*cached=*/true).few_q > 0;
   if (k && !(decodes && decode_may_append)) {
     if (rotary_cos && decode_may_append) {
-      turn_before();  // the forward kernels rotate nothing
+      rotate_before();  // the forward kernels rotate nothing
     }
     launch_append(q, p, rows);
     rows = {};

@@ -29,11 +29,12 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
                  /*softcap=*/0.f, /*largest_logits=*/p.max_logits.wanted()});
 }
 
-Request decode_request(Tensor const& q, FwdParams const& p) {
+// The plan has found a row of one dtype, and the table has the same rows for both.
+Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const full = p.scores.has_score_mods() || p.odd.any();
-  return {Direction::Decode, dtype_name(q, "q"),   p.head_dim, p.head_dim_v, full,
-          device.sm,         device.smem_per_block};
+  return select({Direction::Decode, dtype_name(q, "q"), p.head_dim, p.head_dim_v, full, device.sm,
+                 device.smem_per_block});
 }
 
 }  // namespace
@@ -64,17 +65,12 @@ ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_sp
 }
 
 void ForwardLaunch::start(StreamLock const& lock) const {
-  auto const launch = variant_.launch.paged ? variant_.launch.paged : variant_.launch.forward;
-  launch(params_, {current_device(), lock.stream(), variant_.name});
-}
-
-bool DecodeLaunch::serves(Tensor const& q, FwdParams const& p) {
-  return find(decode_request(q, p)) != nullptr;
+  variant_.launch.forward(params_, {current_device(), lock.stream(), variant_.name});
 }
 
 DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
                            bool beside, NewRows const& rows)
-    : variant_(select(decode_request(q, p))),
+    : variant_(decode_variant(q, p)),
       first_(variant_, current_device()),
       split_(decode_schedule(p, decode_plan_of(p, current_device(), num_splits, cached).split,
                              current_device())),

@@ -38,8 +38,6 @@ class DecodeLaunch {
   DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
                bool beside = false, NewRows const& rows = {});
 
-  static bool serves(Tensor const& q, FwdParams const& p);
-
   void start(StreamLock const& lock) const;
 
  private:

@@ -5,9 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <array>
 #include <string>
-#include <utility>
 
 #include "api/direct.h"
 #include "core/score_mod.h"
@@ -93,51 +91,43 @@ PyObject* selection_json(Selection const& selection, Served const& served) {
                        rejected, "]}"));
 }
 
-// The problem of a call that is described in numbers.
-plan::Problem problem_of(int batch, int seqlen_q, int seqlen_k, long long total_q,
-                         long long total_k) {
-  plan::Problem p{};
-  p.batch = batch;
-  p.seqlen_q = seqlen_q;
-  p.seqlen_k = seqlen_k;
-  p.varlen_q = total_q >= 0;
-  p.varlen_k = total_k >= 0;
-  p.total_q = p.varlen_q ? total_q : int64_t(batch) * seqlen_q;
-  p.total_k = p.varlen_k ? total_k : int64_t(batch) * seqlen_k;
-  return p;
+int const something = 0;  // only whether a tensor is there matters
+
+// total_q, total_k: below 0 in a dense call.
+void set_lengths(Seqlens& s, long long total_q, long long total_k) {
+  s.cu_q = total_q >= 0 ? &something : nullptr;
+  s.total_q = std::max(total_q, 0LL);
+  s.cu_k = total_k >= 0 ? &something : nullptr;
+  s.total_k = std::max(total_k, 0LL);
 }
 
 PyObject* explain_backward(PyObject*, PyObject* args) {
-  int sm = 0, head_dim = 0, head_dim_v = 0, full_scores = 0, batch = 0, seqlen_q = 0, seqlen_k = 0,
-      heads_q = 0, heads_kv = 0, left = 0, right = 0, deterministic = 0;
+  BwdParams p{};
+  DeviceInfo device{};
+  int full_scores = 0, deterministic = 0;
   long long total_q = 0, total_k = 0, l2_bytes = 0;
   double softcap = 0;
   char const* dtype = nullptr;
-  DeviceInfo device{};
-  if (!parse(args, &sm, &dtype, &head_dim, &head_dim_v, &full_scores, &softcap, &device.sm_count,
-             &l2_bytes, &batch, &seqlen_q, &seqlen_k, &total_q, &total_k, &heads_q, &heads_kv,
-             &left, &right, &deterministic)) {
+  if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &softcap,
+             &device.sm_count, &l2_bytes, &p.seqlens.batch, &p.seqlens.seqlen_q,
+             &p.seqlens.seqlen_k, &total_q, &total_k, &p.heads_q, &p.heads_kv, &p.mask.left,
+             &p.mask.right, &deterministic)) {
     return nullptr;
   }
+  device.l2_bytes = l2_bytes;
+  device.smem_per_block = smem_per_block(device.sm);
+  set_lengths(p.seqlens, total_q, total_k);
+  int wanted = 0;
+  p.dq.ptr = &wanted;
   Selection const selection =
-      explain({Direction::Bwd, dtype, head_dim, head_dim_v, full_scores != 0, sm,
-               smem_per_block(sm), PageLayout::Any, softcap_in_range(softcap)});
-  std::string plan = "null";
-  if (selection.variant) {
-    device.sm = sm;
-    device.l2_bytes = l2_bytes;
-    device.smem_per_block = smem_per_block(sm);
-    plan::Problem p = problem_of(batch, seqlen_q, seqlen_k, total_q, total_k);
-    p.heads_q = heads_q;
-    p.heads_kv = heads_kv;
-    p.head_dim = head_dim;
-    p.head_dim_v = head_dim_v;
-    p.mask = {left, right};
-    p.deterministic = deterministic;
-    p.wants_dq = true;
-    plan = to_json(p, machine_of(device), backward_kernel(*selection.variant, device));
+      explain({Direction::Bwd, dtype, p.head_dim, p.head_dim_v, full_scores != 0, device.sm,
+               device.smem_per_block, PageLayout::Any, softcap_in_range(softcap)});
+  if (!selection.variant) {
+    return selection_json(selection, {});
   }
-  return selection_json(selection, {.plan = plan});
+  return selection_json(selection,
+                        {.plan = to_json(problem_of(p, deterministic != 0), machine_of(device),
+                                         backward_kernel(*selection.variant, device))});
 }
 
 // A forward call in numbers, also one against a cache: the arguments of explain_forward and
@@ -160,14 +150,10 @@ struct Described {
                &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q)) {
       return false;
     }
-    static int const something = 0;  // only whether a tensor is there matters
     device.l2_bytes = l2_bytes;
     device.smem_per_block = smem_per_block(device.sm);
     p.q.head_stride = 1;  // not 0: heads do not share memory
-    s.cu_q = total_q >= 0 ? &something : nullptr;
-    s.total_q = std::max(total_q, 0LL);
-    s.cu_k = total_k >= 0 ? &something : nullptr;
-    s.total_k = std::max(total_k, 0LL);
+    set_lengths(s, total_q, total_k);
     s.used_k = used_k ? &something : nullptr;
     s.in_pages = page_size > 0;
     p.pages.table = page_size ? &something : nullptr;
@@ -219,30 +205,20 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
                                     .plan = to_json(problem, machine, kernel)});
 }
 
-// Whether a decode kernel serves the call; for a varlen batch it sets few_q in `p`.
-bool decodes(FwdParams& p, bool cached, int num_splits, DeviceInfo const& device) {
-  if (p.seqlens.cu_q) {
-    p.seqlens.few_q = few_queries(p, num_splits, device);
-    return p.seqlens.few_q > 0;
-  }
-  return cached ? decodes_cache(p, num_splits, device) : decodes_dense(p, device);
-}
-
-std::string decode_plan_json(FwdParams const& p, Variant const& variant, Described const& call) {
-  return to_json(
-      plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
-                           decode_kernel(variant, p, call.device)),
-      decode_plan_of(p, call.device, call.num_splits, call.cached));
-}
-
 PyObject* explain_decode(PyObject*, PyObject* args) {
   Described call;
   if (!call.read(args)) {
     return nullptr;
   }
   FwdParams& p = call.params;
-  if (!decodes(p, call.cached, call.num_splits, call.device)) {
+  bool const is_varlen = p.seqlens.cu_q, cached = call.cached && !is_varlen;
+  int const num_splits = is_varlen || cached ? call.num_splits : 0;
+  int const few_q = decode_plan_of(p, call.device, num_splits, cached).few_q;
+  if (few_q == 0) {
     Py_RETURN_NONE;
+  }
+  if (is_varlen) {
+    p.seqlens.few_q = few_q;
   }
   // Where the forward kernel runs beside it, both read its copy of odd rows.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
@@ -253,7 +229,10 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
     SplitSchedule const split = decode_schedule(p, plan.split, call.device);
     served.splits = split.max_splits << split.cluster_log2;
-    served.plan = decode_plan_json(p, *selection.variant, call);
+    served.plan = to_json(
+        plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
+                             decode_kernel(*selection.variant, p, call.device)),
+        plan);
   }
   return selection_json(selection, served);
 }
@@ -319,9 +298,10 @@ PyMethodDef methods[] = {
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
      "batch_invariant, odd_rows, used_k, largest_logits, few_queries) -> JSON: the variant, why "
-     "the others do not "
-     "serve the call, block_n (keys of the tile), splits (KV splits), and the plan: its choices, "
-     "the predicted time of each, and the chosen one. total_q, total_k: rows of varlen tensors, "
+     "the "
+     "others do not serve the call, block_n (keys of the tile), splits (KV splits), and the plan: "
+     "its choices, the predicted time of each, and the chosen one. total_q, total_k: rows of "
+     "varlen tensors, "
      "otherwise -1. page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
@@ -341,9 +321,9 @@ PyMethodDef methods[] = {
      "or a backward's; decode: of the decode kernel's, or -2 for the forward kernel in its place. "
      "-1: the planned choice."},
     {"record_plans", record_plans, METH_VARARGS,
-     "(on): rotates recording on or off -> JSON of the last plans since the last such call: plan, "
-     "of "
-     "a forward or a backward, and decode, of the decode kernel; null: there was none."},
+     "(on): turns recording on or off -> JSON of the last plans since the last such call: plan, of "
+     "a "
+     "forward or a backward, and decode, of the decode kernel; null: there was none."},
     {"device_code", device_code, METH_VARARGS,
      "(sm) -> what a GPU of this compute capability runs: \"machine code\", what the driver "
      "compiles from \"PTX\", or \"none\" of it."},

@@ -15,9 +15,6 @@
 
 namespace flash::api {
 
-// A call that cannot be served: what is wrong with which argument. flash_attn/api/refusals.py words
-// it.
-
 // An operand whose text is a tensor's dtype; that of a tensor itself is its shape.
 struct DtypeOf {
   torch::stable::Tensor const& t;
@@ -38,8 +35,9 @@ T const& operand_text(T const& x) {
   return x;
 }
 
-// Throws unless `served`. code: a row of the table there, whose text takes the operands. They
-// become text where the call is refused alone: each call comes through dozens of these.
+// Throws unless `served`. code: a row of the table in flash_attn/api/refusals.py, whose text takes
+// the operands. These become text only if the call is refused, because each call makes dozens of
+// checks.
 template <class... Operands>
 void require(bool served, char const* argument, char const* code, Operands const&... operands) {
   if (!served) {

@@ -4,6 +4,10 @@
 
 namespace flash {
 
+// Keeps the compiler from moving ordinary memory accesses across it: the instructions by which
+// CUTLASS waits for asynchronous copies do not declare that they concern memory.
+__device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
+
 // Starts to copy 16 bytes to shared memory, or zeros where they do not exist. L2 fetches kFetch
 // bytes around them: 128, as CuTe's instruction asks for, or 64.
 template <int kFetch>

@@ -12,7 +12,7 @@ namespace flash {
 // Absolute error below 5e-7, which tanh.approx (5e-4) is far from; both ends saturate.
 FLASH_HD float falling_logistic(float x_log2) { return reciprocal_fast(1.f + exp2_fast(x_log2)); }
 
-// tanh, within 5e-7: as good as exact beside 1, but all that there is of a tanh that small.
+// tanh within an absolute 5e-7: next to nothing beside 1, but as much as a small tanh itself.
 FLASH_HD float tanh_absolute(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
 
 // tanh(x) / x in powers of x^2: minimax for |x| <= kWidest of those that are 1 at 0
@@ -38,13 +38,13 @@ FLASH_HD float tanh_relative(float x) {
   return fabsf(x) < NearTanh::kWidest ? NearTanh::of(x) : wide;
 }
 
-// What softcap is to the kernels. Beyond these limits nothing changes but what is computed on the
-// way, which would overflow: a cap above does nothing, and one below makes all scores 0.
+// The softcap as kernels get it. A cap above these limits does nothing, and one below makes all
+// scores 0; intermediate results would overflow.
 inline float softcap_in_range(double softcap) {
   return softcap == 0. ? 0.f : static_cast<float>(std::clamp(softcap, 1e-20, 1e30));
 }
 
-// The largest cap of which 5e-7 is too little to show in a score.
+// The largest cap with which tanh_absolute's error does not show in a score.
 constexpr float kUsualSoftcap = 256.f;
 
 // The scores of one head.
@@ -54,8 +54,8 @@ struct ScoreMod {
   float alibi_slope;  // 0: off
   int shift;          // seqlen_k - seqlen_q: the key on the diagonal of row i is i + shift
 
-  // Whether the scale is left to the softmax's exponent, which applies one for nothing. ALiBi is
-  // then divided by it, for which it must not be next to nothing.
+  // Whether the softmax's exponent applies the scale, which costs nothing there. ALiBi is then
+  // divided by the scale, which must not be too small for that.
   FLASH_HD bool folds_scale() const {
     constexpr float kSmallest = 1e-20f;
     return softcap == 0.f && softmax_scale > (alibi_slope == 0.f ? 0.f : kSmallest);
@@ -71,7 +71,7 @@ struct ScoreMod {
 
   FLASH_HD bool has_usual_cap() const { return softcap <= kUsualSoftcap; }
 
-  // What tanh is taken of, over the product
+  // tanh's argument, divided by the product
   FLASH_HD float slope_of_tanh() const { return softmax_scale * reciprocal_fast(softcap); }
 
   // softcap * tanh(softmax_scale * product / softcap), of a product q·k
@@ -105,13 +105,24 @@ struct ScoreMod {
     return -alibi_slope * fabsf(static_cast<float>(row + shift - key));
   }
 
-  // All of it, for kernels that have time for one score after the other.
+  // Scale, softcap and ALiBi, for kernels that compute one score after the other.
   FLASH_HD float score(float product, int row, int key) const {
     return scaled(product) + bias(row, key);
   }
 };
 
-// The same as SmallCap has it: minimax for |x| <= kWidest, tanh within 4e-7.
+// The sum of coefficient[i] * x^i.
+template <int kPowers>
+FLASH_HD float polynomial(float const (&coefficient)[kPowers], float x) {
+  float sum = coefficient[kPowers - 1];
+#pragma unroll
+  for (int i = kPowers - 2; i >= 0; --i) {
+    sum = sum * x + coefficient[i];
+  }
+  return sum;
+}
+
+// NearTanh for SmallCap, with a wider range: minimax for |x| <= kWidest, tanh within 4e-7.
 struct SmallTanh {
   static constexpr float kWidest = 0.75f;
   static constexpr int kPowers = 5;
@@ -119,6 +130,17 @@ struct SmallTanh {
   FLASH_HD static constexpr float power(int i) {
     constexpr float powers[kPowers] = {1.f, -0.33328751f, 0.13259583f, -0.05003375f, 0.01289240f};
     return powers[i];
+  }
+
+  // The coefficients of factor * tanh(slope * x) / (slope * x), in powers of x^2. Returns the next
+  // power's factor.
+  FLASH_HD static float fill(float factor, float slope, float (&coefficient)[kPowers]) {
+#pragma unroll
+    for (int i = 0; i < kPowers; ++i) {
+      coefficient[i] = factor * power(i);
+      factor *= slope * slope;
+    }
+    return factor;
   }
 };
 
@@ -131,25 +153,14 @@ struct SmallCap {
 
   FLASH_HD explicit SmallCap(ScoreMod const& mod) {
     float const slope = mod.slope_of_tanh();
-    float factor = mod.softmax_scale;
-#pragma unroll
-    for (int i = 0; i < kPowers; ++i) {
-      coefficient[i] = factor * SmallTanh::power(i);
-      factor *= slope * slope;
-    }
+    float const factor = SmallTanh::fill(mod.softmax_scale, slope, coefficient);
     // Nowhere if powers of the slope overflow.
     bool const finite = fabsf(factor) < INFINITY;
     limit = finite ? SmallTanh::kWidest * reciprocal_fast(fabsf(slope)) : -1.f;
   }
 
   FLASH_HD float operator()(float product) const {
-    float const square = product * product;
-    float sum = coefficient[kPowers - 1];
-#pragma unroll
-    for (int i = kPowers - 2; i >= 0; --i) {
-      sum = sum * square + coefficient[i];
-    }
-    return sum * product;
+    return polynomial(coefficient, product * product) * product;
   }
 };
 

@@ -91,8 +91,8 @@ struct Sum {
   FLASH_HD float operator()(float a, float b) const { return a + b; }
 };
 
-// A number per row that all of the row's scores in a block lack, and which so need not be added to
-// each of them.
+// A number per row that all of the row's scores in a block lack. It is added to the row's maximum,
+// instead of to each score.
 template <int kRows>
 struct RowOffsets {
   float value[kRows];
@@ -106,8 +106,8 @@ struct NoTops {
   FLASH_HD void operator()(int /*r*/, float /*top*/) const {}
 };
 
-// The largest score of each row so far, among those that this thread has. Those of a block come
-// from OnlineSoftmax's check, where they take no more instructions.
+// The largest score of each row so far, among those that this thread has. OnlineSoftmax's check
+// finds those of a block without further instructions.
 template <int kRows>
 struct KeptTops {
   float top[kRows];

@@ -32,10 +32,9 @@ struct TileGrid {
                          int few = 0) const {
     VarlenRows const rows{cu, batch, int(total)};
     if (varlen && !first_only) {
-      RowOrder const order(rows, few);
-      return VarlenScheduler(by_length, order, index, Index(num_tiles()), search).coord();
+      return find_tile(by_length, RowOrder(rows, few), index, search);
     }
-    WorkTile tile = DenseScheduler<Index>(dense, index, num_tiles()).coord();
+    WorkTile tile = find_tile(dense, index);
     if (first_only && tile.valid) {
       int const length = rows.run(tile.batch).length;
       tile.valid = RowOrder(rows, few).wanted(tile.batch, length) > 0;

@@ -17,7 +17,7 @@ namespace flash::decode {
 template <bool kClusters>
 constexpr int kDecodeBlocks = kClusters ? 2 : 3;
 
-// The size by which the batch is cut. Sequences of another kernel have none.
+// The size by which the batch is cut; 0 for sequences that the forward kernel computes.
 template <class Config>
 __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   FwdParams const& fwd = p.fwd;

@@ -118,29 +118,35 @@ struct KeyRing {
   __device__ void load_words(Element const* head, TensorView<const void> const& view,
                              Element* target, int columns) {
     using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>;
-    constexpr SmemTile<kN, kColumns> layout;
     constexpr int kElements = sizeof(Word) / sizeof(Element);
-    int64_t const mine = view.offset(current.page, current.row, 0);
-#pragma unroll 1
-    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
-      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
-      bool const exists = exist[Config::kStages - 1] >> row & 1;
-#pragma unroll 1
-      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
-        Element* const chunk = target + layout(row, col);
+    for_each_chunk<kColumns>(head, view, [&](Element const* source, int at, int col, bool exists) {
 #pragma unroll
-        for (int i = 0; i < 8; i += kElements) {
-          CopyOp::copy(*reinterpret_cast<Word const*>(source + col + i),
-                       *reinterpret_cast<Word*>(chunk + i), exists && col + i < columns);
-        }
+      for (int i = 0; i < 8; i += kElements) {
+        CopyOp::copy(*reinterpret_cast<Word const*>(source + i),
+                     *reinterpret_cast<Word*>(target + at + i), exists && col + i < columns);
       }
-    }
+    });
   }
 
   // Loads rows at any address. cp.async cannot do that, so these are ordinary loads.
   template <int kColumns>
   __device__ void load_elements(Element const* head, TensorView<const void> const& view,
                                 Element* target, int columns) {
+    for_each_chunk<kColumns>(head, view, [&](Element const* source, int at, int col, bool exists) {
+      cutlass::AlignedArray<Element, 8> chunk;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        chunk[i] = exists && col + i < columns ? source[i] : Element(0);
+      }
+      *reinterpret_cast<cutlass::AlignedArray<Element, 8>*>(target + at) = chunk;
+    });
+  }
+
+  // Calls load(source, at, col, exists) for the lane's chunks: 8 columns from `col` on of a key,
+  // which may not exist; `at` is their place in the buffer.
+  template <int kColumns, class Load>
+  __device__ void for_each_chunk(Element const* head, TensorView<const void> const& view,
+                                 Load load) {
     constexpr SmemTile<kN, kColumns> layout;
     int64_t const mine = view.offset(current.page, current.row, 0);
 #pragma unroll 1
@@ -149,12 +155,7 @@ struct KeyRing {
       bool const exists = exist[Config::kStages - 1] >> row & 1;
 #pragma unroll 1
       for (int col = lane % 8 * 8; col < kColumns; col += 64) {
-        cutlass::AlignedArray<Element, 8> chunk;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          chunk[i] = exists && col + i < columns ? source[col + i] : Element(0);
-        }
-        *reinterpret_cast<cutlass::AlignedArray<Element, 8>*>(target + layout(row, col)) = chunk;
+        load(source + col, layout(row, col), col, exists);
       }
     }
   }

@@ -1,7 +1,6 @@
 // Launches one instantiation; included by the generated files only.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "decode/kernel.h"

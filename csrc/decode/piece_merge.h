@@ -2,7 +2,7 @@
 // it, so there is no second launch, and no CTA waits.
 #pragma once
 
-#include "core/compiler_fence.h"
+#include "core/copy_async.h"
 #include "core/merge_rounds.h"
 #include "decode/merge.h"
 

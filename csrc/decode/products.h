@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decode/tile_rows.h"
+#include "sm80/products.h"
 
 namespace flash::decode {
 
@@ -35,47 +36,28 @@ __device__ auto read_queries(typename Config::Element* source, int lane) {
   constexpr int kM = Config::kBlockM, kD = Config::kHeadDim;
   typename Config::TiledMma mma;
   Layout<Shape<Int<kM>, Int<kD>>, Stride<Int<Config::kQueryStride>, _1>> const layout;
-  Tensor sQ = make_tensor(make_smem_ptr(source), layout);
+  Tensor sQ = smem_tensor(source, layout);
   Tensor q = make_tensor<Element>(partition_shape_A(mma, Shape<Int<kM>, Int<kD>>{}));
-  auto copy_q = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
+  auto copy_q = make_tiled_copy_A(Copy_Atom<Along, Element>{}, mma);
   auto thread_q = copy_q.get_slice(lane);
   copy(copy_q, thread_q.partition_S(sQ), thread_q.retile_D(q));
   return q;
 }
 
-// c += a·b, a in operand registers, b (columns, depth) in shared memory, read as ReadB does.
-template <class Config, class ReadB, class A, class SmemB, class C>
-__device__ void multiply(ReadB, A const& a, SmemB const& b, int lane, C& c) {
-  using Element = typename Config::Element;
-  typename Config::TiledMma mma;
-  Tensor registers = make_tensor<Element>(partition_shape_B(mma, shape(b)));
-  auto const copy_b = make_tiled_copy_B(Copy_Atom<ReadB, Element>{}, mma);
-  auto const thread_b = copy_b.get_slice(lane);
-  Tensor from = thread_b.partition_S(b);
-  Tensor to = thread_b.retile_D(registers);
-#pragma unroll
-  for (int step = 0; step < size<2>(registers); ++step) {
-    copy(copy_b, from(_, _, step), to(_, _, step));
-    gemm(mma, a(_, _, step), registers(_, _, step), c);
-  }
-}
-
 // S = Q·Kᵀ (kBlockM, kBlockN)
 template <class Config, class Queries>
 __device__ auto scores(Queries const& q, typename Config::Element* k, int lane) {
-  using ScoreShape = Shape<Int<Config::kBlockM>, Int<Config::kBlockN>>;
-  Tensor s = partition_fragment_C(typename Config::TiledMma{}, ScoreShape{});
-  clear(s);
-  multiply<Config>(SM75_U32x4_LDSM_N{}, q,
-                   make_tensor(make_smem_ptr(k), typename Config::SmemLayoutK{}), lane, s);
+  using Mma = typename Config::TiledMma;
+  Tensor s = zeros<Mma, Config::kBlockM, Config::kBlockN>();
+  multiply_registers<Mma>(Along{}, q, smem_tensor(k, typename Config::SmemLayoutK{}), lane, s);
   return s;
 }
 
 // O += P·V, P already in operand registers (MMA, 1, kBlockN / 16)
 template <class Config, class OperandP, class Out>
 __device__ void add_values(OperandP const& p, typename Config::Element* v, int lane, Out& out) {
-  multiply<Config>(SM75_U16x8_LDSM_T{}, p,
-                   make_tensor(make_smem_ptr(v), typename Config::SmemLayoutVt{}), lane, out);
+  multiply_registers<typename Config::TiledMma>(
+      Across{}, p, smem_tensor(v, typename Config::SmemLayoutVt{}), lane, out);
 }
 
 }  // namespace flash::decode

@@ -17,7 +17,7 @@ plan::DecodeKernel decode_kernel(Variant const& variant, FwdParams const& params
                                  DeviceInfo const& device);
 
 // Whether the decode kernel serves the call, or some sequences of a varlen batch, and how it cuts
-// their keys.
+// their keys. few_q: the value of params.seqlens.few_q for a varlen batch; 0: it serves none.
 plan::DecodePlan decode_plan_of(FwdParams const& params, DeviceInfo const& device,
                                 int64_t num_splits, bool cached);
 

@@ -1,7 +1,6 @@
 #include "launch/decode_plan.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace flash {
@@ -19,33 +18,6 @@ int64_t longest_q(Seqlens const& s) {
 
 int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / kTileRows); }
 
-}  // namespace
-
-bool decodes_cache(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
-  return decode_plan_of(p, device, num_splits, /*cached=*/true).few_q > 0;
-}
-
-bool decode_appends(FwdParams const& p, NewRows const& rows) {
-  // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
-  constexpr int kPairs = 4;
-  Rotary const& r = rows.rotary;
-  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
-  bool const rotates =
-      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
-                 address % (2 * kPairs) == 0);  // elements have two bytes
-  return p.seqlens.new_k <= kMostNewKeys && rotates;
-}
-
-bool decodes_dense(FwdParams const& p, DeviceInfo const& device) {
-  return decode_plan_of(p, device, /*num_splits=*/0, /*cached=*/false).few_q > 0;
-}
-
-int few_queries(FwdParams const& p, int64_t num_splits, DeviceInfo const& device) {
-  return decode_plan_of(p, device, num_splits, /*cached=*/false).few_q;
-}
-
-namespace {
-
 // An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
 // has a last row block, which may lack the rows of whole queries.
 int packed_row_blocks(FwdParams const& p) {
@@ -60,6 +32,17 @@ int packed_row_blocks(FwdParams const& p) {
 }
 
 }  // namespace
+
+bool decode_appends(FwdParams const& p, NewRows const& rows) {
+  // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
+  constexpr int kPairs = 4;
+  Rotary const& r = rows.rotary;
+  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
+  bool const rotates =
+      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
+                 address % (2 * kPairs) == 0);  // elements have two bytes
+  return p.seqlens.new_k <= kMostNewKeys && rotates;
+}
 
 SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
                               DeviceInfo const& device) {

@@ -8,17 +8,8 @@
 
 namespace flash {
 
-// Whether the decode kernel serves a call with a cache. num_splits: see launch/attention_plan.h.
-bool decodes_cache(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
-
 // Whether the decode kernel writes the call's new rows as well; otherwise a launch before it does.
 bool decode_appends(FwdParams const& params, NewRows const& rows);
-
-// Whether the decode kernel serves a dense call without a cache.
-bool decodes_dense(FwdParams const& params, DeviceInfo const& device);
-
-// The value of params.seqlens.few_q for a varlen batch. 0: the decode kernel serves none of it.
-int few_queries(FwdParams const& params, int64_t num_splits, DeviceInfo const& device);
 
 SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
                               DeviceInfo const& device);

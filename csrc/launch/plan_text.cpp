@@ -1,6 +1,6 @@
 #include "launch/plan_text.h"
 
-#include "launch/concat.h"
+#include "launch/error.h"
 
 namespace flash {
 namespace {

@@ -1,6 +1,5 @@
 #include "launch/select.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 

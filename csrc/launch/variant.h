@@ -33,7 +33,6 @@ struct LaunchContext {
 struct Launch {
   void (*forward)(FwdParams const&, LaunchContext const&);
   void (*backward)(BwdParams const&, LaunchContext const&);
-  void (*paged)(FwdParams const&, LaunchContext const&);  // a forward over keys in pages
   void (*decode)(DecodeParams const&, LaunchContext const&);
   void (*append)(AppendParams const&, LaunchContext const&);
 };

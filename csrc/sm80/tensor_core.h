@@ -44,8 +44,6 @@ using SmemTileTransposed =
     decltype(composition(SmemTile<kRows, kColumns>{},
                          Layout<Shape<Int<kColumns>, Int<kRows>>, Stride<Int<kRows>, _1>>{}));
 
-// Views of tensor-core accumulators.
-
 // mma.m16n8k16 leaves a thread with 2 neighbouring columns in each of 2 rows, 8 apart:
 // ((2 cols, 2 rows), MMA_M, MMA_N) seen as (rows, cols) = ((2, MMA_M), (2, MMA_N)).
 template <class Layout>

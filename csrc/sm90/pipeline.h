@@ -6,7 +6,7 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "core/compiler_fence.h"
+#include "core/copy_async.h"
 #include "sm90/tensor_core.h"
 #include "sm90/tensor_map.h"
 

@@ -89,13 +89,13 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
   CUtensorMap map{};
   CUresult const status = encode_tiled(
       // Bits are only copied, so both dtypes look the same.
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(r.ptr), sizes.data(),
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(r.view.ptr), sizes.data(),
       strides.data(), box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
       r.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_driver(status, "no TMA descriptor for a tensor of ", r.batch, " x ", r.rows, " x ", r.heads,
-               " x ", r.columns, " with strides ", r.batch_stride, ", ", r.row_stride, ", ",
-               r.head_stride);
+               " x ", r.columns, " with strides ", r.view.batch_stride, ", ", r.view.row_stride,
+               ", ", r.view.head_stride);
   return map;
 }
 
@@ -106,8 +106,8 @@ TensorMapRequest with_elements(TensorMapRequest r) {
     r.batch = 1;
     r.rows = 8;  // so that there are eight
     r.heads = r.group;
-    r.head_stride = r.columns;
-    r.row_stride = r.batch_stride = r.columns * r.group;
+    r.view.head_stride = r.columns;
+    r.view.row_stride = r.view.batch_stride = r.columns * r.group;
   }
   return r;
 }
@@ -116,22 +116,22 @@ TensorMapRequest with_elements(TensorMapRequest r) {
 
 TensorMap make_tensor_map(TensorMapRequest const& request) {
   TensorMapRequest const r = with_elements(request);
-  int64_t const row_bytes = (r.rows > 1 ? r.row_stride : r.columns) * kElementBytes;
-  int64_t const head_bytes = r.head_stride * kElementBytes;
+  int64_t const row_bytes = (r.rows > 1 ? r.view.row_stride : r.columns) * kElementBytes;
+  int64_t const head_bytes = r.view.head_stride * kElementBytes;
   // An expanded dimension becomes one of size 1.
-  bool const has_batch = r.batch > 1 && r.batch_stride != 0;
-  bool const has_heads = r.heads > r.group && r.head_stride != 0;
+  bool const has_batch = r.batch > 1 && r.view.batch_stride != 0;
+  bool const has_heads = r.heads > r.group && r.view.head_stride != 0;
   Dimension const columns{r.columns, kElementBytes, r.box_columns};
   Dimension const heads{has_heads ? r.heads / r.group : 1, head_bytes * r.group, 1};
   if (r.boxes == Boxes::EndWithTensor) {
     Dimension const group{r.group, head_bytes, r.group};
     Dimension const rows{r.rows, row_bytes, r.box_rows};
-    Dimension const batch{has_batch ? r.batch : 1, r.batch_stride * kElementBytes, 1};
+    Dimension const batch{has_batch ? r.batch : 1, r.view.batch_stride * kElementBytes, 1};
     return {encode(r, {columns, group, heads, rows, batch}), r.boxes, has_heads, has_batch};
   }
   if (r.boxes == Boxes::OfEights) {
     constexpr int kRows = 8, kRunColumns = 64;
-    int64_t const apart = has_batch ? r.batch_stride / r.row_stride : 0,
+    int64_t const apart = has_batch ? r.view.batch_stride / r.view.row_stride : 0,
                   runs = r.columns / kRunColumns;
     Dimension const run{kRunColumns, kElementBytes, kRunColumns};
     Dimension const rows{kRows, row_bytes, kRows};
@@ -143,8 +143,10 @@ TensorMap make_tensor_map(TensorMapRequest const& request) {
   }
   // If batch entries have one row each, the entries serve as rows.
   bool const entries_are_rows = has_batch && r.rows <= 1;
-  int64_t const rows_apart = !has_batch ? 0 : entries_are_rows ? 1 : r.batch_stride / r.row_stride;
-  int64_t const step = entries_are_rows ? r.batch_stride * kElementBytes : row_bytes;
+  int64_t const rows_apart = !has_batch         ? 0
+                             : entries_are_rows ? 1
+                                                : r.view.batch_stride / r.view.row_stride;
+  int64_t const step = entries_are_rows ? r.view.batch_stride * kElementBytes : row_bytes;
   Dimension const clip{kClip, step, r.box_rows};
   Dimension const rows{(r.batch - 1) * rows_apart + r.rows + 1, step, 1};
   constexpr int64_t kWrap = int64_t{1} << 34;  // kClip times this is 2^64

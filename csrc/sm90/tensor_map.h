@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "params/common.h"
+#include "params/tensor_view.h"
 
 namespace flash::sm90 {
 
@@ -30,14 +30,11 @@ constexpr int kClip = 1 << 30;
 // A tensor of 16-bit elements [batch, rows, heads, columns], unit stride in the last dimension. A
 // box has as many columns as a row of its swizzle pattern: 64 or 32.
 struct TensorMapRequest {
-  void const* ptr;
+  TensorView<const void> view;  // strides are multiples of 8
   int64_t columns;
   int64_t rows;
   int64_t heads;
   int64_t batch;
-  int64_t row_stride;  // elements; a multiple of 8
-  int64_t head_stride;
-  int64_t batch_stride;
   int box_rows;
   int box_columns;
   Boxes boxes;

@@ -249,7 +249,7 @@ void run_forward(py::dict const& call, flash::Variant const& variant,
   if (choice.splits > 1) {
     p.splits = flash::place_key_splits(p, choice.splits, workspace.data());
   }
-  (variant.launch.paged ? variant.launch.paged : variant.launch.forward)(p, launch);
+  variant.launch.forward(p, launch);
   workspace.check();
 }
 
@@ -348,7 +348,9 @@ flash::DeviceInfo gpu_of(int sm, int sm_count) {
 
 // The queries of a sequence up to which a packed batch decodes it; -1: all of them.
 int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
-  int const few = flash::few_queries(forward_params(call), num_splits, gpu_of(sm, sm_count));
+  int const few = flash::decode_plan_of(forward_params(call), gpu_of(sm, sm_count), num_splits,
+                                         /*cached=*/false)
+                      .few_q;
   return few == flash::kAllQueries ? -1 : few;
 }
 
@@ -356,8 +358,7 @@ int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
 bool decodes(py::dict const& call, std::optional<int> num_splits, int sm, int sm_count) {
   flash::FwdParams const p = forward_params(call);
   flash::DeviceInfo const device = gpu_of(sm, sm_count);
-  return num_splits ? flash::decodes_cache(p, *num_splits, device)
-                    : flash::decodes_dense(p, device);
+  return flash::decode_plan_of(p, device, num_splits.value_or(0), num_splits.has_value()).few_q > 0;
 }
 
 // What a call brings to a cache.

@@ -5,15 +5,19 @@ namespace {
 
 using Tile = std::tuple<int, int, int>;  // m_block, head, batch
 
-// What one thread block does, up to `limit` tiles; surplus ones are left out.
-template <class Scheduler>
-std::vector<Tile> walk(Scheduler tiles, int limit) {
+// Every num_blocks-th tile from number `block` on, up to `limit`; surplus ones are left out.
+template <class Schedule, class Find>
+std::vector<Tile> walk(Schedule const& schedule, int64_t block, int64_t num_blocks, int limit,
+                       Find find) {
   std::vector<Tile> done;
-  for (; tiles.valid() && int(done.size()) < limit; tiles.next()) {
-    flash::WorkTile const tile = tiles.coord();
+  int64_t index = block;
+  for (; index < schedule.num_tiles() && int(done.size()) < limit; index += num_blocks) {
+    flash::WorkTile const tile = find(index);
     if (tile.valid) done.emplace_back(tile.m_block, tile.head, tile.batch);
   }
-  if (!tiles.valid() && tiles.coord().valid) throw std::logic_error("a tile past the end");
+  if (index >= schedule.num_tiles() && find(index).valid) {
+    throw std::logic_error("a tile past the end");
+  }
   return done;
 }
 
@@ -39,7 +43,8 @@ void bind_scheduler(py::module_& m) {
       .def(
           "tiles",
           [](DenseSchedule const& s, int64_t block, int64_t num_blocks, int limit) {
-            return walk(flash::DenseScheduler(s, block, num_blocks), limit);
+            return walk(s, block, num_blocks, limit,
+                        [&](int64_t index) { return flash::find_tile(s, index); });
           },
           py::arg("block"), py::arg("num_blocks"), py::arg("limit") = 1 << 20);
 
@@ -56,7 +61,8 @@ void bind_scheduler(py::module_& m) {
           "tiles",
           [](VarlenSchedule const& s, std::vector<int> const& starts, int64_t block,
              int64_t num_blocks) {
-            return walk(flash::VarlenScheduler(s, Rows{&starts}, block, num_blocks), 1 << 20);
+            return walk(s, block, num_blocks, 1 << 20,
+                        [&](int64_t index) { return flash::find_tile(s, Rows{&starts}, index); });
           },
           py::arg("starts"), py::arg("block"), py::arg("num_blocks"));
 }

@@ -3,10 +3,22 @@
 // One warp a row, 16 bytes a lane.
 #pragma once
 
-#include "passes/append/config.h"
+#include "params/scores.h"
 #include "passes/append/row_copy.h"
 
 namespace flash::append {
+
+template <class Element_, int kHeadDim_, int kRows_, ScoreLevel>
+struct AppendConfig {
+  using Element = Element_;
+  static constexpr int kRows = kRows_;  // of a CTA, one warp each
+  static constexpr int kThreads = kRows * 32;
+  static constexpr int kChunk = 8;  // elements of a lane: 16 bytes
+  static_assert(kHeadDim_ <= 32 * kChunk);
+};
+
+template <class Config>
+constexpr int kSmemBytes = 0;
 
 // Rows are numbered (sequence, row, head), heads first.
 __device__ inline NewRow new_row(int64_t index, FastDiv const& rows, FastDiv const& heads) {

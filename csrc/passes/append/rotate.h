@@ -1,12 +1,13 @@
 // Rotary embedding of eight neighbouring elements of a row.
 #pragma once
 
-#include <cutlass/numeric_conversion.h>
-
 #include "core/rotary.h"
 #include "params/append_params.h"
+#include "sm80/tensor_core.h"
 
 namespace flash::append {
+
+using namespace cute;
 
 // kCount elements as floats; in one access if they are aligned to it.
 template <int kCount, class Element>

@@ -60,28 +60,44 @@ __device__ void add_parts(PartSums const& sums, TensorView<void> const& to, KeyP
                                      to.offset(at.batch, at.row, at.head) + column) = chunk;
 }
 
+// The chunk of a thread, in the `line`-th row of dK and dV.
+struct RowChunk {
+  int line;
+  int number;  // in the row
+
+  __device__ explicit RowChunk(RowChunks const& chunks) {
+    int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
+    line = index / chunks.count();
+    number = index - line * chunks.count();
+  }
+
+  // Calls add(sums, gradient, column) for dK or dV.
+  template <class Add>
+  __device__ void add_to(BwdParams const& p, RowChunks const& chunks, Add add) const {
+    if (number < chunks.dk) {
+      add(p.workspace.dk, p.dk, number * kChunk);
+    } else {
+      add(p.workspace.dv, p.dv, (number - chunks.dk) * kChunk);
+    }
+  }
+};
+
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     key_gradients_kernel(__grid_constant__ BwdParams const p) {
   RowChunks const chunks(p);
-  int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
-  int const line = index / chunks.count(), chunk = index - line * chunks.count();
-  int const row = line / p.heads_kv;
+  RowChunk const chunk(chunks);
+  int const row = chunk.line / p.heads_kv;
   if (row >= num_keys(p.seqlens)) {
     return;
   }
   int const batch = p.seqlens.cu_k ? 0 : row / p.seqlens.seqlen_k;
-  KeyPlace const at{batch, row - batch * p.seqlens.seqlen_k, line - row * p.heads_kv};
+  KeyPlace const at{batch, row - batch * p.seqlens.seqlen_k, chunk.line - row * p.heads_kv};
   int const parts = p.gqa.splits;
-  auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
+  chunk.add_to(p, chunks, [&](auto const& sums, TensorView<void> const& to, int column) {
     float const* const first = sums.ptr + sums.offset(at.batch, at.row, at.head * parts) + column;
     add_parts<Element>({first, sums.head_stride, parts}, to, at, column);
-  };
-  if (chunk < chunks.dk) {
-    add(p.workspace.dk, p.dk, chunk * kChunk);
-  } else {
-    add(p.workspace.dv, p.dv, (chunk - chunks.dk) * kChunk);
-  }
+  });
 }
 
 // The same for tiles that are cut into row splits.
@@ -93,9 +109,8 @@ template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     cut_tiles_kernel(__grid_constant__ BwdParams const p, __grid_constant__ KeyTiles const tiles) {
   RowChunks const chunks(p);
-  int const index = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
-  int const line = index / chunks.count(), chunk = index - line * chunks.count();
-  int const number = line / tiles.block_n, key = line - number * tiles.block_n;
+  RowChunk const chunk(chunks);
+  int const number = chunk.line / tiles.block_n, key = chunk.line - number * tiles.block_n;
   if (number >= p.row_split.tiles) {
     return;
   }
@@ -104,17 +119,12 @@ __global__ void __launch_bounds__(kPassThreads)
   if (at.row >= p.seqlens.seqlen_k) {
     return;
   }
-  auto const add = [&](TensorView<float> const& sums, TensorView<void> const& to, int column) {
+  int const parts = p.row_split.parts;
+  chunk.add_to(p, chunks, [&](auto const& sums, TensorView<void> const& to, int column) {
     int64_t const slot = tiles.block_n * sums.row_stride;
-    float const* const first =
-        sums.ptr + number * p.row_split.parts * slot + key * sums.row_stride + column;
-    add_parts<Element>({first, slot, p.row_split.parts}, to, at, column);
-  };
-  if (chunk < chunks.dk) {
-    add(p.workspace.dk, p.dk, chunk * kChunk);
-  } else {
-    add(p.workspace.dv, p.dv, (chunk - chunks.dk) * kChunk);
-  }
+    float const* const first = sums.ptr + number * parts * slot + key * sums.row_stride + column;
+    add_parts<Element>({first, slot, parts}, to, at, column);
+  });
 }
 
 }  // namespace flash

@@ -1,4 +1,3 @@
-
 #include <cutlass/numeric_types.h>
 
 #include <algorithm>
@@ -14,23 +13,6 @@ namespace {
 TileGrid row_grid(BwdParams const& params, QueryTile tile) {
   return make_tile_grid(params.seqlens, params.heads_q, tile.block_m,
                         {std::max(params.heads_q, 1), false});
-}
-
-}  // namespace
-
-template <class Element>
-void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
-  TileGrid const grid = row_grid(params, tile);
-  launch_kernel<preprocess_kernel<Element>>(launch, {grid.num_tiles(), kPassThreads, 0}, params,
-                                            tile, grid);
-}
-
-template <class Element>
-void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
-                             LaunchContext const& launch) {
-  int64_t const blocks = int64_t(heads) * RowBlockOrder(params, tile.block_m).row_blocks;
-  launch_kernel<begin_ordered_dq_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
-                                                  heads);
 }
 
 template <class Element>
@@ -54,33 +36,50 @@ void launch_key_gradients(BwdParams const& params, LaunchContext const& launch) 
   launch_kernel<key_gradients_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params);
 }
 
-template <class Element>
-void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch) {
-  int64_t const blocks = (cut_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
-  launch_kernel<cut_tiles_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);
-}
-
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
   launch_kernel<sink_gradient_kernel>(
       launch, {params.heads_q, kPassThreads, kPassThreads * int(sizeof(float))}, params);
 }
 
-template void launch_preprocess<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
-                                                     LaunchContext const&);
-template void launch_preprocess<cutlass::half_t>(BwdParams const&, QueryTile, LaunchContext const&);
-template void launch_begin_ordered_dq<cutlass::bfloat16_t>(BwdParams const&, QueryTile, int,
-                                                           LaunchContext const&);
-template void launch_begin_ordered_dq<cutlass::half_t>(BwdParams const&, QueryTile, int,
-                                                       LaunchContext const&);
-template void launch_query_gradient<cutlass::bfloat16_t>(BwdParams const&, QueryTile,
-                                                         LaunchContext const&);
-template void launch_query_gradient<cutlass::half_t>(BwdParams const&, QueryTile,
-                                                     LaunchContext const&);
-template void launch_key_gradients<cutlass::bfloat16_t>(BwdParams const&, LaunchContext const&);
-template void launch_key_gradients<cutlass::half_t>(BwdParams const&, LaunchContext const&);
-template void launch_cut_tiles<cutlass::bfloat16_t>(BwdParams const&, KeyTiles const&,
-                                                    LaunchContext const&);
-template void launch_cut_tiles<cutlass::half_t>(BwdParams const&, KeyTiles const&,
-                                                LaunchContext const&);
+}  // namespace
+
+template <class Element>
+void Passes<Element>::preprocess(BwdParams const& params, QueryTile tile,
+                                 LaunchContext const& launch) {
+  TileGrid const grid = row_grid(params, tile);
+  launch_kernel<preprocess_kernel<Element>>(launch, {grid.num_tiles(), kPassThreads, 0}, params,
+                                            tile, grid);
+}
+
+template <class Element>
+void Passes<Element>::begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
+                                       LaunchContext const& launch) {
+  int64_t const blocks = int64_t(heads) * RowBlockOrder(params, tile.block_m).row_blocks;
+  launch_kernel<begin_ordered_dq_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tile,
+                                                  heads);
+}
+
+template <class Element>
+void Passes<Element>::behind(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+  if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
+    launch_query_gradient<Element>(params, tile, launch);
+  }
+  if (params.gqa.splits > 1) {
+    launch_key_gradients<Element>(params, launch);
+  }
+  if (params.ds_aux) {
+    launch_sink_gradient(params, launch);
+  }
+}
+
+template <class Element>
+void Passes<Element>::cut_tiles(BwdParams const& params, KeyTiles const& tiles,
+                                LaunchContext const& launch) {
+  int64_t const blocks = (cut_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<cut_tiles_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);
+}
+
+template struct Passes<cutlass::bfloat16_t>;
+template struct Passes<cutlass::half_t>;
 
 }  // namespace flash

@@ -28,57 +28,36 @@ struct QueryTile {
   float unit_log2 = 0.f;
 };
 
-// Before the main kernel: softmax_d, the workspace's stats, zeros in its dq and dQ semaphores.
-template <class Element>
-void launch_preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
-
-// In place of launch_preprocess, before a kernel with delta warps: computes D of `heads` heads
-// only.
-template <class Element>
-void launch_begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
-                             LaunchContext const& launch);
-
-// Behind the main kernel: dq from the sums in the workspace.
-template <class Element>
-void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
-
-// Behind the main kernel: dk and dv from their parts in the workspace.
-template <class Element>
-void launch_key_gradients(BwdParams const& params, LaunchContext const& launch);
-
 // A main kernel's tiles.
 struct KeyTiles {
   TileGrid grid;
   int block_n;
 };
 
-// The same for tiles that are cut into row splits.
+// The launches before and behind a main kernel.
 template <class Element>
-void launch_cut_tiles(BwdParams const& params, KeyTiles const& tiles, LaunchContext const& launch);
+struct Passes {
+  // Before it: softmax_d, the workspace's stats, zeros in its dq and dQ semaphores.
+  static void preprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-// Behind the main kernel: ds_aux from softmax_d and LSE.
-void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch);
+  // In place of preprocess, before a kernel with delta warps: computes D of `heads` heads only.
+  static void begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
+                               LaunchContext const& launch);
+
+  // Behind it, as far as the call needs them: dq from the sums in the workspace, dk and dv from the
+  // parts of GQA splits, ds_aux from softmax_d and LSE.
+  static void behind(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+
+  // Behind it: dk and dv of tiles that are cut into row splits, from their parts.
+  static void cut_tiles(BwdParams const& params, KeyTiles const& tiles,
+                        LaunchContext const& launch);
+};
 
 // A tile per KV block and GQA split. The first KV blocks come first: most rows see them under a
 // causal mask, and later ones wait for them at dQ semaphores.
 inline TileGrid backward_grid(BwdParams const& params, int block_n) {
   return make_key_tile_grid(params.seqlens, params.heads_kv * params.gqa.splits, block_n,
                             {std::max(params.side_by_side, 1), /*longest_first=*/false});
-}
-
-// The launches of one backward call behind its main kernel.
-template <class Element>
-void launch_passes_behind(BwdParams const& params, QueryTile const& tile,
-                          LaunchContext const& launch) {
-  if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
-    launch_query_gradient<Element>(params, tile, launch);
-  }
-  if (params.gqa.splits > 1) {
-    launch_key_gradients<Element>(params, launch);
-  }
-  if (params.ds_aux) {
-    launch_sink_gradient(params, launch);
-  }
 }
 
 }  // namespace flash

@@ -198,9 +198,7 @@ __global__ void __launch_bounds__(kPassThreads)
 }
 
 // The pass before a kernel whose delta warps compute D: clears the dQ semaphores, and computes D of
-// the heads that tiles reach first.
-
-// first: heads, of all batch entries, whose D is computed here, one row block by each CTA.
+// the first `first` heads, of all batch entries, one row block by each CTA.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     begin_ordered_dq_kernel(__grid_constant__ BwdParams const p,

@@ -48,7 +48,7 @@ __device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowI
     multiply_registers<Mma>(
         Across{}, make_tensor(p.data(), as_operand_a(p.layout())),
         part<kDimV, kColumns>(smem_tensor(dout, typename Config::SmemLayoutDOt{}), 0, pass),
-        sum.dv);
+        threadIdx.x, sum.dv);
   }
 
   Tensor dp = partition_fragment_C(Mma{}, Shape<Int<kN>, Int<kColumns>>{});
@@ -62,7 +62,8 @@ __device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowI
   if constexpr (!Config::kExchangeP) {
     multiply_registers<Mma>(
         Across{}, make_tensor(ds.data(), as_operand_a(ds.layout())),
-        part<kDim, kColumns>(smem_tensor(q, typename Config::SmemLayoutQt{}), 0, pass), sum.dk);
+        part<kDim, kColumns>(smem_tensor(q, typename Config::SmemLayoutQt{}), 0, pass), threadIdx.x,
+        sum.dk);
   }
 }
 

@@ -26,11 +26,11 @@ template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   using Element = typename Config::Element;
   constexpr QueryTile kTile = query_tile<Config>();
-  launch_preprocess<Element>(params, kTile, launch);
+  Passes<Element>::preprocess(params, kTile, launch);
   TileGrid const grid = backward_grid(params, Config::kBlockN);
   launch_kernel<backward_kernel<Config>>(
       launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
-  launch_passes_behind<Element>(params, kTile, launch);
+  Passes<Element>::behind(params, kTile, launch);
 }
 
 }  // namespace flash::sm80

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "sm80/backward/key_block.h"
-#include "sm80/backward/products.h"
 #include "sm80/copy_tile.h"
+#include "sm80/products.h"
 
 namespace flash::sm80 {
 

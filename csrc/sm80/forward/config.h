@@ -17,12 +17,21 @@ struct ForwardConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
   static constexpr ScoreLevel kScores = kScores_;
-  static constexpr bool kPaged = false;  // K and V in pages: see sm80/paged
+  static constexpr bool kPaged = false;
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
   using TiledMma = StackedMma<Element, kWarps>;
   using SmemLayoutO = SmemTile<kBlockM, kHeadDimV>;
+};
+
+// For keys in pages. These kernels have rows of their own in the variant table, because a look-up
+// beside the plain loads costs registers that the other kernels do not have.
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps,
+          ScoreLevel kScores>
+struct PagedConfig
+    : ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, kScores> {
+  static constexpr bool kPaged = true;
 };
 
 }  // namespace flash::sm80

@@ -104,18 +104,18 @@ struct DeltaWarp {
 
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static bool speaks() { return lane() == 0; }
+  __device__ static bool elected() { return lane() == 0; }
 
   __device__ RowBlockOrder order() const { return {args.params, Config::kBlockM}; }
 
   // Takes the next row block; its number is in the first lane.
   __device__ int start_taking() const {
-    return speaks() ? atomicAdd(args.params.workspace.deltas_done + order().all_heads(), 1) : 0;
+    return elected() ? atomicAdd(args.params.workspace.deltas_done + order().all_heads(), 1) : 0;
   }
 
   __device__ void place(uint32_t number, int taken) const {
     __syncwarp();
-    if (speaks()) {
+    if (elected()) {
       tiles.row_block(number) = order().at(taken);
     }
     __syncwarp();
@@ -125,7 +125,7 @@ struct DeltaWarp {
   __device__ void ask(uint32_t number, int tile, uint32_t into) const {
     __syncwarp();  // all lanes have read what was there
     WorkTile const& from = tiles.row_block(number);
-    if (speaks() && from.valid) {
+    if (elected() && from.valid) {
       int const stage = Position(into).stage;
       int const row = from.m_block * Config::kBlockM + tile * kRows;
       int const rows = min(max(args.params.seqlens.seqlen_q - row, 0), kRows);
@@ -215,7 +215,7 @@ struct DeltaWarp {
   // stores.
   __device__ void announce() const {
     __syncwarp();
-    if (speaks() && found) {
+    if (elected() && found) {
       release_count(found);
     }
   }

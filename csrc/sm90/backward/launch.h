@@ -10,22 +10,16 @@
 namespace flash::sm90::backward {
 
 template <class Config>
-void launch_tiles(BwdParams const& params, LaunchContext const& launch, int resident) {
-  static_assert(kSmemBytes<Config> <= kMostSmem);  // the table counts only tiles
-  auto const start = [&](BackwardArgs const& args, int64_t blocks) {
-    launch_kernel<backward_kernel<Config>>(
-        launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, /*early=*/true},
-        args);
-  };
-  launch_drawing<Config>(params, launch, resident, start);
-}
-
-template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
-  launch_schedule<Config>(params, launch, launch.device.sm_count,
-                          [&]<class Schedule>(Schedule, int resident) {
-                            launch_tiles<typename Schedule::type>(params, launch, resident);
-                          });
+  launch_schedule<Config>(
+      params, launch,
+      [&]<class Schedule>(std::type_identity<Schedule>, BackwardArgs const& args, int64_t blocks) {
+        static_assert(kSmemBytes<Schedule> <= kMostSmem);  // the table counts only tiles
+        launch_kernel<backward_kernel<Schedule>>(
+            launch,
+            {blocks, Schedule::kThreads, kSmemBytes<Schedule>, /*cluster=*/1, /*early=*/true},
+            args);
+      });
 }
 
 }  // namespace flash::sm90::backward

@@ -23,9 +23,8 @@ struct Side {
 // A tensor without elements may have no address; it gets that of the keys, of which there are some.
 inline TensorMap map_of(Side const& side, TensorView<const void> const& view, int columns,
                         int box_columns, TensorView<const void> const& keys) {
-  return make_tensor_map({view.ptr ? view.ptr : keys.ptr, columns, side.rows, side.heads,
-                          side.packed ? 1 : side.batch, view.row_stride, view.head_stride,
-                          view.batch_stride, side.box_rows, box_columns,
+  return make_tensor_map({view.ptr ? view : keys, columns, side.rows, side.heads,
+                          side.packed ? 1 : side.batch, side.box_rows, box_columns,
                           side.packed ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
 }
 
@@ -67,19 +66,8 @@ inline int64_t num_kv_persistent(BwdParams const& p) {
   return int64_t(s.cu_k ? VarlenRows::count(s.batch) : s.batch) * p.heads_kv * p.gqa.splits;
 }
 
-// The pass behind the main kernel for dK and dV of cut tiles.
-template <class Config>
-void finish_cut_tiles(BwdParams const& params, LaunchContext const& launch) {
-  if constexpr (Config::kRowSplit) {
-    if (params.row_split.used()) {
-      launch_cut_tiles<typename Config::Element>(
-          params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
-    }
-  }
-}
-
-// Calls start(args, drawers) if there are tiles. drawers: CTAs, or clusters, to launch, which draw
-// the tiles; as many as are resident at a time.
+// Calls start(std::type_identity<Config>, args, drawers) if there are tiles. drawers: CTAs, or
+// clusters, to launch, which draw the tiles; as many as are resident at a time.
 template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
@@ -101,41 +89,39 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   BackwardArgs args = backward_args<Config>(params, grid);
   args.queue = {static_cast<uint32_t>(num_tiles),
                 draws ? counters().of(Counting::Tiles, 1, launch) : nullptr, ordered};
-  start(args, drawers);
+  start(std::type_identity<Config>{}, args, drawers);
 }
 
-template <class Config>
-void launch_before(BwdParams const& params, LaunchContext const& launch) {
-  using Element = typename Config::Element;
-  if (params.ordered_dq.finds_delta) {
-    launch_begin_ordered_dq<Element>(params, query_tile<Config>(), params.ordered_dq.heads_before,
-                                     launch);
-  } else {
-    launch_preprocess<Element>(params, query_tile<Config>(), launch);
-  }
-}
-
-// Launches the kernel of the call's schedule, and the passes around it. launch_main(config, n):
-// launches the kernel of std::type_identity's config for n resident CTAs, or pairs.
-template <class Config, class LaunchMain>
-void launch_schedule(BwdParams const& params, LaunchContext const& launch, int resident,
-                     LaunchMain launch_main) {
+// Launches the kernel of the call's schedule, and the passes around it. start: see launch_drawing.
+template <class Config, class Start>
+void launch_schedule(BwdParams const& params, LaunchContext const& launch, Start start) {
+  using Pass = Passes<typename Config::Element>;
+  constexpr QueryTile kTile = query_tile<Config>();
   auto const main = [&] {
+    int const resident = launch.device.sm_count / Config::kAdders;
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.kv_persistent.used()) {
-        return launch_main(std::type_identity<KvPersistentConfig<Config>>{},
-                           params.kv_persistent.resident);
+        return launch_drawing<KvPersistentConfig<Config>>(params, launch,
+                                                          params.kv_persistent.resident, start);
       }
       if (params.ordered_dq.used) {
-        return launch_main(std::type_identity<OrderedDqConfig<Config>>{}, resident);
+        return launch_drawing<OrderedDqConfig<Config>>(params, launch, resident, start);
       }
     }
-    launch_main(std::type_identity<Config>{}, resident);
+    launch_drawing<Config>(params, launch, resident, start);
   };
-  launch_before<Config>(params, launch);
+  if (params.ordered_dq.finds_delta) {
+    Pass::begin_ordered_dq(params, kTile, params.ordered_dq.heads_before, launch);
+  } else {
+    Pass::preprocess(params, kTile, launch);
+  }
   main();
-  launch_passes_behind<typename Config::Element>(params, query_tile<Config>(), launch);
-  finish_cut_tiles<Config>(params, launch);
+  Pass::behind(params, kTile, launch);
+  if constexpr (Config::kRowSplit) {
+    if (params.row_split.used()) {
+      Pass::cut_tiles(params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
+    }
+  }
 }
 
 }  // namespace flash::sm90::backward

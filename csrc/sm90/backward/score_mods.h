@@ -98,9 +98,8 @@ struct CapMod {
   }
 };
 
-// A softcap alone or ALiBi alone, in fewer instructions than together.
-
-// ALiBi where no key is right of the diagonal, so that distances need no absolute values.
+// A softcap alone or ALiBi alone take fewer instructions than together: ALiBi where no key is right
+// of the diagonal, so that distances need no absolute values.
 struct LeftBias {
   float scale_log2;
   float slope_log2;
@@ -164,22 +163,11 @@ struct TanhMod {
 
   __device__ explicit TanhMod(ScoreMod const& mod) : cap_log2(mod.softcap * kLog2e) {
     float const slope = mod.slope_of_tanh();
-    float factor = slope;
-#pragma unroll
-    for (int i = 0; i < kPowers; ++i) {
-      coefficient[i] = factor * SmallTanh::power(i);
-      factor *= slope * slope;
-    }
+    SmallTanh::fill(slope, slope, coefficient);
   }
 
   __device__ ModifiedScore operator()(float product, float lse, int, int) const {
-    float const square = product * product;
-    float sum = coefficient[kPowers - 1];
-#pragma unroll
-    for (int i = kPowers - 2; i >= 0; --i) {
-      sum = sum * square + coefficient[i];
-    }
-    float const tanh = sum * product;
+    float const tanh = polynomial(coefficient, product * product) * product;
     return {tanh * cap_log2 - lse, 1.f - tanh * tanh};
   }
 };

@@ -60,13 +60,12 @@ struct ForwardConfig {
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                               kStages_, kSecondN_, kScores_, true, true>;
   static constexpr int kSecondN = kSecondN_;
-  using Second = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
-                               kStages_, 0, kScores_>;
   static constexpr bool kPagesOnly = kKeys_ != KeyPlace::Any;
   static constexpr bool kLargePages = kKeys_ == KeyPlace::LargePages;
   template <KeyPlace kKeys>
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                  kStages_, 0, kScores_, false, false, kKeys>;
+  using Second = SecondOf<KeyPlace::Any>;
   using Asked = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                               kStages_, kSecondN_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
   static constexpr Largest kLargest = kScores_ != ScoreLevel::Plain ? Largest::InShared

@@ -47,7 +47,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run_storing_at_once() {
     find_place();
-    PingPong<Config>{warpgroup}.begin();
+    ping_pong().begin();
     for (uint32_t number = 0;;) {
       find_place();
       smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
@@ -57,7 +57,7 @@ struct Consumer {
       }
       Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
                                                    : block.score_mod.exponent_scale());
-      attend_hooked(block, PingPong<Config>{warpgroup}, acc);
+      attend_hooked(block, acc);
       number = block.number + 1;  // read here: no register holds it during the tile
       if constexpr (!kFinishesEarly) {
         finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
@@ -75,7 +75,7 @@ struct Consumer {
     if constexpr (Config::kStoresTiles) {
       tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
     }
-    PingPong<Config>{warpgroup}.end();
+    ping_pong().end();
   }
 
   __device__ __forceinline__ void run_storing_late();  // late_store.h
@@ -89,14 +89,15 @@ struct Consumer {
     warpgroup = __shfl_sync(kAll, index / kWarpgroup, 0) - 1;
   }
 
+  __device__ PingPong<Config> ping_pong() const { return {warpgroup}; }
+
   // First query of this warpgroup in the row block
   __device__ int first_row() const { return warpgroup * queries(); }
   __device__ int queries() const { return args.rows.template queries_of<Config>(); }
 
-  __device__ __forceinline__ void attend_hooked(RowBlock<Config> const& block,
-                                                PingPong<Config> const& ping_pong, Acc& acc) {
+  __device__ __forceinline__ void attend_hooked(RowBlock<Config> const& block, Acc& acc) {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
-      attend(block, NoScoreMods{}, ping_pong, acc);
+      attend(block, NoScoreMods{}, acc);
     } else {
       Scores const& scores = args.params.scores;
       ScoreMod const& mod = block.score_mod;
@@ -104,33 +105,33 @@ struct Consumer {
       bool const caps = scores.softcap > 0.f, biased = scores.alibi_slopes != nullptr,
                  drops = scores.dropout_p > 0.f, left = block.mask.right <= mod.shift;
       if (caps && mod.has_usual_cap() && !biased && !drops) {
-        attend(block, SoftcapMod(mod), ping_pong, acc);
+        attend(block, SoftcapMod(mod), acc);
       } else if (drops && !caps && !biased && mod.folds_scale()) {
-        attend(block, DropoutMod(block.dropout, row_begin), ping_pong, acc);
+        attend(block, DropoutMod(block.dropout, row_begin), acc);
       } else if (biased && !caps && !drops && mod.folds_scale() && left) {
-        attend(block, LeftBiasMod(mod, row_begin), ping_pong, acc);
+        attend(block, LeftBiasMod(mod, row_begin), acc);
       } else {
-        attend(block, AnyScoreMods<Config>{block, warpgroup}, ping_pong, acc);
+        attend(block, AnyScoreMods<Config>{block, warpgroup}, acc);
       }
     }
   }
 
   template <class ScoreMods>
   __device__ __forceinline__ void attend(RowBlock<Config> const& block, ScoreMods const& score_mods,
-                                         PingPong<Config> const& ping_pong, Acc& acc) {
+                                         Acc& acc) {
     int const steps = block.range.count();
     int const unseen = unseen_steps(block);
-    leave_out_first(unseen, ping_pong);
+    leave_out_first(unseen);
     if (unseen < steps) {
       Probabilities p;
       // With score mods there is one copy of the code: the mask of a block without limits hides
       // nothing.
       if (ScoreMods::kAny || unseen < block.masked_steps) {
-        first_step<true>(block, score_mods, unseen, steps, ping_pong, acc, p);
+        first_step<true>(block, score_mods, unseen, steps, acc, p);
       } else {
-        first_step<false>(block, score_mods, unseen, steps, ping_pong, acc, p);
+        first_step<false>(block, score_mods, unseen, steps, acc, p);
       }
-      other_steps(block, score_mods, unseen + 1, steps, ping_pong, acc, p);
+      other_steps(block, score_mods, unseen + 1, steps, acc, p);
     } else {
       see_nothing(block, acc);
     }
@@ -141,15 +142,14 @@ struct Consumer {
   template <class ScoreMods>
   __device__ __forceinline__ void other_steps(RowBlock<Config> const& block,
                                               ScoreMods const& score_mods, int step, int steps,
-                                              PingPong<Config> const& ping_pong, Acc& acc,
-                                              Probabilities& p) {
+                                              Acc& acc, Probabilities& p) {
     BlockRange const& range = block.range;
     for (; step < block.masked_steps; ++step) {  // read anew, which saves a register
-      next_step<true>(block, score_mods, range.block_at(step), step, steps, ping_pong, acc, p);
+      next_step<true>(block, score_mods, range.block_at(step), step, steps, acc, p);
     }
     int const interior = range.interior();
     for (; step < steps; ++step) {
-      next_step<false>(block, score_mods, interior - step, step, steps, ping_pong, acc, p);
+      next_step<false>(block, score_mods, interior - step, step, steps, acc, p);
     }
     last_values(block, steps - 1, acc, p);
   }
@@ -167,21 +167,17 @@ struct Consumer {
                : block.range.count();
   }
 
-  __device__ void leave_out_first(int steps, PingPong<Config> const& ping_pong) {
+  __device__ void leave_out_first(int steps) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      leave_out(step, ping_pong);
+      Position const here(blocks + step);
+      ping_pong().wait();
+      ping_pong().pass();
+      smem.k_ring.wait_full(here);
+      smem.k_ring.release(here);
+      smem.v_ring.wait_full(here);
+      smem.v_ring.release(here);
     }
-  }
-
-  __device__ void leave_out(int step, PingPong<Config> const& ping_pong) {
-    Position const here(blocks + step);
-    ping_pong.wait();
-    ping_pong.pass();
-    smem.k_ring.wait_full(here);
-    smem.k_ring.release(here);
-    smem.v_ring.wait_full(here);
-    smem.v_ring.release(here);
   }
 
   // The last KV block frees Q as well.
@@ -303,31 +299,28 @@ struct Consumer {
   template <bool kMasked, class ScoreMods>
   __device__ __forceinline__ void first_step(RowBlock<Config> const& block,
                                              ScoreMods const& score_mods, int step, int steps,
-                                             PingPong<Config> const& ping_pong, Acc& acc,
-                                             Probabilities& p) {
+                                             Acc& acc, Probabilities& p) {
     ScoreFragment s;
-    start_first_scores(step, ping_pong, s);
-    end_first_step<kMasked>(block, score_mods, step, steps, ping_pong, acc, p, s);
+    start_first_scores(step, s);
+    end_first_step<kMasked>(block, score_mods, step, steps, acc, p, s);
   }
 
   // The ping-pong barrier is passed when the scores are there; with late stores it is passed at
   // once, so that the store of a row block does not hold up the other consumer.
-  __device__ __forceinline__ void start_first_scores(int step, PingPong<Config> const& ping_pong,
-                                                     ScoreFragment& s) {
+  __device__ __forceinline__ void start_first_scores(int step, ScoreFragment& s) {
     Position const here(blocks + step);
     smem.k_ring.wait_full(here);
-    ping_pong.wait();
+    ping_pong().wait();
     start_scores(here, s);
     if constexpr (Config::kStoresLate) {
-      ping_pong.pass();
+      ping_pong().pass();
     }
   }
 
   template <bool kMasked, class ScoreMods>
   __device__ __forceinline__ void end_first_step(RowBlock<Config> const& block,
                                                  ScoreMods const& score_mods, int step, int steps,
-                                                 PingPong<Config> const& ping_pong, Acc& acc,
-                                                 Probabilities& p, ScoreFragment& s) {
+                                                 Acc& acc, Probabilities& p, ScoreFragment& s) {
     Position const here(blocks + step);
     int const key_block = block.range.block_at(step);
     Visible seen[Acc::kRows];  // worked out while the product runs
@@ -337,7 +330,7 @@ struct Consumer {
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
     if constexpr (!Config::kStoresLate) {
-      ping_pong.pass();
+      ping_pong().pass();
     }
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
@@ -376,14 +369,13 @@ struct Consumer {
   template <bool kMasked, class ScoreMods>
   __device__ __forceinline__ void next_step(RowBlock<Config> const& block,
                                             ScoreMods const& score_mods, int key_block, int step,
-                                            int steps, PingPong<Config> const& ping_pong, Acc& acc,
-                                            Probabilities& p) {
+                                            int steps, Acc& acc, Probabilities& p) {
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
     if constexpr (!kRowsInTurn<ScoreMods>) {
       smem.k_ring.wait_full(here);
     }
-    ping_pong.wait();
+    ping_pong().wait();
     start_scores(here, s);
     start_values(before, p, acc);
     Visible seen[Acc::kRows];
@@ -392,7 +384,7 @@ struct Consumer {
     }
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
-    ping_pong.pass();
+    ping_pong().pass();
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
     if constexpr (!kRowsInTurn<ScoreMods>) {

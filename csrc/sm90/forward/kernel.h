@@ -5,7 +5,6 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
-#include "core/prefetch.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/scheduler_warp.h"

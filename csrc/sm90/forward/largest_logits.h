@@ -32,7 +32,7 @@ __device__ __forceinline__ bool wants_largest(ForwardArgs const& args) {
   return Config::kLargest == Largest::InShared && args.params.max_logits.wanted();
 }
 
-// What OnlineSoftmax::raise tells.
+// What OnlineSoftmax::raise calls with each row's largest score.
 template <bool kFirst, class Config>
 __device__ __forceinline__ decltype(auto) tops_of(ForwardArgs const& args,
                                                   SharedStorage<Config>& smem,
@@ -56,7 +56,7 @@ __device__ __forceinline__ float largest_score_of_row(SharedStorage<Config>& sme
   }
 }
 
-// Of kernels that keep none.
+// For kernels that keep none.
 struct NoHeadLogits {
   template <class... Ignored>
   __device__ explicit NoHeadLogits(Ignored const&...) {}

@@ -12,20 +12,19 @@ namespace flash::sm90::forward {
 template <class Config>
 __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
   find_place();
-  PingPong<Config>{warpgroup}.begin();
+  ping_pong().begin();
   FinishedRows<Config> rows;  // of the row block before
   for (uint32_t number = 0;;) {
     find_place();
-    PingPong<Config> const ping_pong{warpgroup};
     smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
     RowBlock<Config> const& block = smem.row_block(number);
     bool const valid = block.tile.valid;
     int const steps = valid ? block.range.count() : 0;
     int const unseen = valid ? unseen_steps(block) : 0;
-    leave_out_first(unseen, ping_pong);
+    leave_out_first(unseen);
     ScoreFragment s;
     if (unseen < steps) {
-      start_first_scores(unseen, ping_pong, s);
+      start_first_scores(unseen, s);
     }
     if (number > 0) {
       store_runs<Config>(args, smem.row_block(number - 1), smem.out[warpgroup], warpgroup, thread,
@@ -39,11 +38,11 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
     if (unseen < steps) {
       Probabilities p;
       if (unseen < block.masked_steps) {
-        end_first_step<true>(block, NoScoreMods{}, unseen, steps, ping_pong, acc, p, s);
+        end_first_step<true>(block, NoScoreMods{}, unseen, steps, acc, p, s);
       } else {
-        end_first_step<false>(block, NoScoreMods{}, unseen, steps, ping_pong, acc, p, s);
+        end_first_step<false>(block, NoScoreMods{}, unseen, steps, acc, p, s);
       }
-      other_steps(block, NoScoreMods{}, unseen + 1, steps, ping_pong, acc, p);
+      other_steps(block, NoScoreMods{}, unseen + 1, steps, acc, p);
     } else {
       warpgroup_wait<0>();  // as above
       see_nothing(block, acc);
@@ -54,7 +53,7 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
     pack<Element>(acc.out, rows);
   }
   tma_store_wait<0>();
-  PingPong<Config>{warpgroup}.end();
+  ping_pong().end();
 }
 
 }  // namespace flash::sm90::forward

@@ -20,14 +20,11 @@ template <class T>
 TensorMapRequest row_request(FwdParams const& p, TensorView<T> const& view, int columns,
                              int box_rows, int box_columns, int group) {
   Seqlens const& s = p.seqlens;
-  return {view.ptr,
+  return {{view.ptr, view.batch_stride, view.row_stride, view.head_stride},
           columns,
           s.cu_q ? s.total_q : s.seqlen_q,
           p.heads_q,
           s.cu_q ? 1 : s.batch,
-          view.row_stride,
-          view.head_stride,
-          view.batch_stride,
           box_rows,
           box_columns,
           s.cu_q && group == 1 ? Boxes::EndWithRow : Boxes::EndWithTensor,
@@ -55,14 +52,11 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
         view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride,
         ", and fewer than 2^31 rows from the first to the last");
   // K and V without elements may have no address.
-  return {view.ptr ? view.ptr : p.q.ptr,
+  return {view.ptr ? view : p.q,
           columns,
           rows,
           p.heads_kv,
           batch,
-          view.row_stride,
-          view.head_stride,
-          view.batch_stride,
           Config::kPagesOnly ? kEight : box_keys<Config>(p),
           kRun<kColumns>,
           ends ? Boxes::EndWithRow : Boxes::EndWithTensor,

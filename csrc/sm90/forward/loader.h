@@ -1,5 +1,5 @@
-// The producer warp: keeps Q, K and V coming. Of keys in pages, two other warps load K and V
-// (pages.h).
+// The producer warp: loads Q, K and V ahead of their use. Two other warps load K and V of keys in
+// pages (pages.h).
 #pragma once
 
 #include "sm90/forward/shared_storage.h"

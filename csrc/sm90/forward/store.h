@@ -79,8 +79,7 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
   }
 }
 
-// Writes O [rows, head_dim_v] of a KV split, in fp32 to the workspace. A quad writes 32 bytes of a
-// row at a time.
+// Writes O [rows, head_dim_v] of a KV split, in fp32 to the workspace.
 template <class Config>
 __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
                            int thread, Accumulators<Config>& acc) {
@@ -102,8 +101,7 @@ __device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& bloc
   }
 }
 
-// Writes what store_tile.h leaves of O [rows, head_dim] of a warpgroup, straight from registers. A
-// quad writes 32 bytes of a row at a time.
+// Writes what store_tile.h leaves of O [rows, head_dim] of a warpgroup, straight from registers.
 template <class Config>
 __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
                       int thread, Accumulators<Config>& acc) {

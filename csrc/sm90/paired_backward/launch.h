@@ -10,24 +10,17 @@
 namespace flash::sm90::backward {
 
 template <class Config>
-void launch_pairs(BwdParams const& params, LaunchContext const& launch, int resident) {
-  static_assert(kPairedSmemBytes<Config> <= kMostSmem);  // the table counts only tiles
-  auto const start = [&](BackwardArgs const& args, int64_t pairs) {
-    launch_kernel<paired_backward_kernel<Config>>(
-        launch,
-        {pairs * Config::kPair, Config::kThreads, kPairedSmemBytes<Config>, Config::kPair,
-         /*early=*/true},
-        args);
-  };
-  launch_drawing<Config>(params, launch, resident, start);
-}
-
-template <class Config>
 void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
-  launch_schedule<Config>(params, launch, launch.device.sm_count / Config::kPair,
-                          [&]<class Schedule>(Schedule, int resident) {
-                            launch_pairs<typename Schedule::type>(params, launch, resident);
-                          });
+  launch_schedule<Config>(
+      params, launch,
+      [&]<class Schedule>(std::type_identity<Schedule>, BackwardArgs const& args, int64_t pairs) {
+        static_assert(kPairedSmemBytes<Schedule> <= kMostSmem);  // the table counts only tiles
+        launch_kernel<paired_backward_kernel<Schedule>>(
+            launch,
+            {pairs * Schedule::kPair, Schedule::kThreads, kPairedSmemBytes<Schedule>,
+             Schedule::kPair, /*early=*/true},
+            args);
+      });
 }
 
 }  // namespace flash::sm90::backward

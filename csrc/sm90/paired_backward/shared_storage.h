@@ -33,9 +33,8 @@ struct RingPositions {
   OfDS ds_{0};
 };
 
-// The tiles of a pair of CTAs: the first CTA draws them and tells the other.
-
-// Lies in the shared memory of both CTAs. Barriers for full are used in the second CTA, those for
+// The tiles of a pair of CTAs: the first CTA draws them and sends their numbers to the other. This
+// is in the shared memory of both CTAs. Barriers for full are used in the second CTA, those for
 // empty in the first.
 struct PairedDraws {
   static constexpr int kStages = 2;
@@ -60,7 +59,7 @@ struct PairedTiles {
     Position const at(number++);
     if (rank == 0) {
       KeyTile<Config> const tile = drawn.next();
-      tell(at);
+      send(at);
       return tile;
     }
     draws.ring.wait_full(at);
@@ -72,7 +71,7 @@ struct PairedTiles {
   __device__ bool over() const { return drawn.over(); }
 
  private:
-  __device__ void tell(Position at) {
+  __device__ void send(Position at) {
     draws.ring.wait_empty(at);
     if (threadIdx.x % 32 == 0) {
       PairedDraws::Draw& draw = draws.draw[at.stage];

@@ -1,7 +1,7 @@
-// Matrix products of a backward step: C += A·B with A and B in shared memory, or A in registers.
+// Matrix products: C += A·B with A and B in shared memory, or A in registers.
 #pragma once
 
-#include "sm80/backward/config.h"
+#include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
 
@@ -32,12 +32,12 @@ __device__ __forceinline__ void multiply(CopyA, CopyB, A const& a, B const& b, C
   }
 }
 
-// The same with a already in operand registers (MMA, MMA_M, K / 16).
+// The same with a already in operand registers (MMA, MMA_M, K / 16). thread: of Mma's.
 template <class Mma, class CopyB, class A, class B, class C>
-__device__ __forceinline__ void multiply_registers(CopyB, A const& a, B const& b, C& c) {
+__device__ __forceinline__ void multiply_registers(CopyB, A const& a, B const& b, int thread,
+                                                   C& c) {
   using Element = typename B::value_type;
   Mma mma;
-  int const thread = threadIdx.x;
   Tensor rb = make_tensor<Element>(partition_shape_B(mma, shape(b)));
   auto copy_b = make_tiled_copy_B(Copy_Atom<CopyB, Element>{}, mma).get_slice(thread);
   Tensor from_b = copy_b.partition_S(b);
