@@ -127,7 +127,7 @@ char const* add(int const* from) {
   p.varlen_k = p.varlen_q, p.used_k = p.cached;
   p.keys = p.page_size > 0 ? KeyLayout::PageBoxes : KeyLayout::Rows;
   p.heads_apart = p.whole_rows = p.wants_dq = true;
-  b.hopper = b.schedules = true, b.cuts_rows = flash::has_row_split(b.head_dim, b.head_dim_v, true);
+  b.hopper = b.schedules = true, b.splits_rows = flash::has_row_split(b.head_dim, b.head_dim_v, true);
   f.sm = 90, f.plain = true, f.blocks_per_sm = 1;
   calls.push_back(c);
   text.clear();

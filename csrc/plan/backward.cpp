@@ -6,9 +6,9 @@
 namespace flash::plan {
 namespace {
 
-// Tiles that add to dQ in turns take this part of a step longer, and wait so many steps for each
-// other tile of their head at work, where a limit of the mask makes them unequal.
-constexpr double kTurns = 0.18, kWait = 0.7;
+// Tiles that add to dQ in turn, by a semaphore, take this part of a step longer, and wait so many
+// steps for each other tile of their head at work, where a limit of the mask makes them unequal.
+constexpr double kSemaphore = 0.18, kWait = 0.7;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
 // Tiles of a head that load a row of each part from memory; the others at work find it in L2.
@@ -60,10 +60,10 @@ class Call {
     int const group = p_.group();
     for (int heads = group; heads >= 1; --heads) {
       // GQA splits are alike, or nearly so; a large group has only a few of them.
-      int const parts = ceil_div(group, heads), lacking = parts * heads - group;
-      bool const few = group <= 8 || heads <= 4 || (parts & (parts - 1)) == 0;
+      int const splits = ceil_div(group, heads), lacking = splits * heads - group;
+      bool const few = group <= 8 || heads <= 4 || (splits & (splits - 1)) == 0;
       bool const alike = lacking <= group / (group < 8 ? 4 : 12);
-      if (heads == group || (few && alike && fits(parts * key_bytes(kSum)))) {
+      if (heads == group || (few && alike && fits(splits * key_bytes(kSum)))) {
         add_tiles(heads);
         if (k_.schedules && rows_ > 0 && p_.total_k > 0) {
           add_schedules(heads);
@@ -84,7 +84,7 @@ class Call {
 
  private:
   bool fits(double bytes) const { return bytes <= std::max(sums_, kLittle); }
-  int parts(BackwardChoice const& c) const { return ceil_div(p_.group(), c.heads); }
+  int gqa_splits(BackwardChoice const& c) const { return ceil_div(p_.group(), c.heads); }
   double key_bytes(double of_number) const {
     return of_number * double(p_.total_k) * p_.heads_kv * (k_.head_dim + k_.head_dim_v);
   }
@@ -146,11 +146,11 @@ class Call {
     }
     double const tiles = double(batch_) * p_.heads_kv * most_tiles_;
     double const sum = kSum * k_.block_n * (k_.head_dim + k_.head_dim_v);
-    bool const cuts = k_.cuts_rows && dense_ && !p_.deterministic && heads == p_.group();
-    for (int const cut : {2, 4, 8}) {
-      if (cuts && tiles < k_.resident && cut <= ceil_div(p_.seqlen_q, k_.block_m) &&
-          fits(cut * tiles * sum)) {
-        add(Schedule::Tiles, heads, cut, p_.unmasked() ? 2 : 8);
+    bool const splits = k_.splits_rows && dense_ && !p_.deterministic && heads == p_.group();
+    for (int const row_splits : {2, 4, 8}) {
+      if (splits && tiles < k_.resident && row_splits <= ceil_div(p_.seqlen_q, k_.block_m) &&
+          fits(row_splits * tiles * sum)) {
+        add(Schedule::Tiles, heads, row_splits, p_.unmasked() ? 2 : 8);
       }
     }
   }
@@ -159,8 +159,9 @@ class Call {
 
   // The launches beside the main one: D, zeros for dQ's sums, their rounding, sums of dK and dV.
   double beside_us(BackwardChoice const& c) const {
-    int const cuts = parts(c) * c.row_splits;
-    double const sums = cuts > 1 ? m_.launch + key_bytes(cuts * kSum + kElement) / m_.memory : 0;
+    int const splits = gqa_splits(c) * c.row_splits;
+    double const sums =
+        splits > 1 ? m_.launch + key_bytes(splits * kSum + kElement) / m_.memory : 0;
     if (c.schedule == Schedule::OrderedDq && ordered_dq_finds_delta(k_.head_dim)) {
       return sums + 0.5 * m_.launch;  // the main kernel computes most of D
     }
@@ -183,14 +184,15 @@ class Call {
     auto const [begin, plain_step] = times_of(m_, k_, c.schedule);
     double const resident = k_.resident, all = items(c.heads);
     if (c.schedule == Schedule::KvPersistent) {
-      return queue_us({all, resident, tiles_ * begin + steps_ * p_.group() / parts(c) * plain_step,
+      return queue_us({all, resident,
+                       tiles_ * begin + steps_ * p_.group() / gqa_splits(c) * plain_step,
                        most_tiles_ * (begin + longest_.mean * c.heads * plain_step), all});
     }
-    bool const turns = c.schedule == Schedule::Tiles && waits(c.schedule);
-    double const step = plain_step * (turns ? 1 + kTurns : 1);
+    bool const in_turn = c.schedule == Schedule::Tiles && waits(c.schedule);
+    double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
     double const others = p_.deterministic && waits(c.schedule) ? at_work(c) - 1 : 0;
     double const fixed = begin + kWait * unequal() * others * step;
-    double const mean = fixed + steps_ / tiles_ * p_.group() / parts(c) / c.row_splits * step;
+    double const mean = fixed + steps_ / tiles_ * p_.group() / gqa_splits(c) / c.row_splits * step;
     double const longest = fixed + std::ceil(longest_.longest / c.row_splits) * c.heads * step;
     bool const any = p_.varlen_k && !p_.alike();
     double const last = any ? 1 : last_group(ordered(c.heads), together(c));
@@ -207,7 +209,7 @@ class Call {
     double const seen = steps_ * batch_ * k_.block_m * p_.heads_q;
     double const touched = std::min(rows_, seen), again = (seen - touched) * (read_ + 2 * dq);
     double const once = touched * read_ + double(p_.total_k) * p_.heads_kv * read_ +
-                        key_bytes(parts(c) > 1 ? kSum * parts(c) : kElement);
+                        key_bytes(gqa_splits(c) > 1 ? kSum * gqa_splits(c) : kElement);
     double const rows = p_.mean_q() * c.heads, written = rows_ * kElement * k_.head_dim;
     if (c.schedule == Schedule::KvPersistent) {
       double const running = std::min<double>(items(c.heads), k_.resident);

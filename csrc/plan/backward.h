@@ -30,11 +30,11 @@ struct BackwardKernel {
   int block_n;   // keys of a tile
   int head_dim;  // the head dim that it computes with
   int head_dim_v;
-  int resident;     // resident CTAs, or pairs of CTAs
-  bool hopper;      // computes by wgmma
-  bool score_mods;  // has score mods
-  bool schedules;   // exists in all three schedules, not as Tiles alone
-  bool cuts_rows;   // can cut the rows of its tiles
+  int resident;      // resident CTAs, or pairs of CTAs
+  bool hopper;       // computes by wgmma
+  bool score_mods;   // has score mods
+  bool schedules;    // exists in all three schedules, not as Tiles alone
+  bool splits_rows;  // can split the rows of its tiles
 };
 
 // All choices that are possible and worth a prediction.

@@ -48,8 +48,7 @@ Problem filled(Problem p, double use) {
   return p;
 }
 
-// The work of the decode kernel, in total and on average, and the time of each way to cut it. Tiles
-// that see the same keys are cut alike: all tiles of a sequence, or those of one of its row blocks.
+// The work of the decode kernel, in total and on average, and the time of each way to cut it.
 class Work {
  public:
   Work(Problem const& p, Machine const& m, DecodeKernel const& kernel) : m_(m), kernel_(kernel) {
@@ -58,7 +57,7 @@ class Work {
     double const keys = visible(p, p.mean_k());
     double const bytes =
         kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * std::max(keys, 1.);
-    groups = p.varlen_q ? p.batch * blocks : p.batch;
+    ranges = p.varlen_q ? p.batch * blocks : p.batch;
     tiles = p.varlen_q ? p.heads_kv : p.heads_kv * blocks;
     longest_ = std::max(divide_up(visible(p, p.seqlen_k), kernel.unit), 1.);
     rows_ = std::min<double>(rows, kernel.block_m);
@@ -76,14 +75,14 @@ class Work {
     int const cluster = 1 << s.cluster_log2;
     double const begin = times_.begin + (cluster > 1 ? m_.cluster_block * cluster : 0);
     if (s.max_splits == 1) {
-      return begin + attend_us(groups * tiles * cluster, divide_up(longest_, cluster), cluster, 0);
+      return begin + attend_us(ranges * tiles * cluster, divide_up(longest_, cluster), cluster, 0);
     }
     // What core/split_schedule.h will find. A sequence's last piece is half as long as the others,
     // on average.
-    double const whole = std::max(s.pieces - groups / 2, 1.);
-    double const units = std::max<double>(groups * mean_ / whole, s.min_units);
+    double const whole = std::max(s.pieces - ranges / 2, 1.);
+    double const units = std::max<double>(ranges * mean_ / whole, s.min_units);
     double const most = std::min(std::max(units, longest_ / s.max_splits), longest_);
-    double const pieces = std::max(groups * mean_ / most + groups / 2, groups),
+    double const pieces = std::max(ranges * mean_ / most + ranges / 2, ranges),
                  splits = longest_ / most;
     double const merge_us =
         m_.merge_round + divide_up(rows_, kernel_.rows_at_once) * m_.merge_row * (1 + splits / 16);
@@ -91,8 +90,8 @@ class Work {
            (splits > 1 ? merge_us : 0);
   }
 
-  double groups;  // of tiles that are cut alike
-  double tiles;   // of a group
+  double ranges;  // of keys: one of each sequence, or of each row block of a varlen one
+  double tiles;   // that see a range, and are cut alike
 
  private:
   // The time of so many CTAs that have a piece of the keys each, alone or in clusters, but for the
@@ -100,7 +99,7 @@ class Work {
   double attend_us(double count, double longest, int cluster, double search_us) const {
     double const of_sm = count / m_.sm_count, resident = kernel_.blocks_per_sm;
     double const crowd = std::min(std::ceil(of_sm), resident);
-    double const mean = groups * tiles * mean_ / count;  // units
+    double const mean = ranges * tiles * mean_ / count;  // units
     double const memory = memory_us_ * (1 + kKeyDrift * crowd * again_);
     double busy = 0, uneven = 0;
     if (of_sm > 1) {
@@ -155,9 +154,9 @@ std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeK
   }
   for (int const blocks : {1, 2, 4 * kernel.blocks_per_sm}) {
     int const pieces = static_cast<int>(double(m.sm_count) * blocks / w.tiles);
-    if (pieces > w.groups) {
+    if (pieces > w.ranges) {
       add({.pieces = pieces,
-           .extra = static_cast<int>(pieces - int64_t(w.groups)),
+           .extra = static_cast<int>(pieces - int64_t(w.ranges)),
            .max_splits = std::max((units + kMinUnits - 1) / kMinUnits, 1),
            .min_units = kMinUnits});
     }

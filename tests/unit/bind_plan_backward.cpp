@@ -49,7 +49,7 @@ struct Asked {
     take(d, "hopper", k.hopper);
     take(d, "score_mods", k.score_mods);
     take(d, "schedules", k.schedules);
-    take(d, "cuts_rows", k.cuts_rows);
+    take(d, "splits_rows", k.splits_rows);
     p.head_dim = k.head_dim;
     p.head_dim_v = k.head_dim_v;
     take(d, "sm_count", machine.sm_count);

@@ -25,7 +25,7 @@ def kernel(head_dim: int = 128, plain: bool = True, family: str = "sm90") -> dic
     return dict(
         block_m=block_m, block_n=128, head_dim=head_dim, head_dim_v=head_dim, resident=resident,
         hopper=hopper, score_mods=not plain, schedules=hopper and plain,
-        cuts_rows=hopper and plain and head_dim != 96,
+        splits_rows=hopper and plain and head_dim != 96,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def check(call: dict, choice: tuple) -> None:
         assert tiles > 1
         assert call["wants_dq"]
     if row_splits > 1:
-        assert call["cuts_rows"]
+        assert call["splits_rows"]
         assert heads == group
         assert not call.get("packed")
         assert not call["deterministic"]
