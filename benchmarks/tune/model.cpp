@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/error.h"
+#include "launch/concat.h"
 #include "launch/plan_text.h"
 #include "params/bwd_params.h"
 #include "plan/machines/nearest.h"

@@ -4,19 +4,11 @@
 
 #include <cuda_runtime.h>
 
-#include <sstream>
 #include <stdexcept>
-#include <string>
+
+#include "launch/concat.h"
 
 namespace flash {
-
-// Text of parts, whatever a stream can print.
-template <class... Parts>
-std::string concat(Parts const&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
-}
 
 // Python turns messages with this prefix into NotImplementedError.
 inline constexpr char kNotImplemented[] = "flash_attn: not implemented: ";

@@ -1,6 +1,6 @@
 #include "launch/plan_text.h"
 
-#include "launch/error.h"
+#include "launch/concat.h"
 
 namespace flash {
 namespace {
