@@ -1,7 +1,7 @@
 // O = scale (Q∘e^G) S0 + A V of a segment, chunk after chunk, from the state before the segment.
 #pragma once
 
-#include "sm80/linear/walk_store.h"
+#include "sm80/linear/walk.h"
 
 namespace flash::sm80::linear {
 
@@ -14,15 +14,32 @@ struct WalkStorage {
   // A, as operands; or, where warps share the rows of K, their parts of Q Kᵀ as accumulators.
   alignas(16) uint4 weights[C::kHeads][C::kSquares][C::kWarpsK == 1 ? 1 : 2 * C::kWarpsK][32];
   // Their parts of Q S0, for the warps that have the strips.
-  alignas(16) float4 parts[RowParts<C>::kSize];
+  static constexpr int kParts = C::kWarpsK == 1 ? 1 : C::kWarps * C::kStrips * 2 * C::kBlocks * 32;
+  alignas(16) float4 parts[kParts];
   ChunkDecays<C::kChunk> decays[2][C::kHeads];
 };
+
+// Words of four lanes that share a row, as_a's, become 16 bytes of one row each: lane l of the four
+// has row l % 2 * 8 of the 16, and columns l / 2 * 8 to l / 2 * 8 + 7.
+__device__ inline uint4 runs_of_rows(uint32_t (&words)[4]) {
+  int const lane = threadIdx.x % 4;
+  auto const exchange = [&](uint32_t& low, uint32_t& high, int distance) {
+    bool const upper = lane & distance;
+    uint32_t const other = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
+    (upper ? low : high) = other;
+  };
+  exchange(words[0], words[1], 1);
+  exchange(words[2], words[3], 1);
+  exchange(words[0], words[2], 2);
+  exchange(words[1], words[3], 2);
+  return {words[0], words[1], words[2], words[3]};
+}
 
 template <class C>
 struct WalkOutputs {
   using Element = typename C::Element;
   using Storage = WalkStorage<C>;
-  using Out = WalkRows<C>;
+  using Out = float[C::kStrips][2 * C::kBlocks][4];
 
   Walk<C> const& walk;
   Storage& smem;
@@ -33,6 +50,11 @@ struct WalkOutputs {
   __device__ Element const* q() const { return smem.q[buffer][walk.h]; }
   __device__ Element const* k() const { return smem.k[buffer][walk.h]; }
   __device__ Element const* v() const { return smem.v[buffer][walk.h]; }
+
+  // Whether this warp's sums are those of the strip: one of those that share the rows of K has it.
+  __device__ bool owns(int strip) const {
+    return C::kWarpsK == 1 || strip % C::kWarpsK == walk.warp_k;
+  }
 
   // The squares of A that the warp computes: first those on the diagonal, then the others.
   __device__ void set_weights() const {
@@ -126,6 +148,13 @@ struct WalkOutputs {
     }
   }
 
+  __device__ static void add_part(float4 const& part, float (&sums)[4]) {
+    sums[0] += part.x;
+    sums[1] += part.y;
+    sums[2] += part.z;
+    sums[3] += part.w;
+  }
+
   // out = scale (Q∘e^G) S0 of the warp's columns and rows of K
   __device__ void read_state(WalkState<C> const& state, Out& out) const {
 #pragma unroll
@@ -165,6 +194,38 @@ struct WalkOutputs {
     }
   }
 
+  // Where the warps along K put their parts of a strip's sums.
+  __device__ float4* parts(int strip, int warp_k) const {
+    int const warp = (walk.h * C::kWarpsK + warp_k) * C::kWarpsV + walk.column;
+    return smem.parts + (warp * C::kStrips + strip) * 2 * C::kBlocks * 32 + walk.lane();
+  }
+  __device__ void leave_parts(Out const& out) const {
+#pragma unroll
+    for (int strip = 0; strip < C::kStrips; ++strip) {
+      if (!owns(strip)) {
+        float4* const part = parts(strip, walk.warp_k);
+#pragma unroll
+        for (int n = 0; n < 2 * C::kBlocks; ++n) {
+          float const(&x)[4] = out[strip][n];
+          part[n * 32] = {x[0], x[1], x[2], x[3]};
+        }
+      }
+    }
+  }
+  // In the order of the warps, but that the own part comes first.
+  __device__ void take_parts(Out& out) const {
+#pragma unroll
+    for (int strip = 0; strip < C::kStrips; ++strip) {
+      for (int turn = 1; owns(strip) && turn < C::kWarpsK; ++turn) {
+        float4 const* const part = parts(strip, (walk.warp_k + turn) % C::kWarpsK);
+#pragma unroll
+        for (int n = 0; n < 2 * C::kBlocks; ++n) {
+          add_part(part[n * 32], out[strip][n]);
+        }
+      }
+    }
+  }
+
   // out += A V, and the state becomes the one after the chunk.
   __device__ void add_chunk(WalkState<C>& state, Out& out) const {
     scale_state<C>(state, decays().total());
@@ -174,7 +235,7 @@ struct WalkOutputs {
       read_values<C>(v(), strip, walk.column, values);
 #pragma unroll
       for (int later = strip; later < C::kStrips; ++later) {
-        if (!walk.owns(later)) {
+        if (!owns(later)) {
           continue;
         }
         uint32_t a[4];
@@ -193,15 +254,42 @@ struct WalkOutputs {
   }
 
   __device__ void store(Out const& out, flash::linear::Tokens const& tokens) const {
-    RowStore<C> const target(walk, tokens, walk.lane());
+    int const lane = walk.lane();
+    int const first = walk.tile.v_begin + walk.column * C::kOfWarp + lane % 4 / 2 * 8;
+    int const row = lane % 2 * 8 + lane / 4;
+    Element* const target =
+        rows_of<Element>(p().o, tokens, walk.head(), first) + row * p().o.row_stride;
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
-      if (!walk.owns(strip)) {
+      if (!owns(strip)) {
         continue;
       }
 #pragma unroll
       for (int m = 0; m < C::kBlocks; ++m) {
-        target.store(strip, m, out[strip][2 * m], out[strip][2 * m + 1]);
+        uint32_t words[4];
+        as_a<Element>(out[strip][2 * m], out[strip][2 * m + 1], words);
+        uint4 const run = runs_of_rows(words);
+        if (strip * 16 + row < tokens.count) {
+          store_run(target + strip * 16 * p().o.row_stride + m * 16, p().v_dim - first - m * 16,
+                    run);
+        }
+      }
+    }
+  }
+
+  // Eight columns of a row, of which `left` exist.
+  __device__ void store_run(Element* target, int left, uint4 const& run) const {
+    if (p().aligned_v) {
+      if (left > 0) {
+        *reinterpret_cast<uint4*>(target) = run;
+      }
+      return;
+    }
+    uint32_t const words[4] = {run.x, run.y, run.z, run.w};
+#pragma unroll
+    for (int e = 0; e < kRunElements; ++e) {
+      if (e < left) {
+        target[e] = Element::bitcast(static_cast<uint16_t>(words[e / 2] >> e % 2 * 16));
       }
     }
   }
@@ -241,7 +329,18 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     if (first) {
       walk.read_initial(state);
     } else {
-      walk.read_slot(grid, tile.slot, state);
+      float4 const* const before = walk.state_of_slot(grid, tile.slot);
+#pragma unroll
+      for (int m = 0; m < C::kBlocks; ++m) {
+#pragma unroll
+        for (int n = 0; n < C::kRows / 8; ++n) {
+          float4 const x = __ldcg(before + (m * C::kRows / 8 + n) * 32);
+          state[m][n][0] = x.x;
+          state[m][n][1] = x.y;
+          state[m][n][2] = x.z;
+          state[m][n][3] = x.w;
+        }
+      }
     }
   }
 #pragma unroll 1
@@ -257,7 +356,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
       outputs.set_weights();
       outputs.read_state(state, out);
       if constexpr (C::kWarpsK > 1) {
-        RowParts<C>{walk, smem.parts}.leave(out);
+        outputs.leave_parts(out);
       }
     }
     if (sets) {
@@ -266,7 +365,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     __syncthreads();
     if (walk.exists()) {
       if constexpr (C::kWarpsK > 1) {
-        RowParts<C>{walk, smem.parts}.take(out);
+        outputs.take_parts(out);
       }
       outputs.add_chunk(state, out);
       outputs.store(out, walk.chunk(number));
