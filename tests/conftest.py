@@ -7,13 +7,14 @@ raises NotImplementedError, and fails when it no longer does, so that CUDA_MISSI
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from tests.devices import GPU
+from tests.gpu_room import Room
 from tests.kernels import library as host_kernels
 
 # Everything a test may name in `needs(...)`.
@@ -70,6 +71,27 @@ def device(request, monkeypatch) -> Iterator[str]:
         pytest.skip("too many thread blocks for the host")
     with host_kernels.serving(monkeypatch, HOST_KERNELS[request.param]):
         yield "cpu"
+
+
+@pytest.fixture(scope="session")
+def gpu_room() -> Room:
+    return Room()
+
+
+@pytest.fixture(autouse=True)
+def _in_the_gpu_room(request, gpu_room) -> Iterator[None]:
+    call = getattr(request.node, "callspec", None)
+    if call is None or call.params.get("device") != "cuda":
+        yield
+        return
+    with gpu_room.entered():
+        yield
+
+
+@pytest.fixture
+def need_memory(_in_the_gpu_room, gpu_room) -> Callable[[int], None]:
+    """`need_memory(60)`: this test runs alone on the GPU, whose free memory is at least 60 GiB."""
+    return gpu_room.need
 
 
 @pytest.fixture

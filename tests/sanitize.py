@@ -16,6 +16,7 @@ import torch
 import flash_attn
 from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qk, apply_rotary_emb_qkv_
+from flash_attn.linear import chunk_scan, recurrent_step
 from tests.any_contents import Calls
 
 LENGTHS = [(1, 1), (65, 129), (129, 65), (33, 0)]  # seqlen_q, seqlen_k
@@ -166,6 +167,25 @@ def rotary(dtype: torch.dtype) -> None:
         assert all(torch.isfinite(x).all() for x in (*outs, packed)), (dtype, head_dim, interleaved)
 
 
+def linear(dtype: torch.dtype) -> None:
+    """Chunks forward, their gradients where kernels make them, and steps: every decay."""
+    edges = torch.tensor([0, 0, 70, 71, 150], dtype=torch.int32)
+    for K, V in ((7, 9), (16, 32), (64, 72), (128, 130), (256, 64), (320, 33)):
+        for gates in (None, (2,), (1, 150, 2), (1, 150, 2, K)):
+            g = None if gates is None else -torch.rand(gates)
+            q, k, v = leaves(*((1, 150, h, d) for h, d in ((1, K), (1, K), (2, V))), dtype=dtype)
+            state = torch.randn(4, 2, K, V)
+            o, final = chunk_scan(q, k, v, g, None, state, True, cu_seqlens=edges)
+            what = (dtype, K, V, gates)
+            assert torch.isfinite(o).all() and torch.isfinite(final).all(), what
+            check_gradients(o, [q, k, v], what)
+            tokens = [x.detach()[0, :3] for x in (q, k, v)]
+            slots = torch.tensor([3, -1, 0])
+            g = g if g is None or g.dim() == 1 else g[0, :3]
+            assert torch.isfinite(recurrent_step(*tokens, g, state, slots)).all(), what
+            assert torch.isfinite(state).all(), what
+
+
 def any_contents(dtype: torch.dtype, head_dim: int, head_dim_v: int, device: str) -> None:
     """A CPU, where one can look, refuses nearly all of them."""
     for seed in range(12):
@@ -192,6 +212,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
                 any_contents(dtype, *head_dims, device)
         probabilities(dtype)
         rotary(dtype)
+        linear(dtype)
     print("all calls returned finite values")
 
 

@@ -10,7 +10,6 @@ import torch
 from cases import BF16, Case, make_inputs, rng_state
 from compare import assert_accurate, assert_bitwise
 from reference import attention_ref, gradients, standard_attention
-from test_contract_gpu import need_memory
 from torch import Tensor
 
 from flash_attn import flash_attn_func, flash_attn_varlen_func
@@ -190,7 +189,7 @@ def test_more_than_65535_batches_or_heads(shape, cuda):
     check_slice(x.q, x.k, x.v, x.dout, slice(b - 2, b))
 
 
-def test_more_than_2_31_elements(cuda):
+def test_more_than_2_31_elements(cuda, need_memory):
     """Of q, of its gradient and of the sums in fp32."""
     need_memory(60)
     batch = 2**31 // (64 * 64 * 64) + 2

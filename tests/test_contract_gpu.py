@@ -15,19 +15,13 @@ from reference import attention_ref, standard_attention
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 
-def need_memory(gigabytes: int) -> None:
-    free, _ = torch.cuda.mem_get_info()
-    if free < gigabytes * 2**30:
-        pytest.skip(f"needs {gigabytes} GiB of free GPU memory")
-
-
 def compare_slice(out, q, k, v, **kwargs) -> None:
     ref, _, _ = attention_ref(q, k, v, **kwargs)
     std, _, _ = standard_attention(q, k, v, **kwargs)
     assert_accurate("out", out, ref, std)
 
 
-def test_more_than_2_31_query_elements(cuda):
+def test_more_than_2_31_query_elements(cuda, need_memory):
     need_memory(12)
     seqlen_q = 2**31 // (64 * 64) + 256
     q = torch.randn(1, seqlen_q, 64, 64, dtype=BF16, device=cuda)
@@ -36,7 +30,7 @@ def test_more_than_2_31_query_elements(cuda):
     compare_slice(out[:, -300:], q[:, -300:], k, k)
 
 
-def test_more_than_2_31_key_elements(cuda):
+def test_more_than_2_31_key_elements(cuda, need_memory):
     need_memory(12)
     total_k = 2**31 // (8 * 128) + 256
     k = torch.randn(total_k, 8, 128, dtype=BF16, device=cuda)
@@ -47,7 +41,7 @@ def test_more_than_2_31_key_elements(cuda):
     compare_slice(out[None, 1:], q[None, 1:], k[None, -200:], k[None, -200:])
 
 
-def test_batch_stride_beyond_2_31(cuda):
+def test_batch_stride_beyond_2_31(cuda, need_memory):
     need_memory(12)
     buffer = torch.empty(2, 2**31 // 64 + 64, 1, 64, dtype=BF16, device=cuda)
     q = buffer[:, :150]

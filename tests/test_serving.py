@@ -266,12 +266,10 @@ def test_a_mixed_batch_in_a_graph_and_beside_itself(cuda):
             assert_bitwise("out", out, expected)
 
 
-def test_a_cache_of_more_elements_than_an_int_counts(cuda):
+def test_a_cache_of_more_elements_than_an_int_counts(cuda, need_memory):
     """Keys lie in its first pages and in its last ones; a chunk, a draft and single tokens."""
     pages = 2**31 // (16 * HEADS_KV * DIM) + 64
-    needed = 8 * pages * 16 * HEADS_KV * DIM  # bytes; twice the two caches, and some
-    if torch.cuda.mem_get_info(cuda)[0] < 2 * needed:
-        pytest.skip(f"{2 * needed >> 30} GiB are not free")
+    need_memory(32)  # the two caches take 8
     cache = Cache.empty(4, pages, 16, cuda)
     cache.free = [n for i in range(30) for n in (i, pages - 1 - i)]
     counts = (130, 4, 1, 1)
