@@ -148,6 +148,14 @@ class _Gradients(torch.autograd.Function):
         raise RuntimeError("flash_attn has no second derivative")
 
 
+def refuse_tangents(*inputs: Tensor | None) -> None:
+    """Raises for an input with a forward-mode derivative, which an operation would drop."""
+    if forward_ad._current_level < 0:
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise NotImplementedError(_ONLY_BACKWARD)
+
+
 def records(*inputs: Tensor | None) -> bool:
     """Whether autograd records a call of these inputs. A forward-mode derivative counts: there is
     none, and autograd.Function says so, where an operation would drop it."""

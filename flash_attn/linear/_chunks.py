@@ -27,8 +27,9 @@ __all__ = ["Gradients", "Scan", "backward", "forward", "from_the_end"]
 # Tokens of a chunk. A vector of gates takes C exponentials of K numbers a token, so few of them.
 _CHUNK_SCALAR = 64
 _CHUNK_VECTOR = 16
-# Numbers in the largest tensors of the chunks that are computed at a time.
-_SEGMENT_NUMBERS = 1 << 20
+# Numbers in the largest tensors of the chunks that are computed at a time: a CPU's caches hold a
+# MiB or two, a GPU's launches take longer than fewer numbers.
+_NUMBERS_ON_A_CPU, _NUMBERS = 1 << 20, 1 << 25
 
 
 class Scan(NamedTuple):
@@ -64,7 +65,8 @@ class Scan(NamedTuple):
         channels = self.k.shape[-1]
         gates = channels if self.g is not None and self.g.dim() == 4 else 1
         numbers = heads * max(channels * columns, table.chunk_size**2 * gates)
-        return max(1, _SEGMENT_NUMBERS // max(1, numbers))
+        most = _NUMBERS_ON_A_CPU if self.v.device.type == "cpu" else _NUMBERS
+        return max(1, most // max(1, numbers))
 
     def first_state(self, table: Table) -> Tensor:
         """[N, H, K, V], of our own."""

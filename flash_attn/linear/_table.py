@@ -77,7 +77,7 @@ class Table(NamedTuple):
             rows.to(self.device),
             is_token.to(self.device),
             bool(is_token.all()),
-            [column[:, 0].to(self.device) for column in columns],
+            list(sequences.to(self.device).split(list(map(len, columns)))),
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attn.dispatch.autograd import refuse_tangents
 from flash_attn.dispatch.define import defined
 from flash_attn.linear import _chunks, _delta, ops
 from flash_attn.linear._autocast import without_autocast
@@ -29,8 +30,14 @@ SCHEMAS = {
 }
 
 _library = defined(SCHEMAS)
-forward = torch.ops.flash_attn.delta_forward.default
+_scan = torch.ops.flash_attn.delta_forward.default
 backward = torch.ops.flash_attn.delta_backward.default
+
+
+def forward(*args: Any) -> tuple[Tensor, Tensor]:
+    """The operation; raises for forward-mode derivatives, which it would drop."""
+    refuse_tangents(*args[:6])
+    return _scan(*args)
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *rest: Any) -> _delta.Delta:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flash_attn import backend
 from flash_attn.dispatch import run
-from flash_attn.dispatch.autograd import records, rows_contiguous
+from flash_attn.dispatch.autograd import records, refuse_tangents, rows_contiguous
 from flash_attn.dispatch.define import defined
 from flash_attn.linear import _chunks, _kernels, _step
 from flash_attn.linear._autocast import without_autocast
@@ -46,12 +46,22 @@ SCHEMAS = {
 _library = defined(SCHEMAS)
 forward = torch.ops.flash_attn.linear_forward.default
 backward = torch.ops.flash_attn.linear_backward.default
-step = torch.ops.flash_attn.linear_step.default
+_one_token = torch.ops.flash_attn.linear_step.default
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor | None,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """The operation, which has no derivative."""
+    refuse_tangents(q, k, v, g, state)
+    return _one_token(q, k, v, g, state, slots, scale)
 
 
 def scan(*args: Any) -> tuple[Tensor, Tensor]:
     """``forward``. Where autograd has nothing to record, past its kernel, which is Python and two
     thirds of the dispatch."""
+    refuse_tangents(*args[:5])
     if run.traced() or records(*args[:5]):
         return forward(*args)
     with torch._C._AutoDispatchBelowAutograd():

@@ -36,7 +36,7 @@ def test_shared_heads(decay, backend):
 @pytest.mark.parametrize("decay", DECAYS)
 def test_many_segments(decay, backend, monkeypatch):
     """What is computed at a time changes no result."""
-    monkeypatch.setattr("flash_attn.linear._chunks._SEGMENT_NUMBERS", 1)
+    monkeypatch.setattr("flash_attn.linear._chunks.Scan.chunks_at_a_time", lambda *_: 1)
     check(Case(decay, T=200, B=2), backend)
     check(Case(decay, T=200, cu_seqlens=packed(200)), backend)
 

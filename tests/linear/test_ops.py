@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from flash_attn import linear
 from flash_attn.linear import chunk_gated_delta_rule, chunk_scan, delta_ops, ops, recurrent_step
@@ -32,7 +33,8 @@ def test_opcheck_step(backend):
     q, k, v = (torch.randn(3, h, d, device=backend.device) for h, d in ((2, 6), (2, 6), (4, 5)))
     state = torch.randn(4, 4, 6, 5, device=backend.device)
     slots = torch.tensor([3, -1, 0], dtype=torch.int32, device=backend.device)
-    torch.library.opcheck(ops.step, (q, k, v, -torch.rand_like(v[..., 0]), state, slots, 0.5))
+    operation = torch.ops.flash_attn.linear_step.default
+    torch.library.opcheck(operation, (q, k, v, -torch.rand_like(v[..., 0]), state, slots, 0.5))
 
 
 def test_opcheck_delta(backend):
@@ -40,7 +42,8 @@ def test_opcheck_delta(backend):
     v, state = torch.randn(2, 20, 4, 5).to(q), torch.randn(2, 4, 6, 5).to(q)
     g, beta = -torch.rand(2, 20, 4).to(q), torch.rand(2, 20, 4).to(q)
     inputs = [x.requires_grad_() for x in (q, k, v, g, beta, state)]
-    torch.library.opcheck(delta_ops.forward, (*inputs, None, 0.3, True, True))
+    operation = torch.ops.flash_attn.delta_forward.default
+    torch.library.opcheck(operation, (*inputs, None, 0.3, True, True))
     plain = [x.detach() for x in inputs]
     torch.library.opcheck(delta_ops.backward, (*plain, None, 0.3, torch.ones_like(v), None))
 
@@ -83,6 +86,33 @@ def test_compile_in_one_graph(name, backend):
         return results, torch.autograd.grad(loss, inputs, allow_unused=True)
 
     torch.testing.assert_close(run(compiled), run(FUNCTIONS[name]))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_mode_derivatives_raise(name, backend):
+    """An operation would return tensors without them."""
+    q, k, v = (torch.randn(1, 20, 2, size, device=backend.device) for size in (6, 6, 5))
+    g = -torch.rand(1, 20, 2, 6, device=backend.device)
+    with forward_ad.dual_level():
+        FUNCTIONS[name](q, k, v, g, None)  # there are none to lose
+        dual = forward_ad.make_dual(k, torch.ones_like(k))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            FUNCTIONS[name](q, dual, v, g, None)
+    with pytest.raises((NotImplementedError, RuntimeError), match="forward-mode|jvp"):
+        torch.func.jvp(lambda x: FUNCTIONS[name](q, x, v, g, None), (k,), (k,))
+
+
+def test_forward_mode_derivatives_of_one_token_raise(backend):
+    q, k, v = (torch.randn(2, 3, size, device=backend.device) for size in (6, 6, 5))
+    state = torch.randn(2, 3, 6, 5, device=backend.device)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(k, torch.ones_like(k))
+        for call in (
+            lambda: recurrent_step(q, dual, v, None, state),
+            lambda: linear.fused_recurrent_gla(q[:, None], dual[:, None], v[:, None]),
+        ):
+            with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+                call()
 
 
 def test_compile_a_step(backend):
