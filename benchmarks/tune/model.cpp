@@ -38,21 +38,17 @@ void each_choice(Call const& c, Visit visit) {
     }
     return;
   }
-  Problem const usual = expected(p);
-  ForwardPlan const plan = plan_forward(usual, machine, c.forward);
-  bool decodes = false, decodable = false;
+  ForwardPlan const plan = plan_forward(p, machine, c.forward);
+  bool decodes = false;
   if (c.decode.head_dim > 0) {
-    double const us = std::sqrt(plan.us * forward_us(p, machine, c.forward, plan.choice));
-    DecodePlan const planned = plan_decode(p, machine, c.decode, us);
-    decodable = decodable_queries(p) > 0, decodes = planned.few_q > 0;
+    DecodePlan const planned = plan_decode(p, machine, c.decode, plan.us);
+    decodes = planned.few_q > 0;
     for (auto const& [split, decode_us] : decode_choices(p, machine, c.decode)) {
       visit([&] { return describe(split); }, decode_us, decodes && split == planned.split);
     }
   }
-  for (auto const& [choice, us] : forward_choices(usual, machine, c.forward)) {
-    double const full = decodable ? forward_us(p, machine, c.forward, choice) : us;
-    visit([&] { return describe(choice, c.forward); }, std::sqrt(us * full),
-          !decodes && choice == plan.choice);
+  for (auto const& [choice, us] : forward_choices(p, machine, c.forward)) {
+    visit([&] { return describe(choice, c.forward); }, us, !decodes && choice == plan.choice);
   }
 }
 

@@ -196,7 +196,7 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
   if (!selection.variant) {
     return selection_json(selection, {});
   }
-  plan::Problem const problem = plan::expected(problem_of(p, call.num_splits, call.cached != 0));
+  plan::Problem const problem = problem_of(p, call.num_splits, call.cached != 0);
   plan::Machine const machine = machine_of(call.device);
   plan::ForwardKernel const kernel = forward_kernel(*selection.variant, call.device);
   plan::ForwardChoice const choice = plan::plan_forward(problem, machine, kernel).choice;

@@ -1,7 +1,6 @@
 #include "launch/attention_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "launch/device.h"
@@ -35,8 +34,7 @@ double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo c
     return std::numeric_limits<double>::infinity();
   }
   plan::ForwardKernel const kernel = forward_kernel(*row, device);
-  auto const plan = plan::plan_forward(plan::expected(problem), machine, kernel);
-  return std::sqrt(plan.us * plan::forward_us(problem, machine, kernel, plan.choice));
+  return plan::plan_forward(problem, machine, kernel).us;
 }
 
 // The plan while choices are measured: it is recorded, and another choice can be forced.
@@ -150,12 +148,11 @@ plan::ForwardPlan forward_plan_of(FwdParams const& p, Variant const& variant,
                                   DeviceInfo const& device, int64_t num_splits, bool cached) {
   plan::Problem const problem = problem_of(p, num_splits, cached);
   if (is_measuring()) {
-    return measured(plan::expected(problem), machine_of(device), forward_kernel(variant, device));
+    return measured(problem, machine_of(device), forward_kernel(variant, device));
   }
   thread_local PlanCache<plan::ForwardPlan> last_plans;
   return last_plans.of(problem, variant, device, [&] {
-    return plan::plan_forward(plan::expected(problem), machine_of(device),
-                              forward_kernel(variant, device));
+    return plan::plan_forward(problem, machine_of(device), forward_kernel(variant, device));
   });
 }
 

@@ -5,48 +5,21 @@
 #include "core/cluster_size.h"
 #include "params/common.h"
 #include "params/seqlens.h"
+#include "plan/fills.h"
 
 namespace flash::plan {
 namespace {
 
-// How full a cache may be, because the host does not know: all sequences as long as its capacity,
-// of any length up to it, or one as long and the others short.
-struct Fill {
-  double use;  // of the capacity, by all sequences but the longest, which uses all
-  double weight;
-};
-constexpr Fill kFills[] = {{1, 0.25}, {0.5, 0.5}, {0.09, 0.25}};
-
-// Row blocks that read the same keys drift apart: for each further row block, this part of the keys
-// that L2 does not hold comes once more from memory, times the CTAs of a multiprocessor.
-constexpr double kKeyDrift = 0.12;
-// Multiprocessors share the memory's rate evenly, so that those with one CTA more than others end
-// later, by this part of what they read of it.
-constexpr double kUneven = 0.5;
+// Where clusters are more than find room side by side, some multiprocessors have more CTAs than
+// others and end later, by this part of what a CTA reads.
+constexpr double kUneven = 0.25;
+// Clusters of so many CTAs and more leave a part of each GPC's multiprocessors without one: they
+// find room on this share of all.
+constexpr int kLargeCluster = 8;
+constexpr double kRoom = 0.75;
 // A CTA of a cluster begins later than another, behind a CTA that ends, by this factor.
 constexpr double kNextCluster = 1.4;
-// What is left of the longest piece when the others end on average: the more of them end before,
-// the faster it goes on.
-constexpr double kLeft = 0.7;
 constexpr int kMinUnits = 2;  // of a piece
-// The part of their capacity that sequences are expected to use where one length has to do.
-constexpr double kExpected = 0.2;
-
-// The keys of a tile that any of its rows sees.
-double visible(Problem const& p, double keys) {
-  return p.mask.left < 0 ? keys : std::min(keys, double(p.mask.left) + p.seqlen_q);
-}
-
-// The same problem with caches that are filled so far.
-Problem filled(Problem p, double use) {
-  if (p.batch > 0 && (p.used_k || p.page_size > 0)) {
-    double const mean_use = use + (1 - use) / p.batch, capacity = std::max(p.seqlen_k, 1);
-    // More sequences have all of the keys that a window shows.
-    double const most = visible(p, capacity), mean = most * (1 - (1 - mean_use) * most / capacity);
-    p.total_k = std::min(p.total_k, static_cast<int64_t>(mean * p.batch));
-  }
-  return p;
-}
 
 // The work of the decode kernel, in total and on average, and the time of each way to cut it.
 class Work {
@@ -63,7 +36,6 @@ class Work {
     rows_ = std::min<double>(rows, kernel.block_m);
     mean_ = std::max(divide_up(keys, kernel.unit), 1.);
     memory_us_ = bytes / m.reads;
-    again_ = (blocks - 1) * std::max(1 - double(m.l2_bytes) / bytes, 0.);
     unit_us_ = kernel.unit * kElement * (kernel.head_dim + kernel.head_dim_v) / m.sm_reads;
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
     search_us_ = known ? 0 : m.search * divide_up(p.batch, 32);
@@ -98,18 +70,17 @@ class Work {
   // beginning of the first. longest: units of the longest piece. search_us: of each CTA.
   double attend_us(double count, double longest, int cluster, double search_us) const {
     double const of_sm = count / m_.sm_count, resident = kernel_.blocks_per_sm;
-    double const crowd = std::min(std::ceil(of_sm), resident);
     double const mean = ranges * tiles * mean_ / count;  // units
-    double const memory = memory_us_ * (1 + kKeyDrift * crowd * again_);
     double busy = 0, uneven = 0;
-    if (of_sm > 1) {
+    if (of_sm > (cluster >= kLargeCluster ? kRoom : 1)) {
       double const next = (m_.next_block + search_us) * (cluster > 1 ? kNextCluster : 1);
-      busy = of_sm * mean * unit_us_ + (of_sm - 1) * next;
-      uneven = cluster > 1 ? kUneven : of_sm < resident ? kUneven * (crowd - of_sm) : 0;
+      busy = of_sm * mean * unit_us_ + std::max(of_sm - 1, 0.) * next;
+      uneven = cluster > 1 ? kUneven : 0;
     }
-    double const us = overlapped(busy, memory) + uneven * mean * unit_us_;
+    double const us = overlapped(busy, memory_us_) + uneven * mean * unit_us_;
+    // What is left of the longest piece when the others end on average.
     double const left = std::max(longest - std::max(of_sm / resident, 1.) * mean, 0.);
-    return std::max(us + kLeft * left * times_.step, overlapped(longest * times_.step, memory));
+    return std::max(us + left * times_.step, overlapped(longest * times_.step, memory_us_));
   }
 
   Machine const& m_;
@@ -118,7 +89,6 @@ class Work {
   double mean_;       // of an average one
   double rows_;       // of a tile
   double memory_us_;  // that the keys take to come from memory
-  double again_;      // share of the keys that row blocks may read once more each
   double unit_us_;    // that a multiprocessor takes for a unit's bytes
   double search_us_;  // that CTAs search their pieces from lengths that the device knows
   KernelTimes times_;
@@ -127,19 +97,16 @@ class Work {
 // All choices, the simpler ones first. alone: the GPU has no other work.
 std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                                      bool alone) {
+  std::vector<Filled> const fills = fills_of(p);
   std::vector<Work> works;
-  for (Fill const& fill : kFills) {
-    works.emplace_back(filled(p, fill.use), m, kernel);
+  for (Filled const& fill : fills) {
+    works.emplace_back(fill.problem, m, kernel);
   }
   Work const& w = works.front();
   std::vector<DecodeChoice> choices;
   choices.reserve(2 * kMostClusterLog2 + 1);
   auto const add = [&](KeySplit const& s) {
-    double log_us = 0;
-    for (size_t i = 0; i < works.size(); ++i) {
-      log_us += kFills[i].weight * std::log(works[i].us(s));
-    }
-    choices.push_back({s, std::exp(log_us)});
+    choices.push_back({s, mean_us(fills, [&](size_t i) { return works[i].us(s); })});
   };
   int const units = static_cast<int>(divide_up(p.seqlen_k, kernel.unit));
   if (p.num_splits > 1 && !p.batch_invariant) {
@@ -192,8 +159,6 @@ bool must_decode(Problem const& p, Machine const& m) {
 }
 
 }  // namespace
-
-Problem expected(Problem const& p) { return filled(p, kExpected); }
 
 int decodable_queries(Problem const& p) {
   int64_t const rows = longest_q(p) * p.group();

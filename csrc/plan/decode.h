@@ -39,10 +39,6 @@ struct DecodePlan {
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
 
-// The same problem with expected lengths where only the device knows them. Times that are compared
-// are predicted for these.
-Problem expected(Problem const& p);
-
 // The value of few_q if the decode kernel computes all that it can.
 int decodable_queries(Problem const& p);
 
@@ -50,8 +46,7 @@ int decodable_queries(Problem const& p);
 std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m,
                                          DecodeKernel const& kernel);
 
-// forward_us: the forward kernel's time if it computes all, as the geometric mean of the
-// predictions for expected(p) and for full caches; infinite if it cannot.
+// forward_us: the forward kernel's time if it computes all; infinite if it cannot.
 DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
                        double forward_us);
 

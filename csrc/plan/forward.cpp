@@ -1,6 +1,7 @@
 #include "plan/forward.h"
 
 #include "core/tile_scheduler.h"
+#include "plan/fills.h"
 
 namespace flash::plan {
 namespace {
@@ -80,29 +81,23 @@ class RowBlocks {
            (splits_ > 1 ? merge_us() : 0);
   }
 
-  // Adds the choices with the orders of tiles that are worth a prediction. Equal tiles: few heads
+  // The orders of tiles that are worth a prediction: strips side by side. Equal tiles: few heads
   // side by side, which share keys. Unequal ones even out among many; against a cache memory counts
   // more. One row block a head, or one wave, needs no order. Beside decode, which reads memory all
   // the time, tiles that read the same keys follow each other.
-  void add_to(std::vector<ForwardPlan>& choices) const {
-    auto const add = [&](int width) {
-      ForwardChoice const choice{tile_, splits_, width};
-      if (choices.empty() || choices.back().choice != choice) {
-        choices.push_back({choice, us(width)});
-      }
-    };
+  std::vector<int> widths() const {
     if (p_.beside_decode) {
-      return add(1);
+      return {1};
     }
     if (splits_ > 1) {
-      return add(width_of(1));
+      return {width_of(1)};
     }
     if (of_strip_ <= 1 || tiles() <= resident_) {
-      return add(width_of(strips_));
+      return {width_of(strips_)};
     }
-    for (double const waves : {p_.unmasked() ? 0.25 : p_.used_k ? 1. : 8., 2.}) {
-      add(width_of(waves));
-    }
+    bool const unequal = p_.used_k && p_.batch > 1;
+    int const first = width_of(p_.unmasked() ? 0.25 : unequal ? 1. : 8.), other = width_of(2);
+    return first == other ? std::vector{first} : std::vector{first, other};
   }
 
   double tiles() const { return strips_ * of_strip_; }
@@ -126,9 +121,10 @@ class RowBlocks {
   double compute_us(int side_by_side) const {
     double const step = times_.step * std::lerp(kAlone, 1, filled_);
     // The longest tile of all begins with the last group of strips; where lengths of keys alone
-    // differ, with any strip.
-    bool const any = p_.used_k && !p_.varlen_q;
-    double const last = any ? 1 : last_group(ordered(), std::min<double>(side_by_side, ordered()));
+    // differ, with any strip, and a quarter of them comes after it.
+    bool const any = p_.used_k && !p_.varlen_q && p_.batch > 1;
+    double const last = any ? std::max(strips_ / 4, 1.)
+                            : last_group(ordered(), std::min<double>(side_by_side, ordered()));
     return queue_us({tiles(), resident_, times_.begin + steps_.mean * step,
                      times_.begin + steps_.longest * step, last * of_longest_});
   }
@@ -211,13 +207,24 @@ bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile
 
 std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
                                          ForwardKernel const& kernel) {
-  std::vector<ForwardPlan> choices;
   if (is_empty(p)) {
     return {{{ForwardTile::First, 1, 1}, 0}};
   }
+  std::vector<Filled> const fills = fills_of(p);
+  std::vector<ForwardPlan> choices;
+  auto const add = [&](ForwardTile tile, int splits) {
+    std::vector<RowBlocks> blocks;
+    for (Filled const& fill : fills) {
+      blocks.emplace_back(fill.problem, m, kernel, tile, splits);
+    }
+    for (int const width : blocks.front().widths()) {
+      double const us = mean_us(fills, [&](size_t i) { return blocks[i].us(width); });
+      choices.push_back({{tile, splits, width}, us});
+    }
+  };
   for (ForwardTile const tile : {ForwardTile::First, ForwardTile::Second, ForwardTile::PackGqa}) {
     if (is_possible(p, kernel, tile)) {
-      RowBlocks(p, m, kernel, tile, 1).add_to(choices);
+      add(tile, 1);
     }
   }
   bool const full = p.alike() && RowBlocks(p, m, kernel, ForwardTile::First, 1).fill();
@@ -227,7 +234,7 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
   for (int const splits : {2, 4, 8, 16, 32}) {
     bool const allowed = p.num_splits == 0 || splits <= p.num_splits;
     if (allowed && bytes_of_splits(p, splits) <= kMostBytes) {
-      RowBlocks(p, m, kernel, ForwardTile::Split, splits).add_to(choices);
+      add(ForwardTile::Split, splits);
     }
   }
   return choices;

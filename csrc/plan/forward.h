@@ -44,8 +44,7 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
 double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
                   ForwardChoice const& choice);
 
-// The best choice. For a cache, p must have the expected lengths (`expected` in plan/decode.h), not
-// the capacity.
+// The best choice.
 ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel);
 
 }  // namespace flash::plan

@@ -1,5 +1,6 @@
 #include "params/seqlens.h"
 #include "plan/decode.h"
+#include "plan/fills.h"
 #include "plan_bindings.h"
 
 namespace plan_decode_binding {
@@ -52,8 +53,12 @@ void bind_plan_decode(py::module_& m) {
   m.attr("ALL_QUERIES") = flash::kAllQueries;
   m.def("plan_decode", &plan_decode_binding::plan, py::arg("problem"), py::arg("machine"),
         py::arg("blocks_per_sm") = 3, py::arg("forward_us") = 1e9);
-  // Keys of an average sequence.
-  m.def("expected_keys", [](py::dict const& problem) {
-    return flash::plan::expected(plan_decode_binding::problem_of(problem)).mean_k();
+  // (keys of an average sequence, weight)
+  m.def("fills", [](py::dict const& problem) {
+    std::vector<std::pair<double, double>> fills;
+    for (auto const& [p, weight] : flash::plan::fills_of(plan_decode_binding::problem_of(problem))) {
+      fills.emplace_back(p.mean_k(), weight);
+    }
+    return fills;
   });
 }

@@ -191,9 +191,10 @@ def test_of_a_mixed_batch_the_short_sequences_are_decoded(core):
 
 def test_the_longest_sequence_of_a_cache_is_expected_to_fill_it(core):
     one, two, many = (call(batch, 1000, 1, 1, 64) for batch in (1, 2, 1000))
-    assert core.expected_keys(one) == 1000
-    assert core.expected_keys(two) == 600
-    assert core.expected_keys(many) == pytest.approx(200, rel=0.01)
+    assert {keys for keys, _ in core.fills(one)} == {1000}
+    assert [keys for keys, _ in core.fills(two)] == [1000, 750, 545]
+    assert [keys for keys, _ in core.fills(many)] == pytest.approx([1000, 500, 90], rel=0.02)
+    assert sum(weight for _, weight in core.fills(many)) == 1
     # A window hides the difference.
-    assert core.expected_keys(many | dict(left=9)) == pytest.approx(10, rel=0.01)
-    assert core.expected_keys(many | dict(used_k=False)) == 1000
+    assert [keys for keys, _ in core.fills(many | dict(left=9))] == pytest.approx([10] * 3, rel=0.01)
+    assert core.fills(many | dict(used_k=False)) == [(1000, 1)]
