@@ -115,8 +115,12 @@ def _along(columns: list[Tensor], state: Tensor, decay: Tensor, added: Tensor) -
     at = 0
     for sequences in columns:
         here = slice(at, at + len(sequences))
-        before[here] = state[sequences]
-        state[sequences] = torch.addcmul(added[here], decay[here], before[here])
+        if len(sequences) == len(state):  # all, in order: fewer launches
+            before[here] = state
+            torch.addcmul(added[here], decay[here], state, out=state)
+        else:
+            before[here] = state[sequences]
+            state[sequences] = torch.addcmul(added[here], decay[here], before[here])
         at = here.stop
     return before
 

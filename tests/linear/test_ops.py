@@ -98,7 +98,7 @@ def test_forward_mode_derivatives_raise(name, backend):
         dual = forward_ad.make_dual(k, torch.ones_like(k))
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
             FUNCTIONS[name](q, dual, v, g, None)
-    with pytest.raises((NotImplementedError, RuntimeError), match="forward-mode|jvp"):
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
         torch.func.jvp(lambda x: FUNCTIONS[name](q, x, v, g, None), (k,), (k,))
 
 

@@ -55,9 +55,11 @@ void bind_plan_decode(py::module_& m) {
         py::arg("blocks_per_sm") = 3, py::arg("forward_us") = 1e9);
   // (keys of an average sequence, weight)
   m.def("fills", [](py::dict const& problem) {
+    using namespace flash::plan;
     std::vector<std::pair<double, double>> fills;
-    for (auto const& [p, weight] : flash::plan::fills_of(plan_decode_binding::problem_of(problem))) {
-      fills.emplace_back(p.mean_k(), weight);
+    Problem const p = plan_decode_binding::problem_of(problem);
+    for (auto const& [filled, weight] : fills_of(p)) {
+      fills.emplace_back(filled.mean_k(), weight);
     }
     return fills;
   });

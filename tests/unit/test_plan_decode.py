@@ -196,5 +196,7 @@ def test_the_longest_sequence_of_a_cache_is_expected_to_fill_it(core):
     assert [keys for keys, _ in core.fills(many)] == pytest.approx([1000, 500, 90], rel=0.02)
     assert sum(weight for _, weight in core.fills(many)) == 1
     # A window hides the difference.
-    assert [keys for keys, _ in core.fills(many | dict(left=9))] == pytest.approx([10] * 3, rel=0.01)
+    assert [keys for keys, _ in core.fills(many | dict(left=9))] == pytest.approx(
+        [10] * 3, rel=0.01
+    )
     assert core.fills(many | dict(used_k=False)) == [(1000, 1)]
