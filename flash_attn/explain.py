@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import backend
+from flash_attn import _gpus, backend
 from flash_attn._explanation import Explanation
 from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, MaxLogits, Window, pick
@@ -46,6 +46,7 @@ class _Problem:
     left_padded: bool  # the keys of a cache
     used_k: bool  # a tensor says how many keys are in use
     notes: tuple[str, ...] = ()  # of what the call does beside attention
+    gpu: str | None = None  # the name of one to ask about in place of q's device
 
     @property
     def packed(self) -> bool:
@@ -107,7 +108,7 @@ class _Problem:
         q, k, v = self.q, self.k, self.v
         parts = [
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
-            f"{str(q.dtype).removeprefix('torch.')} on {q.device}",
+            f"{str(q.dtype).removeprefix('torch.')} on {self.gpu or q.device}",
         ]
         if self.causal:
             parts.append("causal")
@@ -147,11 +148,12 @@ def explain(
     new_keys: int = 0,
     rotary: bool = False,
     backward: bool = False,
+    gpu: str | None = None,
 ) -> Explanation:
     """Says which backend, kernel, tile and splits a call would use, and why.
 
     Nothing is computed; fake and meta tensors do as well as real ones, and neither a GPU nor the
-    compiled library is needed. ``print`` the result.
+    compiled library is needed (but for ``gpu``, the library). ``print`` the result.
 
     Arguments:
         q, k, v: as in ``flash_attn_func``. With cu_seqlens_q, those of
@@ -160,12 +162,16 @@ def explain(
         kvcache: the call is ``flash_attn_with_kvcache``; new_keys is how many it appends to each
             sequence, and rotary whether it rotates them. :func:`explain_call` takes the tensors.
         backward: explain the backward of the call in place of its forward.
+        gpu: the GPU to ask about, whatever q's device: "H200", "H100", "A100", "L40S", "RTX 4090",
+            "RTX 5090" or "GB10". None: that of q, or the CPU. Times of a GPU that is no Hopper are
+            predicted with a Hopper's memory rate.
 
     The others are those of the call.
 
     Raises:
-        TypeError, ValueError: what the call itself would raise for q, k and v.
+        TypeError, ValueError: what the call itself would raise for q, k and v; another ``gpu``.
     """
+    _gpus.check(gpu)
     in_use = {
         "dropout": dropout_p > 0,
         "softcap": softcap != 0,
@@ -194,14 +200,19 @@ def explain(
         left_padded=cache_leftpad is not None,
         used_k=cache_seqlens is not None or cache_leftpad is not None or block_table is not None,
         notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
+        gpu=gpu,
     )  # fmt: skip
     if backward and (cached or block_table is not None):
         return _none(problem, "there is no backward of a cache or of pages")
-    return _on_gpu(problem) if q.device.type == "cuda" else _on_cpu(problem)
+    return _on_gpu(problem) if gpu or q.device.type == "cuda" else _on_cpu(problem)
 
 
 def explain_call(
-    function: Callable[..., Any], *args: Any, backward: bool = False, **kwargs: Any
+    function: Callable[..., Any],
+    *args: Any,
+    backward: bool = False,
+    gpu: str | None = None,
+    **kwargs: Any,
 ) -> Explanation:
     """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions, also
     with arguments bound to it by ``functools.partial``.
@@ -229,7 +240,7 @@ def explain_call(
         ends, longest = call.pop("cu_seqlens"), call.pop("max_seqlen")
         call |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
         call |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
-    return explain(**call, backward=backward)
+    return explain(**call, backward=backward, gpu=gpu)
 
 
 def _as_cache(q: Tensor, num_splits: Any = 0, rotary_interleaved: bool = True, **others):
@@ -328,11 +339,13 @@ def _none(problem: _Problem, why: str, rejected=()) -> Explanation:
 
 
 def _on_gpu(problem: _Problem) -> Explanation:
-    reason = backend.cuda_problem()
-    if not reason and not torch.cuda.is_available():
+    reason = backend.cuda_problem() if problem.gpu is None else _problem_of_named()
+    if not reason and problem.gpu is None and not torch.cuda.is_available():
         reason = "no GPU was found"
     if reason:
         return _none(problem, reason)
+    if problem.q.dtype not in _DTYPE_NAMES:
+        return _none(problem, "kernels serve fp16 and bf16 alone")
     if not backend.has_kernel(problem.operation):
         return _none(
             problem, f"{problem.operation} has no CUDA kernel yet; {backend.describe_variants()}"
@@ -346,12 +359,18 @@ def _on_gpu(problem: _Problem) -> Explanation:
     return _ask_library(problem)
 
 
+def _problem_of_named() -> str:
+    if backend.library is not None:
+        return ""
+    return f"the compiled library, which knows the plans, is not here: {backend.cuda_problem()}"
+
+
 def _ask_library(problem: _Problem) -> Explanation:
     """The selection that the compiled library would make, with the head dims it would see."""
-    major, minor = torch.cuda.get_device_capability(problem.q.device)
+    sm = _gpus.gpu_of(problem.q, problem.gpu).sm
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
-        major * 10 + minor, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v,
+        sm, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v,
         problem.needs_full_scores,
     )  # fmt: skip
     few = _ask_about_decode(problem, request) if _may_decode(problem) else None
@@ -365,17 +384,17 @@ def _ask_library(problem: _Problem) -> Explanation:
     elif few is None or few["few_queries"] > 0:
         # Hopper's loads cannot end with a row of such strides.
         strided = problem.cached and not problem.page_size and not problem.numbered
-        sm = min(request[0], 80) if strided else request[0]
+        family = min(sm, 80) if strided else sm
         beside = 0 if few is None else few["few_queries"]
         answer = json.loads(
-            backend.library.explain_forward(sm, *request[1:], *_numbers(problem), beside)
+            backend.library.explain_forward(family, *request[1:], *_numbers(problem), beside)
         )
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
     if variant is None:
-        return _none(problem, f"no compiled kernel fits on sm_{major}{minor}", rejected)
+        return _none(problem, f"no compiled kernel fits on sm_{sm}", rejected)
     padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
-    why = f"first row of the table that fits sm_{major}{minor}"
+    why = f"first row of the table that fits sm_{sm}"
     if padded and problem.odd_rows and variant["direction"] == "decode":
         why += f"; rows of the cache are read by {problem.word} bytes"
     elif padded:
@@ -384,7 +403,7 @@ def _ask_library(problem: _Problem) -> Explanation:
         problem.operation, str(problem), backend="cuda", why=why, kernel=variant["name"],
         tile=(variant["block_m"], answer["block_n"]), splits=answer["splits"],
         rejected=tuple(rejected), variant=variant,
-        slow=_slow_on_gpu(problem, variant, major, padded), **_planned(answer.get("plan")),
+        slow=_slow_on_gpu(problem, variant, sm, padded), **_planned(answer.get("plan")),
     )  # fmt: skip
     if answer is few or few is None:
         return explanation
@@ -404,11 +423,11 @@ def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 def _size(problem: _Problem) -> tuple:
     """What every plan counts."""
-    device = torch.cuda.get_device_properties(problem.q.device)
+    gpu = _gpus.gpu_of(problem.q, problem.gpu)
     total_q = problem.q.shape[0] if problem.packed else -1
     total_k = problem.k.shape[0] if problem.packed and not problem.page_size else -1
     return (
-        device.multi_processor_count, device.L2_cache_size, problem.batch, problem.longest_q,
+        gpu.sm_count, gpu.l2_bytes, problem.batch, problem.longest_q,
         problem.capacity, total_q, total_k, problem.q.shape[-2], problem.k.shape[-2],
         *_limits(problem),
     )  # fmt: skip
@@ -429,7 +448,7 @@ def _limits(problem: _Problem) -> tuple[int, int]:
 
 
 def _slow_on_gpu(
-    problem: _Problem, variant: dict[str, Any], major: int, padded: bool
+    problem: _Problem, variant: dict[str, Any], sm: int, padded: bool
 ) -> tuple[str, ...]:
     slow = _whole_matrix(problem)
     if padded and problem.odd_rows and variant["direction"] == "decode":
@@ -443,7 +462,7 @@ def _slow_on_gpu(
         for row in backend.compiled_variants()
         if row.get("arch") == 90 and row["direction"] == variant["direction"]
     ]
-    if major == 9 and newer and variant.get("arch") != 90:
+    if sm == 90 and newer and variant.get("arch") != 90:
         slow += (f"none of the {len(newer)} kernels for Hopper serves it",)
     return slow
 

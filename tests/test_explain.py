@@ -183,6 +183,34 @@ def test_cuda_without_a_library(monkeypatch):
     assert "NotImplementedError" in str(choice)
 
 
+def test_a_named_gpu(library, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", None)
+    choice = flash_attn.explain(*qkv("meta"), gpu="A100")
+    assert choice.backend == "cuda"
+    assert "on A100" in choice.call
+    sm, *_, sm_count, l2_bytes = library.asked[-1][:7]
+    assert (sm, sm_count, l2_bytes) == (80, 108, 40 << 20)
+    assert flash_attn.explain(*qkv("cpu"), gpu="H100").backend == "cuda"
+    with pytest.raises(ValueError, match="gpu: got 'H101'; one of H200, H100"):
+        flash_attn.explain(*qkv("cpu"), gpu="H101")
+
+
+def test_a_named_gpu_and_fp32(library):
+    choice = flash_attn.explain(*qkv("cpu", dtype=torch.float32), gpu="H100")
+    assert choice.backend == "none"
+    assert "fp16 and bf16" in choice.why
+
+
+def test_a_named_gpu_without_a_library(monkeypatch):
+    monkeypatch.setattr(backend, "library", None)
+    monkeypatch.setattr(backend, "why_not_loaded", "nothing was built")
+    choice = flash_attn.explain(*qkv("cpu"), gpu="H100")
+    assert choice.backend == "none"
+    assert "the compiled library" in choice.why
+
+
 def test_cuda_without_a_gpu(library, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     choice = flash_attn.explain(*qkv())
