@@ -8,7 +8,7 @@ namespace {
 
 // Tiles that add to dQ in turn, by a semaphore, take this part of a step longer, and wait so many
 // steps for each other tile of their head at work, where a limit of the mask makes them unequal.
-constexpr double kSemaphore = 0.18, kWait = 0.7;
+constexpr double kSemaphore = 0.18, kWait = 0.8;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
 // Tiles of a head that load a row of each part from memory; the others at work find it in L2.
@@ -16,6 +16,8 @@ constexpr double kApart = 3;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.
 constexpr double kDrift = 0.5;
+// A tile of a varlen batch, which finds its sequence first, takes so many times as long to begin.
+constexpr float kVarlenBegin = 1.7f;
 // Bytes of sums that do not matter. More may be as many as those of dQ.
 constexpr double kLittle = 128 << 20;
 // A step with score mods takes so many times as long.
@@ -181,16 +183,17 @@ class Call {
   // Free CTAs draw one tile after the other; the last group of heads begins with its longest. Or
   // they draw all tiles of a sequence, and the longest sequence comes first.
   double compute_us(BackwardChoice const& c) const {
-    auto const [begin, plain_step] = times_of(m_, k_, c.schedule);
+    auto const [plain_begin, plain_step] = times_of(m_, k_, c.schedule);
     double const resident = k_.resident, all = items(c.heads);
     if (c.schedule == Schedule::KvPersistent) {
       return queue_us({all, resident,
-                       tiles_ * begin + steps_ * p_.group() / gqa_splits(c) * plain_step,
-                       most_tiles_ * (begin + longest_.mean * c.heads * plain_step), all});
+                       tiles_ * plain_begin + steps_ * p_.group() / gqa_splits(c) * plain_step,
+                       most_tiles_ * (plain_begin + longest_.mean * c.heads * plain_step), all});
     }
     bool const in_turn = c.schedule == Schedule::Tiles && waits(c.schedule);
     double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
     double const others = p_.deterministic && waits(c.schedule) ? at_work(c) - 1 : 0;
+    double const begin = plain_begin * (p_.varlen_k ? kVarlenBegin : 1);
     double const fixed = begin + kWait * unequal() * others * step;
     double const mean = fixed + steps_ / tiles_ * p_.group() / gqa_splits(c) / c.row_splits * step;
     double const longest = fixed + std::ceil(longest_.longest / c.row_splits) * c.heads * step;
