@@ -79,12 +79,12 @@ def gpu_room() -> Room:
 
 
 @pytest.fixture(autouse=True)
-def _in_the_gpu_room(request, gpu_room) -> Iterator[None]:
+def _in_the_gpu_room(request) -> Iterator[None]:
     call = getattr(request.node, "callspec", None)
     if call is None or call.params.get("device") != "cuda":
         yield
         return
-    with gpu_room.entered():
+    with request.getfixturevalue("gpu_room").entered():
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-_FOLDER = Path(tempfile.gettempdir())
 
 
 class Room:
@@ -22,9 +22,9 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self._door, self._room = (
-            (_FOLDER / f"flash_attn_tests_{name}.lock").open("w") for name in ("door", "room")
-        )
+        folder = Path(tempfile.gettempdir(), f"flash_attn_tests_{os.getuid()}")
+        folder.mkdir(exist_ok=True)
+        self._door, self._room = ((folder / name).open("w") for name in ("door", "room"))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
