@@ -13,7 +13,6 @@ import pytest
 import torch
 
 
-
 class Room:
     """Tests on a GPU run side by side; one that needs tens of gigabytes runs alone.
 
