@@ -163,8 +163,8 @@ def explain(
             sequence, and rotary whether it rotates them. :func:`explain_call` takes the tensors.
         backward: explain the backward of the call in place of its forward.
         gpu: the GPU to ask about, whatever q's device: "H200", "H100", "A100", "L40S", "RTX 4090",
-            "RTX 5090" or "GB10". None: that of q, or the CPU. Times of a GPU that is no Hopper are
-            predicted with a Hopper's memory rate.
+            "RTX 5090" or "GB10". None: that of q, or the CPU. Predicted times of other GPUs than
+            Hopper's take a Hopper's memory rate.
 
     The others are those of the call.
 
@@ -217,7 +217,8 @@ def explain_call(
     """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions, also
     with arguments bound to it by ``functools.partial``.
 
-    Packed tensors, appended keys and rotary tables are given as to the function itself.
+    Packed tensors, appended keys and rotary tables are given as to the function itself; backward
+    and gpu are those of :func:`explain`.
 
     Raises:
         TypeError, ValueError: arguments that the function has not; of an append, whatever does not
@@ -367,7 +368,7 @@ def _problem_of_named() -> str:
 
 def _ask_library(problem: _Problem) -> Explanation:
     """The selection that the compiled library would make, with the head dims it would see."""
-    sm = _gpus.gpu_of(problem.q, problem.gpu).sm
+    sm, *_ = _gpus.numbers_of(problem.q, problem.gpu)
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
         sm, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v,
@@ -423,11 +424,11 @@ def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 def _size(problem: _Problem) -> tuple:
     """What every plan counts."""
-    gpu = _gpus.gpu_of(problem.q, problem.gpu)
+    _, sm_count, l2_bytes = _gpus.numbers_of(problem.q, problem.gpu)
     total_q = problem.q.shape[0] if problem.packed else -1
     total_k = problem.k.shape[0] if problem.packed and not problem.page_size else -1
     return (
-        gpu.sm_count, gpu.l2_bytes, problem.batch, problem.longest_q,
+        sm_count, l2_bytes, problem.batch, problem.longest_q,
         problem.capacity, total_q, total_k, problem.q.shape[-2], problem.k.shape[-2],
         *_limits(problem),
     )  # fmt: skip

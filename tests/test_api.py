@@ -134,11 +134,11 @@ def test_import_is_quick():
     )
     environment = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", program]
-    # The first may write the bytecode, and others may run beside other work.
-    seconds = (
-        float(subprocess.check_output(command, env=environment, text=True)) for _ in range(10)
-    )
-    assert any(x <= 0.05 for x in seconds)
+    seconds = [
+        float(subprocess.check_output(command, env=environment, text=True))
+        for _ in range(3)  # the first may write the bytecode
+    ]
+    assert min(seconds) <= 0.05
 
 
 # --- Results ----------------------------------------------------------------------------------

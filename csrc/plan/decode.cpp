@@ -13,8 +13,8 @@ namespace {
 // Where clusters are more than find room side by side, some multiprocessors have more CTAs than
 // others and end later, by this part of what a CTA reads.
 constexpr double kUneven = 0.25;
-// Clusters of so many CTAs and more leave a part of each GPC's multiprocessors without one: they
-// find room on this share of all.
+// A GPC's multiprocessors are no multiple of so many CTAs: clusters of this size and above find
+// room side by side on this share of all multiprocessors.
 constexpr int kLargeCluster = 8;
 constexpr double kRoom = 0.75;
 // A CTA of a cluster begins later than another, behind a CTA that ends, by this factor.

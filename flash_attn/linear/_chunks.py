@@ -27,8 +27,8 @@ __all__ = ["Gradients", "Scan", "backward", "forward", "from_the_end"]
 # Tokens of a chunk. A vector of gates takes C exponentials of K numbers a token, so few of them.
 _CHUNK_SCALAR = 64
 _CHUNK_VECTOR = 16
-# Numbers in the largest tensors of the chunks that are computed at a time: a CPU's caches hold a
-# MiB or two, a GPU's launches take longer than fewer numbers.
+# Numbers in the largest tensors of the chunks that are computed at a time: so many that a CPU's
+# caches hold them; on a GPU so many that they take longer than their launches.
 _NUMBERS_ON_A_CPU, _NUMBERS = 1 << 20, 1 << 25
 
 
