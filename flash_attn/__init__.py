@@ -6,8 +6,9 @@ __version__ = "2.8.3"
 #: This library's own release.
 __build__ = "abi3.1"
 
+from typing import TYPE_CHECKING, Any
+
 from flash_attn import torch_attention
-from flash_attn.explain import explain, explain_call
 from flash_attn.flash_attn_interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -17,6 +18,9 @@ from flash_attn.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+
+if TYPE_CHECKING:
+    from flash_attn._explain import explain, explain_call
 
 __all__ = [
     "explain",
@@ -31,3 +35,12 @@ __all__ = [
 ]
 
 torch_attention.register()
+
+
+def __getattr__(name: str) -> Any:
+    """The functions that few programs call: their module is imported by the first use."""
+    if name in ("explain", "explain_call"):
+        from flash_attn import _explain
+
+        return getattr(_explain, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -134,11 +134,17 @@ def test_import_is_quick():
     )
     environment = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", program]
-    seconds = [
-        float(subprocess.check_output(command, env=environment, text=True))
-        for _ in range(3)  # the first may write the bytecode
-    ]
-    assert min(seconds) <= 0.05
+    seconds: list[float] = []
+    # The first may write the bytecode, and what runs beside on the same core can double any.
+    while len(seconds) < 6 and min(seconds, default=1.0) > 0.05:
+        seconds.append(float(subprocess.check_output(command, env=environment, text=True)))
+    assert min(seconds) <= 0.05, seconds
+
+
+def test_import_leaves_out_what_few_programs_use():
+    program = "import sys, flash_attn; print('flash_attn.cpu' in sys.modules, flash_attn.explain)"
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert printed.startswith("False <function explain")
 
 
 # --- Results ----------------------------------------------------------------------------------

@@ -295,6 +295,6 @@ def _as_kernels_read(cache: Cache, q: Tensor) -> Cache:
 def _log(q: Tensor, k: Tensor, v: Tensor, options: Options, **rest) -> None:
     if is_compiling():
         return  # a print would break the graph
-    from flash_attn.explain import trace  # flash_attn.explain itself is the function
+    from flash_attn._explain import trace
 
     trace(q, k, v, **options._asdict(), **rest)

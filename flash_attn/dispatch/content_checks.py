@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flash_attn import cpu
 from flash_attn.call import named
 
 # The dispatch key between autograd and the backends.
@@ -22,6 +21,8 @@ _KEY = torch._C.DispatchKey.BackendSelect
 
 def register(library: torch.library.Library) -> None:
     """Puts the step into the operations of the namespace ``flash_attn``."""
+    from flash_attn import cpu  # here: without the checks, `import flash_attn` leaves it out
+
     for name, check in cpu.CONTENT_CHECKS.items():
         operation = getattr(torch.ops.flash_attn, name).default
         library.impl(name, _checked(operation, check), _KEY.name, with_keyset=True)

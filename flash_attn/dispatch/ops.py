@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn import backend, call, cpu
+from flash_attn import backend, call
 from flash_attn.call import accumulation_dtype
 from flash_attn.dispatch import autograd, content_checks, direct, run, versions
 from flash_attn.dispatch.define import defined
@@ -145,13 +145,25 @@ def _fake_with_kvcache(asked: call.CacheStep):
 
 # --- What serves them in Python ------------------------------------------------------------------
 
+
+def _on_cpu(name: str) -> Callable:
+    """``flash_attn.cpu``'s function of that name; the first call imports it: a GPU never does."""
+
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        from flash_attn import cpu
+
+        return getattr(cpu, name)(*args, **kwargs)
+
+    return serve
+
+
 # Operation → the description of its calls, and what takes one, on the CPU and without data.
 _DESCRIBED: dict[str, tuple[Any, Callable, Callable]] = {
-    "_flash_attn_forward": (call.Forward, cpu.forward, _fake_forward),
-    "_flash_attn_varlen_forward": (call.Forward, cpu.varlen_forward, _fake_forward),
-    "_flash_attn_backward": (call.Backward, cpu.backward, _fake_backward),
-    "_flash_attn_varlen_backward": (call.Backward, cpu.varlen_backward, _fake_backward),
-    "_flash_attn_with_kvcache": (call.CacheStep, cpu.with_kvcache, _fake_with_kvcache),
+    "_flash_attn_forward": (call.Forward, _on_cpu("forward"), _fake_forward),
+    "_flash_attn_varlen_forward": (call.Forward, _on_cpu("varlen_forward"), _fake_forward),
+    "_flash_attn_backward": (call.Backward, _on_cpu("backward"), _fake_backward),
+    "_flash_attn_varlen_backward": (call.Backward, _on_cpu("varlen_backward"), _fake_backward),
+    "_flash_attn_with_kvcache": (call.CacheStep, _on_cpu("with_kvcache"), _fake_with_kvcache),
 }
 
 
@@ -174,7 +186,7 @@ def _on_one_device(arguments: Callable) -> Callable:
     return by_name
 
 
-CPU: dict[str, Callable] = {"_merge_attention": cpu.merge_attention}
+CPU: dict[str, Callable] = {"_merge_attention": _on_cpu("merge_attention")}
 for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
     CPU[_name] = _taking(_arguments, _description, _serve)

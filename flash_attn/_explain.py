@@ -17,8 +17,6 @@ from flash_attn import _gpus, backend
 from flash_attn._explanation import Explanation
 from flash_attn.api import checks, checks_kvcache
 from flash_attn.call import Cache, MaxLogits, Window, pick
-from flash_attn.cpu import native
-from flash_attn.cpu.scores import UNBOUNDED, Dropout, Scores
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
@@ -308,27 +306,15 @@ def _whole_matrix(problem: _Problem) -> tuple[str, ...]:
     return ("return_attn_probs forms the whole matrix",) * asked
 
 
-_PLAIN = Scores(softmax_scale=1.0, left=UNBOUNDED, right=UNBOUNDED)
-_ANY = torch.empty(0)  # that an option is in use counts, not what it holds
-_WITH_OPTION = {
-    "softcap": replace(_PLAIN, softcap=1.0),
-    "dropout": replace(_PLAIN, dropout=Dropout(0.5, 0, 0, head_ids=_ANY, first_blocks=_ANY)),
-    "alibi": replace(_PLAIN, slopes=_ANY),
-    "sinks": replace(_PLAIN, sinks=_ANY),
-}
-
-
 def _obstacles_to_torch(problem: _Problem) -> list[str]:
-    """What of the call torch's kernel cannot express, by asking the CPU backend about each."""
+    """What of the call torch's kernel cannot express."""
+    from flash_attn.cpu import options  # here: `import flash_attn` leaves the CPU backend out
+
     q, v = problem.q, problem.v
-    obstacles = [
-        name
-        for name in problem.extras
-        if name in _WITH_OPTION and not native.can_express(_WITH_OPTION[name], q, q)
-    ]
+    obstacles = options.beyond_torch(problem.extras, q)
     asked = "max_logits" in problem.extras and not problem.backward
     obstacles += ["max_logits"] * asked
-    if not native.can_express(_PLAIN, q, v):
+    if not options.torch_takes(q, v):
         obstacles.append(f"head_dim {v.shape[-1]} of v beside {q.shape[-1]} of q")
     return obstacles
 
