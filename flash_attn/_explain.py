@@ -161,8 +161,7 @@ def explain(
             sequence, and rotary whether it rotates them. :func:`explain_call` takes the tensors.
         backward: explain the backward of the call in place of its forward.
         gpu: the GPU to ask about, whatever q's device: "H200", "H100", "A100", "L40S", "RTX 4090",
-            "RTX 5090" or "GB10". None: that of q, or the CPU. Predicted times of other GPUs than
-            Hopper's take a Hopper's memory rate.
+            "RTX 5090" or "GB10". None: that of q, or the CPU.
 
     The others are those of the call.
 
@@ -354,7 +353,7 @@ def _problem_of_named() -> str:
 
 def _ask_library(problem: _Problem) -> Explanation:
     """The selection that the compiled library would make, with the head dims it would see."""
-    sm, *_ = _gpus.numbers_of(problem.q, problem.gpu)
+    sm = _gpus.numbers_of(problem.q, problem.gpu).sm
     head_dim, head_dim_v = (-(-x.shape[-1] // 8) * 8 for x in (problem.q, problem.v))
     request = (
         sm, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v,
@@ -410,11 +409,11 @@ def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 def _size(problem: _Problem) -> tuple:
     """What every plan counts."""
-    _, sm_count, l2_bytes = _gpus.numbers_of(problem.q, problem.gpu)
+    _, *machine = _gpus.numbers_of(problem.q, problem.gpu)
     total_q = problem.q.shape[0] if problem.packed else -1
     total_k = problem.k.shape[0] if problem.packed and not problem.page_size else -1
     return (
-        sm_count, l2_bytes, problem.batch, problem.longest_q,
+        *machine, problem.batch, problem.longest_q,
         problem.capacity, total_q, total_k, problem.q.shape[-2], problem.k.shape[-2],
         *_limits(problem),
     )  # fmt: skip

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 _MIB = 2**20
 
-# Name: compute capability as 10 * major + minor, multiprocessors, bytes of L2.
+
+class Gpu(NamedTuple):
+    sm: int  # compute capability, 10 * major + minor
+    sm_count: int
+    l2_bytes: int
+    memory_rate: int  # bytes that memory moves in a µs, by the datasheet; 0: unknown
+
+
+# An A100 of 80 GB.
 GPUS = {
-    "H200": (90, 132, 60 * _MIB),
-    "H100": (90, 132, 50 * _MIB),
-    "A100": (80, 108, 40 * _MIB),
-    "L40S": (89, 142, 96 * _MIB),
-    "RTX 4090": (89, 128, 72 * _MIB),
-    "RTX 5090": (120, 170, 96 * _MIB),
-    "GB10": (121, 48, 24 * _MIB),
+    "H200": Gpu(90, 132, 60 * _MIB, 4_813_000),
+    "H100": Gpu(90, 132, 50 * _MIB, 3_352_000),
+    "A100": Gpu(80, 108, 40 * _MIB, 2_039_000),
+    "L40S": Gpu(89, 142, 96 * _MIB, 864_000),
+    "RTX 4090": Gpu(89, 128, 72 * _MIB, 1_008_000),
+    "RTX 5090": Gpu(120, 170, 96 * _MIB, 1_792_000),
+    "GB10": Gpu(121, 48, 24 * _MIB, 273_000),
 }
 
 
@@ -24,10 +34,13 @@ def check(name: str | None) -> None:
         raise ValueError(f"gpu: got {name!r}; one of {', '.join(GPUS)} or None is needed")
 
 
-def numbers_of(x: Tensor, name: str | None) -> tuple[int, int, int]:
-    """As in ``GPUS``, of the named one or of x's."""
+def numbers_of(x: Tensor, name: str | None) -> Gpu:
+    """Of the named GPU or of x's."""
     if name is not None:
         return GPUS[name]
     major, minor = torch.cuda.get_device_capability(x.device)
     properties = torch.cuda.get_device_properties(x.device)
-    return 10 * major + minor, properties.multi_processor_count, properties.L2_cache_size
+    # kHz, of two transfers each, and bits; torch has them since 2.8.
+    clock = getattr(properties, "memory_clock_rate", 0)
+    rate = clock * 2 * getattr(properties, "memory_bus_width", 0) // 8000
+    return Gpu(10 * major + minor, properties.multi_processor_count, properties.L2_cache_size, rate)

@@ -49,8 +49,8 @@ class Library:
         return json.dumps([ROW])
 
     def explain_decode(self, *request) -> str | None:
-        batch, seqlen_q, seqlen_k, total_q, _total_k, heads, heads_kv = request[7:14]
-        num_splits, page_size, cached, batch_invariant = request[16:20]
+        batch, seqlen_q, seqlen_k, total_q, _total_k, heads, heads_kv = request[8:15]
+        num_splits, page_size, cached, batch_invariant = request[17:21]
         self.asked_about_decode.append((num_splits, page_size, cached))
         self.packed_batches.append((batch, seqlen_q, seqlen_k, heads, heads_kv, total_q,
                                     batch_invariant))  # fmt: skip
@@ -62,7 +62,7 @@ class Library:
 
     def explain_forward(self, *request) -> str:
         answer = json.loads(self._select(request, ROW))
-        if request[9] >= 4096:
+        if request[10] >= 4096:
             answer |= {"block_n": LONG_BLOCK_N, "splits": 3}
         return json.dumps(answer)
 
@@ -90,7 +90,10 @@ def library(monkeypatch) -> Library:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    gpu = SimpleNamespace(multi_processor_count=132, L2_cache_size=60 << 20)
+    gpu = SimpleNamespace(
+        multi_processor_count=132, L2_cache_size=60 << 20, memory_clock_rate=3_200_000,
+        memory_bus_width=6016,
+    )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
     return simulated
 
@@ -190,8 +193,8 @@ def test_a_named_gpu(library, monkeypatch):
     choice = flash_attn.explain(*qkv("meta"), gpu="A100")
     assert choice.backend == "cuda"
     assert "on A100" in choice.call
-    sm, *_, sm_count, l2_bytes = library.asked[-1][:7]
-    assert (sm, sm_count, l2_bytes) == (80, 108, 40 << 20)
+    sm, *_, sm_count, l2_bytes, memory_rate = library.asked[-1][:8]
+    assert (sm, sm_count, l2_bytes, memory_rate) == (80, 108, 40 << 20, 2_039_000)
     assert flash_attn.explain(*qkv("cpu"), gpu="H100").backend == "cuda"
     with pytest.raises(ValueError, match="gpu: got 'H101'; one of H200, H100"):
         flash_attn.explain(*qkv("cpu"), gpu="H101")
@@ -220,7 +223,7 @@ def test_cuda_without_a_gpu(library, monkeypatch):
 
 def test_cuda_picks_a_variant(library):
     choice = flash_attn.explain(*qkv(), causal=True)
-    size = (132, 60 << 20, 2, 100, 100, -1, -1, 4, 4, -1, 0)
+    size = (132, 60 << 20, 4_812_800, 2, 100, 100, -1, -1, 4, 4, -1, 0)
     asked = (90, "bf16", 64, 64, False, *size, 0, 0, False, False, False, False, False, 0)
     assert library.asked == [asked]
     assert choice.backend == "cuda"
@@ -238,7 +241,7 @@ def test_cuda_tile_depends_on_the_keys(library):
     choice = flash_attn.explain(q, k, k, causal=True, window_size=(7, 9), num_splits=5)
     assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
     assert "splits     up to 3" in str(choice)
-    size = (132, 60 << 20, 2, 100, 4096, -1, -1, 4, 2, 7, 0)
+    size = (132, 60 << 20, 4_812_800, 2, 100, 4096, -1, -1, 4, 2, 7, 0)
     assert library.asked[-1][5:] == (*size, 5, 0, False, False, False, False, False, 0)
     assert flash_attn.explain(*qkv()).tile == (128, 64)
     assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
@@ -260,7 +263,7 @@ def test_cuda_backward_has_a_plan(library):
     """What the library is told, and what it says of the choices."""
     q, k, v = fake("cuda", *[(2, 100, heads, 64) for heads in (4, 2, 2)])
     choice = flash_attn.explain(q, k, v, window_size=(7, -1), deterministic=True, backward=True)
-    size = (132, 60 << 20, 2, 100, 100, -1, -1, 4, 2, 7, -1, True)
+    size = (132, 60 << 20, 4_812_800, 2, 100, 100, -1, -1, 4, 2, 7, -1, True)
     assert library.asked[-1] == (90, "bf16", 64, 64, False, 0.0, *size)
     assert (choice.plan, choice.microseconds) == ("tiles", 7.5)
     assert choice.choices == (("tiles", 7.5), ("ordered dQ", 8.0))
@@ -275,7 +278,7 @@ def test_cuda_pages_with_left_padding(library, monkeypatch):
     table, padding = fake("cuda", (2, 3), (2,), dtype=torch.int32)
     for more, page_size in (({}, 16), ({"cache_leftpad": padding}, 1)):
         flash_attn.explain(q, pages, pages, block_table=table, kvcache=True, **more)
-        assert library.asked[-1][17] == page_size
+        assert library.asked[-1][18] == page_size
     with FakeTensorMode():
         cache = torch.empty(2, 64 * 256 + 8, device="cuda", dtype=torch.bfloat16)
         cache = cache.as_strided((2, 64, 4, 64), (64 * 256 + 8, 256, 64, 1))
@@ -287,7 +290,7 @@ def test_cuda_tile_of_packed_sequences(library):
     tensors, options = packed(7)
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)
     # Beside decode, which has the sequences of up to one query.
-    size = (132, 60 << 20, 5, 7, 48, 7, -1, 4, 2, -1, -1)
+    size = (132, 60 << 20, 4_812_800, 5, 7, 48, 7, -1, 4, 2, -1, -1)
     assert library.asked[-1][5:] == (*size, 0, 16, False, False, False, True, False, 1)
 
 
@@ -354,7 +357,7 @@ def test_cuda_packed_batch_that_two_kernels_share(library, longest):
     tensors, options = packed(longest)
     choice = flash_attn.explain(*tensors, **options, batch_invariant=True)
     assert library.packed_batches == [(5, 7, 48, 4, 2, 7, True)]
-    assert [(asked[:5], asked[17]) for asked in library.asked] == [
+    assert [(asked[:5], asked[18]) for asked in library.asked] == [
         ((90, "bf16", 64, 64, False), 16)
     ]
     assert (choice.kernel, choice.few_kernel, choice.few_queries) == (ROW["name"], "decode_test", 1)
@@ -373,7 +376,7 @@ def test_cuda_packed_keys(library):
 def test_cuda_numbers_beyond_an_int(library, monkeypatch):
     """What a call takes as good as unlimited does not fit the library's ints."""
     flash_attn.explain(*qkv(), window_size=(2**40, -(2**40)))
-    assert library.asked[-1][14:16] == (-1, -1)
+    assert library.asked[-1][15:17] == (-1, -1)
     monkeypatch.setattr(backend, "_missing", set())
     q, cache = fake("cuda", (2, 1, 4, 64), (2, 64, 4, 64))
     flash_attn.explain(q, cache, cache, kvcache=True, num_splits=2**40)
@@ -406,7 +409,7 @@ def test_cuda_option_without_a_kernel(library):
     assert choice.backend == "none"
     assert "attn_probs of pages" in choice.why
     assert flash_attn.explain(q, pages, pages, **options).backend == "cuda"
-    assert [(asked[:5], asked[17]) for asked in library.asked] == [
+    assert [(asked[:5], asked[18]) for asked in library.asked] == [
         ((90, "bf16", 64, 64, False), 16)
     ]
 

@@ -198,7 +198,7 @@ class TestLibrary:
 
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none: the forward kernel serves it."""
-        size = (132, 0, 2, 1, 4096, -1, -1, 0, 1, -1, -1)
+        size = (132, 0, 0, 2, 1, 4096, -1, -1, 0, 1, -1, -1)
         call = (90, "bf16", 64, 64, 0, *size, 0, 0, 1, 0, 0, 1, 0, 0)
         program = (
             "import flash_attn; library = flash_attn.backend.library;"
@@ -211,7 +211,7 @@ class TestLibrary:
     def test_explains_decode_of_odd_rows(self, longest, scores):
         """Read where they lie, unless a forward beside it has copied them."""
         shape = (
-            f"80, 'bf16', 104, 104, 0, 108, 0, 4, {longest}, 4096, 200, -1, 8, 2, -1, 0, "
+            f"80, 'bf16', 104, 104, 0, 108, 0, 0, 4, {longest}, 4096, 200, -1, 8, 2, -1, 0, "
             "0, 16, 0, 0, 1, 1, 0, 0"
         )
         program = (
@@ -227,7 +227,7 @@ class TestLibrary:
         program = "import flash_attn, json; explain = flash_attn.backend.library.explain_forward\n"
         for row, seqlen in itertools.product(rows, (512, 16384)):
             dims = row.head_dim, row.head_dim_v
-            size = 132, 60 << 20, 4, seqlen, seqlen, -1, -1, 8, 8, -1, -1
+            size = 132, 60 << 20, 0, 4, seqlen, seqlen, -1, -1, 8, 8, -1, -1
             call = (90, row.dtype, *dims, 0, *size, 0, 0, 0, 0, 0, 0, 0, 0)
             program += f"answer = json.loads(explain{call})\n"
             program += f"assert answer['block_n'] in {(row.block_n, row.second_block_n)}, answer\n"

@@ -105,16 +105,17 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
   BwdParams p{};
   DeviceInfo device{};
   int full_scores = 0, deterministic = 0;
-  long long total_q = 0, total_k = 0, l2_bytes = 0;
+  long long total_q = 0, total_k = 0, l2_bytes = 0, memory_rate = 0;
   double softcap = 0;
   char const* dtype = nullptr;
   if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &softcap,
-             &device.sm_count, &l2_bytes, &p.seqlens.batch, &p.seqlens.seqlen_q,
+             &device.sm_count, &l2_bytes, &memory_rate, &p.seqlens.batch, &p.seqlens.seqlen_q,
              &p.seqlens.seqlen_k, &total_q, &total_k, &p.heads_q, &p.heads_kv, &p.mask.left,
              &p.mask.right, &deterministic)) {
     return nullptr;
   }
   device.l2_bytes = l2_bytes;
+  device.memory_rate = static_cast<float>(memory_rate);
   device.smem_per_block = smem_per_block(device.sm);
   set_lengths(p.seqlens, total_q, total_k);
   int wanted = 0;
@@ -143,14 +144,15 @@ struct Described {
     FwdParams& p = params;
     Seqlens& s = p.seqlens;
     int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0;
-    long long total_q = 0, total_k = 0, l2_bytes = 0;
+    long long total_q = 0, total_k = 0, l2_bytes = 0, memory_rate = 0;
     if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
-               &l2_bytes, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k, &p.heads_q,
-               &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size, &cached,
+               &l2_bytes, &memory_rate, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k,
+               &p.heads_q, &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size, &cached,
                &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q)) {
       return false;
     }
     device.l2_bytes = l2_bytes;
+    device.memory_rate = static_cast<float>(memory_rate);
     device.smem_per_block = smem_per_block(device.sm);
     p.q.head_stride = 1;  // not 0: heads do not share memory
     set_lengths(s, total_q, total_k);
@@ -295,19 +297,18 @@ PyMethodDef methods[] = {
      "(listener): calls it with a line of text for each launch from now on; None stops that."},
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, batch, seqlen_q, "
+     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, memory_rate, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
      "batch_invariant, odd_rows, used_k, largest_logits, few_queries) -> JSON: the variant, why "
-     "the "
-     "others do not serve the call, block_n (keys of the tile), splits (KV splits), and the plan: "
-     "its choices, the predicted time of each, and the chosen one. total_q, total_k: rows of "
-     "varlen tensors, "
-     "otherwise -1. page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
+     "the others do not serve the call, block_n (keys of the tile), splits (KV splits), and the "
+     "plan: its choices, the predicted time of each, and the chosen one. memory_rate: bytes that "
+     "memory moves in a µs, 0 if unknown. total_q, total_k: rows of varlen tensors, otherwise -1. "
+     "page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
      "few_queries: explain_decode's, or 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, batch, seqlen_q, "
+     "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, batch, seqlen_q, "
      "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON like "
      "explain_forward's, with the plan: its choices, the predicted time of each, and the chosen "
      "one. total_q, total_k: rows of varlen tensors, otherwise -1."},

@@ -97,5 +97,7 @@ def test_keys_in_pages(d, sq, direction, scores, small):
 def test_explain_knows_what_fits(kernels, sm, row):
     """Without such a GPU, of a backward that wants 161 KiB."""
     shape = (1, 512, 512, -1, -1, 8, 8, -1, -1)
-    said = library.module().explain_backward(sm, "bf16", 128, 128, 0, 0.0, 100, 40 << 20, *shape, 0)
+    said = library.module().explain_backward(
+        sm, "bf16", 128, 128, 0, 0.0, 100, 40 << 20, 0, *shape, 0
+    )
     assert json.loads(said)["variant"]["name"] == f"bwd_sm80_bf16_{row}"
