@@ -164,18 +164,28 @@ void set_results(ForwardParams& p, Tensor const& q, OptionalTensor const& initia
   p.final = state_view<float>(final_state, "final_state", p, q);
 }
 
-void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& g,
-                    OptionalTensor const& initial_state, OptionalTensor const& cu_seqlens,
-                    double scale, Tensor const& o, OptionalTensor const& final_state) {
+// The plan of a call with a vector of decays.
+linear::WalkPlan const& vector_plan(Tensor const& q, Tensor const& v) {
   int const number = linear::vector_number(columns_of_q(q, v), current_device().smem_per_block);
   check(number < linear::kVectorPlanCount, "no kernel for a vector of decays takes K of ",
         q.size(3));
-  linear::WalkPlan const& plan = linear::kVectorPlans[number];
-  linear::VectorParams p{inputs(q, k, v, g, cu_seqlens, scale, plan.segment), false};
+  return linear::kVectorPlans[number];
+}
+
+bool has_aligned_gates(ForwardParams const& p) {
+  TensorView<void const> const gates{p.gate.ptr, p.gate.batch_stride, p.gate.row_stride,
+                                     p.gate.head_stride};
+  return is_aligned(gates, p.k_dim, p.gate.wide ? sizeof(float) : sizeof(uint16_t));
+}
+
+void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& g,
+                    OptionalTensor const& initial_state, OptionalTensor const& cu_seqlens,
+                    double scale, Tensor const& o, OptionalTensor const& final_state) {
+  linear::WalkPlan const& plan = vector_plan(q, v);
+  linear::VectorParams p{inputs(q, k, v, g, cu_seqlens, scale, plan.segment), false, {}};
   ForwardParams& f = p.forward;
-  TensorView<void const> const gates{f.gate.ptr, f.gate.batch_stride, f.gate.row_stride,
-                                     f.gate.head_stride};
-  p.aligned_g = is_aligned(gates, f.k_dim, f.gate.wide ? sizeof(float) : sizeof(uint16_t));
+  p.aligned_g = has_aligned_gates(f);
+  p.scale = linear::forward_scale(f.scale);
   set_results(f, q, initial_state, o, final_state);
   if (f.sequences.count == 0) {
     return;
@@ -228,32 +238,28 @@ TensorView<void> gradient_view(Tensor const& x, char const* name, Tensor const& 
   return view<void>(x, x.data_ptr());
 }
 
-float* gate_gradient(OptionalTensor const& dg, ForwardParams const& p, Tensor const& q) {
+float* gate_gradient(OptionalTensor const& dg, bool is_vector, ForwardParams const& p,
+                     Tensor const& q) {
   if (!dg) {
     return nullptr;
   }
   check_on_device_of(*dg, "dg", q);
   check(p.gate.ptr, "dg without g");
-  check(dg->dim() == 3 && dg->size(0) == q.size(0) && dg->size(1) == q.size(1) &&
-            dg->size(2) == p.heads,
-        "dg must be (", q.size(0), ", ", q.size(1), ", ", p.heads, ")");
+  check(dg->dim() == 3 + is_vector && dg->size(0) == q.size(0) && dg->size(1) == q.size(1) &&
+            dg->size(2) == p.heads && (!is_vector || dg->size(3) == p.k_dim),
+        "dg must have the shape of g by token, (", q.size(0), ", ", q.size(1), ", ", p.heads,
+        ", …)");
   check(dg->scalar_type() == ScalarType::Float && dg->is_contiguous(),
         "dg must be fp32 and contiguous");
   return static_cast<float*>(dg->data_ptr());
 }
 
-void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
-                     OptionalTensor cu_seqlens, double scale, Tensor dout,
-                     OptionalTensor dfinal_state, Tensor dq, Tensor dk, Tensor dv,
-                     OptionalTensor dg, OptionalTensor dinitial_state) {
-  char const* const dtype = dtype_name(q, "q");
-  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  int const chunk = linear::kPlans[linear::plan_number(columns_of_q(q, v))].chunk;
-  linear::BackwardParams p{};
+// dO, the states' gradients and the results but dg, of either kind of decays.
+void set_gradients(linear::BackwardParams& p, Tensor const& q, Tensor const& dout,
+                   OptionalTensor const& initial_state, OptionalTensor const& dfinal_state,
+                   Tensor const& dq, Tensor const& dk, Tensor const& dv,
+                   OptionalTensor const& dinitial_state) {
   ForwardParams& f = p.forward;
-  f = inputs(q, k, v, g, cu_seqlens, scale, linear::kGradientsChunk);
-  check(!is_vector(g), "the backward takes no vector of decays");
-  check(chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
   check_tensor(dout, "do", q, f.heads, f.v_dim);
   p.dout = view<void const>(dout, dout.data_ptr());
   f.aligned_v = f.aligned_v && is_aligned(p.dout, f.v_dim);
@@ -265,8 +271,120 @@ void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTen
   p.dq = gradient_view(dq, "dq", q, f.heads, f.k_dim, of_dqk);
   p.dk = gradient_view(dk, "dk", q, f.heads, f.k_dim, of_dqk);
   p.dv = gradient_view(dv, "dv", q, f.heads, f.v_dim, q.scalar_type());
-  p.dg = gate_gradient(dg, f, q);
+}
+
+// Memory of a backward with a vector of decays beside the states before segments: the states of all
+// steps, and parts of dq, dk and dg where V has several tiles.
+struct VectorGradientsWorkspace {
+  int const k_tile, v_tile, tiles_v;
+  int64_t const rows;  // numbers of dq, of dk and of dg
+  Scratch const states, parts;
+
+  VectorGradientsWorkspace(Tensor const& q, ForwardParams const& p, bool with_dg)
+      : VectorGradientsWorkspace(
+            q, p, with_dg,
+            linear::kVectorGradientsPlans[linear::vector_gradients_number(p.k_dim)]) {}
+
+  // Where launches write the gradient that is to be `whole`.
+  linear::VectorGradientsParams target(TensorView<void> const& whole, float* dg, int number,
+                                       bool wide) const {
+    linear::VectorGradientsParams p{};
+    p.out = whole;
+    p.dg = dg;
+    p.wide = wide || tiles_v > 1;
+    p.v_tile_stride = rows;
+    p.states = states.data<uint4>();
+    if (tiles_v > 1) {
+      p.out.ptr = part(number);
+      p.dg = dg ? part(2) : nullptr;
+    }
+    return p;
+  }
+  float* part(int number) const { return parts.data<float>() + number * tiles_v * rows; }
+
+ private:
+  VectorGradientsWorkspace(Tensor const& q, ForwardParams const& p, bool with_dg,
+                           linear::VectorGradientsPlan const& plan)
+      : k_tile(plan.k_tile),
+        v_tile(plan.v_tile),
+        tiles_v((p.v_dim + v_tile - 1) / v_tile),
+        rows(q.size(0) * q.size(1) * p.heads * p.k_dim),
+        states(q, with_dg ? steps(p) * p.heads * state_size(p) : 0, ScalarType::Half),
+        parts(q, tiles_v > 1 ? (2 + with_dg) * tiles_v * rows : 0, ScalarType::Float) {}
+
+  static int64_t steps(ForwardParams const& p) {
+    linear::Sequences const& s = p.sequences;
+    return linear::most_slots(s.cu, s.count, s.seqlen, 16);
+  }
+  int64_t state_size(ForwardParams const& p) const {
+    return int64_t((p.k_dim + k_tile - 1) / k_tile * k_tile) * tiles_v * v_tile;
+  }
+};
+
+// dQ is a walk from the first token to the last, dV and dK are from the last to the first, in which
+// q and k change places and dO is in the place of v.
+void vector_backward(linear::BackwardParams const& p, Tensor const& q,
+                     linear::WalkPlan const& plan) {
+  ForwardParams const& f = p.forward;
+  char const* const dtype = dtype_name(q, "q");
+  VectorGradientsWorkspace const workspace(q, f, p.dg);
+  WalkWorkspaceOf const before(q, f, plan, plan.k_tile), after(q, f, plan, plan.k_tile);
+  linear::VectorBackwardParams of{workspace.target(p.dq, p.dg, 0, p.wide),
+                                  workspace.target(p.dk, p.dg, 1, p.wide)};
+  bool const aligned_g = has_aligned_gates(f);
+  of.dq.walk = {f, aligned_g, linear::forward_scale(f.scale)};
+  of.dq.walk.forward.workspace = before.pointers();
+  of.dq.reading = p.dout;
+
+  ForwardParams reverse = f;
+  reverse.q = f.k;
+  reverse.k = f.q;
+  reverse.v = p.dout;
+  reverse.o = p.dv;
+  reverse.aligned_v = f.aligned_v && is_aligned(p.dv, f.v_dim);
+  reverse.initial = p.dfinal;
+  reverse.final = p.dinitial;
+  reverse.order = linear::Order::Reverse;
+  reverse.workspace = after.pointers();
+  of.dk.walk = {reverse, aligned_g, linear::reverse_scale(f.scale)};
+  of.dk.reading = f.v;
+
+  LaunchContext const launch{current_device(), current_stream(q), "linear backward"};
+  linear::launch_vector_backward(of, dtype, launch);
+  if (workspace.tiles_v > 1) {
+    linear::PartsParams parts{workspace.part(0), workspace.tiles_v, workspace.rows,
+                              p.dq.ptr,          p.dq.row_stride,   f.sequences};
+    linear::launch_add_parts(parts, p.wide ? "fp32" : dtype, launch);
+    parts.parts = workspace.part(1);
+    parts.out = p.dk.ptr;
+    linear::launch_add_parts(parts, p.wide ? "fp32" : dtype, launch);
+    if (p.dg) {
+      parts.parts = workspace.part(2);
+      parts.out = p.dg;
+      linear::launch_add_parts(parts, "fp32", launch);
+    }
+  }
+}
+
+void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor initial_state,
+                     OptionalTensor cu_seqlens, double scale, Tensor dout,
+                     OptionalTensor dfinal_state, Tensor dq, Tensor dk, Tensor dv,
+                     OptionalTensor dg, OptionalTensor dinitial_state) {
+  char const* const dtype = dtype_name(q, "q");
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  linear::BackwardParams p{};
+  ForwardParams& f = p.forward;
+  bool const by_vector = is_vector(g);
+  int const chunk = linear::kPlans[linear::plan_number(columns_of_q(q, v))].chunk;
+  check(chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
+  f = inputs(q, k, v, g, cu_seqlens, scale, by_vector ? vector_plan(q, v).segment : chunk);
+  set_gradients(p, q, dout, initial_state, dfinal_state, dq, dk, dv, dinitial_state);
+  p.dg = gate_gradient(dg, by_vector, f, q);
   if (f.sequences.count == 0) {
+    return;
+  }
+  if (by_vector) {
+    vector_backward(p, q, vector_plan(q, v));
     return;
   }
   WorkspaceOf const workspace(q, f, chunk, /*with_weights=*/false);

@@ -1,5 +1,7 @@
 #include "linear/launch.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string_view>
 
 namespace flash {
@@ -7,6 +9,8 @@ namespace flash {
 namespace sm80::linear {
 using flash::linear::BackwardParams;
 using flash::linear::ForwardParams;
+using flash::linear::PartsParams;
+using flash::linear::VectorGradientsParams;
 using flash::linear::VectorParams;
 
 void launch_forward_bf16(ForwardParams const&, LaunchContext const&);
@@ -15,6 +19,15 @@ void launch_walk_bf16(ForwardParams const&, LaunchContext const&);
 void launch_walk_fp16(ForwardParams const&, LaunchContext const&);
 void launch_vector_bf16(VectorParams const&, LaunchContext const&);
 void launch_vector_fp16(VectorParams const&, LaunchContext const&);
+void launch_vector_states_bf16(VectorParams const&, LaunchContext const&);
+void launch_vector_states_fp16(VectorParams const&, LaunchContext const&);
+void launch_vector_reverse_bf16(VectorParams const&, LaunchContext const&);
+void launch_vector_reverse_fp16(VectorParams const&, LaunchContext const&);
+void launch_vector_gradients_bf16(VectorGradientsParams const&, LaunchContext const&);
+void launch_vector_gradients_fp16(VectorGradientsParams const&, LaunchContext const&);
+void launch_parts_bf16(PartsParams const&, LaunchContext const&);
+void launch_parts_fp16(PartsParams const&, LaunchContext const&);
+void launch_parts_fp32(PartsParams const&, LaunchContext const&);
 void launch_states_bf16(ForwardParams const&, LaunchContext const&);
 void launch_states_fp16(ForwardParams const&, LaunchContext const&);
 void launch_gradients_bf16(BackwardParams const&, LaunchContext const&);
@@ -61,6 +74,40 @@ void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext c
   states(p.forward, launch);
   states(gradients_of_states(p), launch);
   gradients(p, launch);
+}
+
+StateScale forward_scale(float scale) { return {scale, 1.f, 1.f}; }
+
+// A power of two, as large as keeps the range of what the other half is multiplied by.
+StateScale reverse_scale(float scale) {
+  constexpr int kMost = 40;
+  int exponent = 0;
+  std::frexp(scale, &exponent);
+  float const unit = std::ldexp(1.f, std::clamp(exponent, -kMost, kMost));
+  return {unit, scale / unit, unit};
+}
+
+void launch_add_parts(PartsParams const& p, char const* dtype, LaunchContext const& launch) {
+  std::string_view const of(dtype);
+  auto const launch_parts = of == "fp32"   ? sm80::linear::launch_parts_fp32
+                            : of == "bf16" ? sm80::linear::launch_parts_bf16
+                                           : sm80::linear::launch_parts_fp16;
+  launch_parts(p, launch);
+}
+
+void launch_vector_backward(VectorBackwardParams const& p, char const* dtype,
+                            LaunchContext const& launch) {
+  bool const bf16 = is_bf16(dtype);
+  auto const states =
+      bf16 ? sm80::linear::launch_vector_states_bf16 : sm80::linear::launch_vector_states_fp16;
+  auto const reverse =
+      bf16 ? sm80::linear::launch_vector_reverse_bf16 : sm80::linear::launch_vector_reverse_fp16;
+  auto const gradients = bf16 ? sm80::linear::launch_vector_gradients_bf16
+                              : sm80::linear::launch_vector_gradients_fp16;
+  states(p.dq.walk, launch);
+  reverse(p.dk.walk, launch);
+  gradients(p.dq, launch);
+  gradients(p.dk, launch);
 }
 
 }  // namespace linear

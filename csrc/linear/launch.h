@@ -15,4 +15,15 @@ void launch_vector_forward(VectorParams const& p, char const* dtype, LaunchConte
 
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch);
 
+// How the scale of a forward, or of a walk in reverse, is divided.
+StateScale forward_scale(float scale);
+StateScale reverse_scale(float scale);
+
+// dtype: of p.out, "bf16", "fp16" or "fp32".
+void launch_add_parts(PartsParams const& p, char const* dtype, LaunchContext const& launch);
+
+// Segments as in launch_vector_forward.
+void launch_vector_backward(VectorBackwardParams const& p, char const* dtype,
+                            LaunchContext const& launch);
+
 }  // namespace flash::linear

@@ -79,11 +79,50 @@ struct ForwardParams {
   FLASH_HD int64_t state_size() const { return int64_t(k_dim) * v_columns(); }
 };
 
+// How a call's scale = reads * enters is divided between what reads a state and what enters it.
+// Launches keep states divided by `unit`, a power of two, so that what enters, in 16 bits, is not
+// too small for fp16 only because of the scale.
+struct StateScale {
+  float reads;
+  float enters;
+  float unit;
+};
+
 // With a vector of decays: forward.gate has rows of K log decays, one after the other in memory,
-// and forward.workspace.decays those of a segment, [slots, h, k tile].
+// and forward.workspace.decays those of a segment, [slots, h, k tile]. In reverse q and k have
+// changed places, v is o's gradient, and initial that of the final state.
 struct VectorParams {
   ForwardParams forward;
   bool aligned_g;  // its rows are whole runs of 16 bytes
+  StateScale scale;
+};
+
+// dQ, or in reverse dK: what walk.forward.v adds to the state, along walk.forward.k's columns, as
+// `reading` finds it. walk.forward.q: what the gradient is multiplied by in the gates' gradient.
+struct VectorGradientsParams {
+  VectorParams walk;
+  TensorView<void const> reading;  // [b, t, h, v]: o's gradient, or v
+  TensorView<void> out;            // [b, t, h, k], for each head of v
+  float* dg;                       // [b, t, h, k]; null: not wanted. dQ's part comes first
+  int64_t v_tile_stride;           // from one tile of V's parts of out, and of dg, to the next
+  uint4* states;                   // bf16, before each 16 tokens, as registers have them
+  bool wide;                       // out is fp32; else q's dtype
+};
+
+// out = the sum of what tiles leave, [tiles][numbers], of the tokens of sequences.
+struct PartsParams {
+  float const* parts;
+  int tiles;
+  int64_t numbers;  // of out
+  void* out;
+  int64_t of_token;  // numbers
+  Sequences sequences;
+};
+
+// All gradients with a vector of decays. dV is what the walk in reverse, dk.walk, puts out.
+struct VectorBackwardParams {
+  VectorGradientsParams dq;
+  VectorGradientsParams dk;
 };
 
 // The forward's are what the states before chunks are computed from again; its o and states' views

@@ -111,6 +111,28 @@ constexpr int vector_number(int k_dim, int smem_per_block) {
   return number;
 }
 
+// How dQ and dK with a vector of decays are divided: a warp has 16 rows of K of a state, and half
+// of the tile's columns of V. Larger K and V have several tiles; those of V leave parts of the
+// gradients. Each fits 99 KiB, and segments are those of vector_number's plan.
+struct VectorGradientsPlan {
+  int k_tile;
+  int v_tile;
+  int heads;     // of a CTA
+  int resident;  // CTAs on an SM, for which registers are left
+};
+
+constexpr VectorGradientsPlan kVectorGradientsPlans[] = {
+    {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}, {128, 128, 1, 1}};
+constexpr int kVectorGradientsPlanCount = std::size(kVectorGradientsPlans);
+
+constexpr int vector_gradients_number(int k_dim) {
+  int number = 0;
+  while (number + 1 < kVectorGradientsPlanCount && k_dim > kVectorGradientsPlans[number].k_tile) {
+    ++number;
+  }
+  return number;
+}
+
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
 // several tiles. Each fits 99 KiB, which every GPU has.
 struct GradientsPlan {

@@ -99,7 +99,7 @@ _STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
 # operations. Of a vector of decays every GPU takes as many columns: kVectorPlans, linear/plan.h.
 SERVED: dict[str, tuple[Served, ...]] = {
     "_linear_forward": (_SCALARS, Served(frozenset({"vector"}), max_k=256)),
-    "_linear_backward": (_SCALARS,),
+    "_linear_backward": (_SCALARS, Served(frozenset({"vector"}), max_k=256)),
     "_linear_step": (_STEPS,),
 }
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn.linear import ops
+from flash_attn.linear import _kernels, ops
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +21,20 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ops, "_written", poisoned)
     monkeypatch.setattr(ops, "empty_state", lambda *args: empty(*args).fill_(torch.nan))
+
+
+def poison_gradients(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Results of the backward as well. Returns tokens of each call of its kernels, as they come."""
+    taken: list[int] = []
+
+    def backward(*args):
+        for out in args[9:]:
+            if out is not None and args[5] is None:
+                out.fill_(torch.nan)
+        taken.append(args[0].shape[1])
+        kernel(*args)
+
+    kernel = _kernels.backward
+    monkeypatch.setattr(_kernels, "backward", backward)
+    poison(monkeypatch)
+    return taken

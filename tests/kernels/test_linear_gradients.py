@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flash_attn.linear import _kernels, chunk_scan
+from flash_attn.linear import chunk_scan
 from tests.kernels import library
-from tests.kernels.linear_results import poison
+from tests.kernels.linear_results import poison_gradients
 from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, check, packed
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -20,18 +20,7 @@ SEQLENS = (1, 15, 63, 65, 200, 260)
 @pytest.fixture(autouse=True)
 def calls(monkeypatch) -> Iterator[list[int]]:
     """Tokens of each call of the kernels, whose results begin as NaN."""
-    taken: list[int] = []
-
-    def backward(*args):
-        for out in args[9:]:
-            if out is not None and args[5] is None:
-                out.fill_(torch.nan)
-        taken.append(args[0].shape[1])
-        kernel(*args)
-
-    kernel = _kernels.backward
-    monkeypatch.setattr(_kernels, "backward", backward)
-    poison(monkeypatch)
+    taken = poison_gradients(monkeypatch)
     with library.serving(monkeypatch, 80):
         yield taken
 

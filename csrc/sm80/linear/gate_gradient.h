@@ -4,6 +4,7 @@
 #pragma once
 
 #include "sm80/linear/gradients_config.h"
+#include "sm80/linear/rows.h"
 
 namespace flash::sm80::linear {
 

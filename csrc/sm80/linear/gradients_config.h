@@ -111,19 +111,4 @@ __device__ void store_rest(StateElement* square, float (&left)[4], float (&right
   store_square(square, left, right);
 }
 
-// The sum over the four lanes that share a row, in all of them.
-__device__ inline float sum_of_row(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-// The sum over the eight lanes that share a column, in all of them.
-__device__ inline float sum_of_column(float x) {
-#pragma unroll
-  for (int distance = 4; distance < 32; distance *= 2) {
-    x += __shfl_xor_sync(0xffffffffu, x, distance);
-  }
-  return x;
-}
-
 }  // namespace flash::sm80::linear

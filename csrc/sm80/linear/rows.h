@@ -53,6 +53,21 @@ __device__ void add_square(uint32_t const (&a)[4], Element const* tile, int stri
   }
 }
 
+// The sum over the four lanes that share a row, in all of them.
+__device__ inline float sum_of_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// The sum over the eight lanes that share a column, in all of them.
+__device__ inline float sum_of_column(float x) {
+#pragma unroll
+  for (int distance = 4; distance < 32; distance *= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  return x;
+}
+
 // Two neighbouring numbers of a row, of which `left` exist. whole: they may be written at once.
 template <class Out>
 __device__ void store_pair(Out* target, int left, bool whole, float first, float second) {

@@ -1,6 +1,9 @@
 // Linear attention with a vector of decays, one for each row of the state: gates in shared memory,
 // and Q and K times their decays. A chunk is walked along in steps of 16 tokens: a step's factors
 // are from its first token on, or to its last, so that none has tokens of two steps.
+//
+// In reverse, from the last token to the first, the same kernels make dV and the gradients of
+// states: k and q change places (k reads, q enters the state), dO is in the place of v.
 #pragma once
 
 #include "linear/decay.h"
@@ -10,9 +13,10 @@ namespace flash::sm80::linear {
 
 using flash::linear::VectorParams;
 
-template <class Element_, int kPlan>
+template <class Element_, int kPlan, flash::linear::Order kOrder = flash::linear::Order::Forward>
 struct VectorConfig : WalkShape<Element_, flash::linear::kVectorPlans[kPlan]> {
   using Shape = WalkShape<Element_, flash::linear::kVectorPlans[kPlan]>;
+  static constexpr bool kReverse = kOrder == flash::linear::Order::Reverse;
   static_assert(Shape::kBlocks == 1);
   // Threads that share 16 tokens of two columns, and the tokens that each of them has.
   static constexpr int kPairs = Shape::kK / 2 * Shape::kStrips * Shape::kHeads;
@@ -40,7 +44,7 @@ template <class C, class Number>
 struct GateRuns {
   static constexpr int kNumbers = 16 / sizeof(Number);  // of a run
   static constexpr int kRuns = C::kK / kNumbers, kStep = C::kThreads / kRuns;
-  static_assert(C::kThreads % kRuns == 0 && C::kChunk % kStep == 0);
+  static_assert(C::kThreads % kRuns == 0 && (C::kChunk % kStep == 0 || kStep > C::kChunk));
   int const row, column;
 
   __device__ explicit GateRuns(int thread)
@@ -105,13 +109,14 @@ __device__ void load_gates(Walk<C> const& walk, flash::linear::Tokens const& tok
   for (int of = 0; of < C::kHeads; ++of) {
     if (of < walk.heads()) {
       int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
-                            (walk.tile.head + of) * gate.head_stride;
+                            (walk.tile.head + of) * gate.head_stride + walk.tile.k_begin;
+      int const columns = p.forward.k_dim - walk.tile.k_begin;
       if (gate.wide) {
         load_gates<C>(static_cast<float const*>(gate.ptr) + first, gate.row_stride, out[of],
-                      tokens.count, p.forward.k_dim, p.aligned_g);
+                      tokens.count, columns, p.aligned_g);
       } else {
         load_gates<C>(static_cast<Element const*>(gate.ptr) + first, gate.row_stride, out[of],
-                      tokens.count, p.forward.k_dim, p.aligned_g);
+                      tokens.count, columns, p.aligned_g);
       }
     }
   }
@@ -200,6 +205,10 @@ struct StepSums {
   __device__ float2 to_end(int t) const {
     return {exp2_fast(all.x - until[t].x), exp2_fast(all.y - until[t].y)};
   }
+  // The factor of what reads the state before the step, and of what enters the one after it; in
+  // reverse, of the step's end and begin.
+  __device__ float2 reading(int t) const { return C::kReverse ? to_end(t) : from_begin(t); }
+  __device__ float2 entering(int t) const { return C::kReverse ? from_begin(t) : to_end(t); }
 };
 
 // Where the factor of a row of the state is among those of a step: of 16 rows, the four of a lane's

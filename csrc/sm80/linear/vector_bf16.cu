@@ -2,8 +2,14 @@
 
 namespace flash::sm80::linear {
 
+using flash::linear::Order;
+
 void launch_vector_bf16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<cutlass::bfloat16_t>(p, launch);
+  launch_any_vector<LaunchVector, cutlass::bfloat16_t, Order::Forward>(p, launch);
+}
+
+void launch_vector_states_bf16(VectorParams const& p, LaunchContext const& launch) {
+  launch_any_vector<LaunchVectorStates, cutlass::bfloat16_t, Order::Forward>(p, launch);
 }
 
 }  // namespace flash::sm80::linear

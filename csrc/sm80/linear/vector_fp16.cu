@@ -2,8 +2,14 @@
 
 namespace flash::sm80::linear {
 
+using flash::linear::Order;
+
 void launch_vector_fp16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<cutlass::half_t>(p, launch);
+  launch_any_vector<LaunchVector, cutlass::half_t, Order::Forward>(p, launch);
+}
+
+void launch_vector_states_fp16(VectorParams const& p, LaunchContext const& launch) {
+  launch_any_vector<LaunchVectorStates, cutlass::half_t, Order::Forward>(p, launch);
 }
 
 }  // namespace flash::sm80::linear

@@ -8,19 +8,22 @@
 
 namespace flash::sm80::linear {
 
-// p.forward.sequences.chunk is the plan's segment.
-template <class Element, int kPlan>
-void launch_vector(VectorParams const& p, LaunchContext const& launch) {
-  using C = VectorConfig<Element, kPlan>;
-  constexpr int kBytes = flash::linear::vector_smem_bytes(C::plan);
-  static_assert(sizeof(VectorStorage<C>) == kBytes - (2 - C::kKeyParts) * C::kHeads * C::kChunk *
-                                                         C::kK * int(sizeof(WideElement)));
-  static_assert(sizeof(VectorSumsStorage<C>) <= kBytes);
-  ForwardParams const& f = p.forward;
-  TileGrid const grid{1, (f.v_dim + C::kV - 1) / C::kV, (f.heads + C::kHeads - 1) / C::kHeads,
-                      f.sequences.slots};
-  bool const early = f.workspace.sums;
-  if (f.workspace.sums) {
+template <class C>
+TileGrid vector_grid(ForwardParams const& p) {
+  return {1, (p.v_dim + C::kV - 1) / C::kV, (p.heads + C::kHeads - 1) / C::kHeads,
+          p.sequences.slots};
+}
+
+// The state before each segment, if a sequence may have several.
+struct LaunchVectorStates {
+  template <class C>
+  static void run(VectorParams const& p, LaunchContext const& launch) {
+    ForwardParams const& f = p.forward;
+    if (!f.workspace.sums) {
+      return;
+    }
+    static_assert(sizeof(VectorSumsStorage<C>) <= flash::linear::vector_smem_bytes(C::plan));
+    TileGrid const grid = vector_grid<C>(f);
     launch_kernel<vector_sums_kernel<C>>(
         launch, {grid.count(), C::kThreads, sizeof(VectorSumsStorage<C>)}, p, grid);
     int64_t const of_head = C::plan.state_size(f.v_dim) / 4;
@@ -30,25 +33,38 @@ void launch_vector(VectorParams const& p, LaunchContext const& launch) {
                                           .threads = kSegmentScanThreads,
                                           .smem_bytes = 0,
                                           .early = true},
-                                         f, of_head);
+                                         p, of_head);
   }
-  launch_kernel<vector_outputs_kernel<C>>(launch,
-                                          {.blocks = grid.count(),
-                                           .threads = C::kThreads,
-                                           .smem_bytes = sizeof(VectorStorage<C>),
-                                           .early = early},
-                                          p, grid);
-}
+};
 
-template <class Element, int kPlan = 0>
+// And the outputs.
+struct LaunchVector {
+  template <class C>
+  static void run(VectorParams const& p, LaunchContext const& launch) {
+    static_assert(sizeof(VectorStorage<C>) == flash::linear::vector_smem_bytes(C::plan) -
+                                                  (2 - C::kKeyParts) * C::kHeads * C::kChunk *
+                                                      C::kK * int(sizeof(WideElement)));
+    LaunchVectorStates::run<C>(p, launch);
+    TileGrid const grid = vector_grid<C>(p.forward);
+    launch_kernel<vector_outputs_kernel<C>>(launch,
+                                            {.blocks = grid.count(),
+                                             .threads = C::kThreads,
+                                             .smem_bytes = sizeof(VectorStorage<C>),
+                                             .early = p.forward.workspace.sums != nullptr},
+                                            p, grid);
+  }
+};
+
+// p.forward.sequences.chunk is the plan's segment.
+template <class Launch, class Element, flash::linear::Order kOrder, int kPlan = 0>
 void launch_any_vector(VectorParams const& p, LaunchContext const& launch) {
   if constexpr (kPlan + 1 < flash::linear::kVectorPlanCount) {
     if (flash::linear::vector_number(p.forward.k_dim, launch.device.smem_per_block) != kPlan) {
-      launch_any_vector<Element, kPlan + 1>(p, launch);
+      launch_any_vector<Launch, Element, kOrder, kPlan + 1>(p, launch);
       return;
     }
   }
-  launch_vector<Element, kPlan>(p, launch);
+  Launch::template run<VectorConfig<Element, kPlan, kOrder>>(p, launch);
 }
 
 }  // namespace flash::sm80::linear

@@ -36,7 +36,7 @@ struct VectorOutputs {
   VectorParams const& p;
   Walk<C> const& walk;
   VectorStorage<C>& smem;
-  int number;  // of the chunk
+  int number;  // of the chunk, in the walk's order
 
   __device__ bool is_exact(int strip) const { return smem.exact[walk.h][strip] == number; }
 
@@ -57,13 +57,16 @@ struct VectorOutputs {
     for (int t = 0; t < C::kOwn; ++t) {
       int const at = own.at(t);
       float2 const q = unpack<Element>(word(smem.q[own.head][at]));
-      float2 const from = sums.from_begin(t);
-      float const scale = p.forward.scale;
-      split<WideElement>({q.x * (scale * from.x), q.y * (scale * from.y)},
+      float2 const read = sums.reading(t);
+      float const scale = p.scale.reads;
+      split<WideElement>({q.x * (scale * read.x), q.y * (scale * read.y)},
                          word(smem.query[0][own.head][at]), word(smem.query[1][own.head][at]));
       float2 k = unpack<Element>(word(smem.k[own.head][at]));
-      float2 const to = sums.to_end(t);
-      k = {k.x * to.x, k.y * to.y};
+      float2 const entering = sums.entering(t);
+      k = {k.x * entering.x, k.y * entering.y};
+      if constexpr (C::kReverse) {
+        k = {k.x * p.scale.enters, k.y * p.scale.enters};
+      }
       word(smem.keys[own.head][at]) = pack<Element>(k.x, k.y);
       k = {k.x * since.x, k.y * since.y};
       if constexpr (C::kKeyParts == 2) {
@@ -97,7 +100,8 @@ struct VectorOutputs {
         scale = 0x1p50f;
         static_assert(kKeyShift == 50.f);
       }
-      smem.weights[walk.h][strip][walk.lane()] = as_weights<Element>(left, right, scale);
+      smem.weights[walk.h][strip][walk.lane()] =
+          as_weights<Element, C::kReverse>(left, right, scale);
     }
   }
 
@@ -105,7 +109,8 @@ struct VectorOutputs {
   __device__ void walk_along(WalkState<C>& state, WalkRows<C>& out) const {
     int const first_row = walk.warp_k * C::kRows, lane = thread_index_here() % 32;
 #pragma unroll
-    for (int strip = 0; strip < C::kStrips; ++strip) {
+    for (int step = 0; step < C::kStrips; ++step) {
+      int const strip = C::kReverse ? C::kStrips - 1 - step : step;
       uint32_t v[4];
       read_values_across<C>(values(), strip, walk.column, lane, v);
 #pragma unroll
@@ -141,7 +146,7 @@ struct VectorOutputs {
       RowParts<C>{walk, smem.parts}.take(out);
     }
     int const lane = thread_index_here() % 32;
-    RowStore<C> const target(walk, walk.chunk(number), lane);
+    RowStore<C> const target(walk, walk.chunk_in_order(number), lane);
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
       if (!walk.owns(strip)) {
@@ -183,11 +188,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
-  bool const first = walk.segment.index == 0, last = walk.segment.last;
+  bool const first = walk.begins(), last = walk.ends();
   int const chunks = walk.segment.exists() ? walk.chunks() : 0;
   auto const load = [&](int number) {
     if (number < chunks) {
-      auto const tokens = walk.chunk(number);
+      auto const tokens = walk.chunk_in_order(number);
       load_heads<C, C::kK>(walk, tokens, p.q, p.group, 0, p.k_dim, p.aligned_k, smem.q);
       load_heads<C, C::kK>(walk, tokens, p.k, p.group, 0, p.k_dim, p.aligned_k, smem.k);
       load_gates(walk, tokens, vector, smem.g);
@@ -209,6 +214,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   if (walk.exists() && (chunks > 0 || last)) {
     if (first) {
       walk.read_initial(state);
+      if constexpr (C::kReverse) {
+        scale_state<C>(state, 1.f / vector.scale.unit);
+      }
     } else {
       walk.read_slot(grid, tile.slot, state);
     }
@@ -244,6 +252,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     }
   }
   if (walk.exists() && last) {
+    if constexpr (C::kReverse) {
+      scale_state<C>(state, vector.scale.unit);
+    }
     walk.write_final(state);
   }
   if (first) {

@@ -18,19 +18,23 @@ struct VectorSumsStorage {
 
 // K times its decays, and the state's factors.
 template <class C>
-__device__ void prepare_keys(VectorSumsStorage<C>& smem, bool wide, int heads) {
+__device__ void prepare_keys(VectorSumsStorage<C>& smem, VectorParams const& p, int heads) {
   using Element = typename C::Element;
   Own<C> const own;
   if (own.head >= heads) {
     return;
   }
-  StepSums<C> const sums(smem.g[own.head], wide, own);
+  StepSums<C> const sums(smem.g[own.head], p.forward.gate.wide, own);
   set_factors(sums, own, smem.factors[own.head][own.strip]);
 #pragma unroll
   for (int t = 0; t < C::kOwn; ++t) {
     int const at = own.at(t);
     auto const k = *reinterpret_cast<uint32_t const*>(&smem.k[own.head][at]);
-    *reinterpret_cast<uint32_t*>(&smem.keys[own.head][at]) = decayed<Element>(k, sums.to_end(t));
+    float2 left = sums.entering(t);
+    if constexpr (C::kReverse) {
+      left = {left.x * p.scale.enters, left.y * p.scale.enters};
+    }
+    *reinterpret_cast<uint32_t*>(&smem.keys[own.head][at]) = decayed<Element>(k, left);
   }
 }
 
@@ -44,13 +48,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
-  if (!walk.segment.exists() || walk.segment.last) {
+  if (!walk.segment.exists() || walk.ends()) {
     return;
   }
   int const chunks = walk.chunks();
   auto const load = [&](int number) {
     if (number < chunks) {
-      auto const tokens = walk.chunk(number);
+      auto const tokens = walk.chunk_in_order(number);
       load_heads<C, C::kK>(walk, tokens, p.k, p.group, 0, p.k_dim, p.aligned_k, smem.k);
       load_gates(walk, tokens, vector, smem.g);
       load_heads<C, C::kV>(walk, tokens, p.v, 1, tile.v_begin, p.v_dim, p.aligned_v,
@@ -70,7 +74,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   for (int number = 0; number < chunks; ++number) {
     cp_async_wait<0>();
     __syncthreads();
-    prepare_keys<C>(smem, p.gate.wide, walk.heads());
+    prepare_keys<C>(smem, vector, walk.heads());
     __syncthreads();
     load(number + 1);
     if (has_factor) {
@@ -82,7 +86,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     if (walk.exists()) {
       int const lane = thread_index_here() % 32;
 #pragma unroll
-      for (int strip = 0; strip < C::kStrips; ++strip) {
+      for (int step = 0; step < C::kStrips; ++step) {
+        int const strip = C::kReverse ? C::kStrips - 1 - step : step;
         uint32_t v[4];
         read_values_across<C>(smem.v[number % 2][walk.h], strip, walk.column, lane, v);
 #pragma unroll
@@ -94,10 +99,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     }
   }
   if (walk.exists()) {
-    walk.write_slot(grid, tile.slot + 1, state);
+    walk.write_slot(grid, walk.next_slot(), state);
   }
   if (tile.v_begin == 0 && has_factor) {
-    int64_t const of_head = int64_t(tile.slot + 1) * p.heads + tile.head + own_head;
+    int64_t const of_head = int64_t(walk.next_slot()) * p.heads + tile.head + own_head;
     p.workspace.decays[of_head * C::kK + own_factor] = total;
   }
 }
@@ -105,8 +110,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
 // As segment_scan_kernel.
 template <class C>
 __global__ void __launch_bounds__(kSegmentScanThreads)
-    vector_scan_kernel(__grid_constant__ ForwardParams const p, int64_t const of_head) {
+    vector_scan_kernel(__grid_constant__ VectorParams const vector, int64_t const of_head) {
   constexpr int kAhead = 4;
+  ForwardParams const& p = vector.forward;
   let_next_launch_start();
   int64_t const size = p.heads * of_head;
   int const blocks = static_cast<int>((size + kSegmentScanThreads - 1) / kSegmentScanThreads);
@@ -119,6 +125,10 @@ __global__ void __launch_bounds__(kSegmentScanThreads)
   float4 state{};
   if (works) {
     state = initial_of<C>(p, sequence, head, own % of_head);
+    if constexpr (C::kReverse) {
+      float const factor = 1.f / vector.scale.unit;
+      state = {state.x * factor, state.y * factor, state.z * factor, state.w * factor};
+    }
   }
   wait_for_launch_before();
   if (!works) {
@@ -126,18 +136,22 @@ __global__ void __launch_bounds__(kSegmentScanThreads)
   }
   int const in_tile = static_cast<int>(own % of_head % (StatePlace<C>::kSquares * 32));
   int const k = StatePlace<C>::of(in_tile / 32, in_tile % 32).k;
-  int64_t const slot = flash::linear::first_slot(p.sequences, sequence);
+  // The slot where the walk begins.
+  int64_t const slot =
+      flash::linear::first_slot(p.sequences, sequence) + (C::kReverse ? segments - 1 : 0);
   float4* const states = reinterpret_cast<float4*>(p.workspace.sums) + slot * size + own;
   float const* const decays =
       p.workspace.decays + (slot * p.heads + head) * C::kK + factor_place(k);
+  constexpr int kNext = C::kReverse ? -1 : 1;
+  int64_t const of_decays = int64_t(kNext) * p.heads * C::kK;
   for (int begin = 1; begin < segments; begin += kAhead) {
     float4 sum[kAhead];
     float2 decay[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       bool const exists = begin + i < segments;
-      auto const* at = reinterpret_cast<float2 const*>(decays + (begin + i) * p.heads * C::kK);
-      sum[i] = exists ? __ldcg(states + (begin + i) * size) : float4{0.f, 0.f, 0.f, 0.f};
+      auto const* at = reinterpret_cast<float2 const*>(decays + (begin + i) * of_decays);
+      sum[i] = exists ? __ldcg(states + (begin + i) * kNext * size) : float4{0.f, 0.f, 0.f, 0.f};
       decay[i] = exists ? __ldcg(at) : float2{1.f, 1.f};
     }
 #pragma unroll
@@ -145,7 +159,7 @@ __global__ void __launch_bounds__(kSegmentScanThreads)
       if (begin + i < segments) {
         state = {decay[i].x * state.x + sum[i].x, decay[i].y * state.y + sum[i].y,
                  decay[i].x * state.z + sum[i].z, decay[i].y * state.w + sum[i].w};
-        states[(begin + i) * size] = state;
+        states[(begin + i) * kNext * size] = state;
       }
     }
   }

@@ -1,4 +1,5 @@
-// A = scale tril(Σ_k q k e^{G_i − G_j}) of a step's 16 tokens, with a vector of decays.
+// A = scale tril(Σ_k q k e^{G_i − G_j}) of a step's 16 tokens, with a vector of decays; in reverse
+// its transpose.
 #pragma once
 
 #include "sm80/linear/vector.h"
@@ -40,17 +41,27 @@ struct StepOperands {
   }
 };
 
-// Sums become the operand A of A V: 0 above the diagonal, where they may be infinite.
-template <class Element>
-__device__ uint4 as_weights(float (&left)[4], float (&right)[4], float scale) {
+// 0 above the diagonal, where sums may be infinite; transposed: below it.
+template <bool kTransposed>
+__device__ void mask_triangle(float (&left)[4], float (&right)[4]) {
   int const row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    bool const exists = column + i <= row;
-    left[i] = exists ? left[i] * scale : 0.f;
-    left[2 + i] *= scale;
-    right[i] = 0.f;
-    right[2 + i] = exists ? right[2 + i] * scale : 0.f;
+    bool const exists = kTransposed ? column + i >= row : column + i <= row;
+    left[i] = exists ? left[i] : 0.f;
+    right[2 + i] = exists ? right[2 + i] : 0.f;
+    (kTransposed ? left[2 + i] : right[i]) = 0.f;
+  }
+}
+
+// Sums become the operand A of A V.
+template <class Element, bool kTransposed>
+__device__ uint4 as_weights(float (&left)[4], float (&right)[4], float scale) {
+  mask_triangle<kTransposed>(left, right);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    left[i] *= scale;
+    right[i] *= scale;
   }
   uint32_t a[4];
   as_a<Element>(left, right, a);
@@ -105,8 +116,12 @@ struct ExactWeights {
       for (int i = 0; i < 2; ++i) {
         Token const near = token(k, column + i, d), far = token(k, column + 8 + i, d);
         left[i] += weight(near, first);
-        left[2 + i] += weight(near, second);
         right[2 + i] += weight(far, second);
+        if constexpr (C::kReverse) {
+          right[i] += weight(far, first);
+        } else {
+          left[2 + i] += weight(near, second);
+        }
       }
     }
   }
@@ -121,7 +136,8 @@ struct ExactWeights {
     return {static_cast<float>(tile[at]), g[row * C::kK + d]};
   }
   __device__ static float weight(Token const& key, Token const& query) {
-    return query.x * key.x * exp2_fast(fminf(query.sum - key.sum, 0.f));
+    float const span = C::kReverse ? key.sum - query.sum : query.sum - key.sum;
+    return query.x * key.x * exp2_fast(fminf(span, 0.f));
   }
 };
 

@@ -23,6 +23,8 @@ struct WalkShape {
   static constexpr int kBlocks = kOfWarp / 16;                  // of a warp's columns
   static constexpr int kSquares = kStrips * (kStrips + 1) / 2;  // on the diagonal and below it
   static constexpr int kResident = plan.resident;
+  // From the last token to the first, for gradients of states.
+  static constexpr bool kReverse = false;
 };
 
 template <class Element, int kPlan>
@@ -114,6 +116,11 @@ struct Walk {
   __device__ bool has_decays() const {
     return column == C::kWarpsV - 1 && warp_k == C::kWarpsK - 1 && exists();
   }
+  // Whether the walk along the sequence begins, or ends, with this segment, and the segment whose
+  // state this one's sums are for.
+  __device__ bool begins() const { return C::kReverse ? segment.last : segment.index == 0; }
+  __device__ bool ends() const { return C::kReverse ? segment.index == 0 : segment.last; }
+  __device__ int next_slot() const { return tile.slot + (C::kReverse ? -1 : 1); }
   __device__ int chunks() const {
     return flash::linear::chunks_of(segment.tokens.count, C::kChunk);
   }
@@ -121,6 +128,10 @@ struct Walk {
     auto const& all = segment.tokens;
     int const begin = number * C::kChunk, left = all.count - begin;
     return {all.batch, all.row + begin, left < C::kChunk ? left : C::kChunk};
+  }
+  // The walk's first chunk is number 0.
+  __device__ flash::linear::Tokens chunk_in_order(int number) const {
+    return chunk(C::kReverse ? chunks() - 1 - number : number);
   }
   __device__ flash::linear::LogDecays<C::kChunk> logs(int number) const {
     return flash::linear::log_decays<C::kChunk, Element>(p.gate, chunk(number), head());

@@ -1,0 +1,167 @@
+// The last step of dQ and dK: a thread's column of K of 16 tokens, from the states' sums and the
+// products of the step's own tokens, with the gates' gradient.
+#pragma once
+
+#include "sm80/linear/vector_gradients_config.h"
+
+namespace flash::sm80::linear {
+
+// Sums of pairs of the step's tokens are fp32 throughout, because a gate's gradient is made of
+// those that cross its token, which may be far smaller than the others.
+template <class C>
+struct GradientColumn {
+  using Element = typename C::Element;
+  static constexpr int kOwn = C::kOwn;
+
+  VectorGradientsParams const& p;
+  Walk<C> const& walk;
+  VectorGradientsStorage<C> const& smem;
+  OwnColumn<C> const own;
+  flash::linear::Tokens const tokens;
+
+  __device__ void finish() const {
+    ColumnSums<C> const sums(smem.g[own.head], forward().gate.wide, own);
+    // What the step's tokens give each other, and what states give.
+    float of_pairs[kOwn], of_states[kOwn], crossing[16] = {};
+    if (sums.all() >= kLeastSum) {
+      add_pairs<false>(sums, of_pairs, crossing);
+    } else {
+      add_pairs<true>(sums, of_pairs, crossing);
+    }
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      float sum = 0.f;
+#pragma unroll
+      for (int part = 0; part < C::kWarpsV; ++part) {
+        sum += smem.sums[own.head][part][own.row(own.token(n))][own.column];
+      }
+      of_states[n] = sum * (p.walk.scale.reads * sums.reading(own.pick(sums.until, n)));
+    }
+    if (p.dg) {
+      add_to_gates(sums, of_states, crossing);
+    }
+    store(of_states, of_pairs);
+  }
+
+ private:
+  __device__ ForwardParams const& forward() const { return p.walk.forward; }
+  __device__ float own_number(int n) const {
+    return static_cast<float>(smem.own[own.head][own.at(own.token(n))]);
+  }
+
+  // Σ over the tokens whose numbers have entered, of pairs' products times what entered and its
+  // decays. kExact: an exponential for each pair, whose exponent is a difference of sums; else they
+  // are products of e^G and e^-G, half of whose range (kKeyShift) goes to either.
+  template <bool kExact>
+  __device__ void add_pairs(ColumnSums<C> const& sums, float (&of_pairs)[kOwn],
+                            float (&crossing)[16]) const {
+    float x[16];
+#pragma unroll
+    for (int t = 0; t < 16; ++t) {
+      x[t] = static_cast<float>(smem.k[own.head][own.at(t)]);
+      if constexpr (!kExact) {
+        x[t] *= C::kReverse ? exp2_fast(sums.until[t] + kKeyShift)
+                            : exp2_fast(-sums.until[t] - kKeyShift);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      float const until = own.pick(sums.until, n);
+      float const* const pairs = smem.pairs[own.head][own.strip][own.token(n)];
+      auto const product = [&](int t) {
+        float const span = C::kReverse ? sums.until[t] - until : until - sums.until[t];
+        return pairs[t] * x[t] * (kExact ? exp2_fast(fminf(span, 0.f)) : 1.f);
+      };
+      float sum = 0.f;
+      if constexpr (C::kReverse) {
+#pragma unroll
+        for (int t = 2 * n; t < 16; ++t) {
+          sum += product(t);
+        }
+        of_pairs[n] = sum * (kExact ? 1.f : exp2_fast(-until - kKeyShift));
+      } else {
+        float const back = kExact ? 1.f : exp2_fast(until + kKeyShift);
+        float const here = own_number(n) * back;
+#pragma unroll
+        for (int t = 0; t < 2 * n + 2; ++t) {
+          // Of the tokens before t, to this one.
+          bool const crosses = t < 2 * n + 1 || own.odd;
+          crossing[t] += crosses ? here * sum : 0.f;
+          sum += product(t);
+        }
+        of_pairs[n] = sum * back;
+      }
+      of_pairs[n] *= forward().scale;
+    }
+  }
+
+  // What crosses each token: in dQ's order, queries from the token on that read the state before
+  // the step, and pairs of it; in dK's, keys before the token that reach the state after the step,
+  // and what the state before it leaves there.
+  __device__ void add_to_gates(ColumnSums<C> const& sums, float const (&of_states)[kOwn],
+                               float const (&crossing)[16]) const {
+    float products[16];
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      float const product = own_number(n) * of_states[n], other = own.of_other(product);
+      products[2 * n] = own.odd ? other : product;
+      products[2 * n + 1] = own.odd ? product : other;
+    }
+    float found[16];
+    float sum = 0.f;
+    if constexpr (C::kReverse) {
+#pragma unroll
+      for (int part = 0; part < C::kWarpsV; ++part) {
+        sum += smem.kept[own.head][part][own.strip][own.column];
+      }
+      sum *= p.walk.scale.unit * exp2_fast(sums.all());
+#pragma unroll
+      for (int t = 0; t < 16; ++t) {
+        found[t] = sum;
+        sum += products[t];
+      }
+    } else {
+#pragma unroll
+      for (int t = 15; t >= 0; --t) {
+        sum += products[t];
+        found[t] = sum + forward().scale * (crossing[t] + own.of_other(crossing[t]));
+      }
+    }
+    float* const dg = p.dg + p.v_tile_stride * (walk.tile.v_begin / C::kV);
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      if (exists(n)) {
+        float& to = dg[offset(n)];
+        to = own.pick(found, n) + (C::kReverse ? to : 0.f);
+      }
+    }
+  }
+
+  __device__ void store(float const (&of_states)[kOwn], float const (&of_pairs)[kOwn]) const {
+    int64_t const tile = p.v_tile_stride * (walk.tile.v_begin / C::kV);
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      if (exists(n)) {
+        float const x = of_states[n] + of_pairs[n];
+        if (p.wide) {
+          static_cast<float*>(p.out.ptr)[tile + offset(n)] = x;
+        } else {
+          static_cast<Element*>(p.out.ptr)[tile + offset(n)] = Element(x);
+        }
+      }
+    }
+  }
+
+  __device__ int column() const { return walk.tile.k_begin + own.column; }
+  __device__ bool exists(int n) const {
+    return own.row(own.token(n)) < tokens.count && column() < forward().k_dim;
+  }
+  // dg lies as `out` does.
+  __device__ int64_t offset(int n) const {
+    return p.out.offset(tokens.batch, tokens.row + own.row(own.token(n)),
+                        walk.tile.head + own.head) +
+           column();
+  }
+};
+
+}  // namespace flash::sm80::linear
