@@ -147,8 +147,8 @@ struct Described {
     long long total_q = 0, total_k = 0, l2_bytes = 0, memory_rate = 0;
     if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
                &l2_bytes, &memory_rate, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k,
-               &p.heads_q, &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size, &cached,
-               &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q)) {
+               &p.heads_q, &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size,
+               &cached, &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q)) {
       return false;
     }
     device.l2_bytes = l2_bytes;
@@ -297,10 +297,11 @@ PyMethodDef methods[] = {
      "(listener): calls it with a line of text for each launch from now on; None stops that."},
     {"compiled_variants", compiled_variants, METH_NOARGS, "JSON list of the compiled variants."},
     {"explain_forward", explain_forward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, memory_rate, batch, seqlen_q, "
-     "seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, cached, "
-     "batch_invariant, odd_rows, used_k, largest_logits, few_queries) -> JSON: the variant, why "
-     "the others do not serve the call, block_n (keys of the tile), splits (KV splits), and the "
+     "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, memory_rate, batch, "
+     "seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, "
+     "cached, batch_invariant, odd_rows, used_k, largest_logits, few_queries) -> JSON: the "
+     "variant, why the others do not serve the call, block_n (keys of the tile), splits (KV "
+     "splits), and the "
      "plan: its choices, the predicted time of each, and the chosen one. memory_rate: bytes that "
      "memory moves in a µs, 0 if unknown. total_q, total_k: rows of varlen tensors, otherwise -1. "
      "page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
@@ -308,9 +309,10 @@ PyMethodDef methods[] = {
      "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
      "few_queries: explain_decode's, or 0."},
     {"explain_backward", explain_backward, METH_VARARGS,
-     "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, batch, seqlen_q, "
-     "seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> JSON like "
-     "explain_forward's, with the plan: its choices, the predicted time of each, and the chosen "
+     "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, "
+     "batch, seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> "
+     "JSON like explain_forward's, with the plan: its choices, the predicted time of each, and the "
+     "chosen "
      "one. total_q, total_k: rows of varlen tensors, otherwise -1."},
     {"explain_decode", explain_decode, METH_VARARGS,
      "Takes explain_forward's arguments, with few_queries 0 -> JSON of the decode kernel, with the "
