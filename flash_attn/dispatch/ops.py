@@ -200,7 +200,7 @@ for _name, _kernel in CPU.items():
 # --- Autograd and CUDA ---------------------------------------------------------------------------
 
 for _forward, _backward in ((forward, backward), (varlen_forward, varlen_backward)):
-    autograd.register(_library, _forward.default, _backward.default, run.writing)
+    autograd.register(_library, _forward.default, _backward.default, run.into_new)
 for _operation in (backward, varlen_backward, with_kvcache, merge_attention):
     versions.register(_library, _operation.default)
 

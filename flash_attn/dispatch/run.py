@@ -32,9 +32,35 @@ def forward(operation: Callable, inputs: Sequence[Tensor | None], args: tuple, k
         return backend.call(operation, *args, **kwargs)
     below = torch._C._AutoDispatchBelowAutograd
     if autograd.records(*inputs):
-        run = functools.partial(_eager, operation, below, args, kwargs)
+        run = functools.partial(_recorded, operation, args, kwargs)
         return autograd.record(operation, run, args, kwargs)
     return _eager(operation, below, args, kwargs)
+
+
+def _recorded(operation: Callable[..., Any], args: tuple, kwargs: dict, in_order: tuple):
+    """Below a node; in_order: all arguments, in the schema's order."""
+    results = direct.call_in_order(operation, in_order)
+    if results is NotImplemented:
+        with torch._C._AutoDispatchBelowAutograd():
+            return backend.call(operation, *args, **kwargs)
+    return results
+
+
+def into_new(operation: torch._ops.OpOverload, in_order: tuple):
+    """An operation that writes tensors that nothing else has seen, of which autograd records
+    nothing. in_order: all arguments, in the schema's order."""
+    if not traced():
+        results = direct.call_in_order(operation, in_order)
+        if results is not NotImplemented:
+            return results
+    arguments = operation._schema.arguments
+    positional = sum(not argument.kwarg_only for argument in arguments)
+    named = zip((argument.name for argument in arguments[positional:]), in_order[positional:])
+    args, kwargs = in_order[:positional], dict(named)
+    if traced():
+        return backend.call(operation, *args, **kwargs)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return backend.call(operation, *args, **kwargs)
 
 
 def writing(operation: Callable[..., Any], *args, **kwargs):
