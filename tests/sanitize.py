@@ -172,13 +172,14 @@ def linear(dtype: torch.dtype) -> None:
     edges = torch.tensor([0, 0, 70, 71, 150], dtype=torch.int32)
     for K, V in ((7, 9), (16, 32), (64, 72), (128, 130), (256, 64), (320, 33)):
         for gates in (None, (2,), (1, 150, 2), (1, 150, 2, K)):
-            g = None if gates is None else -torch.rand(gates)
+            g = None if gates is None else (-torch.rand(gates)).requires_grad_()
             q, k, v = leaves(*((1, 150, h, d) for h, d in ((1, K), (1, K), (2, V))), dtype=dtype)
             state = torch.randn(4, 2, K, V)
             o, final = chunk_scan(q, k, v, g, None, state, True, cu_seqlens=edges)
             what = (dtype, K, V, gates)
             assert all(torch.isfinite(x).all() for x in (o, final)), what
-            check_gradients(o, [q, k, v], what)
+            check_gradients(o, [q, k, v, *([] if g is None else [g])], what)
+            g = None if g is None else g.detach()
             tokens = [x.detach()[0, :3] for x in (q, k, v)]
             slots = torch.tensor([3, -1, 0])
             g = g if g is None or g.dim() == 1 else g[0, :3]

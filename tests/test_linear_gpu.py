@@ -78,7 +78,7 @@ def test_segments(K, decay, cuda):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("decay", ["none", "head", "scalar"])
+@pytest.mark.parametrize("decay", ["none", "head", "scalar", "vector"])
 def test_gradients(decay, dtype, cuda):
     backend = Backend(cuda, kernels=True)
     check(Case(decay, 32, 64, 200, B=2, H=4, HK=2, dtype=dtype), backend)
@@ -106,12 +106,16 @@ def test_calls_run_our_kernels(K, cuda):
         assert "gemm" not in names
 
 
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(("K", "V"), [(16, 32), (32, 64), (64, 128), (128, 256), (256, 512)])
-def test_gradients_of_several_chunks(K, V, dtype, cuda):
-    """Beside fp32 on torch operations, from the same 16-bit inputs."""
-    given = [torch.randn(1, 600, 2, d, device=cuda).to(dtype) for d in (K, K, V)]
-    given += [-0.1 * torch.rand(1, 600, 2, device=cuda), torch.randn(1, 2, K, V, device=cuda)]
+def test_gradients_of_several_chunks(K, V, dtype, decay, cuda):
+    """Beside fp32 on torch operations, from the same 16-bit inputs; several segments up to K 128.
+    A small gate at each token: the state reaches from one segment to the next."""
+    T = 2500 if decay == "vector" else 600
+    given = [torch.randn(1, T, 2, d, device=cuda).to(dtype) for d in (K, K, V)]
+    gates = (1, T, 2, K) if decay == "vector" else (1, T, 2)
+    given += [-60 / T * torch.rand(gates, device=cuda), torch.randn(1, 2, K, V, device=cuda)]
     do, dstate = torch.randn_like(given[2]), torch.randn_like(given[4])
     found = []
     for own in (given, [x.float() for x in given]):
@@ -122,21 +126,26 @@ def test_gradients_of_several_chunks(K, V, dtype, cuda):
         assert (got.float() - want).norm() < 8e-3 * want.norm()
 
 
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
 @pytest.mark.parametrize("K", [16, 64, 256])
-def test_a_backward_runs_our_kernels(K, cuda):
+def test_a_backward_runs_our_kernels(K, decay, cuda):
     q, k, v = (x.requires_grad_() for x in inputs(cuda, 1, 300, 2, K))
-    g = (-torch.rand(1, 300, 2, device=cuda)).requires_grad_()
+    gates = (1, 300, 2, K) if decay == "vector" else (1, 300, 2)
+    g = (-torch.rand(gates, device=cuda)).requires_grad_()
     o, _ = chunk_scan(q, k, v, g)
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         torch.autograd.grad(o, [q, k, v, g], torch.randn_like(o))
         torch.cuda.synchronize()
     names = " ".join(event.name for event in profiled.events())
-    assert "linear::gradients_kernel" in names
+    kernel = "vector_gradients_kernel" if decay == "vector" else "gradients_kernel"
+    assert f"linear::{kernel}" in names
     assert "gemm" not in names
 
 
-def test_gradients_repeat_and_do_not_depend_on_neighbours(cuda):
-    given = [*inputs(cuda, 1, 3000, 4, 64), -0.1 * torch.rand(1, 3000, 4, device=cuda)]
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
+def test_gradients_repeat_and_do_not_depend_on_neighbours(decay, cuda):
+    gates = (1, 3000, 4, 64) if decay == "vector" else (1, 3000, 4)
+    given = [*inputs(cuda, 1, 3000, 4, 64), -0.1 * torch.rand(gates, device=cuda)]
     do = torch.randn_like(given[2])
     edges = torch.tensor([0, 1000, 2501, 3000], dtype=torch.int32, device=cuda)
 
@@ -152,13 +161,13 @@ def test_gradients_repeat_and_do_not_depend_on_neighbours(cuda):
 
 
 def test_what_of_vectors_runs_on_torch_operations(cuda):
-    """The backward, and K above 256."""
+    """K above 256."""
     for K, serves in ((16, True), (257, False)):
         case = Case("vector", K, 24, 100, dtype=BF16)
         q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (K, 24))
         g = torch.empty(1, 100, 2, K, device=cuda)
         assert _kernels.serves("_linear_forward", q, v, g) == serves
-        assert not _kernels.serves("_linear_backward", q, v, g)
+        assert _kernels.serves("_linear_backward", q, v, g) == serves
         check(case, Backend(cuda, kernels=True))
 
 
