@@ -5,6 +5,14 @@
 namespace flash::plan {
 namespace {
 
+// Fills of a cache: all sequences are as long as the capacity, of any length up to it, or one is as
+// long and the others are short.
+struct Fill {
+  double use;  // of the capacity, by all sequences but the longest, which uses all
+  double weight;
+};
+constexpr Fill kFills[] = {{1, 0.25}, {0.5, 0.5}, {0.09, 0.25}};
+
 // The first CTA runs out of work this part of an average tile before all others.
 constexpr double kEarly = 0.5;
 
@@ -18,6 +26,26 @@ double mean_limited(double from, double to, double most) {
 }
 
 }  // namespace
+
+double visible(Problem const& p, double keys) {
+  return p.mask.left < 0 ? keys : std::min(keys, double(p.mask.left) + p.seqlen_q);
+}
+
+std::vector<Filled> fills_of(Problem const& p) {
+  if (p.batch == 0 || !(p.used_k || p.page_size > 0)) {
+    return {{p, 1}};
+  }
+  std::vector<Filled> fills;
+  double const capacity = std::max(p.seqlen_k, 1), most = visible(p, capacity);
+  for (auto const& [use, weight] : kFills) {
+    // More sequences have all of the keys that a window shows.
+    double const mean_use = use + (1 - use) / p.batch;
+    double const mean = most * (1 - (1 - mean_use) * most / capacity);
+    fills.push_back({p, weight});
+    fills.back().problem.total_k = std::min(p.total_k, static_cast<int64_t>(mean * p.batch));
+  }
+  return fills;
+}
 
 KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int head_dim_v) {
   auto const row = std::ranges::find_if(rows, [&](RowTimes const& r) {

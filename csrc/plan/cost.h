@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/tile_scheduler.h"
 #include "plan/machine.h"
 #include "plan/problem.h"
 
@@ -12,12 +13,43 @@ namespace flash::plan {
 
 constexpr double kElement = 2, kSum = 4;  // bytes of a number in Q and the like, and in fp32
 
+// A problem with lengths that it may have, which only the device knows, and how likely these are.
+struct Filled {
+  Problem problem;
+  double weight;
+};
+
+// One problem, where the host knows all lengths.
+std::vector<Filled> fills_of(Problem const& p);
+
+// The keys of a tile that any of its rows sees.
+double visible(Problem const& p, double keys);
+
 // A way to serve a call, and the time that is predicted for it.
 template <class Choice>
 struct Predicted {
   Choice choice;
   double us;
 };
+
+// Each candidate, but for one that repeats the last, with the geometric mean of us(problem,
+// candidate) over the fills.
+template <class Choice, class Us>
+std::vector<Predicted<Choice>> predicted(std::vector<Choice> const& candidates,
+                                         std::vector<Filled> const& fills, Us us) {
+  std::vector<Predicted<Choice>> choices;
+  for (Choice const& candidate : candidates) {
+    if (!choices.empty() && choices.back().choice == candidate) {
+      continue;
+    }
+    double log_us = 0;
+    for (auto const& [problem, weight] : fills) {
+      log_us += weight * std::log(us(problem, candidate));
+    }
+    choices.push_back({candidate, std::exp(log_us)});
+  }
+  return choices;
+}
 
 // The choice of the least time. The simpler ones come first; another wins if it takes less than
 // this share of their time.
@@ -79,6 +111,12 @@ struct Queue {
 };
 
 double queue_us(Queue const& q);
+
+// As many heads side by side as are wanted, or a few less, so that groups of them are alike.
+inline int even_width(double wanted, double heads) {
+  double const all = std::clamp(heads, 1., 1e9);
+  return even_group(static_cast<int>(std::clamp(wanted, 1., all)), static_cast<int64_t>(all));
+}
 
 // Of so many heads, those in the last group of heads that are side by side.
 inline double last_group(double heads, double side_by_side) {

@@ -33,9 +33,6 @@ struct ForwardChoice {
 
 using ForwardPlan = Predicted<ForwardChoice>;
 
-// Whether the row has a kernel for this tile that may serve the call.
-bool is_possible(Problem const& p, ForwardKernel const& kernel, ForwardTile tile);
-
 // All choices that are possible and worth a prediction.
 std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
                                          ForwardKernel const& kernel);

@@ -1,6 +1,5 @@
 #include "params/seqlens.h"
 #include "plan/decode.h"
-#include "plan/fills.h"
 #include "plan_bindings.h"
 
 namespace plan_decode_binding {

@@ -62,10 +62,6 @@ void bind_plan_forward(py::module_& m) {
       py::arg("problem"), py::arg("machine"), py::arg("kernel"), py::kw_only(), py::arg("tile"),
       py::arg("splits") = 1, py::arg("side_by_side"));
 
-  m.def("forward_is_possible", [](py::dict const& problem, py::dict const& kernel, int tile) {
-    return is_possible(problem_of(problem), kernel_of(kernel), ForwardTile(tile));
-  });
-
   // [(tile, splits, heads side by side)]
   m.def("forward_choices",
         [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
