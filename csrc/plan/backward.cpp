@@ -1,6 +1,5 @@
-#include "plan/backward.h"
-
-#include "params/ordered_dq.h"
+#include "params/bwd_params.h"
+#include "plan/cost.h"
 
 namespace flash::plan {
 namespace {
@@ -22,30 +21,28 @@ constexpr double kLittle = 128 << 20;
 // A step with score mods takes so many times as long.
 constexpr float kScoreMods = 1.3f;
 
-int ceil_div(int n, int d) { return (n + d - 1) / d; }
-
-KernelTimes times_of(Machine const& m, BackwardKernel const& k, Schedule schedule) {
-  auto const* measured = times_of(m.backward, k.head_dim, k.head_dim_v);
-  if (k.hopper && measured) {
-    auto const [begin, step] = measured[static_cast<int>(schedule)];
-    return {begin, step * (k.score_mods ? kScoreMods : 1.f)};
-  }
+KernelTimes times_of(Machine const& m, Kernel const& k, Schedule schedule) {
   // A step has five products.
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);
-  return {6.f, static_cast<float>(flops / m.mma_flops)};
+  KernelTimes const counted{6.f, static_cast<float>(flops / m.mma_flops)};
+  if (k.sm != 90) {
+    return counted;
+  }
+  auto const [begin, step] = times_of(m.backward, k, static_cast<int>(schedule), counted);
+  return {begin, step * (k.plain ? 1.f : kScoreMods)};
 }
 
 // The tiles of a choice, and what they take. A tile is a KV block of a KV head's GQA split.
 struct Tiles {
   Problem const& p;
   Machine const& m;
-  BackwardKernel const& k;
+  Kernel const& k;
   BackwardChoice c;
 
   // Of the call: tiles of a query head, and the steps of them all, in an average sequence; tiles of
   // a head in the longest sequence, and the steps of such a tile.
-  double tiles = tiles_of(p.mean_k());
-  double steps = tiles * steps_of(p.mean_q(), p.mean_k()).mean;
+  double of_head = tiles_of(p.mean_k());
+  double steps = of_head * steps_of(p.mean_q(), p.mean_k()).mean;
   double most_q = std::min<double>(p.seqlen_q, double(p.total_q));
   double most_k = std::min<double>(p.seqlen_k, double(p.total_k));
   double most_tiles = tiles_of(most_k);
@@ -53,73 +50,49 @@ struct Tiles {
   int batch = std::max(p.batch, 1);
   bool dense = !p.varlen_q && !p.varlen_k;
   bool adds = p.wants_dq && p.seqlen_k > k.block_n;  // several tiles add to a row's dQ
-  bool in_order = p.deterministic && adds;
+  double unequal = p.unmasked() ? 0 : 1;             // whether neighbouring tiles are
+  bool in_order = p.deterministic && adds && c.schedule != Schedule::KvPersistent;
+  bool waits = in_order || c.schedule == Schedule::OrderedDq;
   double read = kElement * (p.head_dim + p.head_dim_v);  // bytes of a row of Q and dO
   double rows = double(p.total_q) * p.heads_q;
   double sums = kSum * rows * k.head_dim;  // bytes of dQ's sums
 
   // Of the choice: KV heads' GQA splits, of all sequences and as an order of tiles distinguishes
   // them; those that it keeps together, and the tiles of one that are at work at a time.
-  int splits = ceil_div(p.group(), c.heads);
+  int splits = static_cast<int>(divide_up(p.group(), c.heads));
   double items = double(p.heads_kv) * splits * batch;
   double ordered = items / (p.varlen_k ? batch : 1);
   double together = std::min<double>(c.side_by_side, ordered);
-  double at_work = std::min(std::max(k.resident / together, 1.), tiles* c.row_splits);
+  double at_work = std::clamp(k.resident / together, 1., c.row_splits* of_head);
 
-  bool is_possible() const {
-    bool const whole = c.heads == p.group();
-    if (!whole && !fits(splits * key_bytes(kSum))) {
-      return false;
-    }
-    bool const schedules = k.schedules && rows > 0 && p.total_k > 0;
-    switch (c.schedule) {
-      case Schedule::KvPersistent: {
-        double const of_cta = kSum * most_q * c.heads * k.head_dim;
-        return schedules && (adds || (p.varlen_k && p.seqlen_k <= k.block_n)) &&
-               fits(of_cta * std::min<double>(k.resident, items));
-      }
-      case Schedule::OrderedDq:
-        return schedules && adds && dense && c.heads == 1;
-      default: {
-        double const all = double(batch) * p.heads_kv * most_tiles;
-        double const of_tile = kSum * k.block_n * (k.head_dim + k.head_dim_v);
-        return c.row_splits == 1 ||
-               (schedules && k.splits_rows && dense && !p.deterministic && whole &&
-                all < k.resident && c.row_splits <= ceil_div(p.seqlen_q, k.block_m) &&
-                fits(c.row_splits * all * of_tile));
-      }
-    }
+  double tiles_of(double keys) const { return std::max(divide_up(keys, k.block_n), 1.); }
+  Steps steps_of(double rows, double keys) const {
+    return plan::steps_of(k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left, true);
+  }
+  bool fits(double bytes) const { return bytes <= std::max(sums, kLittle); }
+  double key_bytes(double of_number) const {
+    return of_number * double(p.total_k) * p.heads_kv * (k.head_dim + k.head_dim_v);
   }
 
   // The orders of tiles that are worth a prediction: heads side by side. Tiles of a head that wait
   // for each other are not many at a time: they begin kLag steps apart and, if they become shorter,
   // as many more as that. Under a window they begin where nothing waits.
-  std::vector<double> widths() const {
-    if (c.schedule == Schedule::KvPersistent) {
-      return {1};
-    }
-    if (c.schedule == Schedule::OrderedDq || in_order) {
-      double const tile = steps / tiles * c.heads + kBegin;
+  std::vector<int> widths() const {
+    bool const one = c.schedule == Schedule::KvPersistent;
+    int least = one ? 1 : dense ? 2 : 4;
+    int most = !one && dense && !p.unmasked() ? std::max(k.resident / 4, 2) : least;
+    if (waits) {
       double const lag = p.window() ? 0 : kLag + (p.unmasked() ? 0 : 2);
-      int const least = std::clamp(static_cast<int>(lag * k.resident / tile),
-                                   std::max(k.resident / 16, 1), std::max(3 * k.resident / 4, 1));
-      std::vector<double> widths;
-      for (int times = 4; times >= 1; times /= 2) {
-        if (times * least <= k.resident) {
-          widths.push_back(times * least);
-        }
-      }
-      return widths;
+      least = std::clamp(static_cast<int>(lag * k.resident / (steps / of_head * c.heads + kBegin)),
+                         std::max(k.resident / 16, 1), std::max(3 * k.resident / 4, 1));
+      most = std::min(4 * least, k.resident);
     }
-    if (c.row_splits > 1) {
-      return {p.unmasked() ? 2. : 8.};
+    std::vector<int> widths;
+    for (int width = least; width <= most; width *= 2) {
+      widths.push_back(width);
     }
-    if (p.unmasked() || !dense) {
-      return {dense ? 2. : 4.};
-    }
-    std::vector<double> widths = {2};
-    while (2 * widths.back() <= k.resident / 4) {
-      widths.push_back(2 * widths.back());
+    if (waits) {
+      std::ranges::reverse(widths);
     }
     return widths;
   }
@@ -134,15 +107,6 @@ struct Tiles {
   }
 
  private:
-  double tiles_of(double keys) const { return std::max(divide_up(keys, k.block_n), 1.); }
-  Steps steps_of(double rows, double keys) const {
-    return plan::steps_of({k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left}, true);
-  }
-  bool fits(double bytes) const { return bytes <= std::max(sums, kLittle); }
-  double key_bytes(double of_number) const {
-    return of_number * double(p.total_k) * p.heads_kv * (k.head_dim + k.head_dim_v);
-  }
-
   // The launches beside the main one: D, zeros for dQ's sums, their rounding, sums of dK and dV.
   double beside_us() const {
     int const parts = splits * c.row_splits;
@@ -161,22 +125,19 @@ struct Tiles {
     auto const [plain_begin, plain_step] = times_of(m, k, c.schedule);
     double const resident = k.resident, of_split = steps * p.group() / splits;
     if (c.schedule == Schedule::KvPersistent) {
-      return queue_us({items, resident, tiles * plain_begin + of_split * plain_step,
-                       most_tiles * (plain_begin + longest.mean * c.heads * plain_step), items});
+      return queue_us(items, resident, of_head * plain_begin + of_split * plain_step,
+                      most_tiles * (plain_begin + longest.mean * c.heads * plain_step), items);
     }
     bool const in_turn = c.schedule == Schedule::Tiles && in_order;
     double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
     double const begin = plain_begin * (p.varlen_k ? kVarlenBegin : 1);
-    double const fixed = begin + (in_order ? kWait * unequal() * (at_work - 1) * step : 0);
-    double const all = tiles * c.row_splits;
+    double const fixed = begin + (in_order ? kWait * unequal * (at_work - 1) * step : 0);
+    double const all = of_head * c.row_splits;
     bool const any = p.varlen_k && !p.alike();
-    return queue_us({items * all, resident, fixed + of_split / all * step,
-                     fixed + std::ceil(longest.longest / c.row_splits) * c.heads * step,
-                     (any ? 1 : last_group(ordered, together)) * most_tiles * c.row_splits});
+    return queue_us(items * all, resident, fixed + of_split / all * step,
+                    fixed + std::ceil(longest.longest / c.row_splits) * c.heads * step,
+                    (any ? 1 : last_group(ordered, together)) * most_tiles * c.row_splits);
   }
-
-  // Whether neighbouring tiles of a head differ in length.
-  double unequal() const { return p.unmasked() ? 0 : 1; }
 
   // All bytes come from memory once, and those that L2 could not keep again.
   double bytes() const {
@@ -190,10 +151,9 @@ struct Tiles {
       double const running = std::min<double>(items, k.resident);
       return once + written + again * missed(m, running * p.seqlen_q * c.heads * of_row);
     }
-    double const heads =
-        std::max(std::min<double>(together, k.resident), std::min(items, k.resident / at_work));
+    double const heads = std::min(items, k.resident / at_work);
     // Tiles of a head go through its rows together, except that they drift apart.
-    double const drift = unequal() * kDrift * k.block_n * at_work * c.heads;
+    double const drift = unequal * kDrift * k.block_n * at_work * c.heads;
     double const between = std::min(of_heads, drift + k.block_m);
     double const first =
         std::min(1., kApart * c.row_splits / at_work) * missed(m, together * of_heads * of_row);
@@ -202,46 +162,63 @@ struct Tiles {
   }
 };
 
-}  // namespace
-
-std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m,
-                                           BackwardKernel const& kernel) {
-  std::vector<BackwardChoice> candidates;
+std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kernel const& k) {
+  std::vector<BackwardChoice> all;
   auto const add = [&](Schedule schedule, int heads, int row_splits) {
-    Tiles const tiles{p, m, kernel, {schedule, heads, row_splits, 1}};
-    if (tiles.is_possible()) {
-      for (double const width : tiles.widths()) {
-        candidates.push_back({schedule, heads, row_splits, even_width(width, tiles.ordered)});
-      }
+    Tiles const tiles{p, m, k, {schedule, heads, row_splits, 1}};
+    for (int const width : tiles.widths()) {
+      all.push_back({schedule, heads, row_splits, even_width(width, tiles.ordered)});
     }
   };
   int const group = p.group();
   for (int heads = group; heads >= 1; --heads) {
+    Tiles const t{p, m, k, {Schedule::Tiles, heads, 1, 1}};
     // GQA splits are alike, or nearly so; a large group has only a few of them.
-    int const splits = ceil_div(group, heads), lacking = splits * heads - group;
-    bool const few = group <= 8 || heads <= 4 || (splits & (splits - 1)) == 0;
-    if (few && lacking <= group / (group < 8 ? 4 : 12)) {
-      for (Schedule const schedule :
-           {Schedule::Tiles, Schedule::KvPersistent, Schedule::OrderedDq}) {
-        add(schedule, heads, 1);
-      }
-      for (int const row_splits : {2, 4, 8}) {
-        add(Schedule::Tiles, heads, row_splits);
+    int const lacking = t.splits * heads - group;
+    bool const few = group <= 8 || heads <= 4 || (t.splits & (t.splits - 1)) == 0;
+    bool const alike = lacking <= group / (group < 8 ? 4 : 12), whole = heads == group;
+    if (!whole && !(few && alike && t.fits(t.splits * t.key_bytes(kSum)))) {
+      continue;
+    }
+    add(Schedule::Tiles, heads, 1);
+    if (k.sm != 90 || !k.plain || t.rows == 0 || p.total_k == 0) {
+      continue;
+    }
+    double const of_cta = kSum * t.most_q * heads * k.head_dim;
+    if ((t.adds || (p.varlen_k && p.seqlen_k <= k.block_n)) &&
+        t.fits(of_cta * std::min<double>(k.resident, t.items))) {
+      add(Schedule::KvPersistent, heads, 1);
+    }
+    if (t.adds && t.dense && heads == 1) {
+      add(Schedule::OrderedDq, heads, 1);
+    }
+    double const tiles = t.most_tiles * p.heads_kv * t.batch;
+    double const of_tile = kSum * k.block_n * (k.head_dim + k.head_dim_v);
+    bool const splits_rows = has_row_split(k.head_dim, k.head_dim_v, k.plain) && t.dense &&
+                             !p.deterministic && whole && tiles < k.resident;
+    for (int const parts : {2, 4, 8}) {
+      if (splits_rows && parts <= divide_up(p.seqlen_q, k.block_m) &&
+          t.fits(parts * tiles * of_tile)) {
+        add(Schedule::Tiles, heads, parts);
       }
     }
   }
-  return predicted(candidates, {{p, 1}}, [&](Problem const& p, BackwardChoice const& choice) {
-    return Tiles{p, m, kernel, choice}.us();
-  });
+  return all;
 }
 
-BackwardPlan plan_backward(Problem const& p, Machine const& m, BackwardKernel const& kernel) {
+}  // namespace
+
+std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k) {
+  return predicted<Tiles>(candidates(p, m, k), {{p, 1}}, m, k);
+}
+
+BackwardPlan plan_backward(Problem const& p, Machine const& m, Kernel const& k) {
   Problem usual = p;
   usual.wants_dq = true;
-  BackwardPlan plan = best_of(backward_choices(usual, m, kernel));
+  BackwardPlan plan = best_of(backward_choices(usual, m, k));
   if (!p.wants_dq) {
     plan.choice.schedule = Schedule::Tiles;
-    plan.us = Tiles{p, m, kernel, plan.choice}.us();
+    plan.us = Tiles{p, m, k, plan.choice}.us();
   }
   return plan;
 }

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "core/tile_scheduler.h"
-#include "plan/machine.h"
-#include "plan/problem.h"
+#include "plan/plan.h"
 
 namespace flash::plan {
 
@@ -25,18 +23,12 @@ std::vector<Filled> fills_of(Problem const& p);
 // The keys of a tile that any of its rows sees.
 double visible(Problem const& p, double keys);
 
-// A way to serve a call, and the time that is predicted for it.
-template <class Choice>
-struct Predicted {
-  Choice choice;
-  double us;
-};
-
-// Each candidate, but for one that repeats the last, with the geometric mean of us(problem,
-// candidate) over the fills.
-template <class Choice, class Us>
+// Each candidate, but for one that repeats the last, with the geometric mean of its times over the
+// fills. Cost{problem, machine, kernel, candidate}.us() is one of them.
+template <class Cost, class Choice>
 std::vector<Predicted<Choice>> predicted(std::vector<Choice> const& candidates,
-                                         std::vector<Filled> const& fills, Us us) {
+                                         std::vector<Filled> const& fills, Machine const& m,
+                                         Kernel const& k) {
   std::vector<Predicted<Choice>> choices;
   for (Choice const& candidate : candidates) {
     if (!choices.empty() && choices.back().choice == candidate) {
@@ -44,7 +36,7 @@ std::vector<Predicted<Choice>> predicted(std::vector<Choice> const& candidates,
     }
     double log_us = 0;
     for (auto const& [problem, weight] : fills) {
-      log_us += weight * std::log(us(problem, candidate));
+      log_us += weight * std::log(Cost{problem, m, k, candidate}.us());
     }
     choices.push_back({candidate, std::exp(log_us)});
   }
@@ -64,8 +56,9 @@ Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices) {
   return best;
 }
 
-// The times of a row's kernels, or null: they were not measured.
-KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int head_dim_v);
+// The times of a row's kernels, by index, or others if they were not measured.
+KernelTimes times_of(std::span<RowTimes const> rows, Kernel const& k, int kernel,
+                     KernelTimes others);
 
 inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
@@ -81,36 +74,20 @@ inline double missed(Machine const& m, double bytes) {
   return square / (1 + square);
 }
 
-// Tiles of one side, queries or keys, that go through blocks of the other side. A mask lets a row
-// see so far before and after itself, where both sides' ends are aligned.
-struct Sides {
-  int tile;
-  int block;
-  double own;    // rows of the tiles' side
-  double other;  // rows of the other one
-  int before;
-  int after;
-};
-
 // Blocks that a tile sees.
 struct Steps {
   double mean;
   double longest;
 };
 
+// Tiles of one side, queries or keys, that go through blocks of the other side; own, other: rows of
+// both. A mask lets a row see so far before and after itself, where both sides' ends are aligned.
 // known: the sequence has this length; otherwise it's an average, and ends anywhere in a block.
-Steps steps_of(Sides const& s, bool known);
+Steps steps_of(int tile, int block, double own, double other, int before, int after, bool known);
 
-// Tiles that free CTAs draw one after the other.
-struct Queue {
-  double count;
-  double resident;  // CTAs
-  double mean;      // µs of a tile
-  double longest;   // µs
-  double last;      // so many tiles come with the last group, whose longest begin first
-};
-
-double queue_us(Queue const& q);
+// Tiles that free CTAs, so many at a time, draw one after the other. mean, longest: µs of a tile.
+// last: so many tiles come with the last group, whose longest begin first.
+double queue_us(double count, double resident, double mean, double longest, double last);
 
 // As many heads side by side as are wanted, or a few less, so that groups of them are alike.
 inline int even_width(double wanted, double heads) {

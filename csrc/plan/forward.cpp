@@ -1,4 +1,4 @@
-#include "plan/forward.h"
+#include "plan/cost.h"
 
 namespace flash::plan {
 namespace {
@@ -18,14 +18,12 @@ constexpr double kMostBytes = 256 << 20;
 
 // Kernels that were not measured take the time of their products; their choices differ by the order
 // of tiles alone.
-KernelTimes times_of(Machine const& m, ForwardKernel const& kernel, ForwardTile tile) {
-  auto const* measured = times_of(m.forward, kernel.head_dim, kernel.head_dim_v);
-  if (kernel.sm == 90 && kernel.plain && measured) {
-    return measured[static_cast<int>(tile)];
-  }
-  double const flops = 2. * kernel.block_m * kernel.block_n * (kernel.head_dim + kernel.head_dim_v);
-  float const step = static_cast<float>(flops * kernel.blocks_per_sm / m.mma_flops);
-  return {step, step};
+KernelTimes times_of(Machine const& m, Kernel const& k, ForwardTile tile) {
+  double const flops = 2. * k.block_m * k.block_n * (k.head_dim + k.head_dim_v);
+  float const step = static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);
+  bool const measured = k.sm == 90 && k.plain;
+  return times_of(measured ? m.forward : std::span<RowTimes const>{}, k, static_cast<int>(tile),
+                  {step, step});
 }
 
 double bytes_of_splits(Problem const& p, int splits) {
@@ -38,15 +36,15 @@ double bytes_of_splits(Problem const& p, int splits) {
 struct RowBlocks {
   Problem const& p;
   Machine const& m;
-  ForwardKernel const& kernel;
+  Kernel const& k;
   ForwardChoice c;
 
   bool packs = c.tile == ForwardTile::PackGqa || c.tile == ForwardTile::Split;
-  int block_n = block_n_of(kernel, c.tile);
-  int warpgroups = kernel.block_m / kWarpgroupRows;
+  int block_n = k.block_n_of(c.tile);
+  int warpgroups = k.block_m / kWarpgroupRows;
   int of_warpgroup = packs ? kWarpgroupRows / p.group() : kWarpgroupRows;  // queries
   int queries = of_warpgroup * warpgroups;                                 // of a row block
-  double resident = double(m.sm_count) * kernel.blocks_per_sm;
+  double resident = k.resident;
   double sharing = packs ? 1 : p.group();           // strips of the same keys
   double heads = sharing * p.heads_kv * c.splits;   // strips of one sequence
   double strips = p.batch * heads;                  // of all sequences
@@ -92,12 +90,12 @@ struct RowBlocks {
   Steps steps_at(double part) const {
     double const k = std::lerp(p.mean_k(), std::max<double>(p.seqlen_k, p.mean_k()), part);
     double const q = std::lerp(p.mean_q(), p.seqlen_q, part), rows = p.alike() ? q : std::min(q, k);
-    return steps_of({queries, block_n, rows, k, p.mask.left, p.mask.right}, p.alike());
+    return steps_of(queries, block_n, rows, k, p.mask.left, p.mask.right, p.alike());
   }
 
   // Tiles take different times under a mask; the longest tiles of each group of strips come first.
   double compute_us() const {
-    auto const [begin, full_step] = times_of(m, kernel, c.tile);
+    auto const [begin, full_step] = times_of(m, k, c.tile);
     // The share of warpgroups that have rows.
     double const rest = p.mean_q() - (of_strip - 1) * queries;
     double const last_rows = std::clamp(divide_up(rest, of_warpgroup) / warpgroups, 0., 1.);
@@ -109,8 +107,8 @@ struct RowBlocks {
     // differ, with any strip, and a quarter of them comes after it.
     bool const any = p.used_k && !p.varlen_q && p.batch > 1;
     double const last = any ? std::max(strips / 4, 1.) : last_group(ordered, c.side_by_side);
-    return queue_us({tiles, resident, begin + steps * step, begin + longest * step,
-                     last * std::max(most, of_strip)});
+    return queue_us(tiles, resident, begin + steps * step, begin + longest * step,
+                    last * std::max(most, of_strip));
   }
 
   // The time of memory: Q and O come once; K and V once or, where L2 does not keep them, as often
@@ -141,31 +139,28 @@ struct RowBlocks {
   }
 };
 
-std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m,
-                                      ForwardKernel const& kernel) {
+std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<ForwardChoice> all;
   auto const add = [&](ForwardTile tile, int splits) {
-    for (int const width : RowBlocks{p, m, kernel, {tile, splits, 1}}.widths()) {
+    for (int const width : RowBlocks{p, m, k, {tile, splits, 1}}.widths()) {
       all.push_back({tile, splits, width});
     }
   };
   // A choice by the average length would depend on the other sequences.
   bool const one_tile = p.batch_invariant && p.varlen_q;
   // Long tiles of pages and splits keep no largest logits.
-  bool const long_of_pages = kernel.second_block_n > kMostPagedKeys && p.whole_rows &&
-                             p.head_dim == kernel.head_dim && p.head_dim_v == kernel.head_dim_v &&
-                             p.keys == KeyLayout::PageBoxes && !p.beside_decode &&
-                             !p.largest_logits;
-  bool const heads_share =
-      kernel.sm == 90 && kernel.plain && p.heads_apart && p.group() <= kWarpgroupRows;
+  bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
+                             p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
+                             p.page_boxes && !p.beside_decode && !p.largest_logits;
+  bool const heads_share = k.sm == 90 && k.plain && p.heads_apart && p.group() <= kWarpgroupRows;
   add(ForwardTile::First, 1);
-  if (kernel.second_block_n > 0 && !one_tile && (p.page_size == 0 || long_of_pages)) {
+  if (k.second_block_n > 0 && !one_tile && (p.page_size == 0 || long_of_pages)) {
     add(ForwardTile::Second, 1);
   }
   if (heads_share && p.group() > 1 && !one_tile) {
     add(ForwardTile::PackGqa, 1);
   }
-  RowBlocks const whole{p, m, kernel, {ForwardTile::First, 1, 1}};
+  RowBlocks const whole{p, m, k, {ForwardTile::First, 1, 1}};
   bool const full = p.alike() && whole.tiles >= whole.resident;
   if (heads_share && !full && !p.batch_invariant && !p.beside_decode && !p.largest_logits) {
     int const most = p.num_splits == 0 ? kMostSplits : p.num_splits;
@@ -180,31 +175,27 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m,
 
 }  // namespace
 
-double forward_us(Problem const& p, Machine const& m, ForwardKernel const& kernel,
+double forward_us(Problem const& p, Machine const& m, Kernel const& k,
                   ForwardChoice const& choice) {
-  return RowBlocks{p, m, kernel, choice}.us();
+  return RowBlocks{p, m, k, choice}.us();
 }
 
-std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m,
-                                         ForwardKernel const& kernel) {
+std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Kernel const& k) {
   if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0) {
     return {{{ForwardTile::First, 1, 1}, 0}};
   }
-  return predicted(candidates(p, m, kernel), fills_of(p),
-                   [&](Problem const& filled, ForwardChoice const& choice) {
-                     return forward_us(filled, m, kernel, choice);
-                   });
+  return predicted<RowBlocks>(candidates(p, m, k), fills_of(p), m, k);
 }
 
-ForwardPlan plan_forward(Problem const& p, Machine const& m, ForwardKernel const& kernel) {
-  std::vector<ForwardPlan> choices = forward_choices(p, m, kernel);
+ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {
+  std::vector<ForwardPlan> choices = forward_choices(p, m, k);
   if (p.batch_invariant && !p.varlen_q && p.batch > 1) {
     // Bits depend on the tile, which is that of a sequence alone.
     Problem alone = p;
     alone.batch = 1;
     alone.total_q = p.seqlen_q;
     alone.total_k = p.seqlen_k;
-    ForwardTile const tile = plan_forward(alone, m, kernel).choice.tile;
+    ForwardTile const tile = plan_forward(alone, m, k).choice.tile;
     std::erase_if(choices, [&](ForwardPlan const& c) { return c.choice.tile != tile; });
   }
   return best_of(choices);
