@@ -50,7 +50,7 @@ struct Tiles {
   int batch = std::max(p.batch, 1);
   bool dense = !p.varlen_q && !p.varlen_k;
   bool adds = p.wants_dq && p.seqlen_k > k.block_n;  // several tiles add to a row's dQ
-  double unequal = p.unmasked() ? 0 : 1;             // whether neighbouring tiles are
+  double unequal = p.unmasked() ? 0 : 1;             // whether neighbouring tiles of a head are
   bool in_order = p.deterministic && adds && c.schedule != Schedule::KvPersistent;
   bool waits = in_order || c.schedule == Schedule::OrderedDq;
   double read = kElement * (p.head_dim + p.head_dim_v);  // bytes of a row of Q and dO
@@ -58,12 +58,13 @@ struct Tiles {
   double sums = kSum * rows * k.head_dim;  // bytes of dQ's sums
 
   // Of the choice: KV heads' GQA splits, of all sequences and as an order of tiles distinguishes
-  // them; those that it keeps together, and the tiles of one that are at work at a time.
+  // them; those that it keeps together; the tiles of one, and those at work at a time.
   int splits = static_cast<int>(divide_up(p.group(), c.heads));
   double items = double(p.heads_kv) * splits * batch;
   double ordered = items / (p.varlen_k ? batch : 1);
   double together = std::min<double>(c.side_by_side, ordered);
-  double at_work = std::clamp(k.resident / together, 1., c.row_splits* of_head);
+  double of_item = of_head * c.row_splits;
+  double at_work = std::clamp(k.resident / together, 1., of_item);
 
   double tiles_of(double keys) const { return std::max(divide_up(keys, k.block_n), 1.); }
   Steps steps_of(double rows, double keys) const {
@@ -132,9 +133,8 @@ struct Tiles {
     double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
     double const begin = plain_begin * (p.varlen_k ? kVarlenBegin : 1);
     double const fixed = begin + (in_order ? kWait * unequal * (at_work - 1) * step : 0);
-    double const all = of_head * c.row_splits;
     bool const any = p.varlen_k && !p.alike();
-    return queue_us(items * all, resident, fixed + of_split / all * step,
+    return queue_us(items * of_item, resident, fixed + of_split / of_item * step,
                     fixed + std::ceil(longest.longest / c.row_splits) * c.heads * step,
                     (any ? 1 : last_group(ordered, together)) * most_tiles * c.row_splits);
   }

@@ -70,6 +70,9 @@ Steps steps_of(int tile, int block, double own, double other, int before, int af
 double queue_us(double count, double resident, double mean, double longest, double last) {
   longest = std::max(longest, mean);
   double const waves = count / resident, before = (count - last) / resident;
+  if (waves <= 1) {
+    return longest;
+  }
   // 1: the shortest takes next to nothing, 0: all take the same.
   double const unequal = std::clamp(2 * (longest - mean) / longest, 0., 1.);
   double const idle = (1 - unequal) * (std::ceil(waves - 1e-9) - waves);

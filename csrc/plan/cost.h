@@ -24,7 +24,7 @@ std::vector<Filled> fills_of(Problem const& p);
 double visible(Problem const& p, double keys);
 
 // Each candidate, but for one that repeats the last, with the geometric mean of its times over the
-// fills. Cost{problem, machine, kernel, candidate}.us() is one of them.
+// fills, which are Cost{problem, machine, kernel, candidate}.us().
 template <class Cost, class Choice>
 std::vector<Predicted<Choice>> predicted(std::vector<Choice> const& candidates,
                                          std::vector<Filled> const& fills, Machine const& m,
@@ -63,10 +63,7 @@ KernelTimes times_of(std::span<RowTimes const> rows, Kernel const& k, int kernel
 inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // Two times that overlap take a little longer than the longer of them.
-inline double overlapped(double a, double b) {
-  double const a2 = a * a, b2 = b * b;
-  return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
-}
+inline double overlapped(double a, double b) { return std::sqrt(std::hypot(a * a, b * b)); }
 
 // The share of repeated accesses to so many bytes that L2 misses.
 inline double missed(Machine const& m, double bytes) {

@@ -44,7 +44,6 @@ struct RowBlocks {
   int warpgroups = k.block_m / kWarpgroupRows;
   int of_warpgroup = packs ? kWarpgroupRows / p.group() : kWarpgroupRows;  // queries
   int queries = of_warpgroup * warpgroups;                                 // of a row block
-  double resident = k.resident;
   double sharing = packs ? 1 : p.group();           // strips of the same keys
   double heads = sharing * p.heads_kv * c.splits;   // strips of one sequence
   double strips = p.batch * heads;                  // of all sequences
@@ -67,11 +66,8 @@ struct RowBlocks {
     if (p.beside_decode) {
       return {1};
     }
-    if (c.splits > 1) {
-      return {width_of(1)};
-    }
-    if (of_strip <= 1 || tiles <= resident) {
-      return {width_of(strips)};
+    if (c.splits > 1 || of_strip <= 1 || tiles <= k.resident) {
+      return {width_of(c.splits > 1 ? 1 : strips)};
     }
     bool const unequal = p.used_k && p.batch > 1;
     return {width_of(p.unmasked() ? 0.25 : unequal ? 1. : 8.), width_of(2)};
@@ -82,15 +78,16 @@ struct RowBlocks {
   int width_of(double waves) const {
     double const alike = sharing * c.splits;
     return static_cast<int>(alike) *
-           even_width(waves * resident / of_strip / alike, ordered / alike);
+           even_width(waves * k.resident / of_strip / alike, ordered / alike);
   }
 
   // Blocks that a row block sees of a sequence that is longer than the average one by this part of
   // what the longest is.
   Steps steps_at(double part) const {
-    double const k = std::lerp(p.mean_k(), std::max<double>(p.seqlen_k, p.mean_k()), part);
-    double const q = std::lerp(p.mean_q(), p.seqlen_q, part), rows = p.alike() ? q : std::min(q, k);
-    return steps_of(queries, block_n, rows, k, p.mask.left, p.mask.right, p.alike());
+    double const keys = std::lerp(p.mean_k(), std::max<double>(p.seqlen_k, p.mean_k()), part);
+    double const q = std::lerp(p.mean_q(), p.seqlen_q, part);
+    double const rows = p.alike() ? q : std::min(q, keys);
+    return steps_of(queries, block_n, rows, keys, p.mask.left, p.mask.right, p.alike());
   }
 
   // Tiles take different times under a mask; the longest tiles of each group of strips come first.
@@ -107,7 +104,7 @@ struct RowBlocks {
     // differ, with any strip, and a quarter of them comes after it.
     bool const any = p.used_k && !p.varlen_q && p.batch > 1;
     double const last = any ? std::max(strips / 4, 1.) : last_group(ordered, c.side_by_side);
-    return queue_us(tiles, resident, begin + steps * step, begin + longest * step,
+    return queue_us(tiles, k.resident, begin + steps * step, begin + longest * step,
                     last * std::max(most, of_strip));
   }
 
@@ -116,9 +113,9 @@ struct RowBlocks {
   double memory_us() const {
     double const row = kElement * (p.head_dim + p.head_dim_v), width = c.side_by_side;
     // The KV heads that are at work at a time, and the tiles that read the same keys.
-    double const at_work = std::clamp(std::max(width, resident / of_strip) / sharing, 1.,
+    double const at_work = std::clamp(std::max(width, k.resident / of_strip) / sharing, 1.,
                                       std::max(strips / sharing, 1.));
-    double const together = std::max(resident / at_work, std::min(width, sharing));
+    double const together = std::max(k.resident / at_work, std::min(width, sharing));
     double const keys = p.mean_k(), span = std::min(steps * block_n, keys);
     double const seen = p.limits_left() ? std::min(keys, p.mean_q() + p.mask.left) : keys;
     double const once = seen * p.batch * p.heads_kv;
@@ -131,11 +128,10 @@ struct RowBlocks {
 
   // Splits are loaded four at a time, behind their LSE.
   double merge_us() const {
-    if (c.splits == 1) {
-      return 0;
-    }
-    return kLaunch * m.launch + (1 + divide_up(c.splits, 4)) * m.merge_wait +
-           2 * bytes_of_splits(p, c.splits) / (m.memory * m.l2_gain);
+    double const waits = 1 + divide_up(c.splits, 4), bytes = 2 * bytes_of_splits(p, c.splits);
+    return c.splits == 1
+               ? 0
+               : kLaunch * m.launch + waits * m.merge_wait + bytes / (m.memory * m.l2_gain);
   }
 };
 
@@ -161,7 +157,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
     add(ForwardTile::PackGqa, 1);
   }
   RowBlocks const whole{p, m, k, {ForwardTile::First, 1, 1}};
-  bool const full = p.alike() && whole.tiles >= whole.resident;
+  bool const full = p.alike() && whole.tiles >= k.resident;
   if (heads_share && !full && !p.batch_invariant && !p.beside_decode && !p.largest_logits) {
     int const most = p.num_splits == 0 ? kMostSplits : p.num_splits;
     for (int splits = 2; splits <= std::min(most, kMostSplits); splits *= 2) {
