@@ -25,15 +25,14 @@ KernelTimes times_of(Machine const& m, Kernel const& k, Schedule schedule) {
   // A step has five products.
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);
   KernelTimes const counted{6.f, static_cast<float>(flops / m.mma_flops)};
-  if (k.sm != 90) {
-    return counted;
-  }
-  auto const [begin, step] = times_of(m.backward, k, static_cast<int>(schedule), counted);
-  return {begin, step * (k.plain ? 1.f : kScoreMods)};
+  bool const hopper = k.sm == 90;
+  auto const [begin, step] = times_of(hopper ? m.backward : std::span<RowTimes const>{}, k,
+                                      static_cast<int>(schedule), counted);
+  return {begin, step * (hopper && !k.plain ? kScoreMods : 1.f)};
 }
 
-// The tiles of a choice, and what they take. A tile is a KV block of a KV head's GQA split.
-struct Tiles {
+// The tiles of a choice, and what they take: KV blocks of GQA splits of KV heads.
+struct KvBlocks {
   Problem const& p;
   Machine const& m;
   Kernel const& k;
@@ -165,14 +164,14 @@ struct Tiles {
 std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<BackwardChoice> all;
   auto const add = [&](Schedule schedule, int heads, int row_splits) {
-    Tiles const tiles{p, m, k, {schedule, heads, row_splits, 1}};
-    for (int const width : tiles.widths()) {
-      all.push_back({schedule, heads, row_splits, even_width(width, tiles.ordered)});
+    KvBlocks const blocks{p, m, k, {schedule, heads, row_splits, 1}};
+    for (int const width : blocks.widths()) {
+      all.push_back({schedule, heads, row_splits, even_width(width, blocks.ordered)});
     }
   };
   int const group = p.group();
   for (int heads = group; heads >= 1; --heads) {
-    Tiles const t{p, m, k, {Schedule::Tiles, heads, 1, 1}};
+    KvBlocks const t{p, m, k, {Schedule::Tiles, heads, 1, 1}};
     // GQA splits are alike, or nearly so; a large group has only a few of them.
     int const lacking = t.splits * heads - group;
     bool const few = group <= 8 || heads <= 4 || (t.splits & (t.splits - 1)) == 0;
@@ -209,7 +208,7 @@ std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kerne
 }  // namespace
 
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k) {
-  return predicted<Tiles>(candidates(p, m, k), {{p, 1}}, m, k);
+  return predicted<KvBlocks>(candidates(p, m, k), {{p, 1}}, m, k);
 }
 
 BackwardPlan plan_backward(Problem const& p, Machine const& m, Kernel const& k) {
@@ -218,7 +217,7 @@ BackwardPlan plan_backward(Problem const& p, Machine const& m, Kernel const& k) 
   BackwardPlan plan = best_of(backward_choices(usual, m, k));
   if (!p.wants_dq) {
     plan.choice.schedule = Schedule::Tiles;
-    plan.us = Tiles{p, m, k, plan.choice}.us();
+    plan.us = KvBlocks{p, m, k, plan.choice}.us();
   }
   return plan;
 }
