@@ -25,7 +25,7 @@ class Variant:
     key_warps: for a backward, warps along the keys; the others share their keys.
     pair: two CTAs share a tile.
     second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
-        calls where it takes less time (plan/forward.h).
+        calls where it takes less time (plan/forward.cpp).
     """
 
     direction: str

@@ -6,7 +6,6 @@
 
 #include "launch/concat.h"
 #include "launch/plan_text.h"
-#include "params/bwd_params.h"
 #include "plan/machines/nearest.h"
 
 namespace {
@@ -17,9 +16,8 @@ using flash::describe;
 
 struct Call {
   Problem problem;
-  BackwardKernel backward;  // head dim 0, as of the other rows: the call isn't one
-  ForwardKernel forward;
-  DecodeKernel decode;
+  // Of head dim 0: the call isn't one.
+  Kernel backward, forward, decode;
 };
 
 std::vector<Call> calls;
@@ -112,19 +110,17 @@ char const* add(int const* from) {
   auto const take = [&](auto&... to) { (..., (to = *from++)); };
   Call c{};
   Problem& p = c.problem;
-  BackwardKernel& b = c.backward;
-  ForwardKernel& f = c.forward;
-  DecodeKernel& d = c.decode;
+  Kernel &b = c.backward, &f = c.forward, &d = c.decode;
   take(p.batch, p.seqlen_q, p.seqlen_k, p.total_q, p.total_k, p.varlen_q, p.cached, p.heads_q);
   take(p.heads_kv, p.head_dim, p.head_dim_v, p.mask.left, p.mask.right, p.deterministic);
   take(p.page_size, b.block_m, b.block_n, b.head_dim, b.head_dim_v, b.resident);
   take(f.head_dim, f.head_dim_v, f.block_m, f.block_n, f.second_block_n, d.head_dim, d.head_dim_v);
-  take(d.block_m, d.unit, d.rows_at_once, d.blocks_per_sm, d.clusters);
+  take(d.block_m, d.block_n, d.rows_at_once, d.resident, d.clusters);
   p.varlen_k = p.varlen_q, p.used_k = p.cached;
-  p.keys = p.page_size > 0 ? KeyLayout::PageBoxes : KeyLayout::Rows;
+  p.page_boxes = p.page_size > 0;
   p.heads_apart = p.whole_rows = p.wants_dq = true;
-  b.hopper = b.schedules = true, b.splits_rows = flash::has_row_split(b.head_dim, b.head_dim_v, true);
-  f.sm = 90, f.plain = true, f.blocks_per_sm = 1;
+  b.sm = f.sm = 90, b.plain = f.plain = true;
+  f.resident = machine.sm_count, d.resident *= machine.sm_count;
   calls.push_back(c);
   text.clear();
   each_choice(c, [](auto describe, double, bool) { text += describe() + '\n'; });

@@ -126,9 +126,9 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
   if (!selection.variant) {
     return selection_json(selection, {});
   }
-  return selection_json(selection,
-                        {.plan = to_json(problem_of(p, deterministic != 0), machine_of(device),
-                                         backward_kernel(*selection.variant, device))});
+  return selection_json(
+      selection, {.plan = backward_json(problem_of(p, deterministic != 0), machine_of(device),
+                                        backward_kernel(*selection.variant, device))});
 }
 
 // A forward call in numbers, also one against a cache: the arguments of explain_forward and
@@ -200,11 +200,11 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
   }
   plan::Problem const problem = problem_of(p, call.num_splits, call.cached != 0);
   plan::Machine const machine = machine_of(call.device);
-  plan::ForwardKernel const kernel = forward_kernel(*selection.variant, call.device);
+  plan::Kernel const kernel = forward_kernel(*selection.variant, call.device);
   plan::ForwardChoice const choice = plan::plan_forward(problem, machine, kernel).choice;
   return selection_json(selection, {.splits = choice.splits,
-                                    .block_n = plan::block_n_of(kernel, choice.tile),
-                                    .plan = to_json(problem, machine, kernel)});
+                                    .block_n = kernel.block_n_of(choice.tile),
+                                    .plan = forward_json(problem, machine, kernel)});
 }
 
 PyObject* explain_decode(PyObject*, PyObject* args) {
@@ -231,7 +231,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
     SplitSchedule const split = decode_schedule(p, plan.split, call.device);
     served.splits = split.max_splits << split.cluster_log2;
-    served.plan = to_json(
+    served.plan = decode_json(
         plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
                              decode_kernel(*selection.variant, p, call.device)),
         plan);

@@ -33,15 +33,15 @@ double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo c
   if (!row) {
     return std::numeric_limits<double>::infinity();
   }
-  plan::ForwardKernel const kernel = forward_kernel(*row, device);
+  plan::Kernel const kernel = forward_kernel(*row, device);
   return plan::plan_forward(problem, machine, kernel).us;
 }
 
 // The plan while choices are measured: it is recorded, and another choice can be forced.
 plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& machine,
-                           plan::ForwardKernel const& kernel) {
+                           plan::Kernel const& kernel) {
   if (records_plans) {
-    recorded_plan.put(to_json(problem, machine, kernel));
+    recorded_plan.put(forward_json(problem, machine, kernel));
   }
   if (forced_choice == kPlanned) {
     return plan::plan_forward(problem, machine, kernel);
@@ -50,10 +50,10 @@ plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& ma
 }
 
 plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& problem,
-                          plan::Machine const& machine, plan::DecodeKernel const& kernel) {
+                          plan::Machine const& machine, plan::Kernel const& kernel) {
   std::vector<plan::DecodeChoice> const all = plan::decode_choices(problem, machine, kernel);
   if (records_plans && !all.empty()) {
-    recorded_decode.put(to_json(all, plan));
+    recorded_decode.put(decode_json(all, plan));
   }
   int const index = forced_decode;
   if (index == kPlanned || all.empty()) {
@@ -89,10 +89,8 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.dropout = p.scores.dropout_p > 0.f;
   problem.largest_logits = p.max_logits.wanted();
   problem.batch_invariant = p.batch_invariant;
-  problem.keys = !paged                                ? plan::KeyLayout::Rows
-                 : page_layout(p) == PageLayout::Boxes ? plan::KeyLayout::PageBoxes
-                                                       : plan::KeyLayout::Pages;
   problem.page_size = paged ? static_cast<int>(p.pages.page_size.divisor) : 0;
+  problem.page_boxes = paged && page_layout(p) == PageLayout::Boxes;
   problem.cached = cached;
   problem.odd_rows = p.odd.any();
   problem.heads_apart = p.q.head_stride != 0;
@@ -102,25 +100,34 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   return problem;
 }
 
-plan::ForwardKernel forward_kernel(Variant const& v, DeviceInfo const& device) {
+plan::Kernel forward_kernel(Variant const& v, DeviceInfo const& device) {
   int const blocks = v.arch == 90 ? 1 : std::max(blocks_by_shared_memory(v, device), 1);
-  return {v.arch,    v.head_dim,       v.head_dim_v, v.block_m,
-          v.block_n, v.second_block_n, v.is_plain(), blocks};
+  return {v.arch,
+          v.head_dim,
+          v.head_dim_v,
+          v.block_m,
+          v.block_n,
+          v.is_plain(),
+          blocks * device.sm_count,
+          v.second_block_n};
 }
 
-plan::DecodeKernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
+plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
   constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor, by registers
   constexpr int kLaneColumns = 4, kWarpsOfClusters = 4;
   int const threads = 32 * v.warps;
+  int const blocks = std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks);
   bool const clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
                         v.warps >= kWarpsOfClusters && !p.odd.any();
-  return {v.head_dim,
-          v.head_dim_v,
-          v.block_m,
-          v.block_n * v.warps,
-          threads * kLaneColumns / v.head_dim_v,
-          std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks),
-          clusters};
+  return {.sm = v.arch,
+          .head_dim = v.head_dim,
+          .head_dim_v = v.head_dim_v,
+          .block_m = v.block_m,
+          .block_n = v.block_n * v.warps,
+          .plain = v.is_plain(),
+          .resident = blocks * device.sm_count,
+          .rows_at_once = threads * kLaneColumns / v.head_dim_v,
+          .clusters = clusters};
 }
 
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "launch/variant.h"
-#include "plan/decode.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 
 namespace flash {
 
@@ -12,9 +11,9 @@ namespace flash {
 // is flash_attn_with_kvcache.
 plan::Problem problem_of(FwdParams const& params, int64_t num_splits, bool cached);
 
-plan::ForwardKernel forward_kernel(Variant const& variant, DeviceInfo const& device);
-plan::DecodeKernel decode_kernel(Variant const& variant, FwdParams const& params,
-                                 DeviceInfo const& device);
+plan::Kernel forward_kernel(Variant const& variant, DeviceInfo const& device);
+plan::Kernel decode_kernel(Variant const& variant, FwdParams const& params,
+                           DeviceInfo const& device);
 
 // Whether the decode kernel serves the call, or some sequences of a varlen batch, and how it cuts
 // their keys. few_q: the value of params.seqlens.few_q for a varlen batch; 0: it serves none.

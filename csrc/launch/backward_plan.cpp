@@ -61,27 +61,24 @@ plan::Problem problem_of(BwdParams const& p, bool deterministic) {
   return problem;
 }
 
-plan::BackwardKernel backward_kernel(Variant const& v, DeviceInfo const& device) {
-  bool const hopper = v.arch == 90, plain = v.is_plain();
-  return {v.block_m,
-          v.block_n,
+plan::Kernel backward_kernel(Variant const& v, DeviceInfo const& device) {
+  return {v.arch,
           v.head_dim,
           v.head_dim_v,
-          resident_tiles(v, device),
-          hopper,
-          !plain,
-          hopper && plain,
-          hopper && has_row_split(v.head_dim, v.head_dim_v, plain)};
+          v.block_m,
+          v.block_n,
+          v.is_plain(),
+          resident_tiles(v, device)};
 }
 
 plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
                            bool deterministic) {
   plan::Problem const problem = problem_of(p, deterministic);
   if (records_plans) {
-    recorded_plan.put(to_json(problem, machine_of(device), backward_kernel(variant, device)));
+    recorded_plan.put(backward_json(problem, machine_of(device), backward_kernel(variant, device)));
   }
   if (forced_choice != kPlanned) {
-    plan::BackwardKernel const kernel = backward_kernel(variant, device);
+    plan::Kernel const kernel = backward_kernel(variant, device);
     return forced(plan::backward_choices(problem, machine_of(device), kernel), forced_choice);
   }
   thread_local PlanCache<plan::BackwardPlan> last_plans;

@@ -3,13 +3,13 @@
 #pragma once
 
 #include "launch/variant.h"
-#include "plan/backward.h"
+#include "plan/plan.h"
 
 namespace flash {
 
 plan::Problem problem_of(BwdParams const& params, bool deterministic);
 
-plan::BackwardKernel backward_kernel(Variant const& variant, DeviceInfo const& device);
+plan::Kernel backward_kernel(Variant const& variant, DeviceInfo const& device);
 
 // The forced choice if there is one (launch/force.h), otherwise the plan.
 plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,

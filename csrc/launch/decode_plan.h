@@ -1,4 +1,4 @@
-// How the decode kernel serves a call with few query rows, by its plan (plan/decode.h). The plan
+// How the decode kernel serves a call with few query rows, by its plan (plan/plan.h). The plan
 // depends on the row of the table, the call and the GPU alone, never on the lengths, which only the
 // device knows.
 #pragma once

@@ -36,8 +36,8 @@ std::string describe(plan::BackwardChoice const& c, int group) {
              : text + concat(", ", c.side_by_side, " side by side");
 }
 
-std::string describe(plan::ForwardChoice const& c, plan::ForwardKernel const& kernel) {
-  std::string text = concat(kernel.block_m, " rows x ", plan::block_n_of(kernel, c.tile), " keys");
+std::string describe(plan::ForwardChoice const& c, plan::Kernel const& kernel) {
+  std::string text = concat(kernel.block_m, " rows x ", kernel.block_n_of(c.tile), " keys");
   if (c.tile == ForwardTile::PackGqa || c.tile == ForwardTile::Split) {
     text += ", pack-GQA";
   }
@@ -53,23 +53,23 @@ std::string describe(plan::KeySplit const& s) {
                              : concat(s.pieces, " pieces");
 }
 
-std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
-                    plan::BackwardKernel const& kernel) {
+std::string backward_json(plan::Problem const& problem, plan::Machine const& machine,
+                          plan::Kernel const& kernel) {
   plan::BackwardPlan const plan = plan::plan_backward(problem, machine, kernel);
   auto const text = [&](plan::BackwardChoice const& c) { return describe(c, problem.group()); };
   return json_of(plan::backward_choices(problem, machine, kernel), &plan.choice, text(plan.choice),
                  plan.us, text);
 }
 
-std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
-                    plan::ForwardKernel const& kernel) {
+std::string forward_json(plan::Problem const& problem, plan::Machine const& machine,
+                         plan::Kernel const& kernel) {
   plan::ForwardPlan const plan = plan::plan_forward(problem, machine, kernel);
   auto const text = [&](plan::ForwardChoice const& c) { return describe(c, kernel); };
   return json_of(plan::forward_choices(problem, machine, kernel), &plan.choice, text(plan.choice),
                  plan.us, text);
 }
 
-std::string to_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan) {
+std::string decode_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan) {
   bool const decodes = plan.few_q > 0;
   return json_of(all, decodes ? &plan.split : nullptr,
                  decodes ? describe(plan.split) : "forward kernel", plan.us,

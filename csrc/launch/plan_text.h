@@ -3,9 +3,7 @@
 
 #include <string>
 
-#include "plan/backward.h"
-#include "plan/decode.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 
 namespace flash {
 
@@ -13,17 +11,17 @@ namespace flash {
 std::string describe(plan::BackwardChoice const& choice, int group);
 
 // "128 rows x 176 keys, 16 heads side by side"
-std::string describe(plan::ForwardChoice const& choice, plan::ForwardKernel const& kernel);
+std::string describe(plan::ForwardChoice const& choice, plan::Kernel const& kernel);
 
 // "24 pieces"
 std::string describe(plan::KeySplit const& split);
 
 // JSON: {"choices": [{"text": …, "us": …}, …], "chosen": index, "text": …, "us": …}
-std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
-                    plan::BackwardKernel const& kernel);
-std::string to_json(plan::Problem const& problem, plan::Machine const& machine,
-                    plan::ForwardKernel const& kernel);
+std::string backward_json(plan::Problem const& problem, plan::Machine const& machine,
+                          plan::Kernel const& kernel);
+std::string forward_json(plan::Problem const& problem, plan::Machine const& machine,
+                         plan::Kernel const& kernel);
 // chosen: -1 if the forward kernel serves the call.
-std::string to_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan);
+std::string decode_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan);
 
 }  // namespace flash

@@ -5,8 +5,7 @@
 #include <string>
 
 #include "launch/variant.h"
-#include "plan/backward.h"
-#include "plan/forward.h"
+#include "plan/plan.h"
 
 namespace flash {
 

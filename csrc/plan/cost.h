@@ -3,21 +3,45 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
-#include "plan/machine.h"
-#include "plan/problem.h"
+#include "core/tile_scheduler.h"
+#include "plan/plan.h"
 
 namespace flash::plan {
 
 constexpr double kElement = 2, kSum = 4;  // bytes of a number in Q and the like, and in fp32
 
-// A way to serve a call, and the time that is predicted for it.
-template <class Choice>
-struct Predicted {
-  Choice choice;
-  double us;
+// A problem with lengths that it may have, which only the device knows, and how likely these are.
+struct Filled {
+  Problem problem;
+  double weight;
 };
+
+// One problem, where the host knows all lengths.
+std::vector<Filled> fills_of(Problem const& p);
+
+// The keys of a tile that any of its rows sees.
+double visible(Problem const& p, double keys);
+
+// Each candidate, but for one that repeats the last, with the geometric mean of its times over the
+// fills, which are Cost{problem, machine, kernel, candidate}.us().
+template <class Cost, class Choice>
+std::vector<Predicted<Choice>> predicted(std::vector<Choice> const& candidates,
+                                         std::vector<Filled> const& fills, Machine const& m,
+                                         Kernel const& k) {
+  std::vector<Predicted<Choice>> choices;
+  for (Choice const& candidate : candidates) {
+    if (!choices.empty() && choices.back().choice == candidate) {
+      continue;
+    }
+    double log_us = 0;
+    for (auto const& [problem, weight] : fills) {
+      log_us += weight * std::log(Cost{problem, m, k, candidate}.us());
+    }
+    choices.push_back({candidate, std::exp(log_us)});
+  }
+  return choices;
+}
 
 // The choice of the least time. The simpler ones come first; another wins if it takes less than
 // this share of their time.
@@ -32,16 +56,14 @@ Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices) {
   return best;
 }
 
-// The times of a row's kernels, or null: they were not measured.
-KernelTimes const* times_of(std::span<RowTimes const> rows, int head_dim, int head_dim_v);
+// The times of a row's kernels, by index, or others if they were not measured.
+KernelTimes times_of(std::span<RowTimes const> rows, Kernel const& k, int kernel,
+                     KernelTimes others);
 
 inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // Two times that overlap take a little longer than the longer of them.
-inline double overlapped(double a, double b) {
-  double const a2 = a * a, b2 = b * b;
-  return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
-}
+inline double overlapped(double a, double b) { return std::sqrt(std::hypot(a * a, b * b)); }
 
 // The share of repeated accesses to so many bytes that L2 misses.
 inline double missed(Machine const& m, double bytes) {
@@ -49,36 +71,26 @@ inline double missed(Machine const& m, double bytes) {
   return square / (1 + square);
 }
 
-// Tiles of one side, queries or keys, that go through blocks of the other side. A mask lets a row
-// see so far before and after itself, where both sides' ends are aligned.
-struct Sides {
-  int tile;
-  int block;
-  double own;    // rows of the tiles' side
-  double other;  // rows of the other one
-  int before;
-  int after;
-};
-
 // Blocks that a tile sees.
 struct Steps {
   double mean;
   double longest;
 };
 
+// Tiles of one side, queries or keys, that go through blocks of the other side; own, other: rows of
+// both. A mask lets a row see so far before and after itself, where both sides' ends are aligned.
 // known: the sequence has this length; otherwise it's an average, and ends anywhere in a block.
-Steps steps_of(Sides const& s, bool known);
+Steps steps_of(int tile, int block, double own, double other, int before, int after, bool known);
 
-// Tiles that free CTAs draw one after the other.
-struct Queue {
-  double count;
-  double resident;  // CTAs
-  double mean;      // µs of a tile
-  double longest;   // µs
-  double last;      // so many tiles come with the last group, whose longest begin first
-};
+// Tiles that free CTAs, so many at a time, draw one after the other. mean, longest: µs of a tile.
+// last: so many tiles come with the last group, whose longest begin first.
+double queue_us(double count, double resident, double mean, double longest, double last);
 
-double queue_us(Queue const& q);
+// As many heads side by side as are wanted, or a few less, so that groups of them are alike.
+inline int even_width(double wanted, double heads) {
+  double const all = std::clamp(heads, 1., 1e9);
+  return even_group(static_cast<int>(std::clamp(wanted, 1., all)), static_cast<int64_t>(all));
+}
 
 // Of so many heads, those in the last group of heads that are side by side.
 inline double last_group(double heads, double side_by_side) {

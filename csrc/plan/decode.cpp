@@ -1,11 +1,8 @@
-#include "plan/decode.h"
-
 #include <limits>
 
 #include "core/cluster_size.h"
-#include "params/common.h"
 #include "params/seqlens.h"
-#include "plan/fills.h"
+#include "plan/cost.h"
 
 namespace flash::plan {
 namespace {
@@ -20,123 +17,96 @@ constexpr double kRoom = 0.75;
 // A CTA of a cluster begins later than another, behind a CTA that ends, by this factor.
 constexpr double kNextCluster = 1.4;
 constexpr int kMinUnits = 2;  // of a piece
+// The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
+constexpr int kMostDecodeRows = 64;
 
-// The work of the decode kernel, in total and on average, and the time of each way to cut it.
-class Work {
- public:
-  Work(Problem const& p, Machine const& m, DecodeKernel const& kernel) : m_(m), kernel_(kernel) {
-    double const rows = (p.varlen_q ? p.mean_q() : p.seqlen_q) * p.group();
-    double const blocks = std::max(divide_up(rows, kernel.block_m), 1.);
-    double const keys = visible(p, p.mean_k());
-    double const bytes =
-        kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * std::max(keys, 1.);
-    ranges = p.varlen_q ? p.batch * blocks : p.batch;
-    tiles = p.varlen_q ? p.heads_kv : p.heads_kv * blocks;
-    longest_ = std::max(divide_up(visible(p, p.seqlen_k), kernel.unit), 1.);
-    rows_ = std::min<double>(rows, kernel.block_m);
-    mean_ = std::max(divide_up(keys, kernel.unit), 1.);
-    memory_us_ = bytes / m.reads;
-    unit_us_ = kernel.unit * kElement * (kernel.head_dim + kernel.head_dim_v) / m.sm_reads;
+// The tiles of the decode kernel, cut in one way, and what they take.
+struct Work {
+  Problem const& p;
+  Machine const& m;
+  Kernel const& k;
+  KeySplit s;
+
+  bool cut = s.max_splits > 1;
+  int cluster = 1 << s.cluster_log2;
+  double rows = p.mean_q() * p.group();
+  double blocks = std::max(divide_up(rows, k.block_m), 1.);
+  // Ranges of keys: one of each sequence, or of each row block of a varlen one.
+  double ranges = p.varlen_q ? p.batch * blocks : p.batch;
+  double tiles = p.varlen_q ? p.heads_kv : p.heads_kv * blocks;  // that see a range, cut alike
+  double keys = std::max(visible(p, p.mean_k()), 1.);
+  // Units of keys of an average tile, and of one of the longest sequence.
+  double mean = divide_up(keys, k.block_n);
+  double longest = std::max(divide_up(visible(p, p.seqlen_k), k.block_n), 1.);
+
+  double us() const {
+    auto const [begin, step] = times_of(m.decode, k, 0, {8.f, 1.f});
+    // CTAs search their pieces from lengths that the device knows.
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
-    search_us_ = known ? 0 : m.search * divide_up(p.batch, 32);
-    auto const* measured = times_of(m.decode, kernel.head_dim, kernel.head_dim_v);
-    times_ = measured ? *measured : KernelTimes{8.f, 1.f};
-  }
-
-  double us(KeySplit const& s) const {
-    int const cluster = 1 << s.cluster_log2;
-    double const begin = times_.begin + (cluster > 1 ? m_.cluster_block * cluster : 0);
-    if (s.max_splits == 1) {
-      return begin + attend_us(ranges * tiles * cluster, divide_up(longest_, cluster), cluster, 0);
-    }
-    // What core/split_schedule.h will find. A sequence's last piece is half as long as the others,
-    // on average.
-    double const whole = std::max(s.pieces - ranges / 2, 1.);
-    double const units = std::max<double>(ranges * mean_ / whole, s.min_units);
-    double const most = std::min(std::max(units, longest_ / s.max_splits), longest_);
-    double const pieces = std::max(ranges * mean_ / most + ranges / 2, ranges),
-                 splits = longest_ / most;
-    double const merge_us =
-        m_.merge_round + divide_up(rows_, kernel_.rows_at_once) * m_.merge_row * (1 + splits / 16);
-    return begin + attend_us(pieces * tiles, most, 1, search_us_) + search_us_ +
-           (splits > 1 ? merge_us : 0);
-  }
-
-  double ranges;  // of keys: one of each sequence, or of each row block of a varlen one
-  double tiles;   // that see a range, and are cut alike
-
- private:
-  // The time of so many CTAs that have a piece of the keys each, alone or in clusters, but for the
-  // beginning of the first. longest: units of the longest piece. search_us: of each CTA.
-  double attend_us(double count, double longest, int cluster, double search_us) const {
-    double const of_sm = count / m_.sm_count, resident = kernel_.blocks_per_sm;
-    double const mean = ranges * tiles * mean_ / count;  // units
+    double const search = cut && !known ? m.search * divide_up(p.batch, 32) : 0;
+    // The units of the longest piece, all CTAs, and the units of an average one.
+    double const piece = cut ? longest_piece() : divide_up(longest, cluster);
+    double const ctas =
+        tiles * (cut ? std::max(ranges * mean / piece + ranges / 2, ranges) : ranges * cluster);
+    double const of_sm = ctas / m.sm_count, units = ranges * tiles * mean / ctas;
+    double const unit_us = k.block_n * kElement * (k.head_dim + k.head_dim_v) / m.sm_reads;
     double busy = 0, uneven = 0;
     if (of_sm > (cluster >= kLargeCluster ? kRoom : 1)) {
-      double const next = (m_.next_block + search_us) * (cluster > 1 ? kNextCluster : 1);
-      busy = of_sm * mean * unit_us_ + std::max(of_sm - 1, 0.) * next;
+      double const next = (m.next_block + search) * (cluster > 1 ? kNextCluster : 1);
+      busy = of_sm * units * unit_us + std::max(of_sm - 1, 0.) * next;
       uneven = cluster > 1 ? kUneven : 0;
     }
-    double const us = overlapped(busy, memory_us_) + uneven * mean * unit_us_;
+    double const memory_us =
+        kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
+    double const us = overlapped(busy, memory_us) + uneven * units * unit_us;
     // What is left of the longest piece when the others end on average.
-    double const left = std::max(longest - std::max(of_sm / resident, 1.) * mean, 0.);
-    return std::max(us + left * times_.step, overlapped(longest * times_.step, memory_us_));
+    double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.);
+    return begin + (cluster > 1 ? m.cluster_block * cluster : 0) + search +
+           std::max(us + left * step, overlapped(piece * step, memory_us)) +
+           merge_us(longest / piece);
   }
 
-  Machine const& m_;
-  DecodeKernel const& kernel_;
-  double longest_;    // units of keys of a tile of the longest sequence
-  double mean_;       // of an average one
-  double rows_;       // of a tile
-  double memory_us_;  // that the keys take to come from memory
-  double unit_us_;    // that a multiprocessor takes for a unit's bytes
-  double search_us_;  // that CTAs search their pieces from lengths that the device knows
-  KernelTimes times_;
+ private:
+  // What core/split_schedule.h will find. A sequence's last piece is half as long as the others, on
+  // average.
+  double longest_piece() const {
+    double const whole = std::max(s.pieces - ranges / 2, 1.);
+    double const units = std::max<double>(ranges * mean / whole, s.min_units);
+    return std::min(std::max(units, longest / s.max_splits), longest);
+  }
+
+  double merge_us(double splits) const {
+    double const rounds = divide_up(std::min<double>(rows, k.block_m), k.rows_at_once);
+    return cut && splits > 1 ? m.merge_round + rounds * m.merge_row * (1 + splits / 16) : 0;
+  }
 };
 
-// All choices, the simpler ones first. alone: the GPU has no other work.
-std::vector<DecodeChoice> choices_of(Problem const& p, Machine const& m, DecodeKernel const& kernel,
-                                     bool alone) {
-  std::vector<Filled> const fills = fills_of(p);
-  std::vector<Work> works;
-  for (Filled const& fill : fills) {
-    works.emplace_back(fill.problem, m, kernel);
+// The simpler ones come first. alone: the GPU has no other work.
+std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel const& k, bool alone) {
+  if (p.num_splits == 1 || p.batch_invariant) {
+    return {KeySplit{}};
   }
-  Work const& w = works.front();
-  std::vector<DecodeChoice> choices;
-  choices.reserve(2 * kMostClusterLog2 + 1);
-  auto const add = [&](KeySplit const& s) {
-    choices.push_back({s, mean_us(fills, [&](size_t i) { return works[i].us(s); })});
-  };
-  int const units = static_cast<int>(divide_up(p.seqlen_k, kernel.unit));
-  if (p.num_splits > 1 && !p.batch_invariant) {
+  int const units = std::max(static_cast<int>(divide_up(p.seqlen_k, k.block_n)), 1);
+  if (p.num_splits > 1) {
     // As many pieces as the caller says, or as there are keys for.
     constexpr int any = std::numeric_limits<int>::max();
-    add({.pieces = any, .extra = any, .max_splits = std::clamp(units, 1, p.num_splits)});
-    return choices;
+    return {{.pieces = any, .extra = any, .max_splits = std::min(units, p.num_splits)}};
   }
-  add({});
-  if (p.num_splits == 1 || p.batch_invariant) {
-    return choices;
-  }
-  for (int const blocks : {1, 2, 4 * kernel.blocks_per_sm}) {
-    int const pieces = static_cast<int>(double(m.sm_count) * blocks / w.tiles);
-    if (pieces > w.ranges) {
-      add({.pieces = pieces,
-           .extra = static_cast<int>(pieces - int64_t(w.ranges)),
-           .max_splits = std::max((units + kMinUnits - 1) / kMinUnits, 1),
-           .min_units = kMinUnits});
+  std::vector<KeySplit> all = {KeySplit{}};
+  Work const work{p, m, k, {}};
+  for (int const ctas : {m.sm_count, 2 * m.sm_count, 4 * k.resident}) {
+    int const pieces = static_cast<int>(ctas / work.tiles);
+    if (pieces > work.ranges) {
+      all.push_back({.pieces = pieces,
+                     .extra = pieces - static_cast<int>(work.ranges),
+                     .max_splits = (units + kMinUnits - 1) / kMinUnits,
+                     .min_units = kMinUnits});
     }
   }
-  for (int log2 = 1; kernel.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
-    add({.cluster_log2 = log2});
+  for (int log2 = 1; k.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
+    all.push_back({.cluster_log2 = log2});
   }
-  return choices;
-}
-
-// The most queries of a sequence, as far as the host can know.
-int64_t longest_q(Problem const& p) {
-  return p.varlen_q ? std::min<int64_t>(p.seqlen_q, p.total_q) : p.seqlen_q;
+  return all;
 }
 
 // The sequences of few queries beside those of many. They are taken to have one query, which is the
@@ -154,14 +124,15 @@ Problem few_of(Problem p) {
 // the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
 bool must_decode(Problem const& p, Machine const& m) {
   bool const cache = p.cached || p.page_size > 0;
-  return p.odd_rows || p.keys == KeyLayout::Pages || (cache && m.sm != 90) ||
-         (cache && (p.num_splits > 1 || p.batch_invariant));
+  return p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
+         (cache && (m.sm != 90 || p.num_splits > 1 || p.batch_invariant));
 }
 
 }  // namespace
 
 int decodable_queries(Problem const& p) {
-  int64_t const rows = longest_q(p) * p.group();
+  // The most queries of a sequence, as far as the host can know, with all heads of a group.
+  int64_t const rows = std::min<int64_t>(p.seqlen_q, p.total_q) * p.group();
   if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
       (p.batch_invariant && p.page_size == 0)) {
     return 0;
@@ -170,24 +141,25 @@ int decodable_queries(Problem const& p) {
   return rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
 }
 
-std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m,
-                                         DecodeKernel const& kernel) {
+std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Kernel const& k) {
   int const few_q = decodable_queries(p);
+  if (few_q == 0) {
+    return {};
+  }
   bool const alone = few_q == kAllQueries;
-  return few_q > 0 ? choices_of(alone ? p : few_of(p), m, kernel, alone)
-                   : std::vector<DecodeChoice>{};
+  Problem const decoded = alone ? p : few_of(p);
+  return predicted<Work>(candidates(decoded, m, k, alone), fills_of(decoded), m, k);
 }
 
-DecodePlan plan_decode(Problem const& p, Machine const& m, DecodeKernel const& kernel,
-                       double forward_us) {
-  std::vector<DecodeChoice> const choices = decode_choices(p, m, kernel);
-  if (choices.empty()) {
-    return {0, {}, forward_us};
-  }
+DecodePlan plan_decode(Problem const& p, Machine const& m, Kernel const& k, double forward_us) {
   int const few_q = decodable_queries(p);
-  auto const [split, us] = best_of(choices);
+  DecodePlan const forward{0, {}, forward_us};
+  if (few_q == 0) {
+    return forward;
+  }
+  auto const [split, us] = best_of(decode_choices(p, m, k));
   bool const decodes = few_q != kAllQueries || must_decode(p, m) || us <= forward_us;
-  return decodes ? DecodePlan{few_q, split, us} : DecodePlan{0, {}, forward_us};
+  return decodes ? DecodePlan{few_q, split, us} : forward;
 }
 
 }  // namespace flash::plan

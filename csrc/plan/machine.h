@@ -1,9 +1,11 @@
-// The speed of a GPU, in numbers that were measured on it (`make tune`, csrc/plan/machines).
-// Predictions use only these and the shape of a call.
+// The speed of a GPU, in numbers that were measured on it (`make tune`, csrc/plan/machines), and
+// the kernel that serves a call there. Predictions use only these and the shape of a call.
 #pragma once
 
 #include <cstdint>
 #include <span>
+
+#include "params/forward_tile.h"
 
 namespace flash::plan {
 
@@ -13,7 +15,7 @@ struct KernelTimes {
   float step;   // a tile's rows against its keys, once
 };
 
-// The kernels of a row of the table. Of a backward: one for each schedule (plan/backward.h); of a
+// The kernels of a row of the table. Of a backward: one for each schedule (plan/plan.h); of a
 // forward: for each tile (params/forward_tile.h); of decoding: the first, with a CTA alone on its
 // multiprocessor.
 struct RowTimes {
@@ -42,6 +44,24 @@ struct Machine {
   std::span<RowTimes const> backward = {};  // of Hopper's kernels
   std::span<RowTimes const> forward = {};   // of Hopper's plain kernels
   std::span<RowTimes const> decode = {};
+};
+
+// A row of the table (csrc/variants.py) on a GPU.
+struct Kernel {
+  int sm;        // family: 80, 90
+  int head_dim;  // that it computes with
+  int head_dim_v;
+  int block_m;   // rows of a step, or of a decode tile: queries times the heads of a KV head
+  int block_n;   // keys of a step; of decoding, of a CTA: its unit
+  bool plain;    // neither softcap nor ALiBi nor dropout
+  int resident;  // resident CTAs, or pairs of CTAs, of the GPU
+  int second_block_n = 0;  // of a forward; 0: there is no second tile
+  int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
+  bool clusters = false;   // of decoding: clusters of CTAs may share tiles
+
+  int block_n_of(ForwardTile tile) const {
+    return tile == ForwardTile::Second ? second_block_n : block_n;
+  }
 };
 
 }  // namespace flash::plan

@@ -9,13 +9,6 @@
 
 namespace flash::plan {
 
-// How keys lie in memory, as far as kernels differ by it.
-enum class KeyLayout {
-  Rows,       // [b, s, h, d] or varlen
-  PageBoxes,  // pages from which Hopper's tensor memory accelerator can load boxes
-  Pages,      // any other pages: with a size that is not a multiple of 8, or with left padding
-};
-
 struct Problem {
   int batch;        // sequences
   int seqlen_q;     // rows of each sequence, or of the longest
@@ -34,8 +27,8 @@ struct Problem {
   bool largest_logits;   // are wanted, which KV splits and long tiles of pages do not keep
   bool batch_invariant;  // a sequence's result may not depend on the others
   // Only for a forward:
-  KeyLayout keys;
   int page_size;     // 0: not in pages
+  bool page_boxes;   // TMA can load boxes of pages: their size is a multiple of 8, no left padding
   bool cached;       // flash_attn_with_kvcache
   bool odd_rows;     // a cache's rows are not whole chunks of 16 bytes
   bool heads_apart;  // q's heads do not share memory, so that a box can hold several

@@ -419,7 +419,7 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   }
   bool const cached = p.seqlens.cu_q == nullptr;
   flash::plan::Problem const problem = flash::problem_of(p, call["num_splits"].cast<int>(), cached);
-  flash::plan::DecodeKernel kernel = flash::decode_kernel(variant, p, device);
+  flash::plan::Kernel kernel = flash::decode_kernel(variant, p, device);
   kernel.clusters = false;
   auto const plan = flash::plan::plan_decode(problem, flash::machine_of(device), kernel,
                                              std::numeric_limits<double>::infinity());

@@ -21,7 +21,7 @@ FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
 HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
 # Some of them have longer tiles, in boxes of their own, where a table has room for many keys: they
-# are too long for a kernel of any keys (plan/forward.h).
+# are too long for a kernel of any keys (params/forward_tile.h).
 LONG = [row for row in HOPPER if row.second_block_n > 128]
 MANY_KEYS = 7200
 DTYPES = {"bf16": BF16, "fp16": FP16}

@@ -1,7 +1,7 @@
 #include "bindings.h"
-#include "plan/backward.h"
 #include "plan/machines/h100.h"
 #include "plan/machines/h200.h"
+#include "plan/plan.h"
 
 namespace {
 
@@ -11,7 +11,7 @@ using namespace flash::plan;
 struct Asked {
   Problem problem{};
   Machine machine{};
-  BackwardKernel kernel{};
+  Kernel kernel{};
 
   template <class T>
   static void take(py::dict const& d, char const* name, T& to) {
@@ -40,16 +40,14 @@ struct Asked {
     take(d, "right", p.mask.right);
     take(d, "deterministic", p.deterministic);
     take(d, "wants_dq", p.wants_dq);
-    BackwardKernel& k = kernel;
+    Kernel& k = kernel;
     take(d, "block_m", k.block_m);
     take(d, "block_n", k.block_n);
     take(d, "head_dim", k.head_dim);
     take(d, "head_dim_v", k.head_dim_v);
     take(d, "resident", k.resident);
-    take(d, "hopper", k.hopper);
-    take(d, "score_mods", k.score_mods);
-    take(d, "schedules", k.schedules);
-    take(d, "splits_rows", k.splits_rows);
+    take(d, "sm", k.sm);
+    take(d, "plain", k.plain);
     p.head_dim = k.head_dim;
     p.head_dim_v = k.head_dim_v;
     take(d, "sm_count", machine.sm_count);

@@ -1,6 +1,5 @@
 #include "params/seqlens.h"
-#include "plan/decode.h"
-#include "plan/fills.h"
+#include "plan/cost.h"
 #include "plan_bindings.h"
 
 namespace plan_decode_binding {
@@ -20,14 +19,14 @@ Problem problem_of(py::dict const& d) {
 }
 
 // Rows of csrc/variants.py, on a GPU where so many thread blocks fit a multiprocessor.
-DecodeKernel kernel_of(int head_dim, int blocks_per_sm, bool clusters) {
+Kernel kernel_of(int head_dim, int resident, bool clusters) {
   if (head_dim <= 64) {
-    return {64, 64, 16, 128, 8, blocks_per_sm, clusters};
+    return {80, 64, 64, 16, 128, true, resident, 0, 8, clusters};
   }
   if (head_dim <= 128) {
-    return {128, 128, 16, 64, 4, blocks_per_sm, clusters};
+    return {80, 128, 128, 16, 64, true, resident, 0, 4, clusters};
   }
-  return {256, 256, 16, 32, 1, blocks_per_sm, false};
+  return {80, 256, 256, 16, 32, true, resident, 0, 1, false};
 }
 
 py::dict plan(py::dict const& problem, py::object const& machine, int blocks_per_sm,
@@ -35,7 +34,7 @@ py::dict plan(py::dict const& problem, py::object const& machine, int blocks_per
   Problem const p = problem_of(problem);
   Machine const m = machine_of(machine);
   DecodePlan const plan =
-      plan_decode(p, m, kernel_of(p.head_dim, blocks_per_sm, m.sm == 90), forward_us);
+      plan_decode(p, m, kernel_of(p.head_dim, blocks_per_sm * m.sm_count, m.sm == 90), forward_us);
   py::dict d;
   d["few_q"] = plan.few_q;
   d["us"] = plan.us;

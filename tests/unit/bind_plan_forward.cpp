@@ -1,7 +1,6 @@
 #include <tuple>
 #include <vector>
 
-#include "plan/forward.h"
 #include "plan_bindings.h"
 
 namespace plan_forward_binding {
@@ -29,10 +28,15 @@ Machine measured_machine(py::object const& machine) {
   return m;
 }
 
-ForwardKernel kernel_of(py::dict const& d) {
-  return {get<int>(d, "sm"),      get<int>(d, "head_dim"),   get<int>(d, "head_dim_v"),
-          get<int>(d, "block_m"), get<int>(d, "block_n"),    get<int>(d, "second_block_n"),
-          get(d, "plain", true),  get(d, "blocks_per_sm", 1)};
+Kernel kernel_of(py::dict const& d, Machine const& m) {
+  return {get<int>(d, "sm"),
+          get<int>(d, "head_dim"),
+          get<int>(d, "head_dim_v"),
+          get<int>(d, "block_m"),
+          get<int>(d, "block_n"),
+          get(d, "plain", true),
+          get(d, "blocks_per_sm", 1) * m.sm_count,
+          get<int>(d, "second_block_n")};
 }
 
 constexpr char const* kTiles[] = {"first", "second", "packed", "split"};
@@ -45,8 +49,8 @@ void bind_plan_forward(py::module_& m) {
   m.def(
       "plan_forward",
       [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
-        auto const plan =
-            plan_forward(problem_of(problem), measured_machine(machine), kernel_of(kernel));
+        Machine const m = measured_machine(machine);
+        ForwardPlan const plan = plan_forward(problem_of(problem), m, kernel_of(kernel, m));
         ForwardChoice const& c = plan.choice;
         return std::tuple(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side, plan.us);
       },
@@ -56,24 +60,21 @@ void bind_plan_forward(py::module_& m) {
       "forward_us",
       [](py::dict const& problem, py::object const& machine, py::dict const& kernel, int tile,
          int splits, int side_by_side) {
-        return forward_us(problem_of(problem), measured_machine(machine), kernel_of(kernel),
+        Machine const m = measured_machine(machine);
+        return forward_us(problem_of(problem), m, kernel_of(kernel, m),
                           {ForwardTile(tile), splits, side_by_side});
       },
       py::arg("problem"), py::arg("machine"), py::arg("kernel"), py::kw_only(), py::arg("tile"),
       py::arg("splits") = 1, py::arg("side_by_side"));
 
-  m.def("forward_is_possible", [](py::dict const& problem, py::dict const& kernel, int tile) {
-    return is_possible(problem_of(problem), kernel_of(kernel), ForwardTile(tile));
-  });
-
   // [(tile, splits, heads side by side)]
-  m.def("forward_choices",
-        [](py::dict const& problem, py::object const& machine, py::dict const& kernel) {
-          std::vector<std::tuple<char const*, int, int>> choices;
-          for (auto const& [c, us] :
-               forward_choices(problem_of(problem), machine_of(machine), kernel_of(kernel))) {
-            choices.emplace_back(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side);
-          }
-          return choices;
-        });
+  m.def("forward_choices", [](py::dict const& problem, py::object const& machine,
+                              py::dict const& kernel) {
+    std::vector<std::tuple<char const*, int, int>> choices;
+    Machine const m = machine_of(machine);
+    for (auto const& [c, us] : forward_choices(problem_of(problem), m, kernel_of(kernel, m))) {
+      choices.emplace_back(kTiles[static_cast<int>(c.tile)], c.splits, c.side_by_side);
+    }
+    return choices;
+  });
 }

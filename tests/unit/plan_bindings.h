@@ -6,7 +6,7 @@
 #include "bindings.h"
 #include "plan/machines/h100.h"
 #include "plan/machines/h200.h"
-#include "plan/problem.h"
+#include "plan/plan.h"
 
 namespace plan_bindings {
 
@@ -17,7 +17,6 @@ T get(py::dict const& d, char const* name, T otherwise = {}) {
 
 // The parts of a problem that calls with and without a cache say alike.
 inline flash::plan::Problem problem_of(py::dict const& d, int seqlen_q, int right) {
-  using flash::plan::KeyLayout;
   flash::plan::Problem p{};
   p.batch = get(d, "batch", 1);
   p.seqlen_q = get(d, "seqlen_q", seqlen_q);
@@ -32,9 +31,7 @@ inline flash::plan::Problem problem_of(py::dict const& d, int seqlen_q, int righ
   p.mask = {get(d, "left", -1), get(d, "right", right)};
   p.batch_invariant = get<bool>(d, "batch_invariant");
   p.page_size = get<int>(d, "page_size");
-  p.keys = p.page_size == 0       ? KeyLayout::Rows
-           : p.page_size % 8 == 0 ? KeyLayout::PageBoxes
-                                  : KeyLayout::Pages;
+  p.page_boxes = p.page_size > 0 && p.page_size % 8 == 0;
   p.num_splits = get<int>(d, "num_splits");
   return p;
 }

@@ -19,13 +19,11 @@ OTHERS = {
 }
 
 
-def kernel(head_dim: int = 128, plain: bool = True, family: str = "sm90") -> dict:
+def kernel(head_dim: int = 128, plain: bool = True, sm: int = 90) -> dict:
     block_m, resident = HOPPER[head_dim]
-    hopper = family == "sm90"
     return dict(
         block_m=block_m, block_n=128, head_dim=head_dim, head_dim_v=head_dim, resident=resident,
-        hopper=hopper, score_mods=not plain, schedules=hopper and plain,
-        splits_rows=hopper and plain and head_dim != 96,
+        sm=sm, plain=plain,
     )  # fmt: skip
 
 
@@ -78,7 +76,7 @@ def check(call: dict, choice: tuple) -> None:
     assert 1 <= together <= max(call["heads_kv"] * parts * call["batch"], 1)
     assert parts == 1 or 4 * total_k * call["heads_kv"] * parts * columns <= most
     if schedule != "tiles":
-        assert call["schedules"]
+        assert (call["sm"], call["plain"]) == (90, True)
     if schedule == "kv_persistent":
         longest = min(call["seqlen_q"], total_q)
         running = min(call["resident"], call["batch"] * call["heads_kv"] * parts)
@@ -89,7 +87,8 @@ def check(call: dict, choice: tuple) -> None:
         assert tiles > 1
         assert call["wants_dq"]
     if row_splits > 1:
-        assert call["splits_rows"]
+        assert (call["sm"], call["plain"]) == (90, True)
+        assert call["head_dim"] != 96
         assert heads == group
         assert not call.get("packed")
         assert not call["deterministic"]
@@ -102,7 +101,7 @@ def check(call: dict, choice: tuple) -> None:
 def test_whatever_is_asked_is_possible(core, gpu):
     dice = random.Random(5)
     for _ in range(300):
-        family = "sm80" if gpu in OTHERS else dice.choice(["sm80", "sm90"])
+        family = 80 if gpu in OTHERS else dice.choice([80, 90])
         row = kernel(dice.choice(list(HOPPER)), dice.random() < 0.7, family)
         call = drawn(dice) | row | OTHERS.get(gpu, {})
         choice, us = core.plan_backward(call, gpu)

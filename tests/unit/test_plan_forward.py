@@ -83,12 +83,10 @@ def drawn(r):
 
 def check(core, p, machine, kernel):
     tile, splits, side_by_side, us = core.plan_forward(p, machine, kernel)
-    assert core.forward_is_possible(p, kernel, TILES.index(tile))
     beside = p["beside_decode"]
     choices = core.forward_choices(p, machine, kernel)
     assert len(choices) <= MOST_CHOICES
-    if not p["batch_invariant"]:
-        assert (tile, splits, side_by_side) in choices
+    assert (tile, splits, side_by_side) in choices
     packed = p.get("packed", False)
     heads = (p["heads_q"] if tile in ("first", "second") else p["heads_kv"]) * splits
     assert 1 <= side_by_side <= heads * (1 if packed else p["batch"])
@@ -102,6 +100,9 @@ def check(core, p, machine, kernel):
         assert not beside
     else:
         assert splits == 1
+    if tile in ("packed", "split"):
+        assert p["heads_apart"]
+        assert p["heads_q"] <= 64 * p["heads_kv"]
     if p["batch_invariant"] and packed:
         assert tile == "first"
     if kernel["sm"] != 90 or not kernel["plain"]:

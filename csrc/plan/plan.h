@@ -1,0 +1,92 @@
+// The ways to serve a call in each direction, their predicted times, and the best one
+// (docs/plan.md). Choices are those that are possible and worth a prediction, the simpler ones
+// first.
+#pragma once
+
+#include <vector>
+
+#include "params/forward_tile.h"
+#include "plan/machine.h"
+#include "plan/problem.h"
+
+namespace flash::plan {
+
+// A way to serve a call, and the time that is predicted for it.
+template <class Choice>
+struct Predicted {
+  Choice choice;
+  double us;
+};
+
+// How the CTAs of a backward kernel, or pairs of CTAs, go through KV blocks.
+enum class Schedule {
+  Tiles,         // a KV block each; its dQ is added to sums in memory, which a pass behind rounds
+  KvPersistent,  // all KV blocks of a sequence, one after the other: sums of dQ are the CTA's own
+  OrderedDq,     // a KV block each; the first one that a row sees puts its dQ, the last writes it
+};
+
+struct BackwardChoice {
+  Schedule schedule;
+  int heads;         // query heads of a group that a tile takes one after the other
+  int row_splits;    // parts that the rows of each tile are cut into; 1: they are whole
+  int side_by_side;  // heads whose tiles run together
+
+  bool operator==(BackwardChoice const&) const = default;
+};
+
+using BackwardPlan = Predicted<BackwardChoice>;
+
+std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k);
+
+// dK and dV get the same bits whether dQ is wanted or not, because the order of a tile's steps does
+// not depend on it.
+BackwardPlan plan_backward(Problem const& p, Machine const& m, Kernel const& k);
+
+struct ForwardChoice {
+  ForwardTile tile;
+  int splits;        // 1: none, and nothing to merge
+  int side_by_side;  // heads of all sequences (in a varlen batch: of one) whose row blocks run
+                     // together
+
+  bool operator==(ForwardChoice const&) const = default;
+};
+
+using ForwardPlan = Predicted<ForwardChoice>;
+
+std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Kernel const& k);
+
+// The predicted time of any choice, for the problem's lengths.
+double forward_us(Problem const& p, Machine const& m, Kernel const& k, ForwardChoice const& choice);
+
+ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k);
+
+// How the tiles of the decode kernel are cut along the keys, for SplitSchedule
+// (params/decode_params.h).
+struct KeySplit {
+  int pieces = 0;        // slices that are wanted, of all sequences
+  int extra = 0;         // most slices beside one for each sequence, or row block of a varlen one
+  int max_splits = 1;    // pieces of a tile; 1: whole
+  int min_units = 1;     // the fewest units of a piece
+  int cluster_log2 = 0;  // log2 of the CTAs that share a whole tile
+
+  bool operator==(KeySplit const&) const = default;
+};
+
+using DecodeChoice = Predicted<KeySplit>;
+
+struct DecodePlan {
+  int few_q;       // the decode kernel computes sequences of up to so many queries; 0: none
+  KeySplit split;  // of these sequences
+  double us;       // predicted time of the decode kernel, or of the forward if few_q is 0
+};
+
+// The value of few_q if the decode kernel computes all that it can.
+int decodable_queries(Problem const& p);
+
+// None: the decode kernel cannot serve any of the call.
+std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Kernel const& k);
+
+// forward_us: the forward kernel's time if it computes all; infinite if it cannot.
+DecodePlan plan_decode(Problem const& p, Machine const& m, Kernel const& k, double forward_us);
+
+}  // namespace flash::plan
