@@ -189,7 +189,7 @@ def rows_contiguous(x: Tensor) -> Tensor:
     if x.stride()[-1] != 1:
         return x.contiguous()
     if x.is_cuda:
-        if any(stride * x.itemsize % 16 for stride in x.stride()[:-1]):
+        if not x.is_contiguous() and any(n * x.itemsize % 16 for n in x.stride()[:-1]):
             return x.contiguous()
         if type(x) is Tensor and x.data_ptr() % 16:
             return x.clone(memory_format=torch.contiguous_format)
