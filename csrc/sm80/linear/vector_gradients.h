@@ -1,16 +1,15 @@
 // dQ, and in reverse dK, of a segment with a vector of decays, chunk after chunk, from the state
-// before the segment, or its gradient after it: step by step of 16 tokens
-//   dQ = scale e^G ∘ (dO Sᵀ + Σ dA e^−G ∘ K),   dA = tril(dO Vᵀ),   S' = e^G_16 ∘ S +
-//   (K∘e^(G_16−G))ᵀ V
-// and in reverse the same with K, V, Q, dO, dS in the place of Q, dO, K, V, S.
+// before the segment, or its gradient after it. Step by step of 16 tokens
+//   dQ = scale e^G ∘ (dO Sᵀ + tril(dO Vᵀ) (e^−G ∘ K))
+//   S' = e^G_16 ∘ S + (K ∘ e^(G_16 − G))ᵀ V
+// and in reverse the same with K, V, Q, dO and dS in the place of Q, dO, K, V and S.
 #pragma once
 
 #include "sm80/linear/vector_gradient_column.h"
 
 namespace flash::sm80::linear {
 
-// How launches leave each other the states before segments: StatePlace of the kernel that sums
-// them.
+// How launches leave each other the states before segments: as StatePlace of vector_sums_kernel.
 struct SegmentStates {
   int k_tile;
   int v_tile;
@@ -40,8 +39,7 @@ struct VectorGradients {
 
   __device__ ForwardParams const& forward() const { return p.walk.forward; }
 
-  // ---- the state
-  // ----------------------------------------------------------------------------------
+  // ---- the state -------------------------------------------------------------------------------
 
   __device__ void begin(SegmentStates const& segments, GradientState<C>& state) const {
     int const lane = walk.lane();
@@ -81,8 +79,7 @@ struct VectorGradients {
     return p.states + (tile * kParts + part) * 32 + walk.lane();
   }
 
-  // ---- a chunk
-  // ------------------------------------------------------------------------------------
+  // ---- a chunk ---------------------------------------------------------------------------------
 
   // What enters the state times its decays, and the state's factors, by all threads.
   __device__ void prepare() const {
