@@ -20,6 +20,7 @@ from flash_attn.flash_attn_interface import (
 )
 
 if TYPE_CHECKING:
+    from flash_attn._explain import Explanation as Explanation
     from flash_attn._explain import explain, explain_call
 
 __all__ = [
@@ -38,8 +39,8 @@ torch_attention.register()
 
 
 def __getattr__(name: str) -> Any:
-    """The functions that few programs call: their module is imported by the first use."""
-    if name in ("explain", "explain_call"):
+    """What few programs use: its module is imported by the first use."""
+    if name in ("explain", "explain_call", "Explanation"):
         from flash_attn import _explain
 
         return getattr(_explain, name)
