@@ -60,7 +60,8 @@ class _Tape(NamedTuple):
     """What all recorded calls of one forward operation have in common."""
 
     backward: Callable[[tuple], Tensor]  # calls the operation, with arguments in its order
-    in_order: Callable[[tuple], tuple]  # such arguments, of _OF_BACKWARD, tensors and options
+    # From what _OF_BACKWARD names, `tensors` and `options` to the backward's arguments, in order.
+    in_order: Callable[[tuple], tuple]
     arrange: Callable[[tuple, dict], tuple]  # the forward's arguments, in the schema's order
     # The arguments that the backward takes too, under the same names.
     tensors: _Some
@@ -71,9 +72,8 @@ class _Tape(NamedTuple):
 class _Call(NamedTuple):
     """A forward that autograd is about to record."""
 
-    # Takes all arguments, in the schema's order.
-    run: Callable[[tuple], tuple[Tensor, Tensor, Tensor, Tensor]]
-    given: tuple  # they
+    run: Callable[[tuple], tuple[Tensor, Tensor, Tensor, Tensor]]  # takes `given`
+    given: tuple  # all of its arguments, in the schema's order
     tape: _Tape
 
 

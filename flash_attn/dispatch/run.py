@@ -38,18 +38,16 @@ def forward(operation: Callable, inputs: Sequence[Tensor | None], args: tuple, k
 
 
 def _recorded(operation: Callable[..., Any], args: tuple, kwargs: dict, in_order: tuple):
-    """Below a node; in_order: all arguments, in the schema's order."""
+    """A forward whose results become a node's. in_order: its arguments, in the schema's order."""
     results = direct.call_in_order(operation, in_order)
-    if results is NotImplemented:
-        with torch._C._AutoDispatchBelowAutograd():
-            return backend.call(operation, *args, **kwargs)
-    return results
+    return _unless_direct(results, operation, torch._C._AutoDispatchBelowAutograd, args, kwargs)
 
 
 def into_new(operation: torch._ops.OpOverload, in_order: tuple):
-    """An operation that writes tensors that nothing else has seen, of which autograd records
-    nothing. in_order: all arguments, in the schema's order."""
-    if not traced():
+    """An operation that writes new tensors, which nothing else has seen: their writes need not be
+    counted. Autograd records nothing of it. in_order: its arguments, in the schema's order."""
+    is_traced = traced()
+    if not is_traced:
         results = direct.call_in_order(operation, in_order)
         if results is not NotImplemented:
             return results
@@ -57,7 +55,7 @@ def into_new(operation: torch._ops.OpOverload, in_order: tuple):
     positional = sum(not argument.kwarg_only for argument in arguments)
     named = zip((argument.name for argument in arguments[positional:]), in_order[positional:])
     args, kwargs = in_order[:positional], dict(named)
-    if traced():
+    if is_traced:
         return backend.call(operation, *args, **kwargs)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return backend.call(operation, *args, **kwargs)
@@ -73,8 +71,14 @@ def writing(operation: Callable[..., Any], *args, **kwargs):
 
 
 def _eager(operation: Callable[..., Any], below: Callable[[], Any], args: tuple, kwargs: dict):
-    results = direct.call(operation, args, kwargs)
-    if results is NotImplemented:
-        with below():
-            return backend.call(operation, *args, **kwargs)
-    return results
+    return _unless_direct(direct.call(operation, args, kwargs), operation, below, args, kwargs)
+
+
+def _unless_direct(
+    results: Any, operation: Callable[..., Any], below: Callable[[], Any], args: tuple, kwargs: dict
+):
+    """The results of the direct path; where it does not serve the call, the dispatcher's."""
+    if results is not NotImplemented:
+        return results
+    with below():
+        return backend.call(operation, *args, **kwargs)
