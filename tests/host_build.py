@@ -47,8 +47,13 @@ def python_flags() -> list[str]:
 
 
 def run(command: list[str]) -> str:
-    """Run a compiler; its messages are the error."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run a compiler; its messages are the error.
+
+    Paths in the checkout are given relative to it: ccache then knows an object that it has from
+    another checkout.
+    """
+    command = [word.replace(f"{ROOT}/", "") for word in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import pytest
 import torch
-from calls import check_gradients, differentiable, written_out
-from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
+from calls import ExpectedGradients, check_gradients, differentiable, written_out
+from cases import BF16, FP16, OFFSET, SEED, Case, Inputs, make_inputs, poisoned, rng_state
 from compare import assert_bitwise
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
@@ -59,10 +59,19 @@ class Attention(torch.autograd.Function):
         return None, None, *ctx.backward_kernel(dout, *ctx.saved_tensors, dlse)
 
 
-def check(kernels, row, case: Case, dlse: bool = False, **how) -> None:
+@lru_cache(maxsize=8)
+def expected(case: Case, dlse: bool) -> tuple[Inputs, ExpectedGradients]:
+    """The inputs, and what their gradients should be; many kernels compute the same."""
     x = make_inputs(case)
     if case.layout == "poisoned":
         x.v = poisoned(x.v, around=16)  # k and v have strides of their own
+    reference, standard = (written_out(case, x, f) for f in (attention_ref, standard_attention))
+    given = differentiable(x), x.dout, x.dlse if dlse else None
+    return x, ExpectedGradients(reference, standard, *given, case.dropout_p)
+
+
+def check(kernels, row, case: Case, dlse: bool = False, **how) -> None:
+    x, results = expected(case, dlse)
     options = case.mask_kwargs() | {"softcap": case.softcap, "softmax_scale": case.scale}
     options |= {"alibi_slopes": x.alibi_slopes, "s_aux": x.s_aux, "dropout_p": case.dropout_p}
 
@@ -73,16 +82,10 @@ def check(kernels, row, case: Case, dlse: bool = False, **how) -> None:
         )  # fmt: skip
         return tuple(gradients)
 
-    reference = written_out(case, x, attention_ref)
-    check_gradients(
-        lambda **leaves: Attention.apply(reference, run, *leaves.values()),
-        reference,
-        written_out(case, x, standard_attention),
-        differentiable(x),
-        x.dout,
-        x.dlse if dlse else None,
-        case.dropout_p,
-    )
+    def forward(*_):
+        return results.of_reference[:2]
+
+    results.check(lambda **leaves: Attention.apply(forward, run, *leaves.values()))
 
 
 def sized(row, **shape) -> Case:
