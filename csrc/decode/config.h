@@ -30,18 +30,18 @@ struct DecodeConfig {
   // Elements from row to row of Q in shared memory, so that eight of them lie in different banks.
   static constexpr int kQueryStride = kHeadDim + 8;
 
-  using TiledMma = StackedMma<Element, 1>;  // every warp on its own
-  using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;
-  using SmemLayoutV = SmemTile<kBlockN, kHeadDimV>;
-  using SmemLayoutVt = SmemTileTransposed<kBlockN, kHeadDimV>;
+  using Grid = WarpGrid<Element, 1>;  // every warp on its own
 };
 
 // Room for one warp's keys and values on their way.
 template <class Config>
 struct RingStorage {
   using Element = typename Config::Element;
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutK>> k[Config::kStages];
-  alignas(128) array_aligned<Element, cosize_v<typename Config::SmemLayoutV>> v[Config::kStages];
+  // SmemTile<kBlockN, kColumns>
+  template <int kColumns>
+  using Tile = array_aligned<Element, Config::kBlockN * kColumns>;
+  alignas(128) Tile<Config::kHeadDim> k[Config::kStages];
+  alignas(128) Tile<Config::kHeadDimV> v[Config::kStages];
 };
 
 // The results that the warps exchange in the end.

@@ -33,31 +33,35 @@ __device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
 template <class Config>
 __device__ auto read_queries(typename Config::Element* source, int lane) {
   using Element = typename Config::Element;
-  constexpr int kM = Config::kBlockM, kD = Config::kHeadDim;
-  typename Config::TiledMma mma;
-  Layout<Shape<Int<kM>, Int<kD>>, Stride<Int<Config::kQueryStride>, _1>> const layout;
-  Tensor sQ = smem_tensor(source, layout);
-  Tensor q = make_tensor<Element>(partition_shape_A(mma, Shape<Int<kM>, Int<kD>>{}));
-  auto copy_q = make_tiled_copy_A(Copy_Atom<Along, Element>{}, mma);
-  auto thread_q = copy_q.get_slice(lane);
-  copy(copy_q, thread_q.partition_S(sQ), thread_q.retile_D(q));
+  constexpr int kSteps = Config::kHeadDim / 16;
+  LanePlace const place = lanes_of_a(lane);
+  Element const* const first = source + place.row * Config::kQueryStride + place.chunk * 8;
+  Tensor q = make_tensor<Element>(Layout<Shape<_8, _1, Int<kSteps>>>{});
+  Tensor words = recast<uint32_t>(q);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Along::copy(*reinterpret_cast<uint128_t const*>(first + step * 16), words(0, 0, step),
+                words(1, 0, step), words(2, 0, step), words(3, 0, step));
+  }
   return q;
 }
 
 // S = Q·Kᵀ (kBlockM, kBlockN)
 template <class Config, class Queries>
 __device__ auto scores(Queries const& q, typename Config::Element* k, int lane) {
-  using Mma = typename Config::TiledMma;
-  Tensor s = zeros<Mma, Config::kBlockM, Config::kBlockN>();
-  multiply_registers<Mma>(Along{}, q, smem_tensor(k, typename Config::SmemLayoutK{}), lane, s);
+  using Grid = typename Config::Grid;
+  constexpr int kN = Config::kBlockN;
+  Tensor s = zeros<Grid, Config::kBlockM, kN>();
+  multiply_registers<Grid>(q, operand_b<Grid, Along, kN, Config::kHeadDim>(k, lane), s);
   return s;
 }
 
 // O += P·V, P already in operand registers (MMA, 1, kBlockN / 16)
 template <class Config, class OperandP, class Out>
 __device__ void add_values(OperandP const& p, typename Config::Element* v, int lane, Out& out) {
-  multiply_registers<typename Config::TiledMma>(
-      Across{}, p, smem_tensor(v, typename Config::SmemLayoutVt{}), lane, out);
+  using Grid = typename Config::Grid;
+  multiply_registers<Grid>(p, operand_b<Grid, Across, Config::kBlockN, Config::kHeadDimV>(v, lane),
+                           out);
 }
 
 }  // namespace flash::decode

@@ -37,8 +37,7 @@ __device__ inline unsigned bit_range(int begin, int end) {
 template <class Config>
 struct WarpAccumulators {
   static constexpr int kRows = 2;
-  decltype(partition_fragment_C(typename Config::TiledMma{},
-                                Shape<Int<Config::kBlockM>, Int<Config::kHeadDimV>>{})) out;
+  decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>()) out;
   OnlineSoftmax<kRows> softmax;
 
   __device__ explicit WarpAccumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {

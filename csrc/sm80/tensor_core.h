@@ -16,11 +16,56 @@ using MmaInstruction =
     std::conditional_t<std::is_same_v<Element, half_t>, MMA_Atom<SM80_16x8x16_F32F16F16F32_TN>,
                        MMA_Atom<SM80_16x8x16_F32BF16BF16F32_TN>>;
 
-// Warps are stacked along the rows, so that whatever is reduced over a row stays within four lanes.
-// The 16-wide N lets one ldmatrix.x4 feed two instructions.
-template <class Element, int kWarps>
-using StackedMma = TiledMMA<MmaInstruction<Element>, Layout<Shape<Int<kWarps>, _1, _1>>,
-                            Tile<Int<16 * kWarps>, _16, _16>>;
+// Warps in a grid over an accumulator tile; each owns 16 rows of every 16 * kRowWarps, and 16
+// neighbouring columns of every 16 * kColumnWarps, because one ldmatrix.x4 feeds two instructions
+// of 8 columns. Stacked along the rows alone, whatever is reduced over a row stays within four
+// lanes.
+template <class Element_, int kRowWarps_, int kColumnWarps_ = 1>
+struct WarpGrid {
+  using Element = Element_;
+  static constexpr int kRowWarps = kRowWarps_;
+  static constexpr int kColumnWarps = kColumnWarps_;
+
+  // Where a thread's warp begins.
+  __device__ static int row(int thread) {
+    return 16 * (kColumnWarps == 1 ? thread / 32 : thread / 32 % kRowWarps);
+  }
+  __device__ static int column(int thread) {
+    return kColumnWarps == 1 ? 0 : 16 * (thread / 32 / kRowWarps);
+  }
+};
+
+// Where element (r, c) of a thread's accumulators, seen as (rows, columns), sits in the grid's
+// tile.
+template <class Grid>
+struct GridCoord {
+  int row0;
+  int col0;
+
+  __device__ explicit GridCoord(int thread)
+      : row0(Grid::row(thread) + thread % 32 / 4), col0(Grid::column(thread) + thread % 4 * 2) {}
+
+  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * Grid::kRowWarps; }
+  __device__ int col(int c) const {
+    return col0 + c % 2 + c / 2 % 2 * 8 + c / 4 * 16 * Grid::kColumnWarps;
+  }
+};
+
+// A thread's accumulators of a (kM, kN) tile: ((2 columns, 2 rows 8 apart), 16s of rows, 8s of
+// columns).
+template <class Grid, int kM, int kN>
+__device__ auto accumulators() {
+  static_assert(kM % (16 * Grid::kRowWarps) == 0 && kN % (16 * Grid::kColumnWarps) == 0);
+  return make_tensor<float>(Layout<Shape<Shape<_2, _2>, Int<kM / (16 * Grid::kRowWarps)>,
+                                         Int<kN / (8 * Grid::kColumnWarps)>>>{});
+}
+
+template <class Grid, int kM, int kN>
+__device__ auto zeros() {
+  Tensor c = accumulators<Grid, kM, kN>();
+  clear(c);
+  return c;
+}
 
 // A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: 128 or 64 bytes.
 template <int kColumns>
@@ -37,12 +82,6 @@ using SmemAtom = decltype(composition(
 // (kRows, kColumns), 16-bit elements
 template <int kRows, int kColumns>
 using SmemTile = decltype(tile_to_shape(SmemAtom<kColumns>{}, Shape<Int<kRows>, Int<kColumns>>{}));
-
-// The same memory seen as (kColumns, kRows): an operand whose reduction runs over the rows.
-template <int kRows, int kColumns>
-using SmemTileTransposed =
-    decltype(composition(SmemTile<kRows, kColumns>{},
-                         Layout<Shape<Int<kColumns>, Int<kRows>>, Stride<Int<kRows>, _1>>{}));
 
 // mma.m16n8k16 leaves a thread with 2 neighbouring columns in each of 2 rows, 8 apart:
 // ((2 cols, 2 rows), MMA_M, MMA_N) seen as (rows, cols) = ((2, MMA_M), (2, MMA_N)).

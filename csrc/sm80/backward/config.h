@@ -6,13 +6,6 @@
 
 namespace flash::sm80 {
 
-// Warps in a grid over an accumulator tile; each owns 16 rows of every 16 * kRowWarps, and 16
-// neighbouring columns of every 16 * kColumnWarps.
-template <class Element, int kRowWarps, int kColumnWarps>
-using GridMma = TiledMMA<
-    MmaInstruction<Element>, Layout<Shape<Int<kRowWarps>, Int<kColumnWarps>, _1>>,
-    Tile<Int<16 * kRowWarps>, Layout<Shape<_8, Int<kColumnWarps>, _2>, Stride<_1, _16, _8>>, _16>>;
-
 // The row warps of the grid of kWarps over (kRows, kColumns) whose warps read the fewest bytes a
 // multiply-add: (rows + columns) of a warp's tile over their product.
 template <int kRows, int kColumns, int kWarps>
@@ -51,7 +44,7 @@ struct BackwardConfig {
   static constexpr int kColumnWarps = kWarps / kKeyWarps;
   static_assert(kBlockN % (16 * kKeyWarps) == 0 && kBlockM % (16 * kColumnWarps) == 0);
   static_assert(kHeadDim % (16 * kColumnWarps) == 0 && kHeadDimV % (16 * kColumnWarps) == 0);
-  using KeyMma = GridMma<Element, kKeyWarps, kColumnWarps>;
+  using KeyGrid = WarpGrid<Element, kKeyWarps, kColumnWarps>;
   // A warp that has all columns of its keys' Pᵀ and dSᵀ multiplies them from its registers; else
   // warps exchange them through shared memory.
   static constexpr bool kExchangeP = kColumnWarps > 1;
@@ -66,34 +59,7 @@ struct BackwardConfig {
   // dQ (kBlockM, kHeadDim / kQueryPasses)
   static constexpr int kRowWarps = best_row_warps<kBlockM, kHeadDim / kQueryPasses, kWarps>();
   static_assert(kRowWarps > 0);
-  using RowMma = GridMma<Element, kRowWarps, kWarps / kRowWarps>;
-
-  using SmemLayoutQ = SmemTile<kBlockM, kHeadDim>;
-  using SmemLayoutQt = SmemTileTransposed<kBlockM, kHeadDim>;
-  using SmemLayoutDO = SmemTile<kBlockM, kHeadDimV>;
-  using SmemLayoutDOt = SmemTileTransposed<kBlockM, kHeadDimV>;
-  using SmemLayoutK = SmemTile<kBlockN, kHeadDim>;
-  using SmemLayoutKt = SmemTileTransposed<kBlockN, kHeadDim>;
-  using SmemLayoutV = SmemTile<kBlockN, kHeadDimV>;
-  using SmemLayoutSt = SmemTile<kBlockN, kBlockM>;
-  using SmemLayoutS = SmemTileTransposed<kBlockN, kBlockM>;
-};
-
-// Where element (r, c) of a thread's accumulator, seen as (rows, columns), sits in a GridMma's
-// tile.
-template <int kRowWarps, int kColumnWarps>
-struct GridCoord {
-  int row0;
-  int col0;
-
-  __device__ explicit GridCoord(int thread)
-      : row0(thread / 32 % kRowWarps * 16 + thread % 32 / 4),
-        col0(thread / 32 / kRowWarps * 16 + thread % 4 * 2) {}
-
-  __device__ int row(int r) const { return row0 + r % 2 * 8 + r / 2 * 16 * kRowWarps; }
-  __device__ int col(int c) const {
-    return col0 + c % 2 + c / 2 % 2 * 8 + c / 4 * 16 * kColumnWarps;
-  }
+  using RowGrid = WarpGrid<Element, kRowWarps, kWarps / kRowWarps>;
 };
 
 }  // namespace flash::sm80

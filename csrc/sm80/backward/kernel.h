@@ -12,75 +12,72 @@
 
 namespace flash::sm80 {
 
+// This thread's index, unknown to the optimiser, which would otherwise keep where it reads the
+// operands of all products across the loop over rows, and spill: a few instructions find it anew.
+__device__ __forceinline__ int thread_anew() {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
 // All functions of an iteration are forced inline: only then are its accumulators registers, and
 // the largest tiles are where the compiler would rather not inline.
-
-// The (kRows, kColumns) tile of a shared-memory tensor that is a part of its rows or columns.
-template <int kRows, int kColumns, class SmemTensor>
-__device__ auto part(SmemTensor const& tensor, int row, int column) {
-  return local_tile(tensor, Shape<Int<kRows>, Int<kColumns>>{}, make_coord(row, column));
-}
 
 // Computes P and dS of one part of the columns (queries), in shared memory or added to dV and dK at
 // once.
 template <bool kMasked, class Config>
 __device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowIteration at,
                                            int stage, int pass, KeyGradients<Config>& sum) {
-  using Mma = typename Config::KeyMma;
+  using Grid = typename Config::KeyGrid;
   using Element = typename Config::Element;
-  constexpr int kN = Config::kBlockN, kColumns = Config::kPartM;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kColumns = Config::kPartM;
   constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
+  int const begin = pass * kColumns;
   auto& smem = loader.smem;
-  auto const columns_of = [&](Element* data) {
-    return part<kN, kColumns>(smem_tensor(data, typename Config::SmemLayoutSt{}), 0, pass);
-  };
-  Element *const q = smem.q[stage].data(), *const dout = smem.dout[stage].data();
+  Element const *const q = smem.q[stage].data(), *const dout = smem.dout[stage].data();
   ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, pass);
 
-  Tensor s = zeros<Mma, kN, kColumns>();  // (MMA, MMA_N, MMA_M)
-  multiply<Mma>(Along{}, Along{}, smem_tensor(smem.k.data(), typename Config::SmemLayoutK{}),
-                part<kColumns, kDim>(smem_tensor(q, typename Config::SmemLayoutQ{}), pass, 0), s);
+  Tensor s = zeros<Grid, kN, kColumns>();  // (MMA, MMA_N, MMA_M)
+  multiply<Grid, kDim>(operand_a<Grid, Along, kN, kDim>(smem.k.data(), thread_anew()),
+                       operand_b<Grid, Along, kM, kDim>(q, thread_anew(), begin), s);
   Tensor factors = tile.probabilities(s);
   Tensor p = convert<Element>(s);
   if constexpr (Config::kExchangeP) {
-    store_fragment<Mma>(p, columns_of(smem.p));
+    store_accumulators<Grid, kN, kM>(p, smem.p, thread_anew(), begin);
   } else {
-    multiply_registers<Mma>(
-        Across{}, make_tensor(p.data(), as_operand_a(p.layout())),
-        part<kDimV, kColumns>(smem_tensor(dout, typename Config::SmemLayoutDOt{}), 0, pass),
-        threadIdx.x, sum.dv);
+    multiply_registers<Grid>(make_tensor(p.data(), as_operand_a(p.layout())),
+                             operand_b<Grid, Across, kM, kDimV>(dout, thread_anew(), begin),
+                             sum.dv);
   }
 
-  Tensor dp = partition_fragment_C(Mma{}, Shape<Int<kN>, Int<kColumns>>{});
+  Tensor dp = accumulators<Grid, kN, kColumns>();
   tile.start_gradients(dp);
-  multiply<Mma>(Along{}, Along{}, smem_tensor(smem.v.data(), typename Config::SmemLayoutV{}),
-                part<kColumns, kDimV>(smem_tensor(dout, typename Config::SmemLayoutDO{}), pass, 0),
-                dp);
+  multiply<Grid, kDimV>(operand_a<Grid, Along, kN, kDimV>(smem.v.data(), thread_anew()),
+                        operand_b<Grid, Along, kM, kDimV>(dout, thread_anew(), begin), dp);
   tile.score_gradients(dp, factors);
   Tensor ds = convert<Element>(dp);
-  store_fragment<Mma>(ds, columns_of(smem.ds.data()));
+  store_accumulators<Grid, kN, kM>(ds, smem.ds.data(), thread_anew(), begin);
   if constexpr (!Config::kExchangeP) {
-    multiply_registers<Mma>(
-        Across{}, make_tensor(ds.data(), as_operand_a(ds.layout())),
-        part<kDim, kColumns>(smem_tensor(q, typename Config::SmemLayoutQt{}), 0, pass), threadIdx.x,
-        sum.dk);
+    multiply_registers<Grid>(make_tensor(ds.data(), as_operand_a(ds.layout())),
+                             operand_b<Grid, Across, kM, kDim>(q, thread_anew(), begin), sum.dk);
   }
 }
 
 // dQ = dS·K, in parts of the columns, to save registers.
 template <class Config>
 __device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader, RowIteration at) {
-  using Mma = typename Config::RowMma;
-  constexpr int kColumns = Config::kHeadDim / Config::kQueryPasses;
+  using Grid = typename Config::RowGrid;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kDim = Config::kHeadDim;
+  constexpr int kColumns = kDim / Config::kQueryPasses;
   auto& smem = loader.smem;
-  Tensor sDSt = smem_tensor(smem.ds.data(), typename Config::SmemLayoutS{});
-  Tensor sKt = smem_tensor(smem.k.data(), typename Config::SmemLayoutKt{});
   QueryGradient<Config> const sum(loader.p, loader.block, at);
   sum.wait();
 #pragma unroll
   for (int pass = 0; pass < Config::kQueryPasses; ++pass) {
-    Tensor dq = zeros<Mma, Config::kBlockM, kColumns>();
-    multiply<Mma>(Across{}, Across{}, sDSt, part<kColumns, Config::kBlockN>(sKt, pass, 0), dq);
+    Tensor dq = zeros<Grid, kM, kColumns>();
+    multiply<Grid, kN>(
+        operand_a<Grid, Across, kN, kM>(smem.ds.data(), thread_anew()),
+        operand_b<Grid, Across, kN, kDim>(smem.k.data(), thread_anew(), 0, pass * kColumns), dq);
     if (loader.p.workspace.dq) {
       sum.add(dq, pass);
     } else {
@@ -94,12 +91,15 @@ __device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader,
 template <class Config>
 __device__ __forceinline__ void add_key_gradients(SharedStorage<Config>& smem, int stage,
                                                   KeyGradients<Config>& sum) {
-  using Mma = typename Config::KeyMma;
-  using SmemLayoutSt = typename Config::SmemLayoutSt;
-  multiply<Mma>(Along{}, Across{}, smem_tensor(smem.p, SmemLayoutSt{}),
-                smem_tensor(smem.dout[stage].data(), typename Config::SmemLayoutDOt{}), sum.dv);
-  multiply<Mma>(Along{}, Across{}, smem_tensor(smem.ds.data(), SmemLayoutSt{}),
-                smem_tensor(smem.q[stage].data(), typename Config::SmemLayoutQt{}), sum.dk);
+  using Grid = typename Config::KeyGrid;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
+  constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
+  multiply<Grid, kM>(operand_a<Grid, Along, kN, kM>(smem.p, thread_anew()),
+                     operand_b<Grid, Across, kM, kDimV>(smem.dout[stage].data(), thread_anew()),
+                     sum.dv);
+  multiply<Grid, kM>(operand_a<Grid, Along, kN, kM>(smem.ds.data(), thread_anew()),
+                     operand_b<Grid, Across, kM, kDim>(smem.q[stage].data(), thread_anew()),
+                     sum.dk);
 }
 
 // One row block: P and dS from the scores again, then the three gradients. `prefetch` loads the

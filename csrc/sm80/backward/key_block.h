@@ -81,15 +81,17 @@ struct RowStats {
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
-  template <class SmemLayout>
-  using Buffer = array_aligned<Element, cosize_v<SmemLayout>, 128>;
+  // SmemTile<kRows, kColumns>
+  template <int kRows, int kColumns>
+  using Tile = array_aligned<Element, kRows * kColumns, 128>;
+  static constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
 
-  Buffer<typename Config::SmemLayoutK> k;  // dK takes its place after the last product
-  Buffer<typename Config::SmemLayoutV> v;  // dV
-  Buffer<typename Config::SmemLayoutQ> q[Config::kStages];
-  Buffer<typename Config::SmemLayoutDO> dout[Config::kStages];
-  Buffer<typename Config::SmemLayoutSt> ds;
-  alignas(128) Element p[Config::kExchangeP ? cosize_v<typename Config::SmemLayoutSt> : 1];
+  Tile<kN, Config::kHeadDim> k;   // dK takes its place after the last product
+  Tile<kN, Config::kHeadDimV> v;  // dV
+  Tile<kM, Config::kHeadDim> q[Config::kStages];
+  Tile<kM, Config::kHeadDimV> dout[Config::kStages];
+  Tile<kN, kM> ds;
+  alignas(128) Element p[Config::kExchangeP ? kN * kM : 1];
   alignas(16) RowStats<Config::kBlockM> stats[Config::kStages];
   // In shared memory and read again at each use, to save registers.
   alignas(16) char block[sizeof(KeyBlock<Config>)];

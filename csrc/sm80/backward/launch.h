@@ -7,7 +7,7 @@
 
 namespace flash::sm80 {
 
-// dQ's sums in GridMma's order; a whole warp adds one number of each lane at once.
+// dQ's sums in the order of its accumulators; a whole warp adds one number of each lane at once.
 template <class Config>
 constexpr QueryTile query_tile() {
   return {.block_m = Config::kBlockM,

@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_query_gradient(BwdParams const& p,
                                                      KeyBlock<Config> const& block, RowIteration at,
                                                      Accumulator const& dq_mma, int pass) {
   using Element = typename Config::Element;
-  GridCoord<Config::kRowWarps, Config::kWarps / Config::kRowWarps> const coord(threadIdx.x);
+  GridCoord<typename Config::RowGrid> const coord(threadIdx.x);
   Tensor dq = make_tensor(dq_mma.data(), rows_and_columns(dq_mma.layout()));
   int const row_begin = at.m_block * Config::kBlockM;
   Element* const rows =

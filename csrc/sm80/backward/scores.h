@@ -20,7 +20,7 @@ struct ScoreTile {
   int head;
   int part_begin;  // first column of this part, in the tile
   int row_begin;   // and its row in the sequence
-  GridCoord<Config::kKeyWarps, Config::kColumnWarps> coord;
+  GridCoord<typename Config::KeyGrid> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
 
   __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_,

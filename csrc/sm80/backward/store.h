@@ -4,6 +4,7 @@
 #include "sm80/backward/key_block.h"
 #include "sm80/copy_tile.h"
 #include "sm80/products.h"
+#include "sm80/store_accumulators.h"
 
 namespace flash::sm80 {
 
@@ -11,29 +12,21 @@ namespace flash::sm80 {
 // and dK softmax_scale times that.
 template <class Config>
 struct KeyGradients {
-  using Mma = typename Config::KeyMma;
-  decltype(zeros<Mma, Config::kBlockN, Config::kHeadDim>()) dk =
-      zeros<Mma, Config::kBlockN, Config::kHeadDim>();
-  decltype(zeros<Mma, Config::kBlockN, Config::kHeadDimV>()) dv =
-      zeros<Mma, Config::kBlockN, Config::kHeadDimV>();
+  using Grid = typename Config::KeyGrid;
+  decltype(zeros<Grid, Config::kBlockN, Config::kHeadDim>()) dk =
+      zeros<Grid, Config::kBlockN, Config::kHeadDim>();
+  decltype(zeros<Grid, Config::kBlockN, Config::kHeadDimV>()) dv =
+      zeros<Grid, Config::kBlockN, Config::kHeadDimV>();
 };
 
-// Writes an accumulator tile of Mma, converted already, to shared memory: two neighbours at once.
-template <class Mma, class Fragment, class SmemTensor>
-__device__ void store_fragment(Fragment const& fragment, SmemTensor&& target) {
-  using Element = typename Fragment::value_type;
-  auto const copy_c = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, Mma{});
-  auto const thread = copy_c.get_slice(threadIdx.x);
-  copy(copy_c, thread.retile_S(fragment), thread.partition_D(target));
-}
-
-template <class Mma, class SmemLayout, class Element, class Accumulator>
-__device__ void scale_to_smem(Accumulator& sum, float scale, Element* target, SmemLayout layout) {
+template <class Grid, int kRows, int kColumns, class Accumulator>
+__device__ void scale_to_smem(Accumulator& sum, float scale, typename Grid::Element* target) {
 #pragma unroll
   for (int i = 0; i < size(sum); ++i) {
     sum(i) *= scale;
   }
-  store_fragment<Mma>(convert<Element>(sum), smem_tensor(target, layout));
+  store_accumulators<Grid, kRows, kColumns>(convert<typename Grid::Element>(sum), target,
+                                            threadIdx.x);
 }
 
 // Writes what a GQA split has of dK or dV, times `factor`, to the split's sums.
@@ -44,7 +37,7 @@ __device__ __forceinline__ void store_part_sums(TensorView<float> const& to,
   if (!to.ptr) {
     return;
   }
-  GridCoord<Config::kKeyWarps, Config::kColumnWarps> const coord(threadIdx.x);
+  GridCoord<typename Config::KeyGrid> const coord(threadIdx.x);
   Tensor sum = make_tensor(sum_mma.data(), rows_and_columns(sum_mma.layout()));
   float* const rows =
       to.ptr + to.offset(block.tile.batch, block.info.row_k + block.key_begin, block.tile.head);
@@ -67,7 +60,7 @@ __device__ __forceinline__ void store_part_sums(TensorView<float> const& to,
 template <class Config>
 __device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& block,
                                     SharedStorage<Config>& smem, KeyGradients<Config>& sum) {
-  using Mma = typename Config::KeyMma;
+  using Grid = typename Config::KeyGrid;
   using Element = typename Config::Element;
   float const keep_scale = 1.f / (1.f - p.scores.dropout_p);
   float const dk_scale = p.scores.softmax_scale * keep_scale;
@@ -76,8 +69,8 @@ __device__ void store_key_gradients(BwdParams const& p, KeyBlock<Config> const& 
     store_part_sums(p.workspace.dv, block, keep_scale, sum.dv);
     return;
   }
-  scale_to_smem<Mma>(sum.dk, dk_scale, smem.k.data(), typename Config::SmemLayoutK{});
-  scale_to_smem<Mma>(sum.dv, keep_scale, smem.v.data(), typename Config::SmemLayoutV{});
+  scale_to_smem<Grid, Config::kBlockN, Config::kHeadDim>(sum.dk, dk_scale, smem.k.data());
+  scale_to_smem<Grid, Config::kBlockN, Config::kHeadDimV>(sum.dv, keep_scale, smem.v.data());
   __syncthreads();
   int64_t const key = block.info.row_k + block.key_begin;
   if (p.dk.ptr) {

@@ -21,8 +21,7 @@ struct ForwardConfig {
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
-  using TiledMma = StackedMma<Element, kWarps>;
-  using SmemLayoutO = SmemTile<kBlockM, kHeadDimV>;
+  using Grid = WarpGrid<Element, kWarps>;
 };
 
 // For keys in pages. These kernels have rows of their own in the variant table, because a look-up

@@ -8,6 +8,7 @@
 #include "core/tile_grid.h"
 #include "sm80/forward/key_loader.h"
 #include "sm80/forward/products.h"
+#include "sm80/store_accumulators.h"
 
 namespace flash::sm80 {
 
@@ -15,8 +16,7 @@ namespace flash::sm80 {
 template <class Config>
 struct Accumulators {
   static constexpr int kRows = 2 * Config::kBlockM / (16 * Config::kWarps);
-  decltype(partition_fragment_C(typename Config::TiledMma{},
-                                Shape<Int<Config::kBlockM>, Int<Config::kHeadDimV>>{})) out;
+  decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>()) out;
   OnlineSoftmax<kRows> softmax;
 
   __device__ explicit Accumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
@@ -160,12 +160,8 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   }
   acc.rescale(scale);
 
-  Tensor out = convert<Element>(acc.out);
-  Tensor sO = make_tensor(make_smem_ptr(smem.out.data()), typename Config::SmemLayoutO{});
-  typename Config::TiledMma mma;
-  auto copy_o = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, mma);
-  auto thread_o = copy_o.get_slice(thread);
-  copy(copy_o, thread_o.retile_S(out), thread_o.partition_D(sO));
+  store_accumulators<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>(
+      convert<Element>(acc.out), smem.out.data(), thread);
   __syncthreads();
   store_tile<Config::kBlockM, Config::kHeadDimV, Config::kThreads>(
       block.out, p.out.row_stride, smem.out.data(), block.rows, p.head_dim_v, thread);

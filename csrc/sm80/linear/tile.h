@@ -133,7 +133,7 @@ __device__ void read_a(Element const* tile, int row, int column, uint32_t (&a)[4
 }
 template <int kColumns, class Element>
 __device__ void read_a_deep(Element const* tile, int row, int column, uint32_t (&a)[4]) {
-  read_square<true, kColumns>(tile, row, column, lanes_of_b(threadIdx.x % 32), a);
+  read_square<true, kColumns>(tile, row, column, lanes_of_a_transposed(threadIdx.x % 32), a);
 }
 template <int kColumns, class Element>
 __device__ void read_b(Element const* tile, int row, int column, uint32_t (&b)[4]) {
