@@ -12,8 +12,9 @@
 
 namespace flash::sm80 {
 
-// This thread's index, unknown to the optimiser, which would otherwise keep where it reads the
-// operands of all products across the loop over rows, and spill: a few instructions find it anew.
+// This thread's index, unknown to the optimiser, which would otherwise keep where it reads dQ's
+// operands across the loop over rows, and spill (d 192: 276 bytes, not 12). Not for the other
+// products, where finding it anew takes more instructions than the spills (d 128: 7% of a step).
 __device__ __forceinline__ int thread_anew() {
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
@@ -32,34 +33,33 @@ __device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowI
   using Element = typename Config::Element;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kColumns = Config::kPartM;
   constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
-  int const begin = pass * kColumns;
+  int const thread = threadIdx.x, begin = pass * kColumns;
   auto& smem = loader.smem;
   Element const *const q = smem.q[stage].data(), *const dout = smem.dout[stage].data();
   ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, pass);
 
   Tensor s = zeros<Grid, kN, kColumns>();  // (MMA, MMA_N, MMA_M)
-  multiply<Grid, kDim>(operand_a<Grid, Along, kN, kDim>(smem.k.data(), thread_anew()),
-                       operand_b<Grid, Along, kM, kDim>(q, thread_anew(), begin), s);
+  multiply<Grid, kDim>(operand_a<Grid, Along, kN, kDim>(smem.k.data(), thread),
+                       operand_b<Grid, Along, kM, kDim>(q, thread, begin), s);
   Tensor factors = tile.probabilities(s);
   Tensor p = convert<Element>(s);
   if constexpr (Config::kExchangeP) {
-    store_accumulators<Grid, kN, kM>(p, smem.p, thread_anew(), begin);
+    store_accumulators<Grid, kN, kM>(p, smem.p, thread, begin);
   } else {
     multiply_registers<Grid>(make_tensor(p.data(), as_operand_a(p.layout())),
-                             operand_b<Grid, Across, kM, kDimV>(dout, thread_anew(), begin),
-                             sum.dv);
+                             operand_b<Grid, Across, kM, kDimV>(dout, thread, begin), sum.dv);
   }
 
   Tensor dp = accumulators<Grid, kN, kColumns>();
   tile.start_gradients(dp);
-  multiply<Grid, kDimV>(operand_a<Grid, Along, kN, kDimV>(smem.v.data(), thread_anew()),
-                        operand_b<Grid, Along, kM, kDimV>(dout, thread_anew(), begin), dp);
+  multiply<Grid, kDimV>(operand_a<Grid, Along, kN, kDimV>(smem.v.data(), thread),
+                        operand_b<Grid, Along, kM, kDimV>(dout, thread, begin), dp);
   tile.score_gradients(dp, factors);
   Tensor ds = convert<Element>(dp);
-  store_accumulators<Grid, kN, kM>(ds, smem.ds.data(), thread_anew(), begin);
+  store_accumulators<Grid, kN, kM>(ds, smem.ds.data(), thread, begin);
   if constexpr (!Config::kExchangeP) {
     multiply_registers<Grid>(make_tensor(ds.data(), as_operand_a(ds.layout())),
-                             operand_b<Grid, Across, kM, kDim>(q, thread_anew(), begin), sum.dk);
+                             operand_b<Grid, Across, kM, kDim>(q, thread, begin), sum.dk);
   }
 }
 
@@ -74,10 +74,11 @@ __device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader,
   sum.wait();
 #pragma unroll
   for (int pass = 0; pass < Config::kQueryPasses; ++pass) {
+    int const thread = thread_anew();
     Tensor dq = zeros<Grid, kM, kColumns>();
-    multiply<Grid, kN>(
-        operand_a<Grid, Across, kN, kM>(smem.ds.data(), thread_anew()),
-        operand_b<Grid, Across, kN, kDim>(smem.k.data(), thread_anew(), 0, pass * kColumns), dq);
+    multiply<Grid, kN>(operand_a<Grid, Across, kN, kM>(smem.ds.data(), thread),
+                       operand_b<Grid, Across, kN, kDim>(smem.k.data(), thread, 0, pass * kColumns),
+                       dq);
     if (loader.p.workspace.dq) {
       sum.add(dq, pass);
     } else {
@@ -94,12 +95,11 @@ __device__ __forceinline__ void add_key_gradients(SharedStorage<Config>& smem, i
   using Grid = typename Config::KeyGrid;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
   constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
-  multiply<Grid, kM>(operand_a<Grid, Along, kN, kM>(smem.p, thread_anew()),
-                     operand_b<Grid, Across, kM, kDimV>(smem.dout[stage].data(), thread_anew()),
-                     sum.dv);
-  multiply<Grid, kM>(operand_a<Grid, Along, kN, kM>(smem.ds.data(), thread_anew()),
-                     operand_b<Grid, Across, kM, kDim>(smem.q[stage].data(), thread_anew()),
-                     sum.dk);
+  int const thread = threadIdx.x;
+  multiply<Grid, kM>(operand_a<Grid, Along, kN, kM>(smem.p, thread),
+                     operand_b<Grid, Across, kM, kDimV>(smem.dout[stage].data(), thread), sum.dv);
+  multiply<Grid, kM>(operand_a<Grid, Along, kN, kM>(smem.ds.data(), thread),
+                     operand_b<Grid, Across, kM, kDim>(smem.q[stage].data(), thread), sum.dk);
 }
 
 // One row block: P and dS from the scores again, then the three gradients. `prefetch` loads the
