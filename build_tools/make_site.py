@@ -62,8 +62,9 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm80_decode_third_series sm80_decode_new_rows sm80_decode_open
             sm80_decode_varlen_steps sm80_decode_varlen_overlap sm80_backward_rates
             sm80_backward_tiles sm80_operands sm80_backward_gqa_split sm80_backward_log
-            sm80_forward_rates sm80_forward_registers sm80_forward_tiles sm80_forward_log counters_rejected
-            rotary_rates linear_attention linear_attention_segments linear_attention_vector""",
+            sm80_forward_rates sm80_forward_registers sm80_forward_tiles sm80_forward_log
+            counters_rejected rotary_rates linear_attention linear_attention_segments
+            linear_attention_vector""",
     },
 }
 
