@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import re
 import sys
 import zipfile
@@ -183,10 +184,24 @@ def test_a_library_older_than_its_sources_is_not_tested(tmp_path):
 STALE = unusable(LIBRARY, ROOT / "csrc")
 
 
+def version(words: str) -> tuple[int, ...]:
+    """(2, 34) of "2.34"; of a system without glibc ()."""
+    return tuple(int(part) for part in words.split(".") if part)
+
+
 @pytest.mark.skipif(bool(STALE), reason=STALE)
 class TestLibrary:
     def test_takes_only_stable_symbols(self):
         assert check_wheel.problems(LIBRARY) == []
+
+    def test_needs_no_newer_glibc_than_the_pages_promise(self):
+        """Where it is compiled with Debian 12's or an older one: headers of newer ones name newer
+        functions."""
+        if version(platform.libc_ver()[1]) > (2, 36):
+            pytest.skip("compiled with a newer glibc")
+        needed = re.search(r"GLIBC ([\d.]+)", check_wheel.system_needs(LIBRARY))[1]
+        promised = re.search(r"glibc ≥ ([\d.]+)", (ROOT / "docs/install.md").read_text())[1]
+        assert version(needed) <= version(promised)
 
     def test_has_the_same_code_of_every_portable_kernel(self):
         """And PTX, with which CUDA_FORCE_PTX_JIT=1 runs them (docs/build.md)."""

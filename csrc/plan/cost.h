@@ -63,7 +63,11 @@ KernelTimes times_of(std::span<RowTimes const> rows, Kernel const& k, int kernel
 inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // Two times that overlap take a little longer than the longer of them.
-inline double overlapped(double a, double b) { return std::sqrt(std::hypot(a * a, b * b)); }
+// Not by std::hypot, whose newest version is that of glibc 2.35: the wheel runs with 2.34.
+inline double overlapped(double a, double b) {
+  double const a2 = a * a, b2 = b * b;
+  return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
+}
 
 // The share of repeated accesses to so many bytes that L2 misses.
 inline double missed(Machine const& m, double bytes) {
