@@ -6,7 +6,7 @@ namespace {
 
 // Tiles that add to dQ in turn, by a semaphore, take this part of a step longer, and wait so many
 // steps for each other tile of their head at work, where a limit of the mask makes them unequal.
-constexpr double kSemaphore = 0.18, kWait = 0.8;
+constexpr double kSemaphore = 0.18, kWait = 0.4;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
 // Tiles of a head that load a row of each part from memory; the others at work find it in L2.
@@ -38,15 +38,18 @@ struct KvBlocks {
   Kernel const& k;
   BackwardChoice c;
 
-  // Of the call: tiles of a query head, and the steps of them all, in an average sequence; tiles of
-  // a head in the longest sequence, and the steps of such a tile.
-  double of_head = tiles_of(p.mean_k());
-  double steps = of_head * steps_of(p.mean_q(), p.mean_k()).mean;
+  // Of the call: rows and keys of the longest sequence, its tiles of a query head and the steps of
+  // such a tile; the same of the other sequences, which are taken to be alike; tiles of a head, and
+  // the steps of them all, in an average sequence.
+  int batch = std::max(p.batch, 1);
   double most_q = std::min<double>(p.seqlen_q, double(p.total_q));
   double most_k = std::min<double>(p.seqlen_k, double(p.total_k));
   double most_tiles = tiles_of(most_k);
   Steps longest = steps_of(most_q, most_k);
-  int batch = std::max(p.batch, 1);
+  double other_q = other(p.total_q, most_q), other_k = other(p.total_k, most_k);
+  double of_head = averaged(most_tiles, tiles_of(other_k));
+  double steps =
+      averaged(most_tiles * longest.mean, tiles_of(other_k) * steps_of(other_q, other_k).mean);
   bool dense = !p.varlen_q && !p.varlen_k;
   bool adds = p.wants_dq && p.seqlen_k > k.block_n;  // several tiles add to a row's dQ
   double unequal = p.unmasked() ? 0 : 1;             // whether neighbouring tiles of a head are
@@ -65,6 +68,12 @@ struct KvBlocks {
   double of_item = of_head * c.row_splits;
   double at_work = std::clamp(k.resident / together, 1., of_item);
 
+  double other(int64_t total, double most) const {
+    return std::max(double(total) - most, 0.) / std::max(batch - 1, 1);
+  }
+  double averaged(double of_longest, double of_other) const {
+    return (of_longest + (batch - 1) * of_other) / batch;
+  }
   double tiles_of(double keys) const { return std::max(divide_up(keys, k.block_n), 1.); }
   Steps steps_of(double rows, double keys) const {
     return plan::steps_of(k.block_n, k.block_m, keys, rows, p.mask.right, p.mask.left, true);

@@ -7,15 +7,13 @@
 namespace flash::plan {
 namespace {
 
-// Where clusters are more than find room side by side, some multiprocessors have more CTAs than
-// others and end later, by this part of what a CTA reads.
-constexpr double kUneven = 0.25;
-// A GPC's multiprocessors are no multiple of so many CTAs: clusters of this size and above find
-// room side by side on this share of all multiprocessors.
-constexpr int kLargeCluster = 8;
+// The CTAs of a cluster find room together, in one GPC. Where not all clusters do at once, each
+// doubling of their size costs this part of what a CTA reads, because some multiprocessors have
+// more CTAs than others; and this part of the time until a next CTA begins.
+constexpr double kUneven = 0.25, kNextCluster = 0.6;
+// A GPC has hardly more multiprocessors than the largest clusters have CTAs: these find room at
+// once on this share of all multiprocessors.
 constexpr double kRoom = 0.75;
-// A CTA of a cluster begins later than another, behind a CTA that ends, by this factor.
-constexpr double kNextCluster = 1.4;
 constexpr int kMinUnits = 2;  // of a piece
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
@@ -51,10 +49,10 @@ struct Work {
     double const of_sm = ctas / m.sm_count, units = ranges * tiles * mean / ctas;
     double const unit_us = k.block_n * kElement * (k.head_dim + k.head_dim_v) / m.sm_reads;
     double busy = 0, uneven = 0;
-    if (of_sm > (cluster >= kLargeCluster ? kRoom : 1)) {
-      double const next = (m.next_block + search) * (cluster > 1 ? kNextCluster : 1);
+    if (of_sm > (s.cluster_log2 == kMostClusterLog2 ? kRoom : 1)) {
+      double const next = (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
       busy = of_sm * units * unit_us + std::max(of_sm - 1, 0.) * next;
-      uneven = cluster > 1 ? kUneven : 0;
+      uneven = kUneven * s.cluster_log2;
     }
     double const memory_us =
         kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
@@ -72,7 +70,8 @@ struct Work {
   double longest_piece() const {
     double const whole = std::max(s.pieces - ranges / 2, 1.);
     double const units = std::max<double>(ranges * mean / whole, s.min_units);
-    return std::min(std::max(units, longest / s.max_splits), longest);
+    return std::min(std::max(units, longest / std::min<double>(s.max_splits, s.extra + 1.)),
+                    longest);
   }
 
   double merge_us(double splits) const {

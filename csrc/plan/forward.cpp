@@ -6,8 +6,9 @@ namespace {
 constexpr int kWarpgroupRows = 64;
 constexpr int kMostSplits = 32;
 
-// The part of a launch's time until the kernel computes, alone or early behind another launch.
-constexpr double kLaunch = 0.61;
+// Times a launch until a kernel computes whose code is in no cache, and one that begins early,
+// behind another of the same call.
+constexpr double kLaunch = 1.3, kNextLaunch = 0.6;
 // The part of a step's time that it takes however few warpgroups have rows.
 constexpr double kAlone = 0.24;
 // Where only the device knows the lengths, an average row block belongs to a sequence that is
@@ -131,7 +132,7 @@ struct RowBlocks {
     double const waits = 1 + divide_up(c.splits, 4), bytes = 2 * bytes_of_splits(p, c.splits);
     return c.splits == 1
                ? 0
-               : kLaunch * m.launch + waits * m.merge_wait + bytes / (m.memory * m.l2_gain);
+               : kNextLaunch * m.launch + waits * m.merge_wait + bytes / (m.memory * m.l2_gain);
   }
 };
 

@@ -27,9 +27,9 @@ inline constexpr RowTimes kH100Forward[] = {
 
 // {begin, step} of: pieces.
 inline constexpr RowTimes kH100Decode[] = {
-    {64, 64, {{3.15f, 0.788f}}},
-    {128, 128, {{3.45f, 0.627f}}},
-    {256, 256, {{4.8f, 0.925f}}},
+    {64, 64, {{7.65f, 0.594f}}},
+    {128, 128, {{7.83f, 0.714f}}},
+    {256, 256, {{7.91f, 0.886f}}},
 };
 
 inline constexpr Machine kH100 = {
@@ -37,16 +37,16 @@ inline constexpr Machine kH100 = {
     .sm_count = 132,
     .l2_bytes = 50 << 20,
     .memory = 2.8e6f,
-    .reads = 3.03e6f,
-    .sm_reads = 5.97e4f,
+    .reads = 3.15e6f,
+    .sm_reads = 5.98e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.2f,
-    .search = 0.78f,
-    .next_block = 1.38f,
+    .search = 0.794f,
+    .next_block = 1.21f,
     .cluster_block = 0.07f,
-    .merge_round = 1.31f,
-    .merge_row = 0.61f,
+    .merge_round = 2.58f,
+    .merge_row = 0.581f,
     .merge_wait = 0.75f,
     .mma_flops = 2.4e6f,
     .backward = kH100Backward,

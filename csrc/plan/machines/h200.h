@@ -27,9 +27,9 @@ inline constexpr RowTimes kH200Forward[] = {
 
 // {begin, step} of: pieces.
 inline constexpr RowTimes kH200Decode[] = {
-    {64, 64, {{2.8f, 0.793f}}},
-    {128, 128, {{3.0f, 0.656f}}},
-    {256, 256, {{4.5f, 0.994f}}},
+    {64, 64, {{7.05f, 0.787f}}},
+    {128, 128, {{7.82f, 0.695f}}},
+    {256, 256, {{8.23f, 0.925f}}},
 };
 
 inline constexpr Machine kH200 = {
@@ -37,16 +37,16 @@ inline constexpr Machine kH200 = {
     .sm_count = 132,
     .l2_bytes = 60 << 20,
     .memory = 3.9e6f,
-    .reads = 4.55e6f,
-    .sm_reads = 6.03e4f,
+    .reads = 4.67e6f,
+    .sm_reads = 6.7e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.15f,
-    .search = 0.86f,
-    .next_block = 1.27f,
-    .cluster_block = 0.07f,
-    .merge_round = 1.32f,
-    .merge_row = 0.65f,
+    .search = 0.784f,
+    .next_block = 1.15f,
+    .cluster_block = 0.08f,
+    .merge_round = 2.38f,
+    .merge_row = 0.633f,
     .merge_wait = 0.75f,
     .mma_flops = 2.4e6f,
     .backward = kH200Backward,
