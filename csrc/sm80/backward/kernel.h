@@ -12,12 +12,14 @@
 
 namespace flash::sm80 {
 
-// This thread's index, unknown to the optimiser, which would otherwise keep where it reads dQ's
-// operands across the loop over rows, and spill (d 192: 276 bytes, not 12). Not for the other
-// products, where finding it anew takes more instructions than the spills (d 128: 7% of a step).
-__device__ __forceinline__ int thread_anew() {
+// This thread's index; with kAnew unknown to the optimiser, which would otherwise keep where it
+// reads dQ's operands across the loop over rows, and spill.
+template <bool kAnew>
+__device__ __forceinline__ int thread_index() {
   int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
+  if constexpr (kAnew) {
+    asm volatile("" : "+r"(thread));
+  }
   return thread;
 }
 
@@ -74,7 +76,7 @@ __device__ __forceinline__ void query_gradients(RowLoader<Config> const& loader,
   sum.wait();
 #pragma unroll
   for (int pass = 0; pass < Config::kQueryPasses; ++pass) {
-    int const thread = thread_anew();
+    int const thread = thread_index<Config::kFindsOperandsAnew>();
     Tensor dq = zeros<Grid, kM, kColumns>();
     multiply<Grid, kN>(operand_a<Grid, Across, kN, kM>(smem.ds.data(), thread),
                        operand_b<Grid, Across, kN, kDim>(smem.k.data(), thread, 0, pass * kColumns),

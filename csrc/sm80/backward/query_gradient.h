@@ -81,16 +81,20 @@ __device__ __forceinline__ void store_query_gradient(BwdParams const& p,
   Element* const rows =
       static_cast<Element*>(p.dq.ptr) +
       p.dq.offset(block.tile.batch, block.info.row_q + row_begin, block.head_begin + at.head);
+  // Read once: as far as the compiler knows, what is stored could be any of these.
+  int64_t const stride = p.dq.row_stride;
+  int const rows_left = block.info.seqlen_q - row_begin, head_dim = p.head_dim;
+  float const scale = block.dq_scale;
 #pragma unroll
   for (int r = 0; r < size<0>(dq); ++r) {
     int const row = coord.row(r);
 #pragma unroll
     for (int c = 0; c < size<1>(dq); c += 2) {
       int const column = pass * (Config::kHeadDim / Config::kQueryPasses) + coord.col(c);
-      if (row < block.info.seqlen_q - row_begin && column < p.head_dim) {
-        Element* const pair = rows + row * p.dq.row_stride + column;
-        pair[0] = Element(dq(r, c) * block.dq_scale);
-        pair[1] = Element(dq(r, c + 1) * block.dq_scale);
+      if (row < rows_left && column < head_dim) {
+        Element* const pair = rows + row * stride + column;
+        pair[0] = Element(dq(r, c) * scale);
+        pair[1] = Element(dq(r, c + 1) * scale);
       }
     }
   }
