@@ -65,7 +65,7 @@ def test_vectors_that_are_strong_at_every_token(K, gate, dtype, cuda):
 
 
 @pytest.mark.parametrize("decay", ["scalar", "vector"])
-@pytest.mark.parametrize("K", [16, 64, 128, 256])
+@pytest.mark.parametrize("K", [16, 64, 128, 256, 300])
 def test_segments(K, decay, cuda):
     """A small gate at each token: the state reaches from one segment to the next."""
     q, k, v = (torch.randn(1, 9000, 2, d, device=cuda).bfloat16() for d in (K, K, 72))

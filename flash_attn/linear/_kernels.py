@@ -62,7 +62,9 @@ from torch import Tensor
 from flash_attn import backend
 from flash_attn.dispatch import ops  # noqa: F401  loads the compiled library
 
-__all__ = ["SCHEMAS", "backward", "forward", "laid_well", "lies_well", "serves", "step"]
+__all__ = [
+    "SCHEMAS", "backward", "forward", "laid_well", "lies_well", "most_columns", "serves", "step",
+]  # fmt: skip
 
 SCHEMAS = {
     "_linear_forward": (
@@ -81,25 +83,29 @@ SCHEMAS = {
     ),
 }
 DTYPES = (torch.bfloat16, torch.float16)
+_ANY = 1 << 30
 
 
 class Served(NamedTuple):
     """Calls for which the library has kernels."""
 
     decays: frozenset[str]  # of "none", "head", "scalar", "vector": g is None, [H], [B,T,H], …,K]
-    max_k: int = 1 << 30  # largest K and V
-    max_v: int = 1 << 30
+    max_k: int = _ANY  # largest K and V
+    max_v: int = _ANY
+    columns: int = _ANY  # of K in one call: more of a vector of decays are calls of their own
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of q, k and v
 
 
 _SCALARS = Served(frozenset({"none", "head", "scalar"}))
+# Every GPU takes as many columns: kVectorPlans, linear/plan.h.
+_VECTORS = Served(frozenset({"vector"}), columns=256)
 _STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
 # Operation → what its kernels take: calls that are in one of the rows. All others, and those of an
 # operation that is not here or that the compiled library does not register, run on torch
-# operations. Of a vector of decays every GPU takes as many columns: kVectorPlans, linear/plan.h.
+# operations.
 SERVED: dict[str, tuple[Served, ...]] = {
-    "_linear_forward": (_SCALARS, Served(frozenset({"vector"}), max_k=256)),
-    "_linear_backward": (_SCALARS, Served(frozenset({"vector"}), max_k=256)),
+    "_linear_forward": (_SCALARS, _VECTORS),
+    "_linear_backward": (_SCALARS, _VECTORS),
     "_linear_step": (_STEPS,),
 }
 
@@ -154,6 +160,11 @@ def serves(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
     if backend.LOG and q.is_cuda and not served:
         backend.trace(f"{operation}: torch operations, because no kernel serves the call")
     return served
+
+
+def most_columns(operation: str, v: Tensor, g: Tensor | None) -> int:
+    """Of K, that one call of the library's ``operation`` takes; that serves the call."""
+    return max(row.columns for row in SERVED[operation] if decay_of(v, g) in row.decays)
 
 
 def _takes(served: Served, q: Tensor, v: Tensor, g: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from flash_attn import backend
 from flash_attn.dispatch import run
 from flash_attn.dispatch.autograd import records, refuse_tangents, rows_contiguous
 from flash_attn.dispatch.define import defined
-from flash_attn.linear import _chunks, _kernels, _step
+from flash_attn.linear import _chunks, _kernels, _pieces, _step
 from flash_attn.linear._autocast import without_autocast
 
 __all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "scan", "step"]
@@ -112,8 +112,7 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     scan = _chunks.Scan(*inputs)
     final = empty_state(scan, v_first) if output_final_state else None
     if _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel():
-        o = _written(scan.v, scan.cu_seqlens)
-        _kernels.forward(*_aligned(scan), o, final)
+        o = _pieces.forward(scan, final)
     else:
         with without_autocast(scan.q):
             o, state = _chunks.forward(scan)
@@ -122,26 +121,12 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     return o, nothing(scan) if final is None else final
 
 
-def _aligned(scan: _chunks.Scan) -> _chunks.Scan:
-    q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
-    g = None if scan.g is None else scan.g.contiguous()
-    state = _kernels.laid_well(scan.initial_state)
-    return scan._replace(q=q, k=k, v=v, g=g, initial_state=state)
-
-
-def _written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
-    """Memory for what a kernel writes: zeros where it may have tokens of no sequence."""
-    shape = (*like.shape[: like.dim() - len(last)], *last)
-    make = like.new_empty if cu_seqlens is None else like.new_zeros
-    return make(shape, dtype=dtype)
-
-
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     *inputs, do, dfinal_state, with_dg, with_dinitial_state = args
     scan = _chunks.Scan(*inputs)
     with_dg = with_dg and scan.g is not None
     if _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel():
-        found = _by_kernels(scan, do, dfinal_state, with_dg, with_dinitial_state)
+        found = _pieces.backward(scan, do, dfinal_state, with_dg, with_dinitial_state)
     else:
         with without_autocast(scan.q):
             found = _chunks.backward(scan, do, dfinal_state, with_dg)
@@ -154,25 +139,6 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if with_dinitial_state and scan.initial_state is not None:
         dstate = torch.empty_like(scan.initial_state).copy_(found.dinitial_state)
     return dq, dk, found.dv, dg, dstate
-
-
-def _by_kernels(
-    scan: _chunks.Scan, do: Tensor, dfinal: Tensor | None, with_dg: bool, with_dstate: bool
-) -> _chunks.Gradients:
-    cu_seqlens, v, channels = scan.cu_seqlens, scan.v, scan.k.shape[-1]
-    is_shared = scan.k.shape[2] != v.shape[2]
-    dtype = torch.float32 if is_shared else v.dtype
-    dq, dk = (_written(v, cu_seqlens, channels, dtype=dtype) for _ in range(2))
-    dv, dg, dstate = _written(v, cu_seqlens), None, None
-    if with_dg and scan.g is not None:
-        gates = v if scan.g.dim() == 4 else v[..., 0]
-        last = (channels,) if scan.g.dim() == 4 else ()
-        dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
-    if with_dstate and scan.initial_state is not None:
-        dstate = _kernels.laid_well(torch.empty_like(scan.initial_state))
-    dfinal = _kernels.laid_well(dfinal)
-    _kernels.backward(*_aligned(scan), rows_contiguous(do), dfinal, dq, dk, dv, dg, dstate)
-    return _chunks.Gradients(dq, dk, dv, dg, dstate)
 
 
 def of_shared(gradient: Tensor, x: Tensor) -> Tensor:

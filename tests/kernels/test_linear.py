@@ -96,9 +96,10 @@ def test_vectors_by_shared_memory(K, dtype, gpu, calls):
     assert calls == [70]
 
 
-def test_vectors_too_long_for_kernels(large, calls):
-    check(Case("vector", 257, 8, 20, H=1, HK=1, dtype=BF16))
-    assert not calls
+@pytest.mark.parametrize("K", [257, 520])
+def test_vectors_in_pieces(large, calls, K):
+    check(Case("vector", K, 8, 20, H=1, HK=1, dtype=BF16, v_first=True))
+    assert len(calls) == -(-K // 256)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ def test_gates_that_need_no_gradient():
     assert with_dg[3].isfinite().all()
 
 
-def test_too_long_for_kernels(calls):
-    check(Case("vector", 257, 8, 20, H=1, HK=1, dtype=BF16), HOST)
-    assert not calls
+@pytest.mark.parametrize("K", [257, 520])
+def test_vectors_in_pieces(calls, K):
+    check(Case("vector", K, 8, 20, H=1, HK=1, dtype=BF16, v_first=True), HOST)
+    assert len(calls) == -(-K // 256)

@@ -151,6 +151,20 @@ def test_a_kind_of_decay_without_a_kernel(kernels, monkeypatch):
     assert calls == ["forward", "backward", "backward"]
 
 
+@pytest.mark.parametrize("K", [16, 24, 40])
+@pytest.mark.parametrize("v_first", [False, True])
+def test_a_vector_of_decays_in_pieces(v_first, K, kernels, monkeypatch):
+    """16 of k's columns a call; o and dv are sums of what each call rounds."""
+    served = _kernels.Served(frozenset({"vector"}), columns=16)
+    for name in ("_linear_forward", "_linear_backward"):
+        monkeypatch.setitem(_kernels.SERVED, name, (served,))
+    dtype, pieces, cpu = torch.bfloat16, -(-K // 16), Backend("cpu", sums=2**-8)
+    check(Case("vector", K, dtype=dtype, B=2, H=4, HK=2, v_first=v_first), cpu)
+    check(Case("vector", K, dtype=dtype, with_state=False), cpu)
+    check(Case("vector", K, dtype=dtype, cu_seqlens=(3, 3, 20, 60)), cpu)
+    assert calls == (["forward"] * pieces + ["backward"] * pieces) * 3
+
+
 @pytest.mark.parametrize("v_first", [False, True])
 def test_step(v_first, kernels):
     q, k, v = (torch.randn(3, h, d).bfloat16() for h, d in ((2, 8), (2, 8), (4, 6)))
