@@ -51,7 +51,11 @@ struct Work {
     double busy = 0, uneven = 0;
     if (of_sm > (s.cluster_log2 == kMostClusterLog2 ? kRoom : 1)) {
       double const next = (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
-      busy = of_sm * units * unit_us + std::max(of_sm - 1, 0.) * next;
+      // Where all run at once, the busiest multiprocessor has a whole number of them. Pieces are as
+      // many as fill all multiprocessors.
+      double const whole = std::min(std::ceil(of_sm), double(k.resident) / m.sm_count);
+      busy =
+          (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + std::max(of_sm - 1, 0.) * next;
       uneven = kUneven * s.cluster_log2;
     }
     double const memory_us =
