@@ -245,7 +245,7 @@ def test_a_window_wider_than_was_said_of_sequences(monkeypatch, sm, window):
     q, k, v, dout = (randn(rng, 300, 2, 64) for _ in range(4))
     results = []
     with library.serving(monkeypatch, sm):
-        for longest in (200, 20):
+        for longest in (200, 70):  # up to 64 rows may be decoded, whose bits are others
             # More keys than were said leave no dQ.
             inputs = [q.detach(), *(x.detach().requires_grad_() for x in (k, v))]
             out = flash_attn_varlen_func(*inputs, cu, cu, longest, longest, window_size=window)

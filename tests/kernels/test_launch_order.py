@@ -38,8 +38,8 @@ def calls() -> dict[str, Callable[[], object]]:
     packed, pages = randn(401, 2, 64), randn(60, 16, 2, 64)
     starts, used = ints(0, 1, 401), ints(300, 400)
     table = torch.arange(60, dtype=torch.int32).view(2, 30)
-    many_pages = randn(400, 16, 2, 64)
-    wide_table = torch.arange(400, dtype=torch.int32).view(2, 200)
+    many_pages = randn(800, 16, 2, 64)
+    wide_table = torch.arange(800, dtype=torch.int32).view(2, 400)
 
     def backward() -> None:
         softcap = 20.0  # has one schedule, tiles
@@ -47,8 +47,8 @@ def calls() -> dict[str, Callable[[], object]]:
                              softcap, None, False)  # fmt: skip
 
     def beside() -> None:
-        flash_attn_varlen_func(packed, many_pages, many_pages, starts, ints(0, 3000, 6000), 400,
-                               3200, causal=True, block_table=wide_table)  # fmt: skip
+        flash_attn_varlen_func(packed, many_pages, many_pages, starts, ints(0, 6000, 12000), 400,
+                               6400, causal=True, block_table=wide_table)  # fmt: skip
 
     return {
         "plain": lambda: flash_attn_func(q, q, q, causal=True),
