@@ -160,15 +160,14 @@ def test_gradients_repeat_and_do_not_depend_on_neighbours(decay, cuda):
         assert torch.equal(x[:, 1000:2501], alone)
 
 
-def test_what_of_vectors_runs_on_torch_operations(cuda):
-    """K above 256."""
-    for K, serves in ((16, True), (257, False)):
-        case = Case("vector", K, 24, 100, dtype=BF16)
-        q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (K, 24))
-        g = torch.empty(1, 100, 2, K, device=cuda)
-        assert _kernels.serves("_linear_forward", q, v, g) == serves
-        assert _kernels.serves("_linear_backward", q, v, g) == serves
-        check(case, Backend(cuda, kernels=True))
+@pytest.mark.parametrize(("K", "columns"), [(16, 256), (257, 256), (600, 256)])
+def test_vectors_in_pieces(K, columns, cuda):
+    q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (K, 24))
+    g = torch.empty(1, 100, 2, K, device=cuda)
+    for operation in ("_linear_forward", "_linear_backward"):
+        assert _kernels.serves(operation, q, v, g)
+        assert _kernels.most_columns(operation, q, v, g) == columns
+    check(Case("vector", K, 24, 100, dtype=BF16), Backend(cuda, kernels=True))
 
 
 @pytest.mark.parametrize("decay", ["scalar", "vector"])

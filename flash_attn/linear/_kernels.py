@@ -162,9 +162,9 @@ def serves(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
     return served
 
 
-def most_columns(operation: str, v: Tensor, g: Tensor | None) -> int:
-    """Of K, that one call of the library's ``operation`` takes; that serves the call."""
-    return max(row.columns for row in SERVED[operation] if decay_of(v, g) in row.decays)
+def most_columns(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> int:
+    """Of K, that one call of the library's ``operation`` takes, where it serves these tensors."""
+    return max(row.columns for row in SERVED[operation] if _takes(row, q, v, g))
 
 
 def _takes(served: Served, q: Tensor, v: Tensor, g: Tensor | None) -> bool:

@@ -3,7 +3,7 @@
 A state of [K, V] is as many independent ones as K has pieces, and o is what they give in sum: each
 column of k decays by itself. So where kernels serve a K of ``_kernels.most_columns`` at most, each
 piece of the columns is a call of its own. o and dv are sums over the pieces, in fp32 of what each
-call rounded; all else belongs to one piece.
+call rounded, which fp16 has to hold; all else belongs to one piece.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _backward(
 def _pieces(operation: str, scan: Scan) -> list[slice]:
     """Ranges of k's columns."""
     columns = scan.k.shape[-1]
-    most = min(_kernels.most_columns(operation, scan.v, scan.g), columns)
+    most = min(_kernels.most_columns(operation, scan.q, scan.v, scan.g), columns)
     return [slice(begin, min(begin + most, columns)) for begin in range(0, columns, most)]
 
 

@@ -111,13 +111,14 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     *inputs, output_final_state, v_first = args
     scan = _chunks.Scan(*inputs)
     final = empty_state(scan, v_first) if output_final_state else None
-    if _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel():
-        o = _pieces.forward(scan, final)
-    else:
-        with without_autocast(scan.q):
+    served = _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel()
+    with without_autocast(scan.q):
+        if served:
+            o = _pieces.forward(scan, final)
+        else:
             o, state = _chunks.forward(scan)
-        if final is not None:
-            final.copy_(state)
+            if final is not None:
+                final.copy_(state)
     return o, nothing(scan) if final is None else final
 
 
@@ -125,10 +126,11 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     *inputs, do, dfinal_state, with_dg, with_dinitial_state = args
     scan = _chunks.Scan(*inputs)
     with_dg = with_dg and scan.g is not None
-    if _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel():
-        found = _pieces.backward(scan, do, dfinal_state, with_dg, with_dinitial_state)
-    else:
-        with without_autocast(scan.q):
+    served = _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel()
+    with without_autocast(scan.q):
+        if served:
+            found = _pieces.backward(scan, do, dfinal_state, with_dg, with_dinitial_state)
+        else:
             found = _chunks.backward(scan, do, dfinal_state, with_dg)
     dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)
     dg, dstate = nothing(scan), nothing(scan)

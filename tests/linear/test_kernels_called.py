@@ -163,6 +163,8 @@ def test_a_vector_of_decays_in_pieces(v_first, K, kernels, monkeypatch):
     check(Case("vector", K, dtype=dtype, with_state=False), cpu)
     check(Case("vector", K, dtype=dtype, cu_seqlens=(3, 3, 20, 60)), cpu)
     assert calls == (["forward"] * pieces + ["backward"] * pieces) * 3
+    with torch.autocast("cpu", torch.bfloat16):  # refuses to join tensors of fp16
+        check(Case("vector", K, dtype=torch.float16), cpu)
 
 
 @pytest.mark.parametrize("v_first", [False, True])
