@@ -161,7 +161,7 @@ def test_gradients_repeat_and_do_not_depend_on_neighbours(decay, cuda):
 
 
 @pytest.mark.parametrize(("K", "columns"), [(16, 256), (257, 256), (600, 256)])
-def test_vectors_in_pieces(K, columns, cuda):
+def test_vectors_in_tiles_of_k(K, columns, cuda):
     q, v = (torch.empty(1, 100, 2, d, device=cuda, dtype=BF16) for d in (K, 24))
     g = torch.empty(1, 100, 2, K, device=cuda)
     for operation in ("_linear_forward", "_linear_backward"):

@@ -92,12 +92,12 @@ class Served(NamedTuple):
     decays: frozenset[str]  # of "none", "head", "scalar", "vector": g is None, [H], [B,T,H], …,K]
     max_k: int = _ANY  # largest K and V
     max_v: int = _ANY
-    columns: int = _ANY  # of K in one call: more of a vector of decays are calls of their own
+    columns: int = _ANY  # of K in one call; a vector of decays of more takes several calls
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of q, k and v
 
 
 _SCALARS = Served(frozenset({"none", "head", "scalar"}))
-# Every GPU takes as many columns: kVectorPlans, linear/plan.h.
+# What every GPU has room for: kVectorPlans, linear/plan.h.
 _VECTORS = Served(frozenset({"vector"}), columns=256)
 _STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
 # Operation → what its kernels take: calls that are in one of the rows. All others, and those of an
@@ -163,7 +163,7 @@ def serves(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> bool:
 
 
 def most_columns(operation: str, q: Tensor, v: Tensor, g: Tensor | None) -> int:
-    """Of K, that one call of the library's ``operation`` takes, where it serves these tensors."""
+    """The columns of K that one call of ``operation`` takes, which serves these tensors."""
     return max(row.columns for row in SERVED[operation] if _takes(row, q, v, g))
 
 

@@ -15,7 +15,7 @@ from flash_attn import backend
 from flash_attn.dispatch import run
 from flash_attn.dispatch.autograd import records, refuse_tangents, rows_contiguous
 from flash_attn.dispatch.define import defined
-from flash_attn.linear import _chunks, _kernels, _pieces, _step
+from flash_attn.linear import _chunks, _k_tiles, _kernels, _step
 from flash_attn.linear._autocast import without_autocast
 
 __all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "scan", "step"]
@@ -114,7 +114,7 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     served = _kernels.serves("_linear_forward", scan.q, scan.v, scan.g) and scan.v.numel()
     with without_autocast(scan.q):
         if served:
-            o = _pieces.forward(scan, final)
+            o = _k_tiles.forward(scan, final)
         else:
             o, state = _chunks.forward(scan)
             if final is not None:
@@ -129,7 +129,7 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     served = _kernels.serves("_linear_backward", scan.q, scan.v, scan.g) and scan.v.numel()
     with without_autocast(scan.q):
         if served:
-            found = _pieces.backward(scan, do, dfinal_state, with_dg, with_dinitial_state)
+            found = _k_tiles.backward(scan, do, dfinal_state, with_dg, with_dinitial_state)
         else:
             found = _chunks.backward(scan, do, dfinal_state, with_dg)
     dq, dk = of_shared(found.dq, scan.q), of_shared(found.dk, scan.k)

@@ -97,7 +97,7 @@ def test_vectors_by_shared_memory(K, dtype, gpu, calls):
 
 
 @pytest.mark.parametrize("K", [257, 520])
-def test_vectors_in_pieces(large, calls, K):
+def test_vectors_in_tiles_of_k(large, calls, K):
     check(Case("vector", K, 8, 20, H=1, HK=1, dtype=BF16, v_first=True))
     assert len(calls) == -(-K // 256)
 

@@ -211,6 +211,6 @@ def test_gates_that_need_no_gradient():
 
 
 @pytest.mark.parametrize("K", [257, 520])
-def test_vectors_in_pieces(calls, K):
+def test_vectors_in_tiles_of_k(calls, K):
     check(Case("vector", K, 8, 20, H=1, HK=1, dtype=BF16, v_first=True), HOST)
     assert len(calls) == -(-K // 256)

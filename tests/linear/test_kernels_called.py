@@ -153,16 +153,16 @@ def test_a_kind_of_decay_without_a_kernel(kernels, monkeypatch):
 
 @pytest.mark.parametrize("K", [16, 24, 40])
 @pytest.mark.parametrize("v_first", [False, True])
-def test_a_vector_of_decays_in_pieces(v_first, K, kernels, monkeypatch):
+def test_a_vector_of_decays_in_tiles_of_k(v_first, K, kernels, monkeypatch):
     """16 of k's columns a call; o and dv are sums of what each call rounds."""
     served = _kernels.Served(frozenset({"vector"}), columns=16)
     for name in ("_linear_forward", "_linear_backward"):
         monkeypatch.setitem(_kernels.SERVED, name, (served,))
-    dtype, pieces, cpu = torch.bfloat16, -(-K // 16), Backend("cpu", sums=2**-8)
+    dtype, tiles, cpu = torch.bfloat16, -(-K // 16), Backend("cpu", sums=2**-8)
     check(Case("vector", K, dtype=dtype, B=2, H=4, HK=2, v_first=v_first), cpu)
     check(Case("vector", K, dtype=dtype, with_state=False), cpu)
     check(Case("vector", K, dtype=dtype, cu_seqlens=(3, 3, 20, 60)), cpu)
-    assert calls == (["forward"] * pieces + ["backward"] * pieces) * 3
+    assert calls == (["forward"] * tiles + ["backward"] * tiles) * 3
     with torch.autocast("cpu", torch.bfloat16):  # refuses to join tensors of fp16
         check(Case("vector", K, dtype=torch.float16), cpu)
 

@@ -1,9 +1,9 @@
-"""Calls of the library's linear attention, for K of any size.
+"""Calls of the library's linear attention, for K of any size: one call for each tile of K.
 
-A state of [K, V] is as many independent ones as K has pieces, and o is what they give in sum: each
-column of k decays by itself. So where kernels serve a K of ``_kernels.most_columns`` at most, each
-piece of the columns is a call of its own. o and dv are sums over the pieces, in fp32 of what each
-call rounded, which fp16 has to hold; all else belongs to one piece.
+Each row of a state [K, V] decays by itself, so each tile of the rows is a state of its own, and o
+is the sum of what these states give. A call of the library takes ``_kernels.most_columns`` columns
+of k at most. o and dv are summed over the tiles in fp32, after each call has rounded its own to 16
+bits (in fp16 each of them has to be finite). All other results belong to one tile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["backward", "forward"]
 def forward(scan: Scan, final: Tensor | None) -> Tensor:
     """o [B, T, H, V]; writes the final state [N, H, K, V], if it is wanted."""
     total = None
-    for columns in _pieces("_linear_forward", scan):
+    for columns in _k_tiles("_linear_forward", scan):
         o, rows = _written(scan.v, scan.cu_seqlens), _rows(final, columns)
         state = _kernels.laid_well(rows)
         _kernels.forward(*_aligned(_cut(scan, columns)), o, state)
@@ -39,28 +39,28 @@ def backward(
     do = rows_contiguous(do)
     found = [
         _backward(_cut(scan, columns), do, _rows(dfinal, columns), with_dg, with_dstate)
-        for columns in _pieces("_linear_backward", scan)
+        for columns in _k_tiles("_linear_backward", scan)
     ]
     if len(found) == 1:
         return found[0]
     dv = None
-    for piece in found:
-        dv = _sum(dv, piece.dv)
+    for tile in found:
+        dv = _sum(dv, tile.dv)
     return Gradients(
-        torch.cat([piece.dq for piece in found], -1),
-        torch.cat([piece.dk for piece in found], -1),
+        torch.cat([tile.dq for tile in found], -1),
+        torch.cat([tile.dk for tile in found], -1),
         dv.to(scan.v.dtype),
-        None if found[0].dg is None else torch.cat([piece.dg for piece in found], -1),
+        None if found[0].dg is None else torch.cat([tile.dg for tile in found], -1),
         None
         if found[0].dinitial_state is None
-        else torch.cat([piece.dinitial_state for piece in found], 2),
+        else torch.cat([tile.dinitial_state for tile in found], 2),
     )
 
 
 def _backward(
     scan: Scan, do: Tensor, dfinal: Tensor | None, with_dg: bool, with_dstate: bool
 ) -> Gradients:
-    """Of one piece."""
+    """Of one tile of K."""
     cu_seqlens, v, channels = scan.cu_seqlens, scan.v, scan.k.shape[-1]
     is_shared = scan.k.shape[2] != v.shape[2]
     dtype = torch.float32 if is_shared else v.dtype
@@ -77,7 +77,7 @@ def _backward(
     return Gradients(dq, dk, dv, dg, dstate)
 
 
-def _pieces(operation: str, scan: Scan) -> list[slice]:
+def _k_tiles(operation: str, scan: Scan) -> list[slice]:
     """Ranges of k's columns."""
     columns = scan.k.shape[-1]
     most = min(_kernels.most_columns(operation, scan.q, scan.v, scan.g), columns)
@@ -94,7 +94,7 @@ def _cut(scan: Scan, columns: slice) -> Scan:
 
 
 def _rows(state: Tensor | None, columns: slice) -> Tensor | None:
-    """[N, H, K, V] -> [N, H, piece, V]"""
+    """[N, H, K, V] -> [N, H, tile, V]"""
     return None if state is None else state[:, :, columns]
 
 
