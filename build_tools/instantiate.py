@@ -64,7 +64,15 @@ _CONFIG = {
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
-    "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
+    "decode": (
+        "head_dim",
+        "head_dim_v",
+        "block_m",
+        "block_n",
+        "warps",
+        "stages",
+        "cached_bits",
+    ),
     "append": ("head_dim", "block_m"),
 }
 
@@ -90,7 +98,7 @@ void launch_{name}({params} const&, LaunchContext const&);
 _ROW = """\
       {{"{name}", Direction::{Direction}, {sm}, "{dtype}", {head_dim}, {head_dim_v},
        {block_m}, {block_n}, {warps}, {stages}, "{scores}", "{why}", {second_block_n},
-       smem_{name}, {cluster}, {{.{member} = launch_{name}}}}},
+       {cached_bits}, smem_{name}, {cluster}, {{.{member} = launch_{name}}}}},
 """
 
 _REGISTRY = """\
@@ -145,7 +153,8 @@ def file_stem(row) -> str:
 def family_stem(row) -> str:
     """The same for files with every head dim of a family's direction: the least work of all, but
     the longest file alone takes longer than many cores take for the rest."""
-    return f"{'paired_' if row.pair else ''}{row.direction}_{row.arch}"
+    codes = "_e4m3" if row.cached_bits == 8 else ""
+    return f"{'paired_' if row.pair else ''}{row.direction}_{row.arch}{codes}"
 
 
 def kernel_name(stem: str, mangled: str) -> str:

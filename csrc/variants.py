@@ -26,6 +26,8 @@ class Variant:
     pair: two CTAs share a tile.
     second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
         calls where it takes less time (plan/forward.cpp).
+    cached_bits: of the cache's keys and values that a decode row reads: 16, of its dtype, or 8, codes
+        (e4m3) with scales.
     """
 
     direction: str
@@ -44,6 +46,7 @@ class Variant:
     key_warps: int = 0
     pair: bool = False
     second_block_n: int = 0
+    cached_bits: int = 16
 
     @property
     def name(self) -> str:
@@ -51,7 +54,8 @@ class Variant:
         if self.head_dim_v != self.head_dim:
             dims += f"x{self.head_dim_v}"
         tile = f"_{self.block_m}x{self.block_n}" if self.tile_in_name else ""
-        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{tile}"
+        codes = "_e4m3" if self.cached_bits == 8 else ""
+        return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{tile}{codes}"
 
 
 def _rows(**columns) -> list[Variant]:
@@ -245,6 +249,17 @@ def _sm80_decode(scores: str) -> list[Variant]:
     ]  # fmt: skip
 
 
+def _sm80_decode_codes(scores: str) -> list[Variant]:
+    """The same, in bytes: as many are on their way."""
+    rows = dict(direction="decode", arch="sm80", block_m=16, stages=4, scores=scores,
+                cached_bits=8)  # fmt: skip
+    return [
+        *_rows(**rows, head_dim=64, block_n=32, warps=4, why="as with 16 bits"),
+        *_rows(**rows, head_dim=128, block_n=16, warps=4, why="as with 16 bits"),
+        *_rows(**rows, head_dim=256, block_n=16, warps=2, why="as with 16 bits"),
+    ]
+
+
 # block_m is the rows of a CTA, one a warp, of any head dim up to 256.
 _SM80_APPEND = _rows(
     direction="append", arch="sm80", head_dim=256, block_m=4, block_n=1, warps=4,
@@ -260,6 +275,8 @@ VARIANTS: list[Variant] = [
     *_SM80_PAGED,
     *_sm80_decode("plain"),
     *_sm80_decode("full"),
+    *_sm80_decode_codes("plain"),
+    *_sm80_decode_codes("full"),
     *_SM80_APPEND,
 ]
 

@@ -37,6 +37,34 @@ void set_alibi(Scores& s, Tensor const& slopes, int batch, int heads, Tensor con
   s.alibi_head_stride = slopes.stride(dims - 1);
 }
 
+struct Descale {
+  OptionalTensor const& numbers;
+  double all;
+  char const* name;
+};
+
+CodeScale scale(Descale const& descale, Tensor const& cache, FwdParams const& p, Tensor const& q) {
+  CodeScale scale{};
+  scale.all = static_cast<float>(descale.all);
+  if (descale.numbers) {
+    Tensor const& numbers = *descale.numbers;
+    check_on_device_of(numbers, descale.name, q);
+    scale.of_rows = numbers.dim() == 3;
+    bool const fits = scale.of_rows
+                          ? cache.dim() == 4 && numbers.size(0) == cache.size(0) &&
+                                numbers.size(1) == cache.size(1) && numbers.size(2) == p.heads_kv
+                          : numbers.dim() == 2 && numbers.size(0) == p.seqlens.batch &&
+                                numbers.size(1) == p.heads_kv;
+    require(numbers.scalar_type() == ScalarType::Float && fits, descale.name, "descale", numbers,
+            p.seqlens.batch, p.heads_kv);
+    scale.ptr = static_cast<float const*>(numbers.data_ptr());
+    scale.batch_stride = numbers.stride(0);
+    scale.row_stride = scale.of_rows ? numbers.stride(1) : 0;
+    scale.head_stride = numbers.stride(numbers.dim() - 1);
+  }
+  return scale;
+}
+
 }  // namespace
 
 int count(int64_t n, char const* name) {
@@ -106,7 +134,16 @@ void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q) {
   p.head_dim = static_cast<int>(q.size(-1));
   p.head_dim_v = static_cast<int>(in_chunks(columns_v));
   p.odd = {};
-  if (of_cache && (columns_k != p.head_dim || columns_v != p.head_dim_v)) {
+  p.codes.used = of_cache && has_codes(k);
+  if (p.codes.used) {
+    check_codes(k, k_name, q);
+    check_codes(v, v_name, q);
+    p.k = view<const void>(k, k.data_ptr());
+    p.v = view<const void>(v, v.data_ptr());
+    if (!(has_whole_chunks(k) && has_whole_chunks(v))) {
+      p.odd = {static_cast<int>(columns_k), static_cast<int>(columns_v)};
+    }
+  } else if (of_cache && (columns_k != p.head_dim || columns_v != p.head_dim_v)) {
     check_rows(k, k_name, q);
     check_rows(v, v_name, q);
     p.k = view<const void>(k, k.data_ptr());
@@ -116,6 +153,14 @@ void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q) {
     p.k = operand(k, k_name, q);
     p.v = operand(v, v_name, q);
   }
+}
+
+void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q) {
+  auto const& [k_descale, v_descale, k_all, v_all] = codes;
+  bool const any = k_descale || v_descale || k_all != 1 || v_all != 1;
+  require(p.codes.used || !any, "k_descale", "needs", "k_cache and v_cache of Float8_e4m3fn");
+  p.codes.k = scale({k_descale, k_all, "k_descale"}, keys.k, p, q);
+  p.codes.v = scale({v_descale, v_all, "v_descale"}, keys.v, p, q);
 }
 
 Mask mask(ScoreArguments const& a, Seqlens const& lengths) {

@@ -46,6 +46,18 @@ struct KeyTensors {
 };
 void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q);
 
+// The scales of a cache of codes: fp32 of each (sequence, KV head), or of each (row of the cache,
+// KV head), and a number for all.
+struct CodeArguments {
+  OptionalTensor const& k_descale;
+  OptionalTensor const& v_descale;
+  double k_descale_all;
+  double v_descale_all;
+};
+
+// Sets them, if K and V are codes; p has lengths, heads and keys already.
+void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q);
+
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 
 // rng_state: only for a call with dropout.

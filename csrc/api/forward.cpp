@@ -30,6 +30,7 @@ struct Attributes {
   bool max_logits_of_heads;  // not of rows
   bool may_decode;           // a decode kernel may serve the call
   int64_t num_splits = 0;
+  CodeArguments codes;
 };
 
 // The launches of a call: of the forward kernel, the decode kernel, or both, which then share the
@@ -87,7 +88,13 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   require(!(a.return_softmax && a.return_max_logits), "return_max_logits", "excludes",
           "probabilities (return_attn_probs)");
   p.q = operand(q, "q", q);
-  set_keys(p, {k, v, /*of_cache=*/p.pages.table != nullptr}, q);
+  KeyTensors const keys{k, v, /*of_cache=*/p.pages.table != nullptr};
+  set_keys(p, keys, q);
+  set_scales(p, a.codes, keys, q);
+  if (p.codes.used && (a.return_max_logits || a.score.dropout_p > 0)) {
+    throw std::runtime_error(
+        concat(kNotImplemented, "dropout, and largest logits, of codes (fp8)"));
+  }
   p.out = view<void>(out, out.data_ptr());
   p.mask = mask(a.score, p.seqlens);
   check_numbers(a.score);
@@ -137,9 +144,16 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
   p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
   ScoreArguments const score{dropout_p,    softmax_scale, causal,       window_left,
                              window_right, softcap,       alibi_slopes, s_aux};
+  OptionalTensor const none;
   return launch(q, k, v, p,
-                {score, return_softmax, rng_state, return_max_logits, max_logits_of_heads,
-                 /*may_decode=*/!batch_invariant},
+                {score,
+                 return_softmax,
+                 rng_state,
+                 return_max_logits,
+                 max_logits_of_heads,
+                 /*may_decode=*/!batch_invariant,
+                 /*num_splits=*/0,
+                 {none, none, 1, 1}},
                 out, lse);
 }
 
@@ -151,7 +165,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
                        bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
-                       bool max_logits_of_heads, int64_t num_splits) {
+                       bool max_logits_of_heads, int64_t num_splits, OptionalTensor k_descale,
+                       OptionalTensor v_descale, double k_descale_all, double v_descale_all) {
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
@@ -174,8 +189,14 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   ScoreArguments const score{dropout_p,    softmax_scale, causal,       window_left,
                              window_right, softcap,       alibi_slopes, s_aux};
   return launch(q, k, v, p,
-                {score, return_softmax, rng_state, return_max_logits, max_logits_of_heads,
-                 /*may_decode=*/true, num_splits},
+                {score,
+                 return_softmax,
+                 rng_state,
+                 return_max_logits,
+                 max_logits_of_heads,
+                 /*may_decode=*/true,
+                 num_splits,
+                 {k_descale, v_descale, k_descale_all, v_descale_all}},
                 out, lse);
 }
 

@@ -66,6 +66,7 @@ NewRows new_rows(Tensor const& q, FwdParams const& p, Appended const& a) {
   rows.v = operand(*a.v, "v", q);
   rows.k_cache = writable(p.k);
   rows.v_cache = writable(p.v);
+  rows.codes = p.codes;
   rows.odd = p.odd.any();
   rows.columns_k = rows.odd ? p.odd.columns_k : p.head_dim;
   rows.columns_v = rows.odd ? p.odd.columns_v : p.head_dim_v;
@@ -95,15 +96,14 @@ void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   variant.launch.append(n, {device, current_stream(q), variant.name});
 }
 
-std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, OptionalTensor k,
-                                        OptionalTensor v, OptionalTensor rotary_cos,
-                                        OptionalTensor rotary_sin, OptionalTensor cache_seqlens,
-                                        OptionalTensor cache_batch_idx,
-                                        OptionalTensor cache_leftpad, OptionalTensor block_table,
-                                        double softmax_scale, bool causal, int64_t window_left,
-                                        int64_t window_right, double softcap,
-                                        bool rotary_interleaved, OptionalTensor alibi_slopes,
-                                        int64_t num_splits, OptionalTensor s_aux) {
+std::tuple<Tensor, Tensor> with_kvcache(
+    Tensor q, Tensor k_cache, Tensor v_cache, OptionalTensor k, OptionalTensor v,
+    OptionalTensor rotary_cos, OptionalTensor rotary_sin, OptionalTensor cache_seqlens,
+    OptionalTensor cache_batch_idx, OptionalTensor cache_leftpad, OptionalTensor block_table,
+    double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
+    bool rotary_interleaved, OptionalTensor alibi_slopes, int64_t num_splits, OptionalTensor s_aux,
+    OptionalTensor k_descale, OptionalTensor v_descale, double k_descale_all,
+    double v_descale_all) {
   require(q.dim() == 4, "q", "dims", q.dim(), 4);
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   // q's d is rounded up to a multiple of 8.
@@ -125,7 +125,8 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
 
   FwdParams p{};
   p.q = operand(q, "q", q);
-  set_keys(p, {k_cache, v_cache, /*of_cache=*/true, "k_cache", "v_cache"}, q);
+  KeyTensors const keys{k_cache, v_cache, /*of_cache=*/true, "k_cache", "v_cache"};
+  set_keys(p, keys, q);
   p.out = view<void>(out, out.data_ptr());
   p.lse = {static_cast<float*>(lse.data_ptr()), heads * seqlen_q, seqlen_q};
   p.heads_q = count(heads, "heads");
@@ -140,6 +141,7 @@ std::tuple<Tensor, Tensor> with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache
   if (block_table) {
     set_pages(p, k_cache, *block_table, q);
   }
+  set_scales(p, {k_descale, v_descale, k_descale_all, v_descale_all}, keys, q);
   ScoreArguments const arguments{0.0,          softmax_scale, causal,       window_left,
                                  window_right, softcap,       alibi_slopes, s_aux};
   check_numbers(arguments);

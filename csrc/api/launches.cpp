@@ -33,8 +33,14 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
 Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const full = p.scores.has_score_mods() || p.odd.any();
-  return select({Direction::Decode, dtype_name(q, "q"), p.head_dim, p.head_dim_v, full, device.sm,
-                 device.smem_per_block});
+  return select({.direction = Direction::Decode,
+                 .dtype = dtype_name(q, "q"),
+                 .head_dim = p.head_dim,
+                 .head_dim_v = p.head_dim_v,
+                 .full_scores = full,
+                 .sm = device.sm,
+                 .smem_per_block = device.smem_per_block,
+                 .cached_bits = p.codes.used ? 8 : 16});
 }
 
 }  // namespace

@@ -30,6 +30,12 @@ int32_t dtype_code(Tensor const& t) {
   return code;
 }
 
+void check_columns(Tensor const& t, char const* name) {
+  int64_t const dims = t.dim();
+  require(dims == 3 || dims == 4, name, "dims", dims, "3 or 4");
+  require(t.numel() == 0 || t.stride(dims - 1) == 1, name, "unit_stride", t.stride(dims - 1));
+}
+
 // The allocator's shim prints the error but does not return it. If CUDA itself has failed, that is
 // the reason, and the query here throws it.
 [[noreturn]] void throw_out_of_memory(int64_t bytes) {
@@ -84,14 +90,33 @@ void check_on_device_of(Tensor const& t, char const* name, Tensor const& q) {
   require(t.is_cuda() && t.get_device_index() == q.get_device_index(), name, "device");
 }
 
+bool has_codes(Tensor const& t) {
+  static int32_t const codes = aoti_torch_dtype_float8_e4m3fn();
+  return dtype_code(t) == codes;
+}
+
+void check_codes(Tensor const& t, char const* name, Tensor const& q) {
+  check_on_device_of(t, name, q);
+  require(has_codes(t), name, "dtype", DtypeOf{t}, "Float8_e4m3fn");
+  check_columns(t, name);
+}
+
+bool has_whole_chunks(Tensor const& t) {
+  int64_t const dims = t.dim(), bytes = t.element_size();
+  bool whole =
+      t.size(dims - 1) * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
+  for (int64_t i = 0; i < dims - 1; ++i) {
+    whole = whole && (t.size(i) == 1 || t.stride(i) * bytes % 16 == 0);
+  }
+  return whole || t.numel() == 0;
+}
+
 void check_rows(Tensor const& t, char const* name, Tensor const& q) {
   check_on_device_of(t, name, q);
   if (dtype_code(t) != dtype_code(q)) {
     require(false, name, "dtype", DtypeOf{t}, DtypeOf{q});
   }
-  int64_t const dims = t.dim();
-  require(dims == 3 || dims == 4, name, "dims", dims, "3 or 4");
-  require(t.numel() == 0 || t.stride(dims - 1) == 1, name, "unit_stride", t.stride(dims - 1));
+  check_columns(t, name);
 }
 
 void check_operand(Tensor const& t, char const* name, Tensor const& q) {

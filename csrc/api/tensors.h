@@ -111,6 +111,15 @@ inline int64_t in_chunks(int64_t columns) { return (columns + 7) / 8 * 8; }
 // Checks for rows without gaps and q's device and dtype, for kernels that move single elements.
 void check_rows(Tensor const& t, char const* name, Tensor const& q);
 
+// Whether a cache holds codes of 8 bits (e4m3).
+bool has_codes(Tensor const& t);
+
+// The same checks of a cache of codes.
+void check_codes(Tensor const& t, char const* name, Tensor const& q);
+
+// Whether rows begin at multiples of 16 bytes and are whole multiples of 16 bytes long.
+bool has_whole_chunks(Tensor const& t);
+
 inline TensorView<const void> operand(Tensor const& t, char const* name, Tensor const& q) {
   check_operand(t, name, q);
   return view<const void>(t, t.data_ptr());

@@ -9,9 +9,12 @@ namespace flash::decode {
 using namespace sm80;  // its tensor-core code serves every GPU
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, ScoreLevel kScores_>
+          int kStages_, int kCachedBits, ScoreLevel kScores_>
 struct DecodeConfig {
-  using Element = Element_;
+  using Element = Element_;  // of Q and O
+  // Of K and V: codes of 8 bits become fp16 on their way to the products (decode/codes.h).
+  static constexpr bool kCodes = kCachedBits == 8;
+  using Cached = std::conditional_t<kCodes, float_e4m3_t, Element>;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
   static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
   static constexpr int kBlockM = kBlockM_;      // rows of pack-GQA
@@ -30,16 +33,40 @@ struct DecodeConfig {
   // Elements from row to row of Q in shared memory, so that eight of them lie in different banks.
   static constexpr int kQueryStride = kHeadDim + 8;
 
-  using Grid = WarpGrid<Element, 1>;  // every warp on its own
+  using Operand = std::conditional_t<kCodes, half_t, Element>;
+  // Rows of Q are in units of their own then, because fp16 has a smaller range.
+  static constexpr bool kHasUnits = kCodes && !std::is_same_v<Element, half_t>;
+  using Grid = WarpGrid<Operand, 1>;  // every warp on its own
 };
+
+// Where (row, column) of a tile of keys or values lies in shared memory: a SmemTile, of whose
+// elements one holds two codes.
+template <class Cached, int kRows, int kColumns>
+struct CachedTile {
+  static constexpr int kShare = 2 / sizeof(Cached);  // of an element
+  SmemTile<kRows, kColumns / kShare> tile;
+
+  __device__ int operator()(int row, int column) const {
+    return tile(row, column / kShare) * kShare;
+  }
+};
+
+// Room for the scales of the same rows, for codes that have some.
+template <class Config, bool = Config::kCodes>
+struct ScaleStorage {
+  float k_scales[Config::kStages][Config::kBlockN];
+  float v_scales[Config::kStages][Config::kBlockN];
+};
+
+template <class Config>
+struct ScaleStorage<Config, false> {};
 
 // Room for one warp's keys and values on their way.
 template <class Config>
-struct RingStorage {
-  using Element = typename Config::Element;
-  // SmemTile<kBlockN, kColumns>
+struct RingStorage : ScaleStorage<Config> {
+  // CachedTile<Cached, kBlockN, kColumns>
   template <int kColumns>
-  using Tile = array_aligned<Element, Config::kBlockN * kColumns>;
+  using Tile = array_aligned<typename Config::Cached, Config::kBlockN * kColumns>;
   alignas(128) Tile<Config::kHeadDim> k[Config::kStages];
   alignas(128) Tile<Config::kHeadDimV> v[Config::kStages];
 };

@@ -57,9 +57,9 @@ __device__ void find_work(DecodeParams const& p, PieceShare const& share,
   work.begin = visible.begin + range.begin * Config::kUnit;
   work.end = min(visible.begin + range.end * Config::kUnit, visible.end);
   work.pages = KeyPages(p.fwd.pages, tile.info, tile.sequence);
-  using Element = typename Config::Element;
-  work.k = static_cast<Element const*>(p.fwd.k.ptr) + tile.head_kv * p.fwd.k.head_stride;
-  work.v = static_cast<Element const*>(p.fwd.v.ptr) + tile.head_kv * p.fwd.v.head_stride;
+  using Cached = typename Config::Cached;
+  work.k = static_cast<Cached const*>(p.fwd.k.ptr) + tile.head_kv * p.fwd.k.head_stride;
+  work.v = static_cast<Cached const*>(p.fwd.v.ptr) + tile.head_kv * p.fwd.v.head_stride;
 }
 
 template <class Config, bool kClusters, bool kWritesRows>

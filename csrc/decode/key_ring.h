@@ -12,9 +12,9 @@ namespace flash::decode {
 // ring is always on its way.
 template <class Config>
 struct KeyRing {
-  using Element = typename Config::Element;
+  using Cached = typename Config::Cached;
   static constexpr int kN = Config::kBlockN;
-  static constexpr int kRowsPerPass = 4;  // 8 lanes of 16 bytes for 64 columns of a row
+  static constexpr int kChunk = 16 / sizeof(Cached);  // columns of a lane's 16 bytes
 
   FwdParams const& p;
   RingStorage<Config>& ring;
@@ -53,10 +53,16 @@ struct KeyRing {
     }
     exist[Config::kStages - 1] = __ballot_sync(0xffffffffu, mine);
     look_up();
+    if constexpr (Config::kCodes) {
+      load_scales(p.codes.k, ring.k_scales[stage]);
+    }
     load<Config::kHeadDim>(work.k, p.k, ring.k[stage].data(), p.head_dim, p.odd.columns_k);
   }
 
   __device__ void load_v(int stage) {
+    if constexpr (Config::kCodes) {
+      load_scales(p.codes.v, ring.v_scales[stage]);
+    }
     load<Config::kHeadDimV>(work.v, p.v, ring.v[stage].data(), p.head_dim_v, p.odd.columns_v);
   }
 
@@ -75,8 +81,19 @@ struct KeyRing {
     key += Config::kWarps * kN;
   }
 
+  // They are of the cp.async group that comes next.
+  __device__ void load_scales(CodeScale const& scale, float* target) {
+    using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>;
+    if (scale.of_rows && lane < kN) {
+      bool const exists = exist[Config::kStages - 1] >> lane & 1;
+      float const* const source =
+          scale.of_row(exists ? current.page : 0, current.row, work.tile.head_kv);
+      CopyOp::copy(*source, target[lane], exists);
+    }
+  }
+
   template <int kColumns>
-  __device__ void load(Element const* head, TensorView<const void> const& view, Element* target,
+  __device__ void load(Cached const* head, TensorView<const void> const& view, Cached* target,
                        int columns, int odd_columns) {
     if constexpr (Config::kScores == ScoreLevel::Full) {
       if (odd_columns > 0) [[unlikely]] {
@@ -88,7 +105,8 @@ struct KeyRing {
     // Rows of 96 and 112 columns end in the first half of a line or a little behind it. The rest is
     // the next head's, which reads it later or has it already: not to fetch it saves up to 11% (d
     // 96 and 112, H100); other rows end elsewhere, and gain nothing.
-    bool const ends_early = kColumns == 128 && columns % 64 >= 32;
+    constexpr int kLine = 128 / sizeof(Cached);
+    bool const ends_early = kColumns == 2 * kLine && columns % kLine >= kLine / 2;
     if (ends_early) {
       load_chunks<kColumns, 64>(head, view, target, columns);
     } else {
@@ -100,11 +118,11 @@ struct KeyRing {
   // Loads rows that are not multiples of 16 bytes: by the largest words of cp.async that all rows
   // are multiples of, or by elements if there are none.
   template <int kColumns>
-  __device__ void load_odd(Element const* head, TensorView<const void> const& view, Element* target,
+  __device__ void load_odd(Cached const* head, TensorView<const void> const& view, Cached* target,
                            int columns) {
     uint64_t const elements = view.batch_stride | view.row_stride | columns;
     auto const bytes =
-        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(head) | elements * sizeof(Element));
+        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(head) | elements * sizeof(Cached));
     if (bytes % sizeof(uint64_t) == 0) {
       load_words<uint64_t, kColumns>(head, view, target, columns);
     } else if (bytes % sizeof(uint32_t) == 0) {
@@ -115,13 +133,13 @@ struct KeyRing {
   }
 
   template <class Word, int kColumns>
-  __device__ void load_words(Element const* head, TensorView<const void> const& view,
-                             Element* target, int columns) {
+  __device__ void load_words(Cached const* head, TensorView<const void> const& view, Cached* target,
+                             int columns) {
     using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>;
-    constexpr int kElements = sizeof(Word) / sizeof(Element);
-    for_each_chunk<kColumns>(head, view, [&](Element const* source, int at, int col, bool exists) {
+    constexpr int kElements = sizeof(Word) / sizeof(Cached);
+    for_each_chunk<kColumns>(head, view, [&](Cached const* source, int at, int col, bool exists) {
 #pragma unroll
-      for (int i = 0; i < 8; i += kElements) {
+      for (int i = 0; i < kChunk; i += kElements) {
         CopyOp::copy(*reinterpret_cast<Word const*>(source + i),
                      *reinterpret_cast<Word*>(target + at + i), exists && col + i < columns);
       }
@@ -130,31 +148,42 @@ struct KeyRing {
 
   // Loads rows at any address. cp.async cannot do that, so these are ordinary loads.
   template <int kColumns>
-  __device__ void load_elements(Element const* head, TensorView<const void> const& view,
-                                Element* target, int columns) {
-    for_each_chunk<kColumns>(head, view, [&](Element const* source, int at, int col, bool exists) {
-      cutlass::AlignedArray<Element, 8> chunk;
+  __device__ void load_elements(Cached const* head, TensorView<const void> const& view,
+                                Cached* target, int columns) {
+    for_each_chunk<kColumns>(head, view, [&](Cached const* source, int at, int col, bool exists) {
+      cutlass::AlignedArray<Cached, kChunk> chunk;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        chunk[i] = exists && col + i < columns ? source[i] : Element(0);
+      for (int i = 0; i < kChunk; ++i) {
+        chunk[i] = exists && col + i < columns ? source[i] : Cached(0);
       }
-      *reinterpret_cast<cutlass::AlignedArray<Element, 8>*>(target + at) = chunk;
+      *reinterpret_cast<cutlass::AlignedArray<Cached, kChunk>*>(target + at) = chunk;
     });
   }
 
-  // Calls load(source, at, col, exists) for the lane's chunks: 8 columns from `col` on of a key,
-  // which may not exist; `at` is their place in the buffer.
+  // How a warp's lanes share a tile: each has 16 bytes of a row, and eight of them, or as many as
+  // it has, a run of it.
+  template <int kColumns>
+  struct Lanes {
+    static constexpr int kOfRow = cute::min(8, kColumns / kChunk);
+    static constexpr int kRun = kOfRow * kChunk;  // columns
+    static constexpr int kRows = 32 / kOfRow;     // at a time
+    using Layout = CachedTile<Cached, kN, kColumns>;
+  };
+
+  // Calls load(source, at, col, exists) for the lane's chunks: kChunk columns from `col` on of a
+  // key, which may not exist; `at` is their place in the buffer.
   template <int kColumns, class Load>
-  __device__ void for_each_chunk(Element const* head, TensorView<const void> const& view,
+  __device__ void for_each_chunk(Cached const* head, TensorView<const void> const& view,
                                  Load load) {
-    constexpr SmemTile<kN, kColumns> layout;
+    using L = Lanes<kColumns>;
+    typename L::Layout const layout{};
     int64_t const mine = view.offset(current.page, current.row, 0);
 #pragma unroll 1
-    for (int row = lane / 8; row < kN; row += kRowsPerPass) {
-      Element const* source = head + __shfl_sync(0xffffffffu, mine, row);
+    for (int row = lane / L::kOfRow; row < kN; row += L::kRows) {
+      Cached const* source = head + __shfl_sync(0xffffffffu, mine, row);
       bool const exists = exist[Config::kStages - 1] >> row & 1;
 #pragma unroll 1
-      for (int col = lane % 8 * 8; col < kColumns; col += 64) {
+      for (int col = lane % L::kOfRow * kChunk; col < kColumns; col += L::kRun) {
         load(source + col, layout(row, col), col, exists);
       }
     }
@@ -162,26 +191,25 @@ struct KeyRing {
 
   // kFetch: bytes that L2 fetches at a time.
   template <int kColumns, int kFetch>
-  __device__ void load_chunks(Element const* head, TensorView<const void> const& view,
-                              Element* target, int columns) {
-    constexpr SmemTile<kN, kColumns> layout;
-    int const col = lane % 8 * 8;
+  __device__ void load_chunks(Cached const* head, TensorView<const void> const& view,
+                              Cached* target, int columns) {
+    using L = Lanes<kColumns>;
+    typename L::Layout const layout{};
+    int const first = lane / L::kOfRow, col = lane % L::kOfRow * kChunk;
     // A lane computes the offset of its own key, and passes it to the others by shuffles.
     int64_t const mine = view.offset(current.page, current.row, 0);
-    unsigned const exists = exist[Config::kStages - 1] >> lane / 8;
+    unsigned const exists = exist[Config::kStages - 1] >> first;
     // The swizzle repeats every 8 rows, so two addresses plus constants reach all rows.
-    Element* const targets[2] = {target + layout(lane / 8, col),
-                                 target + layout(lane / 8 + 4, col)};
+    Cached* const targets[2] = {target + layout(first, col), target + layout((first + 4) % 8, col)};
 #pragma unroll
-    for (int pass = 0; pass < kN / kRowsPerPass; ++pass) {
-      int const row = pass * kRowsPerPass;
-      Element const* source = head + __shfl_sync(0xffffffffu, mine, row + lane / 8) + col;
+    for (int row = 0; row < kN; row += L::kRows) {
+      Cached const* source = head + __shfl_sync(0xffffffffu, mine, row + first) + col;
 #pragma unroll
-      for (int run = 0; run < kColumns; run += 64) {
+      for (int run = 0; run < kColumns; run += L::kRun) {
         // Keys and columns that do not exist become zero, whatever lies there: 0 · NaN is NaN.
         copy_chunk_async<kFetch>(
             *reinterpret_cast<uint128_t const*>(source + run),
-            *reinterpret_cast<uint128_t*>(targets[pass % 2] + layout(row / 8 * 8, run)),
+            *reinterpret_cast<uint128_t*>(targets[row / 4 % 2] + layout(row / 8 * 8, run)),
             (exists >> row & 1) && col + run < columns);
       }
     }

@@ -63,7 +63,7 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     auto const row = softmax.finish(r, output.sink(coord.row(r)), NoReduce{});
-    factor[r] *= row.out_scale;
+    factor[r] *= row.out_scale * (Config::kCodes ? acc.out_unit : 1.f);
     lse[r] = row.lse;
     if constexpr (!Output::kOpensLate) {
       store_lse(r, row.lse);
@@ -73,10 +73,16 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
   Tensor o = acc.rows();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    float* const row = smem.out[warp][coord.row(r)];
 #pragma unroll
-    for (int c = 0; c < size<1>(o); c += 2) {
-      *reinterpret_cast<float2*>(&smem.out[warp][coord.row(r)][coord.col(c)]) = {o(r, c),
-                                                                                 o(r, c + 1)};
+    for (int c = 0; c < size<1>(o); c += 4) {
+      if constexpr (Config::kCodes) {  // see multiply_value_codes
+        *reinterpret_cast<float4*>(&row[c * 4 + coord.col0 * 2]) = {o(r, c), o(r, c + 2),
+                                                                    o(r, c + 1), o(r, c + 3)};
+      } else {
+        *reinterpret_cast<float2*>(&row[coord.col(c)]) = {o(r, c), o(r, c + 1)};
+        *reinterpret_cast<float2*>(&row[coord.col(c + 2)]) = {o(r, c + 2), o(r, c + 3)};
+      }
     }
   }
   __syncthreads();

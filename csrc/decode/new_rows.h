@@ -4,19 +4,11 @@
 // same rows write the same values. The first piece of each KV head writes rows that no query sees.
 #pragma once
 
-#include <cutlass/numeric_conversion.h>
-
+#include "core/coded.h"
+#include "core/halves.h"
 #include "decode/key_ring.h"
 
 namespace flash::decode {
-
-// Puts the first halves of two words into `a` and the second halves into `b`; it is its own
-// inverse.
-__device__ inline void swap_halves(uint32_t& a, uint32_t& b) {
-  uint32_t const first = (a & 0xffffu) | b << 16, second = a >> 16 | (b & 0xffff0000u);
-  a = first;
-  b = second;
-}
 
 // Four pairs to rotate, or eight neighbours that are copied. Code that runs once takes the time, so
 // both layouts, and queries and keys, share it: interleaved pairs are taken apart before the
@@ -32,6 +24,7 @@ struct RowPart {
   Chunk y;
   Chunk cos;
   Chunk sin;
+  float scale;  // of codes
 
   __device__ void rotate(bool interleaved) {
     if (interleaved) {
@@ -92,6 +85,7 @@ struct PartPlace {
 template <class Config>
 struct BlockRows {
   using Element = typename Config::Element;
+  using Cached = typename Config::Cached;
   using Part = RowPart<Element>;
   static constexpr int kParts = cute::max(Config::kHeadDim, Config::kHeadDimV) / Part::kColumns;
 
@@ -160,6 +154,9 @@ struct BlockRows {
     bool const exists = at.part * Part::kColumns < columns(at.kind);
     part.x = exists ? chunk(source + part.first) : Chunk{};
     part.y = exists ? chunk(source + part.second) : Chunk{};
+    if constexpr (Config::kCodes) {
+      part.scale = at.kind == PartPlace::Query ? 1.f : scale(at);
+    }
     if (is_rotated) {
       // A position behind the tables is an error that cannot be reported from here; the clamp
       // avoids a fault at least.
@@ -176,23 +173,17 @@ struct BlockRows {
     if (rotates(at)) {
       part.rotate(p.rows.rotary.interleaved);
     }
-    bool const is_query = at.kind == PartPlace::Query;
-    Element* const to = is_query ? tile + at.row * Config::kQueryStride : target(at);
-    if (!to) {
-      return;
-    }
-    if constexpr (Config::kScores == ScoreLevel::Full) {
-      if (p.rows.odd && !is_query) [[unlikely]] {
-        int const end = at.kind == PartPlace::Key ? p.rows.columns_k : p.rows.columns_v;
-        store_each(to, part.first, part.x, end);
-        store_each(to, part.second, part.y, end);
-        return;
+    if (at.kind == PartPlace::Query) {
+      // The tile gets zeros in the columns behind the head's, where K is zero as well.
+      store(tile + at.row * Config::kQueryStride, at, part, part.x, part.y, Config::kHeadDim);
+    } else if (Cached* const to = target(at)) {
+      if constexpr (Config::kCodes) {
+        float const inverse = 1.f / part.scale;
+        store_to_cache(to, at, part, coded<Part::kPairs>(part.x, inverse),
+                       coded<Part::kPairs>(part.y, inverse));
+      } else {
+        store_to_cache(to, at, part, part.x, part.y);
       }
-    }
-    // The tile gets zeros in the columns behind the head's, where K is zero as well.
-    if (at.part * Part::kColumns < (is_query ? Config::kHeadDim : columns(at.kind))) {
-      *reinterpret_cast<Chunk*>(to + part.first) = part.x;
-      *reinterpret_cast<Chunk*>(to + part.second) = part.y;
     }
   }
 
@@ -223,8 +214,34 @@ struct BlockRows {
     return *reinterpret_cast<Chunk const*>(source);
   }
 
+  // `from` of Numbers, kPairs of them, and as many that belong to part.second.
+  template <class Number, class Numbers>
+  static __device__ void store(Number* row, PartPlace const& at, Part const& part,
+                               Numbers const& first, Numbers const& second, int end) {
+    using Aligned = cutlass::AlignedArray<Number, Part::kPairs>;
+    if (at.part * Part::kColumns < end) {
+      static_cast<Numbers&>(*reinterpret_cast<Aligned*>(row + part.first)) = first;
+      static_cast<Numbers&>(*reinterpret_cast<Aligned*>(row + part.second)) = second;
+    }
+  }
+
+  template <class Numbers>
+  __device__ void store_to_cache(Cached* row, PartPlace const& at, Part const& part,
+                                 Numbers const& first, Numbers const& second) const {
+    if constexpr (Config::kScores == ScoreLevel::Full) {
+      if (p.rows.odd) [[unlikely]] {
+        int const end = at.kind == PartPlace::Key ? p.rows.columns_k : p.rows.columns_v;
+        store_each(row, part.first, first, end);
+        store_each(row, part.second, second, end);
+        return;
+      }
+    }
+    store(row, at, part, first, second, columns(at.kind));
+  }
+
   // Stores columns [col, col + kPairs) of a row with columns [0, end) that is not whole chunks.
-  static __device__ void store_each(Element* row, int col, Chunk const& from, int end) {
+  template <class Numbers>
+  static __device__ void store_each(Cached* row, int col, Numbers const& from, int end) {
 #pragma unroll
     for (int i = 0; i < Part::kPairs; ++i) {
       if (col + i < end) {
@@ -233,16 +250,28 @@ struct BlockRows {
     }
   }
 
+  // The slot of a new key in the cache; without a page if there is none for it.
+  __device__ PageSlot slot(PartPlace const& at) const {
+    bool const fits = before >= 0 && before < p.fwd.seqlens.seqlen_k - at.row;
+    return fits ? work.pages.slot(before + at.row) : PageSlot{PageSlot::kNoPage, 0};
+  }
+
   // The cache's row of a new key; null if it has no place.
-  __device__ Element* target(PartPlace const& at) const {
-    if (before < 0 || before >= p.fwd.seqlens.seqlen_k - at.row) {
-      return nullptr;
-    }
-    PageSlot const slot = work.pages.slot(before + at.row);
+  __device__ Cached* target(PartPlace const& at) const {
+    PageSlot const to = slot(at);
     TensorView<void> const& cache = at.kind == PartPlace::Key ? p.rows.k_cache : p.rows.v_cache;
-    return work.pages.exists(slot) ? static_cast<Element*>(cache.ptr) +
-                                         cache.offset(slot.page, slot.row, work.tile.head_kv)
-                                   : nullptr;
+    return work.pages.exists(to)
+               ? static_cast<Cached*>(cache.ptr) + cache.offset(to.page, to.row, work.tile.head_kv)
+               : nullptr;
+  }
+
+  __device__ float scale(PartPlace const& at) const {
+    CodeScale const& scale = at.kind == PartPlace::Key ? p.fwd.codes.k : p.fwd.codes.v;
+    PageSlot const of = slot(at);
+    float const head = scale.of_head(work.tile.sequence, work.tile.head_kv);
+    return scale.of_rows && work.pages.exists(of)
+               ? head * *scale.of_row(of.page, of.row, work.tile.head_kv)
+               : head;
   }
 };
 

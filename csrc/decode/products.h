@@ -1,6 +1,7 @@
 // The two matrix products of one warp: S = Q·Kᵀ and O += P·V.
 #pragma once
 
+#include "decode/code_queries.h"
 #include "decode/tile_rows.h"
 #include "sm80/products.h"
 
@@ -32,12 +33,17 @@ __device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
 // anything, because no other row depends on them.
 template <class Config>
 __device__ auto read_queries(typename Config::Element* source, int lane) {
-  using Element = typename Config::Element;
+  using Operand = typename Config::Operand;
   constexpr int kSteps = Config::kHeadDim / 16;
-  LanePlace const place = lanes_of_a(lane);
-  Element const* const first = source + place.row * Config::kQueryStride + place.chunk * 8;
-  Tensor q = make_tensor<Element>(Layout<Shape<_8, _1, Int<kSteps>>>{});
+  auto const* const tile = reinterpret_cast<Operand const*>(source);
+  Tensor q = make_tensor<Operand>(Layout<Shape<_8, _1, Int<kSteps>>>{});
   Tensor words = recast<uint32_t>(q);
+  if constexpr (Config::kCodes) {
+    read_queries_for_codes<Config::kQueryStride>(tile, lane, words);
+    return q;
+  }
+  LanePlace const place = lanes_of_a(lane);
+  Operand const* const first = tile + place.row * Config::kQueryStride + place.chunk * 8;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     Along::copy(*reinterpret_cast<uint128_t const*>(first + step * 16), words(0, 0, step),
@@ -48,20 +54,28 @@ __device__ auto read_queries(typename Config::Element* source, int lane) {
 
 // S = Q·Kᵀ (kBlockM, kBlockN)
 template <class Config, class Queries>
-__device__ auto scores(Queries const& q, typename Config::Element* k, int lane) {
+__device__ auto scores(Queries const& q, typename Config::Cached* k, int lane) {
   using Grid = typename Config::Grid;
-  constexpr int kN = Config::kBlockN;
+  constexpr int kN = Config::kBlockN, kD = Config::kHeadDim;
   Tensor s = zeros<Grid, Config::kBlockM, kN>();
-  multiply_registers<Grid>(q, operand_b<Grid, Along, kN, Config::kHeadDim>(k, lane), s);
+  if constexpr (Config::kCodes) {
+    multiply_key_codes<Grid, kN, kD>(q, k, lane, s);
+  } else {
+    multiply_registers<Grid>(q, operand_b<Grid, Along, kN, kD>(k, lane), s);
+  }
   return s;
 }
 
 // O += P·V, P already in operand registers (MMA, 1, kBlockN / 16)
 template <class Config, class OperandP, class Out>
-__device__ void add_values(OperandP const& p, typename Config::Element* v, int lane, Out& out) {
+__device__ void add_values(OperandP const& p, typename Config::Cached* v, int lane, Out& out) {
   using Grid = typename Config::Grid;
-  multiply_registers<Grid>(p, operand_b<Grid, Across, Config::kBlockN, Config::kHeadDimV>(v, lane),
-                           out);
+  constexpr int kN = Config::kBlockN, kD = Config::kHeadDimV;
+  if constexpr (Config::kCodes) {
+    multiply_value_codes<Grid, kN, kD>(p, v, lane, out);
+  } else {
+    multiply_registers<Grid>(p, operand_b<Grid, Across, kN, kD>(v, lane), out);
+  }
 }
 
 }  // namespace flash::decode

@@ -78,12 +78,21 @@ struct DecodeWork {
   int end;
   bool has_first_keys;  // also if the tile has no keys
   KeyPages pages;
-  typename Config::Element const* k;  // of the tile's KV head
-  typename Config::Element const* v;
+  typename Config::Cached const* k;  // of the tile's KV head
+  typename Config::Cached const* v;
+};
+
+// The units of Q's rows beside codes (decode/code_queries.h).
+template <class Config, bool = Config::kCodes>
+struct UnitStorage {
+  float units[Config::kBlockM];
 };
 
 template <class Config>
-struct DecodeStorage {
+struct UnitStorage<Config, false> {};
+
+template <class Config>
+struct DecodeStorage : UnitStorage<Config> {
   union {  // merging begins when all keys have been read
     RingStorage<Config> ring[Config::kWarps];
     MergeStorage<Config> merge;

@@ -39,6 +39,7 @@ struct WarpAccumulators {
   static constexpr int kRows = 2;
   decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>()) out;
   OnlineSoftmax<kRows> softmax;
+  float out_unit = 1.f;  // O is so many times what `out` has
 
   __device__ explicit WarpAccumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
     clear(out);
@@ -84,6 +85,52 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
   }
 }
 
+// What the products with codes are multiplied by.
+template <class Config>
+struct CodeFactors {
+  static constexpr int kRows = 2;
+  CodeScales const& codes;
+  float of_scores[kRows];
+
+  __device__ CodeFactors(CodeScales const& codes_, float of_keys, UnitStorage<Config> const& smem,
+                         FragmentCoord<1> coord)
+      : codes(codes_) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      of_scores[r] = of_keys / kCodeUnit;
+      if constexpr (Config::kHasUnits) {
+        of_scores[r] *= smem.units[coord.row(r)];
+      }
+    }
+  }
+
+  // scales: of the step's keys, where rows have some
+  template <class Scores>
+  __device__ void scale_scores(Scores& s, float const* scales, FragmentCoord<1> coord) const {
+#pragma unroll
+    for (int c = 0; c < size<1>(s); ++c) {
+      float const of_key = codes.k.of_rows ? scales[coord.col(c)] : 1.f;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        s(r, c) *= of_scores[r] * of_key;
+      }
+    }
+  }
+
+  template <class Scores>
+  __device__ void scale_probabilities(Scores& s, float const* scales,
+                                      FragmentCoord<1> coord) const {
+#pragma unroll
+    for (int c = 0; c < size<1>(s); ++c) {
+      float const of_value = codes.v.of_rows ? scales[coord.col(c)] : 1.f;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        s(r, c) *= kProbabilityUnit * of_value;
+      }
+    }
+  }
+};
+
 // Fills the ring, and loads Q into `tile`, for all warps. Q is loaded first: it takes little code,
 // and is wanted with the first keys.
 template <bool kWritesRows, class Config>
@@ -109,20 +156,41 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   FwdParams const& p = params.fwd;
   FastDiv const& group = params.group;
   RingStorage<Config>& storage = smem.ring[warp];
+  [[maybe_unused]] float of_keys = 1.f;
+  if constexpr (Config::kCodes) {  // loaded here, needed later
+    of_keys = p.codes.k.of_head(work.tile.sequence, work.tile.head_kv);
+    acc.out_unit =
+        p.codes.v.of_head(work.tile.sequence, work.tile.head_kv) / (kProbabilityUnit * kCodeUnit);
+  }
   KeyRing<Config> ring(p, work, storage, warp, lane);
   begin_loads<kWritesRows>(params, work, ring, smem.q.data(), warp);
+  if constexpr (Config::kHasUnits) {
+    convert_queries<Config::kThreads, Config::kHeadDim, Config::kQueryStride>(smem.q.data(),
+                                                                              smem.units);
+    __syncthreads();
+  }
   FragmentCoord<1> const coord(lane);
   LaneRows<Config> const rows(p, work.tile, group, coord);
+  [[maybe_unused]] auto const factors = [&] {
+    if constexpr (Config::kCodes) {
+      return CodeFactors<Config>(p.codes, of_keys, smem, coord);
+    } else {
+      return 0;
+    }
+  }();
   Tensor const q = read_queries<Config>(smem.q.data(), lane);
   int stage = 0;
   for (int key = work.begin + warp * kN, end = work.end; key < end; key += Config::kWarps * kN) {
     ring.wait();
     Tensor s_mma = scores<Config>(q, storage.k[stage].data(), lane);
+    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
+    if constexpr (Config::kCodes) {
+      factors.scale_scores(s, storage.k_scales[stage], coord);
+    }
     unsigned const exist = ring.existing();
     __syncwarp();
     ring.load_k(stage);
 
-    Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     if constexpr (Config::kScores == ScoreLevel::Full) {
       apply_score_mod(s, p, group, work.tile, rows, key, coord);
     }
@@ -130,8 +198,14 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     float rescale[2];
     acc.softmax.template step<size<1>(s)>(s, rescale, QuadReduce{});
     acc.rescale(rescale);
-    Tensor probabilities = convert<typename Config::Element>(s_mma);
-    ring.wait();
+    if constexpr (Config::kCodes) {
+      ring.wait();
+      factors.scale_probabilities(s, storage.v_scales[stage], coord);
+    }
+    Tensor probabilities = convert<typename Config::Operand>(s_mma);
+    if constexpr (!Config::kCodes) {
+      ring.wait();
+    }
     add_values<Config>(make_tensor(probabilities.data(), as_operand_a(probabilities.layout())),
                        storage.v[stage].data(), lane, acc.out);
     __syncwarp();

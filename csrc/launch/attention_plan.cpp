@@ -22,8 +22,16 @@ bool is_built_for_hopper() {
 // Rows of both dtypes take the same time.
 Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const& device,
                        bool full) {
-  return find({direction, "bf16", p.head_dim, p.head_dim_v, full, device.sm, device.smem_per_block,
-               page_layout(p)});
+  bool const codes = direction == Direction::Decode && p.codes.used;
+  return find({.direction = direction,
+               .dtype = "bf16",
+               .head_dim = p.head_dim,
+               .head_dim_v = p.head_dim_v,
+               .full_scores = full,
+               .sm = device.sm,
+               .smem_per_block = device.smem_per_block,
+               .pages = page_layout(p),
+               .cached_bits = codes ? 8 : 16});
 }
 
 double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
@@ -93,6 +101,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.page_boxes = paged && page_layout(p) == PageLayout::Boxes;
   problem.cached = cached;
   problem.odd_rows = p.odd.any();
+  problem.codes = p.codes.used;
   problem.heads_apart = p.q.head_stride != 0;
   problem.whole_rows = p.k.whole_rows_apart(kWholeRows) && p.v.whole_rows_apart(kWholeRows);
   problem.num_splits = static_cast<int>(std::min<int64_t>(num_splits, 1 << 30));
@@ -127,7 +136,8 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
           .plain = v.is_plain(),
           .resident = blocks * device.sm_count,
           .rows_at_once = threads * kLaneColumns / v.head_dim_v,
-          .clusters = clusters};
+          .clusters = clusters,
+          .cached_bytes = v.cached_bits / 8};
 }
 
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,

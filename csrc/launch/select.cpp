@@ -57,6 +57,9 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.head_dim > v.head_dim || r.head_dim_v > v.head_dim_v) {
     return because("serves head dims up to ", v.head_dim, "/", v.head_dim_v);
   }
+  if (r.cached_bits != v.cached_bits) {
+    return because("reads keys of ", v.cached_bits, " bits");
+  }
   if (r.full_scores && v.is_plain()) {
     return because("has no softcap, ALiBi or dropout");
   }
@@ -83,7 +86,8 @@ std::string describe(Request const& r) {
   return concat(to_string(r.direction), " ", r.dtype, " head_dim ", r.head_dim,
                 r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
                 r.full_scores ? " with softcap, ALiBi, dropout or a scale <= 0" : "",
-                r.largest_logits ? " with largest logits" : "", " on sm_", r.sm);
+                r.largest_logits ? " with largest logits" : "",
+                r.cached_bits == 8 ? " with a cache of codes" : "", " on sm_", r.sm);
 }
 
 }  // namespace

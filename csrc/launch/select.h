@@ -28,6 +28,7 @@ struct Request {
   PageLayout pages = PageLayout::Any;  // of a paged call
   float softcap = 0.f;                 // of a backward call
   bool largest_logits = false;         // of a forward call: whether they are wanted
+  int cached_bits = 16;                // of a decode call
 
   bool operator==(Request const&) const = default;
 };

@@ -60,6 +60,7 @@ struct Variant {
   char const* scores;  // "plain", "full"
   char const* why;
   int second_block_n;  // keys of a tile of its other kernel; 0: there is none
+  int cached_bits;     // of the keys and values that a decode row reads: 16, or 8 of codes
   int smem_bytes;
   int cluster;  // CTAs that share a tile
   Launch launch;

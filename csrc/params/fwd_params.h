@@ -1,5 +1,6 @@
 #pragma once
 
+#include "params/code_scales.h"
 #include "params/forward_tile.h"
 #include "params/key_splits.h"
 #include "params/mask.h"
@@ -30,8 +31,9 @@ struct FwdParams {
   TensorView<const void> q;  // [b, sq, h, d]
   TensorView<const void> k;  // [b, sk, hk, d]
   TensorView<const void> v;  // [b, sk, hk, dv]
-  TensorView<void> out;      // [b, sq, h, dv]
-  RowView lse;               // [b, h, sq], natural log
+  CodeScales codes;
+  TensorView<void> out;  // [b, sq, h, dv]
+  RowView lse;           // [b, h, sq], natural log
   MaxLogits max_logits;
   Pages pages;  // of k and v, if they are [pages, page_size, hk, d]
   Seqlens seqlens;
@@ -42,7 +44,7 @@ struct FwdParams {
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
-  // The plan's choice (plan/forward.h), which the decode kernel does not read.
+  // The plan's choice (plan/plan.h), which the decode kernel does not read.
   ForwardTile tile;
   int side_by_side;    // heads whose row blocks run together
   bool longest_first;  // the last row block of each head comes first

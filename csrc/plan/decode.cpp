@@ -47,7 +47,7 @@ struct Work {
     double const ctas =
         tiles * (cut ? std::max(ranges * mean / piece + ranges / 2, ranges) : ranges * cluster);
     double const of_sm = ctas / m.sm_count, units = ranges * tiles * mean / ctas;
-    double const unit_us = k.block_n * kElement * (k.head_dim + k.head_dim_v) / m.sm_reads;
+    double const unit_us = k.block_n * k.cached_bytes * (k.head_dim + k.head_dim_v) / m.sm_reads;
     double busy = 0, uneven = 0;
     if (of_sm > (s.cluster_log2 == kMostClusterLog2 ? kRoom : 1)) {
       double const next = (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
@@ -59,7 +59,7 @@ struct Work {
       uneven = kUneven * s.cluster_log2;
     }
     double const memory_us =
-        kElement * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
+        k.cached_bytes * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
     double const us = overlapped(busy, memory_us) + uneven * units * unit_us;
     // What is left of the longest piece when the others end on average.
     double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.);
@@ -127,7 +127,7 @@ Problem few_of(Problem p) {
 // the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
 bool must_decode(Problem const& p, Machine const& m) {
   bool const cache = p.cached || p.page_size > 0;
-  return p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
+  return p.codes || p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
          (cache && (m.sm != 90 || p.num_splits > 1 || p.batch_invariant));
 }
 
@@ -141,7 +141,7 @@ int decodable_queries(Problem const& p) {
     return 0;
   }
   bool const mixed = p.varlen_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
-  return rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
+  return p.codes || rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
 }
 
 std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Kernel const& k) {

@@ -58,6 +58,7 @@ struct Kernel {
   int second_block_n = 0;  // of a forward; 0: there is no second tile
   int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;   // of decoding: clusters of CTAs may share tiles
+  int cached_bytes = 2;    // of decoding: of a number of K and V
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

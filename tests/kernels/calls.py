@@ -227,6 +227,7 @@ def cached(
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
     brings: dict | None = None,
+    codes: dict | None = None,
     **full,
 ) -> tuple[Tensor, Tensor]:
     """out (b, sq, h, dv) and lse (b, h, sq) against a cache to which `new` keys were appended.
@@ -235,19 +236,21 @@ def cached(
     until a kernel writes there. stream: whose counters it has. hopper_sms: of one of Hopper's GPUs,
     where each tile has a cluster of `cluster` thread blocks, or of largest_cluster if that is less;
     0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself,
-    first. The cache's head dims may be any; q's and out's are rounded up to multiples of 8.
+    first. codes: `code_scales` of a cache of codes. The cache's head dims may be any; q's and out's are rounded up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
     head_dim_v = -(-v_cache.shape[-1] // 8) * 8
     out_shape, lse_shape = (b, seqlen_q, heads, head_dim_v), (b, heads, seqlen_q)
     output = Outputs(before, out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
     call = _common(q, k_cache, v_cache, output.out, output.lse, causal, window_size, softmax_scale)
-    if k_cache.shape[-1] % 8 or v_cache.shape[-1] % 8:
+    chunk = 16 // k_cache.element_size()
+    if k_cache.shape[-1] % chunk or v_cache.shape[-1] % chunk:
         call |= {"odd_columns_k": k_cache.shape[-1], "odd_columns_v": v_cache.shape[-1]}
         call |= {"head_dim_v": head_dim_v}
     call |= {"seqlen_q": seqlen_q}
     call |= cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     call["new_k"] = new
+    call |= codes or {}
     scores(call, **full)
     if num_splits is None:
         kernels.run(variant, call)
@@ -275,6 +278,7 @@ def append(
     local: bool = True,
     cache_batch_idx: Tensor | None = None,
     block_table: Tensor | None = None,
+    codes: dict | None = None,
 ) -> Tensor:
     """Writes k and v into the cache; returns q as the attention needs it."""
     turned = poisoned(torch.full(q.shape, NAN, dtype=q.dtype))
@@ -282,7 +286,7 @@ def append(
     call = _common(q, k_cache, v_cache, turned, no_lse, False, (-1, -1), None)
     call |= cache(k_cache, q.shape[0], cache_seqlens, cache_batch_idx, None, block_table)
     call |= new_rows(turned, k, v, rotary_cos, rotary_sin, interleaved, local)
-    call |= {"new_k": k.shape[1], "seqlen_q": q.shape[1]}
+    call |= {"new_k": k.shape[1], "seqlen_q": q.shape[1]} | (codes or {})
     kernels.run_append(variant, call)
     if rotary_cos is None:
         assert turned._base.isnan().all()
@@ -312,6 +316,21 @@ def new_rows(
             "advance_q": local,
         }
     return rows
+
+
+def code_scales(k_descale: Tensor | float, v_descale: Tensor | float) -> dict:
+    """Scales of a cache of codes: a number, (batch, heads_k), or (the cache's rows, heads_k)."""
+    call: dict = {"codes": True}
+    for name, scale in (("k_descale", k_descale), ("v_descale", v_descale)):
+        if not isinstance(scale, Tensor):
+            call[f"{name}_all"] = scale
+            continue
+        of_rows = scale.dim() == 3
+        row_stride = scale.stride(1) if of_rows else 0
+        call[name] = (
+            scale.data_ptr(), scale.stride(0), row_stride, scale.stride(-1), int(of_rows),
+        )  # fmt: skip
+    return call
 
 
 def cache(k_cache, b, cache_seqlens, cache_batch_idx, cache_leftpad, block_table) -> dict:

@@ -126,6 +126,22 @@ flash::DeviceInfo running_device(flash::DeviceInfo device, py::dict const& call)
   return device;
 }
 
+// name: (address, batch stride, row stride, head stride, whether of rows), if given
+flash::CodeScale code_scale(py::dict const& call, std::string const& name) {
+  flash::CodeScale scale{};
+  scale.all = number<float>(call, (name + "_all").c_str(), 1.f);
+  if (call.contains(name.c_str())) {
+    auto const v = call[name.c_str()].cast<std::array<int64_t, 5>>();
+    scale = {reinterpret_cast<float*>(v[0]), v[1], v[2], v[3], v[4] != 0, scale.all};
+  }
+  return scale;
+}
+
+flash::CodeScales code_scales(py::dict const& call) {
+  return {number<bool>(call, "codes"), code_scale(call, "k_descale"),
+          code_scale(call, "v_descale")};
+}
+
 flash::FwdParams forward_params(py::dict const& call) {
   auto p = params<flash::FwdParams>(call);
   p.batch_invariant = number<bool>(call, "batch_invariant");
@@ -133,6 +149,7 @@ flash::FwdParams forward_params(py::dict const& call) {
   p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
              number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
              number<int>(call, "pages")};
+  p.codes = code_scales(call);
   p.odd = {number<int>(call, "odd_columns_k"), number<int>(call, "odd_columns_v")};
   if (auto* const logits = pointer<float>(call, "max_logits")) {
     p.max_logits = call.contains("logits_of_heads") ? flash::MaxLogits{0, logits}
@@ -373,6 +390,7 @@ flash::NewRows new_rows(py::dict const& call) {
   rows.k_cache = view<void>(call, "k");
   rows.v_cache = view<void>(call, "v");
   rows.odd = call.contains("odd_columns_k");
+  rows.codes = code_scales(call);
   rows.columns_k = number<int>(call, rows.odd ? "odd_columns_k" : "head_dim");
   rows.columns_v = number<int>(call, rows.odd ? "odd_columns_v" : "head_dim_v");
   rows.rotary = {pointer<void>(call, "cos"),          pointer<void>(call, "sin"),

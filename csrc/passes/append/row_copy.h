@@ -2,6 +2,7 @@
 // workspace for rotated queries. 16 bytes a step.
 #pragma once
 
+#include "core/coded.h"
 #include "core/paging.h"
 #include "passes/append/rotate.h"
 
@@ -10,11 +11,13 @@ namespace flash::append {
 template <class Element>
 struct RowCopy {
   Element const* from = nullptr;
-  Element* to = nullptr;  // null: the row has no place
+  void* to = nullptr;     // Elements, or codes; null: the row has no place
   uint32_t position = 0;  // in the rotary tables
   bool rotates = false;
   bool odd = false;  // the target does not consist of chunks
   int columns = 0;
+  bool codes = false;
+  float inverse = 1.f;  // of the codes' scale
 
   __device__ bool has(int col) const { return to && col < columns; }
 
@@ -32,15 +35,27 @@ struct RowCopy {
   }
 
   __device__ void store(int col, uint128_t chunk) const {
+    auto const& elements = reinterpret_cast<cutlass::Array<Element, 8> const&>(chunk);
+    if (codes) {
+      store_chunk(col, coded<8>(elements, inverse));
+    } else {
+      store_chunk(col, elements);
+    }
+  }
+
+ private:
+  template <class Number>
+  __device__ void store_chunk(int col, cutlass::Array<Number, 8> const& chunk) const {
+    auto* const row = static_cast<Number*>(to);
     if (!odd) {
-      *reinterpret_cast<uint128_t*>(to + col) = chunk;
+      using Aligned = cutlass::AlignedArray<Number, 8>;
+      static_cast<cutlass::Array<Number, 8>&>(*reinterpret_cast<Aligned*>(row + col)) = chunk;
       return;
     }
-    auto const& elements = reinterpret_cast<cutlass::Array<Element, 8> const&>(chunk);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (col + i < columns) {
-        to[col + i] = elements[i];
+        row[col + i] = chunk[i];
       }
     }
   }
@@ -54,7 +69,7 @@ struct NewRow {
 };
 
 template <class Element>
-__device__ RowCopy<Element> row_copy(TensorView<const void> const& from, NewRow at, Element* to,
+__device__ RowCopy<Element> row_copy(TensorView<const void> const& from, NewRow at, void* to,
                                      int columns) {
   RowCopy<Element> copy;
   copy.from = static_cast<Element const*>(from.ptr) + from.offset(at.sequence, at.row, at.head);
@@ -76,17 +91,11 @@ __device__ RowCopy<Element> query_copy(NewRows const& rows, NewRow at, int befor
   return copy;
 }
 
-// The cache's row for a new key behind `before` others; null if it has no place among `capacity`.
-template <class Element>
-__device__ Element* place(TensorView<void> const& cache, KeyPages const& pages, NewRow at,
-                          int before, int capacity) {
-  if (before < 0 || before >= capacity - at.row) {
-    return nullptr;
-  }
-  PageSlot const slot = pages.slot(before + at.row);
-  return pages.exists(slot)
-             ? static_cast<Element*>(cache.ptr) + cache.offset(slot.page, slot.row, at.head)
-             : nullptr;
+// Where a new key goes behind `before` others; no page if it has no place among `capacity`.
+__device__ inline PageSlot slot_of(KeyPages const& pages, NewRow at, int before, int capacity) {
+  bool const fits = before >= 0 && before < capacity - at.row;
+  PageSlot const slot = fits ? pages.slot(before + at.row) : PageSlot{PageSlot::kNoPage, 0};
+  return pages.exists(slot) ? slot : PageSlot{PageSlot::kNoPage, 0};
 }
 
 // A new key on its way into the cache, or else its value.
@@ -94,9 +103,19 @@ template <class Element>
 __device__ RowCopy<Element> cache_copy(NewRows const& rows, bool is_key, KeyPages const& pages,
                                        NewRow at, int before, int capacity) {
   TensorView<void> const& cache = is_key ? rows.k_cache : rows.v_cache;
-  auto* const to = place<Element>(cache, pages, at, before, capacity);
+  PageSlot const slot = slot_of(pages, at, before, capacity);
+  bool const codes = rows.codes.used, exists = slot.page != PageSlot::kNoPage;
+  int64_t const offset = cache.offset(slot.page, slot.row, at.head);
+  void* const to =
+      exists ? static_cast<char*>(cache.ptr) + offset * (codes ? 1 : sizeof(Element)) : nullptr;
   RowCopy<Element> copy =
       row_copy<Element>(is_key ? rows.k : rows.v, at, to, is_key ? rows.columns_k : rows.columns_v);
+  if (codes && exists) {
+    CodeScale const& scale = is_key ? rows.codes.k : rows.codes.v;
+    float const* const of_row = scale.of_row(slot.page, slot.row, at.head);
+    copy.codes = true;
+    copy.inverse = 1.f / (scale.of_head(at.sequence, at.head) * (of_row ? *of_row : 1.f));
+  }
   copy.odd = rows.odd;
   copy.rotates = is_key && rows.rotary.cos;
   copy.position = uint32_t(before) + at.row;

@@ -1,0 +1,34 @@
+// Scales of a cache that holds codes of 8 bits (e4m3): a key or value is its code times its scale.
+#pragma once
+
+#include "params/common.h"
+
+namespace flash {
+
+// Of K or of V: `all`, times a number of each sequence and KV head, or of each row of the cache and
+// KV head.
+struct CodeScale {
+  float const* ptr;      // null: `all` alone
+  int64_t batch_stride;  // from sequence to sequence; of rows, as the cache's (TensorView)
+  int64_t row_stride;
+  int64_t head_stride;
+  bool of_rows;
+  float all;
+
+  FLASH_HD float of_head(int sequence, int head) const {
+    return ptr && !of_rows ? all * ptr[sequence * batch_stride + head * head_stride] : all;
+  }
+
+  // By what a row's scale differs from its head's; null: by nothing.
+  FLASH_HD float const* of_row(int page, int64_t row, int head) const {
+    return of_rows ? ptr + page * batch_stride + row * row_stride + head * head_stride : nullptr;
+  }
+};
+
+struct CodeScales {
+  bool used;  // K and V are codes
+  CodeScale k;
+  CodeScale v;
+};
+
+}  // namespace flash
