@@ -9,11 +9,13 @@ import torch
 from cache_cases import CacheCase, expected, run_cached
 from cases import BF16, FP16, FP32, FP64
 from compare import assert_accurate, assert_bitwise, assert_lse, same_nonfinite
-from fp8_cases import FP8, KINDS, VALUES, CodedInputs, bits, decoded, make_codes, nearest
+from fp8_cases import FP8, KINDS, VALUES, CodedInputs, bits, decoded, make_codes, nearest, places
 from reference import attention_ref, standard_attention
+from reference_cache import gather_rows
 from torch import Tensor
 
-from flash_attn import flash_attn_with_kvcache
+from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
 
 def references(case: CacheCase, x: CodedInputs) -> list:
@@ -281,3 +283,106 @@ def test_a_missing_page(device):
     assert torch.isneginf(lse[0]).all()
     assert_accurate("out", out[1:], ref.out[1:], std.out[1:])
     assert_bitwise("missing pages", bits(x.coded.k_cache)[pages], before[pages])
+
+
+# --- Packed queries against pages -----------------------------------------------------------------
+
+
+def packed(case: CacheCase, x: CodedInputs, lengths_q: tuple[int, ...], device) -> tuple:
+    """q (total_q, h, d) and cu_seqlens_q, cu_seqlens_k of sequences that have the case's keys."""
+    gen = torch.Generator().manual_seed(11)
+    q = torch.randn(sum(lengths_q), case.h, case.d, generator=gen).to(case.dtype).to(device)
+    lengths = (lengths_q, case.cache_seqlens)
+    return q, *(torch.tensor([0, *n]).cumsum(0).int().to(device) for n in lengths)
+
+
+def packed_references(case: CacheCase, x: CodedInputs, q: Tensor, lengths_q) -> list[tuple]:
+    """(out (total_q, h, dv), lse (h, total_q)) in float64, and of standard attention."""
+    results = []
+    for attention, dtype in ((attention_ref, FP64), (standard_attention, case.dtype)):
+        outs, lses = [], []
+        for b, rows in enumerate(q.split(list(lengths_q))):
+            found = places(case, x.plain, b)
+            k, v = (gather_rows(x.numbers(name).to(dtype), found)[None] for name in "kv")
+            options = {"softcap": case.softcap, "window_size": case.window}
+            if "s_aux" in x.plain.extra:
+                options["s_aux"] = x.plain.extra["s_aux"]
+            out, lse, _ = attention(rows[None], k, v, causal=case.causal, **options)
+            outs.append(out[0])
+            lses.append(lse[0])
+        results.append((torch.cat(outs), torch.cat(lses, dim=1)))
+    return results
+
+
+PACKED = [
+    CacheCase("single_tokens", page_size=16),
+    CacheCase("small_pages", page_size=3, causal=False, dtype=FP16),
+    CacheCase("options", page_size=64, softcap=3.0, sinks=True, window=(50, -1)),
+    CacheCase("values_of_another_size", page_size=16, d=192, dv=128),
+]
+
+
+@pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+@pytest.mark.parametrize("lengths_q", [(1, 1, 1), (1, 90, 3), (9, 2, 0)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_queries(case, lengths_q, kind, device):
+    x = make_codes(case, kind, device)
+    q, cu_q, cu_k = packed(case, x, lengths_q, device)
+    options = {"softcap": case.softcap, "window_size": case.window}
+    out, lse = flash_attn_varlen_func(
+        q, x.coded.k_cache, x.coded.v_cache, cu_q, cu_k, max(lengths_q), 128, causal=case.causal,
+        block_table=x.plain.extra["block_table"], s_aux=x.plain.extra.get("s_aux"),
+        return_lse=True, **options, **x.descales,
+    )  # fmt: skip
+    ref, std = packed_references(case, x, q, lengths_q)
+    assert_accurate("out", out, ref[0], std[0])
+    assert_lse("lse", lse, ref[1])
+
+
+@pytest.mark.parametrize("kind", ["head", "row"])
+def test_batch_invariance(kind, device):
+    """Alone a sequence has the result that it has beside others, bit for bit."""
+    case, lengths_q = CacheCase("invariant", page_size=16), (1, 20, 2)
+    x = make_codes(case, kind, device)
+    q, cu_q, cu_k = packed(case, x, lengths_q, device)
+    table = x.plain.extra["block_table"]
+
+    def call(q, cu_q, cu_k, table, descales):
+        return flash_attn_varlen_func(
+            q, x.coded.k_cache, x.coded.v_cache, cu_q, cu_k, 20, 128, causal=True,
+            block_table=table, batch_invariant=True, **descales,
+        )  # fmt: skip
+
+    together = call(q, cu_q, cu_k, table, x.descales)
+    for b in range(3):
+        rows = slice(int(cu_q[b]), int(cu_q[b + 1]))
+        ends = (torch.tensor([0, n[b + 1] - n[b]], device=device).int() for n in (cu_q, cu_k))
+        descales = x.descales
+        if kind == "head":
+            descales = {name: given[b : b + 1] for name, given in descales.items()}
+        alone = call(q[rows], *ends, table[b : b + 1], descales)
+        assert_bitwise(f"sequence {b}", alone, together[rows])
+
+
+def test_lengths_and_splits_of_the_private_function(device):
+    """As serving engines call it: seqused_k, left padding, a number of splits."""
+    case, lengths_q = CacheCase("engine", page_size=16, leftpad=(3, 70, 1)), (1, 5, 1)
+    x = make_codes(case, "row", device)
+    q, cu_q, _ = packed(case, x, lengths_q, device)
+    used = torch.tensor(case.cache_seqlens, dtype=torch.int32, device=device)
+    out, lse, *_ = _flash_attn_varlen_forward(
+        q, x.coded.k_cache, x.coded.v_cache, cu_q, None, 5, 128, 0.0, case.d**-0.5, True,
+        block_table=x.plain.extra["block_table"], leftpad_k=x.plain.extra["cache_leftpad"],
+        seqused_k=used, num_splits=2, **x.descales,
+    )  # fmt: skip
+    for b, rows in enumerate(q.split(list(lengths_q))):
+        found = places(case, x.plain, b)[case.leftpad[b] :]
+        wide, plain = (
+            [gather_rows(x.numbers(name).to(dtype), found)[None] for name in "kv"]
+            for dtype in (FP64, BF16)
+        )
+        ref, ref_lse, _ = attention_ref(rows[None], *wide, causal=True)
+        std, _, _ = standard_attention(rows[None], *plain, causal=True)
+        at = slice(int(cu_q[b]), int(cu_q[b + 1]))
+        assert_accurate("out", out[at], ref[0], std[0])
+        assert_lse("lse", lse[:, at].contiguous(), ref_lse[0])
