@@ -34,10 +34,10 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = q.new_empty(total_q, heads, v.shape[-1])
     lse = q.new_empty(heads, total_q, dtype=accumulation_dtype(q.dtype))
     max_logits = torch.empty_like(lse) if call.return_max_logits else None
-    score_output = q.new_empty(0)
+    score_output = call.q.new_empty(0)
     if call.return_softmax:
         longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
-        score_output = q.new_zeros(lengths.batch, heads, *longest)
+        score_output = call.q.new_zeros(lengths.batch, heads, *longest)
     for batch in batches(seqs, together=pages is None):
         part = scores.part(batch.members, slice(None))
         ks, vs, hidden = _keys_of(batch, k, v, pages, codes)
@@ -57,8 +57,6 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             max_logits[:, unused].fill_(-math.inf)
     if max_logits is not None:
         score_output = largest_logits(call, max_logits)
-    if call.return_softmax:
-        score_output = score_output.to(call.q.dtype)
     return out.to(call.q.dtype), lse, score_output, rng_state
 
 
