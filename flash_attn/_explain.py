@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flash_attn import _gpus, backend
 from flash_attn._explanation import Explanation
-from flash_attn.api import checks, checks_kvcache
-from flash_attn.call import Cache, MaxLogits, Window, pick
+from flash_attn.api import checks, checks_fp8, checks_kvcache
+from flash_attn.call import FP8, Cache, Descale, MaxLogits, Window, pick
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
@@ -147,6 +147,8 @@ def explain(
     rotary: bool = False,
     backward: bool = False,
     gpu: str | None = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
 ) -> Explanation:
     """Says which backend, kernel, tile and splits a call would use, and why.
 
@@ -182,11 +184,14 @@ def explain(
     cached = bool(kvcache) or cache_seqlens is not None
     new_keys = checks.integer(new_keys, "new_keys")
     operation = _check(q, k, v, cu_seqlens_q, block_table, cached)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    checks_fp8.descales(k_descale, v_descale, k, v, q, batch)
+    notes = ("cache of float8_e4m3fn",) * (k.dtype is FP8)
     problem = _Problem(
         operation=operation.replace("forward", "backward") if backward else operation,
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
         extras=tuple(name for name, used in in_use.items() if used),
-        batch=q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
+        batch=batch,
         longest_q=_length(q, cu_seqlens_q, max_seqlen_q),
         capacity=_capacity(k, cu_seqlens_q, max_seqlen_k, block_table),
         cached=cached,
@@ -196,7 +201,7 @@ def explain(
         deterministic=bool(deterministic),
         left_padded=cache_leftpad is not None,
         used_k=cache_seqlens is not None or cache_leftpad is not None or block_table is not None,
-        notes=(f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
+        notes=notes + (f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
         gpu=gpu,
     )  # fmt: skip
     if backward and (cached or block_table is not None):

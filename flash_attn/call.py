@@ -19,6 +19,9 @@ from torch import Tensor
 
 _Part = TypeVar("_Part")
 
+#: What a KV cache of 8 bits holds: codes, whose largest is 448.
+FP8: torch.dtype = torch.float8_e4m3fn
+
 
 class Window(Protocol):
     """(left, right) as the public functions take it: a tuple, a list, an array, a tensor of two."""
@@ -27,6 +30,9 @@ class Window(Protocol):
 
     def __getitem__(self, index: int, /) -> SupportsIndex: ...
 
+
+#: What codes of a cache are multiplied by, as the public functions take it: None is 1.
+Descale: TypeAlias = float | Tensor | None
 
 #: Whether largest logits are returned, of heads or of each "row".
 MaxLogits: TypeAlias = bool | Literal["row"]
@@ -109,6 +115,19 @@ class Cache(NamedTuple):
         return 0 if self.k is None else self.k.shape[1]
 
 
+class Descales(NamedTuple):
+    """What the codes of an fp8 cache are multiplied by: a tensor's numbers times the one for all.
+
+    A tensor is float32 and has any strides: (b, hk), or a number of each row and head, shaped as
+    the cache is without its last dimension.
+    """
+
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+    k_descale_all: float = 1.0
+    v_descale_all: float = 1.0
+
+
 class Forward(NamedTuple):
     """``_flash_attn_forward`` and, with lengths, ``_flash_attn_varlen_forward``."""
 
@@ -125,6 +144,7 @@ class Forward(NamedTuple):
     return_max_logits: bool = False
     max_logits_of_heads: bool = False  # not of rows
     num_splits: int = 0
+    descales: Descales = Descales()
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> Forward:
@@ -171,11 +191,16 @@ class CacheStep(NamedTuple):
     scoring: Scoring
     rotary_interleaved: bool
     num_splits: int
+    descales: Descales = Descales()
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> CacheStep:
-        scoring = pick(Scoring, {"dropout_p": 0.0, **arguments})
-        return pick(cls, {**arguments, "cache": pick(Cache, arguments), "scoring": scoring})
+        parts = {
+            "cache": pick(Cache, arguments),
+            "scoring": pick(Scoring, {"dropout_p": 0.0, **arguments}),
+            "descales": pick(Descales, arguments),
+        }
+        return pick(cls, {**arguments, **parts})
 
 
 def pick(part: Callable[..., _Part], arguments: dict[str, Any]) -> _Part:
@@ -189,6 +214,7 @@ def _parts(arguments: dict[str, Any]) -> dict[str, Any]:
         "scoring": pick(Scoring, arguments),
         "lengths": pick(Lengths, arguments) if packed else None,
         "keys": pick(Keys, arguments),
+        "descales": pick(Descales, arguments),
     }
 
 

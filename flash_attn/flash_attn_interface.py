@@ -13,7 +13,7 @@ from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
 from flash_attn.api import packed
-from flash_attn.call import Cache, Lengths, MaxLogits, Options, Window
+from flash_attn.call import Cache, Descale, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
 from flash_attn.compat.functions import Applied, function_class
 from flash_attn.compat.names import refusing
@@ -138,11 +138,9 @@ def flash_attn_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_func, unknown)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
-                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, batch_invariant=batch_invariant,
-                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
-                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                      deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+                      return_softmax_lse, return_max_logits)  # fmt: skip
     return calls.attend(q, k, v, options)
 
 
@@ -178,11 +176,9 @@ def flash_attn_kvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_kvpacked_func, unknown)
     k, v = packed.checked(kv, "kv", rank=5)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
-                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, batch_invariant=batch_invariant,
-                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
-                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                      deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+                      return_softmax_lse, return_max_logits)  # fmt: skip
     return calls.attend(q, k, v, options, None, None, kv)
 
 
@@ -217,11 +213,9 @@ def flash_attn_qkvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_qkvpacked_func, unknown)
     q, k, v = packed.checked(qkv, "qkv", rank=5)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
-                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, batch_invariant=batch_invariant,
-                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
-                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                      deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+                      return_softmax_lse, return_max_logits)  # fmt: skip
     return calls.attend(q, k, v, options, None, None, qkv)
 
 
@@ -248,6 +242,8 @@ def flash_attn_varlen_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     return_max_logits: MaxLogits = False,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
@@ -276,6 +272,7 @@ def flash_attn_varlen_func(
             as in :func:`flash_attn_func`.
         causal, window_size: as there; ``seqlen_q`` and ``seqlen_k`` are those of the sequence.
         alibi_slopes: (heads,) or (batch, heads), float32.
+        k_descale, v_descale: of pages in float8_e4m3fn, as in :func:`flash_attn_with_kvcache`.
 
     Returns:
         out (total_q, heads, head_dim), dtype of q; contiguous, as in :func:`flash_attn_func`.
@@ -292,13 +289,11 @@ def flash_attn_varlen_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_func, unknown)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
-                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, batch_invariant=batch_invariant,
-                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
-                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                      deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+                      return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return calls.attend(q, k, v, options, lengths, block_table)
+    return calls.attend(q, k, v, options, lengths, block_table, None, k_descale, v_descale)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -338,11 +333,9 @@ def flash_attn_varlen_kvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
     k, v = packed.checked(kv, "kv", rank=4)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
-                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, batch_invariant=batch_invariant,
-                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
-                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                      deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+                      return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return calls.attend(q, k, v, options, lengths, None, kv)
 
@@ -382,11 +375,9 @@ def flash_attn_varlen_qkvpacked_func(
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
     q, k, v = packed.checked(qkv, "qkv", rank=4)
-    options = Options(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, s_aux=s_aux,
-                      window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-                      deterministic=deterministic, batch_invariant=batch_invariant,
-                      return_attn_probs=return_attn_probs, return_max_logits=return_max_logits,
-                      return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
+    options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                      deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
+                      return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return calls.attend(q, k, v, options, lengths, None, qkv)
 
@@ -414,6 +405,8 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Tensor | None = None,
     return_lse: bool = False,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """One step of generation: append new keys and values to a cache, rotate, attend. No gradient.
@@ -429,9 +422,10 @@ def flash_attn_with_kvcache(
 
     Arguments:
         q: (batch, seqlen_q, heads, head_dim), as in :func:`flash_attn_func`.
-        k_cache: (batch_cache, seqlen_cache, heads_k, head_dim), dtype and device of q; with
-            block_table, pages (num_blocks, page_size, heads_k, head_dim). A head_dim that is no
-            multiple of 8 is read slowly, and copied for chunks of many queries.
+        k_cache: (batch_cache, seqlen_cache, heads_k, head_dim), device of q, its dtype or codes in
+            float8_e4m3fn; with block_table, pages (num_blocks, page_size, heads_k, head_dim). A
+            head_dim that is no multiple of 8 is read slowly, and copied for chunks of many queries;
+            of codes on CUDA it has to be one, and so have the strides of rows.
         v_cache: as k_cache.
         k: (batch, seqlen_new, heads_k, head_dim) to append, or None; comes with v and needs
             cache_seqlens.
@@ -457,6 +451,11 @@ def flash_attn_with_kvcache(
         num_splits: how many parts of the keys are worked on at once on the GPU; 0 chooses. The
             result is the same up to rounding.
         return_softmax_lse, return_lse: also return the log-sum-exp.
+        k_descale: of codes: a key is ``code · k_descale``. A number > 0, or float32 of any strides:
+            (batch, heads_k), or of each row and head of the cache, k_cache.shape[:-1]. None is 1.
+            A new key x is stored as x / k_descale in float32, rounded to the nearest code, to even,
+            at most ±448; where rows have numbers, by those of the rows that it goes to.
+        v_descale: as k_descale.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q. With return_softmax_lse,
@@ -478,7 +477,7 @@ def flash_attn_with_kvcache(
     options = Options(softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                       softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
                       return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
-    return calls.kvcache(q, cache, options, rotary_interleaved, num_splits)
+    return calls.kvcache(q, cache, options, rotary_interleaved, num_splits, k_descale, v_descale)
 
 
 _function = partial(function_class, module=__name__, takes_grad_mode=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 from torch import Tensor
 import flash_attn_2_cuda as flash_attn_gpu
+from flash_attn.call import Descale
 from flash_attn.call import MaxLogits
 from flash_attn.call import Window
 from flash_attn.compat.functions import Applied
@@ -268,6 +269,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -278,6 +280,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -288,6 +291,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[False] = False,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -298,6 +302,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -308,6 +313,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[True, "row"],
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -318,6 +324,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[True, "row"],
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -328,6 +335,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[True], block_table: Tensor | None = None,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -337,7 +345,7 @@ def flash_attn_varlen_func(
     alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: Literal[True],
     block_table: Tensor | None = None, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
-    return_max_logits: Literal[False] = False,
+    return_max_logits: Literal[False] = False, k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -348,6 +356,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -528,7 +537,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: Literal[False] = False, *, s_aux: Tensor | None = None,
-    return_lse: Literal[False] = False,
+    return_lse: Literal[False] = False, k_descale: Descale = None, v_descale: Descale = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_with_kvcache(
@@ -539,7 +548,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: bool = False, *, s_aux: Tensor | None = None,
-    return_lse: Literal[True],
+    return_lse: Literal[True], k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
@@ -550,7 +559,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, *, return_softmax_lse: Literal[True], s_aux: Tensor | None = None,
-    return_lse: bool = False,
+    return_lse: bool = False, k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
@@ -560,6 +569,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float,
     rotary_interleaved: bool, alibi_slopes: Tensor | None, num_splits: int,
     return_softmax_lse: Literal[True], *, s_aux: Tensor | None = None, return_lse: bool = False,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
@@ -570,7 +580,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: bool = False, *, s_aux: Tensor | None = None,
-    return_lse: bool = False,
+    return_lse: bool = False, k_descale: Descale = None, v_descale: Descale = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 FlashAttnFunc: Applied
 FlashAttnKVPackedFunc: Applied

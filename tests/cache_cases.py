@@ -156,8 +156,8 @@ def run_cached(case: CacheCase, x: CacheInputs, **more):
     )
 
 
-def expected(case: CacheCase, x: CacheInputs, attention):
-    extra = dict(x.extra)
+def expected(case: CacheCase, x: CacheInputs, attention, **more):
+    extra = {**x.extra, **more}
     extra.pop("cache_leftpad", None)
     return kvcache_ref(
         attention,

@@ -71,9 +71,13 @@ def kvcache_ref(
     window_size: tuple[int, int] = (-1, -1),
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
+    stored: Callable | None = None,
     **kwargs,
 ) -> CacheResult:
-    """The call with `attention` (`attention_ref` or `standard_attention`) per sequence."""
+    """The call with `attention` (`attention_ref` or `standard_attention`) per sequence.
+
+    stored: what the caches keep of new rows at a place: two tensors (hk, d); None is the rows.
+    """
     k_cache, v_cache = k_cache.clone(), v_cache.clone()
     touched = torch.zeros(k_cache.shape[:2], dtype=torch.bool, device=q.device)
     batch, seqlen_q = q.shape[:2]
@@ -95,9 +99,10 @@ def kvcache_ref(
             if rotary_cos is not None:
                 at = torch.tensor([length + n], device=q.device)
                 row = rotate(row, rotary_cos, rotary_sin, at, rotary_interleaved).to(k.dtype)
-            k_cache[place[length + n]] = row[0]
-            v_cache[place[length + n]] = v[b, n]
-            touched[place[length + n]] = True
+            at = place[length + n]
+            kept = (row[0], v[b, n]) if stored is None else stored(at)
+            k_cache[at], v_cache[at] = kept
+            touched[at] = True
         place = place[cache_leftpad[b] if cache_leftpad is not None else 0 :]
         slopes = alibi_slopes
         if slopes is not None and slopes.dim() == 2:

@@ -36,6 +36,7 @@ OURS = {
     "return_softmax_lse": False,
     "return_max_logits": False,
 }
+DESCALES = {"k_descale": None, "v_descale": None}
 LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 
 
@@ -50,7 +51,7 @@ SIGNATURES = {
     "flash_attn_kvpacked_func": ({**required("q", "kv"), **TAIL}, OURS),
     "flash_attn_varlen_func": (
         {**required("q", "k", "v", *LENGTHS), **TAIL, "block_table": None},
-        OURS,
+        OURS | DESCALES,
     ),
     "flash_attn_varlen_qkvpacked_func": (
         {**required("qkv", "cu_seqlens", "max_seqlen"), **TAIL},
@@ -77,7 +78,7 @@ SIGNATURES = {
             "num_splits": 0,
             "return_softmax_lse": False,
         },
-        {"s_aux": None, "return_lse": False},
+        {"s_aux": None, "return_lse": False, **DESCALES},
     ),
 }
 

@@ -10,6 +10,7 @@ from flash_attn.call import (
     Backward,
     Cache,
     CacheStep,
+    Descales,
     Forward,
     Gradients,
     Keys,
@@ -26,6 +27,7 @@ SCORING = Scoring(
     softcap=5.0, alibi_slopes="alibi_slopes", s_aux="s_aux",
 )  # fmt: skip
 LENGTHS = Lengths("cu_seqlens_q", "cu_seqlens_k", 6, 7)
+DESCALES = Descales("k_descale", "v_descale", 2.0, 3.0)
 TENSORS = Gradients(*Gradients._fields)
 
 
@@ -64,7 +66,9 @@ def described(monkeypatch, asked, description, operation):
             True,
             True,
             8,
+            DESCALES,
         ),
+        Forward("q", "k", "v", SCORING, LENGTHS, descales=DESCALES._replace(k_descale=None)),
     ],
 )
 def test_a_forward_comes_back(call, monkeypatch):
@@ -87,8 +91,10 @@ def test_a_backward_comes_back(call, monkeypatch):
     assert described(monkeypatch, asked, Backward, operation) == call
 
 
-def test_a_step_with_a_cache_comes_back(monkeypatch):
-    step = CacheStep("q", Cache(*Cache._fields), SCORING, True, 9)
+@pytest.mark.parametrize("descales", [Descales(), DESCALES, Descales("k", None, 1.0, 4.0)])
+def test_a_step_with_a_cache_comes_back(descales, monkeypatch):
+    step = CacheStep("q", Cache(*Cache._fields), SCORING, True, 9, descales)
+    monkeypatch.setattr(calls.checks_fp8, "descales", lambda *given: descales)
     monkeypatch.setattr(calls.checks_kvcache, "kvcache", lambda q, cache, look: cache)
     monkeypatch.setattr(calls, "_as_kernels_read", lambda cache, q: cache)
     monkeypatch.setattr(calls, "_has_to_pad", lambda q, v: False)

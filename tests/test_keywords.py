@@ -63,7 +63,8 @@ def test_keyword_of_another_function(name, keyword, says):
     ("keyword", "says"),
     [
         ("qv", "torch.cat([q, qv], -1) and"),
-        ("k_descale", "there is no FP8"),
+        ("q_descale", "there is no FP8 of q"),
+        ("k_descale", "FP8 is read from a KV cache: flash_attn_with_kvcache takes it"),
         ("rotary_seqlens", "positions are cache_seqlens and what follows"),
         ("return_softmax", "return_lse for the log-sum-exp"),
         ("seqused_k", "cache_seqlens of flash_attn_with_kvcache"),

@@ -31,7 +31,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
     window,
     window_as_it_is,
 )
-from flash_attn.call import Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
+from flash_attn.call import FP8, Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
 
 MAX_HEAD_DIM = 256
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits decide, and at least one value must be kept
@@ -99,11 +99,13 @@ def _device_and_dtype(q: Tensor, traced: bool) -> None:
         raise ValueError(f"q: got device {q.device}; accepted are cpu and cuda")
     if q.dtype not in accepted:
         names = ", ".join(str(dtype) for dtype in accepted)
-        raise ValueError(f"q: got dtype {q.dtype}; accepted on {q.device.type} are {names}")
+        more = f", beside a KV cache of {FP8} too" if q.dtype is FP8 else ""
+        raise ValueError(f"q: got dtype {q.dtype}; accepted on {q.device.type} are {names}{more}")
 
 
 def rows(x: Tensor, name: str, traced: bool) -> None:
-    """Checks that rows have no gaps and addresses are aligned: a GPU loads 16 bytes at a time.
+    """Checks that rows have no gaps and addresses are aligned: a GPU loads 16 bytes at a time,
+    of codes 8.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
@@ -123,40 +125,47 @@ def rows(x: Tensor, name: str, traced: bool) -> None:
 
 
 def _aligned(x: Tensor, name: str, address: int) -> None:
-    size = x.itemsize
+    size, chunk = x.itemsize, _chunk(x)
     if not x.is_cuda:
         if address % size:
             raise ValueError(f"{name}: got address {address:#x}; a multiple of {size} is needed")
-    elif x.shape[-1] % 8 == 0:
+    elif x.shape[-1] % 8 == 0 and address % chunk:
         raise ValueError(
-            f"{name}: got address {address:#x}; on CUDA a multiple of 16 bytes is needed "
+            f"{name}: got address {address:#x}; on CUDA a multiple of {chunk} bytes is needed "
             "(call .clone())"
         )
 
 
+def _chunk(x: Tensor) -> int:
+    """Bytes that a GPU loads at a time."""
+    return 8 if x.dtype is FP8 else 16
+
+
 def _aligned_strides(x: Tensor, name: str) -> None:
-    size = x.itemsize
+    size, chunk = x.itemsize, _chunk(x)
     for length, stride in zip(x.shape[:-1], x.stride()):
-        if length > 1 and stride * size % 16:
+        if length > 1 and stride * size % chunk:
             raise ValueError(
                 f"{name}: got strides {x.stride()} of {size}-byte elements; on CUDA every row must "
-                "start at a multiple of 16 bytes (call .contiguous())"
+                f"start at a multiple of {chunk} bytes (call .contiguous())"
             )
 
 
 class Layout(NamedTuple):
-    """The dimensions of a tensor, as a message names them, and how many they are."""
+    """The dimensions of a tensor, as a message names them, and how many they are; of a cache,
+    whose tensors may hold codes."""
 
     text: str
     rank: int
+    cached: bool = False
 
 
 DENSE_Q = Layout("(batch, seqlen_q, heads, head_dim)", 4)
 DENSE_KV = Layout("(batch, seqlen_k, heads_k, head_dim)", 4)
 VARLEN_Q = Layout("(total_q, heads, head_dim)", 3)
 VARLEN_KV = Layout("(total_k, heads_k, head_dim) or pages with block_table", 3)
-CACHE = Layout("(batch_cache, seqlen_cache, heads_k, head_dim)", 4)
-PAGES = Layout("(num_blocks, page_size, heads_k, head_dim) with block_table", 4)
+CACHE = Layout("(batch_cache, seqlen_cache, heads_k, head_dim)", 4, cached=True)
+PAGES = Layout("(num_blocks, page_size, heads_k, head_dim) with block_table", 4, cached=True)
 
 
 def operands(
@@ -175,8 +184,12 @@ def operands(
     traced = is_compiling()
     _device_and_dtype(q, traced)
     rows(q, "q", traced)
-    like_q(k, k_name, q, traced)
-    like_q(v, v_name, q, traced)
+    if k.dtype is FP8 or v.dtype is FP8:
+        codes(k, k_name, v_name, q, traced, kv_layout)
+        codes(v, v_name, k_name, q, traced, kv_layout)
+    else:
+        like_q(k, k_name, q, traced)
+        like_q(v, v_name, q, traced)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         raise bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
@@ -194,6 +207,24 @@ def operands(
         )
     _head_dim(q_shape[-1], "q")
     _head_dim(v_shape[-1], v_name)
+
+
+def codes(x: Tensor, name: str, other: str, q: Tensor, traced: bool, layout: Layout) -> None:
+    """One of the two tensors of a cache of which one, at least, holds codes; ``other`` names it."""
+    if not layout.cached:
+        raise ValueError(
+            f"{name if x.dtype is FP8 else other}: got dtype {FP8}; it must be that of q, "
+            f"{q.dtype}: codes are read from a KV cache, by flash_attn_with_kvcache or by "
+            "flash_attn_varlen_func with block_table"
+        )
+    if x.dtype is not FP8:
+        raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of {other}, {FP8}")
+    on_device_of(x, name, q)
+    rows(x, name, traced)
+    if x.is_cuda and x.shape[-1] % 8:
+        raise ValueError(
+            f"{name}: got head_dim {x.shape[-1]} of {FP8}; on CUDA a multiple of 8 is needed"
+        )
 
 
 def _head_dim(head_dim: int, name: str) -> None:

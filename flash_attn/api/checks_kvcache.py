@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flash_attn.api import checks
 from flash_attn.api.warn import warn_once
-from flash_attn.call import Cache, Options
+from flash_attn.call import FP8, Cache, Options
 
 _NEW_KEYS = checks.Layout("(batch, seqlen_new, heads_k, head_dim)", 4)
 _ROTARY_TABLE = checks.Layout("(seqlen_rotary, rotary_dim / 2)", 2)
@@ -146,8 +146,10 @@ def _no_overlap(cache: Tensor, name: str) -> None:
 
 
 def _one_memory(cache: Cache) -> None:
-    """Values would overwrite keys; fine where they are the same, which rotary makes them not."""
-    if not _same_memory(cache.k, cache.v) or cache.rotary_cos is not None:
+    """Values would overwrite keys; fine where they are the same, which neither rotary nor descales
+    of their own leave them."""
+    changed = cache.rotary_cos is not None or cache.k_cache.dtype is FP8
+    if changed or not _same_memory(cache.k, cache.v):
         raise ValueError(
             "v_cache: got the memory of k_cache; new keys and new values need memory of their own"
         )

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.call import Cache, CacheStep, Scoring, accumulation_dtype
+from flash_attn.call import Cache, CacheStep, Descales, Scoring, accumulation_dtype
 
 from .attend import attend
+from .fp8 import Codes
 from .paging import Pages
 from .rotary import rotate, turns
 from .scores import Scores, make_scores
@@ -26,12 +27,14 @@ def with_kvcache(call: CacheStep) -> tuple[Tensor, Tensor]:
         for i in range(batch):
             if old[i] >= 0:
                 storage.write(i, old[i], k[i], v[i])
+    if storage.codes is not None:
+        q = q.to(storage.codes.dtype)
     scores = make_scores(q, batch, scoring)
     out = q.new_empty(batch, seqlen_q, heads, call.cache.v_cache.shape[-1])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
     new = call.cache.new
     _attend_storage(q, storage, [n + new if n >= 0 else 0 for n in old], out, lse, scores)
-    return out, lse
+    return out.to(call.q.dtype), lse
 
 
 def check_contents(arguments: dict[str, Any]) -> None:
@@ -45,7 +48,7 @@ def locate(call: CacheStep) -> tuple[Storage, list[int]]:
     Raises for contents of the call's tensors that lie outside, before anything is written.
     """
     cache, new = call.cache, call.cache.new
-    storage = Storage(cache, call.q.shape[0])
+    storage = Storage(cache, call.q, call.descales)
     old = storage.lengths(cache.cache_seqlens, new)
     if cache.rotary_cos is not None and old:
         rows = call.q.shape[1] if _is_local(call.scoring) else 1
@@ -103,14 +106,17 @@ class Storage:
 
     k: Tensor
     v: Tensor
+    codes: Codes | None
     pages: Pages | None
     capacity: int
     batch_idx: list[int] | None
     leftpad: list[int]
 
-    def __init__(self, cache: Cache, batch: int):
+    def __init__(self, cache: Cache, q: Tensor, descales: Descales):
+        batch = q.shape[0]
         self.k, self.v = k, v = cache.k_cache, cache.v_cache
         table, batch_idx, leftpad = cache.block_table, cache.cache_batch_idx, cache.cache_leftpad
+        self.codes = Codes.of(k, descales, q)
         self.pages = None if table is None else Pages(k, v, table)
         self.capacity = k.shape[1] if self.pages is None else self.pages.capacity
         self.batch_idx = None if batch_idx is None else batch_idx.tolist()
@@ -171,24 +177,42 @@ class Storage:
                     )
 
     def write(self, i: int, start: int, k: Tensor, v: Tensor) -> None:
+        keys = slice(start, start + k.shape[0])
+        if self.codes is not None:
+            k, v = self.codes.encoded(i, (k, v), lambda x: self._rows(x, i, keys))
         if self.pages is not None:
             self.pages.write(i, start, k, v)
             return
-        row = i if self.batch_idx is None else self.batch_idx[i]
-        self.k[row, start : start + k.shape[0]] = k
-        self.v[row, start : start + k.shape[0]] = v
+        self._rows(self.k, i, keys).copy_(k)
+        self._rows(self.v, i, keys).copy_(v)
+
+    def _rows(self, x: Tensor, i: int, keys: slice) -> Tensor:
+        """Those of some of a sequence's keys, (length, …), of x that is laid out as the cache is: a
+        view, but of pages."""
+        if self.pages is not None:
+            return self.pages.rows(x, i, keys)
+        return x[i if self.batch_idx is None else self.batch_idx[i], keys]
 
     def read(self, i: int, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """k, v (1, keys, hk, d) after left padding, and which of the keys are missing."""
         keys = slice(min(self.leftpad[i], length), length)
+        hidden = None
         if self.pages is not None:
-            return self.pages.read(i, keys)
-        row = i if self.batch_idx is None else self.batch_idx[i]
-        return self.k[row : row + 1, keys], self.v[row : row + 1, keys], None
+            k, v, hidden = self.pages.read(i, keys)
+        else:
+            k, v = (self._rows(x, i, keys)[None] for x in (self.k, self.v))
+        if self.codes is not None:
+            k, v = self.codes.decoded(i, (k, v), lambda x: self._rows(x, i, keys))
+        return k, v, hidden
 
     def whole_batch(self, lengths: list[int]) -> tuple[Tensor, Tensor] | None:
-        """k, v (b, keys, hk, d) as views, if all sequences lie alike in the cache."""
+        """k, v (b, keys, hk, d) as views, if all sequences lie alike in the cache.
+
+        None for codes: no more of them than those of a sequence are decoded at a time.
+        """
         if self.pages is not None or self.batch_idx is not None or not lengths:
+            return None
+        if self.codes is not None:
             return None
         length, pad = lengths[0], self.leftpad[0]
         if any(n != length for n in lengths) or any(n != pad for n in self.leftpad):

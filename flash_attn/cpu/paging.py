@@ -69,22 +69,23 @@ class Pages:
 
         The third result is None, or bool (length,): True where the page does not exist.
         """
+        pages, at = self._pages(index, keys)
+        k, v = (_rows(x, pages, at)[None] for x in (self.k, self.v))
+        missing = pages < 0
+        hidden = missing.repeat_interleave(self.page_size)[at] if missing.any() else None
+        return k, v, hidden
+
+    def rows(self, x: Tensor, index: int, keys: slice) -> Tensor:
+        """Those of a sequence's keys, (length, …), of x (num_pages, page_size, …); 0 where the page
+        does not exist."""
+        return _rows(x, *self._pages(index, keys))
+
+    def _pages(self, index: int, keys: slice) -> tuple[Tensor, slice]:
+        """The pages that hold a sequence's keys, and where among their rows these are."""
         size = self.page_size
         first, last = keys.start // size, -(-keys.stop // size)
-        pages = self.table[index, first:last].long()
         at = slice(keys.start - first * size, keys.stop - first * size)
-        missing = pages < 0
-        if not missing.any():
-            k, v = (x.index_select(0, pages).flatten(0, 1)[None, at] for x in (self.k, self.v))
-            return k, v, None
-        hidden = missing.repeat_interleave(size)[at]
-        k, v = (
-            x.index_select(0, pages.clamp(min=0)).flatten(0, 1)[None, at] for x in (self.k, self.v)
-        )
-        # Only the score is masked later; a value there must not be NaN.
-        for x in (k, v):
-            x.masked_fill_(hidden[:, None, None], 0.0)
-        return k, v, hidden
+        return self.table[index, first:last].long(), at
 
     def write(self, index: int, start: int, k: Tensor, v: Tensor) -> None:
         """Writes new keys k, v (length, hk, d) at positions start, start + 1, ... of a sequence."""
@@ -96,3 +97,15 @@ class Pages:
             pages, slots, k, v = pages[exists], slots[exists], k[exists], v[exists]
         self.k[pages, slots] = k
         self.v[pages, slots] = v
+
+
+def _rows(x: Tensor, pages: Tensor, at: slice) -> Tensor:
+    """Rows of some pages of x (num_pages, page_size, …), one page after the other: (length, …)."""
+    missing = pages < 0
+    if not missing.any():
+        return x.index_select(0, pages).flatten(0, 1)[at]
+    rows = x.index_select(0, pages.clamp(min=0))
+    plain = rows.view(torch.uint8) if x.itemsize == 1 else rows  # torch fills no float8
+    # Only the score is masked later; a value there must not be NaN.
+    plain[missing] = 0
+    return rows.flatten(0, 1)[at]

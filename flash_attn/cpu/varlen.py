@@ -13,6 +13,7 @@ from flash_attn.call import Backward, Forward, Keys, Lengths, accumulation_dtype
 from .attend import attend, attend_backward
 from .batches import Batch, batches
 from .common import draw_rng_state, largest_logits, sink_gradient, softmax_delta
+from .fp8 import Codes
 from .paging import Pages
 from .probabilities import probabilities
 from .scores import make_scores
@@ -25,18 +26,21 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v, lengths = call.q, call.k, call.v, call.lengths
     total_q, heads, _ = q.shape
     seqs, pages = locate(q, k, v, lengths, call.keys)
+    codes = Codes.of(k, call.descales, q)
+    if codes is not None:
+        q = q.to(codes.dtype)
     rng_state = draw_rng_state(call.scoring.dropout_p, call.rng_state)
     scores = make_scores(q, lengths.batch, call.scoring, rng_state)
     out = q.new_empty(total_q, heads, v.shape[-1])
     lse = q.new_empty(heads, total_q, dtype=accumulation_dtype(q.dtype))
     max_logits = torch.empty_like(lse) if call.return_max_logits else None
-    score_output = q.new_empty(0)
+    score_output = call.q.new_empty(0)
     if call.return_softmax:
         longest = int(lengths.max_seqlen_q), int(lengths.max_seqlen_k)
-        score_output = q.new_zeros(lengths.batch, heads, *longest)
+        score_output = call.q.new_zeros(lengths.batch, heads, *longest)
     for batch in batches(seqs, together=pages is None):
         part = scores.part(batch.members, slice(None))
-        ks, vs, hidden = _keys_of(batch, k, v, pages)
+        ks, vs, hidden = _keys_of(batch, k, v, pages, codes)
         qs, lses = batch.of_rows(q), batch.of_heads(lse)
         maxima = None if max_logits is None else batch.of_heads(max_logits)
         attend(qs, ks, vs, batch.of_rows(out), lses, part, hidden, call.batch_invariant, maxima)
@@ -53,7 +57,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             max_logits[:, unused].fill_(-math.inf)
     if max_logits is not None:
         score_output = largest_logits(call, max_logits)
-    return out, lse, score_output, rng_state
+    return out.to(call.q.dtype), lse, score_output, rng_state
 
 
 def check_contents(arguments: dict[str, Any]) -> None:
@@ -77,10 +81,14 @@ def locate(
     return seqs, pages
 
 
-def _keys_of(batch: Batch, k: Tensor, v: Tensor, pages: Pages | None):
+def _keys_of(batch: Batch, k: Tensor, v: Tensor, pages: Pages | None, codes: Codes | None):
     """A batch's k, v (b, seqlen_k, hk, d), and the keys that do not exist (or None)."""
     if pages is not None:
-        return pages.read(batch.first.index, batch.keys)
+        index, keys = batch.first.index, batch.keys
+        k, v, hidden = pages.read(index, keys)
+        if codes is not None:
+            k, v = codes.decoded(index, (k, v), lambda x: pages.rows(x, index, keys))
+        return k, v, hidden
     return batch.of_keys(k), batch.of_keys(v), None
 
 

@@ -15,8 +15,18 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn import backend
-from flash_attn.api import checks, checks_kvcache, leading_zero, packed_names
-from flash_attn.call import Backward, Cache, Forward, Keys, Lengths, Options, Scoring
+from flash_attn.api import checks, checks_fp8, checks_kvcache, leading_zero, packed_names
+from flash_attn.call import (
+    Backward,
+    Cache,
+    Descale,
+    Descales,
+    Forward,
+    Keys,
+    Lengths,
+    Options,
+    Scoring,
+)
 from flash_attn.dispatch import autograd, direct, ops, run
 
 NO_KEYS = Keys()
@@ -106,7 +116,8 @@ def checked(
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
-    block_table: Tensor | None = None, packed: Tensor | None = None,
+    block_table: Tensor | None = None, packed: Tensor | None = None, k_descale: Descale = None,
+    v_descale: Descale = None,
 ):  # fmt: skip
     """What the public functions return, but for those of a cache.
 
@@ -114,10 +125,10 @@ def attend(
     """
     keys = NO_KEYS if block_table is None else Keys(block_table)
     if is_compiling():
-        return _attend(q, k, v, options, lengths, keys, look=True)
+        return _attend(q, k, v, options, lengths, keys, k_descale, v_descale, look=True)
     look = not library_looks(q, k, v)
     try:
-        return _attend(q, k, v, options, lengths, keys, look)
+        return _attend(q, k, v, options, lengths, keys, k_descale, v_descale, look)
     except Exception as error:
         told = error if look else _what_is_wrong(error, _look, q, k, v, options, lengths, keys)
         if packed is not None:
@@ -144,10 +155,13 @@ def _what_is_wrong(error: Exception, check: Callable[..., Any], *call: Any) -> E
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
-    look: bool,
+    k_descale: Descale, v_descale: Descale, look: bool,
 ):  # fmt: skip
     options = checks.flags(options)
     scoring, lengths = checked(q, k, v, options, lengths, keys, look)
+    descales = checks_fp8.NO_DESCALES
+    if lengths is not None:
+        descales = checks_fp8.descales(k_descale, v_descale, k, v, q, lengths.batch)
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
@@ -164,7 +178,7 @@ def _attend(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         batch_invariant=options.batch_invariant, deterministic=options.deterministic,
         return_max_logits=options.return_max_logits is not False,
-        max_logits_of_heads=options.return_max_logits is True,
+        max_logits_of_heads=options.return_max_logits is True, descales=descales,
     )  # fmt: skip
     out, lse, score_output, _ = forward(call)
     if head_dim_v is not None:
@@ -203,12 +217,29 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["max_logits_of_heads"] = True
     if call.num_splits:
         named["num_splits"] = call.num_splits
+    if call.descales is not checks_fp8.NO_DESCALES:
+        named |= _in_use(call.descales)
     inputs = q, k, v, s_aux
     if lengths is None:
         return run.forward(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
     paged = () if keys is NO_KEYS else keys
     args = (q, k, v, *lengths, *in_order, return_softmax, *paged)
     return run.forward(ops.varlen_forward, inputs, args, named)
+
+
+def _in_use(descales: Descales) -> dict[str, Any]:
+    """By name, without what equals its default."""
+    k_descale, v_descale, k_descale_all, v_descale_all = descales
+    named: dict[str, Any] = {}
+    if k_descale is not None:
+        named["k_descale"] = k_descale
+    if v_descale is not None:
+        named["v_descale"] = v_descale
+    if k_descale_all != 1.0:
+        named["k_descale_all"] = k_descale_all
+    if v_descale_all != 1.0:
+        named["v_descale_all"] = v_descale_all
+    return named
 
 
 def backward(call: Backward) -> Tensor:
@@ -232,11 +263,15 @@ def backward(call: Backward) -> Tensor:
     return run.writing(ops.varlen_backward, *args, **named)
 
 
-def kvcache(q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any):
+def kvcache(
+    q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any,
+    k_descale: Descale = None, v_descale: Descale = None,
+):  # fmt: skip
+    call = (q, cache, options, rotary_interleaved, num_splits, k_descale, v_descale)
     if is_compiling() or not library_looks(q, cache.k_cache, cache.v_cache):
-        return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=True)
+        return _kvcache(*call, look=True)
     try:
-        return _kvcache(q, cache, options, rotary_interleaved, num_splits, look=False)
+        return _kvcache(*call, look=False)
     except Exception as error:
         told = _what_is_wrong(error, _look_at_cache, q, cache, options)
         if told is error:
@@ -250,12 +285,15 @@ def _look_at_cache(q: Tensor, cache: Cache, options: Options) -> None:
 
 
 def _kvcache(
-    q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any, look: bool
-):
+    q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any,
+    k_descale: Descale, v_descale: Descale, look: bool,
+):  # fmt: skip
     options = checks.flags(options)
     if rotary_interleaved is not True and rotary_interleaved is not False:
         rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
     cache = checks_kvcache.kvcache(q, cache, look)
+    caches = cache.k_cache, cache.v_cache
+    descales = checks_fp8.descales(k_descale, v_descale, *caches, q, q.shape[0])
     num_splits = checks.num_splits(num_splits)
     q, cache, options = checks_kvcache.without_gradient(q, cache, options)
     scoring = checks.scoring(q, q.shape[0], options, look)
@@ -272,6 +310,8 @@ def _kvcache(
         cache = cache._replace(k=k, v=v)
     _, softmax_scale, causal, left, right, softcap, slopes, s_aux = scoring
     named = {} if s_aux is None else {"s_aux": s_aux}
+    if descales is not checks_fp8.NO_DESCALES:
+        named |= _in_use(descales)
     out, lse = run.writing(
         ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, slopes, num_splits, **named,

@@ -51,6 +51,11 @@ _FORWARD_TAIL = (
 # score_output: S_dmask with return_softmax; with return_max_logits the rows' largest logits, like
 # softmax_lse, or with max_logits_of_heads those of heads, (h,); no call has both.
 _FORWARD_RESULTS = "-> (Tensor out, Tensor softmax_lse, Tensor score_output, Tensor rng_state_out)"
+# The codes of an fp8 cache are multiplied by a tensor's numbers, times the one for all of them.
+_DESCALES = (
+    "Tensor? k_descale=None, Tensor? v_descale=None, float k_descale_all=1.0, "
+    "float v_descale_all=1.0"
+)
 _BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
 
 SCHEMAS = {
@@ -62,7 +67,7 @@ SCHEMAS = {
         f"(Tensor q, Tensor k, Tensor v, {_VARLEN}{_SCORES_DEFAULTED}, "
         "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, "
         f"Tensor? seqused_k=None, bool zero_tensors=False, {_FORWARD_TAIL}, "
-        f"SymInt num_splits=0) {_FORWARD_RESULTS}"
+        f"SymInt num_splits=0, {_DESCALES}) {_FORWARD_RESULTS}"
     ),
     "_flash_attn_backward": (
         f"({_GRADIENTS}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
@@ -77,8 +82,8 @@ SCHEMAS = {
         "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? cache_seqlens, Tensor? cache_batch_idx, "
         "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, "
         "SymInt window_size_left, SymInt window_size_right, float softcap, "
-        "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None"
-        ") -> (Tensor out, Tensor softmax_lse)"
+        "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None, "
+        f"{_DESCALES}) -> (Tensor out, Tensor softmax_lse)"
     ),
     "_merge_attention": (
         "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn.api import checks
-from flash_attn.call import Backward, Forward, Gradients, Keys, Lengths, Options
+from flash_attn.api import checks, checks_fp8
+from flash_attn.call import Backward, Descale, Forward, Gradients, Keys, Lengths, Options
 from flash_attn.dispatch import calls
 from flash_attn.dispatch.autograd import rows_contiguous
 
@@ -40,6 +40,7 @@ def _checked_rng_state(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
     keys: Keys = calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
+    k_descale: Descale = None, v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The results of ``calls.forward`` for a dense call or, with lengths, a varlen one."""
     options = checks.flags(options)
@@ -47,10 +48,13 @@ def forward(
     _unpadded(q, v)
     if rng_state is not None:
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
+    descales = checks_fp8.NO_DESCALES
+    if lengths is not None:
+        descales = checks_fp8.descales(k_descale, v_descale, k, v, q, lengths.batch)
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
-        return_max_logits=options.return_max_logits is not False,
+        return_max_logits=options.return_max_logits is not False, descales=descales,
     )  # fmt: skip
     return calls.forward(call)
 
@@ -146,6 +150,8 @@ def _flash_attn_varlen_forward(
     s_aux: Tensor | None = None,
     rng_state: Tensor | None = None,
     num_splits: int = 0,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One varlen forward with every option spelled out; shapes as in ``flash_attn_varlen_func``.
 
@@ -157,6 +163,7 @@ def _flash_attn_varlen_forward(
         zero_tensors: accepted and ignored: rows that no sequence owns are always 0.
         rng_state: as in :func:`_flash_attn_forward`.
         num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries.
+        k_descale, v_descale: as there, of pages in float8_e4m3fn.
 
     Returns:
         out (total_q, heads, head_dim); softmax_lse (heads, total_q), float32; S_dmask (batch,
@@ -173,7 +180,8 @@ def _flash_attn_varlen_forward(
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
     num_splits = checks.num_splits(num_splits)
-    return _filled(q, forward(q, k, v, options, lengths, keys, num_splits, rng_state))
+    results = forward(q, k, v, options, lengths, keys, num_splits, rng_state, k_descale, v_descale)
+    return _filled(q, results)
 
 
 def _flash_attn_backward(

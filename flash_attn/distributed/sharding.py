@@ -44,12 +44,14 @@ _PACKED = {
     **dict.fromkeys(("softmax_lse", "softmax_d", "dlse"), _PER_HEAD),
     "score_output": _Dims(None, 1),
     "s_aux": _PER_HEAD,
+    **dict.fromkeys(("k_descale", "v_descale"), _Dims(None, -1)),
 }
 _CACHE = {
     **dict.fromkeys(("q", "k", "v", "out", "k_cache", "v_cache"), _ROWS),
     "softmax_lse": _Dims(0, 1),
     **dict.fromkeys(("cache_seqlens", "cache_leftpad"), _PER_ENTRY),
     "s_aux": _PER_HEAD,
+    **dict.fromkeys(("k_descale", "v_descale"), _Dims(0, -1)),
 }
 # Entries of the cache are then no entries of the batch.
 _INDIRECT = ("block_table", "cache_batch_idx")
