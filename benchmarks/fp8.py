@@ -1,0 +1,99 @@
+"""Caches of 8-bit codes beside caches of 16 bits: steps of an engine, and steps that append."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from benchmarks.clock import Clock, graphed
+from benchmarks.problems import NO_WINDOW, Serve, Step
+from benchmarks.rows import Options, Row, rate
+from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+
+FP8 = torch.float8_e4m3fn
+DESCALE = 0.01
+
+
+def grid() -> Iterator[Serve]:
+    """Decoding, drafts, chunks of prompts; heads and head dims of published models."""
+    generator = torch.Generator().manual_seed(5)
+    mixed = tuple(torch.randint(16, 8193, (256,), generator=generator).tolist())
+    for name, queries, keys in (
+        ("64 x 1 query, 4k keys", 1, (4096,) * 64),
+        ("256 x 1 query, 16 to 8k keys", 1, mixed),
+        ("8 x 1 query, 32k keys", 1, (32768,) * 8),
+        ("8 x 1 query, 2k keys", 1, (2048,) * 8),
+        ("1 x 1 query, 32k keys", 1, (32768,)),
+        ("64 x 4 queries, 4k keys", 4, (4096,) * 64),
+        ("1 x 512 queries, 8k keys", 512, (8192,)),
+        ("1 x 2,048 queries, 32k keys", 2048, (32768,)),
+    ):
+        yield Serve(name, (queries,) * len(keys), keys, 64)
+    one = Serve("", (1,) * 64, (4096,) * 64, 64)
+    for heads, heads_kv, d in ((64, 8, 64), (16, 16, 128), (64, 8, 128), (32, 4, 96), (16, 8, 256)):
+        name = f"64 x 1 query, 4k keys, {heads}/{heads_kv} heads, d {d}"
+        yield replace(one, name=name, heads=heads, heads_kv=heads_kv, head_dim=d)
+
+
+def steps() -> Iterator[Step]:
+    for batch, seqlen in ((8, 2048), (64, 4096)):
+        yield Step(batch, seqlen, 32, 8, 1, True)
+
+
+def codes_of(x: Tensor) -> Tensor:
+    return (x / DESCALE).clamp(-448, 448).to(FP8)
+
+
+def _serving(point: Serve, device: torch.device) -> dict[str, Callable]:
+    q, k, v, *rest, table = point.inputs(device)
+    batch, heads = len(point.keys), point.heads_kv
+    of_head = torch.full((batch, heads), DESCALE, device=device)
+    of_row = torch.full(k.shape[:-1], DESCALE, device=device)
+    codes = [codes_of(x) for x in (k, v)]
+    lengths = rest[:4]
+
+    def step(k: Tensor, v: Tensor, **descales) -> Callable:
+        return lambda: flash_attn_varlen_func(
+            q, k, v, *lengths, causal=True, block_table=table, window_size=NO_WINDOW, **descales
+        )
+
+    return {
+        "16 bits": step(k, v),
+        "fp8": step(*codes, k_descale=of_head, v_descale=of_head),
+        "fp8, scales of rows": step(*codes, k_descale=of_row, v_descale=of_row),
+    }
+
+
+def _appending(point: Step, device: torch.device) -> dict[str, Callable]:
+    q, k, v, used, table = point.inputs(device)
+    new = point.new_keys(device)
+    codes = [codes_of(x) for x in (k, v)]
+    descale = torch.full((point.batch, point.heads_kv), DESCALE, device=device)
+    before = used - point.new
+
+    def step(k: Tensor, v: Tensor, **descales) -> Callable:
+        return lambda: flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=before, block_table=table, causal=True, **new, **descales
+        )
+
+    return {
+        "16 bits": step(k, v),
+        "fp8": step(*codes, k_descale=descale, v_descale=descale),
+    }
+
+
+def fp8(options: Options) -> Iterator[Row]:
+    """Replayed from a CUDA graph; rates are of the keys and values in 8 bits, each once, so that
+    that of "16 bits" is half of its bytes'. "read": torch's sum of the bytes in 8 bits."""
+    clock = Clock(options.device)
+    for points, calls_of in ((grid(), _serving), (steps(), _appending)):
+        for point in points:
+            calls = calls_of(point, options.device)
+            as_many = torch.zeros(point.cache_bytes // 8, device=options.device)
+            calls["read"] = as_many.sum
+            times = clock.measure({n: graphed(fn) for n, fn in calls.items()}, min_samples=20)
+            rates = rate(point.cache_bytes // 2, 1e9, times)
+            yield Row("fp8", f"graph {point}", "GB/s", times, rates)
