@@ -67,7 +67,7 @@ __device__ void convert_queries(bfloat16_t* tile, float (&units)[16]) {
 }
 
 // Q (16, columns) as operands: of each 16 columns a lane has four neighbours of two rows, in the
-// order of CodePairs. words: (4 registers, 1, steps).
+// order of numbers_of. words: (4 registers, 1, steps).
 template <int kStride, class Words>
 __device__ void read_queries_for_codes(half_t const* tile, int lane, Words&& words) {
   half_t const* const first = tile + lane / 4 * kStride + lane % 4 * 4;
@@ -76,7 +76,9 @@ __device__ void read_queries_for_codes(half_t const* tile, int lane, Words&& wor
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       uint2 four = *reinterpret_cast<uint2 const*>(first + r * 8 * kStride + step * 16);
-      swap_halves(four.x, four.y);
+      if constexpr (!kConvertsCodes) {
+        swap_halves(four.x, four.y);
+      }
       words(r, 0, step) = four.x;
       words(r + 2, 0, step) = four.y;
     }

@@ -25,31 +25,40 @@ constexpr bool kConvertsCodes = false;
 // another bias: the number is 2^-8 of the code's, subnormal ones too.
 constexpr float kCodeUnit = kConvertsCodes ? 1.f : 1.f / 256;
 
-// Probabilities are multiplied by this, so that they stay normal in fp16 when they are multiplied
-// by small scales as well; scales of rows are up to 255 then.
+// Where rows have scales, probabilities are multiplied by this as well, so that they stay normal in
+// fp16; scales of rows are up to 255 then.
 constexpr float kProbabilityUnit = 256.f;
 
-// The first and third code of a word as two fp16 numbers, and the second and fourth.
+// Two pairs of fp16 numbers, of the four codes of a word.
 struct CodePairs {
-  uint32_t even;
-  uint32_t odd;
+  uint32_t first;
+  uint32_t second;
 };
 
+// The numbers of neighbours where the GPU converts codes, which it does by pairs; else of the first
+// and third code, and of the second and fourth, which have the same halves of 16 bits.
 __device__ inline CodePairs numbers_of(uint32_t word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   CodePairs pairs;
-  uint32_t const sorted = __byte_perm(word, 0, 0x3120);
-  asm("{\n.reg .b16 even, odd;\n"
-      "mov.b32 {even, odd}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, even;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, odd;\n}"
-      : "=r"(pairs.even), "=r"(pairs.odd)
-      : "r"(sorted));
+  asm("{\n.reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(pairs.first), "=r"(pairs.second)
+      : "r"(word));
   return pairs;
 #else
   constexpr uint32_t kSigns = 0x80008000, kRest = 0x3f803f80;
   return {(word << 8 & kSigns) | (word << 7 & kRest), (word & kSigns) | (word >> 1 & kRest)};
 #endif
+}
+
+// The numbers of the first and third code, and of the second and fourth.
+__device__ inline CodePairs numbers_of_every_other(uint32_t word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  word = __byte_perm(word, 0, 0x3120);
+#endif
+  return numbers_of(word);
 }
 
 // The highest bit of each byte that is the code of a NaN, which numbers_of takes for 480 where the
@@ -117,8 +126,8 @@ __device__ void multiply_key_codes(Queries const& q, float_e4m3_t const* k, int 
         CodePairs const pairs = numbers_of(words[i]);
         nan |= kConvertsCodes ? 0 : nan_bits(words[i]);
         auto& to = columns[i % 2].words[2 * n + i / 2];
-        to[0] = pairs.even;
-        to[1] = pairs.odd;
+        to[0] = pairs.first;
+        to[1] = pairs.second;
       }
     }
     gemm(MmaInstruction<half_t>{}, q(_, _, step), columns[0].tensor(), s);
@@ -172,10 +181,10 @@ __device__ void multiply_value_codes(OperandP const& p, float_e4m3_t const* v, i
       b.read(n * 4, step * 16, words);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        CodePairs const pairs = numbers_of(words[i]);
+        CodePairs const pairs = numbers_of_every_other(words[i]);
         nan |= kConvertsCodes ? 0 : nan_bits(words[i]);
-        columns.words[n + i / 2 * 2][i % 2] = pairs.even;
-        columns.words[n + i / 2 * 2 + 1][i % 2] = pairs.odd;
+        columns.words[n + i / 2 * 2][i % 2] = pairs.first;
+        columns.words[n + i / 2 * 2 + 1][i % 2] = pairs.second;
       }
     }
     gemm(MmaInstruction<half_t>{}, p(_, _, step), columns.tensor(), o);

@@ -120,12 +120,14 @@ struct CodeFactors {
   template <class Scores>
   __device__ void scale_probabilities(Scores& s, float const* scales,
                                       FragmentCoord<1> coord) const {
+    if (codes.v.of_rows) {
 #pragma unroll
-    for (int c = 0; c < size<1>(s); ++c) {
-      float const of_value = codes.v.of_rows ? scales[coord.col(c)] : 1.f;
+      for (int c = 0; c < size<1>(s); ++c) {
+        float const of_value = kProbabilityUnit * scales[coord.col(c)];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        s(r, c) *= kProbabilityUnit * of_value;
+        for (int r = 0; r < kRows; ++r) {
+          s(r, c) *= of_value;
+        }
       }
     }
   }
@@ -159,8 +161,8 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   [[maybe_unused]] float of_keys = 1.f;
   if constexpr (Config::kCodes) {  // loaded here, needed later
     of_keys = p.codes.k.of_head(work.tile.sequence, work.tile.head_kv);
-    acc.out_unit =
-        p.codes.v.of_head(work.tile.sequence, work.tile.head_kv) / (kProbabilityUnit * kCodeUnit);
+    float const of_values = p.codes.v.of_head(work.tile.sequence, work.tile.head_kv);
+    acc.out_unit = of_values / (kCodeUnit * (p.codes.v.of_rows ? kProbabilityUnit : 1.f));
   }
   KeyRing<Config> ring(p, work, storage, warp, lane);
   begin_loads<kWritesRows>(params, work, ring, smem.q.data(), warp);
@@ -197,7 +199,11 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     apply_limits(s, rows, exist, key, coord);
     float rescale[2];
     acc.softmax.template step<size<1>(s)>(s, rescale, QuadReduce{});
-    acc.rescale(rescale);
+    if constexpr (Config::kCodes) {  // instructions count here
+      if_any_in_warp(rescale[0] != 1.f || rescale[1] != 1.f, [&] { acc.rescale(rescale); });
+    } else {
+      acc.rescale(rescale);
+    }
     if constexpr (Config::kCodes) {
       ring.wait();
       factors.scale_probabilities(s, storage.v_scales[stage], coord);
