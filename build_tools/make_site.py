@@ -29,8 +29,8 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 #: The contents, beside each page that has some: caption → pages, in order.
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
-        "Use": """install features arguments packing caches engines determinism cpu accuracy torch
-            modules linear_attention errors switches distributed porting fa3""",
+        "Use": """install features arguments packing caches fp8 engines determinism cpu accuracy
+            torch modules linear_attention errors switches distributed porting fa3""",
         "Reference": """api/attention api/explain api/distributed api/linear api/modules
             api/helpers api/ops""",
         "How it is made": "build benchmarks plan glossary kernels/index lab/index releasing",

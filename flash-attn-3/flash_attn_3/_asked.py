@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn.call import FP8, Descale
+
 
 class Asked(NamedTuple):
     """Of one forward, in the order of ``_flash_attn_forward`` and of the operator ``fwd``."""
@@ -32,8 +34,8 @@ class Asked(NamedTuple):
     rotary_sin: Tensor | None = None
     seqlens_rotary: Tensor | None = None
     q_descale: Tensor | None = None
-    k_descale: Tensor | None = None
-    v_descale: Tensor | None = None
+    k_descale: Descale = None
+    v_descale: Descale = None
     softmax_scale: float | None = None
     causal: bool = False
     window_size_left: int = -1
@@ -56,26 +58,31 @@ class Asked(NamedTuple):
         return any(x is not None for x in cached)
 
 
-_NO_FP8 = "there is no FP8 here: convert q, k and v to float16 or bfloat16, and leave it out"
+_NO_FP8 = "there is no FP8 of q here: convert it to float16 or bfloat16, and leave this out"
+_ONLY_CACHES = (
+    "FP8 is read from a KV cache alone (flash_attn_with_kvcache, or page_table): convert q, k and "
+    "v to float16 or bfloat16, and leave it out"
+)
 _INSTEAD = {
     "qv": (
         "with d + d_v of at most 256 pass torch.cat([q, qv], -1) and torch.cat([k, v], -1) as q "
         "and k, and softmax_scale"
     ),
     "q_descale": _NO_FP8,
-    "k_descale": _NO_FP8,
-    "v_descale": _NO_FP8,
+    "k_descale": _ONLY_CACHES,
+    "v_descale": _ONLY_CACHES,
 }
 
 
-def refuse(
-    qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None
-) -> None:
+def refuse(asked: Asked, is_cache: bool) -> None:
     """NotImplementedError for what would change a result and has no kernel here."""
-    if qv is q_descale is k_descale is v_descale is None:
-        return
-    given = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    for name, value in given.items():
+    if isinstance(asked.q, torch.Tensor) and asked.q.dtype is FP8:
+        raise NotImplementedError(
+            f"q: got {FP8}; there is no FP8 of q here: convert it to float16 or bfloat16 (k_cache "
+            f"and v_cache may be {FP8})"
+        )
+    for name in ("qv", "q_descale", *("k_descale", "v_descale") * (not is_cache)):
+        value = getattr(asked, name)
         if value is not None:
             raise NotImplementedError(f"{name}: got {_shown(value)}; {_INSTEAD[name]}")
 

@@ -58,7 +58,7 @@ def flash_attn_with_kvcache(
     Arguments:
         q: (batch, seqlen_q, heads, head_dim); with cu_seqlens_q, (total_q, heads, head_dim).
         k_cache, v_cache: (batch_cache, seqlen_cache, heads_k, head_dim); with page_table, pages
-            (num_pages, page_size, heads_k, head_dim).
+            (num_pages, page_size, heads_k, head_dim). In q's dtype, or codes in float8_e4m3fn.
         k, v: (batch, seqlen_new, heads_k, head_dim) to append, or None; with cu_seqlens_k_new,
             (total_new, heads_k, head_dim).
         rotary_cos, rotary_sin: (seqlen_rotary, rotary_dim / 2), a row for each position.
@@ -71,6 +71,7 @@ def flash_attn_with_kvcache(
         max_seqlen_q: the longest sequence of packed q, or more; None is total_q.
         rotary_seqlens: (batch,), int32: the rotary position of the first new row of each sequence;
             None is cache_seqlens.
+        k_descale, v_descale: of codes; as in ``flash_attn.flash_attn_with_kvcache``.
         num_splits: how many parts of the keys are worked on at once; 0 chooses.
         the others: as in ``flash_attn_func`` and ``flash_attn.flash_attn_with_kvcache``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn.api import checks, checks_kvcache
+from flash_attn.api import checks, checks_fp8, checks_kvcache
 from flash_attn.call import Cache, Keys, Lengths, Options
 from flash_attn.compat.tensors import into
 from flash_attn.dispatch import calls, private
@@ -29,7 +29,8 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         NotImplementedError: what ``refuse`` names; a backward through a cache.
         TypeError, ValueError: what ``flash_attn`` raises for such tensors.
     """
-    refuse(asked.qv, asked.q_descale, asked.k_descale, asked.v_descale)
+    is_cache = is_cache or asked.has_cache
+    refuse(asked, is_cache)
     asked = asked._replace(attention_chunk=_chunks.checked(asked.attention_chunk))
     options = options._replace(
         softmax_scale=asked.softmax_scale,
@@ -38,7 +39,7 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         softcap=asked.softcap,
         return_lse=True,
     )
-    out, lse = _served(asked, options, is_cache or asked.has_cache)
+    out, lse = _served(asked, options, is_cache)
     return into(asked.out, out), lse
 
 
@@ -84,7 +85,10 @@ def _cache(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
         asked.k, asked.v, asked.k_new, asked.v_new, asked.rotary_cos, asked.rotary_sin,
         asked.seqused_k, asked.kv_batch_idx, asked.leftpad_k, asked.page_table,
     )  # fmt: skip
-    return calls.kvcache(asked.q, cache, options, asked.rotary_interleaved, asked.num_splits)
+    return calls.kvcache(
+        asked.q, cache, options, asked.rotary_interleaved, asked.num_splits, asked.k_descale,
+        asked.v_descale,
+    )  # fmt: skip
 
 
 def _capacity(asked: Asked) -> int:
@@ -202,13 +206,16 @@ def _with_new_keys(
     cache = Cache(asked.k, asked.v, k_new, v_new, cos, sin)
     q, cache, _ = checks_kvcache.without_gradient(q, cache, options)
     k_new, v_new = cache.k, cache.v
+    given = (asked.k_descale, asked.v_descale)
+    descales = checks_fp8.descales(*given, asked.k, asked.v, q, old.shape[0])
     if cos is not None or sin is not None:
         needed = 0 if asked.seqlens_rotary is not None else table.shape[1] * asked.k.shape[1]
         checks_kvcache._rotary(q, cache, needed, look=True)
         asked = asked._replace(rotary_cos=cache.rotary_cos, rotary_sin=cache.rotary_sin)
         q, k_new = _turned_rows(asked, options, (q, cu_q), (k_new, cu_new), old)
     with torch.no_grad():
-        _rows.append((cache.k_cache, cache.v_cache), (k_new, v_new), cu_new, old, table)
+        caches, new = (cache.k_cache, cache.v_cache), (k_new, v_new)
+        _rows.append(caches, new, cu_new, old, table, descales)
     return q, torch.where(old < 0, 0, old + cu_new.diff())
 
 
@@ -247,6 +254,8 @@ def _of_rows(
     asked: Asked, q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths, keys: Keys
 ) -> tuple[Tensor, Tensor]:
     num_splits = checks.num_splits(asked.num_splits)
+    checks_fp8.descales(asked.k_descale, asked.v_descale, k, v, q, lengths.batch)
+    sequences = lengths.batch
     shape = asked.q.shape[:2] if asked.cu_seqlens_q is None else None
     dense = shape is not None and asked.cu_seqlens_k is keys.block_table is None
     lengths, keys, options = _chunks.as_sequences(
@@ -256,7 +265,13 @@ def _of_rows(
     if dense and all(x is None for x in keys):  # which pads head dims as well
         out, lse = calls.attend(q, k, v, options, lengths)
     else:
-        out, lse, _, _ = private.forward(q, k, v, options, lengths, keys, num_splits)
+        parts = lengths.batch // max(sequences, 1)
+        k_descale, v_descale = (
+            _rows.of_parts(x, parts) for x in (asked.k_descale, asked.v_descale)
+        )
+        out, lse, _, _ = private.forward(
+            q, k, v, options, lengths, keys, num_splits, k_descale=k_descale, v_descale=v_descale
+        )
     if shape is not None:
         out, lse = out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1).contiguous()
     return out, lse

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flash_attn.api import checks
-from flash_attn.call import Keys, Lengths, Options
+from flash_attn.call import FP8, Descale, Descales, Keys, Lengths, Options
+from flash_attn.cpu.fp8 import encoded
 from flash_attn.layers.rotary import apply_rotary_emb
 
 
@@ -69,6 +70,13 @@ def _alternate(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([first, second], 1).flatten()
 
 
+def of_parts(descale: Descale, parts: int) -> Descale:
+    """For a call of so many sequences in the place of each: of (b, hk) its rows, repeated."""
+    if isinstance(descale, Tensor) and descale.dim() == 2 and parts > 1:
+        return descale.repeat_interleave(parts, 0)
+    return descale
+
+
 def as_pages(cache: Tensor, batch: int, kv_batch_idx: Tensor | None) -> Tensor:
     """The page table (batch, 1) that makes a page of each row of a cache (rows, seqlen, hk, d)."""
     if kv_batch_idx is not None:
@@ -110,7 +118,7 @@ def turned(
 
 def append(
     caches: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], cu_seqlens: Tensor, start: Tensor,
-    table: Tensor,
+    table: Tensor, descales: Descales,
 ) -> None:  # fmt: skip
     """Writes packed rows to the positions start + 0, 1, … of each sequence.
 
@@ -120,14 +128,15 @@ def append(
         cu_seqlens: (b + 1,) int32, of new.
         start: (b,) int32; -1 leaves a sequence out.
         table: (b, pages) int32; -1 is no page, and what would go there is dropped.
+        descales: of caches of codes.
 
     Raises:
         ValueError: more rows than there is room for. Of a GPU's tensors those are dropped.
     """
-    rows, page_size, columns = new[0].shape[0], caches[0].shape[1], table.shape[1]
-    if rows == 0 or start.shape[0] == 0 or columns == 0:
+    total, page_size, columns = new[0].shape[0], caches[0].shape[1], table.shape[1]
+    if total == 0 or start.shape[0] == 0 or columns == 0:
         return
-    sequence, place, kept = places(cu_seqlens, rows)
+    sequence, place, kept = places(cu_seqlens, total)
     kept = kept & (start[sequence] >= 0)
     at = start[sequence] + place
     fits = at < columns * page_size
@@ -139,7 +148,16 @@ def append(
     page = table[sequence, (at // page_size).clamp(0, columns - 1)]
     kept = kept & fits & (page >= 0)
     # Rows that go nowhere repeat one that goes somewhere; if none does, the cache's own.
-    source = torch.where(kept, torch.arange(rows, device=at.device), kept.int().argmax())
+    source = torch.where(kept, torch.arange(total, device=at.device), kept.int().argmax())
     page, at = page.clamp(min=0)[source], (at % page_size)[source]
-    for cache, x in zip(caches, new):
-        cache[page, at] = torch.where(kept.any(), x[source], cache[page, at])
+    scales = zip(descales[:2], descales[2:])
+    for cache, x, (descale, number) in zip(caches, new, scales, strict=True):
+        rows = x[source]
+        if cache.dtype is FP8:
+            scale = torch.tensor(number, dtype=torch.float32, device=x.device)
+            if descale is not None:
+                of_rows = descale.dim() == 3
+                scale = scale * (descale[page, at] if of_rows else descale[sequence[source]])
+            # As bytes: not every operation of torch takes codes.
+            rows, cache = encoded(rows, scale).view(torch.uint8), cache.view(torch.uint8)
+        cache[page, at] = torch.where(kept.any(), rows, cache[page, at])

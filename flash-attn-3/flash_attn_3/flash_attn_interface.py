@@ -6,7 +6,9 @@ and float64. docs/fa3.md lists every argument: what is honoured, what is harmles
 
 In every function here:
 
-- ``qv``, ``q_descale``, ``k_descale`` and ``v_descale`` raise NotImplementedError;
+- ``qv`` and ``q_descale`` raise NotImplementedError, and so do ``k_descale`` and ``v_descale`` but
+  for a cache (or pages) of float8_e4m3fn, beside q in 16 bits: there they are a number, or float32
+  (batch, heads_k) or of each row and head of the cache;
 - ``attention_chunk`` c > 0 adds to the mask: the query of row i, at position p = i + seqlen_k -
   seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
   (after ``cache_leftpad``); 0 and None are no chunks;

@@ -38,7 +38,7 @@ def _descale(
         checks.number(x, name)
         if not _SMALLEST <= x <= checks.LARGEST:
             raise ValueError(f"{name}: got {x}; a positive number (of float32) is needed")
-        return None, x if type(x) is not int else float(x)
+        return None, x if isinstance(x, torch.SymFloat) else float(x)
     if x.dtype != torch.float32:
         raise ValueError(f"{name}: got dtype {x.dtype}; torch.float32 is needed")
     checks.on_device_of(x, name, q)

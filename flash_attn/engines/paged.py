@@ -58,6 +58,6 @@ def attend_new(
 def refuse_cache(got: object) -> str:
     """Why a cache of another dtype than the model's is refused."""
     return (
-        f"got a KV cache of {got}; flash_attn's kernels read float16 and bfloat16, the model's own "
-        "dtype: leave kv_cache_dtype at 'auto' (there is no FP8)"
+        f"got a KV cache of {got}; this backend reads float16 and bfloat16, the model's own dtype: "
+        "leave kv_cache_dtype at 'auto' (there is no FP8 by way of an engine)"
     )

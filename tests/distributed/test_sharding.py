@@ -155,6 +155,42 @@ def test_an_append_reaches_every_shard(processes, kind):
     processes.run(appended, kind, ranks=RANKS)
 
 
+def codes(rank: int, kind: str, per_row: bool) -> None:
+    """A cache of codes, whose descales are shared as its heads or the entries of the batch are."""
+    mesh = mesh_of()
+    torch.manual_seed(0)
+    whole = [torch.randn(2, n, h, 8) for n, h in ((1, 4), (16, 2), (16, 2), (1, 2), (1, 2))]
+    whole[1:3] = (x.to(torch.float8_e4m3fn) for x in whole[1:3])
+    descale = torch.rand(2, 16, 2) + 0.5 if per_row else torch.rand(2, 2) + 0.5
+    used = torch.tensor([3, 7], dtype=torch.int32)
+
+    def shared(x: torch.Tensor, heads: int) -> DTensor:
+        """Without messages, which have no codes."""
+        at = {"batch": 0, "heads": heads}.get(kind)
+        local = x if at is None else x.chunk(RANKS, at)[rank].contiguous()
+        return DTensor.from_local(local.clone(), mesh, [Replicate() if at is None else Shard(at)])
+
+    sharded = [shared(x, 2) for x in whole]
+    options = {"cache_seqlens": shared(used, 0) if kind == "batch" else
+               distribute_tensor(used, mesh, [Replicate()])}  # fmt: skip
+    there = shared(descale, descale.dim() - 1)
+    out = flash_attn.flash_attn_with_kvcache(
+        *sharded, **options, causal=True, k_descale=there, v_descale=there
+    )
+    expected = flash_attn.flash_attn_with_kvcache(
+        *whole, cache_seqlens=used, causal=True, k_descale=descale, v_descale=descale
+    )
+    torch.testing.assert_close(out.full_tensor(), expected)
+    for mine, theirs in zip(sharded[1:3], whole[1:3]):
+        assert torch.equal(mine.to_local().float(), shared(theirs, 2).to_local().float())
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("kind", PLACEMENTS)
+def test_descales_are_shared_as_codes_are(processes, kind, per_row):
+    processes.run(codes, kind, per_row, ranks=RANKS)
+
+
 def gradient_of_sinks(rank: int) -> str:
     mesh = mesh_of()
     inputs = [distribute_tensor(x.detach(), mesh, [Shard(2)]) for x in qkv(2, 6)]

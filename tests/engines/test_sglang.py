@@ -247,7 +247,7 @@ def test_models_that_are_refused(module):
     seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     sharded = SimpleNamespace(enable_deterministic_inference=False, dcp_size=2)
     for runner, said in (
-        ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; .* read float16 and bfloat16"),
+        ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; .* reads float16 and bfloat16"),
         ({"use_mla_backend": True}, "MLA"),
         ({"server_args": sharded}, "dcp_size: got 2"),
     ):

@@ -285,7 +285,7 @@ def test_a_graph_reads_the_lengths_of_other_ranks_again(backend, two_ranks):
 
 def test_what_is_refused(backend, two_ranks):
     for options, said in (
-        ({"kv_cache_dtype": "fp8"}, "KV cache of fp8; .* read float16 and bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "KV cache of fp8; .* reads float16 and bfloat16"),
         ({"attn_type": "encoder"}, "decoders alone"),
         ({"sliding_window": 8}, "decode context parallelism"),
         ({"alibi_slopes": [0.1] * HEADS}, "decode context parallelism"),

@@ -185,7 +185,8 @@ CALLS = {
     "_flash_attn_forward": DENSE,
 }
 ONE = torch.ones(2, 2)
-REFUSED = {"qv": ONE, "q_descale": ONE, "k_descale": ONE, "v_descale": ONE}
+REFUSED = {"qv": ONE, "q_descale": ONE}
+OF_CACHES = {"k_descale": ONE, "v_descale": ONE}
 HARMLESS = {"pack_gqa": True, "sm_margin": 8, "attention_chunk": None, "num_splits": 2,
             "scheduler_metadata": torch.zeros(1, dtype=torch.int32)}  # fmt: skip
 
@@ -204,6 +205,25 @@ def test_refused(function, name):
     said = rf"^{name}: got .*; .{{30}}"
     with pytest.raises(NotImplementedError, match=said):
         getattr(fa3, function)(*CALLS[function], **{name: REFUSED[name]})
+
+
+@pytest.mark.parametrize(("function", "name"), taking(OF_CACHES))
+def test_refused_but_for_caches_of_codes(function, name):
+    is_cache = function == "flash_attn_with_kvcache"
+    error, said = ValueError, f"^{name}: got one with a {name[0]} of torch.float32; it scales"
+    if not is_cache:
+        error, said = NotImplementedError, rf"^{name}: got .*; FP8 is read from a KV cache alone"
+    with pytest.raises(error, match=said):
+        getattr(fa3, function)(*CALLS[function], **{name: OF_CACHES[name]})
+
+
+def test_queries_of_eight_bits_are_refused():
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in DENSE)
+    for function in ("flash_attn_func", "flash_attn_with_kvcache"):
+        with pytest.raises(NotImplementedError, match="no FP8 of q here"):
+            getattr(fa3, function)(q, k, v)
+    with pytest.raises(ValueError, match=r"codes are read from a KV cache"):
+        fa3.flash_attn_func(DENSE[0], k, v)
 
 
 def test_what_is_refused_is_listed():
