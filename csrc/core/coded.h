@@ -5,16 +5,16 @@
 
 namespace flash {
 
-// The codes of numbers, which are multiplied by `inverse` first: the nearest, of two the even one;
-// the largest for those beyond it and for infinities; a NaN stays one.
+// The codes of numbers in units of a scale: the nearest, of two the even one; the largest for those
+// beyond it and for infinities; a NaN stays one.
 template <int kCount, class Element>
-__device__ auto coded(cutlass::Array<Element, kCount> const& numbers, float inverse) {
+__device__ auto coded(cutlass::Array<Element, kCount> const& numbers, float scale) {
   cutlass::NumericArrayConverter<float, Element, kCount> widen;
   cutlass::NumericArrayConverter<cutlass::float_e4m3_t, float, kCount> round;
   cutlass::Array<float, kCount> scaled = widen(numbers);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    scaled[i] *= inverse;
+    scaled[i] /= scale;
   }
   return round(scaled);
 }

@@ -178,9 +178,8 @@ struct BlockRows {
       store(tile + at.row * Config::kQueryStride, at, part, part.x, part.y, Config::kHeadDim);
     } else if (Cached* const to = target(at)) {
       if constexpr (Config::kCodes) {
-        float const inverse = 1.f / part.scale;
-        store_to_cache(to, at, part, coded<Part::kPairs>(part.x, inverse),
-                       coded<Part::kPairs>(part.y, inverse));
+        store_to_cache(to, at, part, coded<Part::kPairs>(part.x, part.scale),
+                       coded<Part::kPairs>(part.y, part.scale));
       } else {
         store_to_cache(to, at, part, part.x, part.y);
       }

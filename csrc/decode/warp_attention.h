@@ -107,13 +107,9 @@ struct CodeFactors {
   // scales: of the step's keys, where rows have some
   template <class Scores>
   __device__ void scale_scores(Scores& s, float const* scales, FragmentCoord<1> coord) const {
-#pragma unroll
-    for (int c = 0; c < size<1>(s); ++c) {
-      float const of_key = codes.k.of_rows ? scales[coord.col(c)] : 1.f;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        s(r, c) *= of_scores[r] * of_key;
-      }
+    scale_rows(s, of_scores);
+    if (codes.k.of_rows) {
+      scale_columns(s, scales, 1.f, coord);
     }
   }
 
@@ -121,13 +117,20 @@ struct CodeFactors {
   __device__ void scale_probabilities(Scores& s, float const* scales,
                                       FragmentCoord<1> coord) const {
     if (codes.v.of_rows) {
+      scale_columns(s, scales, kProbabilityUnit, coord);
+    }
+  }
+
+ private:
+  template <class Scores>
+  __device__ static void scale_columns(Scores& s, float const* scales, float unit,
+                                       FragmentCoord<1> coord) {
 #pragma unroll
-      for (int c = 0; c < size<1>(s); ++c) {
-        float const of_value = kProbabilityUnit * scales[coord.col(c)];
+    for (int c = 0; c < size<1>(s); ++c) {
+      float const scale = unit * scales[coord.col(c)];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          s(r, c) *= of_value;
-        }
+      for (int r = 0; r < kRows; ++r) {
+        s(r, c) *= scale;
       }
     }
   }

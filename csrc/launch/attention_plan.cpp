@@ -64,7 +64,8 @@ plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& pro
     recorded_decode.put(decode_json(all, plan));
   }
   int const index = forced_decode;
-  if (index == kPlanned || all.empty()) {
+  bool const must = problem.codes && index == kNotDecoded;  // no other kernel reads codes
+  if (index == kPlanned || must || all.empty()) {
     return plan;
   }
   if (index == kNotDecoded) {

@@ -31,8 +31,7 @@ def id_of(x) -> str:
 
 def codes_of(x: Tensor, scale: Tensor | float) -> Tensor:
     """The nearest codes of x in units of scale (float32), saturating."""
-    inverse = torch.as_tensor(scale).float().reciprocal()
-    return (x.float() * inverse).clamp(-448, 448).to(E4M3)
+    return (x.float() / torch.as_tensor(scale).float()).clamp(-448, 448).to(E4M3)
 
 
 @dataclass

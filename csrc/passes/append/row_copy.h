@@ -17,7 +17,7 @@ struct RowCopy {
   bool odd = false;  // the target does not consist of chunks
   int columns = 0;
   bool codes = false;
-  float inverse = 1.f;  // of the codes' scale
+  float scale = 1.f;  // of the codes
 
   __device__ bool has(int col) const { return to && col < columns; }
 
@@ -37,7 +37,7 @@ struct RowCopy {
   __device__ void store(int col, uint128_t chunk) const {
     auto const& elements = reinterpret_cast<cutlass::Array<Element, 8> const&>(chunk);
     if (codes) {
-      store_chunk(col, coded<8>(elements, inverse));
+      store_chunk(col, coded<8>(elements, scale));
     } else {
       store_chunk(col, elements);
     }
@@ -114,7 +114,7 @@ __device__ RowCopy<Element> cache_copy(NewRows const& rows, bool is_key, KeyPage
     CodeScale const& scale = is_key ? rows.codes.k : rows.codes.v;
     float const* const of_row = scale.of_row(slot.page, slot.row, at.head);
     copy.codes = true;
-    copy.inverse = 1.f / (scale.of_head(at.sequence, at.head) * (of_row ? *of_row : 1.f));
+    copy.scale = scale.of_head(at.sequence, at.head) * (of_row ? *of_row : 1.f);
   }
   copy.odd = rows.odd;
   copy.rotates = is_key && rows.rotary.cos;
