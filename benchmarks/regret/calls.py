@@ -45,17 +45,21 @@ class _Maker:
         else:
             shape = (p.batch, p.seqlen_k, p.heads_kv)
             k, v = self.random(*shape, p.head_dim), self.random(*shape, p.head_dim_v)
+        scales = {}
+        if p.codes:
+            k, v = (x.clamp(-8, 8).to(torch.float8_e4m3fn) for x in (k, v))
+            scales = {"k_descale_all": 0.5, "v_descale_all": 0.5}
         if p.queries:
             q = self.random(sum(p.queries), p.heads_q, p.head_dim)
             ends_q, ends_k = _ends(p.queries, self.device), _ends(p.keys, self.device)
             return lambda: ops.varlen_forward(
                 q, k, v, ends_q, ends_k, p.seqlen_q, max(p.keys), 0.0, self.scale, True, p.window,
-                0, 0.0, None, False, table, None, used,
+                0, 0.0, None, False, table, None, used, **scales,
             )  # fmt: skip
         q = self.random(p.batch, p.seqlen_q, p.heads_q, p.head_dim)
         return lambda: ops.with_kvcache(
             q, k, v, None, None, None, None, used, None, None, table, self.scale, True, p.window,
-            0, 0.0, False, None, 0,
+            0, 0.0, False, None, 0, **scales,
         )  # fmt: skip
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -108,7 +108,8 @@ class Bench:
             backend.library.force_choice(-1, beside)
             plan = self._plans(call)["plan"]
             backend.library.force_choice(*_PLANNED)
-        return choices + _listed(plan, beside), decode["chosen"]
+        others = _listed(plan, beside) if plan else []  # no other kernel reads codes
+        return choices + others, decode["chosen"]
 
     def _plans(self, call: Callable[[], object]) -> dict:
         backend.library.record_plans(True)

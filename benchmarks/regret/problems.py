@@ -29,7 +29,8 @@ class Problem:
     direction: "backward", "forward" or "cache" (a call against a KV cache, or against pages).
     seqlen_q, seqlen_k: of each sequence, or of the longest; of a cache its capacity. window: keys
     to the left, -1: all. lengths: of a packed batch. page: rows of a page, 0: there are none. keys:
-    of a cache, in use by each sequence. queries: of a packed batch against pages.
+    of a cache, in use by each sequence. queries: of a packed batch against pages. codes: the cache
+    holds codes of 8 bits.
     """
 
     direction: str
@@ -47,6 +48,7 @@ class Problem:
     page: int = 0
     keys: tuple[int, ...] = ()
     queries: tuple[int, ...] = ()
+    codes: bool = False
 
     @property
     def rows(self) -> int:
@@ -77,6 +79,7 @@ class Problem:
         parts += [f"{sum(self.queries)} queries"] * bool(self.queries)
         parts += [f"{sum(self.keys)} keys"] * bool(self.keys)
         parts += [f"pages of {self.page}"] * bool(self.page)
+        parts += ["fp8"] * self.codes
         return " ".join(parts + ["deterministic"] * self.deterministic)
 
 
@@ -186,8 +189,11 @@ def _cache(dice: random.Random, most_bytes: float = 2.5e9, most_flops: float = 2
         problem = Problem(
             **call, batch=batch, seqlen_q=seqlen_q, seqlen_k=longest, page=page, keys=tuple(keys),
             queries=queries, window=dice.choice(WINDOWS) if dice.random() < 0.15 else -1,
+            codes=dice.random() < 0.25,
         )  # fmt: skip
         rows = sum(keys) if page else batch * longest
         fits = 4 * rows * problem.heads_kv * problem.head_dim < most_bytes
+        if problem.codes and problem.flops > most_flops / 10:
+            continue  # only decoded
         if fits and problem.flops < most_flops and problem.head_dim == problem.head_dim_v:
             return problem

@@ -19,7 +19,13 @@ _USUAL = {"begin": 0.3, "step": 0.06}
 _NEAR = 1.35  # times the best: choices whose times count
 _FEW = 6  # problems, below which a number changes with those of its schedule or tile alone
 # Factors of the number that the fit begins with, and bounds that are physical.
-_FACTORS = {"step": (0.33, 3), "sm_reads": (0.5, 2), "memory": (0.85, 1.15), "reads": (0.85, 1.15)}
+_FACTORS = {
+    "step": (0.33, 3),
+    "sm_reads": (0.5, 2),
+    "code_reads": (0.5, 2),
+    "memory": (0.85, 1.15),
+    "reads": (0.85, 1.15),
+}
 _BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_gain": (1.2, 3), "l2_share": (0.7, 1.6)}
 
 

@@ -20,7 +20,7 @@ namespace flash::plan {{
 _KERNELS = {
     "Backward": "tiles, KV-persistent, ordered dQ",
     "Forward": "the row's tile, its second one, pack-GQA, pack-GQA with splits",
-    "Decode": "pieces",
+    "Decode": "pieces, of 16 bits and of codes",
 }
 
 

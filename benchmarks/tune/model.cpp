@@ -55,6 +55,7 @@ template <class Visit>
 void each_number(Visit visit) {
   Machine& m = machine;
   visit("memory", m.memory), visit("reads", m.reads), visit("sm_reads", m.sm_reads);
+  visit("code_reads", m.code_reads);
   visit("l2_gain", m.l2_gain), visit("launch", m.launch), visit("l2_share", m.l2_share);
   visit("search", m.search), visit("next_block", m.next_block);
   visit("cluster_block", m.cluster_block);
@@ -74,7 +75,7 @@ void each_number(Visit visit) {
   };
   visit_rows("backward/", backward, {"tiles", "kv_persistent", "ordered_dq"});
   visit_rows("forward/", forward, {"first", "second", "packed", "split"});
-  visit_rows("decode/", decode, {"pieces"});
+  visit_rows("decode/", decode, {"pieces", "codes"});
 }
 
 }  // namespace
@@ -115,7 +116,8 @@ char const* add(int const* from) {
   take(p.heads_kv, p.head_dim, p.head_dim_v, p.mask.left, p.mask.right, p.deterministic);
   take(p.page_size, b.block_m, b.block_n, b.head_dim, b.head_dim_v, b.resident);
   take(f.head_dim, f.head_dim_v, f.block_m, f.block_n, f.second_block_n, d.head_dim, d.head_dim_v);
-  take(d.block_m, d.block_n, d.rows_at_once, d.resident, d.clusters);
+  take(d.block_m, d.block_n, d.rows_at_once, d.resident, d.clusters, d.codes);
+  p.codes = d.codes;
   p.varlen_k = p.varlen_q, p.used_k = p.cached;
   p.page_boxes = p.page_size > 0;
   p.heads_apart = p.whole_rows = p.wants_dq = true;

@@ -22,14 +22,15 @@ FLAGS = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{CSRC}"]
 def can_be_predicted(problem: Problem) -> bool:
     """Not mixed batches, whose choices are measured beside those of another kernel, nor pages that
     Hopper's kernels do not take."""
-    return not problem.queries and problem.page % 8 == 0
+    return problem.codes or (not problem.queries and problem.page % 8 == 0)
 
 
-def _row(direction: str, arch: str, problem: Problem) -> Variant:
+def _row(direction: str, arch: str, problem: Problem, bits: int = 16) -> Variant:
     """The first row that is large enough, as in csrc/launch/select.cpp."""
     return next(
         row for row in VARIANTS
         if (row.direction, row.arch, row.dtype) == (direction, arch, "bf16")
+        and row.cached_bits == bits
         and problem.head_dim <= row.head_dim and problem.head_dim_v <= row.head_dim_v
     )  # fmt: skip
 
@@ -39,7 +40,7 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
     cache, backward = p.direction == "cache", [0] * 5
     keys = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
     rows = [sum(p.lengths)] * 2 if p.lengths else [p.batch * p.seqlen_q, p.batch * keys]
-    forward, decode = [0] * 5, [0] * 7
+    forward, decode = [0] * 5, [0] * 8
     if p.direction == "backward":
         row = _row("bwd", "sm90", p)
         resident = sm_count // (2 if row.pair else 1)
@@ -48,10 +49,10 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
         row = _row("fwd", "sm90", p)
         forward = [row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.second_block_n]
     if cache:
-        row = _row("decode", "sm80", p)
+        row = _row("decode", "sm80", p, 8 if p.codes else 16)
         at_once, resident = 128 * row.warps // row.head_dim_v, 3
         decode = [row.head_dim, row.head_dim_v, row.block_m, row.block_n * row.warps, at_once,
-                  resident, row.warps >= 4]  # fmt: skip
+                  resident, row.warps >= 4, p.codes]  # fmt: skip
     return [
         p.batch, p.seqlen_q, keys, *rows, bool(p.lengths), cache, p.heads_q, p.heads_kv,
         p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,

@@ -138,7 +138,7 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
           .resident = blocks * device.sm_count,
           .rows_at_once = threads * kLaneColumns / v.head_dim_v,
           .clusters = clusters,
-          .cached_bytes = v.cached_bits / 8};
+          .codes = v.cached_bits == 8};
 }
 
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,

@@ -36,9 +36,10 @@ struct Work {
   // Units of keys of an average tile, and of one of the longest sequence.
   double mean = divide_up(keys, k.block_n);
   double longest = std::max(divide_up(visible(p, p.seqlen_k), k.block_n), 1.);
+  double number = k.codes ? 1 : kElement;  // bytes
 
   double us() const {
-    auto const [begin, step] = times_of(m.decode, k, 0, {8.f, 1.f});
+    auto const [begin, step] = times_of(m.decode, k, k.codes, {8.f, 1.f});
     // CTAs search their pieces from lengths that the device knows.
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
     double const search = cut && !known ? m.search * divide_up(p.batch, 32) : 0;
@@ -47,7 +48,8 @@ struct Work {
     double const ctas =
         tiles * (cut ? std::max(ranges * mean / piece + ranges / 2, ranges) : ranges * cluster);
     double const of_sm = ctas / m.sm_count, units = ranges * tiles * mean / ctas;
-    double const unit_us = k.block_n * k.cached_bytes * (k.head_dim + k.head_dim_v) / m.sm_reads;
+    double const unit_us =
+        k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
     double busy = 0, uneven = 0;
     if (of_sm > (s.cluster_log2 == kMostClusterLog2 ? kRoom : 1)) {
       double const next = (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
@@ -59,7 +61,7 @@ struct Work {
       uneven = kUneven * s.cluster_log2;
     }
     double const memory_us =
-        k.cached_bytes * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
+        number * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
     double const us = overlapped(busy, memory_us) + uneven * units * unit_us;
     // What is left of the longest piece when the others end on average.
     double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.);

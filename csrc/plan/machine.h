@@ -16,8 +16,8 @@ struct KernelTimes {
 };
 
 // The kernels of a row of the table. Of a backward: one for each schedule (plan/plan.h); of a
-// forward: for each tile (params/forward_tile.h); of decoding: the first, with a CTA alone on its
-// multiprocessor.
+// forward: for each tile (params/forward_tile.h); of decoding: the first, and for codes the second,
+// with a CTA alone on its multiprocessor.
 struct RowTimes {
   int head_dim;
   int head_dim_v;
@@ -31,6 +31,7 @@ struct Machine {
   float memory;             // bytes that come from memory in a µs
   float reads = 0;          // the same where nothing is written
   float sm_reads = 0;       // bytes that one multiprocessor takes in a µs, wherever they come from
+  float code_reads = 0;     // the same of codes, which it converts
   float l2_gain;            // how much faster bytes come from L2
   float launch;             // µs from the end of a launch to the beginning of the next
   float l2_share;           // the share of L2's bytes that can be counted on to be there again
@@ -58,7 +59,7 @@ struct Kernel {
   int second_block_n = 0;  // of a forward; 0: there is no second tile
   int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;   // of decoding: clusters of CTAs may share tiles
-  int cached_bytes = 2;    // of decoding: of a number of K and V
+  bool codes = false;      // of decoding: K and V are codes of 8 bits
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

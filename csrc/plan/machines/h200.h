@@ -25,11 +25,11 @@ inline constexpr RowTimes kH200Forward[] = {
     {256, 256, {{2.44f, 1.781f}, {2.27f, 1.459f}, {2.32f, 1.803f}, {2.27f, 1.836f}}},
 };
 
-// {begin, step} of: pieces.
+// {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH200Decode[] = {
-    {64, 64, {{7.05f, 0.787f}}},
-    {128, 128, {{7.82f, 0.695f}}},
-    {256, 256, {{8.23f, 0.925f}}},
+    {64, 64, {{7.05f, 0.787f}, {7.05f, 1.6f}}},
+    {128, 128, {{7.82f, 0.695f}, {7.82f, 2.2f}}},
+    {256, 256, {{8.23f, 0.925f}, {8.23f, 2.4f}}},
 };
 
 inline constexpr Machine kH200 = {
@@ -39,6 +39,7 @@ inline constexpr Machine kH200 = {
     .memory = 3.9e6f,
     .reads = 4.67e6f,
     .sm_reads = 6.7e4f,
+    .code_reads = 4.6e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.15f,
