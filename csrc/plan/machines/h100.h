@@ -27,9 +27,9 @@ inline constexpr RowTimes kH100Forward[] = {
 
 // {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH100Decode[] = {
-    {64, 64, {{7.65f, 0.594f}, {7.65f, 1.6f}}},
-    {128, 128, {{7.83f, 0.714f}, {7.83f, 2.2f}}},
-    {256, 256, {{7.91f, 0.886f}, {7.91f, 2.4f}}},
+    {64, 64, {{7.65f, 0.594f}, {7.8f, 0.835f}}},
+    {128, 128, {{7.83f, 0.714f}, {8.1f, 1.05f}}},
+    {256, 256, {{7.91f, 0.886f}, {8.2f, 1.4f}}},
 };
 
 inline constexpr Machine kH100 = {
@@ -39,7 +39,7 @@ inline constexpr Machine kH100 = {
     .memory = 2.8e6f,
     .reads = 3.15e6f,
     .sm_reads = 5.98e4f,
-    .code_reads = 4.6e4f,
+    .code_reads = 5.2e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.2f,

@@ -27,9 +27,9 @@ inline constexpr RowTimes kH200Forward[] = {
 
 // {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH200Decode[] = {
-    {64, 64, {{7.05f, 0.787f}, {7.05f, 1.6f}}},
-    {128, 128, {{7.82f, 0.695f}, {7.82f, 2.2f}}},
-    {256, 256, {{8.23f, 0.925f}, {8.23f, 2.4f}}},
+    {64, 64, {{7.05f, 0.787f}, {6.7f, 0.95f}}},
+    {128, 128, {{7.82f, 0.695f}, {7.1f, 1.1f}}},
+    {256, 256, {{8.23f, 0.925f}, {8.2f, 1.4f}}},
 };
 
 inline constexpr Machine kH200 = {
@@ -39,7 +39,7 @@ inline constexpr Machine kH200 = {
     .memory = 3.9e6f,
     .reads = 4.67e6f,
     .sm_reads = 6.7e4f,
-    .code_reads = 4.6e4f,
+    .code_reads = 5.2e4f,
     .l2_gain = 1.9f,
     .launch = 7.0f,
     .l2_share = 1.15f,
