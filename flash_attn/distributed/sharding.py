@@ -62,8 +62,8 @@ _RULES = {
     "_flash_attn_varlen_backward": _PACKED,
     "_flash_attn_with_kvcache": _CACHE,
 }
-# Placed alike, or the operation would write into copies.
-_ALIKE = ("q", "k", "v", "k_cache", "v_cache", "dq", "dk", "dv")
+# Placed alike, or the operation would write into copies; DTensor places no keywords otherwise.
+_ALIKE = ("q", "k", "v", "k_cache", "v_cache", "dq", "dk", "dv", "k_descale", "v_descale")
 
 
 def register() -> None:

@@ -183,6 +183,12 @@ def codes(rank: int, kind: str, per_row: bool) -> None:
     torch.testing.assert_close(out.full_tensor(), expected)
     for mine, theirs in zip(sharded[1:3], whole[1:3]):
         assert torch.equal(mine.to_local().float(), shared(theirs, 2).to_local().float())
+    if kind != "whole":
+        replicated = distribute_tensor(descale, mesh, [Replicate()])
+        with pytest.raises((ValueError, RuntimeError), match=r"k_descale: sharded by .* alike"):
+            flash_attn.flash_attn_with_kvcache(
+                *sharded, **options, k_descale=replicated, v_descale=there
+            )
 
 
 @pytest.mark.parametrize("per_row", [False, True])
