@@ -28,14 +28,15 @@ OLDER = {"sm90": "sm80"}
 class Feature:
     """name: the row's label. probe: a CPU call that uses it. op: the op that has to exist on CUDA.
 
-    scores: the level of score features that the kernel must have. refused: the name under which
-    csrc/api refuses it.
+    scores: the level of score features that the kernel must have. cached_bits: of the keys that it
+    must read. refused: the name under which csrc/api refuses it.
     """
 
     name: str
     probe: Callable[[], object]
     op: str = "_flash_attn_forward"
     scores: str = "plain"
+    cached_bits: int = 16
     refused: str = ""
 
     @property
@@ -64,6 +65,7 @@ class Kernels:
             for v in self.variants
             if v.arch == family
             and v.direction == feature.direction
+            and v.cached_bits == feature.cached_bits
             and feature.scores in ("plain", v.scores)
         ]
         if feature.op not in self.ops or feature.refused in self.refused:
@@ -105,9 +107,14 @@ def _features() -> list[Feature]:
         table = torch.arange(4, dtype=torch.int32).view(2, 2)
         fa.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 3, 3, block_table=table)
 
-    def cache(rotary: bool = False, paged: bool = False, append: bool = True, **options):
+    def cache(
+        rotary: bool = False, paged: bool = False, append: bool = True, codes: bool = False,
+        **options,
+    ):  # fmt: skip
         q, k, v = tensors(2, 1, 2, 16)
         k_cache, v_cache = tensors(4, 8, 2, 16, count=2)
+        if codes:
+            k_cache, v_cache = (x.to(torch.float8_e4m3fn) for x in (k_cache, v_cache))
         if append:
             options |= {"k": k, "v": v}
         if rotary:
@@ -156,6 +163,7 @@ def _features() -> list[Feature]:
         Feature("KV cache: append in the call", cache, **kv),
         Feature("KV cache: rotary in the call", lambda: cache(rotary=True), **kv),
         Feature("KV cache: pages of any size", lambda: cache(paged=True), **kv),
+        Feature("KV cache: codes of 8 bits (fp8)", lambda: cache(codes=True), cached_bits=8, **kv),
     ]
 
 

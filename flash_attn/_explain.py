@@ -80,7 +80,13 @@ class _Problem:
     def odd_rows(self) -> bool:
         """Of a cache, which is read as it is where few queries ask for it."""
         in_cache = self.cached or "paged" in self.extras
-        return in_cache and bool(self.k.shape[-1] % 8 or self.v.shape[-1] % 8)
+        chunk = 16 // self.k.itemsize
+        return in_cache and bool(self.k.shape[-1] % chunk or self.v.shape[-1] % chunk)
+
+    @property
+    def codes(self) -> bool:
+        """Whether a cache holds codes of 8 bits."""
+        return self.k.dtype is FP8
 
     @property
     def word(self) -> int:
@@ -88,7 +94,7 @@ class _Problem:
         tensors = (self.k, self.v)
         apart = [s for x in tensors for n, s in zip(x.shape[:-1], x.stride()) if n > 1]
         elements = math.gcd(*(x.shape[-1] for x in tensors), *apart)
-        return min((elements & -elements) * self.q.itemsize, 8)
+        return min((elements & -elements) * self.k.itemsize, 8)
 
     @property
     def counted(self) -> bool:
@@ -378,7 +384,9 @@ def _ask_library(problem: _Problem) -> Explanation:
         family = min(sm, 80) if strided else sm
         beside = 0 if few is None else few["few_queries"]
         answer = json.loads(
-            backend.library.explain_forward(family, *request[1:], *_numbers(problem), beside)
+            backend.library.explain_forward(
+                family, *request[1:], *_numbers(problem), beside, problem.codes
+            )
         )
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]
@@ -469,7 +477,7 @@ def _may_decode(problem: _Problem) -> bool:
 
 def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     """The selection among decode kernels; None where the forward kernel is faster."""
-    answer = backend.library.explain_decode(*request, *_numbers(problem), 0)
+    answer = backend.library.explain_decode(*request, *_numbers(problem), 0, problem.codes)
     if answer is None:
         return None
     found = json.loads(answer)

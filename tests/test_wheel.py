@@ -214,7 +214,7 @@ class TestLibrary:
     def test_explains_a_call_without_heads(self):
         """It divides by tiles, of which there are none: the forward kernel serves it."""
         size = (132, 0, 0, 2, 1, 4096, -1, -1, 0, 1, -1, -1)
-        call = (90, "bf16", 64, 64, 0, *size, 0, 0, 1, 0, 0, 1, 0, 0)
+        call = (90, "bf16", 64, 64, 0, *size, 0, 0, 1, 0, 0, 1, 0, 0, 0)
         program = (
             "import flash_attn; library = flash_attn.backend.library;"
             f"print(library.explain_decode{call}, library.explain_forward{call})"
@@ -227,13 +227,27 @@ class TestLibrary:
         """Read where they lie, unless a forward beside it has copied them."""
         shape = (
             f"80, 'bf16', 104, 104, 0, 108, 0, 0, 4, {longest}, 4096, 200, -1, 8, 2, -1, 0, "
-            "0, 16, 0, 0, 1, 1, 0, 0"
+            "0, 16, 0, 0, 1, 1, 0, 0, 0"
         )
         program = (
             "import flash_attn, json;"
             f"print(json.loads(flash_attn.backend.library.explain_decode({shape}))['variant'])"
         )
         assert f"'scores': '{scores}'" in run(sys.executable, "-c", program).stdout
+
+    @pytest.mark.parametrize(("longest", "odd", "scores"), [(1, 0, "plain"), (2048, 1, "full")])
+    def test_explains_decode_of_codes(self, longest, odd, scores):
+        """Of however many queries: no other kernel reads codes."""
+        shape = (
+            f"90, 'fp16', 128, 128, 0, 132, 0, 0, 4, {longest}, 4096, -1, -1, 32, 8, -1, 0, "
+            f"0, 16, 1, 0, {odd}, 1, 0, 0, 1"
+        )
+        program = (
+            "import flash_attn, json;"
+            f"print(json.loads(flash_attn.backend.library.explain_decode({shape}))['variant'])"
+        )
+        said = run(sys.executable, "-c", program).stdout
+        assert "'cached_bits': 8" in said and f"'scores': '{scores}'" in said
 
     def test_explains_the_tile_of_a_forward(self):
         """One of its row's two, and that of the plan's words."""
@@ -243,7 +257,7 @@ class TestLibrary:
         for row, seqlen in itertools.product(rows, (512, 16384)):
             dims = row.head_dim, row.head_dim_v
             size = 132, 60 << 20, 0, 4, seqlen, seqlen, -1, -1, 8, 8, -1, -1
-            call = (90, row.dtype, *dims, 0, *size, 0, 0, 0, 0, 0, 0, 0, 0)
+            call = (90, row.dtype, *dims, 0, *size, 0, 0, 0, 0, 0, 0, 0, 0, 0)
             program += f"answer = json.loads(explain{call})\n"
             program += f"assert answer['block_n'] in {(row.block_n, row.second_block_n)}, answer\n"
             program += "assert f\"x {answer['block_n']} keys\" in answer['plan']['text'], answer\n"

@@ -24,12 +24,13 @@ std::string row_json(Variant const& v) {
   auto const text = [](char const* key, char const* value) {
     return concat('"', key, "\": \"", value, '"');
   };
-  return concat(
-      "{", text("name", v.name), ", ", text("direction", to_string(v.direction)),
-      ", \"arch\": ", v.arch, ", ", text("dtype", v.dtype), ", \"head_dim\": ", v.head_dim,
-      ", \"head_dim_v\": ", v.head_dim_v, ", \"block_m\": ", v.block_m,
-      ", \"block_n\": ", v.block_n, ", \"warps\": ", v.warps, ", \"stages\": ", v.stages, ", ",
-      text("scores", v.scores), ", ", text("why", v.why), ", \"smem_bytes\": ", v.smem_bytes, "}");
+  return concat("{", text("name", v.name), ", ", text("direction", to_string(v.direction)),
+                ", \"arch\": ", v.arch, ", ", text("dtype", v.dtype),
+                ", \"head_dim\": ", v.head_dim, ", \"head_dim_v\": ", v.head_dim_v,
+                ", \"block_m\": ", v.block_m, ", \"block_n\": ", v.block_n,
+                ", \"warps\": ", v.warps, ", \"stages\": ", v.stages, ", ",
+                text("scores", v.scores), ", \"cached_bits\": ", v.cached_bits, ", ",
+                text("why", v.why), ", \"smem_bytes\": ", v.smem_bytes, "}");
 }
 
 template <class T>
@@ -143,12 +144,12 @@ struct Described {
   bool read(PyObject* args) {
     FwdParams& p = params;
     Seqlens& s = p.seqlens;
-    int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0;
+    int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0, codes = 0;
     long long total_q = 0, total_k = 0, l2_bytes = 0, memory_rate = 0;
     if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
                &l2_bytes, &memory_rate, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k,
                &p.heads_q, &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size,
-               &cached, &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q)) {
+               &cached, &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q, &codes)) {
       return false;
     }
     device.l2_bytes = l2_bytes;
@@ -164,6 +165,7 @@ struct Described {
     p.max_logits.to_row = largest_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
+    p.codes.used = codes;
     p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};
     return true;
   }
@@ -178,7 +180,8 @@ struct Described {
             device.smem_per_block,
             page_layout(params.pages.page_size.divisor),
             /*softcap=*/0.f,
-            /*largest_logits=*/params.max_logits.wanted()};
+            /*largest_logits=*/params.max_logits.wanted(),
+            direction == Direction::Decode && params.codes.used ? 8 : 16};
   }
 
   bool has_rows() const {
@@ -299,7 +302,7 @@ PyMethodDef methods[] = {
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, memory_rate, batch, "
      "seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, "
-     "cached, batch_invariant, odd_rows, used_k, largest_logits, few_queries) -> JSON: the "
+     "cached, batch_invariant, odd_rows, used_k, largest_logits, few_queries, codes) -> JSON: the "
      "variant, why the others do not serve the call, block_n (keys of the tile), splits (KV "
      "splits), and the "
      "plan: its choices, the predicted time of each, and the chosen one. memory_rate: bytes that "
@@ -307,7 +310,7 @@ PyMethodDef methods[] = {
      "page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
-     "few_queries: explain_decode's, or 0."},
+     "few_queries: explain_decode's, or 0. codes: whether the cache holds codes of 8 bits."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, "
      "batch, seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> "

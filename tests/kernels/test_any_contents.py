@@ -36,7 +36,7 @@ WAYS = [(v, False) for v in BACKWARD] + [(v, True) for v in COLUMNS]
 # Rows whose tiles of small pages are long where a table has room for many keys.
 LONG = [v for v in ROWS if v.direction == "fwd" and v.second_block_n > 128]
 PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]
-DECODE = [v for v in ROWS if v.direction == "decode" and v.head_dim == 64]
+DECODE = [v for v in ROWS if (v.direction, v.head_dim, v.cached_bits) == ("decode", 64, 16)]
 APPEND = [v for v in ROWS if v.direction == "append"]
 SEEDS = range(30)
 BEFORE = 3.0

@@ -21,7 +21,7 @@ ROWS = [v for v in load_table().VARIANTS if v.direction == "append"]
 ATTENTION = [
     v for v in load_table().VARIANTS
     if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"
-    and v.direction in ("fwd", "paged", "decode")
+    and v.direction in ("fwd", "paged", "decode") and v.cached_bits == 16
 ]  # fmt: skip
 DTYPES = {"bf16": BF16, "fp16": FP16}
 

@@ -15,7 +15,7 @@ from build_tools.instantiate import load_table
 
 from . import calls
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "decode"]
+ROWS = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("decode", 16)]
 FULL = [v for v in ROWS if v.scores == "full"]
 # What does not depend on the row.
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]

@@ -36,13 +36,17 @@ def launched(lines: list[str], direction: str) -> set[str]:
     return {name for name in names if name.startswith(f"{direction}_sm80_")}
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd", "paged", "decode"])
-def test_every_call_has_a_row_that_fits(kernels, direction):
+@pytest.mark.parametrize(
+    ("direction", "cached_bits"),
+    [("fwd", 16), ("bwd", 16), ("paged", 16), ("decode", 16), ("decode", 8)],
+)
+def test_every_call_has_a_row_that_fits(kernels, direction, cached_bits):
     rows = json.loads(library.module().compiled_variants())
     fits = [row for row in rows if row["arch"] == 80 and row["smem_bytes"] <= SMEM]
     for (d, dv), dtype, scores in itertools.product(HEAD_DIMS, ("bf16", "fp16"), LEVELS):
         assert any(
             row["direction"] == direction
+            and row["cached_bits"] == cached_bits
             and row["dtype"] == dtype
             and row["scores"] in (scores, "full")
             and row["head_dim"] >= d
