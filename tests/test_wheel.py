@@ -247,7 +247,8 @@ class TestLibrary:
             f"print(json.loads(flash_attn.backend.library.explain_decode({shape}))['variant'])"
         )
         said = run(sys.executable, "-c", program).stdout
-        assert "'cached_bits': 8" in said and f"'scores': '{scores}'" in said
+        assert "'cached_bits': 8" in said
+        assert f"'scores': '{scores}'" in said
 
     def test_explains_the_tile_of_a_forward(self):
         """One of its row's two, and that of the plan's words."""

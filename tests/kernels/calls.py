@@ -235,8 +235,9 @@ def cached(
     num_splits None: by the forward kernel, else by the decode kernel. before: what out and lse hold
     until a kernel writes there. stream: whose counters it has. hopper_sms: of one of Hopper's GPUs,
     where each tile has a cluster of `cluster` thread blocks, or of largest_cluster if that is less;
-    0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself,
-    first. codes: `code_scales` of a cache of codes. The cache's head dims may be any; q's and out's are rounded up to multiples of 8.
+    0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself, first. codes:
+    `code_scales` of a cache of codes. The cache's head dims may be any; q's and out's are rounded
+    up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
     head_dim_v = -(-v_cache.shape[-1] // 8) * 8
