@@ -1,5 +1,6 @@
 // Outputs of a chunk: how warps that share the rows of K add up theirs, and how they are stored.
-// walk_outputs.h does the same in its own words: by these, its kernel of K 512 spills more.
+// walk_outputs.h has RowParts and RowStore as functions of its own: by these, its kernel of K 512
+// spills more.
 #pragma once
 
 #include "sm80/linear/walk.h"
