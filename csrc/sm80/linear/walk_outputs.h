@@ -188,8 +188,8 @@ struct WalkOutputs {
   __device__ void take_parts(Out& out) const {
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
-      for (int turn = 1; walk.owns(strip) && turn < C::kWarpsK; ++turn) {
-        float4 const* const part = parts(strip, (walk.warp_k + turn) % C::kWarpsK);
+      for (int after = 1; walk.owns(strip) && after < C::kWarpsK; ++after) {
+        float4 const* const part = parts(strip, (walk.warp_k + after) % C::kWarpsK);
 #pragma unroll
         for (int n = 0; n < 2 * C::kBlocks; ++n) {
           add_part(part[n * 32], out[strip][n]);
