@@ -42,7 +42,7 @@ struct FwdParams {
   int head_dim;    // of q and k; at most the variant's: the rest is zero-filled in shared memory
   int head_dim_v;  // of v and out
   bool batch_invariant;  // a sequence's result may not depend on the others' lengths
-  // The plan's choice (plan/forward.h), which the decode kernel does not read.
+  // The plan's choice (plan/plan.h), which the decode kernel does not read.
   ForwardTile tile;
   int side_by_side;    // heads whose row blocks run together
   bool longest_first;  // the last row block of each head comes first
