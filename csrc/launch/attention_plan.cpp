@@ -112,14 +112,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
 
 plan::Kernel forward_kernel(Variant const& v, DeviceInfo const& device) {
   int const blocks = v.arch == 90 ? 1 : std::max(blocks_by_shared_memory(v, device), 1);
-  return {v.arch,
-          v.head_dim,
-          v.head_dim_v,
-          v.block_m,
-          v.block_n,
-          v.is_plain(),
-          blocks * device.sm_count,
-          v.second_block_n};
+  return kernel_of(v, blocks * device.sm_count);
 }
 
 plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
@@ -127,18 +120,13 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   constexpr int kLaneColumns = 4, kWarpsOfClusters = 4;
   int const threads = 32 * v.warps;
   int const blocks = std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks);
-  bool const clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
-                        v.warps >= kWarpsOfClusters && !p.odd.any();
-  return {.sm = v.arch,
-          .head_dim = v.head_dim,
-          .head_dim_v = v.head_dim_v,
-          .block_m = v.block_m,
-          .block_n = v.block_n * v.warps,
-          .plain = v.is_plain(),
-          .resident = blocks * device.sm_count,
-          .rows_at_once = threads * kLaneColumns / v.head_dim_v,
-          .clusters = clusters,
-          .codes = v.cached_bits == 8};
+  plan::Kernel kernel = kernel_of(v, blocks * device.sm_count);
+  kernel.block_n *= v.warps;  // a unit: the keys of all warps' steps
+  kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
+  kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
+                    v.warps >= kWarpsOfClusters && !p.odd.any();
+  kernel.codes = v.cached_bits == 8;
+  return kernel;
 }
 
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,

@@ -62,13 +62,7 @@ plan::Problem problem_of(BwdParams const& p, bool deterministic) {
 }
 
 plan::Kernel backward_kernel(Variant const& v, DeviceInfo const& device) {
-  return {v.arch,
-          v.head_dim,
-          v.head_dim_v,
-          v.block_m,
-          v.block_n,
-          v.is_plain(),
-          resident_tiles(v, device)};
+  return kernel_of(v, resident_tiles(v, device));
 }
 
 plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,

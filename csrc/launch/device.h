@@ -25,6 +25,18 @@ inline int memory_for_at_most(int blocks, DeviceInfo const& device) {
   return device.smem_per_block / (blocks + 1) + 1;
 }
 
+// The row as plan/ knows it. resident: CTAs, or pairs of CTAs, of the GPU
+inline plan::Kernel kernel_of(Variant const& v, int resident) {
+  return {.sm = v.arch,
+          .head_dim = v.head_dim,
+          .head_dim_v = v.head_dim_v,
+          .block_m = v.block_m,
+          .block_n = v.block_n,
+          .plain = v.is_plain(),
+          .resident = resident,
+          .second_block_n = v.second_block_n};
+}
+
 // What every kernel of the sm80 family was compiled to. Defined in the generated registry.
 struct CompiledCode {
   std::span<int const> capabilities;  // of the machine code: 10 * major + minor

@@ -15,7 +15,7 @@ _REFUSED = re.compile(r"flash_attn: refused: ([^|]+)\|(\w+)((?:\|[^|\n]*)*)")
 # code → text after the argument's name; {} are the operands
 WORDS = {
     "address": "got address {}; a multiple of 16 bytes is needed",
-    "descale": "got shape {}; float32 (batch, heads_k) = ({}, {}), or the shape of the cache without "
+    "descale": "got shape {}; float32 (batch, heads_k) = ({}, {}), or the cache's shape without "
     "its last dimension, is needed",
     "device": "it is not on the CUDA device of the call's other tensors",
     "dims": "got {} dimensions; {} are needed",

@@ -1,7 +1,7 @@
 // O = scale (Q∘e^G) S0 + A V of a segment, chunk after chunk, from the state before the segment.
 #pragma once
 
-#include "sm80/linear/walk.h"
+#include "sm80/linear/walk_store.h"
 
 namespace flash::sm80::linear {
 
@@ -19,22 +19,6 @@ struct WalkStorage {
   ChunkDecays<C::kChunk> decays[2][C::kHeads];
 };
 
-// Words of four lanes that share a row, as_a's, become 16 bytes of one row each: lane l of the four
-// has row l % 2 * 8 of the 16, and columns l / 2 * 8 to l / 2 * 8 + 7.
-__device__ inline uint4 runs_of_rows(uint32_t (&words)[4]) {
-  int const lane = threadIdx.x % 4;
-  auto const exchange = [&](uint32_t& low, uint32_t& high, int distance) {
-    bool const upper = lane & distance;
-    uint32_t const other = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
-    (upper ? low : high) = other;
-  };
-  exchange(words[0], words[1], 1);
-  exchange(words[2], words[3], 1);
-  exchange(words[0], words[2], 2);
-  exchange(words[1], words[3], 2);
-  return {words[0], words[1], words[2], words[3]};
-}
-
 template <class C>
 struct WalkOutputs {
   using Element = typename C::Element;
@@ -50,11 +34,6 @@ struct WalkOutputs {
   __device__ Element const* q() const { return smem.q[buffer][walk.h]; }
   __device__ Element const* k() const { return smem.k[buffer][walk.h]; }
   __device__ Element const* v() const { return smem.v[buffer][walk.h]; }
-
-  // Whether this warp's sums are those of the strip: one of those that share the rows of K has it.
-  __device__ bool owns(int strip) const {
-    return C::kWarpsK == 1 || strip % C::kWarpsK == walk.warp_k;
-  }
 
   // The squares of A that the warp computes: first those on the diagonal, then the others.
   __device__ void set_weights() const {
@@ -148,13 +127,6 @@ struct WalkOutputs {
     }
   }
 
-  __device__ static void add_part(float4 const& part, float (&sums)[4]) {
-    sums[0] += part.x;
-    sums[1] += part.y;
-    sums[2] += part.z;
-    sums[3] += part.w;
-  }
-
   // out = scale (Q∘e^G) S0 of the warp's columns and rows of K
   __device__ void read_state(WalkState<C> const& state, Out& out) const {
 #pragma unroll
@@ -202,7 +174,7 @@ struct WalkOutputs {
   __device__ void leave_parts(Out const& out) const {
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
-      if (!owns(strip)) {
+      if (!walk.owns(strip)) {
         float4* const part = parts(strip, walk.warp_k);
 #pragma unroll
         for (int n = 0; n < 2 * C::kBlocks; ++n) {
@@ -216,8 +188,8 @@ struct WalkOutputs {
   __device__ void take_parts(Out& out) const {
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
-      for (int turn = 1; owns(strip) && turn < C::kWarpsK; ++turn) {
-        float4 const* const part = parts(strip, (walk.warp_k + turn) % C::kWarpsK);
+      for (int after = 1; walk.owns(strip) && after < C::kWarpsK; ++after) {
+        float4 const* const part = parts(strip, (walk.warp_k + after) % C::kWarpsK);
 #pragma unroll
         for (int n = 0; n < 2 * C::kBlocks; ++n) {
           add_part(part[n * 32], out[strip][n]);
@@ -235,7 +207,7 @@ struct WalkOutputs {
       read_values<C>(v(), strip, walk.column, values);
 #pragma unroll
       for (int later = strip; later < C::kStrips; ++later) {
-        if (!owns(later)) {
+        if (!walk.owns(later)) {
           continue;
         }
         uint32_t a[4];
@@ -261,7 +233,7 @@ struct WalkOutputs {
         rows_of<Element>(p().o, tokens, walk.head(), first) + row * p().o.row_stride;
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
-      if (!owns(strip)) {
+      if (!walk.owns(strip)) {
         continue;
       }
 #pragma unroll

@@ -1,5 +1,6 @@
 // Outputs of a chunk: how warps that share the rows of K add up theirs, and how they are stored.
-// walk_outputs.h does the same in its own words: by these, its kernel of K 512 spills more.
+// walk_outputs.h has RowParts and RowStore as functions of its own: by these, its kernel of K 512
+// spills more.
 #pragma once
 
 #include "sm80/linear/walk.h"
@@ -42,8 +43,8 @@ struct RowParts {
   __device__ void take(WalkRows<C>& out) const {
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
-      for (int turn = 1; walk.owns(strip) && turn < C::kWarpsK; ++turn) {
-        float4 const* const part = of(strip, (walk.warp_k + turn) % C::kWarpsK);
+      for (int after = 1; walk.owns(strip) && after < C::kWarpsK; ++after) {
+        float4 const* const part = of(strip, (walk.warp_k + after) % C::kWarpsK);
 #pragma unroll
         for (int n = 0; n < 2 * C::kBlocks; ++n) {
           add_part(part[n * 32], out[strip][n]);

@@ -85,9 +85,9 @@ struct DeltaWarp {
   int* found = nullptr;  // counter of the row block before, not yet incremented
 
   __device__ void run() {
-    place(0, start_taking());
-    place(1, start_taking());
-    int behind = start_taking();  // its number arrives while D of others is computed
+    describe(0, draw());
+    describe(1, draw());
+    int behind = draw();  // its number arrives while D of others is computed
     for (int tile = 0; tile < kAhead; ++tile) {
       ask(0, tile, tile);
     }
@@ -96,8 +96,8 @@ struct DeltaWarp {
       find(number);
       WorkTile const& here = tiles.row_block(number);
       found = args.params.workspace.deltas_done + here.batch * args.params.heads_q + here.head;
-      place(number + 2, behind);
-      behind = start_taking();
+      describe(number + 2, behind);
+      behind = draw();
     }
     announce();
   }
@@ -108,15 +108,15 @@ struct DeltaWarp {
 
   __device__ RowBlockOrder order() const { return {args.params, Config::kBlockM}; }
 
-  // Takes the next row block; its number is in the first lane.
-  __device__ int start_taking() const {
+  // Draws the next row block; its number is in the first lane when it arrives.
+  __device__ int draw() const {
     return elected() ? atomicAdd(args.params.workspace.deltas_done + order().all_heads(), 1) : 0;
   }
 
-  __device__ void place(uint32_t number, int taken) const {
+  __device__ void describe(uint32_t number, int drawn) const {
     __syncwarp();
     if (elected()) {
-      tiles.row_block(number) = order().at(taken);
+      tiles.row_block(number) = order().at(drawn);
     }
     __syncwarp();
   }

@@ -116,6 +116,18 @@ struct Consumer {
     }
   }
 
+  // What the steps of a row block share.
+  template <class ScoreMods_>
+  struct Work {
+    using ScoreMods = ScoreMods_;
+    using Offsets = typename ScoreMods::Offsets;
+    RowBlock<Config> const& block;
+    ScoreMods const& score_mods;
+    int const steps;
+    Acc& acc;
+    Probabilities& p;  // of the last step so far
+  };
+
   template <class ScoreMods>
   __device__ __forceinline__ void attend(RowBlock<Config> const& block, ScoreMods const& score_mods,
                                          Acc& acc) {
@@ -124,14 +136,15 @@ struct Consumer {
     leave_out_first(unseen);
     if (unseen < steps) {
       Probabilities p;
+      Work<ScoreMods> const work{block, score_mods, steps, acc, p};
       // With score mods there is one copy of the code: the mask of a block without limits hides
       // nothing.
       if (ScoreMods::kAny || unseen < block.masked_steps) {
-        first_step<true>(block, score_mods, unseen, steps, acc, p);
+        first_step<true>(work, unseen);
       } else {
-        first_step<false>(block, score_mods, unseen, steps, acc, p);
+        first_step<false>(work, unseen);
       }
-      other_steps(block, score_mods, unseen + 1, steps, acc, p);
+      other_steps(work, unseen + 1);
     } else {
       see_nothing(block, acc);
     }
@@ -139,19 +152,17 @@ struct Consumer {
   }
 
   // All steps from `step` on, and the last P·V.
-  template <class ScoreMods>
-  __device__ __forceinline__ void other_steps(RowBlock<Config> const& block,
-                                              ScoreMods const& score_mods, int step, int steps,
-                                              Acc& acc, Probabilities& p) {
-    BlockRange const& range = block.range;
-    for (; step < block.masked_steps; ++step) {  // read anew, which saves a register
-      next_step<true>(block, score_mods, range.block_at(step), step, steps, acc, p);
+  template <class Work>
+  __device__ __forceinline__ void other_steps(Work const& work, int step) {
+    BlockRange const& range = work.block.range;
+    for (; step < work.block.masked_steps; ++step) {  // read anew, which saves a register
+      next_step<true>(work, range.block_at(step), step);
     }
     int const interior = range.interior();
-    for (; step < steps; ++step) {
-      next_step<false>(block, score_mods, interior - step, step, steps, acc, p);
+    for (; step < work.steps; ++step) {
+      next_step<false>(work, interior - step, step);
     }
-    last_values(block, steps - 1, acc, p);
+    last_values(work);
   }
 
   __device__ __forceinline__ void see_nothing(RowBlock<Config> const& block, Acc& acc) {
@@ -225,11 +236,11 @@ struct Consumer {
 
   // Masks the block's scores (row, column) and takes them into the rows' maxima. Returns whether O
   // has to be multiplied by `rescale` before more is added, the same in a whole warp.
-  template <bool kMasked, bool kFirst, class ScoreMods, class Scores>
-  __device__ __forceinline__ bool maxima(RowBlock<Config> const& block, ScoreMods const& score_mods,
-                                         Position here, int key_block, Scores& s, Acc& acc,
-                                         typename ScoreMods::Offsets& offsets,
+  template <bool kMasked, bool kFirst, class Work, class Scores>
+  __device__ __forceinline__ bool maxima(Work const& work, Position here, int key_block, Scores& s,
+                                         typename Work::Offsets& offsets,
                                          float (&rescale)[Acc::kRows]) {
+    auto const& [block, score_mods, steps, acc, p] = work;
     Coord const coord(thread);
     int const key_begin = key_block * Config::kBlockN;
     score_mods.on_scores(s, key_begin, coord, offsets);
@@ -280,15 +291,14 @@ struct Consumer {
   }
 
   // Scores become probabilities.
-  template <class ScoreMods, class Scores>
-  __device__ __forceinline__ void probabilities(ScoreMods const& score_mods, int key_block,
-                                                Scores& s, Acc& acc,
-                                                typename ScoreMods::Offsets const& offsets) {
-    acc.softmax.template exponentials<kColumns>(s, offsets);
-    if constexpr (ScoreMods::kAny) {
-      acc.softmax.keep_sums_here();
+  template <class Work, class Scores>
+  __device__ __forceinline__ void probabilities(Work const& work, int key_block, Scores& s,
+                                                typename Work::Offsets const& offsets) {
+    work.acc.softmax.template exponentials<kColumns>(s, offsets);
+    if constexpr (Work::ScoreMods::kAny) {
+      work.acc.softmax.keep_sums_here();
     }
-    score_mods.on_probabilities(s, key_block * Config::kBlockN, Coord(thread));
+    work.score_mods.on_probabilities(s, key_block * Config::kBlockN, Coord(thread));
   }
 
   __device__ static void to_operand(ScoreFragment const& s, Probabilities& p) {
@@ -296,13 +306,11 @@ struct Consumer {
     pack<Element>(s, words);
   }
 
-  template <bool kMasked, class ScoreMods>
-  __device__ __forceinline__ void first_step(RowBlock<Config> const& block,
-                                             ScoreMods const& score_mods, int step, int steps,
-                                             Acc& acc, Probabilities& p) {
+  template <bool kMasked, class Work>
+  __device__ __forceinline__ void first_step(Work const& work, int step) {
     ScoreFragment s;
     start_first_scores(step, s);
-    end_first_step<kMasked>(block, score_mods, step, steps, acc, p, s);
+    end_first_step<kMasked>(work, step, s);
   }
 
   // The ping-pong barrier is passed when the scores are there; with late stores it is passed at
@@ -317,10 +325,10 @@ struct Consumer {
     }
   }
 
-  template <bool kMasked, class ScoreMods>
-  __device__ __forceinline__ void end_first_step(RowBlock<Config> const& block,
-                                                 ScoreMods const& score_mods, int step, int steps,
-                                                 Acc& acc, Probabilities& p, ScoreFragment& s) {
+  template <bool kMasked, class Work>
+  __device__ __forceinline__ void end_first_step(Work const& work, int step, ScoreFragment& s) {
+    using ScoreMods = typename Work::ScoreMods;
+    auto const& [block, score_mods, steps, acc, p] = work;
     Position const here(blocks + step);
     int const key_block = block.range.block_at(step);
     Visible seen[Acc::kRows];  // worked out while the product runs
@@ -335,10 +343,10 @@ struct Consumer {
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
     if constexpr (ScoreMods::kAny) {
-      typename ScoreMods::Offsets offsets{};
+      typename Work::Offsets offsets{};
       float rescale[Acc::kRows];
-      maxima<kMasked, true>(block, score_mods, here, key_block, scores, acc, offsets, rescale);
-      probabilities(score_mods, key_block, scores, acc, offsets);
+      maxima<kMasked, true>(work, here, key_block, scores, offsets, rescale);
+      probabilities(work, key_block, scores, offsets);
     } else {
       first_probabilities<kMasked>(seen, scores, acc);
     }
@@ -366,10 +374,10 @@ struct Consumer {
   }
 
   // Q·Kᵀ of this block, then P·V of the one before; the softmax of this one runs under the latter.
-  template <bool kMasked, class ScoreMods>
-  __device__ __forceinline__ void next_step(RowBlock<Config> const& block,
-                                            ScoreMods const& score_mods, int key_block, int step,
-                                            int steps, Acc& acc, Probabilities& p) {
+  template <bool kMasked, class Work>
+  __device__ __forceinline__ void next_step(Work const& work, int key_block, int step) {
+    using ScoreMods = typename Work::ScoreMods;
+    auto const& [block, score_mods, steps, acc, p] = work;
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
     if constexpr (!kRowsInTurn<ScoreMods>) {
@@ -388,11 +396,10 @@ struct Consumer {
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
     if constexpr (!kRowsInTurn<ScoreMods>) {
-      typename ScoreMods::Offsets offsets{};
+      typename Work::Offsets offsets{};
       float rescale[Acc::kRows];
-      bool const moved =
-          maxima<kMasked, false>(block, score_mods, here, key_block, scores, acc, offsets, rescale);
-      probabilities(score_mods, key_block, scores, acc, offsets);
+      bool const moved = maxima<kMasked, false>(work, here, key_block, scores, offsets, rescale);
+      probabilities(work, key_block, scores, offsets);
       // Waits behind the sums, as in wait_for_keys.
       bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
       smem.v_ring.wait_full(never ? before : here);
@@ -408,7 +415,7 @@ struct Consumer {
           seen[r].hide_others(scores, r);
         }
       }
-      rows_in_turn(before, step, steps, scores, acc);
+      rows_in_turn(work, step, scores);
     }
     to_operand(s, p);
   }
@@ -417,9 +424,9 @@ struct Consumer {
   // O. The wait for O lies between the two rows, when O is likely to be there: its rescaling and
   // the conversions then run among the second row's exponentials, and no wait comes last. The vote
   // on the second row's maximum runs under the wait.
-  template <class Scores>
-  __device__ __forceinline__ void rows_in_turn(Position before, int step, int steps, Scores& s,
-                                               Acc& acc) {
+  template <class Work, class Scores>
+  __device__ __forceinline__ void rows_in_turn(Work const& work, int step, Scores& s) {
+    Acc& acc = work.acc;
     auto& softmax = acc.softmax;
     float rescale[Acc::kRows] = {1.f, 1.f};
     int moved = 0;  // the same in a warp
@@ -429,8 +436,8 @@ struct Consumer {
     }
     softmax.template exponentials_of_row<kColumns>(0, s);
     int const asks = __any_sync(kAll, may_move_row(1, s, acc) || moved);
-    wait_for_keys(step, steps, softmax.sum[0]);
-    finish_values(before, acc);
+    wait_for_keys(step, work.steps, softmax.sum[0]);
+    finish_values(Position(blocks + step - 1), acc);
     if (asks) {
       moved |= __any_sync(kAll, raise_row(1, s, rescale[1], acc));
       softmax.sum[1] *= rescale[1];
@@ -466,12 +473,12 @@ struct Consumer {
     compiler_fence();
   }
 
-  __device__ __forceinline__ void last_values(RowBlock<Config> const& block, int step, Acc& acc,
-                                              Probabilities const& p) {
-    Position const at(blocks + step);
-    start_values(at, p, acc);
-    finish_early(block, acc);
-    finish_values(at, acc);
+  template <class Work>
+  __device__ __forceinline__ void last_values(Work const& work) {
+    Position const at(blocks + work.steps - 1);
+    start_values(at, work.p, work.acc);
+    finish_early(work.block, work.acc);
+    finish_values(at, work.acc);
   }
 
   __device__ __forceinline__ void finish_early(RowBlock<Config> const& block, Acc& acc) {

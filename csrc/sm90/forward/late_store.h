@@ -37,12 +37,14 @@ __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
     Acc acc(args.params.scores.softmax_scale);
     if (unseen < steps) {
       Probabilities p;
+      NoScoreMods const none;
+      Work<NoScoreMods> const work{block, none, steps, acc, p};
       if (unseen < block.masked_steps) {
-        end_first_step<true>(block, NoScoreMods{}, unseen, steps, acc, p, s);
+        end_first_step<true>(work, unseen, s);
       } else {
-        end_first_step<false>(block, NoScoreMods{}, unseen, steps, acc, p, s);
+        end_first_step<false>(work, unseen, s);
       }
-      other_steps(block, NoScoreMods{}, unseen + 1, steps, acc, p);
+      other_steps(work, unseen + 1);
     } else {
       warpgroup_wait<0>();  // as above
       see_nothing(block, acc);

@@ -26,86 +26,57 @@ __device__ inline void prefetch_table(Pages const& pages, int batch, int64_t thr
   }
 }
 
-// What one lane knows of a tile of keys: where the eight keys from 8 * (lane / 2) on are. The lanes
-// whose keys have a page are then the keys that exist, in the order of fragment_bits (core/mask.h).
-struct KeyEight {
-  static constexpr int kKeys = 8;  // pages and boxes are multiples of it
+// What a lane knows of a tile of keys: where those of its box are. `first` and `size` are multiples
+// of 8, as pages are.
+struct KeyBox {
+  static constexpr int kEight = 8;
 
-  int first;  // in the tile
+  int first;  // key of the tile
+  int size;   // keys of the box; 0: the lane has none
   int keys;   // keys of the sequence, from `first` on, but at most a box's
-  PageSlot slot;
+  PageSlot slot{PageSlot::kNoPage, 0};
 
   // The table's entry is on its way when this returns; its first use waits for it.
-  template <class Config>
-  __device__ KeyEight(ForwardArgs const& args, RowBlock<Config> const& block, int step)
-      : first(WarpLanes{}.index() / 2 * kKeys), slot{PageSlot::kNoPage, 0} {
-    static_assert(Config::kBlockN <= WarpLanes::kCount / 2 * kKeys);
-    int const position = block.range.block_at(step) * Config::kBlockN + first;
-    keys = min(block.keys_at.rows - position, args.box_keys);
+  __device__ void find_page(ForwardArgs const& args, int batch, int position) {
     if (keys > 0) {
-      slot = KeyPages(args.params.pages, block.tile.batch).slot(position);
+      slot = KeyPages(args.params.pages, batch).slot(position);
     }
   }
-
-  __device__ bool begins_box(ForwardArgs const& args, int tile_keys) const {
-    return WarpLanes{}.index() % 2 == 0 && first < tile_keys && (first & (args.box_keys - 1)) == 0;
+  __device__ bool has_page(ForwardArgs const& args) const {
+    return uint32_t(slot.page) < uint32_t(args.params.pages.count);
   }
 };
 
-// The same in a kernel for small pages, where each lane has one of a tile's boxes.
+// In a kernel that serves pages among others, lane l looks up the eight keys from 8 * (l / 2) on,
+// of boxes of args.box_keys: the lanes whose keys have a page are then the keys that exist, in the
+// order of fragment_bits (core/mask.h). In one for small pages each lane has one of a tile's boxes;
+// in one for large pages, a box of the size that PageBox says.
 template <class Config>
-struct SmallPageBox {
-  int first;  // key of the tile
-  int keys;   // keys of the sequence, from `first` on, but at most a box's
-  PageSlot slot;
-
-  __device__ SmallPageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
-      : first(WarpLanes{}.index() * args.box_keys), slot{PageSlot::kNoPage, 0} {
-    static_assert(Config::kBlockN <= WarpLanes::kCount * KeyEight::kKeys);
-    int const position = block.range.block_at(step) * Config::kBlockN + first;
-    keys = in_tile() ? min(block.keys_at.rows - position, args.box_keys) : 0;
-    if (keys > 0) {
-      slot = KeyPages(args.params.pages, block.tile.batch).slot(position);
-    }
+__device__ KeyBox key_box(ForwardArgs const& args, RowBlock<Config> const& block, int step) {
+  int const lane = WarpLanes{}.index(), tile = block.range.block_at(step) * Config::kBlockN;
+  int const left = block.keys_at.rows - tile;  // keys of the sequence from the tile's first on
+  KeyBox box;
+  if constexpr (!Config::kPagesOnly) {
+    static_assert(Config::kBlockN <= WarpLanes::kCount / 2 * KeyBox::kEight);
+    box.first = lane / 2 * KeyBox::kEight;
+    bool const begins = lane % 2 == 0 && (box.first & (args.box_keys - 1)) == 0;
+    box.size = begins && box.first < Config::kBlockN ? args.box_keys : 0;
+    box.keys = min(left - box.first, args.box_keys);
+  } else if constexpr (!Config::kLargePages) {
+    static_assert(Config::kBlockN <= WarpLanes::kCount * KeyBox::kEight);
+    box.first = lane * args.box_keys;
+    box.size = box.first < Config::kBlockN ? args.box_keys : 0;
+    box.keys = min(left - box.first, box.size);
+  } else {
+    static_assert(Config::kBlockN <= PageBox::kMostKeys && Config::kBlockN % PageBox::kLeast == 0);
+    PageBox const large(lane, tile, left, Config::kBlockN, args.params.pages.page_size);
+    box.first = large.first;
+    box.size = large.size;
+    box.keys = large.keys;
   }
-
-  __device__ bool in_tile() const { return first < Config::kBlockN; }
-  __device__ static int size(ForwardArgs const& args) { return args.box_keys; }
-  __device__ static TensorMap const& map(TensorMap const* maps) { return *maps; }
-};
-
-// The same in a kernel for large pages.
-template <class Config>
-struct LargePageBox {
-  static_assert(Config::kBlockN <= PageBox::kMostKeys && Config::kBlockN % PageBox::kLeast == 0);
-
-  int first;     // key of the tile
-  int box_keys;  // 0: the lane has none
-  int keys;      // keys of the sequence, from `first` on, but at most a box's
-  PageSlot slot;
-
-  __device__ LargePageBox(ForwardArgs const& args, RowBlock<Config> const& block, int step)
-      : slot{PageSlot::kNoPage, 0} {
-    int const position = block.range.block_at(step) * Config::kBlockN;
-    PageBox const box(WarpLanes{}.index(), position, block.keys_at.rows - position, Config::kBlockN,
-                      args.params.pages.page_size);
-    first = box.first;
-    box_keys = box.size;
-    keys = box.keys;
-    if (keys > 0) {
-      slot = KeyPages(args.params.pages, block.tile.batch).slot(position + first);
-    }
-  }
-
-  __device__ bool in_tile() const { return box_keys > 0; }
-  __device__ int size(ForwardArgs const&) const { return box_keys; }
-  __device__ static TensorMap const& map(TensorMap const* maps) {
-    return maps[PageBox::size_index(WarpLanes{}.index())];
-  }
-};
-
-template <class Config>
-using KeyBox = std::conditional_t<Config::kLargePages, LargePageBox<Config>, SmallPageBox<Config>>;
+  box.find_page(args, block.tile.batch, tile + box.first);
+  return box;
+}
 
 // Whether a page of the keys that the row block sees is missing. All lanes of a warp call it.
 template <class Config>
@@ -164,9 +135,9 @@ struct PageLoader {
 
  private:
   __device__ void load(RowBlock<Config> const& block, int step, Position at, bool elected) {
-    KeyEight const eight(args, block, step);
+    KeyBox const box = key_box<Config>(args, block, step);
     ring.wait_empty(at);
-    bool const has_page = uint32_t(eight.slot.page) < uint32_t(args.params.pages.count);
+    bool const has_page = box.has_page(args);
     uint32_t const existing = __ballot_sync(WarpLanes::kAll, has_page);
     Barrier& full = ring.full(at.stage);
     if (elected) {
@@ -176,20 +147,20 @@ struct PageLoader {
       full.arrive_and_expect_tx(kTile * sizeof(Element));
     }
     __syncwarp();
-    if (eight.begins_box(args, Config::kBlockN)) {
-      TileCoord const box{eight.slot.row, has_page ? eight.keys : 0, block.keys_at.head,
-                          has_page ? eight.slot.page : 0};
-      load_tile<Config::kBlockN, kColumns>(tensor, box,
-                                           buffers[at.stage] + eight.first * kRun<kColumns>, full,
+    if (box.size > 0) {
+      TileCoord const at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head,
+                              has_page ? box.slot.page : 0};
+      load_tile<Config::kBlockN, kColumns>(tensor, at_keys,
+                                           buffers[at.stage] + box.first * kRun<kColumns>, full,
                                            TMA::CacheHintSm90::EVICT_LAST);
     }
     __syncwarp();
   }
 
   __device__ void load_eights(RowBlock<Config> const& block, int step, Position at, bool elected) {
-    KeyBox<Config> const box(args, block, step);
+    KeyBox const box = key_box<Config>(args, block, step);
     ring.wait_empty(at);
-    bool const has_page = uint32_t(box.slot.page) < uint32_t(args.params.pages.count);
+    bool const has_page = box.has_page(args);
     tell_existing(at, box, has_page, elected);
     Barrier& full = ring.full(at.stage);
     if (elected) {
@@ -199,9 +170,10 @@ struct PageLoader {
     constexpr auto kHint = TMA::CacheHintSm90::EVICT_LAST;
     TileCoord at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head, box.slot.page};
     Element* const target = buffers[at.stage] + box.first * kColumns;
-    TensorMap const& map = box.map(eights);
-    bool const ends = at_keys.rows > 0 && at_keys.rows < box.size(args);
-    if (box.in_tile() && !ends) {
+    bool const ends = at_keys.rows > 0 && at_keys.rows < box.size;
+    if (box.size > 0 && !ends) {
+      TensorMap const& map =
+          eights[Config::kLargePages ? PageBox::size_index(WarpLanes{}.index()) : 0];
       auto const c = map.eights(at_keys);
       SM90_TMA_LOAD_5D::copy(&map.map, reinterpret_cast<uint64_t*>(&full),
                              static_cast<uint64_t>(kHint), target, 0, c.c1, c.c2, c.c3, c.c4);
@@ -209,58 +181,50 @@ struct PageLoader {
     // The sequence's last keys: what lies behind them in the page is not read.
     if (ends) {
 #pragma unroll 1
-      for (int key = 0; key < box.size(args); key += KeyEight::kKeys) {
-        TileCoord const eight{at_keys.row + key, min(max(at_keys.rows - key, 0), KeyEight::kKeys),
+      for (int key = 0; key < box.size; key += KeyBox::kEight) {
+        TileCoord const eight{at_keys.row + key, min(max(at_keys.rows - key, 0), KeyBox::kEight),
                               at_keys.head, at_keys.batch};
-        load_tile<KeyEight::kKeys, kColumns>(tensor, eight, target + key * kColumns, full, kHint);
+        load_tile<KeyBox::kEight, kColumns>(tensor, eight, target + key * kColumns, full, kHint);
       }
     }
     __syncwarp();
   }
 
-  // All lanes call it; each knows whether its box has a page.
-  __device__ void tell_existing(Position at, SmallPageBox<Config> const&, bool has_page,
-                                bool elected) const {
+  // Tells consumers which keys of the tile exist. All lanes call it; each knows whether its box has
+  // a page.
+  __device__ void tell_existing(Position at, KeyBox const& box, bool has_page, bool elected) const {
     if (!exist) {
       return;
     }
+    unsigned const found = __ballot_sync(WarpLanes::kAll, has_page);
+    // Usually all pages exist; the mask hides what is behind the sequence.
+    bool const all = Config::kLargePages && found == __ballot_sync(WarpLanes::kAll, box.keys > 0);
 #pragma unroll
     for (int word = 0; word < Config::kKeyWords; ++word) {
-      int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyEight::kKeys;
-      int const box = key / KeyEight::kKeys >> (args.box_keys / KeyEight::kKeys - 1);  // 8 or 16
-      uint32_t const existing =
-          __ballot_sync(WarpLanes::kAll, __shfl_sync(WarpLanes::kAll, int(has_page), box));
+      uint32_t const existing = all ? ~uint32_t{0} : existing_keys(box, found, word);
       if (elected) {
         exist[at.in_two_rounds()][word] = existing;
       }
     }
   }
 
-  __device__ void tell_existing(Position at, LargePageBox<Config> const& box, bool has_page,
-                                bool elected) const {
-    if (!exist) {
-      return;
-    }
-    unsigned const found = __ballot_sync(WarpLanes::kAll, has_page && box.keys > 0);
-#pragma unroll
-    for (int word = 0; word < Config::kKeyWords; ++word) {
-      int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyEight::kKeys;
+  // A word of the keys that exist. found: the lanes whose box has a page
+  __device__ uint32_t existing_keys(KeyBox const& box, unsigned found, int word) const {
+    // The first of the eight keys that this lane answers for
+    int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyBox::kEight;
+    if constexpr (!Config::kLargePages) {
+      int const lane = key / KeyBox::kEight >> (args.box_keys / KeyBox::kEight - 1);  // 8 or 16
+      return __ballot_sync(WarpLanes::kAll, found >> lane & 1);
+    } else {
       uint32_t existing = 0;
-      if (found == __ballot_sync(WarpLanes::kAll, box.keys > 0)) {
-        existing = ~uint32_t{0};  // all pages exist; the mask hides what is behind the sequence
-      } else {
-        // This is rare: each box says which keys are its own.
 #pragma unroll 1
-        for (int lane = 0; lane < WarpLanes::kCount; ++lane) {
-          int const first = __shfl_sync(WarpLanes::kAll, box.first, lane);
-          int const size = __shfl_sync(WarpLanes::kAll, box.box_keys, lane);
-          bool const has = key >= first && key < first + size && (found >> lane & 1);
-          existing |= __ballot_sync(WarpLanes::kAll, has);
-        }
+      for (int lane = 0; lane < WarpLanes::kCount; ++lane) {  // each box says which are its own
+        int const first = __shfl_sync(WarpLanes::kAll, box.first, lane);
+        int const size = __shfl_sync(WarpLanes::kAll, box.size, lane);
+        bool const has = key >= first && key < first + size && (found >> lane & 1);
+        existing |= __ballot_sync(WarpLanes::kAll, has);
       }
-      if (elected) {
-        exist[at.in_two_rounds()][word] = existing;
-      }
+      return existing;
     }
   }
 };
