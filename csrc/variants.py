@@ -26,7 +26,7 @@ class Variant:
     pair: two CTAs share a tile.
     second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
         calls where it takes less time (plan/forward.cpp).
-    cached_bits: of the cache's keys and values that a decode row reads: 16, of its dtype, or 8, codes
+    cached_bits: of the keys and values that a decode row reads: 16, of its dtype, or 8, codes
         (e4m3) with scales.
     """
 
