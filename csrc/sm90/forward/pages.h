@@ -170,10 +170,10 @@ struct PageLoader {
     constexpr auto kHint = TMA::CacheHintSm90::EVICT_LAST;
     TileCoord at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head, box.slot.page};
     Element* const target = buffers[at.stage] + box.first * kColumns;
+    TensorMap const& map =
+        eights[Config::kLargePages ? PageBox::size_index(WarpLanes{}.index()) : 0];
     bool const ends = at_keys.rows > 0 && at_keys.rows < box.size;
     if (box.size > 0 && !ends) {
-      TensorMap const& map =
-          eights[Config::kLargePages ? PageBox::size_index(WarpLanes{}.index()) : 0];
       auto const c = map.eights(at_keys);
       SM90_TMA_LOAD_5D::copy(&map.map, reinterpret_cast<uint64_t*>(&full),
                              static_cast<uint64_t>(kHint), target, 0, c.c1, c.c2, c.c3, c.c4);
