@@ -36,7 +36,7 @@ CONTENTS: dict[str, dict[str, str]] = {
         "How it is made": "build benchmarks plan glossary kernels/index lab/index releasing",
     },
     "kernels/README.md": {
-        "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_append rotary
+        "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_decode_codes sm80_append rotary
             sm80_backward sm90_forward sm90_forward_pages sm90_forward_scores sm90_backward
             sm90_backward_scores sm90_paired_backward linear_attention linear_attention_vector
             linear_step counters probabilities emulation""",
@@ -56,7 +56,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm90_backward_ordered_dq sm90_backward_ordered_dq_strips sm90_backward_tile_stream
             sm90_backward_delta_warp sm90_backward_row_split sm90_backward_dq_semaphore
             sm90_backward_open sm90_paired_backward_log sm90_paired_backward_step
-            sm90_backward_lone_mods sm90_backward_d64_mods sm80_decode_rates
+            sm90_backward_lone_mods sm90_backward_d64_mods sm80_decode_rates sm80_decode_codes
             sm80_decode_registers sm80_decode_merge sm80_decode_clusters sm80_decode_split
             sm80_decode_timeline sm80_decode_reading sm80_decode_log sm80_decode_second_series
             sm80_decode_third_series sm80_decode_new_rows sm80_decode_open
