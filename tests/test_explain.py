@@ -39,6 +39,7 @@ class Library:
     def __init__(self, cuda: int = 13000):
         self.asked: list[tuple] = []
         self.asked_about_decode: list[tuple] = []
+        self.asked_of_codes: list[bool] = []
         self.packed_batches: list[tuple] = []
         self.cuda = cuda
 
@@ -52,6 +53,7 @@ class Library:
         batch, seqlen_q, seqlen_k, total_q, _total_k, heads, heads_kv = request[8:15]
         num_splits, page_size, cached, batch_invariant = request[17:21]
         self.asked_about_decode.append((num_splits, page_size, cached))
+        self.asked_of_codes.append(request[-1])
         self.packed_batches.append((batch, seqlen_q, seqlen_k, heads, heads_kv, total_q,
                                     batch_invariant))  # fmt: skip
         row = ROW | {"name": "decode_test", "direction": "decode"}
@@ -224,7 +226,7 @@ def test_cuda_without_a_gpu(library, monkeypatch):
 def test_cuda_picks_a_variant(library):
     choice = flash_attn.explain(*qkv(), causal=True)
     size = (132, 60 << 20, 4_812_800, 2, 100, 100, -1, -1, 4, 4, -1, 0)
-    asked = (90, "bf16", 64, 64, False, *size, 0, 0, False, False, False, False, False, 0)
+    asked = (90, "bf16", 64, 64, False, *size, 0, 0, *[False] * 5, 0, False)
     assert library.asked == [asked]
     assert choice.backend == "cuda"
     assert choice.kernel == ROW["name"]
@@ -242,7 +244,7 @@ def test_cuda_tile_depends_on_the_keys(library):
     assert (choice.tile, choice.splits) == ((128, LONG_BLOCK_N), 3)
     assert "splits     up to 3" in str(choice)
     size = (132, 60 << 20, 4_812_800, 2, 100, 4096, -1, -1, 4, 2, 7, 0)
-    assert library.asked[-1][5:] == (*size, 5, 0, False, False, False, False, False, 0)
+    assert library.asked[-1][5:] == (*size, 5, 0, False, False, False, False, False, 0, False)
     assert flash_attn.explain(*qkv()).tile == (128, 64)
     assert flash_attn.explain(*qkv(), backward=True).tile == (128, 64)
 
@@ -250,7 +252,16 @@ def test_cuda_tile_depends_on_the_keys(library):
 def test_cuda_largest_logits(library):
     """Plain kernels may keep them; the library knows which."""
     flash_attn.explain(*qkv(), return_max_logits=True)
-    assert (library.asked[-1][4], library.asked[-1][-2]) == (False, True)
+    assert (library.asked[-1][4], library.asked[-1][-3]) == (False, True)
+
+
+def test_cuda_cache_of_codes(library):
+    """The library knows which kernels read them."""
+    q, k = fake("cuda", (2, 1, 4, 64), (2, 4096, 2, 64))
+    codes = k.to(torch.float8_e4m3fn)
+    for cache, are_codes in ((k, False), (codes, True)):
+        flash_attn.explain(q, cache, cache, cache_seqlens=7)
+        assert library.asked_of_codes[-1] is are_codes
 
 
 def test_cuda_backward_of_a_softcap(library):
@@ -291,7 +302,7 @@ def test_cuda_tile_of_packed_sequences(library):
     assert flash_attn.explain(*tensors, **options).tile == (128, 64)
     # Beside decode, which has the sequences of up to one query.
     size = (132, 60 << 20, 4_812_800, 5, 7, 48, 7, -1, 4, 2, -1, -1)
-    assert library.asked[-1][5:] == (*size, 0, 16, False, False, False, True, False, 1)
+    assert library.asked[-1][5:] == (*size, 0, 16, False, False, False, True, False, 1, False)
 
 
 def test_cuda_says_what_was_rejected(library):
