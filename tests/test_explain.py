@@ -255,15 +255,6 @@ def test_cuda_largest_logits(library):
     assert (library.asked[-1][4], library.asked[-1][-3]) == (False, True)
 
 
-def test_cuda_cache_of_codes(library):
-    """The library knows which kernels read them."""
-    q, k = fake("cuda", (2, 1, 4, 64), (2, 4096, 2, 64))
-    codes = k.to(torch.float8_e4m3fn)
-    for cache, are_codes in ((k, False), (codes, True)):
-        flash_attn.explain(q, cache, cache, cache_seqlens=7)
-        assert library.asked_of_codes[-1] is are_codes
-
-
 def test_cuda_backward_of_a_softcap(library):
     """Hopper's kernels do not serve every size of it."""
     flash_attn.explain(*qkv(), softcap=300.0, backward=True)
@@ -361,6 +352,14 @@ def test_cuda_packed_batch_of_few_queries(library):
     assert not library.asked
     flash_attn.explain(*tensors, **options, dropout_p=0.1)
     assert len(library.asked_about_decode) == 1
+
+
+def test_cuda_pages_of_codes(library):
+    """The library knows which kernels read them."""
+    (q, pages, _), options = packed(1)
+    for keys, are_codes in ((pages, False), (pages.to(torch.float8_e4m3fn), True)):
+        flash_attn.explain(q, keys, keys, **options)
+        assert library.asked_of_codes[-1] is are_codes
 
 
 @pytest.mark.parametrize("longest", [7, None])
