@@ -122,7 +122,7 @@ struct VectorGradientsPlan {
 };
 
 constexpr VectorGradientsPlan kVectorGradientsPlans[] = {
-    {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}, {128, 128, 1, 1}};
+    {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}};
 constexpr int kVectorGradientsPlanCount = std::size(kVectorGradientsPlans);
 
 constexpr int vector_gradients_number(int k_dim) {

@@ -16,17 +16,26 @@ struct GradientColumn {
   VectorGradientsParams const& p;
   Walk<C> const& walk;
   VectorGradientsStorage<C> const& smem;
+  typename VectorGradientsStorage<C>::Keys const& keys;  // the chunk's
   OwnColumn<C> const own;
   flash::linear::Tokens const tokens;
 
   __device__ void finish() const {
-    ColumnSums<C> const sums(smem.g[own.head], forward().gate.wide, own);
+    ColumnSums<C> const sums(keys.g[own.head], forward().gate.wide, own);
     // What the step's tokens give each other, and what states give.
     float of_pairs[kOwn], of_states[kOwn], crossing[16] = {};
     if (sums.all() >= kLeastSum) {
       add_pairs<false>(sums, of_pairs, crossing);
     } else {
       add_pairs<true>(sums, of_pairs, crossing);
+    }
+    // dQ's part of dg is on its way while the rest is computed.
+    float earlier[kOwn] = {};
+    if (C::kReverse && p.dg) {
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        earlier[n] = exists(n) ? __ldcg(&gates()[offset(n)]) : 0.f;
+      }
     }
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) {
@@ -38,7 +47,7 @@ struct GradientColumn {
       of_states[n] = sum * (p.walk.scale.reads * sums.reading(own.pick(sums.until, n)));
     }
     if (p.dg) {
-      add_to_gates(sums, of_states, crossing);
+      add_to_gates(sums, of_states, crossing, earlier);
     }
     store(of_states, of_pairs);
   }
@@ -46,7 +55,7 @@ struct GradientColumn {
  private:
   __device__ ForwardParams const& forward() const { return p.walk.forward; }
   __device__ float own_number(int n) const {
-    return static_cast<float>(smem.own[own.head][own.at(own.token(n))]);
+    return static_cast<float>(keys.own[own.head][own.at(own.token(n))]);
   }
 
   // Σ over the tokens whose numbers have entered, of pairs' products times what entered and its
@@ -58,7 +67,7 @@ struct GradientColumn {
     float x[16];
 #pragma unroll
     for (int t = 0; t < 16; ++t) {
-      x[t] = static_cast<float>(smem.k[own.head][own.at(t)]);
+      x[t] = static_cast<float>(keys.k[own.head][own.at(t)]);
       if constexpr (!kExact) {
         x[t] *= C::kReverse ? exp2_fast(sums.until[t] + kKeyShift)
                             : exp2_fast(-sums.until[t] - kKeyShift);
@@ -99,7 +108,7 @@ struct GradientColumn {
   // the step, and pairs of it; in dK's, keys before the token that reach the state after the step,
   // and what the state before it leaves there.
   __device__ void add_to_gates(ColumnSums<C> const& sums, float const (&of_states)[kOwn],
-                               float const (&crossing)[16]) const {
+                               float const (&crossing)[16], float const (&earlier)[kOwn]) const {
     float products[16];
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) {
@@ -127,12 +136,10 @@ struct GradientColumn {
         found[t] = sum + forward().scale * (crossing[t] + own.of_other(crossing[t]));
       }
     }
-    float* const dg = p.dg + p.v_tile_stride * (walk.tile.v_begin / C::kV);
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) {
       if (exists(n)) {
-        float& to = dg[offset(n)];
-        to = own.pick(found, n) + (C::kReverse ? to : 0.f);
+        gates()[offset(n)] = own.pick(found, n) + earlier[n];
       }
     }
   }
@@ -156,6 +163,7 @@ struct GradientColumn {
   __device__ bool exists(int n) const {
     return own.row(own.token(n)) < tokens.count && column() < forward().k_dim;
   }
+  __device__ float* gates() const { return p.dg + p.v_tile_stride * (walk.tile.v_begin / C::kV); }
   // dg lies as `out` does.
   __device__ int64_t offset(int n) const {
     return p.out.offset(tokens.batch, tokens.row + own.row(own.token(n)),

@@ -32,12 +32,17 @@ struct VectorGradientsStorage {
   template <class T>
   using Tiles = T[C::kHeads][C::kChunk * C::kK];
 
-  // As they come: what enters the state and reads it, with gates, and what dg takes.
-  alignas(16) Tiles<Element> k, own;
-  alignas(16) Tiles<float> g;
+  // As they come: what enters the state and reads it, with gates, and what dg takes. The next
+  // chunk's arrive while this one's are in use.
+  struct Keys {
+    alignas(16) Tiles<Element> k, own;
+    alignas(16) Tiles<float> g;
+  };
+  Keys keys[2];
   alignas(16) Element v[C::kHeads][C::kChunk * C::kV];
   alignas(16) Element reading[C::kHeads][C::kChunk * C::kV];
-  alignas(16) Tiles<Element> entering;  // k times its decays
+  // k times its decays: the nearest numbers, and what is missing.
+  alignas(16) Tiles<Element> entering[2];
   // What the states give to the gradient, by warp along V, before decays.
   alignas(16) float sums[C::kHeads][C::kWarpsV][C::kChunk][C::kPadded];
   // Of each step: products of what reads and what enters, the state's factors, Σ_v S∘dS.
