@@ -67,6 +67,12 @@ def test_segments(K, V, segment):
     check(Case("vector", K, V, T, H=1, HK=1, dtype=dtype, cu_seqlens=edges, v_first=True), HOST)
 
 
+@pytest.mark.parametrize(("K", "V"), [(33, 129), (70, 260), (129, 256)])
+def test_tiles_of_a_state(K, V):
+    """Tiles of 64 x 256, one or several along K, V or both, with parts where V has several."""
+    check(Case("vector", K, V, 40, H=1, HK=1, dtype=BF16), HOST)
+
+
 def test_states_that_reach_the_other_end():
     """Gates so small that what the scans multiply by is not 0."""
     check(Case("vector", 24, 24, 2200, -1e-4, H=1, HK=1, dtype=BF16), HOST)

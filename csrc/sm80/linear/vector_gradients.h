@@ -87,13 +87,13 @@ struct VectorGradients {
   // What enters the state times its decays, and the state's factors, by all threads.
   __device__ void prepare(typename VectorGradientsStorage<C>::Keys const& keys) const {
     OwnColumn<C> const own;
-    if (own.head >= walk.heads()) {
+    if (!own.exists(walk.heads())) {
       return;
     }
     ColumnSums<C> const sums(keys.g[own.head], forward().gate.wide, own);
 #pragma unroll
     for (int n = 0; n < C::kOwn; ++n) {
-      int const at = own.at(own.token(n));
+      int const at = own.at_own(n);
       float const factor = p.walk.scale.enters * sums.entering(own.pick(sums.until, n));
       float const x = static_cast<float>(keys.k[own.head][at]) * factor;
       Element const nearest(x);
@@ -289,15 +289,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     if (walk.exists()) {
       gradients.ask_for(0, before);
     }
-    gradients.set_pairs();
     __syncthreads();
+    // A few warps' work, beside the others' steps.
+    gradients.set_pairs();
     if (walk.exists()) {
       gradients.walk_along(before, state);
     }
     __syncthreads();
     load_values(number + 1);
     OwnColumn<C> const own;
-    if (own.head < walk.heads()) {
+    if (own.exists(walk.heads())) {
       GradientColumn<C>{p, walk, smem, keys, own, walk.chunk_in_order(number)}.finish();
     }
   }
