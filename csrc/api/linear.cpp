@@ -283,7 +283,7 @@ struct VectorGradientsWorkspace {
   VectorGradientsWorkspace(Tensor const& q, ForwardParams const& p, bool with_dg)
       : VectorGradientsWorkspace(
             q, p, with_dg,
-            linear::kVectorGradientsPlans[linear::vector_gradients_number(p.k_dim)]) {}
+            linear::kVectorGradientsPlans[linear::vector_gradients_number(p.k_dim, p.v_dim)]) {}
 
   // Where launches write the gradient that is to be `whole`.
   linear::VectorGradientsParams target(TensorView<void> const& whole, float* dg, int number,

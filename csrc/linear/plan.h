@@ -122,15 +122,19 @@ struct VectorGradientsPlan {
 };
 
 constexpr VectorGradientsPlan kVectorGradientsPlans[] = {
-    {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}, {128, 128, 1, 1}};
+    {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}, {64, 256, 1, 2}};
 constexpr int kVectorGradientsPlanCount = std::size(kVectorGradientsPlans);
 
-constexpr int vector_gradients_number(int k_dim) {
+// The first plan whose tile has all of K; of the last two, which have the same columns of K, the
+// one whose tile has all of V, or the larger.
+constexpr int vector_gradients_number(int k_dim, int v_dim) {
+  constexpr int kLargest = kVectorGradientsPlanCount - 1;
   int number = 0;
-  while (number + 1 < kVectorGradientsPlanCount && k_dim > kVectorGradientsPlans[number].k_tile) {
+  while (number + 1 < kLargest && k_dim > kVectorGradientsPlans[number].k_tile) {
     ++number;
   }
-  return number;
+  bool const is_wider = number + 1 == kLargest && v_dim > kVectorGradientsPlans[number].v_tile;
+  return is_wider ? kLargest : number;
 }
 
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has

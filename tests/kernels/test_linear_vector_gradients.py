@@ -67,6 +67,12 @@ def test_segments(K, V, segment):
     check(Case("vector", K, V, T, H=1, HK=1, dtype=dtype, cu_seqlens=edges, v_first=True), HOST)
 
 
+@pytest.mark.parametrize(("K", "V"), [(33, 129), (70, 260), (129, 256)])
+def test_tiles_of_a_state(K, V):
+    """Tiles of 64 x 256, one or several along K, V or both, with parts where V has several."""
+    check(Case("vector", K, V, 40, H=1, HK=1, dtype=BF16), HOST)
+
+
 def test_states_that_reach_the_other_end():
     """Gates so small that what the scans multiply by is not 0."""
     check(Case("vector", 24, 24, 2200, -1e-4, H=1, HK=1, dtype=BF16), HOST)
@@ -145,6 +151,29 @@ def test_gate_gradient_of_a_step(dtype):
     assert want[late:].abs().max() < 0.1 * want.abs().max()
     for part in (slice(late), slice(late, T)):
         assert (dg[0, part, 0] - want[part]).abs().max() < 1e-5 * want[part].abs().max()
+
+
+@pytest.mark.parametrize("V", [16, 136])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_gate_gradient_of_pairs_that_meet_in_a_state(dtype, V):
+    """Tokens 15 and 16 are of two steps: what crosses both gates meets in the state between them,
+    which has 16 digits of two numbers, as what enters it. Gates of -12 leave nothing else."""
+    T, K = 32, 16
+    q, k = (8 * torch.randn(T, K).to(dtype) for _ in range(2))
+    v, do = (torch.randn(T, V).to(dtype) for _ in range(2))
+    for strong in (slice(16, 17), slice(15, 16), slice(16, 32), slice(0, 16)):
+        gates = -0.3 * torch.rand(T, K)
+        gates[strong] = -12.0
+        given = gates[None, :, None].requires_grad_()
+        o, _ = chunk_scan(*(x[None, :, None] for x in (q, k, v)), given, scale=0.25)
+        (dg,) = torch.autograd.grad(o, given, do[None, :, None])
+        exact = gates.detach().double().requires_grad_()
+        G = exact.cumsum(0)
+        decays = (G[:, None] - G).masked_fill(torch.ones(T, T).triu(1).bool()[..., None], 0).exp()
+        weights = torch.einsum("id,jd,ijd->ij", q.double(), k.double(), decays).tril() * 0.25
+        ((weights @ v.double()) * do.double()).sum().backward()
+        want = exact.grad[15:17]
+        assert (dg[0, 15:17, 0] - want).abs().max() <= 1e-4 * want.abs().max()
 
 
 @pytest.mark.parametrize("V", [40, 140])

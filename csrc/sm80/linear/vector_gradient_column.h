@@ -16,17 +16,24 @@ struct GradientColumn {
   VectorGradientsParams const& p;
   Walk<C> const& walk;
   VectorGradientsStorage<C> const& smem;
+  typename VectorGradientsStorage<C>::Keys const& keys;  // the chunk's
   OwnColumn<C> const own;
   flash::linear::Tokens const tokens;
 
   __device__ void finish() const {
-    ColumnSums<C> const sums(smem.g[own.head], forward().gate.wide, own);
+    ColumnSums<C> const sums(keys.g[own.head], forward().gate.wide, own);
     // What the step's tokens give each other, and what states give.
     float of_pairs[kOwn], of_states[kOwn], crossing[16] = {};
     if (sums.all() >= kLeastSum) {
       add_pairs<false>(sums, of_pairs, crossing);
     } else {
       add_pairs<true>(sums, of_pairs, crossing);
+    }
+    // dQ's part of dg is on its way while the rest is computed.
+    float earlier[kOwn] = {};
+    if (C::kReverse && p.dg) {
+      float const* const from = first_of(p.dg);
+      for_tokens([&](int n) { earlier[n] = __ldcg(from + n * step()); });
     }
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) {
@@ -38,7 +45,7 @@ struct GradientColumn {
       of_states[n] = sum * (p.walk.scale.reads * sums.reading(own.pick(sums.until, n)));
     }
     if (p.dg) {
-      add_to_gates(sums, of_states, crossing);
+      add_to_gates(sums, of_states, crossing, earlier);
     }
     store(of_states, of_pairs);
   }
@@ -46,7 +53,7 @@ struct GradientColumn {
  private:
   __device__ ForwardParams const& forward() const { return p.walk.forward; }
   __device__ float own_number(int n) const {
-    return static_cast<float>(smem.own[own.head][own.at(own.token(n))]);
+    return static_cast<float>(keys.own[own.head][own.at_own(n)]);
   }
 
   // Σ over the tokens whose numbers have entered, of pairs' products times what entered and its
@@ -58,7 +65,7 @@ struct GradientColumn {
     float x[16];
 #pragma unroll
     for (int t = 0; t < 16; ++t) {
-      x[t] = static_cast<float>(smem.k[own.head][own.at(t)]);
+      x[t] = static_cast<float>(keys.k[own.head][own.at(t)]);
       if constexpr (!kExact) {
         x[t] *= C::kReverse ? exp2_fast(sums.until[t] + kKeyShift)
                             : exp2_fast(-sums.until[t] - kKeyShift);
@@ -99,15 +106,8 @@ struct GradientColumn {
   // the step, and pairs of it; in dK's, keys before the token that reach the state after the step,
   // and what the state before it leaves there.
   __device__ void add_to_gates(ColumnSums<C> const& sums, float const (&of_states)[kOwn],
-                               float const (&crossing)[16]) const {
-    float products[16];
-#pragma unroll
-    for (int n = 0; n < kOwn; ++n) {
-      float const product = own_number(n) * of_states[n], other = own.of_other(product);
-      products[2 * n] = own.odd ? other : product;
-      products[2 * n + 1] = own.odd ? product : other;
-    }
-    float found[16];
+                               float const (&crossing)[16], float const (&earlier)[kOwn]) const {
+    float found[kOwn];
     float sum = 0.f;
     if constexpr (C::kReverse) {
 #pragma unroll
@@ -116,51 +116,58 @@ struct GradientColumn {
       }
       sum *= p.walk.scale.unit * exp2_fast(sums.all());
 #pragma unroll
-      for (int t = 0; t < 16; ++t) {
-        found[t] = sum;
-        sum += products[t];
+      for (int n = 0; n < kOwn; ++n) {
+        float const product = own_number(n) * of_states[n], other = own.of_other(product);
+        found[n] = earlier[n] + (own.odd ? sum + other : sum);
+        sum += product + other;
       }
     } else {
 #pragma unroll
-      for (int t = 15; t >= 0; --t) {
-        sum += products[t];
-        found[t] = sum + forward().scale * (crossing[t] + own.of_other(crossing[t]));
+      for (int n = kOwn - 1; n >= 0; --n) {
+        float const product = own_number(n) * of_states[n], other = own.of_other(product);
+        float const to_other = own.odd ? crossing[2 * n] : crossing[2 * n + 1];
+        float const pairs = own.pick(crossing, n) + own.of_other(to_other);
+        float const both = product + other;
+        found[n] = sum + (own.odd ? product : both) + forward().scale * pairs;
+        sum += both;
       }
     }
-    float* const dg = p.dg + p.v_tile_stride * (walk.tile.v_begin / C::kV);
-#pragma unroll
-    for (int n = 0; n < kOwn; ++n) {
-      if (exists(n)) {
-        float& to = dg[offset(n)];
-        to = own.pick(found, n) + (C::kReverse ? to : 0.f);
-      }
-    }
+    float* const to = first_of(p.dg);
+    for_tokens([&](int n) { to[n * step()] = found[n]; });
   }
 
   __device__ void store(float const (&of_states)[kOwn], float const (&of_pairs)[kOwn]) const {
-    int64_t const tile = p.v_tile_stride * (walk.tile.v_begin / C::kV);
-#pragma unroll
-    for (int n = 0; n < kOwn; ++n) {
-      if (exists(n)) {
-        float const x = of_states[n] + of_pairs[n];
-        if (p.wide) {
-          static_cast<float*>(p.out.ptr)[tile + offset(n)] = x;
-        } else {
-          static_cast<Element*>(p.out.ptr)[tile + offset(n)] = Element(x);
-        }
-      }
+    auto const store_as = [&]<class Number>(Number* const to) {
+      for_tokens([&](int n) { to[n * step()] = Number(of_states[n] + of_pairs[n]); });
+    };
+    if (p.wide) {
+      store_as(first_of(static_cast<float*>(p.out.ptr)));
+    } else {
+      store_as(first_of(static_cast<Element*>(p.out.ptr)));
     }
   }
 
-  __device__ int column() const { return walk.tile.k_begin + own.column; }
-  __device__ bool exists(int n) const {
-    return own.row(own.token(n)) < tokens.count && column() < forward().k_dim;
-  }
-  // dg lies as `out` does.
-  __device__ int64_t offset(int n) const {
-    return p.out.offset(tokens.batch, tokens.row + own.row(own.token(n)),
-                        walk.tile.head + own.head) +
+  // The thread's first token in a tensor that lies as `out` does, and how far the next one is: rows
+  // lie one after the other, so that 32 bits have it.
+  template <class T>
+  __device__ T* first_of(T* tensor) const {
+    return tensor + p.v_tile_stride * (walk.tile.v_begin / C::kV) +
+           p.out.offset(tokens.batch, tokens.row + own.row(own.odd), walk.tile.head + own.head) +
            column();
+  }
+  __device__ int step() const { return 2 * static_cast<int>(p.out.row_stride); }
+  __device__ int column() const { return walk.tile.k_begin + own.column; }
+
+  // Calls use(n) for the thread's tokens that exist.
+  template <class Use>
+  __device__ void for_tokens(Use use) const {
+    int const left = column() < forward().k_dim ? tokens.count - own.row(own.odd) : 0;
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      if (2 * n < left) {
+        use(n);
+      }
+    }
   }
 };
 

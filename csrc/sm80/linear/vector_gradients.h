@@ -36,6 +36,9 @@ struct VectorGradients {
   Walk<C> const& walk;
   VectorGradientsStorage<C>& smem;
   TileGrid const& grid;
+  int number;  // of the chunk, from the segment's begin
+
+  using Saved = uint4[C::kBlocks];  // of the state before a step
 
   __device__ ForwardParams const& forward() const { return p.walk.forward; }
 
@@ -64,7 +67,7 @@ struct VectorGradients {
   }
 
   // Where dQ's launch leaves the state before a step to dK's.
-  __device__ uint4* saved(int number, int strip) const {
+  __device__ uint4* saved(int strip) const {
     flash::linear::Sequences steps = forward().sequences;
     steps.chunk = 16;
     int64_t const step = flash::linear::first_slot(steps, walk.segment.sequence) +
@@ -82,17 +85,20 @@ struct VectorGradients {
   // ---- a chunk ---------------------------------------------------------------------------------
 
   // What enters the state times its decays, and the state's factors, by all threads.
-  __device__ void prepare() const {
+  __device__ void prepare(typename VectorGradientsStorage<C>::Keys const& keys) const {
     OwnColumn<C> const own;
-    if (own.head >= walk.heads()) {
+    if (!own.exists(walk.heads())) {
       return;
     }
-    ColumnSums<C> const sums(smem.g[own.head], forward().gate.wide, own);
+    ColumnSums<C> const sums(keys.g[own.head], forward().gate.wide, own);
 #pragma unroll
     for (int n = 0; n < C::kOwn; ++n) {
-      int const at = own.at(own.token(n));
+      int const at = own.at_own(n);
       float const factor = p.walk.scale.enters * sums.entering(own.pick(sums.until, n));
-      smem.entering[own.head][at] = Element(static_cast<float>(smem.k[own.head][at]) * factor);
+      float const x = static_cast<float>(keys.k[own.head][at]) * factor;
+      Element const nearest(x);
+      smem.entering[0][own.head][at] = nearest;
+      smem.entering[1][own.head][at] = Element(x - static_cast<float>(nearest));
     }
     if (!own.odd) {
       smem.factors[own.head][own.strip][own.column] = exp2_fast(sums.all());
@@ -127,42 +133,60 @@ struct VectorGradients {
     }
   }
 
-  // number: the chunk's, from the segment's begin. A step without tokens has no place in memory.
-  __device__ void walk_along(int number, GradientState<C>& state) const {
-    int const steps = flash::linear::chunks_of(walk.chunk(number).count, 16);
+  // dK's launch asks for what dQ's has left of a step before it needs it.
+  __device__ void ask_for(int step, Saved& before) const {
+    if (C::kReverse && p.dg && step < steps()) {
+      uint4 const* const states = saved(strip_of(step));
+#pragma unroll
+      for (int m = 0; m < C::kBlocks; ++m) {
+        before[m] = __ldcg(states + m * 32);
+      }
+    }
+  }
+
+  // before: of the first step.
+  __device__ void walk_along(Saved& before, GradientState<C>& state) const {
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      int const strip = C::kReverse ? steps - 1 - step : step;
-      read_state(number, strip, state);
-      update_state(strip, state);
+    for (int step = 0; step < steps(); ++step) {
+      read_state(strip_of(step), before, state);
+      ask_for(step + 1, before);
+      update_state(strip_of(step), state);
     }
   }
 
  private:
-  // What the state gives, and its part in the gates' gradient.
-  __device__ void read_state(int number, int strip, GradientState<C> const& state) const {
+  // A step without tokens has no place in memory.
+  __device__ int steps() const { return flash::linear::chunks_of(walk.chunk(number).count, 16); }
+  __device__ int strip_of(int step) const { return C::kReverse ? steps() - 1 - step : step; }
+
+  // What the state gives, and its part in the gates' gradient. The state is two numbers of 16 bits,
+  // because where one pair of tokens makes all of a gate's gradient, its digits are the state's.
+  __device__ void read_state(int strip, Saved const& before, GradientState<C> const& state) const {
     int const lane = walk.lane();
     float left[4] = {}, right[4] = {}, near = 0.f, far = 0.f;
-    uint4* const states = p.dg ? saved(number, strip) : nullptr;
+    uint4* const states = !C::kReverse && p.dg ? saved(strip) : nullptr;
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
       float const(&first)[4] = state[2 * m];
       float const(&second)[4] = state[2 * m + 1];
-      uint4 before{};
       if (C::kReverse && p.dg) {
-        before = __ldcg(states + m * 32);
-        near += dot(before.x, first[0], first[1]) + dot(before.y, second[0], second[1]);
-        far += dot(before.z, first[2], first[3]) + dot(before.w, second[2], second[3]);
+        uint4 const& other = before[m];
+        near += dot(other.x, first[0], first[1]) + dot(other.y, second[0], second[1]);
+        far += dot(other.z, first[2], first[3]) + dot(other.w, second[2], second[3]);
       }
-      uint32_t const s[4] = {
-          pack<StateElement>(first[0], first[1]), pack<StateElement>(second[0], second[1]),
-          pack<StateElement>(first[2], first[3]), pack<StateElement>(second[2], second[3])};
+      uint32_t s[4], rest[4];
+      split<StateElement>({first[0], first[1]}, s[0], rest[0]);
+      split<StateElement>({second[0], second[1]}, s[1], rest[1]);
+      split<StateElement>({first[2], first[3]}, s[2], rest[2]);
+      split<StateElement>({second[2], second[3]}, s[3], rest[3]);
       if (!C::kReverse && p.dg) {
         states[m * 32] = {s[0], s[1], s[2], s[3]};
       }
       uint32_t rows[4];
       read_a<C::kV>(smem.reading[walk.h], strip * 16, walk.column * C::kOfWarp + m * 16, rows);
-      AgainstState<Element>(rows).multiply_by(s, left, right);
+      AgainstState<Element> const against(rows);
+      against.multiply_by(s, left, right);
+      multiply<StateElement>(against.nearest, rest, left, right);
     }
     auto& sums = smem.sums[walk.h][walk.column];
 #pragma unroll
@@ -190,8 +214,11 @@ struct VectorGradients {
     int const lane = walk.lane();
     float const* const factors = &smem.factors[walk.h][strip][walk.warp_k * 16 + lane / 4];
     float const near = factors[0], far = factors[8];
-    uint32_t keys[4];
-    read_a_deep<C::kK>(smem.entering[walk.h], strip * 16, walk.warp_k * 16, keys);
+    uint32_t keys[2][4];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      read_a_deep<C::kK>(smem.entering[part][walk.h], strip * 16, walk.warp_k * 16, keys[part]);
+    }
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
       float (&first)[4] = state[2 * m];
@@ -203,7 +230,8 @@ struct VectorGradients {
       }
       uint32_t values[4];
       read_b_deep<C::kV>(smem.v[walk.h], strip * 16, walk.column * C::kOfWarp + m * 16, values);
-      multiply<Element>(keys, values, first, second);
+      multiply<Element>(keys[0], values, first, second);
+      multiply<Element>(keys[1], values, first, second);
     }
   }
 };
@@ -234,38 +262,45 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   auto const load_keys = [&](int number) {
     if (number < chunks) {
       auto const tokens = walk.chunk_in_order(number);
-      load_heads<C, C::kK>(walk, tokens, f.k, f.group, tile.k_begin, f.k_dim, f.aligned_k, smem.k);
+      auto& keys = smem.keys[number % 2];
+      load_heads<C, C::kK>(walk, tokens, f.k, f.group, tile.k_begin, f.k_dim, f.aligned_k, keys.k);
       load_heads<C, C::kK>(walk, tokens, f.q, f.group, tile.k_begin, f.k_dim, f.aligned_k,
-                           smem.own);
-      load_gates(walk, tokens, vector, smem.g);
+                           keys.own);
+      load_gates(walk, tokens, vector, keys.g);
     }
     cp_async_fence();
   };
   load_values(0);
   load_keys(0);
-  VectorGradients<C> const gradients{p, walk, smem, grid};
   GradientState<C> state = {};
   if (walk.exists()) {
-    gradients.begin(segments, state);
+    VectorGradients<C>{p, walk, smem, grid, 0}.begin(segments, state);
   }
 #pragma unroll 1
   for (int number = 0; number < chunks; ++number) {
+    VectorGradients<C> const gradients{p, walk, smem, grid,
+                                       C::kReverse ? chunks - 1 - number : number};
+    auto const& keys = smem.keys[number % 2];
     cp_async_wait<0>();
     __syncthreads();
-    gradients.prepare();
-    gradients.set_pairs();
-    __syncthreads();
+    load_keys(number + 1);
+    typename VectorGradients<C>::Saved before;
+    gradients.prepare(keys);
     if (walk.exists()) {
-      gradients.walk_along(C::kReverse ? chunks - 1 - number : number, state);
+      gradients.ask_for(0, before);
+    }
+    __syncthreads();
+    // A few warps' work, beside the others' steps.
+    gradients.set_pairs();
+    if (walk.exists()) {
+      gradients.walk_along(before, state);
     }
     __syncthreads();
     load_values(number + 1);
     OwnColumn<C> const own;
-    if (own.head < walk.heads()) {
-      GradientColumn<C>{p, walk, smem, own, walk.chunk_in_order(number)}.finish();
+    if (own.exists(walk.heads())) {
+      GradientColumn<C>{p, walk, smem, keys, own, walk.chunk_in_order(number)}.finish();
     }
-    __syncthreads();
-    load_keys(number + 1);
   }
 }
 

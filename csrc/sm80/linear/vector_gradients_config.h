@@ -32,12 +32,17 @@ struct VectorGradientsStorage {
   template <class T>
   using Tiles = T[C::kHeads][C::kChunk * C::kK];
 
-  // As they come: what enters the state and reads it, with gates, and what dg takes.
-  alignas(16) Tiles<Element> k, own;
-  alignas(16) Tiles<float> g;
+  // As they come: what enters the state and reads it, with gates, and what dg takes. The next
+  // chunk's arrive while this one's are in use.
+  struct Keys {
+    alignas(16) Tiles<Element> k, own;
+    alignas(16) Tiles<float> g;
+  };
+  Keys keys[2];
   alignas(16) Element v[C::kHeads][C::kChunk * C::kV];
   alignas(16) Element reading[C::kHeads][C::kChunk * C::kV];
-  alignas(16) Tiles<Element> entering;  // k times its decays
+  // k times its decays: the nearest numbers, and what is missing.
+  alignas(16) Tiles<Element> entering[2];
   // What the states give to the gradient, by warp along V, before decays.
   alignas(16) float sums[C::kHeads][C::kWarpsV][C::kChunk][C::kPadded];
   // Of each step: products of what reads and what enters, the state's factors, Σ_v S∘dS.
@@ -60,13 +65,17 @@ struct OwnColumn {
     column = number / (2 * kAcross) % (C::kK / kAcross) * kAcross + number % kAcross;
     number /= 2 * C::kK;
     strip = number % C::kStrips;
-    head = number / C::kStrips;
+    head = C::kHeads == 1 ? 0 : number / C::kStrips;
   }
+  __device__ bool exists(int heads) const { return C::kHeads == 1 || head < heads; }
   // The thread's token n, of the step's, and its row in the chunk.
   __device__ int token(int n) const { return 2 * n + odd; }
   __device__ int row(int token) const { return strip * 16 + token; }
-  __device__ int at(int token) const {
-    return place<C::kK>(row(token), column / kRunElements) + column % kRunElements;
+  // Where the step's token t, or the thread's token n, is in a tile: a constant and an XOR with
+  // one from the first.
+  __device__ int at(int t) const { return t * C::kK + (place_of(strip * 16) ^ turn(t)); }
+  __device__ int at_own(int n) const {
+    return 2 * n * C::kK + (place_of(strip * 16 + odd) ^ turn(2 * n));
   }
   // A number of the thread's token n, of all tokens' in registers.
   __device__ float pick(float const (&all)[16], int n) const {
@@ -74,6 +83,12 @@ struct OwnColumn {
   }
   // The number that the other thread of a column has in its place.
   __device__ static float of_other(float x) { return __shfl_xor_sync(0xffffffffu, x, kAcross); }
+
+ private:
+  __device__ int place_of(int row) const {
+    return place<C::kK>(row, column / kRunElements) + column % kRunElements;
+  }
+  __device__ static int turn(int row) { return place<C::kK>(row, 0) - row * C::kK; }
 };
 
 // Sums of log2 decays of a column from the step's begin: they do not grow.
@@ -82,13 +97,24 @@ struct ColumnSums {
   float until[16];
 
   __device__ ColumnSums(GateTile<C> const& tile, bool wide, OwnColumn<C> const& own) {
+    using Element = typename C::Element;
+    float const* const first = tile + own.row(0) * C::kK;
+    if (wide) {
+#pragma unroll
+      for (int t = 0; t < 16; ++t) {
+        until[t] = first[t * C::kK + own.column];
+      }
+    } else {
+#pragma unroll
+      for (int t = 0; t < 16; ++t) {
+        auto const* const row = reinterpret_cast<Element const*>(first + t * C::kK);
+        until[t] = static_cast<float>(row[own.column]);
+      }
+    }
     float sum = 0.f;
 #pragma unroll
     for (int t = 0; t < 16; ++t) {
-      float const* const row = tile + own.row(t) * C::kK;
-      sum += log2_of(
-          wide ? row[own.column]
-               : static_cast<float>(reinterpret_cast<typename C::Element const*>(row)[own.column]));
+      sum += log2_of(until[t]);
       until[t] = sum;
     }
   }

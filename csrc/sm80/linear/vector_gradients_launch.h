@@ -25,7 +25,8 @@ template <class Element, int kPlan = 0>
 void launch_any_vector_gradients(VectorGradientsParams const& p, LaunchContext const& launch) {
   using flash::linear::Order;
   if constexpr (kPlan + 1 < flash::linear::kVectorGradientsPlanCount) {
-    if (flash::linear::vector_gradients_number(p.walk.forward.k_dim) != kPlan) {
+    if (flash::linear::vector_gradients_number(p.walk.forward.k_dim, p.walk.forward.v_dim) !=
+        kPlan) {
       launch_any_vector_gradients<Element, kPlan + 1>(p, launch);
       return;
     }
