@@ -163,8 +163,10 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   RingStorage<Config>& storage = smem.ring[warp];
   [[maybe_unused]] float of_keys = 1.f;
   if constexpr (Config::kCodes) {  // loaded here, needed later
-    of_keys = p.codes.k.of_head(work.tile.sequence, work.tile.head_kv);
-    float const of_values = p.codes.v.of_head(work.tile.sequence, work.tile.head_kv);
+    int const sequence = work.tile.sequence, head = work.tile.head_kv;
+    bool const exists = work.tile.is_sequence(p);
+    float const of_values = exists ? p.codes.v.of_head(sequence, head) : 1.f;
+    of_keys = exists ? p.codes.k.of_head(sequence, head) : 1.f;
     acc.out_unit = of_values / (kCodeUnit * (p.codes.v.of_rows ? kProbabilityUnit : 1.f));
   }
   KeyRing<Config> ring(p, work, storage, warp, lane);
