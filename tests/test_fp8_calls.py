@@ -295,6 +295,20 @@ def test_an_append_counts_as_a_write(device):
     assert call["k_cache"]._version == before + 1
 
 
+def test_rows_of_no_sequence_have_no_descale(device):
+    """They are zeros, whatever lies behind the descales of the last sequence."""
+    call = pages_of(device)
+    call["q"] = randn(device, 40, H, D)  # of which sequences have 4
+    around = torch.full((B + 4, HK), float("nan"), device=device)
+    around[:B] = 0.5
+    out, lse = flash_attn_varlen_func(
+        **call, causal=True, k_descale=around[:B], v_descale=around[:B], return_lse=True
+    )
+    assert not out[4:].any()
+    assert (lse[:, 4:] == float("-inf")).all()
+    assert out[:4].isfinite().all()
+
+
 def test_the_private_function_takes_them(device):
     pages = pages_of(device)
     table = pages.pop("block_table")
