@@ -104,8 +104,7 @@ def _device_and_dtype(q: Tensor, traced: bool) -> None:
 
 
 def rows(x: Tensor, name: str, traced: bool) -> None:
-    """Checks that rows have no gaps and addresses are aligned: a GPU loads 16 bytes at a time,
-    of codes 8.
+    """Checks that rows have no gaps and addresses are aligned: a GPU loads 16 bytes at a time.
 
     Head dims that are no multiple of 8 are padded into new tensors before a kernel sees them.
     """
@@ -125,29 +124,24 @@ def rows(x: Tensor, name: str, traced: bool) -> None:
 
 
 def _aligned(x: Tensor, name: str, address: int) -> None:
-    size, chunk = x.itemsize, _chunk(x)
+    size = x.itemsize
     if not x.is_cuda:
         if address % size:
             raise ValueError(f"{name}: got address {address:#x}; a multiple of {size} is needed")
-    elif x.shape[-1] % 8 == 0 and address % chunk:
+    elif x.shape[-1] % 8 == 0:
         raise ValueError(
-            f"{name}: got address {address:#x}; on CUDA a multiple of {chunk} bytes is needed "
+            f"{name}: got address {address:#x}; on CUDA a multiple of 16 bytes is needed "
             "(call .clone())"
         )
 
 
-def _chunk(x: Tensor) -> int:
-    """Bytes that a GPU loads at a time."""
-    return 8 if x.dtype is FP8 else 16
-
-
 def _aligned_strides(x: Tensor, name: str) -> None:
-    size, chunk = x.itemsize, _chunk(x)
+    size = x.itemsize
     for length, stride in zip(x.shape[:-1], x.stride()):
-        if length > 1 and stride * size % chunk:
+        if length > 1 and stride * size % 16:
             raise ValueError(
                 f"{name}: got strides {x.stride()} of {size}-byte elements; on CUDA every row must "
-                f"start at a multiple of {chunk} bytes (call .contiguous())"
+                "start at a multiple of 16 bytes (call .contiguous())"
             )
 
 
@@ -220,11 +214,7 @@ def codes(x: Tensor, name: str, other: str, q: Tensor, traced: bool, layout: Lay
     if x.dtype is not FP8:
         raise ValueError(f"{name}: got dtype {x.dtype}; it must be that of {other}, {FP8}")
     on_device_of(x, name, q)
-    rows(x, name, traced)
-    if x.is_cuda and x.shape[-1] % 8:
-        raise ValueError(
-            f"{name}: got head_dim {x.shape[-1]} of {FP8}; on CUDA a multiple of 8 is needed"
-        )
+    unit_stride(x, name)  # rows of codes may begin anywhere, and have any length
 
 
 def _head_dim(head_dim: int, name: str) -> None:
