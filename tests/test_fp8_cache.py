@@ -66,8 +66,6 @@ READS = [
     CacheCase("read_mqa", h=6, hk=1, d=128, dtype=FP16),
     CacheCase("read_mha", h=3, hk=3, d=40),
     CacheCase("read_d_256", d=256),
-    CacheCase("read_words_of_4", d=36, dv=68, sq=2),
-    CacheCase("read_bytes", d=33, dv=81, sq=2, dtype=FP16),
     CacheCase("read_d_v", d=192, dv=128),
     CacheCase("read_window", window=(20, 0), causal=False, sq=3),
     CacheCase("read_softcap", softcap=2.0, scale=0.4),
@@ -82,6 +80,8 @@ READS = [
         for n in (1, 3, 16, 64, 100, 256)
     ),
     CacheCase("read_pages_leftpad", page_size=16, leftpad=(30, 5, 0), sq=2),
+    CacheCase("read_words_of_4", d=36, dv=68, sq=2),
+    CacheCase("read_bytes", d=33, dv=81, sq=2, dtype=FP16),
 ]
 APPENDS = [
     CacheCase("append_one", new=1),
