@@ -62,12 +62,10 @@ SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
   s.slices = split.pieces;
   s.extra = split.extra;
   s.cluster_log2 = split.cluster_log2;
-  // Row blocks that only the upper bound of a varlen q has get clusters as well. Where sequences
-  // have one each, there are none.
+  // The surplus row blocks of a varlen q's upper bound have clusters as well.
   constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor
-  bool const bounded = is_packed && s.all_row_blocks > s.batch;
   auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
-  while (bounded && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
+  while (is_packed && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
     --s.cluster_log2;
   }
   return s;
