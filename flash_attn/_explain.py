@@ -80,8 +80,9 @@ class _Problem:
     def odd_rows(self) -> bool:
         """Of a cache, which is read as it is where few queries ask for it."""
         in_cache = self.cached or "paged" in self.extras
-        chunk = 16 // self.k.itemsize
-        return in_cache and bool(self.k.shape[-1] % chunk or self.v.shape[-1] % chunk)
+        if self.codes:
+            return self.multiple < 16
+        return in_cache and bool(self.k.shape[-1] % 8 or self.v.shape[-1] % 8)
 
     @property
     def codes(self) -> bool:
@@ -89,12 +90,12 @@ class _Problem:
         return self.k.dtype is FP8
 
     @property
-    def word(self) -> int:
-        """Bytes at a time by which odd rows are read: as many as all of them are multiples of."""
+    def multiple(self) -> int:
+        """Bytes of which all rows of the cache are multiples; odd ones are read by up to 8."""
         tensors = (self.k, self.v)
         apart = [s for x in tensors for n, s in zip(x.shape[:-1], x.stride()) if n > 1]
         elements = math.gcd(*(x.shape[-1] for x in tensors), *apart)
-        return min((elements & -elements) * self.k.itemsize, 8)
+        return (elements & -elements) * self.k.itemsize
 
     @property
     def counted(self) -> bool:
@@ -349,6 +350,8 @@ def _on_gpu(problem: _Problem) -> Explanation:
         )
     if not problem.counted:
         return _none(problem, "a length is negative, or more than kernels count to")
+    if problem.codes and {"dropout", "max_logits"} & set(problem.extras):
+        return _none(problem, "dropout, and largest logits, of codes have no CUDA kernel")
     if {"paged", "attn_probs"} <= set(problem.extras):
         return _none(
             problem, f"attn_probs of pages have no CUDA kernel; {backend.describe_variants()}"
@@ -394,8 +397,8 @@ def _ask_library(problem: _Problem) -> Explanation:
         return _none(problem, f"no compiled kernel fits on sm_{sm}", rejected)
     padded = head_dim != problem.q.shape[-1] or head_dim_v != problem.v.shape[-1]
     why = f"first row of the table that fits sm_{sm}"
-    if padded and problem.odd_rows and variant["direction"] == "decode":
-        why += f"; rows of the cache are read by {problem.word} bytes"
+    if (padded or problem.codes) and problem.odd_rows and variant["direction"] == "decode":
+        why += f"; rows of the cache are read by {min(problem.multiple, 8)} bytes"
     elif padded:
         why += f"; head_dim {problem.q.shape[-1]} is padded to {head_dim} in a copy"
     explanation = Explanation(
@@ -450,9 +453,9 @@ def _slow_on_gpu(
     problem: _Problem, variant: dict[str, Any], sm: int, padded: bool
 ) -> tuple[str, ...]:
     slow = _whole_matrix(problem)
-    if padded and problem.odd_rows and variant["direction"] == "decode":
-        what = f"by {problem.word} bytes at a time, not by 16"
-        slow += (f"a head_dim that is no multiple of 8 is read {what}",)
+    if (padded or problem.codes) and problem.odd_rows and variant["direction"] == "decode":
+        which = "rows are" if problem.codes else "a head_dim that is no multiple of 8 is"
+        slow += (f"{which} read by {min(problem.multiple, 8)} bytes at a time, not by 16",)
     elif padded:
         what = "the whole cache" if problem.odd_rows else "q, k and v"
         slow += (f"each call copies {what}: a head_dim that is a multiple of 8 is taken as it is",)

@@ -425,7 +425,7 @@ def flash_attn_with_kvcache(
         k_cache: (batch_cache, seqlen_cache, heads_k, head_dim), device of q, its dtype or codes in
             float8_e4m3fn; with block_table, pages (num_blocks, page_size, heads_k, head_dim). A
             head_dim that is no multiple of 8 is read slowly, and copied for chunks of many queries;
-            of codes on CUDA it has to be one, and so have the strides of rows.
+            codes are always read in place, fastest by rows of multiples of 16 bytes.
         v_cache: as k_cache.
         k: (batch, seqlen_new, heads_k, head_dim) to append, or None; comes with v and needs
             cache_seqlens.

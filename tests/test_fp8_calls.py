@@ -292,6 +292,26 @@ def test_rows_of_no_sequence_have_no_descale(device):
     assert out[:4].isfinite().all()
 
 
+@pytest.mark.parametrize("longest", [0, 1, 3])
+def test_a_longest_sequence_that_is_wrong(longest, device):
+    """Codes are decoded, whatever is said of the lengths."""
+    call = pages_of(device)
+    right = flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
+    call["max_seqlen_q"] = longest
+    assert_bitwise("out", flash_attn_varlen_func(**call, causal=True, k_descale=0.5), right)
+
+
+def test_sequences_without_keys_have_no_descale(device):
+    """They are zeros, whatever stands where their descales would be."""
+    call = call_of(device)
+    del call["k"], call["v"]
+    call["cache_seqlens"] = torch.tensor([-1, 7], dtype=torch.int32, device=device)
+    descale = torch.tensor([[float("nan")] * HK, [0.5] * HK], device=device)
+    out = flash_attn_with_kvcache(**call, k_descale=descale, v_descale=descale)
+    assert not out[0].any()
+    assert out[1].isfinite().all()
+
+
 def test_the_private_function_takes_them(device):
     pages = pages_of(device)
     table = pages.pop("block_table")

@@ -59,6 +59,10 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 
 ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache)
     : variant_(forward_variant(q, p)), first_(variant_, current_device()), params_(p) {
+  if (p.codes.used) {
+    throw std::runtime_error(
+        concat(kNotImplemented, "a cache of codes (fp8) of what the decode kernel does not serve"));
+  }
   plan::ForwardPlan const plan =
       forward_plan_of(p, variant_, current_device(), num_splits, of_cache);
   int const splits = plan.choice.splits;

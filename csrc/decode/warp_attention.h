@@ -164,7 +164,7 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   [[maybe_unused]] float of_keys = 1.f;
   if constexpr (Config::kCodes) {  // loaded here, needed later
     int const sequence = work.tile.sequence, head = work.tile.head_kv;
-    bool const exists = work.tile.is_sequence(p);
+    bool const exists = work.tile.is_sequence(p) && work.tile.info.seqlen_k > 0;
     float const of_values = exists ? p.codes.v.of_head(sequence, head) : 1.f;
     of_keys = exists ? p.codes.k.of_head(sequence, head) : 1.f;
     acc.out_unit = of_values / (kCodeUnit * (p.codes.v.of_rows ? kProbabilityUnit : 1.f));

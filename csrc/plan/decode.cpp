@@ -137,7 +137,9 @@ bool must_decode(Problem const& p, Machine const& m) {
 
 int decodable_queries(Problem const& p) {
   // The most queries of a sequence, as far as the host can know, with all heads of a group.
-  int64_t const rows = std::min<int64_t>(p.seqlen_q, p.total_q) * p.group();
+  // Codes are decoded whatever the caller says of the longest sequence.
+  int64_t const longest = p.codes && p.varlen_q ? p.total_q : p.seqlen_q;
+  int64_t const rows = std::min(longest, p.total_q) * p.group();
   if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
       (p.batch_invariant && p.page_size == 0)) {
     return 0;

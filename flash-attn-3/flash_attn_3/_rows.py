@@ -154,7 +154,7 @@ def append(
     for cache, x, (descale, number) in zip(caches, new, scales, strict=True):
         rows = x[source]
         if cache.dtype is FP8:
-            scale = torch.tensor(number, dtype=torch.float32, device=x.device)
+            scale = torch.full((), number, dtype=torch.float32, device=x.device)
             if descale is not None:
                 of_rows = descale.dim() == 3
                 scale = scale * (descale[page, at] if of_rows else descale[sequence[source]])

@@ -94,7 +94,7 @@ def _of_rows(descale: float | Tensor, name: str, x: Tensor) -> Tensor:
         checks.number(descale, name)
         if not descale > 0:
             raise ValueError(f"{name}: got {descale}; a positive number is needed")
-        descale = torch.tensor(descale, dtype=torch.float32)
+        descale = torch.full((), descale, dtype=torch.float32, device=x.device)
     shape, rows = tuple(descale.shape), tuple(x.shape[:-1])
     descale = descale.to(x.device, torch.float32)
     if shape in ((), rows[-1:], rows):
@@ -162,7 +162,7 @@ class KVScales(nn.Module):
 
         A head of which nothing but 0 was seen has 1.
         """
-        k, v = (_descale(x * self.margin) for x in (self.k_amax, self.v_amax))
+        k, v = (_descale(x.float() * self.margin) for x in (self.k_amax, self.v_amax))
         return k.expand(batch, -1), v.expand(batch, -1)
 
     def extra_repr(self) -> str:
