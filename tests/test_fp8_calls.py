@@ -298,6 +298,10 @@ def test_a_longest_sequence_that_is_wrong(longest, device):
     call = pages_of(device)
     right = flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
     call["max_seqlen_q"] = longest
+    if device == "cpu" and longest < 3:
+        with pytest.raises(ValueError, match="expected max_seqlen_q to be at least"):
+            flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
+        return
     assert_bitwise("out", flash_attn_varlen_func(**call, causal=True, k_descale=0.5), right)
 
 
