@@ -46,22 +46,24 @@ struct Descale {
 CodeScale scale(Descale const& descale, Tensor const& cache, FwdParams const& p, Tensor const& q) {
   CodeScale scale{};
   scale.all = static_cast<float>(descale.all);
-  if (descale.numbers) {
-    Tensor const& numbers = *descale.numbers;
-    check_on_device_of(numbers, descale.name, q);
-    scale.of_rows = numbers.dim() == 3;
-    bool const fits = scale.of_rows
-                          ? cache.dim() == 4 && numbers.size(0) == cache.size(0) &&
-                                numbers.size(1) == cache.size(1) && numbers.size(2) == p.heads_kv
-                          : numbers.dim() == 2 && numbers.size(0) == p.seqlens.batch &&
-                                numbers.size(1) == p.heads_kv;
-    require(numbers.scalar_type() == ScalarType::Float && fits, descale.name, "descale", numbers,
-            p.seqlens.batch, p.heads_kv);
-    scale.ptr = static_cast<float const*>(numbers.data_ptr());
-    scale.batch_stride = numbers.stride(0);
-    scale.row_stride = scale.of_rows ? numbers.stride(1) : 0;
-    scale.head_stride = numbers.stride(numbers.dim() - 1);
+  if (!descale.numbers) {
+    return scale;
   }
+  Tensor const& numbers = *descale.numbers;
+  char const* const name = descale.name;
+  check_on_device_of(numbers, name, q);
+  scale.of_rows = numbers.dim() == 3;
+  bool const fits = scale.of_rows
+                        ? cache.dim() == 4 && numbers.size(0) == cache.size(0) &&
+                              numbers.size(1) == cache.size(1) && numbers.size(2) == p.heads_kv
+                        : numbers.dim() == 2 && numbers.size(0) == p.seqlens.batch &&
+                              numbers.size(1) == p.heads_kv;
+  require(numbers.scalar_type() == ScalarType::Float && fits, name, "descale", numbers,
+          p.seqlens.batch, p.heads_kv);
+  scale.ptr = static_cast<float const*>(numbers.data_ptr());
+  scale.batch_stride = numbers.stride(0);
+  scale.row_stride = scale.of_rows ? numbers.stride(1) : 0;
+  scale.head_stride = numbers.stride(numbers.dim() - 1);
   return scale;
 }
 
