@@ -298,11 +298,13 @@ def test_a_longest_sequence_that_is_wrong(longest, device):
     call = pages_of(device)
     right = flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
     call["max_seqlen_q"] = longest
-    if device == "cpu" and longest < 3:
-        with pytest.raises(ValueError, match="expected max_seqlen_q to be at least"):
-            flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
+    try:
+        out = flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
+    except ValueError as error:  # of the CPU backend, which looks at lengths
+        assert device == "cpu"
+        assert "expected max_seqlen_q to be at least" in str(error)
         return
-    assert_bitwise("out", flash_attn_varlen_func(**call, causal=True, k_descale=0.5), right)
+    assert_bitwise("out", out, right)
 
 
 def test_sequences_without_keys_have_no_descale(device):
