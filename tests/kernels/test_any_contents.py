@@ -37,6 +37,7 @@ WAYS = [(v, False) for v in BACKWARD] + [(v, True) for v in COLUMNS]
 LONG = [v for v in ROWS if v.direction == "fwd" and v.second_block_n > 128]
 PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]
 DECODE = [v for v in ROWS if (v.direction, v.head_dim, v.cached_bits) == ("decode", 64, 16)]
+CODES = [v for v in ROWS if (v.head_dim, v.cached_bits) == (64, 8)]
 APPEND = [v for v in ROWS if v.direction == "append"]
 SEEDS = range(30)
 BEFORE = 3.0
@@ -53,6 +54,14 @@ def way_id(x) -> str:
 def randn(rng: random.Random, *shape: int) -> Tensor:
     gen = torch.Generator().manual_seed(rng.randrange(2**31))
     return poisoned(torch.randn(shape, generator=gen).to(BF16))
+
+
+def any_scale(rng: random.Random, batch: int, cache: Tensor) -> Tensor | float:
+    """Of codes: a number, or one of each sequence or row and head, with NaN around."""
+    *of_rows, heads, _ = cache.shape
+    shape = rng.choice([(), (batch, heads), (*of_rows, heads)])
+    gen = torch.Generator().manual_seed(rng.randrange(2**31))
+    return poisoned(torch.rand(shape, generator=gen) + 0.1, around=1) if shape else 0.5
 
 
 def check(*outputs: Tensor) -> None:
@@ -259,7 +268,7 @@ def test_a_window_wider_than_was_said_of_sequences(monkeypatch, sm, window):
 # ---- caches -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [*DECODE, *PAGED, *FORWARD], ids=id_of)
+@pytest.mark.parametrize("row", [*DECODE, *CODES, *PAGED, *FORWARD], ids=id_of)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cache(kernels, row, seed):
     rng = random.Random(seed)
@@ -290,6 +299,10 @@ def test_cache(kernels, row, seed):
         randn(rng, batch, seqlen_q, 4, 64),
         *(randn(rng, entries, room, 2, 64) for _ in "kv"),
     )
+    if row.cached_bits == 8:
+        caches = [poisoned(x.to(torch.float8_e4m3fn), around=16) for x in caches]
+        scales = [any_scale(rng, batch, x) for x in caches]
+        options["codes"] = calls.code_scales(*scales)
     output = calls.cached(
         kernels,
         row.name,
