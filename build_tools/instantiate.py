@@ -64,15 +64,7 @@ _CONFIG = {
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
-    "decode": (
-        "head_dim",
-        "head_dim_v",
-        "block_m",
-        "block_n",
-        "warps",
-        "stages",
-        "cached_bits",
-    ),
+    "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages", "cached_bits"),
     "append": ("head_dim", "block_m"),
 }
 
