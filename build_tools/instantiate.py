@@ -60,6 +60,7 @@ _CONFIG = {
         "warps",
         "stages",
         "second_block_n",
+        "cached_bits",
     ),
     "bwd": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "key_warps", "stages"),
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
@@ -139,7 +140,8 @@ def file_stem(row) -> str:
     if row.arch == "sm80" and row.direction in _QUICK:
         return family_stem(row)
     head, _, _ = row.name.partition(f"_{row.scores}")
-    return head.replace(f"_{row.dtype}_", "_")
+    codes = "_e4m3" if row.cached_bits == 8 else ""
+    return head.replace(f"_{row.dtype}_", "_") + codes
 
 
 def family_stem(row) -> str:

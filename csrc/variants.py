@@ -26,8 +26,8 @@ class Variant:
     pair: two CTAs share a tile.
     second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
         calls where it takes less time (plan/forward.cpp).
-    cached_bits: of the keys and values that a decode row reads: 16, of its dtype, or 8, codes
-        (e4m3) with scales.
+    cached_bits: of the keys and values that a decode row or Hopper's forward reads: 16, of its
+        dtype, or 8, codes (e4m3) with scales.
     """
 
     direction: str
@@ -105,6 +105,22 @@ _SM90_FORWARDS = [
     *_rows(**_SM90_FORWARD, scores="full", head_dim=256, block_m=128, warps=12, block_n=64,
            allow_spills=120, why="80 keys spill more"),
 ]  # fmt: skip
+
+# Another warpgroup makes numbers of 16 bits of the keys' codes.
+_SM90_CODES = dict(direction="fwd", arch="sm90", cached_bits=8, block_m=128, warps=16, stages=2)
+
+
+def _sm90_forward_codes(scores: str) -> list[Variant]:
+    """Keys and values are codes; they become numbers of the queries' dtype in shared memory."""
+    rows = _SM90_CODES | dict(scores=scores)
+    return [
+        *_rows(**rows | dict(stages=3), head_dim=64, block_n=128,
+               why="a fourth warpgroup of 64 rows would leave too few registers"),
+        *_rows(**rows, head_dim=128, block_n=128, why="as with 16 bits"),
+        *_rows(**rows, head_dim=256, block_n=64, allow_spills=360,
+               why="the longest that shared memory holds; score mods spill"),
+    ]  # fmt: skip
+
 
 # One warpgroup loads, each of the others has 64 keys. Figures: 8k keys, full, H200.
 _SM90_BACKWARD = dict(direction="bwd", arch="sm90", stages=3, block_n=128, warps=12)
@@ -272,6 +288,8 @@ _SM80_APPEND = _rows(
 
 VARIANTS: list[Variant] = [
     *_SM90_FORWARDS,
+    *_sm90_forward_codes("plain"),
+    *_sm90_forward_codes("full"),
     *_SM90_BACKWARDS,
     *_SM90_PAIRED_BACKWARDS,
     *_SM80_FORWARDS,

@@ -16,17 +16,11 @@ namespace {
 Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const paged = p.pages.table;
-  // Hopper's loads can end at any key only where the rows of all batch entries can be numbered.
-  // Strides that prevent this are so rare that the sm80 kernels may serve them.
-  Seqlens const& s = p.seqlens;
-  auto const numbered = [&](TensorView<const void> const& x) {
-    return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);
-  };
-  bool const odd_strides = !paged && s.used_k && !s.cu_k && !(numbered(p.k) && numbered(p.v));
-  int const sm = odd_strides ? std::min(device.sm, 80) : device.sm;
+  // Strides that Hopper's loads cannot follow are so rare that the sm80 kernels may serve them.
+  int const sm = has_numbered_keys(p) ? device.sm : std::min(device.sm, 80);
   return select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
                  p.head_dim_v, p.scores.has_score_mods(), sm, device.smem_per_block, page_layout(p),
-                 /*softcap=*/0.f, /*largest_logits=*/p.max_logits.wanted()});
+                 /*softcap=*/0.f, /*largest_logits=*/p.max_logits.wanted(), bits_of_keys(p)});
 }
 
 // The plan has found a row of one dtype, and the table has the same rows for both.
@@ -40,7 +34,7 @@ Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
                  .full_scores = full,
                  .sm = device.sm,
                  .smem_per_block = device.smem_per_block,
-                 .cached_bits = p.codes.used ? 8 : 16});
+                 .cached_bits = bits_of_keys(p)});
 }
 
 }  // namespace
@@ -59,10 +53,6 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 
 ForwardLaunch::ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache)
     : variant_(forward_variant(q, p)), first_(variant_, current_device()), params_(p) {
-  if (p.codes.used) {
-    throw std::runtime_error(
-        concat(kNotImplemented, "a cache of codes (fp8) of what the decode kernel does not serve"));
-  }
   plan::ForwardPlan const plan =
       forward_plan_of(p, variant_, current_device(), num_splits, of_cache);
   int const splits = plan.choice.splits;

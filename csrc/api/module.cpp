@@ -181,7 +181,7 @@ struct Described {
             page_layout(params.pages.page_size.divisor),
             /*softcap=*/0.f,
             /*largest_logits=*/params.max_logits.wanted(),
-            direction == Direction::Decode && params.codes.used ? 8 : 16};
+            bits_of_keys(params)};
   }
 
   bool has_rows() const {

@@ -22,7 +22,6 @@ bool is_built_for_hopper() {
 // Rows of both dtypes take the same time.
 Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const& device,
                        bool full) {
-  bool const codes = direction == Direction::Decode && p.codes.used;
   return find({.direction = direction,
                .dtype = "bf16",
                .head_dim = p.head_dim,
@@ -31,13 +30,25 @@ Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const
                .sm = device.sm,
                .smem_per_block = device.smem_per_block,
                .pages = page_layout(p),
-               .cached_bits = codes ? 8 : 16});
+               .cached_bits = bits_of_keys(p)});
+}
+
+Direction forward_direction(FwdParams const& p) {
+  return p.pages.table ? Direction::Paged : Direction::Fwd;
+}
+
+// Whether K and V are codes that no forward kernel reads: these take numbers of heads, of whole
+// chunks of memory, where Hopper's loads find them.
+bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
+  return p.codes.used &&
+         (p.codes.k.of_rows || p.codes.v.of_rows || p.odd.any() || !has_numbered_keys(p) ||
+          !row_for(forward_direction(p), p, device, p.scores.has_score_mods()));
 }
 
 double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
                   plan::Machine const& machine) {
-  Direction const direction = p.pages.table ? Direction::Paged : Direction::Fwd;
-  Variant const* const row = row_for(direction, p, device, p.scores.has_score_mods());
+  Variant const* const row =
+      row_for(forward_direction(p), p, device, p.scores.has_score_mods());
   if (!row) {
     return std::numeric_limits<double>::infinity();
   }
@@ -64,7 +75,7 @@ plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& pro
     recorded_decode.put(decode_json(all, plan));
   }
   int const index = forced_decode;
-  bool const must = problem.codes && index == kNotDecoded;  // no other kernel reads codes
+  bool const must = problem.only_decoded && index == kNotDecoded;
   if (index == kPlanned || must || all.empty()) {
     return plan;
   }
@@ -125,7 +136,6 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
   kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
                     v.warps >= kWarpsOfClusters && !p.odd.any();
-  kernel.codes = v.cached_bits == 8;
   return kernel;
 }
 
@@ -138,6 +148,7 @@ plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, in
   }
   plan::Problem problem = problem_of(p, num_splits, cached);
   problem.beside_decode = false;  // this plan decides it
+  problem.only_decoded = are_only_decoded(p, device);
   auto const make = [&] {
     plan::Machine const machine = machine_of(device);
     return plan::plan_decode(problem, machine, decode_kernel(*row, p, device),

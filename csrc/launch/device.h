@@ -34,7 +34,8 @@ inline plan::Kernel kernel_of(Variant const& v, int resident) {
           .block_n = v.block_n,
           .plain = v.is_plain(),
           .resident = resident,
-          .second_block_n = v.second_block_n};
+          .second_block_n = v.second_block_n,
+          .codes = v.cached_bits == 8};
 }
 
 // What every kernel of the sm80 family was compiled to. Defined in the generated registry.

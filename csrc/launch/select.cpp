@@ -107,6 +107,14 @@ PageLayout page_layout(FwdParams const& p) {
                                                           : PageLayout::Any;
 }
 
+bool has_numbered_keys(FwdParams const& p) {
+  Seqlens const& s = p.seqlens;
+  auto const numbered = [&](TensorView<const void> const& x) {
+    return x.numbers_rows(s.batch_k ? s.batches_k : s.batch, s.seqlen_k);
+  };
+  return p.pages.table || !s.used_k || s.cu_k || (numbered(p.k) && numbered(p.v));
+}
+
 Selection explain(Request const& request) {
   Selection selection{nullptr, {}};
   for (Variant const& variant : variants()) {

@@ -16,6 +16,13 @@ enum class PageLayout { Any, Boxes };
 PageLayout page_layout(int64_t page_size);
 PageLayout page_layout(FwdParams const& params);
 
+// Whether Hopper's loads can end at any key of the call: the rows of all batch entries of keys that
+// are not in pages can be numbered, or no sequence ends before its tensor does.
+bool has_numbered_keys(FwdParams const& params);
+
+// Of the keys and values: 16, or 8 of codes.
+inline int bits_of_keys(FwdParams const& params) { return params.codes.used ? 8 : 16; }
+
 // What a call needs from a kernel.
 struct Request {
   Direction direction;
@@ -28,7 +35,7 @@ struct Request {
   PageLayout pages = PageLayout::Any;  // of a paged call
   float softcap = 0.f;                 // of a backward call
   bool largest_logits = false;         // of a forward call: whether they are wanted
-  int cached_bits = 16;                // of a decode call
+  int cached_bits = 16;                // of the keys; 8 of codes
 
   bool operator==(Request const&) const = default;
 };

@@ -129,7 +129,7 @@ Problem few_of(Problem p) {
 // the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
 bool must_decode(Problem const& p, Machine const& m) {
   bool const cache = p.cached || p.page_size > 0;
-  return p.codes || p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
+  return p.only_decoded || p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
          (cache && (m.sm != 90 || p.num_splits > 1 || p.batch_invariant));
 }
 
@@ -137,15 +137,15 @@ bool must_decode(Problem const& p, Machine const& m) {
 
 int decodable_queries(Problem const& p) {
   // The most queries of a sequence, as far as the host can know, with all heads of a group.
-  // Codes are decoded whatever the caller says of the longest sequence.
-  int64_t const longest = p.codes && p.varlen_q ? p.total_q : p.seqlen_q;
+  // What only this kernel reads it decodes, whatever the caller says of the longest sequence.
+  int64_t const longest = p.only_decoded && p.varlen_q ? p.total_q : p.seqlen_q;
   int64_t const rows = std::min(longest, p.total_q) * p.group();
   if (rows == 0 || p.batch == 0 || p.heads_q == 0 || p.dropout ||
       (p.batch_invariant && p.page_size == 0)) {
     return 0;
   }
   bool const mixed = p.varlen_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
-  return p.codes || rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
+  return p.only_decoded || rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
 }
 
 std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Kernel const& k) {

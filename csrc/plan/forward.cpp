@@ -23,7 +23,8 @@ KernelTimes times_of(Machine const& m, Kernel const& k, ForwardTile tile) {
   double const flops = 2. * k.block_m * k.block_n * (k.head_dim + k.head_dim_v);
   float const step = static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);
   bool const measured = k.sm == 90 && k.plain;
-  return times_of(measured ? m.forward : std::span<RowTimes const>{}, k, static_cast<int>(tile),
+  auto const& rows = k.codes ? m.forward_codes : m.forward;
+  return times_of(measured ? rows : std::span<RowTimes const>{}, k, static_cast<int>(tile),
                   {step, step});
 }
 

@@ -44,6 +44,7 @@ struct Machine {
   float mma_flops;          // of one multiprocessor in a µs, by mma.sync: what sm80's kernels reach
   std::span<RowTimes const> backward = {};  // of Hopper's kernels
   std::span<RowTimes const> forward = {};   // of Hopper's plain kernels
+  std::span<RowTimes const> forward_codes = {};  // the same of codes
   std::span<RowTimes const> decode = {};
 };
 
@@ -59,7 +60,7 @@ struct Kernel {
   int second_block_n = 0;  // of a forward; 0: there is no second tile
   int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;   // of decoding: clusters of CTAs may share tiles
-  bool codes = false;      // of decoding: K and V are codes of 8 bits
+  bool codes = false;      // K and V are codes of 8 bits
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

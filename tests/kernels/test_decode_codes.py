@@ -16,7 +16,7 @@ from build_tools.instantiate import load_table
 
 from . import calls
 
-ROWS = [v for v in load_table().VARIANTS if v.cached_bits == 8]
+ROWS = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("decode", 8)]
 APPEND = {v.dtype: v for v in load_table().VARIANTS if v.direction == "append"}
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain"]
 FULL = [v for v in ROWS if v.scores == "full"]

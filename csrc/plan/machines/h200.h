@@ -25,6 +25,13 @@ inline constexpr RowTimes kH200Forward[] = {
     {256, 256, {{2.44f, 1.781f}, {2.27f, 1.459f}, {2.32f, 1.803f}, {2.27f, 1.836f}}},
 };
 
+// The same of codes.
+inline constexpr RowTimes kH200ForwardCodes[] = {
+    {64, 64, {{2.94f, 1.05f}, {}, {3.0f, 1.05f}, {1.75f, 1.1f}}},
+    {128, 128, {{1.9f, 1.6f}, {}, {2.1f, 1.6f}, {2.2f, 1.65f}}},
+    {256, 256, {{2.44f, 1.55f}, {}, {2.32f, 1.55f}, {2.27f, 1.6f}}},
+};
+
 // {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH200Decode[] = {
     {64, 64, {{7.05f, 0.787f}, {6.7f, 0.95f}}},
@@ -52,6 +59,7 @@ inline constexpr Machine kH200 = {
     .mma_flops = 2.4e6f,
     .backward = kH200Backward,
     .forward = kH200Forward,
+    .forward_codes = kH200ForwardCodes,
     .decode = kH200Decode,
 };
 

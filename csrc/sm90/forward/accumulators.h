@@ -9,7 +9,7 @@ namespace flash::sm90::forward {
 template <class Config>
 struct Accumulators {
   static constexpr int kRows = 2;  // of a thread
-  decltype(partition_fragment_C(typename Config::MmaValues{},
+  decltype(partition_fragment_C(typename Config::MmaOut{},
                                 Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>{})) out;
   OnlineSoftmax<kRows> softmax;
   using Tops =

@@ -18,15 +18,15 @@ struct ForwardTileShape {
   int stages;
 };
 
-// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V: 227 KiB, less
-// barriers.
-constexpr int staged_columns(ForwardTileShape const& tile) {
+// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V, and codes of these
+// (in elements): 227 KiB, less barriers.
+constexpr int staged_columns(ForwardTileShape const& tile, int codes) {
   constexpr int kRun = 64, kElements = (224 << 10) / 2;  // of 16 bits
   if (tile.head_dim_v % kRun != 0) {
     return 0;
   }
   int const room = kElements - tile.block_m * tile.head_dim -
-                   tile.stages * tile.block_n * (tile.head_dim + tile.head_dim_v);
+                   tile.stages * tile.block_n * (tile.head_dim + tile.head_dim_v) - codes;
   return std::min(room / (tile.block_m * kRun) * kRun, tile.head_dim_v);
 }
 
@@ -41,10 +41,11 @@ enum class Largest { None, InRegisters, InShared };
 // one KV split. kSecondN_: keys of a second tile, for calls in which it takes less time, in a
 // kernel of its own; 0: there is none. kKeys_: whether keys are in pages, and lie in shared memory
 // as their boxes bring them (pages.h). kAsked_: for calls that ask for largest logits; kernels with
-// score mods serve these as they are.
+// score mods serve these as they are. kCachedBits_: of K and V: 16, or 8 of codes (codes.h).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kStages_, int kSecondN_, ScoreLevel kScores_, bool kPackGqa_ = false,
-          bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any, bool kAsked_ = false>
+          int kStages_, int kSecondN_, int kCachedBits_, ScoreLevel kScores_,
+          bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
+          bool kAsked_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -55,39 +56,50 @@ struct ForwardConfig {
   static constexpr int kStages = kStages_;  // buffers for K, and for V
   static constexpr bool kPackGqa = kPackGqa_;
   using PackGqa = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                                kStages_, kSecondN_, kScores_, true>;
+                                kStages_, kSecondN_, kCachedBits_, kScores_, true>;
   static constexpr bool kSplit = kSplit_;
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kSecondN_, kScores_, true, true>;
+                              kStages_, kSecondN_, kCachedBits_, kScores_, true, true>;
   static constexpr int kSecondN = kSecondN_;
   static constexpr bool kPagesOnly = kKeys_ != KeyPlace::Any;
   static constexpr bool kLargePages = kKeys_ == KeyPlace::LargePages;
   template <KeyPlace kKeys>
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
-                                 kStages_, 0, kScores_, false, false, kKeys>;
+                                 kStages_, 0, kCachedBits_, kScores_, false, false, kKeys>;
   using Second = SecondOf<KeyPlace::Any>;
-  using Asked = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
-                              kStages_, kSecondN_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
-  static constexpr Largest kLargest = kScores_ != ScoreLevel::Plain ? Largest::InShared
-                                      : kAsked_                     ? Largest::InRegisters
-                                                                    : Largest::None;
+  using Asked =
+      ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_, kStages_,
+                    kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
+  // Whether K and V are codes. Then no call asks for largest logits.
+  static constexpr bool kCodes = kCachedBits_ == 8;
+  static constexpr Largest kLargest = kCodes                          ? Largest::None
+                                      : kScores_ != ScoreLevel::Plain ? Largest::InShared
+                                      : kAsked_                       ? Largest::InRegisters
+                                                                      : Largest::None;
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
-  static constexpr bool kIsAsked = kLargest == Largest::None && !kSplit_ && kKeys_ == KeyPlace::Any;
+  static constexpr bool kIsAsked =
+      !kCodes && kLargest == Largest::None && !kSplit_ && kKeys_ == KeyPlace::Any;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
-  // The first warpgroup has the producer warps; each of the others, a consumer, computes 64 rows.
+  // The first warpgroup has the producer warps; each of the next, a consumer, computes 64 rows; the
+  // last one converts codes.
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kConverterWarps = kCodes ? kWarpgroup / 32 : 0;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup + kConverterWarps * 32;
   static_assert(kWarps_ * 32 == kThreads);
   static_assert(kConsumers == 2 || kConsumers == 3);
   // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With 24 it
   // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
   static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kConverterRegisters = 40;
+  static constexpr int kConsumerRegisters = kCodes ? 224 : kConsumers == 2 ? 240 : 160;
 
   using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
-  using MmaValues = MmaRegisterA<Element, kHeadDimV, kBlockN>;
+  // ptxas has 128 registers for an instruction of 512 threads.
+  static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
+  using MmaValues = MmaRegisterA<Element, kProductColumns, kBlockN>;
+  using MmaOut = MmaRegisterA<Element, kHeadDimV, kBlockN>;  // whose registers O has
   using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
   using SmemLayoutK = typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout;
   using SmemLayoutV =
@@ -101,11 +113,19 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
+  // What TMA brings of K and V: their elements, or pairs of codes that a converter makes elements
+  // of. Codes have a buffer less, so that `exist` in shared_storage.h has room for their tiles.
+  using Loaded = std::conditional_t<kCodes, uint16_t, Element>;
+  static constexpr int kLoadedStages = kCodes ? kStages - 1 : kStages;
+  static constexpr int kLoadedK = kCodes ? kHeadDim / 2 : kHeadDim;  // columns
+  static constexpr int kLoadedV = kCodes ? kHeadDimV / 2 : kHeadDimV;
   // TMA stores as many runs of O's columns as shared memory has room for (store_tile.h). Other
   // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
   // columns by TMA.
   static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
-  static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile);
+  static constexpr int kTileCodes =
+      kCodes ? kLoadedStages * kBlockN * (kLoadedK + kLoadedV) : 0;  // elements
+  static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile, kTileCodes);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // A row block's O is stored under the next one's first scores, all of it through those runs, one
   // after the other: only at 256 columns, whose store is the longest, and where there is room for
@@ -113,7 +133,7 @@ struct ForwardConfig {
   // 1.040 instead of 0.986, causal 1.048 instead of 1.050. d 128 lost 1%, other head dims gained
   // 0.5% at most.
   static constexpr bool kStoresLate =
-      kScores == ScoreLevel::Plain && kHeadDimV == 256 && kTileColumns >= 128;
+      !kCodes && kScores == ScoreLevel::Plain && kHeadDimV == 256 && kTileColumns >= 128;
   static constexpr int kTileO =
       kStoresTiles ? kWarpgroupRows * kTileColumns : 8;  // or next to none
 

@@ -55,8 +55,9 @@ struct Consumer {
       if (!block.tile.valid) {
         break;
       }
-      Acc acc(Config::kScores == ScoreLevel::Plain ? args.params.scores.softmax_scale
-                                                   : block.score_mod.exponent_scale());
+      Acc acc(Config::kScores != ScoreLevel::Plain ? block.score_mod.exponent_scale()
+              : Config::kCodes                     ? block.score_mod.softmax_scale
+                                                   : args.params.scores.softmax_scale);
       attend_hooked(block, acc);
       number = block.number + 1;  // read here: no register holds it during the tile
       if constexpr (!kFinishesEarly) {
@@ -212,7 +213,11 @@ struct Consumer {
   __device__ __forceinline__ void start_values(Position at, Probabilities const& p, Acc& acc) {
     auto const slice = MmaValues{}.get_slice(0);
     Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
-    start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), acc.out);
+    // The same registers, as one product or more has them.
+    using OutShape = Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>;
+    using OfProducts = decltype(partition_fragment_C(MmaValues{}, OutShape{}));
+    Tensor out = make_tensor(acc.out.data(), typename OfProducts::layout_type{});
+    start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), out);
   }
 
   using Visible = VisibleKeys<kColumns>;

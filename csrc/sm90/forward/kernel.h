@@ -5,6 +5,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
+#include "sm90/forward/codes.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/scheduler_warp.h"
@@ -65,6 +66,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       } else if (args.params.pages.table && warp == 3) {
         load_v_from_pages<Config>(args, smem);
       }
+    }
+  } else if (Config::kCodes && warpgroup > Config::kConsumers) {
+    if constexpr (Config::kCodes) {
+      cutlass::arch::warpgroup_reg_dealloc<Config::kConverterRegisters>();
+      Converter<Config>{args, smem}.run();
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();

@@ -38,6 +38,14 @@ int box_keys(FwdParams const& p) {
   return p.pages.table ? divides_both & -divides_both : Config::kBlockN;
 }
 
+// Codes are loaded in pairs, as numbers of 16 bits.
+inline TensorView<const void> in_pairs(TensorView<const void> view) {
+  for (int64_t* const stride : {&view.batch_stride, &view.row_stride, &view.head_stride}) {
+    *stride /= 2;
+  }
+  return view;
+}
+
 // A kernel for pages only has boxes of all columns, and small ones for a sequence's end.
 constexpr int kEight = 8;
 
@@ -113,8 +121,12 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
   int64_t const blocks = std::min<int64_t>(num_tiles, launch.device.sm_count);
   // Beside a decode launch, fewer CTAs may share the tiles.
   bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
-  auto const k = key_request<Config, Config::kHeadDim>(params, params.k, params.head_dim);
-  auto const v = key_request<Config, Config::kHeadDimV>(params, params.v, params.head_dim_v);
+  auto const loaded = [](auto const& view) { return Config::kCodes ? in_pairs(view) : view; };
+  constexpr int kOfLoaded = Config::kCodes ? 2 : 1;  // numbers
+  auto const k = key_request<Config, Config::kLoadedK>(params, loaded(params.k),
+                                                       params.head_dim / kOfLoaded);
+  auto const v = key_request<Config, Config::kLoadedV>(params, loaded(params.v),
+                                                       params.head_dim_v / kOfLoaded);
   auto const q = row_request(params, params.q, params.head_dim, rows.queries,
                              kRun<Config::kHeadDim>, static_cast<int>(rows.heads.divisor));
   auto const out = row_request(params, params.out, params.head_dim_v, kWarpRows,

@@ -10,7 +10,8 @@ namespace flash::sm90::forward {
 template <class Config>
 struct Loader {
   using Element = typename Config::Element;
-  using Position = RingPosition<Config::kStages>;
+  using Loaded = typename Config::Loaded;
+  using LoadedRing = Ring<Config::kLoadedStages>;
   using Block = RowBlock<Config>;
   // The next row block is asked for this many KV blocks before the end of one, in time for its
   // first keys.
@@ -43,12 +44,13 @@ struct Loader {
     // K is one KV block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
-        load_keys<Config::kHeadDim>(args.k, block, step, smem.k_ring, smem.k);
+        load_keys<Config::kLoadedK>(args.k, block, step, smem.loaded_k_ring(), smem.loaded_k());
       }
       if (step == 0) {
         load_q(block, number);
       } else {
-        load_keys<Config::kHeadDimV>(args.v, block, step - 1, smem.v_ring, smem.v);
+        load_keys<Config::kLoadedV>(args.v, block, step - 1, smem.loaded_v_ring(),
+                                    smem.loaded_v());
       }
       if (step == asks_at && asks_at > 0) {
         ask();
@@ -99,14 +101,13 @@ struct Loader {
   }
 
   template <int kColumns, int kTile>
-  __device__ void load_keys(TensorMap const& map, Block const& block, int step,
-                            Ring<Config::kStages>& ring,
-                            Element (&buffers)[Config::kStages][kTile]) {
-    Position const at(blocks + step);
+  __device__ void load_keys(TensorMap const& map, Block const& block, int step, LoadedRing& ring,
+                            Loaded (&buffers)[Config::kLoadedStages][kTile]) {
+    RingPosition<Config::kLoadedStages> const at(blocks + step);
     ring.wait_empty(at);
     if (elected) {
       Barrier& full = ring.full(at.stage);
-      full.arrive_and_expect_tx(kTile * sizeof(Element));
+      full.arrive_and_expect_tx(kTile * sizeof(Loaded));
       load_tile<Config::kBlockN, kColumns>(map, keys(block, step), buffers[at.stage], full,
                                            TMA::CacheHintSm90::EVICT_LAST);
     }

@@ -97,16 +97,24 @@ __device__ bool misses_pages(ForwardArgs const& args, RowBlock<Config> const& bl
 // Loads K or V of all row blocks, as they are announced. All lanes of a warp call it.
 template <class Config, int kTile>
 struct PageLoader {
-  using Element = typename Config::Element;
-  using Position = RingPosition<Config::kStages>;
+  using Loaded = typename Config::Loaded;
+  using LoadedRing = Ring<Config::kLoadedStages>;
+  // Of a tile in the row of all tiles
+  struct Position : RingPosition<Config::kLoadedStages> {
+    int existing;  // index among `exist`
+
+    __device__ explicit Position(uint32_t tile)
+        : RingPosition<Config::kLoadedStages>(tile),
+          existing(RingPosition<Config::kStages>(tile).in_two_rounds()) {}
+  };
   static constexpr int kColumns = kTile / Config::kBlockN;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   TensorMap const& tensor;
   TensorMap const* eights;  // the same by boxes of eights, in a kernel for pages only
-  Ring<Config::kStages>& ring;
-  Element (&buffers)[Config::kStages][kTile];
+  LoadedRing& ring;
+  Loaded (&buffers)[Config::kLoadedStages][kTile];
   // Where to tell consumers which keys of a tile exist; null: nowhere
   uint32_t (*exist)[Config::kKeyWords];
 
@@ -142,9 +150,9 @@ struct PageLoader {
     Barrier& full = ring.full(at.stage);
     if (elected) {
       if (exist) {
-        exist[at.in_two_rounds()][0] = existing;
+        exist[at.existing][0] = existing;
       }
-      full.arrive_and_expect_tx(kTile * sizeof(Element));
+      full.arrive_and_expect_tx(kTile * sizeof(Loaded));
     }
     __syncwarp();
     if (box.size > 0) {
@@ -164,12 +172,12 @@ struct PageLoader {
     tell_existing(at, box, has_page, elected);
     Barrier& full = ring.full(at.stage);
     if (elected) {
-      full.arrive_and_expect_tx(kTile * sizeof(Element));
+      full.arrive_and_expect_tx(kTile * sizeof(Loaded));
     }
     __syncwarp();
     constexpr auto kHint = TMA::CacheHintSm90::EVICT_LAST;
     TileCoord at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head, box.slot.page};
-    Element* const target = buffers[at.stage] + box.first * kColumns;
+    Loaded* const target = buffers[at.stage] + box.first * kColumns;
     TensorMap const& map =
         eights[Config::kLargePages ? PageBox::size_index(WarpLanes{}.index()) : 0];
     bool const ends = at_keys.rows > 0 && at_keys.rows < box.size;
@@ -203,7 +211,7 @@ struct PageLoader {
     for (int word = 0; word < Config::kKeyWords; ++word) {
       uint32_t const existing = all ? ~uint32_t{0} : existing_keys(box, found, word);
       if (elected) {
-        exist[at.in_two_rounds()][word] = existing;
+        exist[at.existing][word] = existing;
       }
     }
   }
@@ -247,15 +255,17 @@ __device__ TensorMap const* v_boxes(ArgsOf<Config> const& args) {
 
 template <class Config>
 __device__ void load_k_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileK>{args,        smem,   args.k,    k_boxes<Config>(args),
-                                     smem.k_ring, smem.k, smem.exist}
+  constexpr int kTile = Config::kBlockN * Config::kLoadedK;
+  PageLoader<Config, kTile>{args, smem, args.k, k_boxes<Config>(args), smem.loaded_k_ring(),
+                            smem.loaded_k(), smem.exist}
       .run();
 }
 
 template <class Config>
 __device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
-  PageLoader<Config, Config::kTileV>{args,        smem,   args.v, v_boxes<Config>(args),
-                                     smem.v_ring, smem.v, nullptr}
+  constexpr int kTile = Config::kBlockN * Config::kLoadedV;
+  PageLoader<Config, kTile>{args, smem, args.v, v_boxes<Config>(args), smem.loaded_v_ring(),
+                            smem.loaded_v(), nullptr}
       .run();
 }
 

@@ -25,6 +25,7 @@ struct RowBlock {
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
+  float value_scale;          // of codes
   float const* sinks;         // logits from the first head on; null: none
   typename Config::Out* out;  // first row of this block
   float* lse;
@@ -65,7 +66,13 @@ struct RowBlock {
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
-    score_mod = {p.scores.softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
+    float softmax_scale = p.scores.softmax_scale;
+    if constexpr (Config::kCodes) {
+      // As exact as a scale of Q·Kᵀ and one of O.
+      softmax_scale *= is_sequence ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
+      value_scale = is_sequence ? p.codes.v.of_head(tile.batch, head / group) : 1.f;
+    }
+    score_mod = {softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
     drops = p.scores.dropout_p > 0.f;
     if (drops && is_sequence) {
       dropout = DropoutMask(p.scores, tile.batch, p.heads_q, head);

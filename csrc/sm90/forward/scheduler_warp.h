@@ -114,7 +114,7 @@ struct SchedulerWarp {
 
   __device__ void describe(WorkTile const& tile, uint32_t number) {
     bool const in_pages = args.params.pages.table;
-    if (in_pages) {
+    if (in_pages || Config::kCodes) {
       smem.described.wait_empty(Description(number));
     }
     Block& block = smem.row_block(number);

@@ -5,6 +5,20 @@
 
 namespace flash::sm90::forward {
 
+// Where codes of K and V arrive.
+template <class Config, bool = Config::kCodes>
+struct CodeBuffers {};
+
+template <class Config>
+struct CodeBuffers<Config, true> {
+  using Code = typename Config::Loaded;
+
+  alignas(1024) Code k[Config::kLoadedStages][Config::kBlockN * Config::kLoadedK];
+  alignas(1024) Code v[Config::kLoadedStages][Config::kBlockN * Config::kLoadedV];
+  Ring<Config::kLoadedStages> k_ring;
+  Ring<Config::kLoadedStages> v_ring;
+};
+
 // O has a buffer of its own, or is stored from registers: no other buffer waits for it, and the
 // next row block's Q, K and V arrive while the last one is finished.
 template <class Config>
@@ -29,9 +43,9 @@ struct SharedStorage {
   static constexpr int kDescriptions = 4;
   using Description = RingPosition<kDescriptions>;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
-  // Full: the description is there; empty: the warps that load from pages have read it. Other warps
-  // wait for Q, and the producer asks for the next description when they are through with the one
-  // that was in its place.
+  // Full: the description is there; empty: the warps that load from pages, and those that convert
+  // codes, have read it. Other warps wait for Q, and the producer asks for the next description when
+  // they are through with the one that was in its place.
   static constexpr int kPageWarps = 2;
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
@@ -39,6 +53,37 @@ struct SharedStorage {
   // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
   // two more a thread, which kernels with score mods do not have.
   int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
+  [[no_unique_address]] CodeBuffers<Config> codes;
+
+  // Where TMA puts K and V.
+  __device__ auto& loaded_k() {
+    if constexpr (Config::kCodes) {
+      return codes.k;
+    } else {
+      return k;
+    }
+  }
+  __device__ auto& loaded_v() {
+    if constexpr (Config::kCodes) {
+      return codes.v;
+    } else {
+      return v;
+    }
+  }
+  __device__ Ring<Config::kLoadedStages>& loaded_k_ring() {
+    if constexpr (Config::kCodes) {
+      return codes.k_ring;
+    } else {
+      return k_ring;
+    }
+  }
+  __device__ Ring<Config::kLoadedStages>& loaded_v_ring() {
+    if constexpr (Config::kCodes) {
+      return codes.v_ring;
+    } else {
+      return v_ring;
+    }
+  }
 
   // The maximum of a consumer's row; its index is found anew, which keeps it out of registers.
   __device__ int& maximum(int r) {
@@ -57,9 +102,17 @@ struct SharedStorage {
     for (Ring<1>& ring : q_ring) {
       ring.init(kWarpgroup / 32, in_pages ? 2 : 1);
     }
-    k_ring.init(Config::kConsumerWarps);
-    v_ring.init(Config::kConsumerWarps);
-    described.init(kPageWarps);
+    if constexpr (Config::kCodes) {
+      k_ring.init(Config::kConsumerWarps, Config::kConverterWarps);
+      v_ring.init(Config::kConsumerWarps, Config::kConverterWarps);
+      codes.k_ring.init(Config::kConverterWarps);
+      codes.v_ring.init(Config::kConverterWarps);
+      described.init(Config::kConverterWarps + (in_pages ? kPageWarps : 0));
+    } else {
+      k_ring.init(Config::kConsumerWarps);
+      v_ring.init(Config::kConsumerWarps);
+      described.init(kPageWarps);
+    }
     asked.init(1);
     cutlass::arch::fence_barrier_init();
     for (auto& tile : exist) {

@@ -67,6 +67,9 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     float const sink = p.scores.s_aux && block.sinks ? block.sinks[row.head] : -INFINITY;
     auto const finished = acc.softmax.finish(r, sink, QuadReduce{});
     acc.scale[r] = finished.out_scale * keep_scale;
+    if constexpr (Config::kCodes) {
+      acc.scale[r] *= block.value_scale;
+    }
     int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
     float* const lse = block.lse + row.query + (kPackGqa ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);

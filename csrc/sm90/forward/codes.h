@@ -1,0 +1,144 @@
+// Keys and values that are codes of 8 bits (e4m3): a warpgroup makes elements of them, on their way
+// from the buffers that TMA fills to those that consumers read.
+#pragma once
+
+#include "sm90/forward/shared_storage.h"
+
+namespace flash::sm90::forward {
+
+// Two elements, in a word.
+__device__ inline uint32_t elements_of(uint32_t halves, half_t) { return halves; }
+
+// Every code is a number of bf16 as well, so that the upper half of its fp32 bits is all of it.
+__device__ inline uint32_t elements_of(uint32_t halves, bfloat16_t) {
+#if defined(__CUDA_ARCH__)
+  float2 const wide = __half22float2(reinterpret_cast<__half2 const&>(halves));
+  return __byte_perm(__float_as_uint(wide.x), __float_as_uint(wide.y), 0x7632);
+#else
+  auto const* const half = reinterpret_cast<half_t const*>(&halves);
+  return pack_pair<bfloat16_t>(float(half[0]), float(half[1]));
+#endif
+}
+
+// Four codes as elements. NaN stays NaN.
+template <class Element>
+__device__ uint2 elements_of_codes(uint32_t codes) {
+  uint32_t first = 0, second = 0;
+#if defined(__CUDA_ARCH__)
+  asm("{\n.reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(first), "=r"(second)
+      : "r"(codes));
+#else
+  auto const* const code = reinterpret_cast<float_e4m3_t const*>(&codes);
+  first = pack_pair<half_t>(float(code[0]), float(code[1]));
+  second = pack_pair<half_t>(float(code[2]), float(code[3]));
+#endif
+  return {elements_of(first, Element{}), elements_of(second, Element{})};
+}
+
+// A tile of kRows rows of kBytes bytes as TMA writes it: in runs of kRun bytes, whose chunks of 16
+// bytes are permuted by the row. Two rows of runs of 64 bytes take the place of one of 128.
+template <int kRows, int kBytes>
+struct Chunks {
+  static constexpr int kRunBytes = kRun<kBytes / 2> * 2, kOfRun = kRunBytes / 16;
+
+  // Offset of a chunk, in bytes.
+  __device__ static int offset(int row, int chunk) {
+    int const permuted = chunk % kOfRun ^ (kOfRun == 8 ? row % 8 : row / 2 % 4);
+    return chunk / kOfRun * (kRows * kRunBytes) + row * kRunBytes + permuted * 16;
+  }
+};
+
+// Makes elements of the codes of a tile of kRows rows and kColumns columns. A warp takes eight rows
+// at a time. Of eight lanes that access shared memory together, four have neighbouring chunks of a
+// row, and four the same ones of the row whose number differs in bits 0 and 2: they read and write
+// all banks once.
+template <class Element, int kRows, int kColumns, int kWarps>
+struct TileConverter {
+  using Codes = Chunks<kRows, kColumns>;
+  using Elements = Chunks<kRows, 2 * kColumns>;
+  static constexpr int kQuads = kColumns / 64;  // fours of chunks in a row of codes
+  static_assert(kColumns % 64 == 0 && 4 % kQuads == 0 && kRows % 8 == 0);
+
+  __device__ static void run(void const* from, void* to, int warp) {
+    int const lane = WarpLanes{}.index(), eighth = lane / 8;
+    int const chunk = lane % 4 + eighth % kQuads * 4;
+#pragma unroll 1
+    for (int row = warp * 8; row < kRows; row += kWarps * 8) {
+#pragma unroll
+      for (int pass = 0; pass < kQuads; ++pass) {
+        int const pair = pass * (4 / kQuads) + eighth / kQuads;  // 0 to 3, and 5, 4, 7, 6
+        convert(from, to, row + (pair ^ (lane / 4 % 2 * 5)), chunk);
+      }
+    }
+  }
+
+ private:
+  __device__ static void convert(void const* from, void* to, int row, int chunk) {
+    auto const* const bytes = static_cast<char const*>(from) + Codes::offset(row, chunk);
+    uint4 const codes = *reinterpret_cast<uint4 const*>(bytes);
+    store(to, row, 2 * chunk, codes.x, codes.y);
+    store(to, row, 2 * chunk + 1, codes.z, codes.w);
+  }
+
+  __device__ static void store(void* to, int row, int chunk, uint32_t first, uint32_t second) {
+    uint2 const a = elements_of_codes<Element>(first), b = elements_of_codes<Element>(second);
+    auto* const bytes = static_cast<char*>(to) + Elements::offset(row, chunk);
+    *reinterpret_cast<uint4*>(bytes) = {a.x, a.y, b.x, b.y};
+  }
+};
+
+// The warps that convert, each its rows of all tiles.
+template <class Config>
+struct Converter {
+  using Element = typename Config::Element;
+
+  ForwardArgs const& args;
+  SharedStorage<Config>& smem;
+
+  __device__ void run() {
+    uint32_t blocks = 0;
+    for (uint32_t number = 0;; ++number) {
+      typename SharedStorage<Config>::Description const at(number);
+      smem.described.wait_full(at);
+      RowBlock<Config> const& block = smem.row_block(number);
+      if (!block.tile.valid) {
+        break;
+      }
+      int const steps = block.range.count();
+      // K is one KV block ahead of V, as it is loaded.
+      for (int step = 0; step <= steps; ++step) {
+        if (step < steps) {
+          convert<Config::kHeadDim>(blocks + step, smem.codes.k_ring, smem.codes.k, smem.k_ring,
+                                    smem.k);
+        }
+        if (step > 0) {
+          convert<Config::kHeadDimV>(blocks + step - 1, smem.codes.v_ring, smem.codes.v,
+                                     smem.v_ring, smem.v);
+        }
+      }
+      blocks += steps;
+      smem.described.release(at);
+    }
+  }
+
+ private:
+  template <int kColumns, class Codes, class Elements>
+  __device__ void convert(uint32_t tile, Ring<Config::kLoadedStages>& from_ring, Codes& from,
+                          Ring<Config::kStages>& to_ring, Elements& to) {
+    RingPosition<Config::kLoadedStages> const loaded(tile);
+    RingPosition<Config::kStages> const at(tile);
+    int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
+    from_ring.wait_full(loaded);
+    to_ring.wait_empty(at);
+    TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps>::run(
+        from[loaded.stage], to[at.stage], warp);
+    to_ring.announce(at);
+    from_ring.release(loaded);
+  }
+};
+
+}  // namespace flash::sm90::forward
