@@ -294,7 +294,7 @@ def test_rows_of_no_sequence_have_no_descale(device):
 
 @pytest.mark.parametrize("longest", [0, 1, 3])
 def test_a_longest_sequence_that_is_wrong(longest, device, request):
-    """Codes are decoded, whatever is said of the lengths."""
+    """The result is right, whatever is said of the lengths; another kernel may serve the call."""
     call = pages_of(device)
     right = flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
     call["max_seqlen_q"] = longest
@@ -302,7 +302,8 @@ def test_a_longest_sequence_that_is_wrong(longest, device, request):
         with pytest.raises(ValueError, match="expected max_seqlen_q to be at least"):
             flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
         return
-    assert_bitwise("out", flash_attn_varlen_func(**call, causal=True, k_descale=0.5), right)
+    out = flash_attn_varlen_func(**call, causal=True, k_descale=0.5)
+    torch.testing.assert_close(out.double(), right.double(), rtol=2**-6, atol=2**-8)
 
 
 def test_sequences_without_keys_have_no_descale(device):

@@ -2,6 +2,8 @@
 // from the buffers that TMA fills to those that consumers read.
 #pragma once
 
+#include <numeric>
+
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90::forward {
@@ -52,50 +54,60 @@ struct Chunks {
   }
 };
 
-// Makes elements of the codes of a tile of kRows rows and kColumns columns. A warp takes eight rows
-// at a time. Of eight lanes that access shared memory together, four have neighbouring chunks of a
-// row, and four the same ones of the row whose number differs in bits 0 and 2: they read and write
-// all banks once.
+// Makes elements of the codes of a tile of kRows rows and kColumns columns. A lane has the same chunk
+// of 16 codes of every so many rows. Of eight lanes that access shared memory together, four have
+// neighbouring chunks of a row, and four the same ones of the row whose number differs in bits 0 and
+// 2: they read and write all banks once.
 template <class Element, int kRows, int kColumns, int kWarps>
 struct TileConverter {
   using Codes = Chunks<kRows, kColumns>;
   using Elements = Chunks<kRows, 2 * kColumns>;
-  static constexpr int kQuads = kColumns / 64;  // fours of chunks in a row of codes
-  static_assert(kColumns % 64 == 0 && 4 % kQuads == 0 && kRows % 8 == 0);
+  static constexpr int kQuads = kColumns / 64;             // fours of chunks in a row of codes
+  static constexpr int kApart = 8 * kWarps / kQuads;       // rows from a lane's chunk to the next
+  static constexpr int kChunks = kRows / kApart;           // of a lane
+  static constexpr int kAtOnce = std::gcd(kChunks, 4);     // that are on their way to registers
+  static_assert(kColumns % 64 == 0 && kWarps % kQuads == 0 && kRows % kApart == 0);
 
   __device__ static void run(void const* from, void* to, int warp) {
     int const lane = WarpLanes{}.index(), eighth = lane / 8;
+    int const pair = warp % kQuads * (4 / kQuads) + eighth / kQuads;  // rows 0 to 3, and 5, 4, 7, 6
+    int const row = warp / kQuads * 8 + (pair ^ (lane / 4 % 2 * 5));
     int const chunk = lane % 4 + eighth % kQuads * 4;
-#pragma unroll 1
-    for (int row = warp * 8; row < kRows; row += kWarps * 8) {
+    auto const* const source = static_cast<char const*>(from) + Codes::offset(row, chunk);
+    char* const target = static_cast<char*>(to);
+    char* const first = target + Elements::offset(row, 2 * chunk);
+    char* const second = target + Elements::offset(row, 2 * chunk + 1);
 #pragma unroll
-      for (int pass = 0; pass < kQuads; ++pass) {
-        int const pair = pass * (4 / kQuads) + eighth / kQuads;  // 0 to 3, and 5, 4, 7, 6
-        convert(from, to, row + (pair ^ (lane / 4 % 2 * 5)), chunk);
+    for (int i = 0; i < kChunks; i += kAtOnce) {
+      uint4 codes[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        codes[j] = at<uint4 const>(source, (i + j) * kApart * Codes::kRunBytes);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        int const offset = (i + j) * kApart * Elements::kRunBytes;
+        at<uint4>(first, offset) = eight(codes[j].x, codes[j].y);
+        at<uint4>(second, offset) = eight(codes[j].z, codes[j].w);
       }
     }
   }
 
  private:
-  __device__ static void convert(void const* from, void* to, int row, int chunk) {
-    auto const* const bytes = static_cast<char const*>(from) + Codes::offset(row, chunk);
-    uint4 const codes = *reinterpret_cast<uint4 const*>(bytes);
-    store(to, row, 2 * chunk, codes.x, codes.y);
-    store(to, row, 2 * chunk + 1, codes.z, codes.w);
+  template <class T, class Address>
+  __device__ static T& at(Address address, int offset) {
+    return *reinterpret_cast<T*>(address + offset);
   }
 
-  __device__ static void store(void* to, int row, int chunk, uint32_t first, uint32_t second) {
+  __device__ static uint4 eight(uint32_t first, uint32_t second) {
     uint2 const a = elements_of_codes<Element>(first), b = elements_of_codes<Element>(second);
-    auto* const bytes = static_cast<char*>(to) + Elements::offset(row, chunk);
-    *reinterpret_cast<uint4*>(bytes) = {a.x, a.y, b.x, b.y};
+    return {a.x, a.y, b.x, b.y};
   }
 };
 
 // The warps that convert, each its rows of all tiles.
 template <class Config>
 struct Converter {
-  using Element = typename Config::Element;
-
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
 
@@ -113,11 +125,11 @@ struct Converter {
       for (int step = 0; step <= steps; ++step) {
         if (step < steps) {
           convert<Config::kHeadDim>(blocks + step, smem.codes.k_ring, smem.codes.k, smem.k_ring,
-                                    smem.k);
+                                    smem.k, smem.exist);
         }
         if (step > 0) {
           convert<Config::kHeadDimV>(blocks + step - 1, smem.codes.v_ring, smem.codes.v,
-                                     smem.v_ring, smem.v);
+                                     smem.v_ring, smem.v, nullptr);
         }
       }
       blocks += steps;
@@ -126,9 +138,11 @@ struct Converter {
   }
 
  private:
-  template <int kColumns, class Codes, class Elements>
+  // exist: where consumers look for the keys that exist; null: they know.
+  template <int kColumns, class Codes, class Element, int kTile>
   __device__ void convert(uint32_t tile, Ring<Config::kLoadedStages>& from_ring, Codes& from,
-                          Ring<Config::kStages>& to_ring, Elements& to) {
+                          Ring<Config::kStages>& to_ring, Element (&to)[Config::kStages][kTile],
+                          uint32_t (*exist)[Config::kKeyWords]) {
     RingPosition<Config::kLoadedStages> const loaded(tile);
     RingPosition<Config::kStages> const at(tile);
     int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
@@ -136,6 +150,10 @@ struct Converter {
     to_ring.wait_empty(at);
     TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps>::run(
         from[loaded.stage], to[at.stage], warp);
+    if (exist && args.params.pages.table && threadIdx.x % kWarpgroup < Config::kKeyWords) {
+      int const word = static_cast<int>(threadIdx.x) % kWarpgroup;
+      exist[at.in_two_rounds()][word] = smem.codes.exist[loaded.stage][word];
+    }
     to_ring.announce(at);
     from_ring.release(loaded);
   }

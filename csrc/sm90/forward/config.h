@@ -30,6 +30,14 @@ constexpr int staged_columns(ForwardTileShape const& tile, int codes) {
   return std::min(room / (tile.block_m * kRun) * kRun, tile.head_dim_v);
 }
 
+// Buffers for codes of K, and for those of V: two where there is room.
+constexpr int code_stages(ForwardTileShape const& tile) {
+  constexpr int kBytes = 225 << 10;
+  int const keys = tile.block_n * (tile.head_dim + tile.head_dim_v);  // bytes of their codes
+  int const others = 2 * (tile.block_m * tile.head_dim + tile.stages * keys);
+  return others + 2 * keys <= kBytes ? 2 : 1;
+}
+
 enum class KeyPlace { Any, SmallPages, LargePages };
 
 // Where a kernel keeps rows' largest logits: in registers for every call, which only asking calls
@@ -79,6 +87,9 @@ struct ForwardConfig {
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
   static constexpr bool kIsAsked =
       !kCodes && kLargest == Largest::None && !kSplit_ && kKeys_ == KeyPlace::Any;
+  // Of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in four; P loses
+  // less.
+  using ValueElement = std::conditional_t<kCodes, half_t, Element>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup has the producer warps; each of the next, a consumer, computes 64 rows; the
@@ -92,37 +103,37 @@ struct ForwardConfig {
   // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With 24 it
   // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
   static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConverterRegisters = 40;
-  static constexpr int kConsumerRegisters = kCodes ? 224 : kConsumers == 2 ? 240 : 160;
+  static constexpr int kConverterRegisters = kHeadDimV == 256 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kCodes ? 264 - kConverterRegisters : kConsumers == 2 ? 240 : 160;
 
   using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   // ptxas has 128 registers for an instruction of 512 threads.
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
-  using MmaValues = MmaRegisterA<Element, kProductColumns, kBlockN>;
-  using MmaOut = MmaRegisterA<Element, kHeadDimV, kBlockN>;  // whose registers O has
+  using MmaValues = MmaRegisterA<ValueElement, kProductColumns, kBlockN>;
+  using MmaOut = MmaRegisterA<ValueElement, kHeadDimV, kBlockN>;  // whose registers O has
   using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
   using SmemLayoutK = typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout;
   using SmemLayoutV =
-      typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDimV, kStages>::Transposed;
+      typename KeyTiles<kPagesOnly, ValueElement, kBlockN, kHeadDimV, kStages>::Transposed;
 
   // The wait for P·V lies between the two rows' exponentials, not behind both. H200, of FA3 over
   // eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of 0.940, d 192 1.001 instead of
   // 0.993, d 96 1.073 instead of 1.075; but d 256, with 80 keys a block, 0.992 instead of 0.996.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
+  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
   // What TMA brings of K and V: their elements, or pairs of codes that a converter makes elements
-  // of. Codes have a buffer less, so that `exist` in shared_storage.h has room for their tiles.
+  // of. Two buffers for codes hide a load's latency; where memory does not suffice, it has one.
   using Loaded = std::conditional_t<kCodes, uint16_t, Element>;
-  static constexpr int kLoadedStages = kCodes ? kStages - 1 : kStages;
+  static constexpr int kLoadedStages = kCodes ? code_stages(kTile) : kStages;
   static constexpr int kLoadedK = kCodes ? kHeadDim / 2 : kHeadDim;  // columns
   static constexpr int kLoadedV = kCodes ? kHeadDimV / 2 : kHeadDimV;
   // TMA stores as many runs of O's columns as shared memory has room for (store_tile.h). Other
   // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
   // columns by TMA.
-  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
   static constexpr int kTileCodes =
       kCodes ? kLoadedStages * kBlockN * (kLoadedK + kLoadedV) : 0;  // elements
   static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile, kTileCodes);

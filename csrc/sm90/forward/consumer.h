@@ -11,6 +11,7 @@ namespace flash::sm90::forward {
 template <class Config>
 struct Consumer {
   using Element = typename Config::Element;
+  using ValueElement = typename Config::ValueElement;
   using Position = RingPosition<Config::kStages>;
   using Acc = Accumulators<Config>;
   using MmaScores = typename Config::MmaScores;
@@ -26,7 +27,7 @@ struct Consumer {
   static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPackGqa;
   // P in registers, the A operand of P·V
   using Probabilities =
-      decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
+      decltype(make_tensor<ValueElement>(as_operand_a(typename ScoreFragment::layout_type{})));
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
@@ -308,7 +309,7 @@ struct Consumer {
 
   __device__ static void to_operand(ScoreFragment const& s, Probabilities& p) {
     Tensor words = recast<uint32_t>(p);
-    pack<Element>(s, words);
+    pack<ValueElement>(s, words);
   }
 
   template <bool kMasked, class Work>

@@ -99,14 +99,7 @@ template <class Config, int kTile>
 struct PageLoader {
   using Loaded = typename Config::Loaded;
   using LoadedRing = Ring<Config::kLoadedStages>;
-  // Of a tile in the row of all tiles
-  struct Position : RingPosition<Config::kLoadedStages> {
-    int existing;  // index among `exist`
-
-    __device__ explicit Position(uint32_t tile)
-        : RingPosition<Config::kLoadedStages>(tile),
-          existing(RingPosition<Config::kStages>(tile).in_two_rounds()) {}
-  };
+  using Position = RingPosition<Config::kLoadedStages>;
   static constexpr int kColumns = kTile / Config::kBlockN;
 
   ForwardArgs const& args;
@@ -115,8 +108,7 @@ struct PageLoader {
   TensorMap const* eights;  // the same by boxes of eights, in a kernel for pages only
   LoadedRing& ring;
   Loaded (&buffers)[Config::kLoadedStages][kTile];
-  // Where to tell consumers which keys of a tile exist; null: nowhere
-  uint32_t (*exist)[Config::kKeyWords];
+  bool tells;  // which keys of a tile exist
 
   __device__ void run() {
     bool const elected = elect_one_sync();
@@ -131,9 +123,9 @@ struct PageLoader {
       int const steps = block.range.count();
       for (int step = 0; step < steps; ++step) {
         if constexpr (Config::kPagesOnly) {
-          load_eights(block, step, Position(blocks + step), elected);
+          load_eights(block, step, blocks + step, elected);
         } else {
-          load(block, step, Position(blocks + step), elected);
+          load(block, step, blocks + step, elected);
         }
       }
       blocks += steps;
@@ -142,15 +134,17 @@ struct PageLoader {
   }
 
  private:
-  __device__ void load(RowBlock<Config> const& block, int step, Position at, bool elected) {
+  // tile: its number among all tiles.
+  __device__ void load(RowBlock<Config> const& block, int step, uint32_t tile, bool elected) {
+    Position const at(tile);
     KeyBox const box = key_box<Config>(args, block, step);
     ring.wait_empty(at);
     bool const has_page = box.has_page(args);
     uint32_t const existing = __ballot_sync(WarpLanes::kAll, has_page);
     Barrier& full = ring.full(at.stage);
     if (elected) {
-      if (exist) {
-        exist[at.existing][0] = existing;
+      if (tells) {
+        smem.loaded_exist(tile)[0] = existing;
       }
       full.arrive_and_expect_tx(kTile * sizeof(Loaded));
     }
@@ -165,11 +159,13 @@ struct PageLoader {
     __syncwarp();
   }
 
-  __device__ void load_eights(RowBlock<Config> const& block, int step, Position at, bool elected) {
+  __device__ void load_eights(RowBlock<Config> const& block, int step, uint32_t tile,
+                              bool elected) {
+    Position const at(tile);
     KeyBox const box = key_box<Config>(args, block, step);
     ring.wait_empty(at);
     bool const has_page = box.has_page(args);
-    tell_existing(at, box, has_page, elected);
+    tell_existing(tile, box, has_page, elected);
     Barrier& full = ring.full(at.stage);
     if (elected) {
       full.arrive_and_expect_tx(kTile * sizeof(Loaded));
@@ -200,8 +196,9 @@ struct PageLoader {
 
   // Tells consumers which keys of the tile exist. All lanes call it; each knows whether its box has
   // a page.
-  __device__ void tell_existing(Position at, KeyBox const& box, bool has_page, bool elected) const {
-    if (!exist) {
+  __device__ void tell_existing(uint32_t tile, KeyBox const& box, bool has_page,
+                                bool elected) const {
+    if (!tells) {
       return;
     }
     unsigned const found = __ballot_sync(WarpLanes::kAll, has_page);
@@ -211,7 +208,7 @@ struct PageLoader {
     for (int word = 0; word < Config::kKeyWords; ++word) {
       uint32_t const existing = all ? ~uint32_t{0} : existing_keys(box, found, word);
       if (elected) {
-        exist[at.existing][word] = existing;
+        smem.loaded_exist(tile)[word] = existing;
       }
     }
   }
@@ -257,7 +254,7 @@ template <class Config>
 __device__ void load_k_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
   constexpr int kTile = Config::kBlockN * Config::kLoadedK;
   PageLoader<Config, kTile>{args, smem, args.k, k_boxes<Config>(args), smem.loaded_k_ring(),
-                            smem.loaded_k(), smem.exist}
+                            smem.loaded_k(), true}
       .run();
 }
 
@@ -265,7 +262,7 @@ template <class Config>
 __device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
   constexpr int kTile = Config::kBlockN * Config::kLoadedV;
   PageLoader<Config, kTile>{args, smem, args.v, v_boxes<Config>(args), smem.loaded_v_ring(),
-                            smem.loaded_v(), nullptr}
+                            smem.loaded_v(), false}
       .run();
 }
 

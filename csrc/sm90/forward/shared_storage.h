@@ -17,6 +17,8 @@ struct CodeBuffers<Config, true> {
   alignas(1024) Code v[Config::kLoadedStages][Config::kBlockN * Config::kLoadedV];
   Ring<Config::kLoadedStages> k_ring;
   Ring<Config::kLoadedStages> v_ring;
+  // Which keys of a tile of K exist, for the converter, which says it where consumers look.
+  uint32_t exist[Config::kLoadedStages][Config::kKeyWords];
 };
 
 // O has a buffer of its own, or is stored from registers: no other buffer waits for it, and the
@@ -27,7 +29,7 @@ struct SharedStorage {
 
   alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
   alignas(1024) Element k[Config::kStages][Config::kTileK];
-  alignas(1024) Element v[Config::kStages][Config::kTileV];
+  alignas(1024) typename Config::ValueElement v[Config::kStages][Config::kTileV];
   alignas(1024) Element out[Config::kConsumers][Config::kTileO];
   // One ring for each warpgroup's rows: a warpgroup that is ahead of the others gets its next rows
   // at once. Full also announces the row block in `block`.
@@ -68,6 +70,14 @@ struct SharedStorage {
       return codes.v;
     } else {
       return v;
+    }
+  }
+  // Where the warp that loads K from pages says which keys exist.
+  __device__ uint32_t* loaded_exist(uint32_t tile) {
+    if constexpr (Config::kCodes) {
+      return codes.exist[RingPosition<Config::kLoadedStages>(tile).stage];
+    } else {
+      return exist[RingPosition<Config::kStages>(tile).in_two_rounds()];
     }
   }
   __device__ Ring<Config::kLoadedStages>& loaded_k_ring() {
