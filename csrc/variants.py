@@ -122,6 +122,18 @@ def _sm90_forward_codes(scores: str) -> list[Variant]:
     ]  # fmt: skip
 
 
+# Queries are codes as well, which Q·Kᵀ takes as they are. Values become fp16.
+_SM90_CODE_QUERIES = [
+    Variant(**_SM90_CODES | dict(stages=stages), dtype="e4m3", scores=scores, head_dim=head_dim,
+            head_dim_v=head_dim, block_n=block_n, why=why)
+    for scores in ("plain", "full")
+    for head_dim, block_n, stages, why in (
+        (64, 128, 3, "not measured"),
+        (128, 128, 2, "not measured"),
+        (256, 80, 2, "not measured"),
+    )
+]  # fmt: skip
+
 # One warpgroup loads, each of the others has 64 keys. Figures: 8k keys, full, H200.
 _SM90_BACKWARD = dict(direction="bwd", arch="sm90", stages=3, block_n=128, warps=12)
 
@@ -290,6 +302,7 @@ VARIANTS: list[Variant] = [
     *_SM90_FORWARDS,
     *_sm90_forward_codes("plain"),
     *_sm90_forward_codes("full"),
+    *_SM90_CODE_QUERIES,
     *_SM90_BACKWARDS,
     *_SM90_PAIRED_BACKWARDS,
     *_SM80_FORWARDS,

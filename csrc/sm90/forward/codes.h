@@ -58,14 +58,15 @@ struct Chunks {
 // of 16 codes of every so many rows. Of eight lanes that access shared memory together, four have
 // neighbouring chunks of a row, and four the same ones of the row whose number differs in bits 0 and
 // 2: they read and write all banks once.
-template <class Element, int kRows, int kColumns, int kWarps>
+// kMostAtOnce: chunks of a lane that are on their way to registers.
+template <class Element, int kRows, int kColumns, int kWarps, int kMostAtOnce>
 struct TileConverter {
   using Codes = Chunks<kRows, kColumns>;
   using Elements = Chunks<kRows, 2 * kColumns>;
   static constexpr int kQuads = kColumns / 64;             // fours of chunks in a row of codes
   static constexpr int kApart = 8 * kWarps / kQuads;       // rows from a lane's chunk to the next
   static constexpr int kChunks = kRows / kApart;           // of a lane
-  static constexpr int kAtOnce = std::gcd(kChunks, 4);     // that are on their way to registers
+  static constexpr int kAtOnce = std::gcd(kChunks, kMostAtOnce);
   static_assert(kColumns % 64 == 0 && kWarps % kQuads == 0 && kRows % kApart == 0);
 
   __device__ static void run(void const* from, void* to, int warp) {
@@ -123,13 +124,15 @@ struct Converter {
       int const steps = block.range.count();
       // K is one KV block ahead of V, as it is loaded.
       for (int step = 0; step <= steps; ++step) {
-        if (step < steps) {
-          convert<Config::kHeadDim>(blocks + step, smem.codes.k_ring, smem.codes.k, smem.k_ring,
-                                    smem.k, smem.exist);
+        if constexpr (Config::kConvertsKeys) {
+          if (step < steps) {
+            convert<Config::kHeadDim>(blocks + step, smem.codes.k, smem.k_ring, smem.k,
+                                      [&](auto const&... where) { tell_existing(where...); });
+          }
         }
         if (step > 0) {
-          convert<Config::kHeadDimV>(blocks + step - 1, smem.codes.v_ring, smem.codes.v,
-                                     smem.v_ring, smem.v, nullptr);
+          convert<Config::kHeadDimV>(blocks + step - 1, smem.codes.v, smem.v_ring, smem.v,
+                                     [](auto const&...) {});
         }
       }
       blocks += steps;
@@ -138,24 +141,32 @@ struct Converter {
   }
 
  private:
-  // exist: where consumers look for the keys that exist; null: they know.
-  template <int kColumns, class Codes, class Element, int kTile>
-  __device__ void convert(uint32_t tile, Ring<Config::kLoadedStages>& from_ring, Codes& from,
-                          Ring<Config::kStages>& to_ring, Element (&to)[Config::kStages][kTile],
-                          uint32_t (*exist)[Config::kKeyWords]) {
-    RingPosition<Config::kLoadedStages> const loaded(tile);
-    RingPosition<Config::kStages> const at(tile);
+  using Loaded = RingPosition<Config::kCodeStages>;
+  using Position = RingPosition<Config::kStages>;
+
+  // meanwhile(loaded, at): while both buffers are this warp's.
+  template <int kColumns, class Codes, class Element, int kTile, class Meanwhile>
+  __device__ void convert(uint32_t tile, Codes& codes, Ring<Config::kStages>& ring,
+                          Element (&elements)[Config::kStages][kTile], Meanwhile meanwhile) {
+    Loaded const loaded(tile);
+    Position const at(tile);
     int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
-    from_ring.wait_full(loaded);
-    to_ring.wait_empty(at);
-    TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps>::run(
-        from[loaded.stage], to[at.stage], warp);
-    if (exist && args.params.pages.table && threadIdx.x % kWarpgroup < Config::kKeyWords) {
-      int const word = static_cast<int>(threadIdx.x) % kWarpgroup;
-      exist[at.in_two_rounds()][word] = smem.codes.exist[loaded.stage][word];
+    codes.ring.wait_full(loaded);
+    ring.wait_empty(at);
+    constexpr int kAtOnce = Config::kConverterRegisters > 40 ? 4 : 2;
+    TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps, kAtOnce>::run(
+        codes.tiles[loaded.stage], elements[at.stage], warp);
+    meanwhile(loaded, at);
+    ring.announce(at);
+    codes.ring.release(loaded);
+  }
+
+  // Which keys of a tile in pages exist, as the warp that loads them has found.
+  __device__ void tell_existing(Loaded const& loaded, Position const& at) const {
+    int const word = static_cast<int>(threadIdx.x) % kWarpgroup;
+    if (args.params.pages.table && word < Config::kKeyWords) {
+      smem.exist[at.in_two_rounds()][word] = smem.codes.exist[loaded.stage][word];
     }
-    to_ring.announce(at);
-    from_ring.release(loaded);
   }
 };
 

@@ -70,6 +70,9 @@ struct RowBlock {
     if constexpr (Config::kCodes) {
       // As exact as a scale of Q·Kᵀ and one of O.
       softmax_scale *= is_sequence ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
+      if constexpr (Config::kQueryCodes) {
+        softmax_scale *= is_sequence ? p.codes.q.of_head(tile.batch, head / group) : 1.f;
+      }
       value_scale = is_sequence ? p.codes.v.of_head(tile.batch, head / group) : 1.f;
     }
     score_mod = {softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};

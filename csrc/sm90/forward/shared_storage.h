@@ -5,20 +5,28 @@
 
 namespace flash::sm90::forward {
 
-// Where codes of K and V arrive.
-template <class Config, bool = Config::kCodes>
-struct CodeBuffers {};
+// Where codes arrive that become elements.
+template <class Code, int kStages, int kTile>
+struct CodeRing {
+  alignas(1024) Code tiles[kStages][kTile];
+  Ring<kStages> ring;
+};
 
+// Those of K and V.
+template <class Config, bool = Config::kConvertsKeys>
+struct KeyCodes {};
 template <class Config>
-struct CodeBuffers<Config, true> {
-  using Code = typename Config::Loaded;
+struct KeyCodes<Config, true> {
+  CodeRing<uint16_t, Config::kCodeStages, Config::kBlockN * Config::kLoadedK> k;
+  // Which keys of a tile exist, for the converter, which says it where consumers look.
+  uint32_t exist[Config::kCodeStages][Config::kKeyWords];
+};
 
-  alignas(1024) Code k[Config::kLoadedStages][Config::kBlockN * Config::kLoadedK];
-  alignas(1024) Code v[Config::kLoadedStages][Config::kBlockN * Config::kLoadedV];
-  Ring<Config::kLoadedStages> k_ring;
-  Ring<Config::kLoadedStages> v_ring;
-  // Which keys of a tile of K exist, for the converter, which says it where consumers look.
-  uint32_t exist[Config::kLoadedStages][Config::kKeyWords];
+template <class Config, bool = Config::kCodes>
+struct Codes {};
+template <class Config>
+struct Codes<Config, true> : KeyCodes<Config> {
+  CodeRing<uint16_t, Config::kCodeStages, Config::kBlockN * Config::kLoadedV> v;
 };
 
 // O has a buffer of its own, or is stored from registers: no other buffer waits for it, and the
@@ -26,9 +34,11 @@ struct CodeBuffers<Config, true> {
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
+  using Query = typename Config::Query;
+  using Loaded = typename Config::Loaded;
 
-  alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
-  alignas(1024) Element k[Config::kStages][Config::kTileK];
+  alignas(1024) Query q[Config::kConsumers * Config::kTileQ];
+  alignas(1024) Query k[Config::kStages][Config::kTileK];
   alignas(1024) typename Config::ValueElement v[Config::kStages][Config::kTileV];
   alignas(1024) Element out[Config::kConsumers][Config::kTileO];
   // One ring for each warpgroup's rows: a warpgroup that is ahead of the others gets its next rows
@@ -55,43 +65,43 @@ struct SharedStorage {
   // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
   // two more a thread, which kernels with score mods do not have.
   int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
-  [[no_unique_address]] CodeBuffers<Config> codes;
+  [[no_unique_address]] Codes<Config> codes;
 
   // Where TMA puts K and V.
   __device__ auto& loaded_k() {
-    if constexpr (Config::kCodes) {
-      return codes.k;
+    if constexpr (Config::kConvertsKeys) {
+      return codes.k.tiles;
     } else {
-      return k;
+      return reinterpret_cast<Loaded(&)[Config::kStages][Config::kBlockN * Config::kLoadedK]>(k);
     }
   }
   __device__ auto& loaded_v() {
     if constexpr (Config::kCodes) {
-      return codes.v;
+      return codes.v.tiles;
     } else {
       return v;
     }
   }
-  // Where the warp that loads K from pages says which keys exist.
-  __device__ uint32_t* loaded_exist(uint32_t tile) {
-    if constexpr (Config::kCodes) {
-      return codes.exist[RingPosition<Config::kLoadedStages>(tile).stage];
-    } else {
-      return exist[RingPosition<Config::kStages>(tile).in_two_rounds()];
-    }
-  }
-  __device__ Ring<Config::kLoadedStages>& loaded_k_ring() {
-    if constexpr (Config::kCodes) {
-      return codes.k_ring;
+  __device__ Ring<Config::kLoadedStagesK>& loaded_k_ring() {
+    if constexpr (Config::kConvertsKeys) {
+      return codes.k.ring;
     } else {
       return k_ring;
     }
   }
-  __device__ Ring<Config::kLoadedStages>& loaded_v_ring() {
+  __device__ Ring<Config::kLoadedStagesV>& loaded_v_ring() {
     if constexpr (Config::kCodes) {
-      return codes.v_ring;
+      return codes.v.ring;
     } else {
       return v_ring;
+    }
+  }
+  // Where the warp that loads K from pages says which keys of a tile exist.
+  __device__ uint32_t* loaded_exist(uint32_t tile) {
+    if constexpr (Config::kConvertsKeys) {
+      return codes.exist[RingPosition<Config::kCodeStages>(tile).stage];
+    } else {
+      return exist[RingPosition<Config::kStages>(tile).in_two_rounds()];
     }
   }
 
@@ -112,15 +122,16 @@ struct SharedStorage {
     for (Ring<1>& ring : q_ring) {
       ring.init(kWarpgroup / 32, in_pages ? 2 : 1);
     }
+    constexpr int kReaders = Config::kConsumerWarps, kConverters = Config::kConverterWarps;
+    k_ring.init(kReaders, Config::kConvertsKeys ? kConverters : 1);
+    v_ring.init(kReaders, Config::kCodes ? kConverters : 1);
+    if constexpr (Config::kConvertsKeys) {
+      codes.k.ring.init(kConverters);
+    }
     if constexpr (Config::kCodes) {
-      k_ring.init(Config::kConsumerWarps, Config::kConverterWarps);
-      v_ring.init(Config::kConsumerWarps, Config::kConverterWarps);
-      codes.k_ring.init(Config::kConverterWarps);
-      codes.v_ring.init(Config::kConverterWarps);
-      described.init(Config::kConverterWarps + (in_pages ? kPageWarps : 0));
+      codes.v.ring.init(kConverters);
+      described.init(kConverters + (in_pages ? kPageWarps : 0));
     } else {
-      k_ring.init(Config::kConsumerWarps);
-      v_ring.init(Config::kConsumerWarps);
       described.init(kPageWarps);
     }
     asked.init(1);
