@@ -126,7 +126,7 @@ struct ForwardConfig {
   using SmemLayoutQ = SmemTiles<Query, kWarpgroupRows, kHeadDim, kConsumers, kRun<kLoadedQ>>;
   using SmemLayoutK = std::conditional_t<
       kQueryCodes, SmemTiles<Query, kBlockN, kHeadDim, kStages, kRun<kLoadedQ>>,
-      typename KeyTiles<kPagesOnly, Query, kBlockN, kHeadDim, kStages>::Layout>;
+      typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
   using SmemLayoutV =
       typename KeyTiles<kPagesOnly, ValueElement, kBlockN, kHeadDimV, kStages>::Transposed;
 
