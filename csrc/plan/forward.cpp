@@ -150,7 +150,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
                              p.page_boxes && !p.beside_decode && !p.largest_logits;
-  bool const heads_share = k.sm == 90 && k.plain && p.heads_apart && p.group() <= kWarpgroupRows;
+  bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart && p.group() <= kWarpgroupRows;
   add(ForwardTile::First, 1);
   if (k.second_block_n > 0 && !one_tile && (p.page_size == 0 || long_of_pages)) {
     add(ForwardTile::Second, 1);

@@ -61,6 +61,7 @@ struct Kernel {
   int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;   // of decoding: clusters of CTAs may share tiles
   bool codes = false;      // K and V are codes of 8 bits
+  bool query_codes = false;  // of a forward: Q as well, which has no kernels but the first
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

@@ -126,13 +126,13 @@ struct Converter {
       for (int step = 0; step <= steps; ++step) {
         if constexpr (Config::kConvertsKeys) {
           if (step < steps) {
-            convert<Config::kHeadDim>(blocks + step, smem.codes.k, smem.k_ring, smem.k,
-                                      [&](auto const&... where) { tell_existing(where...); });
+            convert<Config::kHeadDim>(blocks + step, smem.code_rings.k, smem.codes.k, smem.k_ring,
+                                      smem.k, [&](auto const&... where) { tell_existing(where...); });
           }
         }
         if (step > 0) {
-          convert<Config::kHeadDimV>(blocks + step - 1, smem.codes.v, smem.v_ring, smem.v,
-                                     [](auto const&...) {});
+          convert<Config::kHeadDimV>(blocks + step - 1, smem.code_rings.v, smem.codes.v,
+                                     smem.v_ring, smem.v, [](auto const&...) {});
         }
       }
       blocks += steps;
@@ -146,26 +146,27 @@ struct Converter {
 
   // meanwhile(loaded, at): while both buffers are this warp's.
   template <int kColumns, class Codes, class Element, int kTile, class Meanwhile>
-  __device__ void convert(uint32_t tile, Codes& codes, Ring<Config::kStages>& ring,
+  __device__ void convert(uint32_t tile, Ring<Config::kCodeStages>& code_ring, Codes const& codes,
+                          Ring<Config::kStages>& ring,
                           Element (&elements)[Config::kStages][kTile], Meanwhile meanwhile) {
     Loaded const loaded(tile);
     Position const at(tile);
     int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
-    codes.ring.wait_full(loaded);
+    code_ring.wait_full(loaded);
     ring.wait_empty(at);
     constexpr int kAtOnce = Config::kConverterRegisters > 40 ? 4 : 2;
     TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps, kAtOnce>::run(
-        codes.tiles[loaded.stage], elements[at.stage], warp);
+        codes[loaded.stage], elements[at.stage], warp);
     meanwhile(loaded, at);
     ring.announce(at);
-    codes.ring.release(loaded);
+    code_ring.release(loaded);
   }
 
   // Which keys of a tile in pages exist, as the warp that loads them has found.
   __device__ void tell_existing(Loaded const& loaded, Position const& at) const {
     int const word = static_cast<int>(threadIdx.x) % kWarpgroup;
     if (args.params.pages.table && word < Config::kKeyWords) {
-      smem.exist[at.in_two_rounds()][word] = smem.codes.exist[loaded.stage][word];
+      smem.exist[at.in_two_rounds()][word] = smem.code_rings.exist[loaded.stage][word];
     }
   }
 };

@@ -5,28 +5,29 @@
 
 namespace flash::sm90::forward {
 
-// Where codes arrive that become elements.
-template <class Code, int kStages, int kTile>
-struct CodeRing {
-  alignas(1024) Code tiles[kStages][kTile];
-  Ring<kStages> ring;
-};
-
-// Those of K and V.
+// Where codes arrive that become elements. Tiles are apart from the rest, which has no alignment.
 template <class Config, bool = Config::kConvertsKeys>
 struct KeyCodes {};
 template <class Config>
 struct KeyCodes<Config, true> {
-  CodeRing<uint16_t, Config::kCodeStages, Config::kBlockN * Config::kLoadedK> k;
-  // Which keys of a tile exist, for the converter, which says it where consumers look.
-  uint32_t exist[Config::kCodeStages][Config::kKeyWords];
+  alignas(1024) uint16_t k[Config::kCodeStages][Config::kBlockN * Config::kLoadedK];
 };
 
 template <class Config, bool = Config::kCodes>
 struct Codes {};
 template <class Config>
 struct Codes<Config, true> : KeyCodes<Config> {
-  CodeRing<uint16_t, Config::kCodeStages, Config::kBlockN * Config::kLoadedV> v;
+  alignas(1024) uint16_t v[Config::kCodeStages][Config::kBlockN * Config::kLoadedV];
+};
+
+template <class Config, bool = Config::kCodes>
+struct CodeRings {};
+template <class Config>
+struct CodeRings<Config, true> {
+  Ring<Config::kCodeStages> k;  // unused if K stays as it is
+  Ring<Config::kCodeStages> v;
+  // Which keys of a tile exist, for the converter, which says it where consumers look.
+  uint32_t exist[Config::kCodeStages][Config::kKeyWords];
 };
 
 // O has a buffer of its own, or is stored from registers: no other buffer waits for it, and the
@@ -40,6 +41,7 @@ struct SharedStorage {
   alignas(1024) Query q[Config::kConsumers * Config::kTileQ];
   alignas(1024) Query k[Config::kStages][Config::kTileK];
   alignas(1024) typename Config::ValueElement v[Config::kStages][Config::kTileV];
+  [[no_unique_address]] Codes<Config> codes;
   alignas(1024) Element out[Config::kConsumers][Config::kTileO];
   // One ring for each warpgroup's rows: a warpgroup that is ahead of the others gets its next rows
   // at once. Full also announces the row block in `block`.
@@ -65,33 +67,33 @@ struct SharedStorage {
   // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
   // two more a thread, which kernels with score mods do not have.
   int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
-  [[no_unique_address]] Codes<Config> codes;
+  [[no_unique_address]] CodeRings<Config> code_rings;
 
   // Where TMA puts K and V.
   __device__ auto& loaded_k() {
     if constexpr (Config::kConvertsKeys) {
-      return codes.k.tiles;
+      return codes.k;
     } else {
       return reinterpret_cast<Loaded(&)[Config::kStages][Config::kBlockN * Config::kLoadedK]>(k);
     }
   }
   __device__ auto& loaded_v() {
     if constexpr (Config::kCodes) {
-      return codes.v.tiles;
+      return codes.v;
     } else {
       return v;
     }
   }
   __device__ Ring<Config::kLoadedStagesK>& loaded_k_ring() {
     if constexpr (Config::kConvertsKeys) {
-      return codes.k.ring;
+      return code_rings.k;
     } else {
       return k_ring;
     }
   }
   __device__ Ring<Config::kLoadedStagesV>& loaded_v_ring() {
     if constexpr (Config::kCodes) {
-      return codes.v.ring;
+      return code_rings.v;
     } else {
       return v_ring;
     }
@@ -99,7 +101,7 @@ struct SharedStorage {
   // Where the warp that loads K from pages says which keys of a tile exist.
   __device__ uint32_t* loaded_exist(uint32_t tile) {
     if constexpr (Config::kConvertsKeys) {
-      return codes.exist[RingPosition<Config::kCodeStages>(tile).stage];
+      return code_rings.exist[RingPosition<Config::kCodeStages>(tile).stage];
     } else {
       return exist[RingPosition<Config::kStages>(tile).in_two_rounds()];
     }
@@ -125,11 +127,9 @@ struct SharedStorage {
     constexpr int kReaders = Config::kConsumerWarps, kConverters = Config::kConverterWarps;
     k_ring.init(kReaders, Config::kConvertsKeys ? kConverters : 1);
     v_ring.init(kReaders, Config::kCodes ? kConverters : 1);
-    if constexpr (Config::kConvertsKeys) {
-      codes.k.ring.init(kConverters);
-    }
     if constexpr (Config::kCodes) {
-      codes.v.ring.init(kConverters);
+      code_rings.k.init(kConverters);
+      code_rings.v.init(kConverters);
       described.init(kConverters + (in_pages ? kPageWarps : 0));
     } else {
       described.init(kPageWarps);
