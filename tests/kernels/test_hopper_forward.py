@@ -18,8 +18,9 @@ from . import calls
 
 DTYPES = {"bf16": BF16, "fp16": FP16}
 ROWS = [
-    v for v in load_table().VARIANTS if (v.direction, v.arch, v.scores) == ("fwd", "sm90", "plain")
-]
+    v for v in load_table().VARIANTS
+    if (v.direction, v.arch, v.scores, v.cached_bits) == ("fwd", "sm90", "plain", 16)
+]  # fmt: skip
 # One of three computing warpgroups, one of two.
 SAMPLES = [v for v in ROWS if v.head_dim in (64, 128)]
 

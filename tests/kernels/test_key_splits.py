@@ -22,8 +22,9 @@ from .test_packed_decode import Batch, expected, make
 from .test_paged_kernels import check
 
 ROWS = [
-    v for v in load_table().VARIANTS if (v.direction, v.arch, v.scores) == ("fwd", "sm90", "plain")
-]
+    v for v in load_table().VARIANTS
+    if (v.direction, v.arch, v.scores, v.cached_bits) == ("fwd", "sm90", "plain", 16)
+]  # fmt: skip
 DTYPES = {"bf16": BF16, "fp16": FP16}
 SAMPLES = [v for v in ROWS if v.head_dim in (64, 128)]
 

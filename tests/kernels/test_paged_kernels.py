@@ -17,9 +17,10 @@ from . import calls
 
 ROWS = [v for v in load_table().VARIANTS if v.direction == "paged"]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
-FORWARD = [v for v in load_table().VARIANTS if v.direction == "fwd" and v.scores == "plain"]
+ALL = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("fwd", 16)]
+FORWARD = [v for v in ALL if v.scores == "plain"]
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
-HOPPER = [v for v in load_table().VARIANTS if (v.direction, v.arch) == ("fwd", "sm90")]
+HOPPER = [v for v in ALL if v.arch == "sm90"]
 # Some of them have longer tiles, in boxes of their own, where a table has room for many keys: they
 # are too long for a kernel of any keys (params/forward_tile.h).
 LONG = [row for row in HOPPER if row.second_block_n > 128]
