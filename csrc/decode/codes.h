@@ -23,11 +23,11 @@ constexpr bool kConvertsCodes = false;
 
 // Without that instruction a code's bits are put into those of an fp16 number, whose exponent has
 // another bias: the number is 2^-8 of the code's, subnormal ones too.
-constexpr float kCodeUnit = kConvertsCodes ? 1.f : 1.f / 256;
+constexpr float kCodeFactor = kConvertsCodes ? 1.f : 1.f / 256;
 
 // Where rows have scales, probabilities are multiplied by this as well, so that they stay normal in
 // fp16; scales of rows are up to 255 then.
-constexpr float kProbabilityUnit = 256.f;
+constexpr float kProbabilityFactor = 256.f;
 
 // Two pairs of fp16 numbers, of the four codes of a word.
 struct CodePairs {

@@ -34,8 +34,8 @@ struct DecodeConfig {
   static constexpr int kQueryStride = kHeadDim + 8;
 
   using Operand = std::conditional_t<kCodes, half_t, Element>;
-  // Rows of Q are in units of their own then, because fp16 has a smaller range.
-  static constexpr bool kHasUnits = kCodes && !std::is_same_v<Element, half_t>;
+  // Rows of Q are multiplied by factors of their own then, because fp16 has a smaller range.
+  static constexpr bool kHasRowFactors = kCodes && !std::is_same_v<Element, half_t>;
   using Grid = WarpGrid<Operand, 1>;  // every warp on its own
 };
 

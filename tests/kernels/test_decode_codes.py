@@ -30,7 +30,7 @@ def id_of(x) -> str:
 
 
 def codes_of(x: Tensor, scale: Tensor | float) -> Tensor:
-    """The nearest codes of x in units of scale (float32), saturating."""
+    """The nearest codes of x / scale (float32), saturating."""
     return (x.float() / torch.as_tensor(scale).float()).clamp(-448, 448).to(E4M3)
 
 
@@ -239,7 +239,7 @@ def test_a_nan_of_a_key_that_is_not_seen(kernels, row):
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 def test_large_and_small_queries(kernels, row):
-    """Rows of any size beside each other: each has a unit of its own in fp16."""
+    """Rows of any size beside each other: each has a factor of its own in fp16."""
     dtype, d = DTYPES[row.dtype], row.head_dim
     gen = torch.Generator().manual_seed(5)
     sizes = [1e30, 1e-30, 1.0, 3e4, 0.0, 1e-6] if dtype == BF16 else [9e3, 1e-4, 1.0, 9.0, 0.0]
