@@ -110,7 +110,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float),
+      split_sums(q, size.split_sums, ScalarType::Float),
       dq_semaphores(q, size.dq_semaphores, ScalarType::Int),
       deltas_done(q, size.deltas_done, ScalarType::Int), order(q, size.order, ScalarType::Int);
   p.workspace = {sums.data<float>(),
@@ -120,7 +120,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                  order.data<int>(),
                  {},
                  {}};
-  place_parts(p, variant, parts.data<float>());
+  place_split_sums(p, variant, split_sums.data<float>());
   trace_launch(p, variant, plan);
   StreamLock const lock(current_stream(q));
   variant.launch.backward(p, {device, lock.stream(), variant.name});

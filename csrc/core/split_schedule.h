@@ -15,11 +15,11 @@ struct UnitRange {
   int end;
 };
 
-// One of `parts` even shares. The first shares get one unit more if units do not divide evenly.
-FLASH_HD UnitRange even_share(UnitRange all, int part, int parts) {
-  int const units = all.end - all.begin, share = units / parts, longer = units - share * parts;
-  int const begin = all.begin + part * share + (part < longer ? part : longer);
-  return {begin, begin + share + (part < longer ? 1 : 0)};
+// One of `shares` even shares. The first ones get one unit more if units do not divide evenly.
+FLASH_HD UnitRange even_share(UnitRange all, int share, int shares) {
+  int const units = all.end - all.begin, length = units / shares, longer = units - length * shares;
+  int const begin = all.begin + share * length + (share < longer ? share : longer);
+  return {begin, begin + length + (share < longer ? 1 : 0)};
 }
 
 // An even share of a tile's units, which is the work of one CTA. Where a cluster works on a tile,
@@ -75,7 +75,7 @@ struct SequenceSize {
 };
 
 // Slices of a sequence, or the most that 32 lanes can add up.
-FLASH_HD int columns_of(SplitSchedule const& s, int chunk, SequenceSize size) {
+FLASH_HD int slices_of(SplitSchedule const& s, int chunk, SequenceSize size) {
   constexpr int64_t kMost = 1 << 24;
   int64_t const slices = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
   return int(slices < kMost ? slices : kMost);
@@ -138,7 +138,7 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   int const first = chunk;
   int64_t of_first = 0;
   for (int attempt = may_differ ? -1 : 0;; ++attempt) {
-    int64_t found = batch.sum([&](SequenceSize size) { return columns_of(s, chunk, size); });
+    int64_t found = batch.sum([&](SequenceSize size) { return slices_of(s, chunk, size); });
     if (found <= slices) {
       return chunk;
     }
@@ -193,7 +193,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     int const b = begin + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
     int const splits = num_splits(s, chunk, size.units);
-    int const mine = columns_of(s, chunk, size);
+    int const mine = slices_of(s, chunk, size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(slice < end);
     if (hit < Lanes::kCount) {

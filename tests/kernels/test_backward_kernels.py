@@ -7,17 +7,15 @@ from functools import lru_cache, partial
 import pytest
 import torch
 from calls import ExpectedGradients, check_gradients, differentiable, written_out
-from cases import BF16, FP16, OFFSET, SEED, Case, Inputs, make_inputs, poisoned, rng_state
+from cases import OFFSET, SEED, Case, Inputs, make_inputs, poisoned, rng_state
 from compare import assert_bitwise
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "bwd"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
+ROWS = [v for v in TABLE if v.direction == "bwd"]
 # The two rows of a tile differ in the element type alone, so most tests run on one of them.
 TILES = [v for v in ROWS if v.dtype == "bf16"]
 PLAIN = [v for v in TILES if v.scores == "plain"]
@@ -33,10 +31,6 @@ def one_of_each_kind(rows: list) -> list:
     """P and dS in registers or exchanged, one buffer or two for the rows."""
     kinds = {(v.warps == v.key_warps, v.stages): v for v in reversed(rows)}
     return list(kinds.values())
-
-
-def id_of(row) -> str:
-    return row.name
 
 
 class Attention(torch.autograd.Function):
@@ -233,7 +227,7 @@ def test_gradient_of_lse(kernels, row):
     check(kernels, row, sized(row, sq=90, sk=70, causal=True), dlse=True)
 
 
-# Rows, and how many of the two heads that share keys a part has. Full tiles are cut as plain ones.
+# Rows, and how many of the two heads of a group a GQA split has. Full rows split as plain ones do.
 SHARED = [
     pytest.param(row, split_heads, id=f"{split_heads}-{row.name}")
     for row in TILES
@@ -272,7 +266,7 @@ def test_blocks_in_any_order(kernels, row, split_heads):
     run = partial(calls.backward, kernels, row.name, *call, **how)
     results = run(), run(last_block_first=True)
     for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), *results, strict=True):
-        if name == "dq":  # its parts were added in another order
+        if name == "dq":  # its terms were added in another order
             torch.testing.assert_close(a, b)
         else:
             assert_bitwise(name, a, b)

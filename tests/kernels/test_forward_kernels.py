@@ -11,22 +11,16 @@ from functools import partial
 import pytest
 import torch
 from calls import lse_in_float32
-from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
+from cases import OFFSET, SEED, Case, make_inputs, poisoned, rng_state
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "fwd"]
+ROWS = [v for v in TABLE if v.direction == "fwd"]
 FULL = [v for v in ROWS if v.scores == "full"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
-
-
-def id_of(row) -> str:
-    return row.name
 
 
 def in_turns(rows: list, values: list) -> list:

@@ -9,27 +9,20 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from any_contents import any_mask, int32, numbers, offsets
-from cases import BF16, FP16, poisoned
+from cases import BF16, poisoned
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from torch import Tensor
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 from .test_decode_kernels import WINDOWS
 
-TABLE = load_table().VARIANTS
 ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 16)]
 FULL = [v for v in ROWS if v.scores == "full"]
 # What does not depend on the row.
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
 NAN = float("nan")
-
-
-def id_of(x) -> str:
-    return x.name
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
-  RowSplit const& cut = params.row_split;
+  RowSplit const& rows = params.row_split;
   int64_t const num_tiles = Config::kKvPersistent ? num_kv_persistent(params)
-                                                  : grid.num_tiles() - cut.tiles + cut.slots();
+                                                  : grid.num_tiles() - rows.tiles + rows.slots();
   if (num_tiles == 0) {
     return;
   }
@@ -119,7 +119,8 @@ void launch_schedule(BwdParams const& params, LaunchContext const& launch, Start
   Pass::behind(params, kTile, launch);
   if constexpr (Config::kRowSplit) {
     if (params.row_split.used()) {
-      Pass::cut_tiles(params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
+      Pass::add_row_splits(params, {backward_grid(params, Config::kBlockN), Config::kBlockN},
+                           launch);
     }
   }
 }
