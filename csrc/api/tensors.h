@@ -15,7 +15,7 @@
 
 namespace flash::api {
 
-// An operand whose text is a tensor's dtype; that of a tensor itself is its shape.
+// An operand whose text is a tensor's dtype. The text of a tensor itself is its shape.
 struct DtypeOf {
   torch::stable::Tensor const& t;
 };

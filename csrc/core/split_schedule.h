@@ -30,7 +30,7 @@ struct Piece {
   int split;
   int splits;
   int first;   // CTA of the tile's split 0
-  int step;    // from the CTA of a split to that of the next
+  int step;    // from the CTA of a split to the next split's
   bool valid;  // false for the surplus CTAs of an upper-bound grid
 
   FLASH_HD UnitRange range(int units) const { return even_share({0, units}, split, splits); }

@@ -67,8 +67,8 @@ __device__ inline uint32_t nan_bits(uint32_t word) {
   return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
 }
 
-// Of lanes of a warp, four of each key or pair of columns: whether one of this lane's c-th is among
-// them.
+// Four lanes of a warp share a key, or a pair of columns. Whether `lanes` has one of the four that
+// share this lane's c-th.
 __device__ inline bool has_one_of(unsigned lanes, int lane, int c) {
   return (lanes >> (lane % 4 * 2 + c) * 4 & 0xfu) != 0;
 }

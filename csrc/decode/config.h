@@ -12,7 +12,7 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           int kStages_, int kCachedBits, ScoreLevel kScores_>
 struct DecodeConfig {
   using Element = Element_;  // of Q and O
-  // Of K and V: codes of 8 bits become fp16 on their way to the products (decode/codes.h).
+  // K and V are codes of 8 bits, which become fp16 on their way to the products (decode/codes.h).
   static constexpr bool kCodes = kCachedBits == 8;
   using Cached = std::conditional_t<kCodes, float_e4m3_t, Element>;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K

@@ -67,7 +67,7 @@ FLASH_HD int log2_above(int x) {
   return log;
 }
 
-// dtype: that of q, "bf16", "fp16" or "fp32".
+// dtype: of q, "bf16", "fp16" or "fp32".
 void launch_step(StepParams const& p, char const* dtype, LaunchContext const& launch);
 
 }  // namespace flash::linear

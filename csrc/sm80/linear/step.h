@@ -126,12 +126,12 @@ struct StepKeys {
   }
 };
 
-// A state whose neighbours in memory are so in V. kLanes lanes have a run each of a row, and sums
-// of their own columns, of rows that are a step apart; neighbouring rows are a group's.
+// States whose columns of V are neighbours in memory. kLanes lanes share a row, a run each; a lane
+// sums its columns over rows that are a step apart. Neighbouring rows belong to the same group.
 template <class Element_, int kRun, int kLanes>
 struct AlongV {
   using Element = Element_;
-  // Of K, side by side. Groups have as many whatever kLanes is, so that it changes no sum.
+  // Neighbouring rows of K. Groups have as many whatever kLanes is, so that it changes no sum.
   static constexpr int kRows = kLanes == 32 ? 1 : 4;
   static constexpr int kGroupThreads = kLanes * kRows;
 

@@ -20,7 +20,7 @@ struct Side {
   int box_rows;
 };
 
-// A tensor without elements may have no address; it gets that of the keys, of which there are some.
+// A tensor without elements may have no address. It gets the keys', which always have some.
 inline TensorMap map_of(Side const& side, TensorView<const void> const& view, int columns,
                         int box_columns, TensorView<const void> const& keys) {
   return make_tensor_map({view.ptr ? view : keys, columns, side.rows, side.heads,
