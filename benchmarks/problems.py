@@ -113,7 +113,7 @@ def score_grid(dims: set[int] | None, seqlen: int = 4096) -> Iterator[Dense]:
             yield Dense(16384 // seqlen, seqlen, heads, heads, d, True)
 
 
-def score_hooks(point: Dense, device: torch.device) -> dict[str, dict]:
+def score_mods(point: Dense, device: torch.device) -> dict[str, dict]:
     """Keywords of a call, by name."""
     slopes = 2.0 ** -torch.linspace(0, 8, point.heads, device=device)
     return {

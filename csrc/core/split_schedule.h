@@ -127,7 +127,7 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   int chunk = even > s.min_units ? even : s.min_units;
   // Rows that belong to no sequence have slices as well.
   int64_t const own_blocks =
-      s.packed ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
+      s.varlen ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
   int64_t const wanted = s.slices > s.all_row_blocks ? s.slices : s.all_row_blocks;
   int64_t const most = own_blocks + s.extra;
   int64_t slices = wanted < most ? wanted : most;
@@ -170,7 +170,7 @@ template <class Lanes, class Sizes>
 FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
   int const slice = s.tiles.quotient(index);
   int const tile = s.tiles.remainder(index, slice), tiles = int(s.tiles.divisor);
-  if (s.max_splits == 1 && !s.packed) {
+  if (s.max_splits == 1 && !s.varlen) {
     return {slice, tile, 0, 1, index, tiles, true};
   }
   // A single sequence that is not cut needs no search.
@@ -213,7 +213,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     }
     before = lanes.of(Lanes::kCount - 1, end);
   }
-  for (int b = s.batch; s.packed && b < VarlenRows::count(s.batch); ++b) {
+  for (int b = s.batch; s.varlen && b < VarlenRows::count(s.batch); ++b) {
     int const row_blocks = sizes(b).row_blocks;
     if (slice - before < row_blocks) {
       return {b, tile + (slice - before) * tiles, 0, 1, index, tiles, true};

@@ -37,8 +37,8 @@ struct DecodeTile {
 
   // Row r's query, and its head, counted over all query heads
   __device__ QueryRow row(FastDiv const& group, int r) const {
-    QueryRow const packed = query_row(group, first_row + r);
-    return {packed.query, head_kv * static_cast<int>(group.divisor) + packed.head};
+    QueryRow const row = query_row(group, first_row + r);
+    return {row.query, head_kv * static_cast<int>(group.divisor) + row.head};
   }
 };
 

@@ -1,4 +1,4 @@
-"""The GPU kernels, run on the host: every tile, mask, hook and index of every row of the table.
+"""The GPU kernels, run on the host: every tile, mask, score mod and index of the whole table.
 
 What a GPU adds (its scheduling, its memory system, its speed) needs one; the suites above this
 folder run there.

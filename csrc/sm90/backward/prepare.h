@@ -13,7 +13,7 @@ namespace flash::sm90::backward {
 
 // A tensor whose rows are those of q, or those of k.
 struct Side {
-  bool packed;
+  bool varlen;
   int64_t rows;  // of a batch entry, or of all sequences of a varlen call
   int heads;
   int batch;
@@ -24,8 +24,8 @@ struct Side {
 inline TensorMap map_of(Side const& side, TensorView<const void> const& view, int columns,
                         int box_columns, TensorView<const void> const& keys) {
   return make_tensor_map({view.ptr ? view : keys, columns, side.rows, side.heads,
-                          side.packed ? 1 : side.batch, side.box_rows, box_columns,
-                          side.packed ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
+                          side.varlen ? 1 : side.batch, side.box_rows, box_columns,
+                          side.varlen ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
 }
 
 // The arguments of a launch, without a queue of tiles.
