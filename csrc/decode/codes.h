@@ -1,7 +1,8 @@
 // Codes of 8 bits (e4m3) as operands of the products. They become fp16, which has all their
 // numbers, on their way from shared memory to registers. 16-bit tiles' layouts and ldmatrix serve
-// them, with two codes in the place of an element. That permutes columns: what a lane gets of a key
-// are four neighbours, with which read_queries keeps up, and so does what it gets of O.
+// them, with two codes in the place of an element. That permutes columns: a lane gets four
+// neighbours of a key. read_queries has Q in the same order, and merge_and_store puts the columns
+// of O back.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
