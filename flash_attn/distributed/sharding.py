@@ -144,8 +144,7 @@ def _placement(dims: _Dims, kind: str) -> Placement:
 def _kinds(given: dict[str, Any], of: dict[str, _Dims]) -> Sequence[str]:
     """What the mesh's dimensions split: "whole" (nothing), "batch", "heads", in this order.
 
-    "whole" comes first because sharding what is replicated costs nothing, and of equal costs the
-    first is taken.
+    Sharding what is replicated costs nothing, and of equal costs the first is taken.
     """
     per_dim = None
     for name in _ALIKE:

@@ -71,8 +71,7 @@ class CachedAttention(nn.Module):
     def _rotary_tables(self, positions: int, like: Tensor) -> dict:
         """The rotary arguments of ``flash_attn_with_kvcache``."""
         rotary = self.rotary_emb
-        # A row for each position of the cache: a compiled model knows that number, so it makes the
-        # tables once and not for every token.
+        # A compiled model knows how long the cache is, and makes the tables once, not every token.
         cos, sin, _, _ = rotary._tables(
             positions, like.device, like.dtype, keep=not torch.compiler.is_exporting()
         )
