@@ -69,7 +69,7 @@ class Clock:
         return medians | {name: self._median(taken) for name, taken in samples.items()}
 
     def _median(self, samples: list[tuple]) -> float:
-        """Of those that the GPU did not have to wait for, if there are any."""
+        """The median of the samples in which the GPU did not wait for the host, or else of all."""
         undisturbed = [sample for sample in samples if not sample[2]]
         return statistics.median(map(self._milliseconds, undisturbed or samples))
 
@@ -103,7 +103,7 @@ class Clock:
         if self._scratch is None:
             shape = (2, _FLUSH_BYTES // 4)
             self._scratch = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        self._scratch[0].zero_()  # what the previous contender left in L2 helps nobody
+        self._scratch[0].zero_()  # what the previous contender left in L2 helps no other
         if self.clean:
             self._scratch[1].sum()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

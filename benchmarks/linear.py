@@ -170,7 +170,7 @@ def _step(what: str, contender: _Contender, problem: Linear, device: torch.devic
 
 
 def linear(options: Options) -> Iterator[Row]:
-    """Millions of tokens a second; nobody counts operations alike."""
+    """Millions of tokens a second: libraries count operations differently."""
     clock, chosen = Clock(options.device), contenders()
     warm_ups = {name: TUNING for name in chosen if not name.startswith("our")}
     for problem, what in itertools.product(grid(options), STEPS):

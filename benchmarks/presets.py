@@ -129,11 +129,11 @@ def varlen(options: Options) -> Iterator[Row]:
 
 
 def scores(options: Options) -> Iterator[Row]:
-    """What each hook on the scores costs beside the plain call."""
+    """What each score mod costs beside the plain call."""
     for what in ("fwd", "bwd"):
         for point in problems.score_grid(options.dims):
-            hooks = problems.score_hooks(point, options.device)
-            attends = {name: partial(contenders.ours, **hook) for name, hook in hooks.items()}
+            mods = problems.score_mods(point, options.device)
+            attends = {name: partial(contenders.ours, **mod) for name, mod in mods.items()}
             yield from _dense("scores", what, [point], options, attends=attends)
 
 

@@ -46,8 +46,8 @@ class Dense:
         return normal(self.heads, d), normal(self.heads_kv, d), normal(self.heads_kv, dv)
 
     def flops(self, what: str) -> float:
-        """Of the pairs that the mask lets through: two products, one of them with V's columns; of a
-        backward's five two are."""
+        """Operations of the pairs that the mask lets through. A forward has two products, one of
+        them with V's columns; a backward has five, two of them with V's columns."""
         s, left = self.seqlen, self.window[0]
         if not self.causal:
             pairs = s * s
@@ -113,7 +113,7 @@ def score_grid(dims: set[int] | None, seqlen: int = 4096) -> Iterator[Dense]:
             yield Dense(16384 // seqlen, seqlen, heads, heads, d, True)
 
 
-def score_hooks(point: Dense, device: torch.device) -> dict[str, dict]:
+def score_mods(point: Dense, device: torch.device) -> dict[str, dict]:
     """Keywords of a call, by name."""
     slopes = 2.0 ** -torch.linspace(0, 8, point.heads, device=device)
     return {
@@ -146,7 +146,7 @@ class Varlen:
         return f"{self.name}: {self.dense}"
 
     def flops(self, what: str) -> float:
-        """Of all sequences."""
+        """Operations of all sequences."""
         pairs = sum(n * (n + 1) / 2 if self.dense.causal else n * n for n in self.lengths)
         products = {"fwd": 2, "bwd": 5}[what]
         return 2 * self.dense.heads * self.dense.head_dim * pairs * products

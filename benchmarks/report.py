@@ -64,7 +64,7 @@ def table_line(row: Row) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """The mean ratio per preset and kind of call; "" where nobody could be compared."""
+    """The mean ratio per preset and kind of call; "" where there was none to compare."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.ratio:

@@ -75,7 +75,7 @@ def ours(seqlen: int, ranks: int) -> dict[str, Contender]:
 
 
 def others(seqlen: int, ranks: int) -> dict[str, Contender]:
-    """Those that are there."""
+    """Other packages' attention over a ring, of the packages that are installed."""
     found = {}
     with contextlib.suppress(ImportError):
         peer = _ring_flash_attn()
@@ -138,7 +138,7 @@ def step(contender: Contender, tensors: list[Tensor], dout: Tensor, what: str) -
 
 
 class Stopwatch:
-    """Of all ranks: each sample is the slowest rank's."""
+    """Times what all ranks do: each sample is the slowest rank's."""
 
     def __init__(self, samples: int, alone: bool = False):
         self.samples, self.alone = samples, alone

@@ -55,7 +55,7 @@ class Time:
 
 
 def flops(layer: Layer, backward: bool) -> float:
-    """Of a causal call; the backward multiplies five times where the forward does twice."""
+    """Operations of a causal call. A backward has five products where a forward has two."""
     forward = 2 * layer.batch * layer.heads * layer.head_dim * float(layer.seqlen) ** 2
     return 2.5 * forward if backward else forward
 
@@ -81,7 +81,7 @@ def ring(layer: Layer, ranks: int, link: float, machine: Machine, backward: bool
 
 
 def all_to_all(layer: Layer, ranks: int, link: float, machine: Machine, backward: bool) -> Time:
-    """What goes through the exchange beside the kernel, of which nothing is hidden."""
+    """The kernel, and what goes through the exchange beside it: nothing of that is hidden."""
     rows = layer.batch * layer.seqlen / ranks
     heads_k = max(layer.heads_k, ranks)
     heads = 2 * layer.heads + 2 * heads_k  # q and out, k and v; in the backward their gradients

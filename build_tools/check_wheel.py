@@ -100,7 +100,7 @@ def code_lines(library: Path) -> list[str]:
 
 
 def missing_code(library: Path, archs: Sequence[str]) -> list[str]:
-    """One sentence for each architecture of which code is missing somewhere."""
+    """One sentence for each architecture whose code is missing in some file."""
     files = device_code(library.read_bytes())
     portable = [file for file in files if not file <= OWN_CODES]
     own = OWN_CODES.intersection(f"sm_{arch}" for arch in archs)

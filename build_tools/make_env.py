@@ -66,7 +66,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def torch_here() -> probe.Torch | None:
-    """That of the Python that runs this, if it is new enough."""
+    """The torch of the Python that runs this, if it is new enough."""
     torch = probe.find_torch({})
     return torch if torch and torch.release >= MIN_TORCH else None
 

@@ -18,8 +18,8 @@ LOST_SPEED = {
     "C7519": "wgmma is serialised",
 }
 
-# Machine code of GPUs that the table's tiles and limits were chosen for. That of others may spill
-# some bytes more, also in kernels that ask for more shared memory than those GPUs have.
+# Machine code of GPUs that the table's tiles and limits were chosen for. Other code may spill some
+# bytes more, also in kernels that ask for more shared memory than those GPUs have.
 TUNED = frozenset({"sm_80", "sm_90", "sm_90a"})
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<symbol>[^']+)' for '(?P<code>sm_\w+)'")

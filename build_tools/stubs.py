@@ -55,7 +55,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """Of a public function; those by position come before those by keyword alone."""
+    """A public function's parameters, by position and then by keyword alone, and its result."""
 
     name: str
     positional: tuple[Parameter, ...]
@@ -152,7 +152,7 @@ def stub(source: str) -> str:
 
 
 def _wrapped(items: Iterable[str]) -> str:
-    """Lines of some of them each, none of which is broken itself."""
+    """The items on lines of some each; no item is broken."""
     text = ", ".join(item.replace(" ", "\0") for item in items)
     indent = " " * 4
     lines = textwrap.wrap(
@@ -163,7 +163,7 @@ def _wrapped(items: Iterable[str]) -> str:
 
 
 def _imports(tree: ast.Module, text: str, typing: list[str]) -> list[str]:
-    """Those that the stub's types need; and those that nothing in the module needs: for others."""
+    """The imports that the stub's types need, and those that the module has for others."""
     in_stub = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     in_module = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     lines = [f"from typing import {', '.join(typing)}"] if typing else []

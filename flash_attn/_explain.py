@@ -78,7 +78,7 @@ class _Problem:
 
     @property
     def odd_rows(self) -> bool:
-        """Of a cache, which is read as it is where few queries ask for it."""
+        """Whether a cache has odd rows. Decode reads such a cache as it is."""
         in_cache = self.cached or "paged" in self.extras
         if self.codes:
             return self.multiple < 16

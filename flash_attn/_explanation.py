@@ -14,12 +14,12 @@ class Explanation:
     or "none" (the call would raise). why: the reason for the backend and kernel. kernel: the
     variant's name, or what the CPU runs. tile: (rows, keys), None where none is fixed ahead.
     splits: parts that a sequence's keys are cut into at most; of a call with a cache their number
-    follows from the lengths, on the GPU. rejected: (name, why not) of the others. few_queries: of a
-    batch that two kernels share, each sequence by its own length, few_kernel serves those of up to
-    so many queries, and splits are its. slow: why the call takes longer than one that asks for a
-    little less. plan: how a call goes through its tiles. microseconds: what that is predicted
-    to take. choices: (plan, predicted microseconds) of all that the kernel could do, the shortest
-    first.
+    follows from the lengths, on the GPU (a plan's pieces are of all sequences). rejected: (name,
+    why not) of the others. few_queries: of a batch that two kernels share, each sequence by its own
+    length, few_kernel serves those of up to so many queries, and splits are its. slow: why the call
+    takes longer than one that asks for a little less. plan: how a call goes through its tiles.
+    microseconds: what that is predicted to take. choices: (plan, predicted microseconds) of all
+    that the kernel could do, the shortest first.
     """
 
     operation: str

@@ -35,7 +35,7 @@ def check(name: str | None) -> None:
 
 
 def numbers_of(x: Tensor, name: str | None) -> Gpu:
-    """Of the named GPU or of x's."""
+    """The numbers of the named GPU, or of x's."""
     if name is not None:
         return GPUS[name]
     major, minor = torch.cuda.get_device_capability(x.device)

@@ -39,7 +39,7 @@ MaxLogits: TypeAlias = bool | Literal["row"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which results are summed; also that of softmax_lse, softmax_d, s_aux and ds_aux."""
+    """The dtype in which sums are kept, and that softmax_lse, softmax_d, s_aux and ds_aux have."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -204,7 +204,7 @@ class CacheStep(NamedTuple):
 
 
 def pick(part: Callable[..., _Part], arguments: dict[str, Any]) -> _Part:
-    """A description from arguments by name: those that it has a field for."""
+    """A description, made of those of the named arguments for which it has a field."""
     return part(**{name: arguments[name] for name in part._fields if name in arguments})  # type: ignore[attr-defined]
 
 

@@ -26,9 +26,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = ((24, 24), (64, 64), (80, 96), (128, 128), (192, 128), (136, 144), (256, 256))
 
 
-def hooks(heads: int) -> list[dict]:
+def mods(heads: int) -> list[dict]:
     """Keywords of the plain score level and of the full one, whose kernels may have loops for each
-    hook alone."""
+    mod alone."""
     slopes = torch.rand(heads)
     sinks = torch.randn(heads, requires_grad=True)
     return [
@@ -51,15 +51,15 @@ def leaves(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def dense(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
-    cases = itertools.product(LENGTHS, MASKS, hooks(4), (False, True))
-    for (seqlen_q, seqlen_k), mask, hook, deterministic in cases:
+    cases = itertools.product(LENGTHS, MASKS, mods(4), (False, True))
+    for (seqlen_q, seqlen_k), mask, mod, deterministic in cases:
         kv_shape = (2, seqlen_k, 2)
         shapes = (2, seqlen_q, 4, head_dim), (*kv_shape, head_dim), (*kv_shape, head_dim_v)
         inputs = leaves(*shapes, dtype=dtype)
-        out = flash_attn.flash_attn_func(*inputs, deterministic=deterministic, **mask, **hook)
-        what = (dtype, head_dim, seqlen_q, seqlen_k, mask, hook, deterministic)
+        out = flash_attn.flash_attn_func(*inputs, deterministic=deterministic, **mask, **mod)
+        what = (dtype, head_dim, seqlen_q, seqlen_k, mask, mod, deterministic)
         assert torch.isfinite(out).all(), what
-        sinks = [hook["s_aux"]] if "s_aux" in hook else []
+        sinks = [mod["s_aux"]] if "s_aux" in mod else []
         check_gradients(out, inputs + sinks, what)
 
 
@@ -80,10 +80,10 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     shapes = (300, 4, head_dim), (210, 2, head_dim), (210, 2, head_dim_v)
     q, k, v = leaves(*shapes, dtype=dtype)
     lengths = (ends_q, ends_k, 101, 133)
-    for mask, hook in itertools.product(MASKS, hooks(4)):
-        out = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, **mask, **hook)
-        assert torch.isfinite(out).all(), (dtype, head_dim, mask, hook)
-        check_gradients(out, [q, k, v], (dtype, head_dim, mask, hook))
+    for mask, mod in itertools.product(MASKS, mods(4)):
+        out = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, **mask, **mod)
+        assert torch.isfinite(out).all(), (dtype, head_dim, mask, mod)
+        check_gradients(out, [q, k, v], (dtype, head_dim, mask, mod))
     q, k, v = (x.detach() for x in (q, k, v))
     out, *_ = _flash_attn_varlen_forward(
         q, k, v, *lengths, 0.0, 0.1, True, seqused_k=used, leftpad_k=leftpad
@@ -113,9 +113,9 @@ def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     pages = torch.randperm(4 * 19, dtype=torch.int32).view(4, 19)  # of 16 rows
     pages[0, 5:] = -1
     entries = torch.tensor([4, 0, 3, 1], dtype=torch.int32)
-    cases = itertools.product([(1, 1), (3, 2), (70, 5)], (False, True), MASKS, hooks(4), (0, 3))
-    for (seqlen_q, new), paged, mask, hook, num_splits in cases:
-        hook.pop("dropout_p", None)
+    cases = itertools.product([(1, 1), (3, 2), (70, 5)], (False, True), MASKS, mods(4), (0, 3))
+    for (seqlen_q, new), paged, mask, mod, num_splits in cases:
+        mod.pop("dropout_p", None)
         rows = (80, 16) if paged else (5, 301)
         where = {"block_table": pages} if paged else {"cache_batch_idx": entries}
         q = torch.randn(4, seqlen_q, 4, head_dim, dtype=dtype)
@@ -127,9 +127,9 @@ def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
         cos, sin = torch.randn(2, 370, head_dim // 4, dtype=dtype)
         out = flash_attn.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, cos, sin, used, cache_leftpad=leftpad,
-            num_splits=num_splits, rotary_interleaved=num_splits > 0, **where, **mask, **hook,
+            num_splits=num_splits, rotary_interleaved=num_splits > 0, **where, **mask, **mod,
         )  # fmt: skip
-        assert torch.isfinite(out).all(), (dtype, head_dim, seqlen_q, paged, mask, hook)
+        assert torch.isfinite(out).all(), (dtype, head_dim, seqlen_q, paged, mask, mod)
         assert not out[2].any(), "a sequence that is absent"
 
 
@@ -137,14 +137,14 @@ def probabilities(dtype: torch.dtype) -> None:
     q = torch.randn(2, 33, 4, 40, dtype=dtype)
     k, v = torch.randn(2, 2, 65, 2, 40, dtype=dtype)
     ends = torch.tensor([0, 5, 33], dtype=torch.int32)
-    for mask, hook in itertools.product(MASKS, hooks(4)):
-        options = {**mask, **hook, "return_attn_probs": True}
+    for mask, mod in itertools.product(MASKS, mods(4)):
+        options = {**mask, **mod, "return_attn_probs": True}
         _, _, s_dmask = flash_attn.flash_attn_func(q, k, v, **options)
-        assert torch.isfinite(s_dmask).all(), (dtype, mask, hook)
+        assert torch.isfinite(s_dmask).all(), (dtype, mask, mod)
         _, _, s_dmask = flash_attn.flash_attn_varlen_func(
             q[0], k[0, :33], v[0, :33], ends, ends, 28, 28, **options
         )
-        assert torch.isfinite(s_dmask).all(), (dtype, mask, hook)
+        assert torch.isfinite(s_dmask).all(), (dtype, mask, mod)
 
 
 def rotary(dtype: torch.dtype) -> None:

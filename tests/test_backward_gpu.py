@@ -114,7 +114,7 @@ def test_scratch_memory_is_that_of_dq(cuda, d, dv, heads_k):
 
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
-def test_deterministic_with_hooks(cuda, d, dv):
+def test_deterministic_with_mods(cuda, d, dv):
     x, lse = inputs(cuda, d, dv, b=2, h=4, hk=1, sq=300, sk=500)
     options = {"dropout_p": 0.2, "rng_state": rng_state(cuda), "softcap": 10.0}
     first = by_hand(x, lse, deterministic=True, **options)

@@ -20,7 +20,7 @@ from flash_attn.distributed.calls import Rows
 INF = math.inf
 
 # Each has loops of its own in the kernels of Hopper.
-HOOKS = [
+MODS = [
     {},
     {"alibi": "h", "causal": True},
     {"alibi": "bh"},
@@ -29,18 +29,18 @@ HOOKS = [
 ]
 
 
-@pytest.mark.parametrize("hooks", HOOKS, ids=str)
+@pytest.mark.parametrize("mods", MODS, ids=str)
 @pytest.mark.parametrize("softcap", [300.0, 1e5, 1e7])
-def test_large_softcaps(softcap, hooks, device, needs):
-    case = Case(sq=90, sk=130, softcap=softcap, **hooks)
+def test_large_softcaps(softcap, mods, device, needs):
+    case = Case(sq=90, sk=130, softcap=softcap, **mods)
     with needs("backward", *case.features):
         check_backward(case, make_inputs(case, device))
 
 
 @pytest.mark.parametrize("d", [96, 128, 192, 256])
-@pytest.mark.parametrize("hooks", [{}, {"alibi": "h"}], ids=str)
-def test_a_large_softcap_of_every_head_dim(d, hooks, device, needs):
-    case = Case(b=1, sq=90, sk=130, d=d, softcap=3e4, dtype=FP16, **hooks)
+@pytest.mark.parametrize("mods", [{}, {"alibi": "h"}], ids=str)
+def test_a_large_softcap_of_every_head_dim(d, mods, device, needs):
+    case = Case(b=1, sq=90, sk=130, d=d, softcap=3e4, dtype=FP16, **mods)
     with needs("backward", *case.features):
         check_backward(case, make_inputs(case, device))
 
@@ -54,11 +54,11 @@ def test_a_large_softcap_of_large_scores(softcap, alibi, device, needs):
         check_forward(case, make_inputs(case, device))
 
 
-@pytest.mark.parametrize("hooks", [{}, {"alibi": "h"}, {"dropout_p": 0.2}], ids=str)
+@pytest.mark.parametrize("mods", [{}, {"alibi": "h"}, {"dropout_p": 0.2}], ids=str)
 @pytest.mark.parametrize("softcap", [1e7, 1e20, 3e38])
-def test_a_softcap_that_does_nothing(softcap, hooks, device, needs):
+def test_a_softcap_that_does_nothing(softcap, mods, device, needs):
     """What there is without one, to rounding."""
-    capped, plain = (Case(sq=90, sk=130, softcap=c, **hooks) for c in (softcap, 0.0))
+    capped, plain = (Case(sq=90, sk=130, softcap=c, **mods) for c in (softcap, 0.0))
     x = make_inputs(plain, device)
     with needs("backward", *capped.features):
         found = [
@@ -75,9 +75,9 @@ def test_a_softcap_that_does_nothing(softcap, hooks, device, needs):
 
 
 @pytest.mark.parametrize("softcap", [1e-10, 1e-30, 1e-300])
-@pytest.mark.parametrize("hooks", [{}, {"alibi": "h"}], ids=str)
-def test_a_softcap_that_leaves_no_score(softcap, hooks, device, needs):
-    case = Case(sq=60, sk=130, softcap=softcap, **hooks)
+@pytest.mark.parametrize("mods", [{}, {"alibi": "h"}], ids=str)
+def test_a_softcap_that_leaves_no_score(softcap, mods, device, needs):
+    case = Case(sq=60, sk=130, softcap=softcap, **mods)
     with needs(*case.features):
         check_forward(case, make_inputs(case, device))
 
@@ -115,22 +115,22 @@ def check_sinks(call, *tensors: torch.Tensor) -> None:
     assert_bitwise("lse", lse[..., BOTH, :], usual_lse[..., BOTH, :])
 
 
-@pytest.mark.parametrize("hooks", [{}, {"softcap": 5.0}, {"alibi": "h"}], ids=str)
+@pytest.mark.parametrize("mods", [{}, {"softcap": 5.0}, {"alibi": "h"}], ids=str)
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize(("sq", "sk"), [(90, 130), (130, 60), (3, 700), (70, 0)])
-def test_sinks_that_take_all(sq, sk, d, hooks, device, needs):
-    case = Case(sq=sq, sk=sk, d=d, causal=True, layout="contiguous", **hooks)
+def test_sinks_that_take_all(sq, sk, d, mods, device, needs):
+    case = Case(sq=sq, sk=sk, d=d, causal=True, layout="contiguous", **mods)
     x = make_inputs(case, device)
     with needs("sinks", *case.features):
         check_sinks(lambda q, k, v, s_aux: dense(case, x, q, k, v, s_aux), x.q, x.k, x.v)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("hooks", [{}, {"softcap": 5.0}, {"alibi": "h"}, {"dropout_p": 0.2}],
+@pytest.mark.parametrize("mods", [{}, {"softcap": 5.0}, {"alibi": "h"}, {"dropout_p": 0.2}],
                          ids=str)  # fmt: skip
-def test_gradients_of_sinks_that_take_all(hooks, dtype, device, needs):
+def test_gradients_of_sinks_that_take_all(mods, dtype, device, needs):
     """None of q, k, v, nor of a sink that is infinite; a finite one still moves its LSE."""
-    case = Case(dtype=dtype, sq=90, sk=130, hk=4, **hooks)
+    case = Case(dtype=dtype, sq=90, sk=130, hk=4, **mods)
     x = make_inputs(case, device)
     with needs("backward", "sinks", *case.features):
 

@@ -38,15 +38,15 @@ SHAPES = {  # batch, seqlen_q, seqlen_k, heads, heads_kv
 
 
 @pytest.mark.parametrize("strides", [STRIDES, SPREAD, (0, 0, 0, 1)], ids=str)
-@pytest.mark.parametrize("hooks", [{}, {"softcap": 5.0}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("mods", [{}, {"softcap": 5.0}, {"causal": True}], ids=str)
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_dense(shape, d, hooks, strides, device, needs):
+def test_dense(shape, d, mods, strides, device, needs):
     batch, seqlen_q, seqlen_k, heads, heads_kv = shape
     q = tensor(batch, seqlen_q, heads, d, strides=strides, device=device)
     k, v = (tensor(batch, seqlen_k, heads_kv, d, strides=strides, device=device) for _ in range(2))
     with needs("backward"):
-        out, lse = flash_attn_func(q, k, v, return_lse=True, **hooks)
+        out, lse = flash_attn_func(q, k, v, return_lse=True, **mods)
         assert out.shape == (batch, seqlen_q, heads, d)
         assert lse.shape == (batch, heads, seqlen_q)
         if seqlen_k == 0:

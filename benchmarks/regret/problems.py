@@ -84,7 +84,7 @@ class Problem:
 
 
 def draw(seed: int, counts: dict[str, int], most_flops: float = 3e12) -> list[Problem]:
-    """So many of each direction."""
+    """Problems, as many of each direction as ``counts`` says."""
     dice = random.Random(seed)
     problems = [
         _cache(dice) if direction == "cache" else _training(dice, direction, most_flops)

@@ -107,7 +107,7 @@ class Part:
 
 
 def bounds_of(name: str, start: float, rates: dict[str, float]) -> tuple[float, float]:
-    """Of a number that begins with `start`; 0, as of a kernel that is not there, stays 0."""
+    """Bounds of a number that begins with `start`. 0, a kernel that is not there, stays 0."""
     kind = name.split("/")[-1]
     if kind in _BOUNDS and start > 0:
         low, high = _BOUNDS[kind]

@@ -16,7 +16,7 @@ using flash::describe;
 
 struct Call {
   Problem problem;
-  // Of head dim 0: the call isn't one.
+  // head_dim 0: the call has no such kernel.
   Kernel backward, forward, decode;
 };
 

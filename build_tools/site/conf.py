@@ -36,7 +36,7 @@ highlight_language = "text"
 
 
 def setup(app):
-    # The keyword that takes unknown ones, to say what was meant, is nobody's to use.
+    # The parameter for unknown keywords is there for its message; a signature does not show it.
     app.connect(
         "autodoc-process-signature",
         lambda app, what, name, obj, options, signature, returns: (

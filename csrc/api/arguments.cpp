@@ -89,7 +89,7 @@ Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v) {
   return lengths;
 }
 
-Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
+Seqlens varlen_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
                        Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
                        int64_t max_seqlen_k, OptionalTensor const& seqused_k, bool in_pages) {
   require(q.dim() == 3, "q", "dims", q.dim(), 3);

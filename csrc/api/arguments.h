@@ -27,7 +27,7 @@ int count(int64_t n, char const* name);
 // Lengths of q (b, sq, h, d) and k (b, sk, hk, d), v (b, sk, hk, dv), or of the varlen q (total_q,
 // h, d), k and v, after a check of their shapes; k and v in pages are (pages, page_size, hk, d).
 Seqlens dense_lengths(Tensor const& q, Tensor const& k, Tensor const& v);
-Seqlens packed_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
+Seqlens varlen_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
                        Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
                        int64_t max_seqlen_k, OptionalTensor const& seqused_k,
                        bool in_pages = false);

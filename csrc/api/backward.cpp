@@ -49,13 +49,13 @@ TensorView<void> gradient(OptionalTensor const& t, char const* name, Tensor cons
 
 // One number per row, in the layout of LSE: contiguous (b, h, sq) or (h, total_q).
 RowView rows(Tensor const& t, char const* name, Tensor const& q) {
-  bool const packed = q.dim() == 3;
-  int64_t const heads = q.size(packed ? 1 : 2), seqlen = q.size(packed ? 0 : 1);
-  require(t.dim() == q.dim() - 1 && (packed || t.size(0) == q.size(0)) &&
-              t.size(packed ? 0 : 1) == heads && t.size(packed ? 1 : 2) == seqlen,
+  bool const varlen = q.dim() == 3;
+  int64_t const heads = q.size(varlen ? 1 : 2), seqlen = q.size(varlen ? 0 : 1);
+  require(t.dim() == q.dim() - 1 && (varlen || t.size(0) == q.size(0)) &&
+              t.size(varlen ? 0 : 1) == heads && t.size(varlen ? 1 : 2) == seqlen,
           name, "shape", t, "q", q);
   float_vector(t, name, t.numel(), q);
-  return {static_cast<float*>(t.data_ptr()), packed ? 0 : heads * seqlen, seqlen};
+  return {static_cast<float*>(t.data_ptr()), varlen ? 0 : heads * seqlen, seqlen};
 }
 
 // `p` has the lengths already.
@@ -110,7 +110,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
   follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),
-      parts(q, size.parts, ScalarType::Float),
+      split_sums(q, size.split_sums, ScalarType::Float),
       dq_semaphores(q, size.dq_semaphores, ScalarType::Int),
       deltas_done(q, size.deltas_done, ScalarType::Int), order(q, size.order, ScalarType::Int);
   p.workspace = {sums.data<float>(),
@@ -120,7 +120,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                  order.data<int>(),
                  {},
                  {}};
-  place_parts(p, variant, parts.data<float>());
+  place_split_sums(p, variant, split_sums.data<float>());
   trace_launch(p, variant, plan);
   StreamLock const lock(current_stream(q));
   variant.launch.backward(p, {device, lock.stream(), variant.name});
@@ -151,7 +151,7 @@ Tensor varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Te
                        OptionalTensor s_aux, OptionalTensor ds_aux, OptionalTensor seqused_k) {
   BwdParams p{};
   p.seqlens =
-      packed_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
+      varlen_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
   return launch(
       p, dout, {q, k, v, out, softmax_lse, rng_state}, {dq, dk, dv, ds_aux},
       {dropout_p, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, s_aux},

@@ -170,7 +170,7 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
-  p.seqlens = packed_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+  p.seqlens = varlen_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                              seqused_k, block_table.has_value());
   p.seqlens.leftpad_k = int32_vector(leftpad_k, "leftpad_k", p.seqlens.batch, q);
   int64_t const total_q = q.size(0), heads = q.size(1);

@@ -321,8 +321,8 @@ struct VectorGradientsWorkspace {
   }
 };
 
-// dQ is a walk from the first token to the last, dV and dK are from the last to the first, in which
-// q and k change places and dO is in the place of v.
+// dQ is a walk from the first token to the last. dV and dK are walks from the last to the first,
+// where q and k change places and dO is in the place of v.
 void vector_backward(linear::BackwardParams const& p, Tensor const& q,
                      linear::WalkPlan const& plan) {
   ForwardParams const& f = p.forward;

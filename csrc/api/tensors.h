@@ -15,7 +15,7 @@
 
 namespace flash::api {
 
-// An operand whose text is a tensor's dtype; that of a tensor itself is its shape.
+// An operand whose text is a tensor's dtype. The text of a tensor itself is its shape.
 struct DtypeOf {
   torch::stable::Tensor const& t;
 };
@@ -92,8 +92,8 @@ TensorView<T> view(Tensor const& t, void* ptr) {
   // of a tensor without elements.
   bool const empty = t.numel() == 0;
   auto const stride = [&](int dim) { return empty || t.size(dim) == 1 ? 0 : t.stride(dim); };
-  bool const packed = t.dim() == 3;
-  return {ptr, packed ? 0 : stride(0), stride(packed ? 0 : 1), stride(packed ? 1 : 2)};
+  bool const varlen = t.dim() == 3;
+  return {ptr, varlen ? 0 : stride(0), stride(varlen ? 0 : 1), stride(varlen ? 1 : 2)};
 }
 
 // Whether the first `dims` sizes, and the number of dimensions, are alike.

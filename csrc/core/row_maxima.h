@@ -7,7 +7,7 @@
 
 namespace flash {
 
-// Bits whose order as ints is that of all floats, negative ones included, and back.
+// Bits that compare as ints as the floats do, negative ones included, and back.
 FLASH_HD int sortable_bits(float x) {
   int const bits = ordered_bits(x);
   return bits ^ (bits >> 31 & INT32_MAX);
@@ -38,7 +38,7 @@ __device__ inline void raise_logit(float* logit, float x) {
   }
 }
 
-// The same for the largest of a warp's rows, of which a lane has one, as sortable_bits.
+// The same for the largest of a warp's rows. Each lane has one row, as sortable_bits.
 __device__ inline void raise_logit_of_warp(float* logit, int bits) {
   int const most = __reduce_max_sync(WarpLanes::kAll, bits);
   if (WarpLanes{}.index() == 0) {
@@ -46,7 +46,7 @@ __device__ inline void raise_logit_of_warp(float* logit, int bits) {
   }
 }
 
-// The same for rows of several heads, each of which gets the largest of its rows.
+// The same where a warp's rows are of several heads: each head gets the largest of its rows.
 __device__ inline void raise_logits_of_warp(float* logits, int head, int bits) {
   unsigned const same = __match_any_sync(WarpLanes::kAll, head);
   int const most = __reduce_max_sync(same, bits);

@@ -15,11 +15,11 @@ FLASH_HD float falling_logistic(float x_log2) { return reciprocal_fast(1.f + exp
 // tanh within an absolute 5e-7: next to nothing beside 1, but as much as a small tanh itself.
 FLASH_HD float tanh_absolute(float x) { return 1.f - 2.f * falling_logistic(2.f * kLog2e * x); }
 
-// tanh(x) / x in powers of x^2: minimax for |x| <= kWidest of those that are 1 at 0
+// tanh(x) / x as a polynomial in x^2 that is 1 at 0: the minimax one for |x| <= kWidest
 struct NearTanh {
   static constexpr float kWidest = 0.5f;
 
-  // tanh(x) / x; square: that of x
+  // tanh(x) / x; square: x^2
   FLASH_HD static float over_x(float square) {
     constexpr float powers[5] = {1.f, -0.33333144f, 0.13325879f, -0.05304549f, 0.01724149f};
     float sum = powers[4];
@@ -144,8 +144,8 @@ struct SmallTanh {
   }
 };
 
-// A usual cap where scores are well below it, as a polynomial without special functions, of which
-// an SM evaluates an eighth of its multiplications.
+// A usual cap where scores are well below it, as a polynomial. It needs no special functions, of
+// which an SM evaluates one in the time of eight multiplications.
 struct SmallCap {
   static constexpr int kPowers = SmallTanh::kPowers;
   float limit;                 // of |product|, up to which this holds

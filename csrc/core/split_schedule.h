@@ -15,11 +15,11 @@ struct UnitRange {
   int end;
 };
 
-// One of `parts` even shares. The first shares get one unit more if units do not divide evenly.
-FLASH_HD UnitRange even_share(UnitRange all, int part, int parts) {
-  int const units = all.end - all.begin, share = units / parts, longer = units - share * parts;
-  int const begin = all.begin + part * share + (part < longer ? part : longer);
-  return {begin, begin + share + (part < longer ? 1 : 0)};
+// One of `shares` even shares. The first ones get one unit more if units do not divide evenly.
+FLASH_HD UnitRange even_share(UnitRange all, int share, int shares) {
+  int const units = all.end - all.begin, length = units / shares, longer = units - length * shares;
+  int const begin = all.begin + share * length + (share < longer ? share : longer);
+  return {begin, begin + length + (share < longer ? 1 : 0)};
 }
 
 // An even share of a tile's units, which is the work of one CTA. Where a cluster works on a tile,
@@ -30,7 +30,7 @@ struct Piece {
   int split;
   int splits;
   int first;   // CTA of the tile's split 0
-  int step;    // from the CTA of a split to that of the next
+  int step;    // from the CTA of a split to the next split's
   bool valid;  // false for the surplus CTAs of an upper-bound grid
 
   FLASH_HD UnitRange range(int units) const { return even_share({0, units}, split, splits); }
@@ -75,7 +75,7 @@ struct SequenceSize {
 };
 
 // Slices of a sequence, or the most that 32 lanes can add up.
-FLASH_HD int columns_of(SplitSchedule const& s, int chunk, SequenceSize size) {
+FLASH_HD int slices_of(SplitSchedule const& s, int chunk, SequenceSize size) {
   constexpr int64_t kMost = 1 << 24;
   int64_t const slices = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
   return int(slices < kMost ? slices : kMost);
@@ -127,7 +127,7 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   int chunk = even > s.min_units ? even : s.min_units;
   // Rows that belong to no sequence have slices as well.
   int64_t const own_blocks =
-      s.packed ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
+      s.varlen ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
   int64_t const wanted = s.slices > s.all_row_blocks ? s.slices : s.all_row_blocks;
   int64_t const most = own_blocks + s.extra;
   int64_t slices = wanted < most ? wanted : most;
@@ -138,7 +138,7 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   int const first = chunk;
   int64_t of_first = 0;
   for (int attempt = may_differ ? -1 : 0;; ++attempt) {
-    int64_t found = batch.sum([&](SequenceSize size) { return columns_of(s, chunk, size); });
+    int64_t found = batch.sum([&](SequenceSize size) { return slices_of(s, chunk, size); });
     if (found <= slices) {
       return chunk;
     }
@@ -170,7 +170,7 @@ template <class Lanes, class Sizes>
 FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
   int const slice = s.tiles.quotient(index);
   int const tile = s.tiles.remainder(index, slice), tiles = int(s.tiles.divisor);
-  if (s.max_splits == 1 && !s.packed) {
+  if (s.max_splits == 1 && !s.varlen) {
     return {slice, tile, 0, 1, index, tiles, true};
   }
   // A single sequence that is not cut needs no search.
@@ -193,7 +193,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     int const b = begin + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
     int const splits = num_splits(s, chunk, size.units);
-    int const mine = columns_of(s, chunk, size);
+    int const mine = slices_of(s, chunk, size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(slice < end);
     if (hit < Lanes::kCount) {
@@ -213,7 +213,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     }
     before = lanes.of(Lanes::kCount - 1, end);
   }
-  for (int b = s.batch; s.packed && b < VarlenRows::count(s.batch); ++b) {
+  for (int b = s.batch; s.varlen && b < VarlenRows::count(s.batch); ++b) {
     int const row_blocks = sizes(b).row_blocks;
     if (slice - before < row_blocks) {
       return {b, tile + (slice - before) * tiles, 0, 1, index, tiles, true};

@@ -32,7 +32,7 @@ struct VarlenRows {
 
   // The sequence that the row is in; `batch` if the row is behind the last one.
   FLASH_HD int sequence_of(int row) const {
-    int ended = 0;  // sequences that end before the row, of which there are at most:
+    int ended = 0;  // sequences that end before the row; at least this many, at most `most`
     for (int most = batch; ended < most;) {
       int const middle = ended + (most - ended) / 2;
       if (entry(middle + 1) <= row) {

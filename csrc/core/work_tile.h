@@ -7,10 +7,10 @@
 
 namespace flash {
 
-// One unit of forward work: block_m query rows of one head of one batch entry.
+// A tile: a row block of one head of one batch entry, or in a backward a KV block.
 struct WorkTile {
-  int m_block;  // row block inside the sequence
-  int head;     // query head
+  int m_block;  // row block, or KV block, inside the sequence
+  int head;     // query head; in a backward the KV head's GQA split
   int batch;    // batch entry, or sequence of a varlen batch
   bool valid;   // false for the surplus tiles of an upper-bound grid
 };

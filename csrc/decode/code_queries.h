@@ -7,14 +7,14 @@
 
 namespace flash::decode {
 
-// A power of two, and its inverse, that bring a row's largest number to [2^14, 2^15): all numbers
-// of bf16 that matter beside it are exact in fp16 then.
-struct RowUnit {
+// A row is multiplied by a power of two that brings its largest number to [2^14, 2^15): all numbers
+// of bf16 that matter beside it are exact in fp16 then. Scores are multiplied by the inverse.
+struct RowFactor {
   float factor = 1.f;
   float inverse = 1.f;
 
   // A row of zeros, of infinities or of NaN stays as it is.
-  __device__ explicit RowUnit(float largest) {
+  __device__ explicit RowFactor(float largest) {
     constexpr int kBias = 127, kFirst = 23, kTop = 14;
     int const exponent = ordered_bits(largest) >> kFirst;
     if (exponent > 0 && exponent < 255) {
@@ -26,10 +26,10 @@ struct RowUnit {
   }
 };
 
-// Turns bf16 rows [16, kColumns] in shared memory, kStride apart, into fp16 rows in units of their
-// own, which it stores. Called by all threads, between barriers.
+// Turns bf16 rows [16, kColumns] in shared memory, kStride apart, into fp16 rows times their
+// factors, and stores the factors' inverses. Called by all threads, between barriers.
 template <int kThreads, int kColumns, int kStride>
-__device__ void convert_queries(bfloat16_t* tile, float (&units)[16]) {
+__device__ void convert_queries(bfloat16_t* tile, float (&inverse_factors)[16]) {
   constexpr int kOfRow = kThreads / 16, kChunk = 8;
   static_assert(kThreads % 32 == 0 && kOfRow <= 32);
   using From = cutlass::AlignedArray<bfloat16_t, kChunk>;
@@ -50,9 +50,9 @@ __device__ void convert_queries(bfloat16_t* tile, float (&units)[16]) {
   for (int lanes = kOfRow / 2; lanes > 0; lanes /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
   }
-  RowUnit const unit(largest);
+  RowFactor const scale(largest);
   if (first == 0) {
-    units[row] = unit.inverse;
+    inverse_factors[row] = scale.inverse;
   }
 #pragma unroll 1
   for (int col = first; col < kColumns; col += kOfRow * kChunk) {
@@ -60,7 +60,7 @@ __device__ void convert_queries(bfloat16_t* tile, float (&units)[16]) {
     To converted;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      converted[i] = half_t(static_cast<float>(chunk[i]) * unit.factor);
+      converted[i] = half_t(static_cast<float>(chunk[i]) * scale.factor);
     }
     *reinterpret_cast<To*>(numbers + col) = converted;
   }

@@ -1,7 +1,8 @@
 // Codes of 8 bits (e4m3) as operands of the products. They become fp16, which has all their
 // numbers, on their way from shared memory to registers. 16-bit tiles' layouts and ldmatrix serve
-// them, with two codes in the place of an element. That permutes columns: what a lane gets of a key
-// are four neighbours, with which read_queries keeps up, and so does what it gets of O.
+// them, with two codes in the place of an element. That permutes columns: a lane gets four
+// neighbours of a key. read_queries has Q in the same order, and merge_and_store puts the columns
+// of O back.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -23,11 +24,11 @@ constexpr bool kConvertsCodes = false;
 
 // Without that instruction a code's bits are put into those of an fp16 number, whose exponent has
 // another bias: the number is 2^-8 of the code's, subnormal ones too.
-constexpr float kCodeUnit = kConvertsCodes ? 1.f : 1.f / 256;
+constexpr float kCodeFactor = kConvertsCodes ? 1.f : 1.f / 256;
 
 // Where rows have scales, probabilities are multiplied by this as well, so that they stay normal in
 // fp16; scales of rows are up to 255 then.
-constexpr float kProbabilityUnit = 256.f;
+constexpr float kProbabilityFactor = 256.f;
 
 // Two pairs of fp16 numbers, of the four codes of a word.
 struct CodePairs {
@@ -67,8 +68,8 @@ __device__ inline uint32_t nan_bits(uint32_t word) {
   return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
 }
 
-// Of lanes of a warp, four of each key or pair of columns: whether one of this lane's c-th is among
-// them.
+// Four lanes of a warp share a key, or a pair of columns. Whether `lanes` has one of the four that
+// share this lane's c-th.
 __device__ inline bool has_one_of(unsigned lanes, int lane, int c) {
   return (lanes >> (lane % 4 * 2 + c) * 4 & 0xfu) != 0;
 }

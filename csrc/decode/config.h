@@ -12,7 +12,7 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           int kStages_, int kCachedBits, ScoreLevel kScores_>
 struct DecodeConfig {
   using Element = Element_;  // of Q and O
-  // Of K and V: codes of 8 bits become fp16 on their way to the products (decode/codes.h).
+  // K and V are codes of 8 bits, which become fp16 on their way to the products (decode/codes.h).
   static constexpr bool kCodes = kCachedBits == 8;
   using Cached = std::conditional_t<kCodes, float_e4m3_t, Element>;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
@@ -34,8 +34,8 @@ struct DecodeConfig {
   static constexpr int kQueryStride = kHeadDim + 8;
 
   using Operand = std::conditional_t<kCodes, half_t, Element>;
-  // Rows of Q are in units of their own then, because fp16 has a smaller range.
-  static constexpr bool kHasUnits = kCodes && !std::is_same_v<Element, half_t>;
+  // Rows of Q are multiplied by factors of their own then, because fp16 has a smaller range.
+  static constexpr bool kHasRowFactors = kCodes && !std::is_same_v<Element, half_t>;
   using Grid = WarpGrid<Operand, 1>;  // every warp on its own
 };
 

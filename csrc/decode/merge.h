@@ -63,7 +63,7 @@ __device__ void merge_and_store(Output const& output, MergeStorage<Config>& smem
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     auto const row = softmax.finish(r, output.sink(coord.row(r)), NoReduce{});
-    factor[r] *= row.out_scale * (Config::kCodes ? acc.out_unit : 1.f);
+    factor[r] *= row.out_scale * (Config::kCodes ? acc.out_factor : 1.f);
     lse[r] = row.lse;
     if constexpr (!Output::kOpensLate) {
       store_lse(r, row.lse);

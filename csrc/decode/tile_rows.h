@@ -37,8 +37,8 @@ struct DecodeTile {
 
   // Row r's query, and its head, counted over all query heads
   __device__ QueryRow row(FastDiv const& group, int r) const {
-    QueryRow const packed = query_row(group, first_row + r);
-    return {packed.query, head_kv * static_cast<int>(group.divisor) + packed.head};
+    QueryRow const row = query_row(group, first_row + r);
+    return {row.query, head_kv * static_cast<int>(group.divisor) + row.head};
   }
 };
 
@@ -82,17 +82,17 @@ struct DecodeWork {
   typename Config::Cached const* v;
 };
 
-// The units of Q's rows beside codes (decode/code_queries.h).
+// What undoes the factors of Q's rows beside codes (decode/code_queries.h).
 template <class Config, bool = Config::kCodes>
-struct UnitStorage {
-  float units[Config::kBlockM];
+struct RowFactorStorage {
+  float inverse_factors[Config::kBlockM];
 };
 
 template <class Config>
-struct UnitStorage<Config, false> {};
+struct RowFactorStorage<Config, false> {};
 
 template <class Config>
-struct DecodeStorage : UnitStorage<Config> {
+struct DecodeStorage : RowFactorStorage<Config> {
   union {  // merging begins when all keys have been read
     RingStorage<Config> ring[Config::kWarps];
     MergeStorage<Config> merge;

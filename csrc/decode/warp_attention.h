@@ -39,7 +39,7 @@ struct WarpAccumulators {
   static constexpr int kRows = 2;
   decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>()) out;
   OnlineSoftmax<kRows> softmax;
-  float out_unit = 1.f;  // O is so many times what `out` has
+  float out_factor = 1.f;  // O is so many times what `out` has
 
   __device__ explicit WarpAccumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
     clear(out);
@@ -92,14 +92,14 @@ struct CodeFactors {
   CodeScales const& codes;
   float of_scores[kRows];
 
-  __device__ CodeFactors(CodeScales const& codes_, float of_keys, UnitStorage<Config> const& smem,
-                         FragmentCoord<1> coord)
+  __device__ CodeFactors(CodeScales const& codes_, float of_keys,
+                         RowFactorStorage<Config> const& smem, FragmentCoord<1> coord)
       : codes(codes_) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      of_scores[r] = of_keys / kCodeUnit;
-      if constexpr (Config::kHasUnits) {
-        of_scores[r] *= smem.units[coord.row(r)];
+      of_scores[r] = of_keys / kCodeFactor;
+      if constexpr (Config::kHasRowFactors) {
+        of_scores[r] *= smem.inverse_factors[coord.row(r)];
       }
     }
   }
@@ -117,17 +117,17 @@ struct CodeFactors {
   __device__ void scale_probabilities(Scores& s, float const* scales,
                                       FragmentCoord<1> coord) const {
     if (codes.v.of_rows) {
-      scale_columns(s, scales, kProbabilityUnit, coord);
+      scale_columns(s, scales, kProbabilityFactor, coord);
     }
   }
 
  private:
   template <class Scores>
-  __device__ static void scale_columns(Scores& s, float const* scales, float unit,
+  __device__ static void scale_columns(Scores& s, float const* scales, float factor,
                                        FragmentCoord<1> coord) {
 #pragma unroll
     for (int c = 0; c < size<1>(s); ++c) {
-      float const scale = unit * scales[coord.col(c)];
+      float const scale = factor * scales[coord.col(c)];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         s(r, c) *= scale;
@@ -167,13 +167,13 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     bool const exists = work.tile.is_sequence(p) && work.tile.info.seqlen_k > 0;
     float const of_values = exists ? p.codes.v.of_head(sequence, head) : 1.f;
     of_keys = exists ? p.codes.k.of_head(sequence, head) : 1.f;
-    acc.out_unit = of_values / (kCodeUnit * (p.codes.v.of_rows ? kProbabilityUnit : 1.f));
+    acc.out_factor = of_values / (kCodeFactor * (p.codes.v.of_rows ? kProbabilityFactor : 1.f));
   }
   KeyRing<Config> ring(p, work, storage, warp, lane);
   begin_loads<kWritesRows>(params, work, ring, smem.q.data(), warp);
-  if constexpr (Config::kHasUnits) {
+  if constexpr (Config::kHasRowFactors) {
     convert_queries<Config::kThreads, Config::kHeadDim, Config::kQueryStride>(smem.q.data(),
-                                                                              smem.units);
+                                                                              smem.inverse_factors);
     __syncthreads();
   }
   FragmentCoord<1> const coord(lane);

@@ -20,7 +20,7 @@ int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / 
 
 // An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
 // has a last row block, which may lack the rows of whole queries.
-int packed_row_blocks(FwdParams const& p) {
+int varlen_row_blocks(FwdParams const& p) {
   Seqlens const& s = p.seqlens;
   bool const is_mixed = s.few_q != kAllQueries;
   int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
@@ -47,15 +47,15 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
 SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
                               DeviceInfo const& device) {
   Seqlens const& lengths = p.seqlens;
-  bool const is_packed = lengths.cu_q, is_mixed = is_packed && lengths.few_q != kAllQueries;
+  bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
   int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
   SplitSchedule s{};
   s.batch = lengths.batch;
-  s.tiles = FastDiv(p.heads_kv * (is_packed ? 1 : row_blocks(queries * group_of(p))));
-  s.packed = is_packed;
-  s.all_row_blocks = is_packed ? packed_row_blocks(p) : s.batch;
+  s.tiles = FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * group_of(p))));
+  s.varlen = is_varlen;
+  s.all_row_blocks = is_varlen ? varlen_row_blocks(p) : s.batch;
   s.equal =
-      !is_packed &&
+      !is_varlen &&
       (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
   s.min_units = split.min_units;
   s.max_splits = split.max_splits;
@@ -65,7 +65,7 @@ SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
   // The surplus row blocks of a varlen q's upper bound have clusters as well.
   constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor
   auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
-  while (is_packed && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
+  while (is_varlen && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
     --s.cluster_log2;
   }
   return s;

@@ -29,7 +29,7 @@ std::string describe(plan::BackwardChoice const& c, int group) {
     text += concat(", ", c.heads, " of ", group, " heads a tile");
   }
   if (c.row_splits > 1) {
-    text += concat(", rows in ", c.row_splits, " parts");
+    text += concat(", rows in ", c.row_splits, " splits");
   }
   return c.schedule == plan::Schedule::KvPersistent
              ? text

@@ -7,7 +7,7 @@
 
 namespace flash {
 
-// "ordered dQ, 2 of 8 heads a tile, 16 heads side by side"
+// "tiles, 2 of 8 heads a tile, 16 side by side"
 std::string describe(plan::BackwardChoice const& choice, int group);
 
 // "128 rows x 176 keys, 16 heads side by side"

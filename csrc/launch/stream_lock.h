@@ -1,4 +1,4 @@
-// The launches of a call that overlap are one unit on their stream.
+// Keeps the launches of a call together on their stream, because some of them overlap.
 #pragma once
 
 #include <cuda_runtime.h>

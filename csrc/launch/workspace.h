@@ -14,7 +14,7 @@ struct BwdWorkspaceSize {
   int64_t dq_semaphores;
   int64_t deltas_done;
   int64_t order;
-  int64_t parts;  // of dk and dv together
+  int64_t split_sums;  // of dk and dv together
 };
 
 // Rows of the workspace's sums of dK, or of dV: one for each key and GQA split, or those of each
@@ -42,8 +42,8 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
               ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};
 }
 
-// memory: as many floats as workspace_size(...).parts.
-inline void place_parts(BwdParams& p, Variant const& variant, float* memory) {
+// memory: as many floats as workspace_size(...).split_sums.
+inline void place_split_sums(BwdParams& p, Variant const& variant, float* memory) {
   Seqlens const& s = p.seqlens;
   int64_t const rows = sum_rows(p, variant);
   auto const place = [&](TensorView<void> const& gradient, int columns) -> TensorView<float> {

@@ -6,8 +6,8 @@
 
 namespace flash::linear {
 
-// dtype: that of q, "bf16" or "fp16"; the plan is that of p.k_dim on launch.device, and where
-// it has one of kWalkPlans p.sequences are cut into that one's segments.
+// dtype: of q, "bf16" or "fp16". p.k_dim and launch.device decide the plan; if it is one of
+// kWalkPlans, p.sequences are cut into its segments.
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch);
 
 // p.forward.sequences are cut into the segments of the plan that vector_number says.

@@ -90,7 +90,7 @@ struct StateScale {
 
 // With a vector of decays: forward.gate has rows of K log decays, one after the other in memory,
 // and forward.workspace.decays those of a segment, [slots, h, k tile]. In reverse q and k have
-// changed places, v is o's gradient, and initial that of the final state.
+// changed places, v is o's gradient, and initial the final state's.
 struct VectorParams {
   ForwardParams forward;
   bool aligned_g;  // its rows are whole runs of 16 bytes

@@ -40,22 +40,22 @@ constexpr int kStepLoads = 8;       // that a thread has under way together
 constexpr int kMostStepGroups = 8;  // of threads, that share the rows of K of a state
 constexpr int kMostStepThreads = 32 * kMostStepGroups;
 
-// A unit is a tile of V's columns of one state, with all rows of K, and the work of some groups of
-// threads, which leave each other partial sums over K. Which rows of K a thread adds up depends on
-// K and the layout alone: so no bit of a row depends on the other rows of the batch.
+// A tile has some of V's columns of one state, with all rows of K, and is the work of some groups
+// of threads, which leave each other partial sums over K. Which rows of K a thread adds up depends
+// on K and the layout alone: so no bit of a row depends on the other rows of the batch.
 struct StepGrid {
   FastDiv tiles;     // of V, in a state
   FastDiv heads;     // of a row
   FastDiv group;     // heads that share one of q and k
   int columns_log2;  // of a tile
   int lanes_log2;    // that share a row of the state along K
-  int groups_log2;   // of a unit
-  int units;
-  int units_of_cta;
+  int groups_log2;   // of a tile
+  int all_tiles;
+  int tiles_of_cta;
 
   FLASH_HD int groups() const { return 1 << groups_log2; }
   FLASH_HD int columns() const { return 1 << columns_log2; }
-  FLASH_HD int64_t ctas() const { return (int64_t(units) + units_of_cta - 1) / units_of_cta; }
+  FLASH_HD int64_t ctas() const { return (int64_t(all_tiles) + tiles_of_cta - 1) / tiles_of_cta; }
 };
 
 // The least power of two that is no less, as its logarithm.
@@ -67,7 +67,7 @@ FLASH_HD int log2_above(int x) {
   return log;
 }
 
-// dtype: that of q, "bf16", "fp16" or "fp32".
+// dtype: of q, "bf16", "fp16" or "fp32".
 void launch_step(StepParams const& p, char const* dtype, LaunchContext const& launch);
 
 }  // namespace flash::linear

@@ -6,8 +6,8 @@
 
 namespace flash {
 
-// Of Q, K or V: `all`, times a number of each sequence and KV head, or of each row of the cache and
-// KV head.
+// The scales of Q, K or V: `all`, times a number for each sequence and KV head, or for each row of
+// the cache and KV head.
 struct CodeScale {
   float const* ptr;      // null: `all` alone
   int64_t batch_stride;  // from sequence to sequence; of rows, as the cache's (TensorView)
@@ -20,7 +20,7 @@ struct CodeScale {
     return ptr && !of_rows ? all * ptr[sequence * batch_stride + head * head_stride] : all;
   }
 
-  // By what a row's scale differs from its head's; null: by nothing.
+  // The factor between a row's scale and its head's; null: rows have none.
   FLASH_HD float const* of_row(int page, int64_t row, int head) const {
     return of_rows ? ptr + page * batch_stride + row * row_stride + head * head_stride : nullptr;
   }

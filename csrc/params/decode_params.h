@@ -18,7 +18,7 @@ struct SplitSchedule {
   int extra;       // most slices beside one for each row block: the grid has no more
   // Varlen sequences differ in their row blocks, each of which has slices of its own. So do the row
   // blocks of rows that belong to no sequence.
-  bool packed;
+  bool varlen;
   int all_row_blocks;    // most row blocks with slices of their own; `batch` if they are in `tiles`
   int cluster_log2 = 0;  // log2 of the CTAs that share a piece
 };

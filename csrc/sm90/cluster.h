@@ -8,8 +8,8 @@
 
 namespace flash::sm90 {
 
-// Starts a copy of `bytes`, a multiple of 16, from this CTA's shared memory to `to` in that of CTA
-// `rank` of the cluster, where the bytes count towards `full`. `to` and `full` are given as
+// Starts a copy of `bytes`, a multiple of 16, from this CTA's shared memory to `to` in CTA `rank`'s
+// of the cluster, where the bytes count towards `full`. `to` and `full` are given as
 // addresses in this CTA. One thread calls it; a copy sees what ordinary stores wrote only behind a
 // fence.
 __device__ inline void copy_to_block(uint32_t rank, void const* from, void* to, uint32_t bytes,

@@ -59,7 +59,7 @@ struct TensorMap {
   int head_step;  // 0 for a dimension without a stride of its own: expanded, or of size 1
   int batch_step;
 
-  // A box's coordinates behind that of its first column
+  // A box's coordinates, but for its first column
   struct Coordinates {
     int c1, c2, c3, c4;
   };

@@ -11,7 +11,7 @@ from flash_attn.call import FP8, Descale
 
 
 class Asked(NamedTuple):
-    """Of one forward, in the order of ``_flash_attn_forward`` and of the operator ``fwd``."""
+    """A forward's arguments, in the order of ``_flash_attn_forward`` and the operator ``fwd``."""
 
     q: Tensor  # (b, sq, h, d), or (total_q, h, d) with cu_seqlens_q
     k: Tensor  # (b_cache, sk, hk, d), (total_k, hk, d) with cu_seqlens_k, pages with page_table

@@ -130,7 +130,7 @@ def _seqlen_k(lengths: Lengths, keys: Keys) -> Tensor:
 
 
 def _pages(at: Tensor, keys: Keys, page_size: int, chunk: int) -> Keys:
-    """Of each part the pages from its first key's on; at (b, parts + 1).
+    """The pages of each chunk, from its first key's on; at (b, chunks + 1).
 
     What lies before that key on its page is left padding, which Hopper's own kernels do not take:
     there is none where chunks are whole pages.

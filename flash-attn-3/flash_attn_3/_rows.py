@@ -91,7 +91,7 @@ def as_pages(cache: Tensor, batch: int, kv_batch_idx: Tensor | None) -> Tensor:
 
 
 def places(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each packed row (rows,): its sequence, its place in that, and whether it is of any."""
+    """Each packed row's sequence, its place in that, and whether it is of any; (rows,) each."""
     row = torch.arange(rows, dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True, out_int32=True)
     sequence = sequence.clamp(max=max(cu_seqlens.shape[0] - 2, 0))

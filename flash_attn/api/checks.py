@@ -204,7 +204,7 @@ def operands(
 
 
 def codes(x: Tensor, name: str, other: str, q: Tensor, traced: bool, layout: Layout) -> None:
-    """One of the two tensors of a cache of which one, at least, holds codes; ``other`` names it."""
+    """Checks one of a cache's two tensors, where one or both hold codes; ``other``: the second."""
     if not layout.cached:
         raise ValueError(
             f"{name if x.dtype is FP8 else other}: got dtype {FP8}; it must be that of q, "

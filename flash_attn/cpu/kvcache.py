@@ -38,7 +38,7 @@ def with_kvcache(call: CacheStep) -> tuple[Tensor, Tensor]:
 
 
 def check_contents(arguments: dict[str, Any]) -> None:
-    """Of the op's arguments, by name."""
+    """Raises for index tensors whose contents lie outside; ``arguments``: the operation's."""
     locate(CacheStep.of(arguments))
 
 

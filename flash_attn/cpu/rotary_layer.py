@@ -23,7 +23,7 @@ def _varlen_positions(total: int, cu_seqlens: Tensor, offsets: int | Tensor) -> 
 
 
 def _check_positions(positions: Tensor, seqlen_ro: int) -> None:
-    """That the tables have them, where values are read without a wait or a graph break."""
+    """Raises for positions that the tables lack, if reading them needs no wait or graph break."""
     if torch.compiler.is_compiling() or type(positions) is not Tensor:  # a tracer's: without data
         return
     if positions.device.type != "cpu" or not positions.numel():

@@ -61,7 +61,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def check_contents(arguments: dict[str, Any]) -> None:
-    """Of a forward or a backward, by name."""
+    """Raises for index tensors whose contents lie outside; ``arguments``: the operation's."""
     call = Forward.of(arguments)
     locate(call.q, call.k, call.v, call.lengths, call.keys)
 

@@ -140,7 +140,7 @@ _apply = super(torch.autograd.Function, _Attention).apply
 
 
 def first_derivative(gradients: Callable[..., tuple], *inputs: Tensor | None) -> tuple:
-    """``gradients(*inputs)`` in a backward: tensors of which there is no further derivative."""
+    """``gradients(*inputs)`` in a backward: a further derivative of these tensors raises."""
     if torch.is_grad_enabled():  # create_graph=True
         return _Gradients.apply(gradients, *inputs)
     return gradients(*inputs)

@@ -228,7 +228,7 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
 
 
 def _in_use(descales: Descales) -> dict[str, Any]:
-    """By name, without what equals its default."""
+    """The descales as keyword arguments, without what equals its default."""
     k_descale, v_descale, k_descale_all, v_descale_all = descales
     named: dict[str, Any] = {}
     if k_descale is not None:
@@ -243,7 +243,7 @@ def _in_use(descales: Descales) -> dict[str, Any]:
 
 
 def backward(call: Backward) -> Tensor:
-    """The operation, of which nothing is recorded: softmax_d, and what call.tensors lists."""
+    """The operation, unrecorded by autograd: softmax_d; it writes the gradients in call.tensors."""
     tensors, scoring, lengths, keys, deterministic, rng_state = call
     *in_order, dlse, ds_aux = tensors
     *scores, s_aux = scoring

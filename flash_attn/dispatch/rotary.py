@@ -47,9 +47,9 @@ class Turn(NamedTuple):
     sin: Tensor
     cos_k: Tensor | None  # k's own, where it has them
     sin_k: Tensor | None
-    offsets: Tensor | None  # (batch,) first position of each sequence, or None:
+    offsets: Tensor | None  # (batch,) first position of each sequence; None: `offset`
     cu_seqlens: Tensor | None
-    offset: int  # that of all sequences
+    offset: int  # first position of all sequences, without `offsets`
     interleaved: bool
 
     def tables(self) -> list[Tensor]:

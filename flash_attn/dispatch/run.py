@@ -62,7 +62,7 @@ def into_new(operation: torch._ops.OpOverload, in_order: tuple):
 
 
 def writing(operation: Callable[..., Any], *args, **kwargs):
-    """An operation that writes its arguments, of which autograd records nothing."""
+    """Runs an operation that writes its arguments; autograd records nothing."""
     if traced():
         return backend.call(operation, *args, **kwargs)
     results = _eager(operation, torch._C._AutoDispatchBelowADInplaceOrView, args, kwargs)

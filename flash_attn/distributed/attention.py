@@ -118,8 +118,8 @@ def ring_attention(
         return_lse: also return the log-sum-exp, (batch, heads, tokens), packed (heads, tokens).
         return_max_logits: also return the largest logit of each head, (heads,), over all ranks;
             "row": of each row of this rank, like the log-sum-exp.
-        gradient_dtype: in which gradients of keys and values travel; None is the inputs' dtype, of
-            which nothing is lost where a step is one call of a kernel. They are summed in float32
+        gradient_dtype: in which gradients of keys and values travel; None is the inputs' dtype,
+            which loses nothing where a step is one call of a kernel. They are summed in float32
             (two ranks: in the inputs' dtype).
 
     Returns:

@@ -145,14 +145,14 @@ def _start(tile: Tile) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def ring_plan(layout: Layout, shard: int, source: int, mask: Mask, device: torch.device) -> Plan:
-    """Of one shard's queries on another shard's keys."""
+    """The plan of one shard's queries on another shard's keys."""
     found = tiles(layout.placed(shard), layout.placed(source), mask)
     return _plan(found, layout.packed, device)
 
 
 @functools.lru_cache(maxsize=256)
 def whole_plan(layout: Layout, shard: int, mask: Mask, device: torch.device) -> Plan:
-    """Of one shard's queries on the keys of all, in the order of the whole."""
+    """The plan of one shard's queries on the keys of all, in the order of the whole."""
     whole = place(Segment(i, 0, length) for i, length in enumerate(layout.lengths))
     return _plan(tiles(layout.placed(shard), whole, mask), layout.packed, device)
 

@@ -227,7 +227,7 @@ def _layout(
 
 
 def _nearest(at: int, multiple: int, length: int) -> int:
-    """Of the multiples in a sequence and its end."""
+    """The nearest to ``at`` of a sequence's multiples and its end."""
     return min((at + multiple // 2) // multiple * multiple, length) if at < length else length
 
 

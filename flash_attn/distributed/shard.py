@@ -33,7 +33,7 @@ def shard_sequence(x: Tensor, layout: Layout, rank: int, dim: int | None = None)
 def unshard_sequence(
     x: Tensor, layout: Layout, group: dist.ProcessGroup | None = None, dim: int | None = None
 ) -> Tensor:
-    """All tokens, on every rank, of a tensor of which each rank has its own; no gradient.
+    """All tokens, on every rank, of a tensor whose tokens the ranks share; no gradient.
 
     Arguments:
         x: what :func:`shard_sequence` returns, or what was computed from it.

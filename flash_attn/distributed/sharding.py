@@ -142,9 +142,9 @@ def _placement(dims: _Dims, kind: str) -> Placement:
 
 
 def _kinds(given: dict[str, Any], of: dict[str, _Dims]) -> Sequence[str]:
-    """Of the mesh's dimensions: "whole", "batch", "heads"; those that occur, "whole" first.
+    """What the mesh's dimensions split: "whole" (nothing), "batch", "heads", in this order.
 
-    First, because it costs nothing to shard what is replicated, and of equals the first is taken.
+    Sharding what is replicated costs nothing, and of equal costs the first is taken.
     """
     per_dim = None
     for name in _ALIKE:

@@ -87,7 +87,7 @@ class Gradient:
     """A sum of gradients of (b, s, h, d), each of some rows."""
 
     def __init__(self, like: Tensor, dtype: torch.dtype, rows: range | None = None):
-        """``rows`` of ``like``'s: all, if not given. ``dtype``: that of the sum."""
+        """``rows`` of ``like``'s: all, if not given. ``dtype``: the sum's."""
         self._like, self._dtype = like, dtype
         self._rows = range(like.shape[1]) if rows is None else rows
         self._sum: Tensor | None = None

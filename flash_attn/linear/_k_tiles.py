@@ -60,7 +60,7 @@ def backward(
 def _backward(
     scan: Scan, do: Tensor, dfinal: Tensor | None, with_dg: bool, with_dstate: bool
 ) -> Gradients:
-    """Of one tile of K."""
+    """The gradients of one tile of K."""
     cu_seqlens, v, channels = scan.cu_seqlens, scan.v, scan.k.shape[-1]
     is_shared = scan.k.shape[2] != v.shape[2]
     dtype = torch.float32 if is_shared else v.dtype
@@ -85,7 +85,7 @@ def _k_tiles(operation: str, scan: Scan) -> list[slice]:
 
 
 def _cut(scan: Scan, columns: slice) -> Scan:
-    """The same with some of k's columns; the scale is that of all."""
+    """The same scan with some of k's columns, and the scale of all columns."""
     if columns == slice(0, scan.k.shape[-1]):
         return scan
     g = scan.g[..., columns] if scan.g is not None and scan.g.dim() == 4 else scan.g

@@ -22,7 +22,7 @@ class _Places(NamedTuple):
 
 
 def _places(x: Tensor, cu_seqlens: Tensor | None, seq_idx: Tensor | None) -> _Places:
-    """Of the tokens of x [B, T, D]."""
+    """The places of the tokens of x [B, T, D]."""
     batch, seqlen = x.shape[:2]
     token = torch.arange(seqlen, device=x.device)
     if cu_seqlens is not None:

@@ -1,4 +1,4 @@
-"""``chunk_scan``, of which every function of linear attention with a decay is a case."""
+"""``chunk_scan``: every function of linear attention with a decay is a case of it."""
 
 from __future__ import annotations
 

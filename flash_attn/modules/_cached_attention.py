@@ -71,7 +71,7 @@ class CachedAttention(nn.Module):
     def _rotary_tables(self, positions: int, like: Tensor) -> dict:
         """The rotary arguments of ``flash_attn_with_kvcache``."""
         rotary = self.rotary_emb
-        # As long as the cache, which is known when it is compiled: not made anew for every token.
+        # A compiled model knows how long the cache is, and makes the tables once, not every token.
         cos, sin, _, _ = rotary._tables(
             positions, like.device, like.dtype, keep=not torch.compiler.is_exporting()
         )

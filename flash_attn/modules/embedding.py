@@ -28,7 +28,7 @@ def _positions(input_ids: Tensor) -> Tensor:
 
 
 class GPT2Embeddings(nn.Module):
-    """Of tokens, and of positions where there are any to embed.
+    """Embeddings of tokens, and of positions where there are any to embed.
 
     Args:
         embed_dim: of what comes out.
@@ -76,7 +76,7 @@ class GPT2Embeddings(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-    """Of tokens, positions and token types; ``type_vocab_size`` 0 for none of the last."""
+    """Embeddings of tokens, positions and token types; ``type_vocab_size`` 0 for no types."""
 
     word_embeddings: nn.Embedding
     position_embeddings: nn.Embedding

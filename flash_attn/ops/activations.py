@@ -45,8 +45,8 @@ def bias_gelu(y: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_gelu_back(g: Tensor, y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of ``bias_gelu`` with respect to y and bias, each in its dtype, from g, that of
-    the result: (..., features), and summed over the rows (features,)."""
+    """The gradients of ``bias_gelu`` with respect to y and bias, each in its dtype, from the
+    result's gradient g: (..., features), and summed over the rows (features,)."""
     wide_g, wide_y, wide_bias = _wide(g, y, bias)
     gradient = gelu_bwd(wide_g, wide_y + wide_bias)
     return _cast(gradient, y.dtype), _cast(gradient.sum_to_size(bias.shape), bias.dtype)
@@ -106,7 +106,7 @@ def swiglu_fwd(x: Tensor, y: Tensor) -> Tensor:
 
 
 def swiglu_bwd(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of ``swiglu_fwd`` with respect to x and y, from that of its result."""
+    """The gradients of ``swiglu_fwd`` with respect to x and y, from its result's."""
     wide_x, wide_y, wide_g = _wide(x, y, g)
     dx = torch.ops.aten.silu_backward(wide_g * wide_y, wide_x)
     return dx.to(x.dtype), (wide_g * F.silu(wide_x)).to(y.dtype)

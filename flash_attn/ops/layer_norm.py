@@ -142,7 +142,7 @@ def dropout_add_layer_norm_subset(
 
 
 def _scaled_dropout(x: Tensor, p: float, scale: float, layerscale: Tensor | None, want_mask: bool):
-    """Of the rows that there are, so that what is dropped does not depend on where they go."""
+    """Drops before rows are moved, so that what is dropped does not depend on where they go."""
     x = x if layerscale is None else x * layerscale.to(x.dtype)
     x = x if scale == 1.0 else x * scale
     return _dropout(x, p, want_mask)

@@ -40,7 +40,7 @@ def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _check_rows(x: Tensor, cos: Tensor, cu_seqlens: Tensor | None) -> None:
-    """That a table with a row for each token fits x (batch, seqlen, ...)."""
+    """Raises unless a table with a row for each token fits x (batch, seqlen, ...)."""
     if cu_seqlens is not None:
         raise ValueError(
             f"cos has shape {tuple(cos.shape)} with cu_seqlens; (seqlen_ro, rotary_dim / 2) is "
@@ -69,7 +69,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor) -> None:
 def _check_places(
     x: Tensor, cos: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None
 ) -> None:
-    """That what does not depend on values on the device is right; cos (seqlen_ro, ...)."""
+    """Checks what does not depend on values on the device; cos (seqlen_ro, ...)."""
     if cu_seqlens is not None:
         _check_cu_seqlens(cu_seqlens)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -174,7 +174,7 @@ class GenerationMixin:
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
     ) -> Any:
-        """Of each layer; for the model to say."""
+        """The caches of all layers; a model says what they are."""
         raise NotImplementedError
 
     def generate(

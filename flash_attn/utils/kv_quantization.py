@@ -113,7 +113,7 @@ def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _descale(amax: Tensor) -> Tensor:
-    """What makes amax the largest code; never 0, by which nothing can be divided."""
+    """The descale that makes amax the largest code; never 0, because numbers are divided by it."""
     return torch.where(amax == 0, 1.0, (amax / LARGEST).clamp(min=_TINY))
 
 

@@ -387,14 +387,14 @@ def backward(
     kv_persistent: bool = False,
     ordered_dq: bool = False,
     finds_delta: bool = False,
-    cut: tuple[int, int] = (0, 1),
+    row_splits: tuple[int, int] = (0, 1),
     **full,
 ) -> tuple[Tensor, ...]:
     """softmax_d, the gradients that are wanted, and with s_aux its gradient.
 
     lengths: of `dense_lengths` or `varlen_lengths`. split_heads: query heads of a group that a tile
     of keys has; None: all. kv_persistent: a CTA, or a pair, takes all keys of a sequence.
-    ordered_dq: that schedule. cut: so many of the last tiles, or all, into so many row splits.
+    ordered_dq: that schedule. row_splits: so many of the last tiles, or all, in so many splits.
     NaN wherever no kernel wrote.
     """
     inputs = {"dq": q, "dk": k, "dv": v}
@@ -407,7 +407,7 @@ def backward(
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
     call |= {"kv_persistent": kv_persistent, "ordered_dq": ordered_dq, "finds_delta": finds_delta}
-    call |= {"parted_tiles": cut[0], "row_splits": cut[1]}
+    call |= {"split_tiles": row_splits[0], "row_splits": row_splits[1]}
     if split_heads is not None:
         call["split_heads"] = split_heads
     if dlse is not None:

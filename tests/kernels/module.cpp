@@ -102,23 +102,23 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   p.side_by_side = number<int>(call, "together", 3);
   p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic, number<bool>(call, "finds_delta"),
              flash::heads_found_before(p, variant)};
-  if (int const parts = number<int>(call, "row_splits", 1); parts > 1) {
+  if (int const splits = number<int>(call, "row_splits", 1); splits > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
-    int const count = std::min(number<int>(call, "parted_tiles", 1), tiles);
-    p.row_split = flash::RowSplit::last(tiles - count, count, parts);
+    int const count = std::min(number<int>(call, "split_tiles", 1), tiles);
+    p.row_split = flash::RowSplit::last(tiles - count, count, splits);
   }
   auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
-  Scratch<float> dq(size.dq, nan), stats(size.stats, nan), parts(size.parts, nan);
+  Scratch<float> dq(size.dq, nan), stats(size.stats, nan), split_sums(size.split_sums, nan);
   Scratch<int> dq_semaphores(size.dq_semaphores, -1), deltas_done(size.deltas_done, -1), order(size.order, -1);
   p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.dq_semaphores ? dq_semaphores.data() : nullptr,
                  size.deltas_done ? deltas_done.data() : nullptr, size.order ? order.data() : nullptr};
-  flash::place_parts(p, variant, parts.data());
+  flash::place_split_sums(p, variant, split_sums.data());
   variant.launch.backward(p, launch);
   dq.check();
   stats.check();
-  parts.check();
+  split_sums.check();
   dq_semaphores.check();
   deltas_done.check();
   order.check();

@@ -18,15 +18,15 @@ from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention, varlen_ref
 from torch import Tensor
 
-from build_tools.instantiate import load_table
 from flash_attn import flash_attn_varlen_func
 from tests.kernels import library  # the one that every suite serves with: it registers once
 
 from . import calls
+from .rows import TABLE, id_of
 from .test_backward_kernels import Attention
 
 ROWS = [
-    v for v in load_table().VARIANTS
+    v for v in TABLE
     if v.dtype == "bf16" and v.scores == "plain" and (v.direction, v.cached_bits) != ("fwd", 8)
 ]  # fmt: skip
 FORWARD = [v for v in ROWS if v.direction == "fwd" and v.head_dim == 64]
@@ -44,10 +44,6 @@ CODES = [v for v in ROWS if (v.head_dim, v.cached_bits) == (64, 8)]
 APPEND = [v for v in ROWS if v.direction == "append"]
 SEEDS = range(30)
 BEFORE = 3.0
-
-
-def id_of(x) -> str:
-    return x.name
 
 
 def way_id(x) -> str:

@@ -7,27 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_cases import CacheCase, expected, make_cache
-from cases import BF16, FP16, poisoned
+from cases import poisoned
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 from reference_cache import rotate
 from test_kvcache import check_cache
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "append"]
+ROWS = [v for v in TABLE if v.direction == "append"]
 ATTENTION = [
-    v for v in load_table().VARIANTS
+    v for v in TABLE
     if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"
     and v.direction in ("fwd", "paged", "decode") and v.cached_bits == 16
 ]  # fmt: skip
-DTYPES = {"bf16": BF16, "fp16": FP16}
-
-
-def id_of(x) -> str:
-    return x.name
 
 
 def append(kernels, row, case: CacheCase, x) -> torch.Tensor:

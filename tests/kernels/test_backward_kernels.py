@@ -7,23 +7,21 @@ from functools import lru_cache, partial
 import pytest
 import torch
 from calls import ExpectedGradients, check_gradients, differentiable, written_out
-from cases import BF16, FP16, OFFSET, SEED, Case, Inputs, make_inputs, poisoned, rng_state
+from cases import OFFSET, SEED, Case, Inputs, make_inputs, poisoned, rng_state
 from compare import assert_bitwise
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "bwd"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
+ROWS = [v for v in TABLE if v.direction == "bwd"]
 # The two rows of a tile differ in the element type alone, so most tests run on one of them.
 TILES = [v for v in ROWS if v.dtype == "bf16"]
 PLAIN = [v for v in TILES if v.scores == "plain"]
 FULL = [v for v in TILES if v.scores == "full"]
 # d 64 has other numbers in either type: probabilities in units, dropped by their halves.
-HOOKED = [
+WITH_MODS = [
     v for v in ROWS
     if (v.arch, v.scores) == ("sm90", "full") and (v.dtype == "bf16" or v.head_dim == 64)
 ]  # fmt: skip
@@ -33,10 +31,6 @@ def one_of_each_kind(rows: list) -> list:
     """P and dS in registers or exchanged, one buffer or two for the rows."""
     kinds = {(v.warps == v.key_warps, v.stages): v for v in reversed(rows)}
     return list(kinds.values())
-
-
-def id_of(row) -> str:
-    return row.name
 
 
 class Attention(torch.autograd.Function):
@@ -132,7 +126,7 @@ def test_adversarial_values(kernels, row, kind):
     check(kernels, row, sized(row, h=1, sq=113, sk=150, kind=kind))
 
 
-# Full tiles do it with all hooks, below.
+# Full tiles do it with all mods, below.
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize(
     ("split_heads", "shape"),
@@ -144,17 +138,17 @@ def test_adversarial_values(kernels, row, kind):
     ],
     ids=str,
 )
-def test_groups_in_parts(kernels, row, split_heads, shape):
+def test_groups_in_splits(kernels, row, split_heads, shape):
     check(kernels, row, sized(row, **shape), split_heads=split_heads)
 
 
-def check_hooks(kernels, row, dlse: bool = False, how: dict | None = None, **hooks) -> None:
-    check(kernels, row, sized(row, **dict(b=2, sq=70, sk=140) | hooks), dlse, **how or {})
+def check_mods(kernels, row, dlse: bool = False, how: dict | None = None, **mods) -> None:
+    check(kernels, row, sized(row, **dict(b=2, sq=70, sk=140) | mods), dlse, **how or {})
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(FULL), ids=id_of)
 @pytest.mark.parametrize(
-    "hooks",
+    "mods",
     [
         dict(softcap=3.0),
         dict(alibi="bh", causal=True, sk=190),
@@ -165,13 +159,13 @@ def check_hooks(kernels, row, dlse: bool = False, how: dict | None = None, **hoo
     ],
     ids=str,
 )
-def test_score_hooks(kernels, row, hooks):
-    check_hooks(kernels, row, **hooks)
+def test_score_mods(kernels, row, mods):
+    check_mods(kernels, row, **mods)
 
 
-@pytest.mark.parametrize("row", HOOKED, ids=id_of)
+@pytest.mark.parametrize("row", WITH_MODS, ids=id_of)
 @pytest.mark.parametrize(
-    "hooks",
+    "mods",
     [
         dict(softcap=40.0),  # scores are well below: tanh has two powers
         dict(softcap=1e3),
@@ -195,37 +189,37 @@ def test_score_hooks(kernels, row, hooks):
     ],
     ids=str,
 )
-def test_one_or_two_hooks(kernels, row, hooks):
+def test_one_or_two_mods(kernels, row, mods):
     """Where one alone has a loop of its own, scores that allow it have a shorter way."""
-    check_hooks(kernels, row, **dict(b=1, sq=150, sk=210) | hooks)
+    check_mods(kernels, row, **dict(b=1, sq=150, sk=210) | mods)
 
 
-@pytest.mark.parametrize("row", HOOKED, ids=id_of)
-@pytest.mark.parametrize("hook", [dict(softcap=9.0), dict(alibi="h")], ids=str)
-def test_one_hook_in_turns(kernels, row, hook):
+@pytest.mark.parametrize("row", WITH_MODS, ids=id_of)
+@pytest.mark.parametrize("mod", [dict(softcap=9.0), dict(alibi="h")], ids=str)
+def test_one_mod_in_turns(kernels, row, mod):
     shape = dict(b=1, sq=150, sk=300, kind="growing", causal=True)
-    check_hooks(kernels, row, how=dict(deterministic=True), **shape | hook)
+    check_mods(kernels, row, how=dict(deterministic=True), **shape | mod)
 
 
 @pytest.mark.parametrize("row", [v for v in FULL if v.dtype == "fp16"], ids=id_of)
-@pytest.mark.parametrize("hook", [dict(softcap=9.0), dict(alibi="h")], ids=str)
-def test_one_hook_in_fp16_and_groups_in_parts(kernels, row, hook):
+@pytest.mark.parametrize("mod", [dict(softcap=9.0), dict(alibi="h")], ids=str)
+def test_one_mod_in_fp16_and_groups_in_splits(kernels, row, mod):
     shape = dict(b=1, sq=90, sk=150, causal=True)
-    check_hooks(kernels, row, how=dict(split_heads=1), **shape | hook)
+    check_mods(kernels, row, how=dict(split_heads=1), **shape | mod)
 
 
 # The bar is standard attention in the row's dtype, of which fp16 does not have such a cap.
-@pytest.mark.parametrize("row", [v for v in HOOKED if v.dtype == "bf16"], ids=id_of)
+@pytest.mark.parametrize("row", [v for v in WITH_MODS if v.dtype == "bf16"], ids=id_of)
 @pytest.mark.parametrize("softcap", [1e6, 1e8, 1e12, 1e18, 1e20, 1e30])
 def test_a_cap_out_of_reach_changes_nothing(kernels, row, softcap):
-    check_hooks(kernels, row, b=1, sq=150, sk=210, softcap=softcap)
+    check_mods(kernels, row, b=1, sq=150, sk=210, softcap=softcap)
 
 
 @pytest.mark.parametrize("row", FULL, ids=id_of)
 @pytest.mark.parametrize("split_heads", [2, 1])  # of the two that share keys
-def test_all_hooks_together(kernels, row, split_heads):
-    hooks = dict(softcap=20.0, alibi="h", sinks=True, dropout_p=0.17, window=(50, 3))
-    check_hooks(kernels, row, dlse=True, how=dict(split_heads=split_heads), **hooks)
+def test_all_mods_together(kernels, row, split_heads):
+    mods = dict(softcap=20.0, alibi="h", sinks=True, dropout_p=0.17, window=(50, 3))
+    check_mods(kernels, row, dlse=True, how=dict(split_heads=split_heads), **mods)
 
 
 @pytest.mark.parametrize("row", one_of_each_kind(TILES), ids=id_of)
@@ -233,7 +227,7 @@ def test_gradient_of_lse(kernels, row):
     check(kernels, row, sized(row, sq=90, sk=70, causal=True), dlse=True)
 
 
-# Rows, and how many of the two heads that share keys a part has. Full tiles are cut as plain ones.
+# Rows, and how many of the two heads of a group a GQA split has.
 SHARED = [
     pytest.param(row, split_heads, id=f"{split_heads}-{row.name}")
     for row in TILES
@@ -272,7 +266,7 @@ def test_blocks_in_any_order(kernels, row, split_heads):
     run = partial(calls.backward, kernels, row.name, *call, **how)
     results = run(), run(last_block_first=True)
     for name, a, b in zip(("softmax_d", "dq", "dk", "dv"), *results, strict=True):
-        if name == "dq":  # its parts were added in another order
+        if name == "dq":  # its terms were added in another order
             torch.testing.assert_close(a, b)
         else:
             assert_bitwise(name, a, b)
@@ -385,7 +379,7 @@ def test_dropout_bits_are_the_contracts(kernels, row):
     assert torch.equal(kept, keep_mask(SEED, OFFSET, 1, 3, n, 77, 0.4))
 
 
-@pytest.mark.parametrize("row", [v for v in HOOKED if v.head_dim == 64], ids=id_of)
+@pytest.mark.parametrize("row", [v for v in WITH_MODS if v.head_dim == 64], ids=id_of)
 @pytest.mark.parametrize("p", [1e-4, 0.1, 0.5, 0.50002, 0.999, 65535 / 65536])
 def test_dropout_bits_of_any_threshold(kernels, row, p):
     """Two at a time up to a half; in several row blocks, of several sequences."""
@@ -393,11 +387,11 @@ def test_dropout_bits_of_any_threshold(kernels, row, p):
     assert torch.equal(kept, keep_mask(SEED, OFFSET, 2, 2, 150, 140, p))
 
 
-@pytest.mark.parametrize("row", [v for v in HOOKED if v.head_dim == 64], ids=id_of)
-@pytest.mark.parametrize("hooks", [{}, dict(softcap=40.0), dict(dropout_p=0.1)], ids=str)
-def test_probabilities_of_one(kernels, row, hooks):
+@pytest.mark.parametrize("row", [v for v in WITH_MODS if v.head_dim == 64], ids=id_of)
+@pytest.mark.parametrize("mods", [{}, dict(softcap=40.0), dict(dropout_p=0.1)], ids=str)
+def test_probabilities_of_one(kernels, row, mods):
     """One key: P is 1 and, in its units, as large as it gets; dV is dO, or that kept."""
-    check_hooks(kernels, row, **dict(b=1, sq=1, sk=1, scale=-0.1) | hooks)
+    check_mods(kernels, row, **dict(b=1, sq=1, sk=1, scale=-0.1) | mods)
 
 
 @pytest.mark.parametrize("row", [v for v in TILES if v.arch == "sm80"], ids=id_of)

@@ -9,28 +9,20 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_cases import CacheCase, expected, make_cache
-from cases import BF16, FP16
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention
 from test_kvcache import check_cache
 from torch import Tensor
 from torch.nn.functional import pad
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 from .test_append_kernels import append
 
-TABLE = load_table().VARIANTS
 ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 16)]
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
 SMALL_FULL = [v for v in ROWS if v.head_dim == 64 and v.scores == "full" and v.dtype == "bf16"]
 APPEND = {v.dtype: v for v in TABLE if v.direction == "append"}
-DTYPES = {"bf16": BF16, "fp16": FP16}
-
-
-def id_of(x) -> str:
-    return x.name
 
 
 def whole_chunks(x: Tensor) -> Tensor:

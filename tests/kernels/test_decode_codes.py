@@ -7,30 +7,25 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from cache_cases import CacheCase, CacheInputs, expected, make_cache
-from cases import BF16, FP16, poisoned
+from cases import BF16, poisoned
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 from torch import Tensor
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import TABLE
+from .test_decode_kernels import DTYPES, HEADS, LENGTHS, PAGES, SCORE_MODS, VISIBLE, id_of, run
 
-ROWS = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("decode", 8)]
-APPEND = {v.dtype: v for v in load_table().VARIANTS if v.direction == "append"}
+ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 8)]
+APPEND = {v.dtype: v for v in TABLE if v.direction == "append"}
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain"]
 FULL = [v for v in ROWS if v.scores == "full"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
 E4M3 = torch.float8_e4m3fn
 SCALES = ("all", "head", "row")
 
 
-def id_of(x) -> str:
-    return x.name
-
-
 def codes_of(x: Tensor, scale: Tensor | float) -> Tensor:
-    """The nearest codes of x in units of scale (float32), saturating."""
+    """The nearest codes of x / scale (float32), saturating."""
     return (x.float() / torch.as_tensor(scale).float()).clamp(-448, 448).to(E4M3)
 
 
@@ -77,33 +72,21 @@ def make(row, case: CacheCase, kind: str):
 
 def check(kernels, row, case: CacheCase, kind: str = "head", **more) -> None:
     case, x, k, v = make(row, case, kind)
+    codes = replace(x, k_cache=k.codes, v_cache=v.codes)
     numbers = replace(x, k_cache=k.numbers, v_cache=v.numbers)
-    rounded = replace(
-        x, k_cache=k.numbers.to(case.dtype), v_cache=v.numbers.to(case.dtype)
-    )  # a cache of 16 bits
+    in_16_bits = replace(
+        x, **{f"{n}_cache": c.numbers.to(case.dtype) for n, c in (("k", k), ("v", v))}
+    )
     ref = expected(case, numbers, attention_ref)
-    standard = expected(case, rounded, standard_attention)
-    tensors = {"alibi_slopes": None, "s_aux": None} | x.extra | more
-    out, lse = calls.cached(
-        kernels, row.name, x.q, k.codes, v.codes, causal=case.causal, window_size=case.window,
-        cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int32), softcap=case.softcap,
-        softmax_scale=case.scale, codes=calls.code_scales(k.scale, v.scale), **tensors,
-    )  # fmt: skip
+    standard = expected(case, in_16_bits, standard_attention)
+    scales = calls.code_scales(k.scale, v.scale)
+    out, lse = run(kernels, row, case, codes, codes=scales, **more)
     assert_accurate("out", out, ref.out, standard.out)
     assert_lse("lse", lse, ref.lse)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        CacheCase("one_query", cache_seqlens=(37, 310, 3), cache_size=310, d=256),
-        CacheCase("absent_and_empty", cache_seqlens=(-1, 0, 70), sq=2, h=2, hk=2, d=256),
-        CacheCase("chunk", sq=5, h=8, hk=2, cache_seqlens=(5, 310, 150), cache_size=310, d=256),
-        CacheCase("pages", page_size=3, h=3, hk=1, cache_seqlens=(200, 1, -1), d=256),
-    ],
-    ids=id_of,
-)
+@LENGTHS
 @pytest.mark.parametrize("kind", SCALES)
 def test_lengths(kernels, row, case, kind):
     check(kernels, row, case, kind, num_splits=3)
@@ -122,14 +105,12 @@ def test_clusters(kernels, row, kind):
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("num_splits", [0, 100])
 def test_pages(kernels, row, page_size, kind, num_splits):
-    case = CacheCase("pages", page_size=page_size, h=4, hk=2, sq=2, cache_seqlens=(700, -1, 33),
-                     cache_size=700)  # fmt: skip
-    check(kernels, row, case, kind, num_splits=num_splits)
+    check(kernels, row, replace(PAGES, page_size=page_size), kind, num_splits=num_splits)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("sq", [1, 16, 70])
-@pytest.mark.parametrize(("h", "hk"), [(2, 2), (7, 1), (20, 1)])
+@HEADS
 def test_packed_heads(kernels, row, h, hk, sq):
     """Any number of rows, which no other kernel takes."""
     case = CacheCase("heads", b=2, h=h, hk=hk, sq=sq, cache_seqlens=(160, 41), cache_size=160)
@@ -137,40 +118,23 @@ def test_packed_heads(kernels, row, h, hk, sq):
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        CacheCase("left", causal=False, window=(70, -1)),
-        CacheCase("both", causal=False, window=(300, 5)),
-        CacheCase("leftpad", leftpad=(30, 500, 7)),
-        CacheCase("leftpad_all", leftpad=(390, 520, 0), page_size=100),
-        CacheCase("batch_idx", batch_idx=True, leftpad=(3, 0, 1)),
-    ],
-    ids=id_of,
-)
+@pytest.mark.parametrize("case", VISIBLE, ids=id_of)
 @pytest.mark.parametrize("kind", SCALES)
 def test_visible_keys(kernels, row, case, kind):
-    case = replace(case, sq=3, cache_seqlens=(390, 520, 40), cache_size=520)
     check(kernels, row, case, kind, num_splits=4)
 
 
+ODD_ROWS = [
+    CacheCase("odd_rows", d=40, cache_size=310),
+    CacheCase("odd_rows_of_d_v", d=24, dv=56, cache_size=310),
+]
+
+
 @pytest.mark.parametrize("row", FULL, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        CacheCase("softcap", softcap=3.0),
-        CacheCase("alibi", alibi="h"),
-        CacheCase("sinks", sinks=True, cache_seqlens=(0, 300, -1)),
-        CacheCase("all", softcap=20.0, alibi="bh", sinks=True, window=(150, -1), page_size=16),
-        CacheCase("negative_scale", scale=-0.2),
-        CacheCase("odd_rows", d=40),
-        CacheCase("odd_rows_of_d_v", d=24, dv=56),
-    ],
-    ids=id_of,
-)
+@pytest.mark.parametrize("case", SCORE_MODS + ODD_ROWS, ids=id_of)
 @pytest.mark.parametrize("kind", SCALES)
 def test_score_mods_and_odd_rows(kernels, row, case, kind):
-    check(kernels, row, replace(case, cache_size=310), kind, num_splits=2)
+    check(kernels, row, case, kind, num_splits=2)
 
 
 ALL = torch.arange(256, dtype=torch.uint8).view(E4M3)  # NaN at 127 and 255
@@ -239,7 +203,7 @@ def test_a_nan_of_a_key_that_is_not_seen(kernels, row):
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 def test_large_and_small_queries(kernels, row):
-    """Rows of any size beside each other: each has a unit of its own in fp16."""
+    """Rows of any size beside each other: each has a factor of its own in fp16."""
     dtype, d = DTYPES[row.dtype], row.head_dim
     gen = torch.Generator().manual_seed(5)
     sizes = [1e30, 1e-30, 1.0, 3e4, 0.0, 1e-6] if dtype == BF16 else [9e3, 1e-4, 1.0, 9.0, 0.0]

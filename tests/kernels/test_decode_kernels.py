@@ -7,19 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_cases import NAN, CacheCase, expected, make_cache
-from cases import BF16, FP16
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 
-ROWS = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("decode", 16)]
+ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 16)]
 FULL = [v for v in ROWS if v.scores == "full"]
 # What does not depend on the row.
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
 
 # What rows see of their keys, by the name of a case.
 WINDOWS = {
@@ -31,8 +28,42 @@ WINDOWS = {
 }
 
 
-def id_of(x) -> str:
-    return x.name
+# What a cache of codes runs as well (test_decode_codes.py).
+LENGTHS = pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("one_query", cache_seqlens=(37, 310, 3), cache_size=310, d=256),
+        CacheCase("absent_and_empty", cache_seqlens=(-1, 0, 70), sq=2, h=2, hk=2, d=256),
+        CacheCase("chunk", sq=5, h=8, hk=2, cache_seqlens=(5, 310, 150), cache_size=310, d=256),
+        CacheCase("pages", page_size=3, h=3, hk=1, cache_seqlens=(200, 1, -1), d=256),
+    ],
+    ids=id_of,
+)
+PAGES = CacheCase("pages", h=4, hk=2, sq=2, cache_seqlens=(700, -1, 33), cache_size=700)
+HEADS = pytest.mark.parametrize(("h", "hk"), [(2, 2), (8, 2), (7, 1), (16, 2), (20, 1)])
+VISIBLE = [
+    replace(case, sq=3, cache_seqlens=(390, 520, 40), cache_size=520)
+    for case in (
+        *(CacheCase(name, **mask) for name, mask in WINDOWS.items()),
+        CacheCase("pages", page_size=16, window=(200, -1)),
+        CacheCase("leftpad", leftpad=(30, 500, 7)),
+        CacheCase("leftpad_all", leftpad=(390, 520, 0), page_size=100),
+        CacheCase("leftpad_window", leftpad=(30, 500, 7), window=(100, -1)),
+        CacheCase("batch_idx", batch_idx=True, leftpad=(3, 0, 1)),
+    )
+]
+SCORE_MODS = [
+    replace(case, sq=3, h=8, hk=2, cache_size=300, d=256)
+    for case in (
+        CacheCase("softcap", softcap=3.0, cache_seqlens=(40, 300, 129)),
+        CacheCase("alibi", alibi="h", cache_seqlens=(40, 300, 129)),
+        CacheCase("sinks", sinks=True, cache_seqlens=(0, 300, -1)),
+        CacheCase("all", softcap=20.0, alibi="bh", sinks=True, window=(150, -1), page_size=16,
+                  cache_seqlens=(40, 300, 129)),
+        CacheCase("negative_scale", scale=-0.2, cache_seqlens=(40, 300, 129)),
+        CacheCase("no_scale", scale=0.0, cache_seqlens=(40, 300, 129)),
+    )
+]  # fmt: skip
 
 
 def run(kernels, row, case: CacheCase, x, **more):
@@ -54,16 +85,7 @@ def check(kernels, row, case: CacheCase, **more) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        CacheCase("one_query", cache_seqlens=(37, 310, 3), cache_size=310, d=256),
-        CacheCase("absent_and_empty", cache_seqlens=(-1, 0, 70), sq=2, h=2, hk=2, d=256),
-        CacheCase("chunk", sq=5, h=8, hk=2, cache_seqlens=(5, 310, 150), cache_size=310, d=256),
-        CacheCase("pages", page_size=3, h=3, hk=1, cache_seqlens=(200, 1, -1), d=256),
-    ],
-    ids=id_of,
-)
+@LENGTHS
 @pytest.mark.parametrize("num_splits", [0, 3])
 def test_lengths(kernels, row, case, num_splits):
     check(kernels, row, case, num_splits=num_splits)
@@ -73,13 +95,11 @@ def test_lengths(kernels, row, case, num_splits):
 @pytest.mark.parametrize("page_size", [0, 1, 3, 16, 64, 100, 256])
 @pytest.mark.parametrize("num_splits", [0, 1, 100])
 def test_pages(kernels, row, page_size, num_splits):
-    case = CacheCase("pages", page_size=page_size, h=4, hk=2, sq=2, cache_seqlens=(700, -1, 33),
-                     cache_size=700)  # fmt: skip
-    check(kernels, row, case, num_splits=num_splits)
+    check(kernels, row, replace(PAGES, page_size=page_size), num_splits=num_splits)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
-@pytest.mark.parametrize(("h", "hk"), [(2, 2), (8, 2), (7, 1), (16, 2), (20, 1)])
+@HEADS
 @pytest.mark.parametrize("sq", [1, 2, 16])
 def test_packed_heads(kernels, row, h, hk, sq):
     case = CacheCase("heads", b=2, h=h, hk=hk, sq=sq, cache_seqlens=(160, 41), cache_size=160)
@@ -87,42 +107,16 @@ def test_packed_heads(kernels, row, h, hk, sq):
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(CacheCase(name, **mask) for name, mask in WINDOWS.items()),
-        CacheCase("pages", page_size=16, window=(200, -1)),
-        CacheCase("leftpad", leftpad=(30, 500, 7)),
-        CacheCase("leftpad_all", leftpad=(390, 520, 0), page_size=100),
-        CacheCase("leftpad_window", leftpad=(30, 500, 7), window=(100, -1)),
-        CacheCase("batch_idx", batch_idx=True, leftpad=(3, 0, 1)),
-    ],
-    ids=id_of,
-)
+@pytest.mark.parametrize("case", VISIBLE, ids=id_of)
 @pytest.mark.parametrize("num_splits", [0, 4])
 def test_visible_keys(kernels, row, case, num_splits):
-    case = replace(case, sq=3, cache_seqlens=(390, 520, 40), cache_size=520)
     check(kernels, row, case, num_splits=num_splits)
 
 
 @pytest.mark.parametrize("row", FULL, ids=id_of)
-@pytest.mark.parametrize(
-    "case",
-    [
-        CacheCase("softcap", softcap=3.0),
-        CacheCase("alibi", alibi="h"),
-        CacheCase("sinks", sinks=True, cache_seqlens=(0, 300, -1)),
-        CacheCase("all", softcap=20.0, alibi="bh", sinks=True, window=(150, -1), page_size=16),
-        CacheCase("negative_scale", scale=-0.2),
-        CacheCase("no_scale", scale=0.0),
-    ],
-    ids=id_of,
-)
+@pytest.mark.parametrize("case", SCORE_MODS, ids=id_of)
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_score_hooks(kernels, row, case, num_splits):
-    case = replace(case, sq=3, h=8, hk=2, cache_size=300, d=256)
-    if not case.sinks or case.alibi:
-        case = replace(case, cache_seqlens=(40, 300, 129))
+def test_score_mods(kernels, row, case, num_splits):
     check(kernels, row, case, num_splits=num_splits)
 
 

@@ -1,4 +1,4 @@
-"""The GPU kernels, run on the host: every tile, mask, hook and index of every row of the table.
+"""The GPU kernels, run on the host: every tile, mask, score mod and index of the whole table.
 
 What a GPU adds (its scheduling, its memory system, its speed) needs one; the suites above this
 folder run there.
@@ -11,22 +11,16 @@ from functools import partial
 import pytest
 import torch
 from calls import lse_in_float32
-from cases import BF16, FP16, OFFSET, SEED, Case, make_inputs, poisoned, rng_state
+from cases import OFFSET, SEED, Case, make_inputs, poisoned, rng_state
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from reference_dropout import keep_mask
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, FORWARDS, id_of
 
-ROWS = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("fwd", 16)]
+ROWS = FORWARDS
 FULL = [v for v in ROWS if v.scores == "full"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
-
-
-def id_of(row) -> str:
-    return row.name
 
 
 def in_turns(rows: list, values: list) -> list:

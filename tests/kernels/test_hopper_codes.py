@@ -12,18 +12,16 @@ from cases import BF16, FP16
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE
 from .test_decode_codes import E4M3, check
 from .test_key_splits import Cut
 
-ALL_ROWS = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("fwd", 8)]
+ALL_ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("fwd", 8)]
 ROWS = [v for v in ALL_ROWS if v.dtype != "e4m3"]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
 CODES = [v for v in ALL_ROWS if v.dtype == "e4m3"]
 PLAIN_CODES = [v for v in CODES if v.scores == "plain"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
 
 
 def id_of(x) -> str:

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import BF16, FP16, Case, make_inputs
+from cases import Case, make_inputs
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention, varlen_ref
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, FORWARDS, id_of
 
-DTYPES = {"bf16": BF16, "fp16": FP16}
-ROWS = [
-    v for v in load_table().VARIANTS
-    if (v.direction, v.arch, v.scores, v.cached_bits) == ("fwd", "sm90", "plain", 16)
-]  # fmt: skip
+ROWS = [v for v in FORWARDS if (v.arch, v.scores) == ("sm90", "plain")]
 # One of three computing warpgroups, one of two.
 SAMPLES = [v for v in ROWS if v.head_dim in (64, 128)]
-
-
-def id_of(row) -> str:
-    return row.name
 
 
 def check_dense(kernels, row, q, k, v, **kwargs) -> None:

@@ -9,27 +9,20 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from any_contents import any_mask, int32, numbers, offsets
-from cases import BF16, FP16, poisoned
+from cases import BF16, poisoned
 from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, random_slopes, standard_attention, varlen_ref
 from torch import Tensor
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, TABLE, id_of
 from .test_decode_kernels import WINDOWS
 
-TABLE = load_table().VARIANTS
 ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 16)]
 FULL = [v for v in ROWS if v.scores == "full"]
 # What does not depend on the row.
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
-DTYPES = {"bf16": BF16, "fp16": FP16}
 NAN = float("nan")
-
-
-def id_of(x) -> str:
-    return x.name
 
 
 @dataclass(frozen=True)
@@ -225,7 +218,7 @@ def test_visible_keys(kernels, row, batch, page_size, num_splits):
     ids=id_of,
 )
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_score_hooks(kernels, row, batch, num_splits):
+def test_score_mods(kernels, row, batch, num_splits):
     check(kernels, row, replace(batch, h=8, before=1, behind=2), num_splits=num_splits)
 
 
@@ -408,9 +401,9 @@ def test_random_batches(kernels, row, seed):
     q = tuple(rng.choice([0, 1, 1, rng.randint(0, longest)]) for _ in range(batch))
     page_size = rng.choice([1, 5, 16, 256]) if longest == 150 else rng.choice([0, 1, 16, 256])
     k = tuple(rng.choice([0, 1, rng.randint(0, 90), rng.randint(0, 600)]) for _ in range(batch))
-    hooks = {}
+    mods = {}
     if row.scores == "full":
-        hooks = {"softcap": rng.choice([0.0, 9.0]), "alibi": rng.choice([None, "h", "bh"])}
+        mods = {"softcap": rng.choice([0.0, 9.0]), "alibi": rng.choice([None, "h", "bh"])}
     check(
         kernels, row,
         Batch(
@@ -418,7 +411,7 @@ def test_random_batches(kernels, row, seed):
             before=rng.choice([0, 3]), behind=rng.choice([1, 20]), causal=rng.random() < 0.6,
             window=rng.choice([(-1, -1), (rng.randint(0, 200), rng.randint(-1, 9))]),
             leftpad=rng.choice([None, tuple(rng.randint(0, n) for n in k)]),
-            by_used=rng.random() < 0.5, sinks=rng.random() < 0.3, **hooks,
+            by_used=rng.random() < 0.5, sinks=rng.random() < 0.3, **mods,
         ),
         num_splits=rng.choice([0, 0, 1, 3, 50]),
     )  # fmt: skip

@@ -7,29 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_cases import CacheCase, expected, make_cache
-from cases import BF16, FP16
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention, varlen_ref
 
-from build_tools.instantiate import load_table
-
 from . import calls
+from .rows import DTYPES, FORWARDS, TABLE, id_of
 
-ROWS = [v for v in load_table().VARIANTS if v.direction == "paged"]
+ROWS = [v for v in TABLE if v.direction == "paged"]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
-ALL = [v for v in load_table().VARIANTS if (v.direction, v.cached_bits) == ("fwd", 16)]
-FORWARD = [v for v in ALL if v.scores == "plain"]
+FORWARD = [v for v in FORWARDS if v.scores == "plain"]
 # Hopper's forward serves pages of a multiple of 8 rows itself, without left padding.
-HOPPER = [v for v in ALL if v.arch == "sm90"]
+HOPPER = [v for v in FORWARDS if v.arch == "sm90"]
 # Some of them have longer tiles, in boxes of their own, where a table has room for many keys: they
 # are too long for a kernel of any keys (params/forward_tile.h).
 LONG = [row for row in HOPPER if row.second_block_n > 128]
 MANY_KEYS = 7200
-DTYPES = {"bf16": BF16, "fp16": FP16}
-
-
-def id_of(x) -> str:
-    return x.name
 
 
 def str_of(x) -> str:

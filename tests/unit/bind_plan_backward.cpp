@@ -65,7 +65,7 @@ py::tuple tuple_of(BackwardChoice const& c) {
 }  // namespace
 
 void bind_plan_backward(py::module_& m) {
-  // A choice: (schedule, heads of a tile, parts of its rows, heads side by side).
+  // A choice: (schedule, heads of a tile, row splits, heads side by side).
   m.def("plan_backward", [](py::dict const& call, std::string const& gpu) {
     Asked const asked(call, gpu);
     BackwardPlan const plan = plan_backward(asked.problem, asked.machine, asked.kernel);

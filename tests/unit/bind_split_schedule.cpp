@@ -15,7 +15,7 @@ void bind_split_schedule(py::module_& m) {
              s.max_splits = max_splits;
              s.slices = slices;
              s.extra = extra.value_or(slices);
-             s.packed = all_row_blocks.has_value();
+             s.varlen = all_row_blocks.has_value();
              s.all_row_blocks = all_row_blocks.value_or(batch);
              return s;
            }),

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "launch/launch_kernel.h"
-#include "passes/backward/key_gradients.h"
 #include "passes/backward/postprocess.h"
+#include "passes/backward/split_sums.h"
 
 namespace flash {
 namespace {
@@ -31,9 +31,9 @@ void launch_query_gradient(BwdParams const& params, QueryTile tile, LaunchContex
 }
 
 template <class Element>
-void launch_key_gradients(BwdParams const& params, LaunchContext const& launch) {
-  int64_t const blocks = (part_chunks(params) + kPassThreads - 1) / kPassThreads;
-  launch_kernel<key_gradients_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params);
+void launch_add_gqa_splits(BwdParams const& params, LaunchContext const& launch) {
+  int64_t const blocks = (gqa_split_chunks(params) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<add_gqa_splits_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params);
 }
 
 void launch_sink_gradient(BwdParams const& params, LaunchContext const& launch) {
@@ -65,7 +65,7 @@ void Passes<Element>::behind(BwdParams const& params, QueryTile tile, LaunchCont
     launch_query_gradient<Element>(params, tile, launch);
   }
   if (params.gqa.splits > 1) {
-    launch_key_gradients<Element>(params, launch);
+    launch_add_gqa_splits<Element>(params, launch);
   }
   if (params.ds_aux) {
     launch_sink_gradient(params, launch);
@@ -73,10 +73,10 @@ void Passes<Element>::behind(BwdParams const& params, QueryTile tile, LaunchCont
 }
 
 template <class Element>
-void Passes<Element>::cut_tiles(BwdParams const& params, KeyTiles const& tiles,
-                                LaunchContext const& launch) {
-  int64_t const blocks = (cut_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
-  launch_kernel<cut_tiles_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);
+void Passes<Element>::add_row_splits(BwdParams const& params, KeyTiles const& tiles,
+                                     LaunchContext const& launch) {
+  int64_t const blocks = (row_split_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
+  launch_kernel<add_row_splits_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);
 }
 
 template struct Passes<cutlass::bfloat16_t>;

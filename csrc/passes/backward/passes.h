@@ -45,12 +45,12 @@ struct Passes {
                                LaunchContext const& launch);
 
   // Behind it, as far as the call needs them: dq from the sums in the workspace, dk and dv from the
-  // parts of GQA splits, ds_aux from softmax_d and LSE.
+  // sums of GQA splits, ds_aux from softmax_d and LSE.
   static void behind(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-  // Behind it: dk and dv of tiles that are cut into row splits, from their parts.
-  static void cut_tiles(BwdParams const& params, KeyTiles const& tiles,
-                        LaunchContext const& launch);
+  // Behind it: dk and dv of tiles that are cut into row splits, from the splits' sums.
+  static void add_row_splits(BwdParams const& params, KeyTiles const& tiles,
+                             LaunchContext const& launch);
 };
 
 // A tile per KV block and GQA split. The first KV blocks come first: most rows see them under a

@@ -253,9 +253,9 @@ __global__ void __launch_bounds__(kPassThreads)
     sink_gradient_kernel(__grid_constant__ BwdParams const p) {
   auto* const sums = reinterpret_cast<float*>(dynamic_smem());
   int const head = blockIdx.x;
-  bool const packed = p.seqlens.cu_q != nullptr;
-  int64_t const rows = packed ? p.seqlens.total_q : p.seqlens.seqlen_q;
-  int const batches = packed ? 1 : p.seqlens.batch;
+  bool const varlen = p.seqlens.cu_q != nullptr;
+  int64_t const rows = varlen ? p.seqlens.total_q : p.seqlens.seqlen_q;
+  int const batches = varlen ? 1 : p.seqlens.batch;
   float const sink = p.scores.s_aux[head];
   float sum = 0.f;
   for (int batch = 0; batch < batches; ++batch) {

@@ -77,9 +77,9 @@ __device__ inline bool sees_keys(BwdParams const& p, BlockInfo const& info, int 
   return mask.begin(row_begin) < mask.end(row_last);
 }
 
-// Zeros the sums to which the main kernel adds, or the rows of dq, of which the main kernel stores
-// only those that see a key, or none. If the main kernel finishes sums itself, only row blocks that
-// it does not reach need zeros.
+// Zeros the sums to which the main kernel adds. Where there are no sums it zeros rows of dq: the
+// main kernel stores only rows that see a key. If the main kernel finishes sums itself, only row
+// blocks that it does not reach need zeros.
 template <class Element>
 __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
                                     WorkTile const& tile, BlockInfo const& info, int64_t row_block,

@@ -24,7 +24,7 @@ struct MergeWidths {
   bool out_a;
 };
 
-// dtype: that of out_b, "bf16" or "fp16".
+// dtype: of out_b, "bf16" or "fp16".
 void launch_merge(MergeParams const& params, char const* dtype, MergeWidths wide,
                   LaunchContext const& launch);
 

@@ -16,7 +16,7 @@ struct RotaryHeads {
 // Where the tokens of x are in their sequences.
 struct RotaryPlaces {
   const int* cu_seqlens;  // [b + 1] of a varlen x, or null
-  const int* offsets;     // [b] position of a sequence's first token; null: `offset` is that of all
+  const int* offsets;     // [b] position of a sequence's first token; null: all have `offset`
   int64_t offset;
   int batch;
   int seqlen;     // rows of a sequence, or of a whole varlen x
@@ -35,7 +35,7 @@ struct RotaryParams {
   bool wide_tables;  // fp32, whatever x's type is
 };
 
-// dtype: that of x, "bf16", "fp16" or "fp32".
+// dtype: of x, "bf16", "fp16" or "fp32".
 void launch_rotary(RotaryParams const& params, char const* dtype, LaunchContext const& launch);
 
 }  // namespace flash

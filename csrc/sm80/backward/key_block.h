@@ -45,7 +45,7 @@ struct KeyBlock {
   }
 
  private:
-  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, HeadsOfTile const& part)
+  __device__ KeyBlock(BwdParams const& p, WorkTile const& tile_, HeadsOfTile const& own)
       : tile(tile_),
         info(p.seqlens, tile_.batch),
         mask(p.mask, info.seqlen_q, info.seqlen_k),
@@ -56,8 +56,8 @@ struct KeyBlock {
         dq_scale(info.seqlen_k <= Config::kBlockN
                      ? p.scores.softmax_scale / (1.f - p.scores.dropout_p)
                      : NAN),
-        heads(part.heads),
-        head_begin(part.head_begin) {
+        heads(own.heads),
+        head_begin(own.head_begin) {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
@@ -66,8 +66,8 @@ struct KeyBlock {
     int64_t const key = info.row_k + key_begin;
     q = static_cast<Element const*>(p.q.ptr) + p.q.offset(batch, info.row_q, head_begin);
     dout = static_cast<Element const*>(p.dout.ptr) + p.dout.offset(batch, info.row_q, head_begin);
-    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, key, part.head_kv);
-    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, key, part.head_kv);
+    k = static_cast<Element const*>(p.k.ptr) + p.k.offset(batch, key, own.head_kv);
+    v = static_cast<Element const*>(p.v.ptr) + p.v.offset(batch, key, own.head_kv);
   }
 };
 

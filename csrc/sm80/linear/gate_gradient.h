@@ -22,7 +22,7 @@ __device__ inline void store_columns(float const (&left)[4], float const (&right
   }
 }
 
-// Of the lane's two columns in each run of eight: the sum over the row's columns before them.
+// The sums over a row's columns before each of the lane's two, in each run of eight.
 struct Before {
   float near[2];
   float far[2];
@@ -46,7 +46,7 @@ __device__ inline Before sums_before(float near0, float near1, float far0, float
   return {{near, near + near0}, {far, far + far0}};
 }
 
-// Of each token of a strip: the sum over W's pairs inside the strip, i >= token > j.
+// Stores the sum over W's pairs inside the strip, i >= token > j, for each token of the strip.
 __device__ inline void store_own(float const (&left)[4], float const (&right)[4], float* out) {
   int const lane = threadIdx.x % 32;
   float near[2] = {}, far[2] = {};
@@ -72,7 +72,7 @@ __device__ inline void store_own(float const (&left)[4], float const (&right)[4]
   }
 }
 
-// Sums that many tokens' gates share. strips: those that the chunk has.
+// Sums that many tokens' gates share. strips: how many the chunk has.
 template <class C>
 __device__ void sum_strips(GateSums<C>& sums, int strips) {
   static_assert(C::kChunk + C::kOffDiagonal + C::kStrips < C::kThreads);

@@ -71,15 +71,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   if (!walk.exists()) {
     return;
   }
-  float4* const out = walk.state_of_slot(grid, tile.slot + 1);
-#pragma unroll
-  for (int m = 0; m < C::kBlocks; ++m) {
-#pragma unroll
-    for (int n = 0; n < C::kRows / 8; ++n) {
-      float const(&x)[4] = state[m][n];
-      out[(m * C::kRows / 8 + n) * 32] = {x[0], x[1], x[2], x[3]};
-    }
-  }
+  walk.write_slot(grid, tile.slot + 1, state);
   if (tile.v_begin == 0 && walk.has_decays() && walk.lane() == 0) {
     p.workspace.decays[int64_t(tile.slot + 1) * p.heads + walk.head()] = total;
   }

@@ -15,8 +15,8 @@ namespace {
 using flash::linear::kMostStepGroups;
 using flash::linear::log2_above;
 
-// Units of a state's tiles, as many a CTA as have so many threads.
-StepGrid grid_of(StepParams const& p, int columns_log2, int groups_log2, int unit_threads,
+// Tiles of tile_threads threads each, as many a CTA as have `threads` together.
+StepGrid grid_of(StepParams const& p, int columns_log2, int groups_log2, int tile_threads,
                  int threads) {
   StepGrid grid{};
   grid.columns_log2 = columns_log2;
@@ -25,24 +25,24 @@ StepGrid grid_of(StepParams const& p, int columns_log2, int groups_log2, int uni
   grid.tiles = FastDiv(tiles);
   grid.heads = FastDiv(p.heads);
   grid.group = FastDiv(p.group);
-  int64_t const units = int64_t(p.rows) * p.heads * tiles;
+  int64_t const all = int64_t(p.rows) * p.heads * tiles;
   constexpr int64_t kMost =
       max_grid_blocks - flash::linear::kMostStepThreads;  // also of whole CTAs
-  check(units <= kMost, units, " tiles of states in one call, at most ", kMost, " are served");
-  grid.units = static_cast<int>(units);
-  grid.units_of_cta = std::max(1, threads / unit_threads);
+  check(all <= kMost, all, " tiles of states in one call, at most ", kMost, " are served");
+  grid.all_tiles = static_cast<int>(all);
+  grid.tiles_of_cta = std::max(1, threads / tile_threads);
   return grid;
 }
 
 template <class Way>
 void launch_on(StepParams const& p, StepGrid const& grid, LaunchContext const& launch) {
-  int const groups = grid.units_of_cta << grid.groups_log2;
+  int const groups = grid.tiles_of_cta << grid.groups_log2;
   int const bytes = groups * grid.columns() * static_cast<int>(sizeof(float));
   launch_kernel<step_kernel<Way>>(launch, {grid.ctas(), groups * Way::kGroupThreads, bytes}, p,
                                   grid);
 }
 
-constexpr int kThreads = 128;       // of a CTA, if not one unit has more
+constexpr int kThreads = 128;       // of a CTA, if not one tile has more
 constexpr int kFewestThreads = 32;  // where CTAs are fewer than multiprocessors
 
 bool leaves_some_idle(StepGrid const& grid, LaunchContext const& launch) {

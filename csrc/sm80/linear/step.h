@@ -27,28 +27,28 @@ __device__ inline int64_t settled(int64_t offset) {
   return offset;
 }
 
-struct StepUnit {
+struct StateTile {
   int row;
   int head;
   int v_begin;
   bool exists;
 };
 
-__device__ inline StepUnit step_unit(StepGrid const& grid, int in_cta) {
-  int const number = blockIdx.x * grid.units_of_cta + in_cta;
+__device__ inline StateTile state_tile(StepGrid const& grid, int in_cta) {
+  int const number = blockIdx.x * grid.tiles_of_cta + in_cta;
   int const state = grid.tiles.quotient(number), row = grid.heads.quotient(state);
   return {row, grid.heads.remainder(state, row),
           grid.tiles.remainder(number, state) << grid.columns_log2,
-          in_cta < grid.units_of_cta && number < grid.units};
+          in_cta < grid.tiles_of_cta && number < grid.all_tiles};
 }
 
-// The number of the unit's state; -1 where the row has none: it is padding, or names one that does
+// The number of the tile's state; -1 where the row has none: it is padding, or names one that does
 // not exist.
-__device__ inline int slot_of(StepParams const& p, StepUnit const& unit) {
-  if (!unit.exists) {
+__device__ inline int slot_of(StepParams const& p, StateTile const& tile) {
+  if (!tile.exists) {
     return -1;
   }
-  int const slot = p.slots ? p.slots[unit.row] : unit.row;
+  int const slot = p.slots ? p.slots[tile.row] : tile.row;
   return slot < p.state_count ? slot : -1;
 }
 
@@ -56,16 +56,16 @@ template <class Element>
 struct StepInputs {
   Element const* q;
   Element const* k;
-  Element const* v;  // from the unit's first column on
+  Element const* v;  // from the tile's first column on
   char const* gate;  // of k = 0
 
-  __device__ StepInputs(StepParams const& p, StepGrid const& grid, StepUnit const& unit) {
-    int const row = unit.row, head = unit.head, shared = grid.group.quotient(head);
+  __device__ StepInputs(StepParams const& p, StepGrid const& grid, StateTile const& tile) {
+    int const row = tile.row, head = tile.head, shared = grid.group.quotient(head);
     int64_t const log = row * p.gate.row_stride + head * p.gate.head_stride;
     int const bytes = p.gate.wide ? sizeof(float) : sizeof(Element);
     q = static_cast<Element const*>(p.q.ptr) + settled(p.q.offset(0, row, shared));
     k = static_cast<Element const*>(p.k.ptr) + settled(p.k.offset(0, row, shared));
-    v = static_cast<Element const*>(p.v.ptr) + settled(p.v.offset(0, row, head) + unit.v_begin);
+    v = static_cast<Element const*>(p.v.ptr) + settled(p.v.offset(0, row, head) + tile.v_begin);
     gate = static_cast<char const*>(p.gate.ptr) + settled(log * bytes);
   }
 };
@@ -126,25 +126,25 @@ struct StepKeys {
   }
 };
 
-// A state whose neighbours in memory are so in V. kLanes lanes have a run each of a row, and sums
-// of their own columns, of rows that are a step apart; neighbouring rows are a group's.
+// States whose columns of V are neighbours in memory. kLanes lanes share a row, a run each; a lane
+// sums its columns over rows that are a step apart. Neighbouring rows belong to the same group.
 template <class Element_, int kRun, int kLanes>
 struct AlongV {
   using Element = Element_;
-  // Of K, side by side. Groups have as many whatever kLanes is, so that it changes no sum.
+  // Neighbouring rows of K. Groups have as many whatever kLanes is, so that it changes no sum.
   static constexpr int kRows = kLanes == 32 ? 1 : 4;
   static constexpr int kGroupThreads = kLanes * kRows;
 
   // sums [columns]: of the group.
-  __device__ static void advance(StepParams const& p, StepGrid const& grid, StepUnit const& unit,
+  __device__ static void advance(StepParams const& p, StepGrid const& grid, StateTile const& tile,
                                  int group, float* sums) {
     int const lane = threadIdx.x % kGroupThreads;
     int const row = lane / kLanes, column = lane % kLanes * kRun;
     float sum[kRun] = {};
-    int const slot = slot_of(p, unit);
-    if (slot >= 0 && unit.v_begin + column < p.v_dim) {
-      StepInputs<Element> const in(p, grid, unit);
-      int64_t const state = p.state.offset(slot, unit.head, 0, unit.v_begin + column);
+    int const slot = slot_of(p, tile);
+    if (slot >= 0 && tile.v_begin + column < p.v_dim) {
+      StepInputs<Element> const in(p, grid, tile);
+      int64_t const state = p.state.offset(slot, tile.head, 0, tile.v_begin + column);
       int const step = kRows << grid.groups_log2;
 #pragma unroll 1
       for (int k = group * kRows + row; k < p.k_dim; k += kStepLoads * step) {
@@ -205,16 +205,16 @@ struct AlongK {
   using Element = Element_;
   static constexpr int kGroupThreads = 32;
 
-  __device__ static void advance(StepParams const& p, StepGrid const& grid, StepUnit const& unit,
+  __device__ static void advance(StepParams const& p, StepGrid const& grid, StateTile const& tile,
                                  int group, float* sums) {
     int const lane = threadIdx.x % 32, lanes = 1 << grid.lanes_log2;
     int const along_k = lane & (lanes - 1);
     int const column = lane >> grid.lanes_log2, columns = 32 >> grid.lanes_log2;
     float sum[kStepLoads] = {};
-    if (int const slot = slot_of(p, unit); slot >= 0) {
-      StepInputs<Element> const in(p, grid, unit);
-      int64_t const state = p.state.offset(slot, unit.head, 0, unit.v_begin + column);
-      int const left = p.v_dim - unit.v_begin - column;
+    if (int const slot = slot_of(p, tile); slot >= 0) {
+      StepInputs<Element> const in(p, grid, tile);
+      int64_t const state = p.state.offset(slot, tile.head, 0, tile.v_begin + column);
+      int const left = p.v_dim - tile.v_begin - column;
 #pragma unroll 1
       for (int k = (group * lanes + along_k) * kRun; k < p.k_dim;
            k += (lanes * kRun) << grid.groups_log2) {
@@ -237,7 +237,7 @@ struct AlongK {
   }
 
  private:
-  // Columns column, column + step, … of the unit; `left` exist from the first one on.
+  // Columns column, column + step, … of the tile; `left` exist from the first one on.
   __device__ static void add_columns(StepParams const& p, StepInputs<Element> const& in,
                                      float* state, int k, int column, int step, int left,
                                      float (&sum)[kStepLoads]) {
@@ -275,23 +275,23 @@ template <class Way>
 __global__ void __launch_bounds__(flash::linear::kMostStepThreads, 2)
     step_kernel(__grid_constant__ StepParams const p, __grid_constant__ StepGrid const grid) {
   using Element = typename Way::Element;
-  auto* const sums = reinterpret_cast<float*>(dynamic_smem());  // [units, groups, columns]
+  auto* const sums = reinterpret_cast<float*>(dynamic_smem());  // [tiles, groups, columns]
   int const group = threadIdx.x / Way::kGroupThreads;           // of the CTA
-  Way::advance(p, grid, step_unit(grid, group >> grid.groups_log2), group & (grid.groups() - 1),
+  Way::advance(p, grid, state_tile(grid, group >> grid.groups_log2), group & (grid.groups() - 1),
                sums + (group << grid.columns_log2));
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < grid.units_of_cta << grid.columns_log2; i += blockDim.x) {
+  for (int i = threadIdx.x; i < grid.tiles_of_cta << grid.columns_log2; i += blockDim.x) {
     int const in_cta = i >> grid.columns_log2, column = i & (grid.columns() - 1);
-    StepUnit const unit = step_unit(grid, in_cta);
-    if (unit.exists && unit.v_begin + column < p.v_dim) {
+    StateTile const tile = state_tile(grid, in_cta);
+    if (tile.exists && tile.v_begin + column < p.v_dim) {
       float const* const own = sums + (in_cta << (grid.groups_log2 + grid.columns_log2)) + column;
       float sum = 0.f;
       for (int g = 0; g < grid.groups(); ++g) {
         sum += own[g << grid.columns_log2];
       }
-      auto* const o = static_cast<Element*>(p.o.ptr) + p.o.offset(0, unit.row, unit.head);
-      o[unit.v_begin + column] = Element(p.scale * sum + 0.f);  // padding has no negative zeros
+      auto* const o = static_cast<Element*>(p.o.ptr) + p.o.offset(0, tile.row, tile.head);
+      o[tile.v_begin + column] = Element(p.scale * sum + 0.f);  // padding has no negative zeros
     }
   }
 }

@@ -91,7 +91,7 @@ struct GradientColumn {
         float const here = own_number(n) * back;
 #pragma unroll
         for (int t = 0; t < 2 * n + 2; ++t) {
-          // Of the tokens before t, to this one.
+          // Pairs of a token before t and this one.
           bool const crosses = t < 2 * n + 1 || own.odd;
           crossing[t] += crosses ? here * sum : 0.f;
           sum += product(t);

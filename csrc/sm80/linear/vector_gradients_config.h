@@ -45,7 +45,7 @@ struct VectorGradientsStorage {
   alignas(16) Tiles<Element> entering[2];
   // What the states give to the gradient, by warp along V, before decays.
   alignas(16) float sums[C::kHeads][C::kWarpsV][C::kChunk][C::kPadded];
-  // Of each step: products of what reads and what enters, the state's factors, Σ_v S∘dS.
+  // For each step: products of what reads and what enters, the state's factors, Σ_v S∘dS.
   alignas(16) float pairs[C::kHeads][C::kStrips][16][16];
   alignas(16) float factors[C::kHeads][C::kStrips][C::kK];
   alignas(16) float kept[C::kHeads][C::kWarpsV][C::kStrips][C::kK];

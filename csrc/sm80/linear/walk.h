@@ -51,7 +51,7 @@ struct ChunkDecays {
   alignas(16) float before[kChunk];      // from the chunk's begin
   alignas(16) float left[kChunk];        // at the chunk's end
 
-  // By a warp.
+  // One warp calls it.
   __device__ void set(flash::linear::LogDecays<kChunk> const& logs) {
     flash::linear::cumulate<kChunk>(logs, cumulated);
     __syncwarp();
@@ -110,7 +110,7 @@ struct Walk {
     return left < C::kHeads ? left : C::kHeads;
   }
   __device__ bool exists() const { return head() < p.heads; }
-  // Whether this warp's sums are those of the strip: one of those that share the rows of K has it.
+  // Whether this warp has the strip's sums: one of the warps that share the rows of K does.
   __device__ bool owns(int strip) const { return C::kWarpsK == 1 || strip % C::kWarpsK == warp_k; }
   // The warp that computes its head's decays.
   __device__ bool has_decays() const {
@@ -254,7 +254,7 @@ __device__ WalkTiles<C, C::kV> tiles_of_v(Walk<C> const& walk) {
 }
 
 // state = what is left of it and (V ∘ left)ᵀ K of a strip of tokens. v: the strip's, as the operand
-// B of 16 columns each; first_row: of the warp's part of K. first_row: of the warp's rows of K.
+// B of 16 columns each. first_row: of the warp's rows of K.
 template <class C>
 __device__ void add_keys(typename C::Element const* tile_k, int strip, int first_row,
                          uint32_t const (&v)[C::kBlocks][4], float const* left,

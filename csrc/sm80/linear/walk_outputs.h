@@ -242,26 +242,9 @@ struct WalkOutputs {
         as_a<Element>(out[strip][2 * m], out[strip][2 * m + 1], words);
         uint4 const run = runs_of_rows(words);
         if (strip * 16 + row < tokens.count) {
-          store_run(target + strip * 16 * p().o.row_stride + m * 16, p().v_dim - first - m * 16,
-                    run);
+          store_run(p(), target + strip * 16 * p().o.row_stride + m * 16,
+                    p().v_dim - first - m * 16, run);
         }
-      }
-    }
-  }
-
-  // Eight columns of a row, of which `left` exist.
-  __device__ void store_run(Element* target, int left, uint4 const& run) const {
-    if (p().aligned_v) {
-      if (left > 0) {
-        *reinterpret_cast<uint4*>(target) = run;
-      }
-      return;
-    }
-    uint32_t const words[4] = {run.x, run.y, run.z, run.w};
-#pragma unroll
-    for (int e = 0; e < kRunElements; ++e) {
-      if (e < left) {
-        target[e] = Element::bitcast(static_cast<uint16_t>(words[e / 2] >> e % 2 * 16));
       }
     }
   }
@@ -301,18 +284,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     if (first) {
       walk.read_initial(state);
     } else {
-      float4 const* const before = walk.state_of_slot(grid, tile.slot);
-#pragma unroll
-      for (int m = 0; m < C::kBlocks; ++m) {
-#pragma unroll
-        for (int n = 0; n < C::kRows / 8; ++n) {
-          float4 const x = __ldcg(before + (m * C::kRows / 8 + n) * 32);
-          state[m][n][0] = x.x;
-          state[m][n][1] = x.y;
-          state[m][n][2] = x.z;
-          state[m][n][3] = x.w;
-        }
-      }
+      walk.read_slot(grid, tile.slot, state);
     }
   }
 #pragma unroll 1

@@ -76,6 +76,24 @@ __device__ inline uint4 runs_of_rows(uint32_t (&words)[4]) {
   return {words[0], words[1], words[2], words[3]};
 }
 
+// Eight columns of a row of O, of which `left` exist.
+template <class Element>
+__device__ void store_run(ForwardParams const& p, Element* to, int left, uint4 const& run) {
+  if (p.aligned_v) {
+    if (left > 0) {
+      *reinterpret_cast<uint4*>(to) = run;
+    }
+    return;
+  }
+  uint32_t const words[4] = {run.x, run.y, run.z, run.w};
+#pragma unroll
+  for (int e = 0; e < kRunElements; ++e) {
+    if (e < left) {
+      to[e] = Element::bitcast(static_cast<uint16_t>(words[e / 2] >> e % 2 * 16));
+    }
+  }
+}
+
 // Where a warp's outputs go: 16 rows of a strip and 16 columns of V at a time.
 template <class C>
 struct RowStore {
@@ -97,7 +115,7 @@ struct RowStore {
     as_a<Element>(left, right, words);
     uint4 const run = runs_of_rows(words);
     if (strip * 16 + row < rows) {
-      store_run(target + strip * 16 * p.o.row_stride + block * 16, columns - block * 16, run);
+      store_run(p, target + strip * 16 * p.o.row_stride + block * 16, columns - block * 16, run);
     }
   }
 
@@ -108,23 +126,6 @@ struct RowStore {
         row(lane % 2 * 8 + lane / 4),
         rows(tokens.count),
         target(rows_of<Element>(p.o, tokens, walk.head(), first) + row * p.o.row_stride) {}
-
-  // Eight columns of a row, of which `left` exist.
-  __device__ void store_run(Element* to, int left, uint4 const& run) const {
-    if (p.aligned_v) {
-      if (left > 0) {
-        *reinterpret_cast<uint4*>(to) = run;
-      }
-      return;
-    }
-    uint32_t const words[4] = {run.x, run.y, run.z, run.w};
-#pragma unroll
-    for (int e = 0; e < kRunElements; ++e) {
-      if (e < left) {
-        to[e] = Element::bitcast(static_cast<uint16_t>(words[e / 2] >> e % 2 * 16));
-      }
-    }
-  }
 };
 
 }  // namespace flash::sm80::linear

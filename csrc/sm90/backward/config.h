@@ -55,8 +55,8 @@ struct BackwardConfig {
   using MmaQuery = MmaAcross<Element, kQueryColumns, kBlockN>;
   static constexpr int kRunK = kRun<kHeadDim>;
 
-  // Details of an iteration with which ptxas makes faster or slower code, each as measured for the
-  // head dim (docs/lab/sm90_backward_step.md).
+  // Details of an iteration that decide how good ptxas's code is, each as measured for the head dim
+  // (docs/lab/sm90_backward_step.md).
   static constexpr bool kPlain = kScores == ScoreLevel::Plain;
   // The scores of the next row block are started before this one's dQ is added, not behind it.
   static constexpr bool kScoresFirst = kPlain || kHeadDim <= 96;

@@ -173,7 +173,7 @@ struct ConsumerSteps {
     at.advance();
   }
 
-  // Position of the iteration's dO: that of its Q, where dO has as many buffers.
+  // Position of the iteration's dO: the same as its Q's, where dO has as many buffers.
   __device__ __forceinline__ DoutPosition dout_position() const {
     if constexpr (Config::kDoutStages == Config::kStages) {
       return at;

@@ -54,9 +54,9 @@ struct DrawnTiles {
     Seqlens const& s = args.params.seqlens;
     int const drawn = static_cast<int>(number);
     if constexpr (Config::kRowSplit) {
-      RowSplit const& cut = args.params.row_split;
-      int const slot = cut.slot_of(drawn);
-      int const index = slot < 0 ? drawn : cut.tile_of(slot);
+      RowSplit const& rows = args.params.row_split;
+      int const slot = rows.slot_of(drawn);
+      int const index = slot < 0 ? drawn : rows.tile_of(slot);
       return {args.grid.tile(s.cu_k, s.batch, s.total_k, index), slot};
     } else {
       return kv_persistent ? first_tile_of(args.params, number)

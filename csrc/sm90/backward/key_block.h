@@ -12,12 +12,12 @@
 namespace flash::sm90::backward {
 
 // A tile, or a row split of one, as it was drawn.
-struct CutTile : WorkTile {
+struct RowSplitTile : WorkTile {
   int slot = -1;  // of a row split and its sums; -1: the tile is whole
 };
 
 template <class Config>
-using KeyTile = std::conditional_t<Config::kRowSplit, CutTile, WorkTile>;
+using KeyTile = std::conditional_t<Config::kRowSplit, RowSplitTile, WorkTile>;
 
 // Where a tile's sums of dK and dV are in the workspace: the row of its first key, and rows from
 // one key to the next. step 0: the tile is whole and has no sums.
@@ -130,12 +130,12 @@ struct KeyBlock {
   }
 
   // The row blocks of a row split. Iterations go from the last row block to the first, and so do
-  // the parts.
-  __device__ static RowRange part_of(RowSplit const& cut, int slot, RowRange range) {
-    int const part = cut.part_of(slot), count = range.count();
+  // the splits.
+  __device__ static RowRange rows_of_split(RowSplit const& rows, int slot, RowRange range) {
+    int const split = rows.split_of(slot), count = range.count();
     int const end = range.end;
-    range.end = end - cut.iterations_before(part, count);
-    range.begin = end - cut.iterations_before(part + 1, count);
+    range.end = end - rows.iterations_before(split, count);
+    range.begin = end - rows.iterations_before(split + 1, count);
     return range;
   }
 
@@ -168,25 +168,25 @@ struct KeyBlock {
     range = row_range(mask, info.seqlen_q, key_begin, Config::kBlockN, Config::kBlockM);
     if constexpr (Config::kRowSplit) {
       if (tile_.slot >= 0) {
-        range = part_of(p.row_split, tile_.slot, range);
+        range = rows_of_split(p.row_split, tile_.slot, range);
       }
       sums = sum_rows(p, tile_.slot);
     }
     RowBlocks const row_blocks{Config::kBlockM};
     blocks = row_blocks.count(p.seqlens);
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
-    HeadsOfTile const part = p.gqa.heads_of(tile.head);
-    heads = part.heads;
+    HeadsOfTile const own = p.gqa.heads_of(tile.head);
+    heads = own.heads;
     if constexpr (Config::kModifiedTiles) {
       if (p.scores.dropout_p > 0.f && tile.batch < p.seqlens.batch) {
-        dropout = DropoutMask(p.scores, tile.batch, p.heads_q, part.head_begin);
+        dropout = DropoutMask(p.scores, tile.batch, p.heads_q, own.head_begin);
       }
     }
-    head_begin = part.head_begin;
+    head_begin = own.head_begin;
     // A varlen tensor is one batch entry.
     q_at = {static_cast<int>(row_q), info.seqlen_q, head_begin, p.seqlens.cu_q ? 0 : tile.batch};
     int const keys = max(min(info.seqlen_k - key_begin, Config::kBlockN), 0);
-    keys_at = {static_cast<int>(row_k), keys, part.head_kv, p.seqlens.cu_k ? 0 : tile.batch};
+    keys_at = {static_cast<int>(row_k), keys, own.head_kv, p.seqlens.cu_k ? 0 : tile.batch};
   }
 };
 

@@ -13,19 +13,19 @@ namespace flash::sm90::backward {
 
 // A tensor whose rows are those of q, or those of k.
 struct Side {
-  bool packed;
+  bool varlen;
   int64_t rows;  // of a batch entry, or of all sequences of a varlen call
   int heads;
   int batch;
   int box_rows;
 };
 
-// A tensor without elements may have no address; it gets that of the keys, of which there are some.
+// A tensor without elements may have no address. It gets the keys', which always have some.
 inline TensorMap map_of(Side const& side, TensorView<const void> const& view, int columns,
                         int box_columns, TensorView<const void> const& keys) {
   return make_tensor_map({view.ptr ? view : keys, columns, side.rows, side.heads,
-                          side.packed ? 1 : side.batch, side.box_rows, box_columns,
-                          side.packed ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
+                          side.varlen ? 1 : side.batch, side.box_rows, box_columns,
+                          side.varlen ? Boxes::EndWithRow : Boxes::EndWithTensor, 1});
 }
 
 // The arguments of a launch, without a queue of tiles.
@@ -72,9 +72,9 @@ template <class Config, class Start>
 void launch_drawing(BwdParams const& params, LaunchContext const& launch, int resident,
                     Start start) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
-  RowSplit const& cut = params.row_split;
+  RowSplit const& rows = params.row_split;
   int64_t const num_tiles = Config::kKvPersistent ? num_kv_persistent(params)
-                                                  : grid.num_tiles() - cut.tiles + cut.slots();
+                                                  : grid.num_tiles() - rows.tiles + rows.slots();
   if (num_tiles == 0) {
     return;
   }
@@ -119,7 +119,8 @@ void launch_schedule(BwdParams const& params, LaunchContext const& launch, Start
   Pass::behind(params, kTile, launch);
   if constexpr (Config::kRowSplit) {
     if (params.row_split.used()) {
-      Pass::cut_tiles(params, {backward_grid(params, Config::kBlockN), Config::kBlockN}, launch);
+      Pass::add_row_splits(params, {backward_grid(params, Config::kBlockN), Config::kBlockN},
+                           launch);
     }
   }
 }

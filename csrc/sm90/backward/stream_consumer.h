@@ -132,7 +132,7 @@ struct StreamConsumer : ConsumerSteps<Config> {
     return next.more;
   }
 
-  // The tile's last dS stays: for the next tile's first iteration it is that of the row block
+  // The tile's last dS stays: the next tile's first iteration takes it for the dS of the row block
   // before.
   __device__ __forceinline__ void end_last_query(Block const& block) {
     QueryFragment dq;

@@ -235,7 +235,7 @@ struct TileConsumer : ConsumerSteps<Config> {
     }
   }
 
-  // wanted: dq belongs to a row block, that of `rows`.
+  // wanted: dq belongs to the row block of `rows`, and not to none.
   template <QueryEnd kEnd>
   __device__ __forceinline__ void put_query(Block const& block, bool wanted, Iteration const& rows,
                                             QueryFragment& dq) {

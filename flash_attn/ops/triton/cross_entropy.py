@@ -118,7 +118,7 @@ class _Constants(NamedTuple):
 def _gradient(
     logits: Tensor, column: Tensor, used: Tensor, lse: Tensor, dlosses: Tensor, c: _Constants
 ) -> Tensor:
-    """Of some rows: (rows, vocab), dtype of the logits. Differentiable, if lse is."""
+    """The gradient of some rows: (rows, vocab), dtype of the logits. Differentiable, if lse is."""
     p = torch.exp(_scaled(logits, c.logit_scale) - lse[:, None])
     grad = p * (1 + 2 * c.lse_square_scale * lse[:, None])
     if c.smoothing:

@@ -1,12 +1,12 @@
 // The pass behind a main kernel with GQA splits or row splits: each row of dK and dV is the sum of
-// its parts, in their order, so that every run gives the same bits.
+// its splits' sums, in their order, so that every run gives the same bits.
 #pragma once
 
 #include "passes/backward/preprocess.h"
 
 namespace flash {
 
-// Chunks of a row, of dK and then of dV, where they have parts.
+// Chunks of a row, of dK and then of dV, where splits have sums of them.
 struct RowChunks {
   int dk;
   int dv;
@@ -19,7 +19,7 @@ struct RowChunks {
 
 // Chunks of all rows and KV heads. An int counts them, because only a group with few tiles is
 // split.
-FLASH_HD int64_t part_chunks(BwdParams const& p) {
+FLASH_HD int64_t gqa_split_chunks(BwdParams const& p) {
   return num_keys(p.seqlens) * p.heads_kv * RowChunks(p).count();
 }
 
@@ -29,22 +29,22 @@ struct KeyPlace {
   int head;  // KV head
 };
 
-// A row's sums in each part.
-struct PartSums {
+// A row's sums in each split.
+struct SplitSums {
   float const* first;
-  int64_t stride;  // to the next part's
-  int parts;
+  int64_t stride;  // to the next split's
+  int splits;
 };
 
 template <class Element>
-__device__ void add_parts(PartSums const& sums, TensorView<void> const& to, KeyPlace const& at,
-                          int column) {
+__device__ void add_splits(SplitSums const& sums, TensorView<void> const& to, KeyPlace const& at,
+                           int column) {
   float sum[kChunk] = {};
 #pragma unroll 2
-  for (int part = 0; part < sums.parts; ++part) {
+  for (int split = 0; split < sums.splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kChunk; i += 4) {
-      auto const x = *reinterpret_cast<float4 const*>(sums.first + part * sums.stride + i);
+      auto const x = *reinterpret_cast<float4 const*>(sums.first + split * sums.stride + i);
       sum[i] += x.x;
       sum[i + 1] += x.y;
       sum[i + 2] += x.z;
@@ -84,7 +84,7 @@ struct RowChunk {
 
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
-    key_gradients_kernel(__grid_constant__ BwdParams const p) {
+    add_gqa_splits_kernel(__grid_constant__ BwdParams const p) {
   RowChunks const chunks(p);
   RowChunk const chunk(chunks);
   int const row = chunk.line / p.heads_kv;
@@ -93,21 +93,22 @@ __global__ void __launch_bounds__(kPassThreads)
   }
   int const batch = p.seqlens.cu_k ? 0 : row / p.seqlens.seqlen_k;
   KeyPlace const at{batch, row - batch * p.seqlens.seqlen_k, chunk.line - row * p.heads_kv};
-  int const parts = p.gqa.splits;
+  int const splits = p.gqa.splits;
   chunk.add_to(p, chunks, [&](auto const& sums, TensorView<void> const& to, int column) {
-    float const* const first = sums.ptr + sums.offset(at.batch, at.row, at.head * parts) + column;
-    add_parts<Element>({first, sums.head_stride, parts}, to, at, column);
+    float const* const first = sums.ptr + sums.offset(at.batch, at.row, at.head * splits) + column;
+    add_splits<Element>({first, sums.head_stride, splits}, to, at, column);
   });
 }
 
 // The same for tiles that are cut into row splits.
-FLASH_HD int64_t cut_chunks(BwdParams const& p, KeyTiles const& tiles) {
+FLASH_HD int64_t row_split_chunks(BwdParams const& p, KeyTiles const& tiles) {
   return int64_t(p.row_split.tiles) * tiles.block_n * RowChunks(p).count();
 }
 
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
-    cut_tiles_kernel(__grid_constant__ BwdParams const p, __grid_constant__ KeyTiles const tiles) {
+    add_row_splits_kernel(__grid_constant__ BwdParams const p,
+                          __grid_constant__ KeyTiles const tiles) {
   RowChunks const chunks(p);
   RowChunk const chunk(chunks);
   int const number = chunk.line / tiles.block_n, key = chunk.line - number * tiles.block_n;
@@ -119,11 +120,11 @@ __global__ void __launch_bounds__(kPassThreads)
   if (at.row >= p.seqlens.seqlen_k) {
     return;
   }
-  int const parts = p.row_split.parts;
+  int const splits = p.row_split.splits;
   chunk.add_to(p, chunks, [&](auto const& sums, TensorView<void> const& to, int column) {
     int64_t const slot = tiles.block_n * sums.row_stride;
-    float const* const first = sums.ptr + number * parts * slot + key * sums.row_stride + column;
-    add_parts<Element>({first, slot, parts}, to, at, column);
+    float const* const first = sums.ptr + number * splits * slot + key * sums.row_stride + column;
+    add_splits<Element>({first, slot, splits}, to, at, column);
   });
 }
 
