@@ -128,8 +128,8 @@ class Layer:
 
 
 class Pool:
-    """A pool of slots, (slots, heads, d) for each layer; page 0 is that of padding. Codes are stored
-    as bytes."""
+    """A pool of slots, (slots, heads, d) for each layer; page 0 is that of padding. Codes are
+    stored as bytes."""
 
     def __init__(self, slots: int, layers: int, heads_kv: int, dim: int, dtype, device):
         shape = (layers, 2, slots, heads_kv, dim)
@@ -141,9 +141,7 @@ class Pool:
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
         return tuple(self.kv[layer_id].view(self.dtype))
 
-    def set_kv_buffer(
-        self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None
-    ) -> None:
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None) -> None:
         scales = k_scale, v_scale
         for x, new, scale in zip(self.kv[layer.layer_id], (cache_k, cache_v), scales, strict=True):
             if new.dtype != self.dtype:
@@ -162,9 +160,7 @@ class WindowPool(Pool):
     def translate_loc_from_full_to_swa(self, kv_indices):
         return self.mapping[kv_indices]
 
-    def set_kv_buffer(
-        self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None
-    ) -> None:
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None) -> None:
         loc = loc_info.swa_loc if self.layers_mapping[layer.layer_id][1] else loc_info.loc
         super().set_kv_buffer(layer, KVWriteLoc(loc), cache_k, cache_v, k_scale, v_scale)
 

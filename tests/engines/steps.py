@@ -92,8 +92,8 @@ class Sequences:
         assert_accurate("out", out, ref, std)
 
 
-# What codes are multiplied by, of k and v: of a layer, and of each of two KV heads. Powers of two, so
-# that keys and values are numbers of bf16, too.
+# What codes are multiplied by, of k and v: of a layer, and of each of two KV heads. Powers of two,
+# so that keys and values are numbers of bf16, too.
 SCALES = {
     "of a layer": (torch.tensor(0.5), torch.tensor(0.125)),
     "of heads": (torch.tensor([0.5, 0.0625]), torch.tensor([0.25, 1.0])),

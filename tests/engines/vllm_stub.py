@@ -155,8 +155,8 @@ def register_backend(backend, class_path=None, is_mamba=False):
 def reshape_and_cache_flash(
     key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
 ):
-    """Writes rows of key and value (tokens, heads, d) to their slots, as many as there are; codes of
-    them, as bytes, to caches of uint8."""
+    """Writes rows of key and value (tokens, heads, d) to their slots, as many as there are; codes
+    of them, as bytes, to caches of uint8."""
     if key_cache.dtype == torch.uint8:
         assert kv_cache_dtype in ("fp8", "fp8_e4m3")
         key, value = (
