@@ -3,7 +3,8 @@
 `python -m build_tools.check_wheel dist/*.whl`. Each file of kernels must have code for every
 architecture of FLASH_ATTN_CUDA_ARCHS. Each symbol the library takes from elsewhere must
 belong to torch's stable C interface, CUDA's runtime, Python's limited API, or the C and C++
-libraries; one mangled name of c10, at or torch would tie it to the torch it was built with.
+libraries; one mangled name of c10, at or torch would tie it to the torch it was built with. No
+wheel is larger than 60 MB.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from build_tools.targets import OWN_CODES, codes, common_targets
 EXTENSION = "flash_attn/_C.abi3.so"
 TAG = re.compile(r"-cp310-abi3-manylinux_2_\d+_(x86_64|aarch64)\.whl$")
 INIT = "PyInit__C"
+MEGABYTES = 60
 
 ALLOWED = {
     "torch's stable C interface": re.compile(r"(aoti_torch_|torch_)[a-z0-9_]+$"),
@@ -119,11 +121,14 @@ def check(wheel: Path, archs: Sequence[str] = ()) -> list[str]:
         if wheel.name.endswith("-py3-none-any.whl"):
             return [f"is pure Python, but contains {name}" for name in libraries]
         found = [] if TAG.search(wheel.name) else ["is not tagged cp310-abi3-manylinux_2_…"]
+        size = wheel.stat().st_size / 1e6
+        if size > MEGABYTES:
+            found.append(f"has {size:.1f} MB, more than {MEGABYTES}")
         if libraries != [EXTENSION]:
             return [*found, f"contains {libraries}, not just {EXTENSION}"]
         with tempfile.TemporaryDirectory() as folder:
             library = Path(archive.extract(EXTENSION, folder))
-            print(f"{wheel.name}: needs {system_needs(library)}")
+            print(f"{wheel.name}: {size:.1f} MB, needs {system_needs(library)}")
             print(*(f"{wheel.name}: {line}" for line in code_lines(library)), sep="\n")
             return found + problems(library) + missing_code(library, archs)
 

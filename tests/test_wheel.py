@@ -130,6 +130,9 @@ def test_what_was_asked_for_is_looked_for(monkeypatch, capsys, tmp_path):
     assert "has no sm_100 code in 1 of 1" in said
     monkeypatch.setenv("FLASH_ATTN_CUDA_ARCHS", "80")
     assert check_wheel.main([str(wheel)]) == 0
+    monkeypatch.setattr(check_wheel, "MEGABYTES", 1e-6)
+    assert check_wheel.main([str(wheel)]) == 1
+    assert "MB, more than" in capsys.readouterr().out
 
 
 def test_a_pure_wheel_keeps_its_tag(tmp_path):

@@ -2,6 +2,8 @@
 // not it: that one stays until scores exceed it by far (core/softmax.h).
 #pragma once
 
+#include <algorithm>
+
 #include "core/softmax.h"
 #include "core/warp_lanes.h"
 
@@ -19,10 +21,8 @@ FLASH_HD float from_sortable_bits(int bits) {
 // A row's largest logit, from its largest score in the units that the softmax gets. Rows that saw
 // no key have none. NaN, which no maximum sees, makes the row's LSE NaN, but so does an infinite
 // score.
-template <int kRows>
-FLASH_HD float largest_logit(OnlineSoftmax<kRows> const& softmax, int r, float top, float scale,
-                             float lse) {
-  float const logit = softmax.saw_key(r) ? top * scale : -INFINITY;
+FLASH_HD float largest_logit(bool saw_key, float top, float scale, float lse) {
+  float const logit = saw_key ? top * scale : -INFINITY;
   return lse != lse && logit < INFINITY ? NAN : logit;
 }
 
@@ -46,12 +46,36 @@ __device__ inline void raise_logit_of_warp(float* logit, int bits) {
   }
 }
 
-// The same where a warp's rows are of several heads: each head gets the largest of its rows.
-__device__ inline void raise_logits_of_warp(float* logits, int head, int bits) {
-  unsigned const same = __match_any_sync(WarpLanes::kAll, head);
-  int const most = __reduce_max_sync(same, bits);
-  if (WarpLanes{}.index() == __ffs(static_cast<int>(same)) - 1) {
-    raise_logit(logits + head, from_sortable_bits(most));
+// The same for rows of several heads, each with its head's logit: a row of each of `heads`, then
+// the next ones. As in a tensor-core accumulator a quad of lanes has two of a warp's 16 rows; here
+// even lanes have row lane / 4, odd ones the eighth row after it. bits: of the lane's row.
+//
+// No lane reads from one that it computes, and none waits for some lanes alone (match and redux for
+// the lanes of a head): either way ptxas takes warps of the whole kernel for divergent. Of Hopper's
+// forward at d 64 it then keeps no address in uniform registers, and the loop over keys has 547 or
+// 556 instructions instead of 531.
+__device__ inline void raise_logits_of_warp(float* logit, int heads, int head, int bits) {
+  constexpr int kRows = 16;
+  if ((heads & (heads - 1)) == 0) {
+#pragma unroll
+    for (int apart = kRows / 2; apart > 0; apart /= 2) {
+      if (heads <= apart) {
+        int const lanes_apart = apart == kRows / 2 ? 1 : 4 * apart;
+        bits = std::max(bits, __shfl_xor_sync(WarpLanes::kAll, bits, lanes_apart));
+      }
+    }
+  } else if (heads < kRows) {
+#pragma unroll 1
+    for (int h = 0; h < heads; ++h) {
+      int const most =
+          __reduce_max_sync(WarpLanes::kAll, head == h ? bits : sortable_bits(-INFINITY));
+      bits = head == h ? most : bits;
+    }
+  }
+  // Neighbouring rows are of different heads.
+  int const lane = WarpLanes{}.index(), row = lane / 4 + lane % 2 * (kRows / 2);
+  if (lane % 4 < 2 && row < heads) {
+    raise_logit(logit, from_sortable_bits(bits));
   }
 }
 

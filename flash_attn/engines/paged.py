@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from flash_attn.call import Keys, Lengths, Options
+from flash_attn.call import FP8, Descale, Keys, Lengths, Options
 from flash_attn.dispatch import private
+
+#: What engines call caches of float8_e4m3fn codes.
+FP8_NAMES = ("fp8", "fp8_e4m3")
 
 
 class Step(NamedTuple):
@@ -24,15 +28,25 @@ class Step(NamedTuple):
     max_seqlen_k: int
 
 
+class Scales(NamedTuple):
+    """What a layer's codes are multiplied by, as an engine keeps it: a number, a tensor of one or
+    of each KV head, which a captured graph reads again, or None, which is 1."""
+
+    k: Tensor | float | None = None
+    v: Tensor | float | None = None
+
+
 def attend(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, step: Step, options: Options
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, step: Step, options: Options,
+    scales: Scales | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention over pages.
 
     Arguments:
         q: (total_q, heads, head_dim).
         k_pages: (pages, page_size, heads_k, head_dim), any strides with a unit last one.
         v_pages: as k_pages; its head_dim may differ.
+        scales: pages are codes, as float8_e4m3fn or as the uint8 that engines store them in.
 
     Returns:
         out (total_q, heads, head_dim of v); lse (heads, total_q), float32, natural logarithms. Rows
@@ -42,8 +56,20 @@ def attend(
     # With pages, seqused_k says how long sequences are, and cu_seqlens_k is not read.
     lengths = Lengths(cu_seqlens_q, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, seqused_k=seqused_k)
-    out, lse, _, _ = private.forward(q, k_pages, v_pages, options, lengths, keys)
+    descales: tuple[Descale, Descale] = (None, None)
+    if scales is not None:
+        k_pages, v_pages = k_pages.view(FP8), v_pages.view(FP8)
+        descales = _descale(scales.k, lengths, k_pages), _descale(scales.v, lengths, v_pages)
+    out, lse, _, _ = private.forward(
+        q, k_pages, v_pages, options, lengths, keys, k_descale=descales[0], v_descale=descales[1]
+    )
     return out, lse
+
+
+def _descale(scale: Tensor | float | None, lengths: Lengths, pages: Tensor) -> Descale:
+    if not isinstance(scale, Tensor):
+        return scale
+    return scale.detach().to(torch.float32).reshape(-1).expand(lengths.batch, pages.shape[2])
 
 
 def attend_new(
@@ -56,8 +82,8 @@ def attend_new(
 
 
 def refuse_cache(got: object) -> str:
-    """Why a cache of another dtype than the model's is refused."""
+    """Why a cache is refused."""
     return (
-        f"got a KV cache of {got}; this backend reads float16 and bfloat16, the model's own dtype: "
-        "leave kv_cache_dtype at 'auto' (there is no FP8 by way of an engine)"
+        f"got a KV cache of {got}; this backend reads float16 and bfloat16, the model's own dtype, "
+        "and float8_e4m3fn: leave kv_cache_dtype at 'auto', or choose 'fp8_e4m3'"
     )

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn.call import Options
+from flash_attn.call import FP8, Options
+from flash_attn.cpu.fp8 import encoded
 from flash_attn.engines import missing, paged
 
 try:
@@ -65,6 +66,7 @@ class FlashAttnBackend(AttentionBackend):
         self._has_windows = isinstance(self.pool, SWAKVPool)
         self._invariant = bool(model_runner.server_args.enable_deterministic_inference)
         self._buffers: _Buffers | None = None
+        self._has_codes = model_runner.kv_cache_dtype is FP8
 
     # --- Which pages a step reads ---------------------------------------------------------------
 
@@ -170,6 +172,8 @@ class FlashAttnBackend(AttentionBackend):
         metadata = self.forward_metadata
         if save_kv_cache and k is not None:
             loc = KVWriteLoc.for_batch(forward_batch, swa_loc=metadata.window_loc)
+            if self._has_codes:
+                k, v = _codes(k, layer.k_scale), _codes(v, layer.v_scale)
             self.pool.set_kv_buffer(layer, loc, k, v)
         windowed = self._has_windows and self.pool.layers_mapping[layer.layer_id][1]
         step = metadata.window_step if windowed else metadata.step
@@ -183,11 +187,20 @@ class FlashAttnBackend(AttentionBackend):
             x.unflatten(0, (-1, self.page_size)) for x in self.pool.get_kv_buffer(layer.layer_id)
         )
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        return paged.attend(q, k_pages, v_pages, step, options)[0].flatten(1)
+        scales = paged.Scales(layer.k_scale, layer.v_scale) if self._has_codes else None
+        return paged.attend(q, k_pages, v_pages, step, options, scales)[0].flatten(1)
 
     def forward_decode(self, *args: Any, **kwargs: Any) -> Tensor:
         """``forward_extend`` with one query of each sequence."""
         return self.forward_extend(*args, **kwargs)
+
+
+def _codes(x: Tensor, scale: Tensor | float | None) -> Tensor:
+    """Of new keys, (tokens, heads_k, head_dim). The pool would divide x in place, and what is
+    larger than any code would become NaN there; here it becomes the largest."""
+    if not isinstance(scale, Tensor):
+        scale = x.new_full((), 1.0 if scale is None else scale, dtype=torch.float32)
+    return encoded(x, scale.detach())
 
 
 _MODES = "prompts, chunks of them, single tokens and mixes are served; no speculative decoding"
@@ -196,7 +209,7 @@ _MODES = "prompts, chunks of them, single tokens and mixes are served; no specul
 def _refuse(runner: Any) -> None:
     if runner.use_mla_backend:
         raise NotImplementedError("a model with latent attention (MLA): there is no kernel for it")
-    if runner.kv_cache_dtype != runner.dtype:
+    if runner.kv_cache_dtype not in (runner.dtype, FP8):
         raise NotImplementedError(paged.refuse_cache(runner.kv_cache_dtype))
     if runner.server_args.dcp_size > 1:
         raise NotImplementedError(

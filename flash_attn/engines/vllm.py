@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ except ImportError as error:
 class FlashAttnBackend(AttentionBackend):
     """What vLLM asks before it takes a backend."""
 
+    supported_kv_cache_dtypes: ClassVar = [
+        *AttentionBackend.supported_kv_cache_dtypes, *paged.FP8_NAMES
+    ]  # fmt: skip
     # The engine writes the new keys by ``do_kv_cache_update``, before ``forward``.
     forward_includes_kv_cache_update = False
 
@@ -78,7 +81,8 @@ class FlashAttnBackend(AttentionBackend):
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *others: Any,
         **more: Any,
     ) -> str | None:  # fmt: skip
-        if kv_cache_dtype in (None, "auto", str(dtype).removeprefix("torch.")):
+        own = str(dtype).removeprefix("torch.")
+        if kv_cache_dtype in (None, "auto", own, *paged.FP8_NAMES):
             return None
         return paged.refuse_cache(kv_cache_dtype)
 
@@ -189,7 +193,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Writes the new keys, key and value (rows, num_kv_heads, head_size), to their slots;
-        slot_mapping (tokens,), -1 is padding."""
+        slot_mapping (tokens,), -1 is padding. The engine's operation makes codes of them."""
         _custom_ops.reshape_and_cache_flash(
             key, value, *self._pages(kv_cache), slot_mapping, self.kv_cache_dtype, layer._k_scale,
             layer._v_scale,
@@ -234,17 +238,20 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             return output.zero_()
         rows = attn_metadata.num_actual_tokens
         query, into = query[:rows], output[:rows]
-        pages = self._pages(kv_cache)
+        pages, scales = self._pages(kv_cache), None
+        if self.kv_cache_dtype in paged.FP8_NAMES:
+            scales = paged.Scales(layer._k_scale, layer._v_scale)
         if attn_metadata.context is None:
-            out, _ = paged.attend(query, *pages, attn_metadata.step, self._options)
+            out, _ = paged.attend(query, *pages, attn_metadata.step, self._options, scales)
             into.copy_(out)
         else:
-            self._attend_shards(query, key[:rows], value[:rows], pages, attn_metadata, into)
+            new = key[:rows], value[:rows]
+            self._attend_shards(query, *new, pages, scales, attn_metadata, into)
         return output
 
     def _attend_shards(
         self, query: Tensor, key: Tensor, value: Tensor, pages: tuple[Tensor, ...],
-        metadata: FlashAttnMetadata, into: Tensor,
+        scales: paged.Scales | None, metadata: FlashAttnMetadata, into: Tensor,
     ) -> None:  # fmt: skip
         """With decode context parallelism each rank has some of the earlier keys: for these it
         computes the heads of all ranks, whose parts the engine merges by their LSEs; the step's
@@ -253,7 +260,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         queries = group.all_gather(query.contiguous(), dim=1)  # (rows, heads of all ranks, d)
         # Every earlier key is visible; the sinks belong to the part that is not sharded.
         options = self._options._replace(causal=False, s_aux=None)
-        out, lse = paged.attend(queries, *pages, metadata.context, options)
+        out, lse = paged.attend(queries, *pages, metadata.context, options, scales)
         # The heads of this rank: (rows, num_heads, d) and (rows, num_heads).
         out, lse = self._combine(out, lse.t().contiguous(), group, return_lse=True)
         own, own_lse = paged.attend_new(query, key, value, metadata.step, self._options)

@@ -123,21 +123,30 @@ class Layer:
     logit_capping_method: str = "tanh"
     xai_temperature_len: int = -1
     attn_type: Any = None  # of the engine's own AttentionType
+    k_scale: Any = None  # of codes: a parameter of one number, as some models a number, or None
+    v_scale: Any = None
 
 
 class Pool:
-    """A pool of slots, (slots, heads, d) for each layer; page 0 is that of padding."""
+    """A pool of slots, (slots, heads, d) for each layer; page 0 is that of padding. Codes are
+    stored as bytes."""
 
     def __init__(self, slots: int, layers: int, heads_kv: int, dim: int, dtype, device):
         shape = (layers, 2, slots, heads_kv, dim)
-        self.kv = torch.full(shape, float("nan"), dtype=dtype, device=device)
+        self.dtype = dtype
+        self.kv = torch.full(shape, float("nan"), device=device).to(dtype)
+        if dtype == torch.float8_e4m3fn:
+            self.kv = self.kv.view(torch.uint8)
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        return tuple(self.kv[layer_id])
+        return tuple(self.kv[layer_id].view(self.dtype))
 
-    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v) -> None:
-        for x, new in zip(self.kv[layer.layer_id], (cache_k, cache_v), strict=True):
-            x[loc_info.loc] = new
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None) -> None:
+        scales = k_scale, v_scale
+        for x, new, scale in zip(self.kv[layer.layer_id], (cache_k, cache_v), scales, strict=True):
+            if new.dtype != self.dtype:
+                new = (new if scale is None else new.div_(scale)).to(self.dtype)
+            x[loc_info.loc] = new.view(x.dtype)
 
 
 class WindowPool(Pool):
@@ -151,9 +160,9 @@ class WindowPool(Pool):
     def translate_loc_from_full_to_swa(self, kv_indices):
         return self.mapping[kv_indices]
 
-    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v) -> None:
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None) -> None:
         loc = loc_info.swa_loc if self.layers_mapping[layer.layer_id][1] else loc_info.loc
-        super().set_kv_buffer(layer, KVWriteLoc(loc), cache_k, cache_v)
+        super().set_kv_buffer(layer, KVWriteLoc(loc), cache_k, cache_v, k_scale, v_scale)
 
 
 def model_runner(pool: Pool, page_size: int, req_to_token: Tensor, **changed: Any):
@@ -163,8 +172,8 @@ def model_runner(pool: Pool, page_size: int, req_to_token: Tensor, **changed: An
             "token_to_kv_pool": pool,
             "req_to_token_pool": SimpleNamespace(req_to_token=req_to_token),
             "use_mla_backend": False,
-            "dtype": pool.kv.dtype,
-            "kv_cache_dtype": pool.kv.dtype,
+            "dtype": torch.bfloat16 if pool.dtype == torch.float8_e4m3fn else pool.dtype,
+            "kv_cache_dtype": pool.dtype,
             "server_args": SimpleNamespace(enable_deterministic_inference=False, dcp_size=1),
             **changed,
         }

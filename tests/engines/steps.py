@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import pytest
@@ -14,6 +14,7 @@ from test_demo import small_model
 from torch import Tensor
 
 from examples.serve import Engine, Request, serve
+from flash_attn.cpu.fp8 import decoded, encoded
 from flash_attn.dispatch import calls
 
 NAN = float("nan")
@@ -89,6 +90,28 @@ class Sequences:
             for f in (attention_ref, standard_attention)
         )
         assert_accurate("out", out, ref, std)
+
+
+# What codes are multiplied by, of k and v: of a layer, and of each of two KV heads. Powers of two,
+# so that keys and values are numbers of bf16, too.
+SCALES = {
+    "of a layer": (torch.tensor(0.5), torch.tensor(0.125)),
+    "of heads": (torch.tensor([0.5, 0.0625]), torch.tensor([0.25, 1.0])),
+}
+
+
+def stored(seqs: Sequences, scales: tuple, new: bool = True) -> Sequences:
+    """What a cache of codes makes of the keys and values, of those of the step too if new."""
+
+    def store(parts: list[Tensor], scale: Tensor | float | None) -> list[Tensor]:
+        scale = torch.as_tensor(1.0 if scale is None else scale).to(seqs.q.device)
+        rows = [decoded(encoded(x, scale), scale, x.dtype) for x in parts]
+        if not new:
+            for row, x, (old, _) in zip(rows, parts, seqs.lengths, strict=True):
+                row[old:] = x[old:]
+        return rows
+
+    return replace(seqs, k=store(seqs.k, scales[0]), v=store(seqs.v, scales[1]))
 
 
 def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list:

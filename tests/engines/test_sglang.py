@@ -31,12 +31,15 @@ def module():
 class Requests:
     """A backend, its pools, and what an engine keeps of the requests of a step."""
 
-    def __init__(self, module, seqs: Sequences, page: int, windows=False, **runner):
-        self.module, self.page, device = module, page, seqs.q.device
+    def __init__(self, module, seqs: Sequences, page: int, windows=False, scales=None, **runner):
+        self.module, self.page, self.windows = module, page, windows
+        device = seqs.q.device
+        self.scales = scales or (None, None)  # of k and v, which are codes then
+        dtype = torch.float8_e4m3fn if scales else seqs.q.dtype
         kind = Pool
         if windows:  # the backend asks for the engine's class
             kind = type("WindowPool", (WindowPool, module.SWAKVPool), {})
-        self.pool = kind(PAGES, 2, seqs.k[0].shape[1], DIM, seqs.q.dtype, device)
+        self.pool = kind(PAGES, 2, seqs.k[0].shape[1], DIM, dtype, device)
         if windows:
             turned = (torch.arange(PAGES).view(-1, page).roll(3, 0)).flatten()
             self.pool.mapping = turned.to(device)
@@ -52,12 +55,15 @@ class Requests:
         for row, pages, total in zip(self.rows, seqs.pages, seqs.totals, strict=True):
             at = [pages[i // self.page] * self.page + i % self.page for i in range(total)]
             self.req_to_token[row, :total] = torch.tensor(at, dtype=torch.int32)
-        self.pool.kv.fill_(NAN)
+        for layer in range(2):
+            self.pool.get_kv_buffer(layer)[0].fill_(NAN)
+            self.pool.get_kv_buffer(layer)[1].fill_(NAN)
         old = torch.tensor(seqs.slots(self.page, old=True), dtype=torch.long)
-        for kv, parts in ((0, seqs.k), (1, seqs.v)):
-            self.pool.kv[0, kv, old] = seqs.old(parts)
-            if isinstance(self.pool, WindowPool):
-                self.pool.kv[1, kv, self.pool.mapping[old]] = seqs.old(parts)
+        old_kv = [seqs.old(parts).clone() for parts in (seqs.k, seqs.v)]
+        loc = sglang_stub.KVWriteLoc(old, self.pool.mapping[old] if self.windows else None)
+        for layer in range(1 + self.windows):
+            kv = [x.clone() for x in old_kv]
+            self.pool.set_kv_buffer(Layer(layer), loc, *kv, *self.scales)
 
     def batch(self, seqs: Sequences, mode: str, idle: int = 0) -> Batch:
         """With sequences of padding, as graphs have them."""
@@ -165,6 +171,30 @@ def test_layers_with_a_window_have_pages_of_their_own(module, device):
     seqs.assert_attended(requests.run(seqs, batch, layer), window_size=(20, 0))
 
 
+SCALES = {
+    "parameters": (torch.tensor(0.5), torch.tensor(0.125)),
+    "numbers": (0.5, 0.125),
+    "none": (None, None),
+}
+
+
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("kind", SCALES)
+def test_pools_of_codes(module, device, kind, windows):
+    """With a layer's scales; what is larger than any code becomes the largest."""
+    scales = tuple(x.to(device) if isinstance(x, Tensor) else x for x in SCALES[kind])
+    seqs = Sequences.of(steps.MIXED, 2, 16, device)
+    seqs.v[0][5] *= 1000.0
+    requests = Requests(module, seqs, 16, windows, scales)
+    layer = requests.layer(
+        layer_id=int(windows), k_scale=scales[0], v_scale=scales[1], sliding_window_size=30
+    )
+    batch = requests.batch(seqs, "MIXED")
+    requests.backend.init_forward_metadata(batch)
+    out = requests.run(seqs, batch, layer)
+    steps.stored(seqs, scales).assert_attended(out, window_size=(30, 0))
+
+
 def test_keys_that_are_there_already(module):
     seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     requests = Requests(module, seqs, 16)
@@ -247,7 +277,7 @@ def test_models_that_are_refused(module):
     seqs = Sequences.of(steps.TOKENS, 2, 16, "cpu")
     sharded = SimpleNamespace(enable_deterministic_inference=False, dcp_size=2)
     for runner, said in (
-        ({"kv_cache_dtype": torch.float8_e4m3fn}, "float8_e4m3fn; .* reads float16 and bfloat16"),
+        ({"kv_cache_dtype": torch.float8_e5m2}, "float8_e5m2; .* and float8_e4m3fn"),
         ({"use_mla_backend": True}, "MLA"),
         ({"server_args": sharded}, "dcp_size: got 2"),
     ):

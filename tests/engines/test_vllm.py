@@ -43,9 +43,11 @@ def make_impl(backend, heads_kv: int = 2, head_dim: int = DIM, heads: int = HEAD
 
 
 def make_cache(blocks: int, heads_kv: int, dtype, device, heads_first: bool = False, d=DIM):
-    """(blocks, heads_kv, page, 2 d) with rows or heads first in memory; NaN where no key is."""
+    """(blocks, heads_kv, page, 2 d) with rows or heads first in memory; NaN where no key is. Bytes
+    are codes."""
     shape = (blocks, heads_kv, PAGE) if heads_first else (blocks, PAGE, heads_kv)
-    cache = torch.full((*shape, 2 * d), NAN, dtype=dtype, device=device)
+    nan = 0x7F if dtype == torch.uint8 else NAN
+    cache = torch.full((*shape, 2 * d), nan, dtype=dtype, device=device)
     return cache if heads_first else cache.transpose(1, 2)
 
 
@@ -114,6 +116,28 @@ def test_mixed_batches(backend, device, scores, heads_first):
     out = run(impl, seqs, cache, metadata)
     assert not out[seqs.starts[-1] :].any()
     seqs.assert_attended(out[: seqs.starts[-1]], **reference)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("scales", steps.SCALES)
+def test_caches_of_codes(backend, device, monkeypatch, scales, dtype):
+    """Pages of bytes, with a layer's scales, which are read again."""
+    k_scale, v_scale = (x.to(device, copy=True) for x in steps.SCALES[scales])
+    layer = SimpleNamespace(_k_scale=k_scale, _v_scale=v_scale)
+    monkeypatch.setattr(vllm_stub, "LAYER", layer)
+    impl = make_impl(backend, kv_cache_dtype=dtype, sliding_window=60)
+    seqs = Sequences.of(steps.MIXED, 2, PAGE, device)
+    cache = make_cache(WIDE, 2, torch.uint8, device, heads_first=dtype == "fp8")
+    put(impl, cache, seqs.old(seqs.k), seqs.old(seqs.v), seqs.slots(PAGE, old=True))
+    metadata = make_builder(backend, device).build(0, common(seqs, device, requests=6, tokens=70))
+    out = run(impl, seqs, cache, metadata)
+    assert not out[seqs.starts[-1] :].any()
+    expected = steps.stored(seqs, (k_scale, v_scale))
+    expected.assert_attended(out[: seqs.starts[-1]], window_size=(59, 0))
+    k_scale.mul_(2.0)
+    impl.forward(layer, padded(seqs.q, 70), None, None, cache, metadata, output=out)
+    expected = replace(expected, k=[2 * x for x in expected.k])
+    expected.assert_attended(out[: seqs.starts[-1]], window_size=(59, 0))
 
 
 @pytest.mark.parametrize(
@@ -224,9 +248,15 @@ def test_a_model_writes_the_same_text(backend, pages):
     steps.assert_same_text(partial(ServedByVllm, backend), pages)
 
 
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
-def test_decode_context_parallelism(backend, sinks):
-    """Two ranks have every second run of 4 tokens each, and two heads each: their parts merge."""
+def test_decode_context_parallelism(backend, monkeypatch, sinks, dtype):
+    """Two ranks have every second run of 4 tokens each, and two heads each: their parts merge. What
+    the step itself adds is read before it becomes codes."""
+    scales = steps.SCALES["of a layer"]
+    layer = SimpleNamespace(_k_scale=scales[0], _v_scale=scales[1])
+    monkeypatch.setattr(vllm_stub, "LAYER", layer)
+    stored = torch.bfloat16 if dtype == "auto" else torch.uint8
     seqs = Sequences.of(steps.MIXED, 1, PAGE, "cpu")
     parts, barrier, outs, errors = [None] * 2, threading.Barrier(2, timeout=60), [None] * 2, []
 
@@ -235,8 +265,8 @@ def test_decode_context_parallelism(backend, sinks):
             vllm_stub.ranks.group = vllm_stub.Group(2, rank, parts, barrier)
             heads = slice(2 * rank, 2 * rank + 2)
             own = None if sinks is None else sinks[heads]
-            impl = make_impl(backend, 1, heads=2, sinks=own)
-            cache = make_cache(WIDE, 1, torch.bfloat16, "cpu")
+            impl = make_impl(backend, 1, heads=2, sinks=own, kv_cache_dtype=dtype)
+            cache = make_cache(WIDE, 1, stored, "cpu")
             for i, (old, _) in enumerate(seqs.lengths):
                 mine = torch.arange(old)
                 mine = mine[mine // 4 % 2 == rank]
@@ -263,6 +293,8 @@ def test_decode_context_parallelism(backend, sinks):
         thread.join()
     assert not errors, errors
     out = torch.cat(outs, dim=1)
+    if dtype == "fp8":
+        seqs = steps.stored(seqs, scales, new=False)
     seqs.assert_attended(out[: seqs.starts[-1]], s_aux=sinks)
     assert not out[seqs.starts[-1] :].any()
 
@@ -285,7 +317,7 @@ def test_a_graph_reads_the_lengths_of_other_ranks_again(backend, two_ranks):
 
 def test_what_is_refused(backend, two_ranks):
     for options, said in (
-        ({"kv_cache_dtype": "fp8"}, "KV cache of fp8; .* reads float16 and bfloat16"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "KV cache of fp8_e5m2; .* and float8_e4m3fn"),
         ({"attn_type": "encoder"}, "decoders alone"),
         ({"sliding_window": 8}, "decode context parallelism"),
         ({"alibi_slopes": [0.1] * HEADS}, "decode context parallelism"),
@@ -320,12 +352,13 @@ def test_what_the_engine_is_told(backend):
     assert backend.supports_sliding_window()
     assert backend.supports_batch_invariance()
     assert backend.get_impl_cls().supports_dcp
-    others = (16, False, False, False, False, None)
-    for dtype, is_served in ((None, True), ("auto", True), ("bfloat16", True), ("fp8_e4m3", False)):
+    others, served = (16, False, False, False, False, None), (None, "auto", "bfloat16", "fp8")
+    for dtype in (*served, "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "nvfp4"):
         why = backend.supports_combination(64, torch.bfloat16, dtype, *others)
-        assert (why is None) == is_served
-    assert "there is no FP8" in why
+        assert (why is None) == (dtype in (*served, "fp8_e4m3"))
+    assert "choose 'fp8_e4m3'" in why
     assert "float16" in backend.supports_combination(64, torch.bfloat16, "float16", *others)
+    assert {"auto", "bfloat16", "fp8", "fp8_e4m3"} <= set(backend.supported_kv_cache_dtypes)
 
 
 def test_registration(backend, monkeypatch):

@@ -12,6 +12,8 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from flash_attn.cpu.fp8 import encoded
+
 M = TypeVar("M")
 ranks = threading.local()  # of decode context parallelism: `group` of the rank that runs
 
@@ -153,7 +155,13 @@ def register_backend(backend, class_path=None, is_mamba=False):
 def reshape_and_cache_flash(
     key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
 ):
-    """Writes rows of key and value (tokens, heads, d) to their slots, as many as there are."""
+    """Writes rows of key and value (tokens, heads, d) to their slots, as many as there are; codes
+    of them, as bytes, to caches of uint8."""
+    if key_cache.dtype == torch.uint8:
+        assert kv_cache_dtype in ("fp8", "fp8_e4m3")
+        key, value = (
+            encoded(x, scale).view(torch.uint8) for x, scale in ((key, k_scale), (value, v_scale))
+        )
     kept = slot_mapping >= 0
     slots, page = slot_mapping[kept], key_cache.shape[1]
     at = slots // page, slots % page

@@ -173,8 +173,11 @@ def test_rows_of_one_sign(kernels, row, of):
     assert_bitwise("of heads", heads, of_heads(rows))
 
 
-@pytest.mark.parametrize("group", [2, 3, 4, 7])
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+# A warp's 16 rows have several of each head, some of them two, or one at most.
+GROUPS = [1, 2, 3, 4, 7, 8, 11, 16, 20, 64]
+
+
+@pytest.mark.parametrize(("row", "group"), in_turns(PLAIN, GROUPS))
 def test_heads_of_a_group(kernels, row, group):
     """Rows of pack-GQA, whose heads have their largest logits in any place, and of either sign."""
     heads, dtype = 2 * group, DTYPES[row.dtype]

@@ -65,7 +65,7 @@ struct LargestLogits {
     if (wanted()) {
       float const top = from_sortable_bits(of(r));
       float const logit =
-          largest_logit(acc.softmax, r, top, block.score_mod.exponent_scale(), row_lse);
+          largest_logit(acc.softmax.saw_key(r), top, block.score_mod.exponent_scale(), row_lse);
       if (block.max_logits.of_heads) {
         of(r) = sortable_bits(logit);
       } else {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/launch_order.h"
+#include "core/row_maxima.h"
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/shared_storage.h"
 
@@ -44,53 +45,46 @@ __device__ __forceinline__ decltype(auto) tops_of(ForwardArgs const& args,
   }
 }
 
-// A row's largest score, in all threads of the row.
+// What is left to do for the largest logits of a thread's two rows is done once: of the four lanes
+// that share the rows, two finish the first and two the second.
+struct OwnRow {
+  bool second = threadIdx.x % 2;
+
+  template <class T>
+  __device__ T of(T const& first_row, T const& second_row) const {
+    return second ? second_row : first_row;
+  }
+};
+
+// The largest score of this lane's own row.
 template <class Config>
 __device__ __forceinline__ float largest_score_of_row(SharedStorage<Config>& smem,
-                                                      Accumulators<Config> const& acc, int r) {
+                                                      Accumulators<Config> const& acc, OwnRow own) {
   if constexpr (Config::kLargest == Largest::InShared) {
     __syncwarp();
-    return from_sortable_bits(smem.maximum(r));
+    return from_sortable_bits(smem.maximum(own.second));
   } else {
-    return QuadReduce{}(acc.tops.top[r], Max{});
+    auto const& [first, second] = acc.tops.top;
+    float const top =
+        fmaxf(own.of(first, second), __shfl_xor_sync(WarpLanes::kAll, own.of(second, first), 1));
+    return fmaxf(top, __shfl_xor_sync(WarpLanes::kAll, top, 2));
   }
 }
 
-// For kernels that keep none.
-struct NoHeadLogits {
-  template <class... Ignored>
-  __device__ explicit NoHeadLogits(Ignored const&...) {}
-};
-
-// The largest logits of a thread's rows on their way to those of their heads.
+// Raises the largest logits of the heads that a warp has rows of. head, logit: of this lane's own
+// row; head is one of those that the row block has.
 template <class Config>
-struct HeadLogits {
-  float* of_heads;  // from the row block's first head on
-  int bits;         // of the rows so far, if they are of one head
-
-  __device__ __forceinline__ HeadLogits(ForwardArgs const& args, RowBlock<Config> const& block)
-      : of_heads(args.params.max_logits.of_heads), bits(sortable_bits(-INFINITY)) {
-    if (of_heads) {
-      int const group = Config::kPackGqa ? static_cast<int>(args.rows.heads.divisor) : 1;
-      of_heads += block.tile.head * group;
-      wait_for_launch_before();  // which has made them -inf
-    }
+__device__ __forceinline__ void raise_heads(ForwardArgs const& args, RowBlock<Config> const& block,
+                                            int head, float logit) {
+  wait_for_launch_before();  // which has made them -inf
+  float* const of_heads = args.params.max_logits.of_heads;
+  int const bits = sortable_bits(logit);
+  if constexpr (Config::kPackGqa) {
+    int const heads = static_cast<int>(args.rows.heads.divisor);
+    raise_logits_of_warp(of_heads + (block.tile.head * heads + head), heads, head, bits);
+  } else {
+    raise_logit_of_warp(of_heads + block.tile.head, bits);
   }
-
-  // head: of those that the row block has.
-  __device__ __forceinline__ void add(int head, float logit) {
-    if constexpr (Config::kPackGqa) {
-      raise_logits_of_warp(of_heads, head, sortable_bits(logit));
-    } else {
-      bits = max(bits, sortable_bits(logit));
-    }
-  }
-
-  __device__ __forceinline__ void end() const {
-    if (!Config::kPackGqa && of_heads) {
-      raise_logit_of_warp(of_heads, bits);
-    }
-  }
-};
+}
 
 }  // namespace flash::sm90::forward

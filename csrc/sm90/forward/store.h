@@ -23,25 +23,31 @@ __device__ OutputRow output_row(RowPacking const& packing, int warpgroup, int ro
   }
 }
 
-// The largest logit of row r, for calls that ask for it or for its head's. lse: where the row's is.
+// The largest logits of a thread's rows, for calls that ask for them or for those of heads.
 template <class Config>
 __device__ __forceinline__ void keep_largest(ForwardArgs const& args, RowBlock<Config> const& block,
-                                             SharedStorage<Config>& smem,
-                                             Accumulators<Config> const& acc, int r,
-                                             OutputRow const& at, float* lse, float row_lse,
-                                             HeadLogits<Config>& heads) {
+                                             SharedStorage<Config>& smem, int warpgroup, int thread,
+                                             Accumulators<Config> const& acc,
+                                             float const (&lse)[Accumulators<Config>::kRows]) {
   FwdParams const& p = args.params;
   if (!p.max_logits.wanted()) {
     return;
   }
+  OwnRow const own;
   float const scale = Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
                                                            : block.score_mod.exponent_scale();
-  float const top = largest_score_of_row(smem, acc, r);
-  float const logit = largest_logit(acc.softmax, r, top, scale, row_lse);
-  if (heads.of_heads) {
-    heads.add(at.row.head, at.exists ? logit : -INFINITY);
+  float const top = largest_score_of_row(smem, acc, own);
+  auto const& softmax = acc.softmax;
+  bool const saw_key = own.of(softmax.max[0], softmax.max[1]) > softmax.no_key();
+  float const logit = largest_logit(saw_key, top, scale, own.of(lse[0], lse[1]));
+  FragmentCoord<4> const coord(thread);
+  OutputRow const at = output_row<Config::kPackGqa>(args.rows, warpgroup,
+                                                    own.of(coord.row(0), coord.row(1)), block.rows);
+  if (p.max_logits.of_heads) {
+    raise_heads(args, block, at.row.head, at.exists ? logit : -INFINITY);
   } else {
-    store_if(threadIdx.x % 4 == 0 && at.exists, lse + p.max_logits.to_row, logit);
+    float* const to = block.lse + at.row.query + at.row.head * p.lse.head_stride;
+    store_if(thread % 4 < 2 && at.exists, to + p.max_logits.to_row, logit);
   }
 }
 
@@ -58,8 +64,7 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
   int const quad_lane = thread % 4;
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
-  std::conditional_t<Config::kLargest == Largest::None, NoHeadLogits, HeadLogits<Config>> heads(
-      args, block);
+  float row_lse[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     OutputRow const at = output_row<kPackGqa>(args.rows, warpgroup, coord.row(r), block.rows);
@@ -73,12 +78,10 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     int64_t const lse_apart = Config::kSplit ? p.splits.lse.head_stride : p.lse.head_stride;
     float* const lse = block.lse + row.query + (kPackGqa ? row.head * lse_apart : 0);
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
-    if constexpr (Config::kLargest != Largest::None) {
-      keep_largest(args, block, smem, acc, r, at, lse, finished.lse, heads);
-    }
+    row_lse[r] = finished.lse;
   }
   if constexpr (Config::kLargest != Largest::None) {
-    heads.end();
+    keep_largest(args, block, smem, warpgroup, thread, acc, row_lse);
   }
 }
 
