@@ -114,17 +114,6 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
   return all;
 }
 
-// The sequences of few queries beside those of many. They are taken to have one query, which is the
-// most likely.
-Problem few_of(Problem p) {
-  double const long_ones = double(p.total_q - p.batch) / std::max(p.seqlen_q - 1, 1);
-  p.batch = std::clamp(static_cast<int>(p.batch - long_ones), 1, p.batch);
-  p.total_q = p.batch;
-  p.total_k = std::min(p.total_k, int64_t(p.batch) * p.seqlen_k);
-  p.seqlen_q = 1;
-  return p;
-}
-
 // Whether the forward kernel should not compute what the decode kernel can: it would need a copy of
 // the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
 bool must_decode(Problem const& p, Machine const& m) {
@@ -154,7 +143,8 @@ std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Ker
     return {};
   }
   bool const alone = few_q == kAllQueries;
-  Problem const decoded = alone ? p : few_of(p);
+  // Sequences of few queries are taken to have one, which is the most likely.
+  Problem const decoded = alone ? p : p.part(std::max(p.batch - p.long_ones(), 1), 1);
   return predicted<Work>(candidates(decoded, m, k, alone), fills_of(decoded), m, k);
 }
 

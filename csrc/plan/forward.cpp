@@ -61,12 +61,8 @@ struct RowBlocks {
 
   // The orders of tiles that are worth a prediction: strips side by side. Equal tiles: few heads
   // side by side, which share keys. Unequal ones even out among many; against a cache memory counts
-  // more. One row block a head, or one wave, needs no order. Beside decode, which reads memory all
-  // the time, tiles that read the same keys follow each other.
+  // more. One row block a head, or one wave, needs no order.
   std::vector<int> widths() const {
-    if (p.beside_decode) {
-      return {1};
-    }
     if (c.splits > 1 || of_strip <= 1 || tiles <= k.resident) {
       return {width_of(c.splits > 1 ? 1 : strips)};
     }
@@ -148,18 +144,25 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   // Long tiles of pages and splits keep no largest logits.
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
-                             p.page_boxes && !p.beside_decode && !p.largest_logits;
+                             p.page_boxes && !p.largest_logits;
   bool const heads_share = k.sm == 90 && k.plain && p.heads_apart && p.group() <= kWarpgroupRows;
+  bool const packs = heads_share && p.group() > 1 && !one_tile;
+  // Beside decode, row blocks are numbered by the fewest queries of a long sequence, and most of
+  // the numbers of one query head's have no rows: CTAs draw them in vain. Decode reads memory all
+  // the time, so tiles that read the same keys follow each other.
+  if (p.beside_decode) {
+    return {{packs ? ForwardTile::PackGqa : ForwardTile::First, 1, 1}};
+  }
   add(ForwardTile::First, 1);
   if (k.second_block_n > 0 && !one_tile && (p.page_size == 0 || long_of_pages)) {
     add(ForwardTile::Second, 1);
   }
-  if (heads_share && p.group() > 1 && !one_tile) {
+  if (packs) {
     add(ForwardTile::PackGqa, 1);
   }
   RowBlocks const whole{p, m, k, {ForwardTile::First, 1, 1}};
   bool const full = p.alike() && whole.tiles >= k.resident;
-  if (heads_share && !full && !p.batch_invariant && !p.beside_decode && !p.largest_logits) {
+  if (heads_share && !full && !p.batch_invariant && !p.largest_logits) {
     int const most = p.num_splits == 0 ? kMostSplits : p.num_splits;
     for (int splits = 2; splits <= std::min(most, kMostSplits); splits *= 2) {
       if (bytes_of_splits(p, splits) <= kMostBytes) {
@@ -181,7 +184,8 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
   if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0) {
     return {{{ForwardTile::First, 1, 1}, 0}};
   }
-  return predicted<RowBlocks>(candidates(p, m, k), fills_of(p), m, k);
+  Problem const own = p.beside_decode ? p.part(p.long_ones(), p.seqlen_q) : p;
+  return predicted<RowBlocks>(candidates(p, m, k), fills_of(own), m, k);
 }
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {
