@@ -6,9 +6,8 @@ namespace {
 constexpr int kWarpgroupRows = 64;
 constexpr int kMostSplits = 32;
 
-// Times a launch until a kernel computes whose code is in no cache, and one that begins early,
-// behind another of the same call.
-constexpr double kLaunch = 1.3, kNextLaunch = 0.6;
+// Times a launch until a kernel computes whose code is in no cache.
+constexpr double kLaunch = 1.3;
 // The part of a step's time that it takes however few warpgroups have rows.
 constexpr double kAlone = 0.24;
 // Where only the device knows the lengths, an average row block belongs to a sequence that is
@@ -123,12 +122,10 @@ struct RowBlocks {
     return (once + missed(m, touched) * again + rows) * row / m.memory;
   }
 
-  // Splits are loaded four at a time, behind their LSE.
+  // Splits are loaded four at a time, behind their LSE, by a launch that begins early.
   double merge_us() const {
     double const waits = 1 + divide_up(c.splits, 4), bytes = 2 * bytes_of_splits(p, c.splits);
-    return c.splits == 1
-               ? 0
-               : kNextLaunch * m.launch + waits * m.merge_wait + bytes / (m.memory * m.l2_gain);
+    return c.splits == 1 ? 0 : waits * m.merge_wait + bytes / m.memory;
   }
 };
 
