@@ -112,7 +112,7 @@ struct KvBlocks {
     bool const last = c.schedule == Schedule::OrderedDq && p.unmasked();
     double const rounded = last ? longest.longest * k.block_m * k.head_dim : 0;
     return m.launch + beside_us() + overlapped(compute_us(), bytes() / m.memory) +
-           2 * (kSum + kElement) * rounded / m.sm_reads;
+           2.5 * (kSum + kElement) * rounded / m.sm_reads;
   }
 
  private:
