@@ -8,11 +8,6 @@ constexpr int kMostSplits = 32;
 
 // Times a launch until a kernel computes whose code is in no cache.
 constexpr double kLaunch = 1.3;
-// The part of a step's time that it takes however few warpgroups have rows.
-constexpr double kAlone = 0.24;
-// Where only the device knows the lengths, an average row block belongs to a sequence that is
-// longer than the average one by this part of what the longest is: as if they were up to it evenly.
-constexpr double kSpread = 1. / 3;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
 
@@ -52,7 +47,7 @@ struct RowBlocks {
   bool rows_known = most <= 1 || p.total_q == int64_t(p.batch) * p.seqlen_q;
   double of_strip = std::max(rows_known ? most : p.mean_q() / queries + 0.5, 1.);
   double tiles = strips * of_strip;
-  double steps = steps_at(p.varlen_q ? kSpread : 0).mean / c.splits;  // of a row block
+  double steps = steps_of(p.mean_q(), p.mean_k()).mean / c.splits;  // of a row block
 
   double us() const {
     return kLaunch * m.launch + overlapped(compute_us(), memory_us()) + merge_us();
@@ -77,13 +72,10 @@ struct RowBlocks {
            even_width(waves * k.resident / of_strip / alike, ordered / alike);
   }
 
-  // Blocks that a row block sees of a sequence that is longer than the average one by this part of
-  // what the longest is.
-  Steps steps_at(double part) const {
-    double const keys = std::lerp(p.mean_k(), std::max<double>(p.seqlen_k, p.mean_k()), part);
-    double const q = std::lerp(p.mean_q(), p.seqlen_q, part);
+  // Blocks that a row block of a sequence sees.
+  Steps steps_of(double q, double keys) const {
     double const rows = p.alike() ? q : std::min(q, keys);
-    return steps_of(queries, block_n, rows, keys, p.mask.left, p.mask.right, p.alike());
+    return plan::steps_of(queries, block_n, rows, keys, p.mask.left, p.mask.right, p.alike());
   }
 
   // Tiles take different times under a mask; the longest tiles of each group of strips come first.
@@ -93,8 +85,9 @@ struct RowBlocks {
     double const rest = p.mean_q() - (of_strip - 1) * queries;
     double const last_rows = std::clamp(divide_up(rest, of_warpgroup) / warpgroups, 0., 1.);
     double const filled = rows_known ? (of_strip - 1 + last_rows) / of_strip : 1;
-    double const step = full_step * std::lerp(kAlone, 1, filled);
-    double const whole = std::max(steps_at(1).longest, steps * c.splits);
+    double const step = full_step * (1 + filled) / 2;
+    double const most_k = std::max<double>(p.seqlen_k, p.mean_k());
+    double const whole = std::max(steps_of(p.seqlen_q, most_k).longest, steps * c.splits);
     double const longest = c.splits > 1 ? std::ceil(whole / c.splits) : whole;
     // The longest tile of all begins with the last group of strips; where lengths of keys alone
     // differ, with any strip, and a quarter of them comes after it.
