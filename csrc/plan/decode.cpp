@@ -62,8 +62,8 @@ struct Work {
     double const read = p.heads_kv * p.batch * keys * (1 + kReadAgain * (blocks - 1));
     double const memory_us = number * (p.head_dim + p.head_dim_v) * read / m.reads;
     double const us = overlapped(busy, memory_us) + uneven * units * unit_us;
-    // What is left of the longest piece when the others end. They end one by one, so half of what is
-    // longer than the average is done beside them.
+    // What is left of the longest piece when the others end. They end one by one, so half of what
+    // it has more than an average one is done beside them.
     double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.) / 2;
     return begin + (cluster > 1 ? m.cluster_block * cluster : 0) + search +
            std::max(us + left * step, overlapped(piece * step, memory_us)) +
