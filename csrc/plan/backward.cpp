@@ -4,9 +4,8 @@
 namespace flash::plan {
 namespace {
 
-// Tiles that add to dQ in turn, by a semaphore, take this part of a step longer, and wait so many
-// steps for each other tile of their head at work, where a limit of the mask makes them unequal.
-constexpr double kSemaphore = 0.18, kWait = 0.4;
+// Tiles that add to dQ in turn, by a semaphore, take this part of a step longer.
+constexpr double kSemaphore = 0.18;
 // KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
 constexpr double kLag = 1.3, kBegin = 2.5;
 // Tiles of a head that load a row of each part from memory; the others at work find it in L2.
@@ -112,7 +111,7 @@ struct KvBlocks {
     bool const last = c.schedule == Schedule::OrderedDq && p.unmasked();
     double const rounded = last ? longest.longest * k.block_m * k.head_dim : 0;
     return m.launch + beside_us() + overlapped(compute_us(), bytes() / m.memory) +
-           2 * (kSum + kElement) * rounded / m.sm_reads;
+           2.5 * (kSum + kElement) * rounded / m.sm_reads;
   }
 
  private:
@@ -140,10 +139,9 @@ struct KvBlocks {
     bool const in_turn = c.schedule == Schedule::Tiles && in_order;
     double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
     double const begin = plain_begin * (p.varlen_k ? kVarlenBegin : 1);
-    double const fixed = begin + (in_order ? kWait * unequal * (at_work - 1) * step : 0);
     bool const any = p.varlen_k && !p.alike();
-    return queue_us(items * of_item, resident, fixed + of_split / of_item * step,
-                    fixed + std::ceil(longest.longest / c.row_splits) * c.heads * step,
+    return queue_us(items * of_item, resident, begin + of_split / of_item * step,
+                    begin + std::ceil(longest.longest / c.row_splits) * c.heads * step,
                     (any ? 1 : last_group(ordered, together)) * most_tiles * c.row_splits);
   }
 

@@ -11,9 +11,9 @@ namespace {
 // doubling of their size costs this part of what a CTA reads, because some multiprocessors have
 // more CTAs than others; and this part of the time until a next CTA begins.
 constexpr double kUneven = 0.25, kNextCluster = 0.6;
-// A GPC has hardly more multiprocessors than the largest clusters have CTAs: these find room at
-// once on this share of all multiprocessors.
-constexpr double kRoom = 0.75;
+// Each row block of a sequence beyond the first brings this part of its keys from memory once more:
+// row blocks begin one after the other, and L2 does not keep all that the first one has read.
+constexpr double kReadAgain = 0.3;
 constexpr int kMinUnits = 2;  // of a piece
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
@@ -51,20 +51,20 @@ struct Work {
     double const unit_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
     double busy = 0, uneven = 0;
-    if (of_sm > (s.cluster_log2 == kMostClusterLog2 ? kRoom : 1)) {
+    if (of_sm > 1) {
       double const next = (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
       // Where all run at once, the busiest multiprocessor has a whole number of them. Pieces are as
       // many as fill all multiprocessors.
       double const whole = std::min(std::ceil(of_sm), double(k.resident) / m.sm_count);
-      busy =
-          (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + std::max(of_sm - 1, 0.) * next;
+      busy = (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + (of_sm - 1) * next;
       uneven = kUneven * s.cluster_log2;
     }
-    double const memory_us =
-        number * (p.head_dim + p.head_dim_v) * p.heads_kv * p.batch * keys / m.reads;
+    double const read = p.heads_kv * p.batch * keys * (1 + kReadAgain * (blocks - 1));
+    double const memory_us = number * (p.head_dim + p.head_dim_v) * read / m.reads;
     double const us = overlapped(busy, memory_us) + uneven * units * unit_us;
-    // What is left of the longest piece when the others end on average.
-    double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.);
+    // What is left of the longest piece when the others end. They end one by one, so half of what
+    // it has more than an average one is done beside them.
+    double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.) / 2;
     return begin + (cluster > 1 ? m.cluster_block * cluster : 0) + search +
            std::max(us + left * step, overlapped(piece * step, memory_us)) +
            merge_us(longest / piece);
@@ -114,17 +114,6 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
   return all;
 }
 
-// The sequences of few queries beside those of many. They are taken to have one query, which is the
-// most likely.
-Problem few_of(Problem p) {
-  double const long_ones = double(p.total_q - p.batch) / std::max(p.seqlen_q - 1, 1);
-  p.batch = std::clamp(static_cast<int>(p.batch - long_ones), 1, p.batch);
-  p.total_q = p.batch;
-  p.total_k = std::min(p.total_k, int64_t(p.batch) * p.seqlen_k);
-  p.seqlen_q = 1;
-  return p;
-}
-
 // Whether the forward kernel should not compute what the decode kernel can: it would need a copy of
 // the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
 bool must_decode(Problem const& p, Machine const& m) {
@@ -154,7 +143,8 @@ std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Ker
     return {};
   }
   bool const alone = few_q == kAllQueries;
-  Problem const decoded = alone ? p : few_of(p);
+  // Sequences of few queries are taken to have one, which is the most likely.
+  Problem const decoded = alone ? p : p.part(std::max(p.batch - p.long_ones(), 1), 1);
   return predicted<Work>(candidates(decoded, m, k, alone), fills_of(decoded), m, k);
 }
 

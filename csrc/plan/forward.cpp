@@ -6,14 +6,8 @@ namespace {
 constexpr int kWarpgroupRows = 64;
 constexpr int kMostSplits = 32;
 
-// Times a launch until a kernel computes whose code is in no cache, and one that begins early,
-// behind another of the same call.
-constexpr double kLaunch = 1.3, kNextLaunch = 0.6;
-// The part of a step's time that it takes however few warpgroups have rows.
-constexpr double kAlone = 0.24;
-// Where only the device knows the lengths, an average row block belongs to a sequence that is
-// longer than the average one by this part of what the longest is: as if they were up to it evenly.
-constexpr double kSpread = 1. / 3;
+// Times a launch until a kernel computes whose code is in no cache.
+constexpr double kLaunch = 1.3;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
 
@@ -54,7 +48,7 @@ struct RowBlocks {
   bool rows_known = most <= 1 || p.total_q == int64_t(p.batch) * p.seqlen_q;
   double of_strip = std::max(rows_known ? most : p.mean_q() / queries + 0.5, 1.);
   double tiles = strips * of_strip;
-  double steps = steps_at(p.varlen_q ? kSpread : 0).mean / c.splits;  // of a row block
+  double steps = steps_of(p.mean_q(), p.mean_k()).mean / c.splits;  // of a row block
 
   double us() const {
     return kLaunch * m.launch + overlapped(compute_us(), memory_us()) + merge_us();
@@ -62,12 +56,8 @@ struct RowBlocks {
 
   // The orders of tiles that are worth a prediction: strips side by side. Equal tiles: few heads
   // side by side, which share keys. Unequal ones even out among many; against a cache memory counts
-  // more. One row block a head, or one wave, needs no order. Beside decode, which reads memory all
-  // the time, tiles that read the same keys follow each other.
+  // more. One row block a head, or one wave, needs no order.
   std::vector<int> widths() const {
-    if (p.beside_decode) {
-      return {1};
-    }
     if (c.splits > 1 || of_strip <= 1 || tiles <= k.resident) {
       return {width_of(c.splits > 1 ? 1 : strips)};
     }
@@ -83,13 +73,10 @@ struct RowBlocks {
            even_width(waves * k.resident / of_strip / alike, ordered / alike);
   }
 
-  // Blocks that a row block sees of a sequence that is longer than the average one by this part of
-  // what the longest is.
-  Steps steps_at(double part) const {
-    double const keys = std::lerp(p.mean_k(), std::max<double>(p.seqlen_k, p.mean_k()), part);
-    double const q = std::lerp(p.mean_q(), p.seqlen_q, part);
+  // Blocks that a row block of a sequence sees.
+  Steps steps_of(double q, double keys) const {
     double const rows = p.alike() ? q : std::min(q, keys);
-    return steps_of(queries, block_n, rows, keys, p.mask.left, p.mask.right, p.alike());
+    return plan::steps_of(queries, block_n, rows, keys, p.mask.left, p.mask.right, p.alike());
   }
 
   // Tiles take different times under a mask; the longest tiles of each group of strips come first.
@@ -99,8 +86,9 @@ struct RowBlocks {
     double const rest = p.mean_q() - (of_strip - 1) * queries;
     double const last_rows = std::clamp(divide_up(rest, of_warpgroup) / warpgroups, 0., 1.);
     double const filled = rows_known ? (of_strip - 1 + last_rows) / of_strip : 1;
-    double const step = full_step * std::lerp(kAlone, 1, filled);
-    double const whole = std::max(steps_at(1).longest, steps * c.splits);
+    double const step = full_step * (1 + filled) / 2;
+    double const most_k = std::max<double>(p.seqlen_k, p.mean_k());
+    double const whole = std::max(steps_of(p.seqlen_q, most_k).longest, steps * c.splits);
     double const longest = c.splits > 1 ? std::ceil(whole / c.splits) : whole;
     // The longest tile of all begins with the last group of strips; where lengths of keys alone
     // differ, with any strip, and a quarter of them comes after it.
@@ -128,12 +116,10 @@ struct RowBlocks {
     return (once + missed(m, touched) * again + rows) * row / m.memory;
   }
 
-  // Splits are loaded four at a time, behind their LSE.
+  // Splits are loaded four at a time, behind their LSE, by a launch that begins early.
   double merge_us() const {
     double const waits = 1 + divide_up(c.splits, 4), bytes = 2 * bytes_of_splits(p, c.splits);
-    return c.splits == 1
-               ? 0
-               : kNextLaunch * m.launch + waits * m.merge_wait + bytes / (m.memory * m.l2_gain);
+    return c.splits == 1 ? 0 : waits * m.merge_wait + bytes / m.memory;
   }
 };
 
@@ -149,18 +135,26 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   // Long tiles of pages and splits keep no largest logits.
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
-                             p.page_boxes && !p.beside_decode && !p.largest_logits;
-  bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart && p.group() <= kWarpgroupRows;
+                             p.page_boxes && !p.largest_logits;
+  bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart &&
+                           p.group() <= kWarpgroupRows;
+  bool const packs = heads_share && p.group() > 1 && !one_tile;
+  // Beside decode, row blocks are numbered by the fewest queries of a long sequence, and most of
+  // the numbers of one query head's have no rows: CTAs draw them in vain. Decode reads memory all
+  // the time, so tiles that read the same keys follow each other.
+  if (p.beside_decode) {
+    return {{packs ? ForwardTile::PackGqa : ForwardTile::First, 1, 1}};
+  }
   add(ForwardTile::First, 1);
   if (k.second_block_n > 0 && !one_tile && (p.page_size == 0 || long_of_pages)) {
     add(ForwardTile::Second, 1);
   }
-  if (heads_share && p.group() > 1 && !one_tile) {
+  if (packs) {
     add(ForwardTile::PackGqa, 1);
   }
   RowBlocks const whole{p, m, k, {ForwardTile::First, 1, 1}};
   bool const full = p.alike() && whole.tiles >= k.resident;
-  if (heads_share && !full && !p.batch_invariant && !p.beside_decode && !p.largest_logits) {
+  if (heads_share && !full && !p.batch_invariant && !p.largest_logits) {
     int const most = p.num_splits == 0 ? kMostSplits : p.num_splits;
     for (int splits = 2; splits <= std::min(most, kMostSplits); splits *= 2) {
       if (bytes_of_splits(p, splits) <= kMostBytes) {
@@ -182,7 +176,8 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
   if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0 || p.heads_kv == 0) {
     return {{{ForwardTile::First, 1, 1}, 0}};
   }
-  return predicted<RowBlocks>(candidates(p, m, k), fills_of(p), m, k);
+  Problem const own = p.beside_decode ? p.part(p.long_ones(), p.seqlen_q) : p;
+  return predicted<RowBlocks>(candidates(p, m, k), fills_of(own), m, k);
 }
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {

@@ -32,7 +32,6 @@ struct Machine {
   float reads = 0;          // the same where nothing is written
   float sm_reads = 0;       // bytes that one multiprocessor takes in a µs, wherever they come from
   float code_reads = 0;     // the same of codes, which it converts
-  float l2_gain;            // how much faster bytes come from L2
   float launch;             // µs from the end of a launch to the beginning of the next
   float l2_share;           // the share of L2's bytes that can be counted on to be there again
   float search = 0;         // µs that a CTA searches its keys among 32 sequences' lengths

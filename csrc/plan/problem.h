@@ -47,6 +47,20 @@ struct Problem {
   int group() const { return std::max(heads_q / std::max(heads_kv, 1), 1); }
   double mean_q() const { return double(total_q) / std::max(batch, 1); }
   double mean_k() const { return double(total_k) / std::max(batch, 1); }
+  // Of a varlen batch, the sequences of many queries if all others have one, and at least one.
+  int long_ones() const {
+    return static_cast<int>(
+        std::clamp<int64_t>((total_q - batch) / std::max(seqlen_q - 1, 1), 1, std::max(batch, 1)));
+  }
+  // So many of its sequences, of so many queries each.
+  Problem part(int sequences, int queries) const {
+    Problem some = *this;
+    some.batch = sequences;
+    some.seqlen_q = queries;
+    some.total_q = int64_t(sequences) * queries;
+    some.total_k = std::min(total_k, int64_t(sequences) * seqlen_k);
+    return some;
+  }
   // Whether every sequence is as long as the longest.
   bool alike() const {
     return total_q == int64_t(batch) * seqlen_q && total_k == int64_t(batch) * seqlen_k && !used_k;

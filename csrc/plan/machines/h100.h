@@ -34,9 +34,9 @@ inline constexpr RowTimes kH100ForwardCodes[] = {
 
 // {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH100Decode[] = {
-    {64, 64, {{7.65f, 0.594f}, {7.8f, 0.835f}}},
-    {128, 128, {{7.83f, 0.714f}, {8.1f, 1.05f}}},
-    {256, 256, {{7.91f, 0.886f}, {8.2f, 1.4f}}},
+    {64, 64, {{7.097f, 0.8325f}, {7.8f, 0.9344f}}},
+    {128, 128, {{6.491f, 0.7624f}, {8.41f, 1.05f}}},
+    {256, 256, {{6.084f, 0.9731f}, {8.2f, 1.118f}}},
 };
 
 inline constexpr Machine kH100 = {
@@ -45,17 +45,16 @@ inline constexpr Machine kH100 = {
     .l2_bytes = 50 << 20,
     .memory = 2.8e6f,
     .reads = 3.15e6f,
-    .sm_reads = 5.98e4f,
-    .code_reads = 5.2e4f,
-    .l2_gain = 1.9f,
+    .sm_reads = 8.381e4f,
+    .code_reads = 4.311e4f,
     .launch = 7.0f,
     .l2_share = 1.2f,
-    .search = 0.794f,
-    .next_block = 1.21f,
+    .search = 0.9399f,
+    .next_block = 1.354f,
     .cluster_block = 0.07f,
-    .merge_round = 2.58f,
-    .merge_row = 0.581f,
-    .merge_wait = 0.75f,
+    .merge_round = 2.629f,
+    .merge_row = 0.7276f,
+    .merge_wait = 1.34f,
     .mma_flops = 2.4e6f,
     .backward = kH100Backward,
     .forward = kH100Forward,

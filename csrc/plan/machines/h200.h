@@ -34,9 +34,9 @@ inline constexpr RowTimes kH200ForwardCodes[] = {
 
 // {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH200Decode[] = {
-    {64, 64, {{7.05f, 0.787f}, {6.7f, 0.95f}}},
-    {128, 128, {{7.82f, 0.695f}, {7.1f, 1.1f}}},
-    {256, 256, {{8.23f, 0.925f}, {8.2f, 1.4f}}},
+    {64, 64, {{6.541f, 1.062f}, {7.222f, 0.968f}}},
+    {128, 128, {{6.668f, 0.8542f}, {7.945f, 1.231f}}},
+    {256, 256, {{6.39f, 0.9603f}, {8.2f, 1.128f}}},
 };
 
 inline constexpr Machine kH200 = {
@@ -45,17 +45,16 @@ inline constexpr Machine kH200 = {
     .l2_bytes = 60 << 20,
     .memory = 3.9e6f,
     .reads = 4.67e6f,
-    .sm_reads = 6.7e4f,
-    .code_reads = 5.2e4f,
-    .l2_gain = 1.9f,
+    .sm_reads = 7.498e4f,
+    .code_reads = 4.434e4f,
     .launch = 7.0f,
     .l2_share = 1.15f,
-    .search = 0.784f,
-    .next_block = 1.15f,
-    .cluster_block = 0.08f,
-    .merge_round = 2.38f,
-    .merge_row = 0.633f,
-    .merge_wait = 0.75f,
+    .search = 0.9109f,
+    .next_block = 1.387f,
+    .cluster_block = 0.07706f,
+    .merge_round = 2.565f,
+    .merge_row = 0.8231f,
+    .merge_wait = 1.45f,
     .mma_flops = 2.4e6f,
     .backward = kH200Backward,
     .forward = kH200Forward,
