@@ -102,6 +102,7 @@ struct RowBlocks {
   // as they are read.
   double memory_us() const {
     double const row = kElement * (p.head_dim + p.head_dim_v), width = c.side_by_side;
+    double const key = p.codes ? row / kElement : row;
     // The KV heads that are at work at a time, and the tiles that read the same keys.
     double const at_work = std::clamp(std::max(width, k.resident / of_strip) / sharing, 1.,
                                       std::max(strips / sharing, 1.));
@@ -112,8 +113,8 @@ struct RowBlocks {
     double const again = std::max(tiles * span / together - once, 0.);
     double const rows = double(p.total_q) * p.heads_q;
     // As many bytes of Q and O are on their way.
-    double const touched = 2 * at_work * keys / c.splits * row;
-    return (once + missed(m, touched) * again + rows) * row / m.memory;
+    double const touched = 2 * at_work * keys / c.splits * key;
+    return ((once + missed(m, touched) * again) * key + rows * row) / m.memory;
   }
 
   // Splits are loaded four at a time, behind their LSE, by a launch that begins early.

@@ -27,9 +27,9 @@ inline constexpr RowTimes kH200Forward[] = {
 
 // The same of codes.
 inline constexpr RowTimes kH200ForwardCodes[] = {
-    {64, 64, {{2.94f, 1.05f}, {}, {3.0f, 1.05f}, {1.75f, 1.1f}}},
-    {128, 128, {{1.9f, 1.6f}, {}, {2.1f, 1.6f}, {2.2f, 1.65f}}},
-    {256, 256, {{2.44f, 1.55f}, {}, {2.32f, 1.55f}, {2.27f, 1.6f}}},
+    {64, 64, {{2.94f, 1.18f}, {}, {3.0f, 1.18f}, {1.75f, 1.25f}}},
+    {128, 128, {{1.9f, 1.68f}, {}, {2.1f, 1.69f}, {2.2f, 1.72f}}},
+    {256, 256, {{2.44f, 1.83f}, {}, {2.32f, 1.84f}, {2.27f, 1.87f}}},
 };
 
 // {begin, step} of: pieces, of 16 bits and of codes.
