@@ -2,8 +2,6 @@
 // from the buffers that TMA fills to those that consumers read.
 #pragma once
 
-#include <numeric>
-
 #include "sm90/forward/shared_storage.h"
 
 namespace flash::sm90::forward {
@@ -58,48 +56,52 @@ struct Chunks {
 // of 16 codes of every so many rows. Of eight lanes that access shared memory together, four have
 // neighbouring chunks of a row, and four the same ones of the row whose number differs in bits 0 and
 // 2: they read and write all banks once.
-// kMostAtOnce: chunks of a lane that are on their way to registers.
+// kMostAtOnce: chunks of a lane that are in registers at a time.
 template <class Element, int kRows, int kColumns, int kWarps, int kMostAtOnce>
-struct TileConverter {
+class TileConverter {
   using Codes = Chunks<kRows, kColumns>;
   using Elements = Chunks<kRows, 2 * kColumns>;
-  static constexpr int kQuads = kColumns / 64;             // fours of chunks in a row of codes
-  static constexpr int kApart = 8 * kWarps / kQuads;       // rows from a lane's chunk to the next
-  static constexpr int kChunks = kRows / kApart;           // of a lane
-  static constexpr int kAtOnce = std::gcd(kChunks, kMostAtOnce);
+  static constexpr int kQuads = kColumns / 64;        // fours of chunks in a row of codes
+  static constexpr int kApart = 8 * kWarps / kQuads;  // rows from a lane's chunk to the next
+  static constexpr int kChunks = kRows / kApart;      // of a lane
+  static constexpr int kAtOnce = kChunks <= kMostAtOnce ? kChunks : kChunks / 2;
   static_assert(kColumns % 64 == 0 && kWarps % kQuads == 0 && kRows % kApart == 0);
+  static_assert(kChunks % kAtOnce == 0);
 
-  __device__ static void run(void const* from, void* to, int warp) {
+  int row, chunk;  // of the lane's first chunk
+  uint4 codes[kAtOnce];
+
+ public:
+  __device__ explicit TileConverter(int warp) {
     int const lane = WarpLanes{}.index(), eighth = lane / 8;
     int const pair = warp % kQuads * (4 / kQuads) + eighth / kQuads;  // rows 0 to 3, and 5, 4, 7, 6
-    int const row = warp / kQuads * 8 + (pair ^ (lane / 4 % 2 * 5));
-    int const chunk = lane % 4 + eighth % kQuads * 4;
+    row = warp / kQuads * 8 + (pair ^ (lane / 4 % 2 * 5));
+    chunk = lane % 4 + eighth % kQuads * 4;
+  }
+
+  static constexpr int kRounds = kChunks / kAtOnce;
+
+  __device__ void load(void const* from, int round) {
     auto const* const source = static_cast<char const*>(from) + Codes::offset(row, chunk);
-    char* const target = static_cast<char*>(to);
-    char* const first = target + Elements::offset(row, 2 * chunk);
-    char* const second = target + Elements::offset(row, 2 * chunk + 1);
 #pragma unroll
-    for (int i = 0; i < kChunks; i += kAtOnce) {
-      uint4 codes[kAtOnce];
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const rows = (round * kAtOnce + i) * kApart;
+      codes[i] = *reinterpret_cast<uint4 const*>(source + rows * Codes::kRunBytes);
+    }
+  }
+
+  __device__ void store(void* to, int round) const {
+    auto* const first = static_cast<char*>(to) + Elements::offset(row, 2 * chunk);
+    auto* const second = static_cast<char*>(to) + Elements::offset(row, 2 * chunk + 1);
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        codes[j] = at<uint4 const>(source, (i + j) * kApart * Codes::kRunBytes);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        int const offset = (i + j) * kApart * Elements::kRunBytes;
-        at<uint4>(first, offset) = eight(codes[j].x, codes[j].y);
-        at<uint4>(second, offset) = eight(codes[j].z, codes[j].w);
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const offset = (round * kAtOnce + i) * kApart * Elements::kRunBytes;
+      *reinterpret_cast<uint4*>(first + offset) = eight(codes[i].x, codes[i].y);
+      *reinterpret_cast<uint4*>(second + offset) = eight(codes[i].z, codes[i].w);
     }
   }
 
  private:
-  template <class T, class Address>
-  __device__ static T& at(Address address, int offset) {
-    return *reinterpret_cast<T*>(address + offset);
-  }
-
   __device__ static uint4 eight(uint32_t first, uint32_t second) {
     uint2 const a = elements_of_codes<Element>(first), b = elements_of_codes<Element>(second);
     return {a.x, a.y, b.x, b.y};
@@ -152,11 +154,18 @@ struct Converter {
     Loaded const loaded(tile);
     Position const at(tile);
     int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
+    constexpr int kMostAtOnce = Config::kConverterRegisters > 40 ? 8 : 4;
+    TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps, kMostAtOnce>
+        converter(warp);
     code_ring.wait_full(loaded);
+    // Codes come long before there is a place for elements, which consumers then wait for.
+    converter.load(codes[loaded.stage], 0);
     ring.wait_empty(at);
-    constexpr int kAtOnce = Config::kConverterRegisters > 40 ? 4 : 2;
-    TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps, kAtOnce>::run(
-        codes[loaded.stage], elements[at.stage], warp);
+    converter.store(elements[at.stage], 0);
+    if constexpr (converter.kRounds == 2) {
+      converter.load(codes[loaded.stage], 1);
+      converter.store(elements[at.stage], 1);
+    }
     meanwhile(loaded, at);
     ring.announce(at);
     code_ring.release(loaded);

@@ -113,7 +113,7 @@ struct ForwardConfig {
   // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
   static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConverterRegisters =
-      kScores == ScoreLevel::Plain && kHeadDimV < 256 ? 56 : 40;
+      kScores == ScoreLevel::Plain ? 56 : 40;
   static constexpr int kConsumerRegisters = kCodes ? 264 - kConverterRegisters : kConsumers == 2 ? 240 : 160;
 
   using MmaScores = MmaBothShared<Query, kBlockN, kHeadDim>;
