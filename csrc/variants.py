@@ -126,7 +126,8 @@ def _sm90_forward_codes(scores: str) -> list[Variant]:
 # Queries are codes as well, which Q·Kᵀ takes as they are. Values become fp16.
 _SM90_CODE_QUERIES = [
     Variant(**_SM90_CODES | dict(stages=3), dtype="e4m3", scores=scores, head_dim=head_dim,
-            head_dim_v=head_dim, block_n=block_n, why=why)
+            head_dim_v=head_dim, block_n=block_n, allow_spills=0 if scores == "plain" else 12,
+            why=why)
     for scores, head_dim, block_n, why in (
         ("plain", 64, 128, "8k keys, H200: 540 TFLOP/s, as with 192 keys"),
         ("plain", 128, 128, "8k keys, H200: 819 TFLOP/s; two stages 3% less, 144 keys 4%"),
