@@ -19,11 +19,11 @@ from flash_attn.call import named
 _KEY = torch._C.DispatchKey.BackendSelect
 
 
-def register(library: torch.library.Library, names: Iterable[str]) -> None:
-    """Puts the step into those of the operations of the namespace ``flash_attn`` that have it."""
+def register(library: torch.library.Library, names: Iterable[str] = ()) -> None:
+    """Puts the step into those of the operations that have it; of all, where none are named."""
     from flash_attn import cpu  # here: without the checks, `import flash_attn` leaves it out
 
-    for name in names:
+    for name in names or cpu.CONTENT_CHECKS:
         check = cpu.CONTENT_CHECKS.get(name)
         if check is not None:
             operation = getattr(torch.ops.flash_attn, name).default

@@ -84,6 +84,8 @@ def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     if not call.q.is_cuda:
         return run.without_gradient(_operation, *call.in_order())
     if not _kernel_takes(call):
+        if backend.LOG and not run.traced():
+            backend.trace("q, k and v of codes: no kernel for them on this GPU, 16 bits instead")
         return by_ordinary_forward(call)
     q, k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[:3])
     return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
