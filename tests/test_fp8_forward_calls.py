@@ -306,6 +306,12 @@ def test_zeros_that_are_appended_are_codes():
     assert fp8._as_kernels_read(padded) is padded
 
 
+def test_not_explained():
+    for inputs, function in ((dense_of, flash_attn_func), (packed_of, flash_attn_varlen_func)):
+        with pytest.raises(NotImplementedError, match="explain knows of codes in a KV cache alone"):
+            flash_attn.explain_call(function, **inputs("cpu"), q_descale=0.5, out_dtype=FP16)
+
+
 # --- Private functions, FA3's names ---------------------------------------------------------------
 
 
