@@ -156,6 +156,8 @@ def explain(
     gpu: str | None = None,
     k_descale: Descale = None,
     v_descale: Descale = None,
+    q_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Explanation:
     """Says which backend, kernel, tile and splits a call would use, and why.
 
@@ -176,8 +178,12 @@ def explain(
 
     Raises:
         TypeError, ValueError: what the call itself would raise for q, k and v; another ``gpu``.
+        NotImplementedError: q in float8_e4m3fn.
     """
     _gpus.check(gpu)
+    given = checks_fp8.OfCodes(q_descale, k_descale, v_descale, out_dtype)
+    if checks_fp8.are_codes(q):
+        raise NotImplementedError(f"q: got {FP8}; explain knows of codes in a KV cache alone")
     in_use = {
         "dropout": dropout_p > 0,
         "softcap": softcap != 0,
@@ -192,7 +198,7 @@ def explain(
     new_keys = checks.integer(new_keys, "new_keys")
     operation = _check(q, k, v, cu_seqlens_q, block_table, cached)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    checks_fp8.descales(k_descale, v_descale, k, v, q, batch)
+    checks_fp8.of_cache(given, k, v, q, batch)
     notes = ("cache of float8_e4m3fn",) * (k.dtype is FP8)
     problem = _Problem(
         operation=operation.replace("forward", "backward") if backward else operation,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 _Part = TypeVar("_Part")
 
-#: What a KV cache of 8 bits holds: codes, whose largest is 448.
+#: What tensors of 8 bits hold, a KV cache or q, k and v: codes, whose largest is 448.
 FP8: torch.dtype = torch.float8_e4m3fn
 
 
@@ -31,7 +31,7 @@ class Window(Protocol):
     def __getitem__(self, index: int, /) -> SupportsIndex: ...
 
 
-#: What codes of a cache are multiplied by, as the public functions take it: None is 1.
+#: What codes are multiplied by, as the public functions take it: None is 1.
 Descale: TypeAlias = float | Tensor | None
 
 #: Whether largest logits are returned, of heads or of each "row".
@@ -128,6 +128,17 @@ class Descales(NamedTuple):
     v_descale_all: float = 1.0
 
 
+class AllDescales(NamedTuple):
+    """The same where q, k and v are codes: tensors are (b, hk), that of q as well."""
+
+    q_descale: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+    q_descale_all: float = 1.0
+    k_descale_all: float = 1.0
+    v_descale_all: float = 1.0
+
+
 class Forward(NamedTuple):
     """``_flash_attn_forward`` and, with lengths, ``_flash_attn_varlen_forward``."""
 
@@ -149,6 +160,47 @@ class Forward(NamedTuple):
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> Forward:
         return pick(cls, {**arguments, **_parts(arguments)})
+
+
+class CodedForward(NamedTuple):
+    """``_flash_attn_fp8_forward``: q, k and v are codes."""
+
+    q: Tensor  # (b, sq, h, d), or with lengths (total_q, h, d)
+    k: Tensor  # (b, sk, hk, d), or (total_k, hk, d), or pages
+    v: Tensor
+    scoring: Scoring  # without dropout
+    lengths: Lengths | None = None
+    keys: Keys = Keys()  # without left padding
+    batch_invariant: bool = False
+    num_splits: int = 0
+    descales: AllDescales = AllDescales()
+    fp16_out: bool = False  # out is float16, else bfloat16
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of out."""
+        return torch.float16 if self.fp16_out else torch.bfloat16
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> CodedForward:
+        parts = _parts({"dropout_p": 0.0, **arguments})
+        if arguments["cu_seqlens_q"] is None:
+            parts["lengths"] = None
+        parts["descales"] = pick(AllDescales, arguments)
+        return pick(cls, {**arguments, **parts})
+
+    def in_order(self) -> tuple:
+        """The operation's arguments."""
+        q, k, v, scoring, lengths, keys, batch_invariant, num_splits, descales, fp16_out = self
+        _, scale, causal, left, right, softcap, slopes, s_aux = scoring
+        cu_seqlens_q, cu_seqlens_k, longest_q, longest_k = (
+            (None, None, q.shape[1], k.shape[1]) if lengths is None else lengths
+        )
+        return (
+            q, k, v, cu_seqlens_q, cu_seqlens_k, keys.seqused_k, keys.block_table, longest_q,
+            longest_k, scale, causal, left, right, softcap, slopes, s_aux, batch_invariant,
+            num_splits, *descales, fp16_out,
+        )  # fmt: skip
 
 
 class Gradients(NamedTuple):

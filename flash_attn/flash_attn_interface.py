@@ -9,10 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
 from flash_attn.api import packed
+from flash_attn.api.checks_fp8 import of_codes
 from flash_attn.call import Cache, Descale, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
 from flash_attn.compat.functions import Applied, function_class
@@ -63,24 +65,22 @@ def flash_attn_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     return_max_logits: MaxLogits = False,
+    q_descale: Descale = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
 
     Memory grows with ``seqlen``, not with ``seqlen_q · seqlen_k`` (Dao et al. 2022,
-    arXiv:2205.14135; Dao 2023, arXiv:2307.08691). Differentiable in q, k, v and s_aux. On CUDA
-    the backward takes scratch memory beside the gradients: a float32 for each number of dq, in
-    whole blocks of 64 or 128 rows and a head_dim that there is a kernel for, and 12 bytes a row
-    and head. Of packed batches of short sequences Hopper needs those of the sequences alone that it
-    works on at a time, about as much as its L2 holds. With so few heads in k and v that their
-    blocks would not fill the GPU, at most as much again, or 32 MiB.
+    arXiv:2205.14135; Dao 2023, arXiv:2307.08691); on CUDA docs/arguments.md says what the backward
+    takes. Differentiable in q, k, v and s_aux, but for codes.
 
     With fewer heads in k and v than in q, query head ``i`` reads head ``i // (heads / heads_k)``
-    (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245).
-
-    ``causal`` aligns the mask to the bottom-right corner: query i sees the keys
-    ``j <= i + seqlen_k - seqlen_q``. With seqlen_q = 2, seqlen_k = 5 and the other way round
-    (1 is seen, 0 is masked)::
+    (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245). ``causal`` aligns the mask
+    to the bottom-right corner: query i sees the keys ``j <= i + seqlen_k - seqlen_q``. With
+    seqlen_q = 2, seqlen_k = 5 and the other way round (1 is seen, 0 is masked)::
 
         1 1 1 1 0          0 0
         1 1 1 1 1          0 0
@@ -92,8 +92,9 @@ def flash_attn_func(
 
     Arguments:
         q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16; on the CPU also float32 and
-            float64. Any strides with a unit last one; head_dim 1 to 256. On CUDA rows start at
-            multiples of 16 bytes, and a head_dim that is no multiple of 8 costs a padded copy.
+            float64; or codes in float8_e4m3fn, and k and v as well. Any strides with a unit last
+            one; head_dim 1 to 256. On CUDA rows start at multiples of 16 bytes, and a head_dim that
+            is no multiple of 8 costs a padded copy (of codes, 16, and other rows a copy).
         k: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
         v: (batch, seqlen_k, heads_k, head_dim), as k; its head_dim may differ, and is that of out.
         dropout_p: probability with which an attention weight is dropped, 0 to 1 - 2**-16, rounded
@@ -110,8 +111,7 @@ def flash_attn_func(
         alibi_slopes: (heads,) or (batch, heads), float32: adds
             ``-slope · |i + seqlen_k - seqlen_q - j|`` (Press et al. 2022, arXiv:2108.12409).
         deterministic: the same gradients bit for bit on every run; slower on the GPU.
-        return_attn_probs: also return log-sum-exp and probabilities. For tests: it forms the
-            whole matrix.
+        return_attn_probs: also return log-sum-exp and probabilities: for tests, the whole matrix.
         s_aux: (heads,), any floating dtype: a logit per head that joins the softmax denominator
             and has no value vector (attention sinks, Xiao et al. 2023, arXiv:2309.17453). -inf is
             none; +inf takes all weight: out 0, log-sum-exp +inf, all gradients 0.
@@ -120,28 +120,33 @@ def flash_attn_func(
             names for one thing.
         return_max_logits: also return the largest logit of each head, for QK-clip (Kimi K2,
             arXiv:2507.20534); "row": of each row. Sinks do not count. Not with return_attn_probs.
+        q_descale, k_descale, v_descale: of codes: a number is ``code · descale``. A number > 0, or
+            float32 (batch, heads_k) of any strides, that of q too. None is 1.
+        out_dtype: of codes: that of out, bfloat16 (None is this) or float16.
 
     Returns:
-        out (batch, seqlen_q, heads, head_dim), dtype of q; contiguous, but for a head_dim that is
-        no multiple of 8 on CUDA: a slice of the padded result.
+        out (batch, seqlen_q, heads, head_dim), dtype of q or out_dtype; contiguous, but for a
+        head_dim that is no multiple of 8 (of codes, 16) on CUDA: a slice of the padded result.
         With return_lse, ``(out, lse)``: lse (batch, heads, seqlen_q), float32 (float64 for float64
         inputs), natural logarithm of the softmax denominator, sinks included.
         With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, seqlen_q,
-        seqlen_k), the probabilities, with a negative sign where dropped.
-        With return_max_logits, one tensor more at the end, (heads,), or for "row" like lse, without
-        gradient: the largest score as it enters the softmax; -inf where no key is seen.
+        seqlen_k), the probabilities, with a negative sign where dropped. With return_max_logits,
+        one tensor more at the end, (heads,), or for "row" like lse, without gradient: the largest
+        score as it enters the softmax; -inf where no key is seen.
 
     Raises:
         TypeError, ValueError: an argument that is not as above; the message names it.
-        RuntimeError: alibi_slopes that require a gradient; a second derivative.
-        NotImplementedError: CUDA tensors for which there is no compiled kernel.
+        RuntimeError: alibi_slopes, or codes, that require a gradient; a second derivative.
+        NotImplementedError: CUDA tensors for which there is no compiled kernel; codes with dropout,
+            return_attn_probs or return_max_logits.
     """
     if unknown:
         raise keywords.unexpected(flash_attn_func, unknown)
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
-    return calls.attend(q, k, v, options)
+    given = of_codes(q_descale, k_descale, v_descale, out_dtype)
+    return calls.attend(q, k, v, options, given=given)
 
 
 def flash_attn_kvpacked_func(
@@ -242,8 +247,10 @@ def flash_attn_varlen_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     return_max_logits: MaxLogits = False,
+    q_descale: Descale = None,
     k_descale: Descale = None,
     v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
@@ -272,10 +279,11 @@ def flash_attn_varlen_func(
             as in :func:`flash_attn_func`.
         causal, window_size: as there; ``seqlen_q`` and ``seqlen_k`` are those of the sequence.
         alibi_slopes: (heads,) or (batch, heads), float32.
-        k_descale, v_descale: of pages in float8_e4m3fn, as in :func:`flash_attn_with_kvcache`.
+        q_descale, k_descale, v_descale, out_dtype: of q, k and v (or pages) in float8_e4m3fn, as in
+            :func:`flash_attn_func`; of pages alone, as in :func:`flash_attn_with_kvcache`.
 
     Returns:
-        out (total_q, heads, head_dim), dtype of q; contiguous, as in :func:`flash_attn_func`.
+        out (total_q, heads, head_dim), dtype and strides as in :func:`flash_attn_func`.
         With return_lse or return_softmax_lse, ``(out, lse)``: lse (heads, total_q), float32
         (float64 for float64 inputs), differentiable.
         With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, max_seqlen_q,
@@ -293,7 +301,8 @@ def flash_attn_varlen_func(
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return calls.attend(q, k, v, options, lengths, block_table, None, k_descale, v_descale)
+    given = of_codes(q_descale, k_descale, v_descale, out_dtype)
+    return calls.attend(q, k, v, options, lengths, block_table, None, given)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -327,8 +336,7 @@ def flash_attn_varlen_kvpacked_func(
         q: (total_q, heads, head_dim), as in :func:`flash_attn_varlen_func`.
         kv: (total_k, 2, heads_k, head_dim): keys, then values.
 
-    The others, what is returned and what is raised are those of
-    :func:`flash_attn_varlen_func`.
+    The others, results and errors are those of :func:`flash_attn_varlen_func`.
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
@@ -369,8 +377,7 @@ def flash_attn_varlen_qkvpacked_func(
         cu_seqlens: (batch + 1,), int32: where each sequence starts, and where the last one ends.
         max_seqlen: the longest sequence, an int or a 0-d tensor.
 
-    The others, what is returned and what is raised are those of
-    :func:`flash_attn_varlen_func`.
+    The others, results and errors are those of :func:`flash_attn_varlen_func`.
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
@@ -441,15 +448,13 @@ def flash_attn_with_kvcache(
             are left out.
         cache_leftpad: (batch,), int32: the position of the first key, at most how many there are,
             new ones included; None is 0.
-        block_table: (batch, max_blocks), int32: the pages of each sequence (Kwon et al. 2023,
-            arXiv:2309.06180), any page_size; -1 is no page. A page that gets new keys belongs to
-            one sequence.
+        block_table: (batch, max_blocks), int32: as in :func:`flash_attn_varlen_func`; -1 is no
+            page. A page that gets new keys belongs to one sequence.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux: as in
             :func:`flash_attn_func`.
         rotary_interleaved: rotate the pairs (0, 1), (2, 3), … (GPT-J); else (i, i + rotary_dim / 2)
             (GPT-NeoX).
-        num_splits: how many parts of the keys are worked on at once on the GPU; 0 chooses. The
-            result is the same up to rounding.
+        num_splits: parts of the keys that a GPU works on at once; 0 chooses. Rounding may differ.
         return_softmax_lse, return_lse: also return the log-sum-exp.
         k_descale: of codes: a key is ``code · k_descale``. A number > 0, or float32 of any strides:
             (batch, heads_k), or of each row and head of the cache, k_cache.shape[:-1]. None is 1.

@@ -3,6 +3,7 @@
 from typing import Literal, overload
 from collections.abc import Callable
 from typing import Any
+import torch
 from torch import Tensor
 import flash_attn_2_cuda as flash_attn_gpu
 from flash_attn.call import Descale
@@ -35,6 +36,8 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_func(
@@ -43,7 +46,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
-    return_max_logits: Literal[False] = False,
+    return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -52,7 +56,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
-    return_max_logits: Literal[False] = False,
+    return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -62,6 +67,8 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -70,7 +77,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
-    return_max_logits: Literal[True, "row"],
+    return_max_logits: Literal[True, "row"], q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -79,7 +87,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
-    return_max_logits: Literal[True, "row"],
+    return_max_logits: Literal[True, "row"], q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -88,7 +97,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
     return_attn_probs: Literal[True], s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
-    return_max_logits: Literal[False] = False,
+    return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -96,7 +106,8 @@ def flash_attn_func(
     window_size: Window, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     return_attn_probs: Literal[True], *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
-    return_max_logits: Literal[False] = False,
+    return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -104,7 +115,9 @@ def flash_attn_func(
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False, *, s_aux: Tensor | None = None, batch_invariant: bool = False,
-    return_lse: bool = False, return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
+    return_lse: bool = False, return_softmax_lse: bool = False,
+    return_max_logits: MaxLogits = False, q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -269,7 +282,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -280,7 +294,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -291,7 +306,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[False] = False,
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -302,7 +318,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -313,7 +330,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[True, "row"],
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -324,7 +342,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[True, "row"],
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -335,7 +354,8 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[True], block_table: Tensor | None = None,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -345,7 +365,8 @@ def flash_attn_varlen_func(
     alibi_slopes: Tensor | None, deterministic: bool, return_attn_probs: Literal[True],
     block_table: Tensor | None = None, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
-    return_max_logits: Literal[False] = False, k_descale: Descale = None, v_descale: Descale = None,
+    return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -356,7 +377,8 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False, block_table: Tensor | None = None, *,
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
-    k_descale: Descale = None, v_descale: Descale = None,
+    q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload

@@ -37,6 +37,7 @@ OURS = {
     "return_max_logits": False,
 }
 DESCALES = {"k_descale": None, "v_descale": None}
+OF_CODES = DESCALES | {"q_descale": None, "out_dtype": None}
 LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 
 
@@ -46,12 +47,12 @@ def required(*names: str) -> dict:
 
 # name: (positional parameters with their defaults, in order; keyword-only ones)
 SIGNATURES = {
-    "flash_attn_func": ({**required("q", "k", "v"), **TAIL}, OURS),
+    "flash_attn_func": ({**required("q", "k", "v"), **TAIL}, OURS | OF_CODES),
     "flash_attn_qkvpacked_func": ({**required("qkv"), **TAIL}, OURS),
     "flash_attn_kvpacked_func": ({**required("q", "kv"), **TAIL}, OURS),
     "flash_attn_varlen_func": (
         {**required("q", "k", "v", *LENGTHS), **TAIL, "block_table": None},
-        OURS | DESCALES,
+        OURS | OF_CODES,
     ),
     "flash_attn_varlen_qkvpacked_func": (
         {**required("qkv", "cu_seqlens", "max_seqlen"), **TAIL},

@@ -51,6 +51,9 @@ def test_unknown_keyword(name, keyword, says):
         ("flash_attn_func", "leftpad_k", "flash_attn_with_kvcache takes 'cache_leftpad'"),
         ("flash_attn_with_kvcache", "dropout_p", "flash_attn_func takes 'dropout_p'"),
         ("flash_attn_func", "max_seqlen_k", "flash_attn_varlen_func takes 'max_seqlen_k'"),
+        ("flash_attn_kvpacked_func", "q_descale", "codes are taken by flash_attn_func and"),
+        ("flash_attn_kvpacked_func", "v_descale", "codes are taken by flash_attn_func and"),
+        ("flash_attn_with_kvcache", "q_descale", "codes are taken by flash_attn_func and"),
     ],
 )
 def test_keyword_of_another_function(name, keyword, says):
@@ -63,8 +66,6 @@ def test_keyword_of_another_function(name, keyword, says):
     ("keyword", "says"),
     [
         ("qv", "torch.cat([q, qv], -1) and"),
-        ("q_descale", "there is no FP8 of q"),
-        ("k_descale", "FP8 is read from a KV cache: flash_attn_with_kvcache takes it"),
         ("rotary_seqlens", "positions are cache_seqlens and what follows"),
         ("return_softmax", "return_lse for the log-sum-exp"),
         ("seqused_k", "cache_seqlens of flash_attn_with_kvcache"),

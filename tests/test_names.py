@@ -91,6 +91,7 @@ def test_every_public_module_is_in_the_table():
         "dispatch",
         "distributed",
         "engines",
+        "fp8",
         "linear",
         "torch_attention",
         "utils.kv_quantization",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn.api.checks_fp8 import OfCodes, are_codes
 from flash_attn.call import FP8, Descale
 
 
@@ -33,7 +34,7 @@ class Asked(NamedTuple):
     rotary_cos: Tensor | None = None
     rotary_sin: Tensor | None = None
     seqlens_rotary: Tensor | None = None
-    q_descale: Tensor | None = None
+    q_descale: Descale = None
     k_descale: Descale = None
     v_descale: Descale = None
     softmax_scale: float | None = None
@@ -57,34 +58,40 @@ class Asked(NamedTuple):
         )  # fmt: skip
         return any(x is not None for x in cached)
 
+    @property
+    def of_codes(self) -> OfCodes:
+        """What there is beside q, k and v where these are codes."""
+        wanted = self.out.dtype if are_codes(self.q) and isinstance(self.out, Tensor) else None
+        out_dtype = wanted if wanted is torch.float16 else None  # bfloat16, or `into` refuses
+        return OfCodes(self.q_descale, self.k_descale, self.v_descale, out_dtype)
 
-_NO_FP8 = "there is no FP8 of q here: convert it to float16 or bfloat16, and leave this out"
-_ONLY_CACHES = (
-    "FP8 is read from a KV cache alone (flash_attn_with_kvcache, or page_table): convert q, k and "
-    "v to float16 or bfloat16, and leave it out"
+
+_QV = (
+    "with d + d_v of at most 256 pass torch.cat([q, qv], -1) and torch.cat([k, v], -1) as q and k, "
+    "and softmax_scale"
 )
-_INSTEAD = {
-    "qv": (
-        "with d + d_v of at most 256 pass torch.cat([q, qv], -1) and torch.cat([k, v], -1) as q "
-        "and k, and softmax_scale"
-    ),
-    "q_descale": _NO_FP8,
-    "k_descale": _ONLY_CACHES,
-    "v_descale": _ONLY_CACHES,
-}
+#: Of a cache, what codes of q do not go with.
+_BESIDE_16_BITS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "leftpad_k")
 
 
-def refuse(asked: Asked, is_cache: bool) -> None:
+def refuse(asked: Asked) -> None:
     """NotImplementedError for what would change a result and has no kernel here."""
-    if isinstance(asked.q, torch.Tensor) and asked.q.dtype is FP8:
-        raise NotImplementedError(
-            f"q: got {FP8}; there is no FP8 of q here: convert it to float16 or bfloat16 (k_cache "
-            f"and v_cache may be {FP8})"
-        )
-    for name in ("qv", "q_descale", *("k_descale", "v_descale") * (not is_cache)):
+    if asked.qv is not None:
+        raise NotImplementedError(f"qv: got {_shown(asked.qv)}; {_QV}")
+    if not are_codes(asked.q):
+        if asked.q_descale is not None and isinstance(asked.q, Tensor):
+            raise ValueError(
+                f"q_descale: got {_shown(asked.q_descale)} with a q of {asked.q.dtype}; it scales "
+                f"codes, q of {FP8}"
+            )
+        return
+    for name in _BESIDE_16_BITS:
         value = getattr(asked, name)
         if value is not None:
-            raise NotImplementedError(f"{name}: got {_shown(value)}; {_INSTEAD[name]}")
+            raise NotImplementedError(
+                f"{name}: got {_shown(value)} with a q of {FP8}; convert q to float16 or bfloat16 "
+                f"(the cache may be {FP8})"
+            )
 
 
 def _shown(x: Any) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.api import checks
-from flash_attn.call import Options, Window
+from flash_attn.call import Descale, Options, Window
 from flash_attn_3 import _combine, _forward
 from flash_attn_3._asked import Asked, one_of
 
@@ -28,9 +28,9 @@ def flash_attn_with_kvcache(
     cu_seqlens_k_new: Tensor | None = None,
     max_seqlen_q: int | Tensor | None = None,
     rotary_seqlens: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q_descale: Descale = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = (-1, -1),
@@ -58,7 +58,8 @@ def flash_attn_with_kvcache(
     Arguments:
         q: (batch, seqlen_q, heads, head_dim); with cu_seqlens_q, (total_q, heads, head_dim).
         k_cache, v_cache: (batch_cache, seqlen_cache, heads_k, head_dim); with page_table, pages
-            (num_pages, page_size, heads_k, head_dim). In q's dtype, or codes in float8_e4m3fn.
+            (num_pages, page_size, heads_k, head_dim). In q's dtype, or codes in float8_e4m3fn; if
+            q is codes, they are too.
         k, v: (batch, seqlen_new, heads_k, head_dim) to append, or None; with cu_seqlens_k_new,
             (total_new, heads_k, head_dim).
         rotary_cos, rotary_sin: (seqlen_rotary, rotary_dim / 2), a row for each position.
@@ -71,7 +72,7 @@ def flash_attn_with_kvcache(
         max_seqlen_q: the longest sequence of packed q, or more; None is total_q.
         rotary_seqlens: (batch,), int32: the rotary position of the first new row of each sequence;
             None is cache_seqlens.
-        k_descale, v_descale: of codes; as in ``flash_attn.flash_attn_with_kvcache``.
+        q_descale, k_descale, v_descale: of codes; as the module says.
         num_splits: how many parts of the keys are worked on at once; 0 chooses.
         the others: as in ``flash_attn_func`` and ``flash_attn.flash_attn_with_kvcache``.
 

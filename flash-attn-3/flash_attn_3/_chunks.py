@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.api import checks
+from flash_attn.api import checks, checks_fp8
 from flash_attn.call import Keys, Lengths, Options
 from flash_attn.cpu.varlen import locate
 from flash_attn.dispatch import calls
@@ -56,7 +56,8 @@ def as_sequences(
     aligned: no sequence has more rows than keys, as far as lengths say.
     """
     if chunk:
-        _, lengths = calls.checked(q, k, v, checks.flags(options), lengths, keys)
+        take = checks_fp8.operands if checks_fp8.are_codes(q) else checks.operands
+        _, lengths = calls.checked(q, k, v, checks.flags(options), lengths, keys, take=take)
         if _rows.can_look(lengths.cu_seqlens_q):  # while it is the caller's
             locate(q, k, v, lengths, keys)
     longest_q = lengths.max_seqlen_q

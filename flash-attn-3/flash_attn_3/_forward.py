@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         TypeError, ValueError: what ``flash_attn`` raises for such tensors.
     """
     is_cache = is_cache or asked.has_cache
-    refuse(asked, is_cache)
+    refuse(asked)
     asked = asked._replace(attention_chunk=_chunks.checked(asked.attention_chunk))
     options = options._replace(
         softmax_scale=asked.softmax_scale,
@@ -55,18 +57,24 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
     if asked.seqused_q is not None and not (packed or is_cache):
         return _packed(asked, options)
     packed_new = asked.k_new is not None and asked.cu_seqlens_k_new is not None
-    if packed or packed_new or asked.seqused_q is not None:
+    coded = is_cache and checks_fp8.are_codes(asked.q)
+    if packed or packed_new or coded or asked.seqused_q is not None:
         return _cache_of_rows(asked, options)
     if not is_cache:
         checks.num_splits(asked.num_splits)  # which changes nothing here
         if asked.attention_chunk:
-            checks.dense(asked.q, asked.k, asked.v)
+            checks.dense(asked.q, asked.k, asked.v, _operands(asked.q))
             seqlen_q, seqlen_k = asked.q.shape[1], asked.k.shape[1]
             before = not options.causal and seqlen_q > seqlen_k
             if _chunks.hides_keys(asked.attention_chunk, seqlen_k, before):
                 return _packed(asked, options)
-        return calls.attend(asked.q, asked.k, asked.v, options)
+        return calls.attend(asked.q, asked.k, asked.v, options, given=asked.of_codes)
     return _cache(asked, options)
+
+
+def _operands(q: Tensor) -> Callable[..., None]:
+    """The check of q, k and v."""
+    return checks_fp8.operands if checks_fp8.are_codes(q) else checks.operands
 
 
 def _cache(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
@@ -159,7 +167,7 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     """Queries or new keys of different lengths, beside a cache, whose rows are pages here."""
     q, cu_q = _flat(asked.q, "q", asked.cu_seqlens_q)
     batch, k, v, pad = cu_q.shape[0] - 1, asked.k, asked.v, asked.leftpad_k
-    checks.operands(q, k, v, checks.VARLEN_Q, checks.PAGES, "k_cache", "v_cache")
+    _operands(q)(q, k, v, checks.VARLEN_Q, checks.PAGES, "k_cache", "v_cache")
     table = asked.page_table
     if table is None:
         table = _rows.as_pages(k, batch, asked.kv_batch_idx)
@@ -254,24 +262,24 @@ def _of_rows(
     asked: Asked, q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths, keys: Keys
 ) -> tuple[Tensor, Tensor]:
     num_splits = checks.num_splits(asked.num_splits)
-    checks_fp8.descales(asked.k_descale, asked.v_descale, k, v, q, lengths.batch)
-    sequences = lengths.batch
+    sequences, given, coded = lengths.batch, asked.of_codes, checks_fp8.are_codes(q)
+    if coded:
+        checks_fp8.all_descales(given, q, k, v, sequences)
+    else:
+        checks_fp8.of_cache(given, k, v, q, sequences)
     shape = asked.q.shape[:2] if asked.cu_seqlens_q is None else None
     dense = shape is not None and asked.cu_seqlens_k is keys.block_table is None
     lengths, keys, options = _chunks.as_sequences(
         q, k, v, lengths, keys, options, asked.seqused_q, asked.attention_chunk,
         aligned=dense and shape[1] <= asked.k.shape[1],
     )  # fmt: skip
-    if dense and all(x is None for x in keys):  # which pads head dims as well
+    if dense and not coded and all(x is None for x in keys):  # which pads head dims as well
         out, lse = calls.attend(q, k, v, options, lengths)
     else:
         parts = lengths.batch // max(sequences, 1)
-        k_descale, v_descale = (
-            _rows.of_parts(x, parts) for x in (asked.k_descale, asked.v_descale)
-        )
-        out, lse, _, _ = private.forward(
-            q, k, v, options, lengths, keys, num_splits, k_descale=k_descale, v_descale=v_descale
-        )
+        *descales, out_dtype = given
+        given = checks_fp8.of_codes(*(_rows.of_parts(x, parts) for x in descales), out_dtype)
+        out, lse, _, _ = private.forward(q, k, v, options, lengths, keys, num_splits, given=given)
     if shape is not None:
         out, lse = out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1).contiguous()
     return out, lse

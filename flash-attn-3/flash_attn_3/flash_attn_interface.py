@@ -6,9 +6,12 @@ and float64. docs/fa3.md lists every argument: what is honoured, what is harmles
 
 In every function here:
 
-- ``qv`` and ``q_descale`` raise NotImplementedError, and so do ``k_descale`` and ``v_descale`` but
-  for a cache (or pages) of float8_e4m3fn, beside q in 16 bits: there they are a number, or float32
-  (batch, heads_k) or of each row and head of the cache;
+- ``qv`` raises NotImplementedError;
+- ``q_descale``, ``k_descale`` and ``v_descale`` are what codes in float8_e4m3fn are multiplied by:
+  a number, or float32 (batch, heads_k), all three. q, k and v may be codes, or a cache's alone
+  beside q in 16 bits, which may also have a number of each row and head. Of q in codes the result
+  is bfloat16, or has the dtype of ``out``, and there are no gradient, no dropout, no new keys, no
+  rotary tables and no left padding;
 - ``attention_chunk`` c > 0 adds to the mask: the query of row i, at position p = i + seqlen_k -
   seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
   (after ``cache_leftpad``); 0 and None are no chunks;
@@ -28,7 +31,7 @@ from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn
 from torch import Tensor
 
 from flash_attn.api import checks, packed
-from flash_attn.call import Options, Window
+from flash_attn.call import Descale, Options, Window
 from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
 from flash_attn_3._asked import Asked, one_of
 from flash_attn_3._cache import (
@@ -58,9 +61,9 @@ def flash_attn_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     qv: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q_descale: Descale = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     window_size: Window = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float = 0.0,
@@ -80,7 +83,7 @@ def flash_attn_func(
     """``flash_attn.flash_attn_func``; differentiable in q, k, v and s_aux.
 
     Arguments:
-        q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16.
+        q: (batch, seqlen_q, heads, head_dim), float16, bfloat16, or codes as k and v.
         k: (batch, seqlen_k, heads_k, head_dim); heads_k divides heads.
         v: (batch, seqlen_k, heads_k, head_dim_v).
         softmax_scale: factor on q kᵀ; None is ``head_dim ** -0.5``.
@@ -127,9 +130,9 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     qv: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q_descale: Descale = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     window_size: Window = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float = 0.0,
@@ -193,9 +196,9 @@ def flash_attn_qkvpacked_func(
     qkv: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q_descale: Descale = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     window_size: Window = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float = 0.0,

@@ -11,6 +11,7 @@ ValueError: a wrong shape, dtype, device, stride or number. TypeError: not a ten
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -88,15 +89,16 @@ def unit_stride(x: Tensor, name: str) -> None:
         )
 
 
-def _device_and_dtype(q: Tensor, traced: bool) -> None:
+def known_device(q: Tensor, traced: bool) -> None:
     if q.is_cuda:
-        accepted = _GPU_DTYPES
         if not traced and type(q) in PLAIN:
             backend.check_gpu(q.device)
-    elif q.is_cpu or q.is_meta:
-        accepted = _DTYPES
-    else:
+    elif not (q.is_cpu or q.is_meta):
         raise ValueError(f"q: got device {q.device}; accepted are cpu and cuda")
+
+
+def _dtype(q: Tensor) -> None:
+    accepted = _GPU_DTYPES if q.is_cuda else _DTYPES
     if q.dtype not in accepted:
         names = ", ".join(str(dtype) for dtype in accepted)
         more = f", beside a KV cache of {FP8} too" if q.dtype is FP8 else ""
@@ -176,7 +178,8 @@ def operands(
     laid_out(k, k_name, kv_layout)
     laid_out(v, v_name, kv_layout)
     traced = is_compiling()
-    _device_and_dtype(q, traced)
+    known_device(q, traced)
+    _dtype(q)
     rows(q, "q", traced)
     if k.dtype is FP8 or v.dtype is FP8:
         codes(k, k_name, v_name, q, traced, kv_layout)
@@ -184,6 +187,11 @@ def operands(
     else:
         like_q(k, k_name, q, traced)
         like_q(v, v_name, q, traced)
+    fitting(q, k, v, k_name, v_name)
+
+
+def fitting(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
+    """Shapes of one call, as far as all layouts have them."""
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         raise bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
@@ -222,9 +230,9 @@ def _head_dim(head_dim: int, name: str) -> None:
         raise ValueError(f"{name}: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q (b, sq, h, d), k and v (b, sk, hk, d)."""
-    operands(q, k, v, DENSE_Q, DENSE_KV)
+def dense(q: Tensor, k: Tensor, v: Tensor, take: Callable[..., None] = operands) -> None:
+    """q (b, sq, h, d), k and v (b, sk, hk, d). take: the check of the three by themselves."""
+    take(q, k, v, DENSE_Q, DENSE_KV)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"k: got batch {k.shape[0]}; it must be that of q, {q.shape[0]}")
 
@@ -239,9 +247,12 @@ def packed(x: Tensor, name: str, n: int, rank: int) -> None:
         raise bad_shape(x, name, f"({leading}, {n}, heads, head_dim)")
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys) -> None:
+def varlen(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys,
+    take: Callable[..., None] = operands,
+) -> None:  # fmt: skip
     """q (total_q, h, d), k and v (total_k, hk, d) or pages (num_blocks, page_size, hk, d)."""
-    operands(q, k, v, VARLEN_Q, VARLEN_KV if keys.block_table is None else PAGES)
+    take(q, k, v, VARLEN_Q, VARLEN_KV if keys.block_table is None else PAGES)
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = lengths
     _int32(cu_seqlens_q, "cu_seqlens_q", q)
     _int32(cu_seqlens_k, "cu_seqlens_k", q)

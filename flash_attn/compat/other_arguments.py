@@ -39,10 +39,9 @@ _POSITIONS = (
     "positions are `cache_seqlens` and what follows; for others turn q and k by "
     "`flash_attn.layers.rotary.apply_rotary_emb` before the call"
 )
-_NO_FP8 = "there is no FP8 of q: convert it to float16 or bfloat16"
-_FP8_CACHE = (
-    "FP8 is read from a KV cache: `flash_attn_with_kvcache` takes it, and `flash_attn_varlen_func` "
-    "with `block_table`"
+_CODES = (
+    "codes are taken by `flash_attn_func` and `flash_attn_varlen_func`, of packed tensors their "
+    "slices; codes of a KV cache alone by `flash_attn_with_kvcache` as well"
 )
 
 # What to do, or (the argument that does the same, and more to say of it), of each library's.
@@ -50,8 +49,7 @@ _BY_LIBRARY: dict[str, dict[str, str | tuple[str, ...]]] = {
     "FlashAttention-3": {
         "qv": "`torch.cat([q, qv], -1)` and `torch.cat([k, v], -1)` as q and k, of at most 256 "
         "channels, with `softmax_scale`",
-        "q_descale": _NO_FP8,
-        "k_descale v_descale": _FP8_CACHE,
+        "q_descale k_descale v_descale": _CODES,
         "attention_chunk": "`flash_attn_varlen_func` with each chunk as a sequence of its own; "
         "`flash_attn_interface` of `flash-attn-3` takes it",
         "seqused_q": "pack the rows that are in use alone, and let `cu_seqlens_q` say where they "

@@ -5,8 +5,10 @@ them as the ops of the same names. They run below autograd and check only what t
 cannot: values. CONTENT_CHECKS makes these checks alone, for tensors of any device.
 """
 
+from . import fp8_forward as _codes
 from . import kvcache, varlen
 from .dense import backward, forward
+from .fp8_forward import fp8_forward
 from .kvcache import with_kvcache
 from .merge import merge_attention
 from .varlen import varlen_backward, varlen_forward
@@ -15,6 +17,7 @@ __all__ = [
     "CONTENT_CHECKS",
     "backward",
     "forward",
+    "fp8_forward",
     "merge_attention",
     "varlen_backward",
     "varlen_forward",
@@ -25,5 +28,6 @@ __all__ = [
 CONTENT_CHECKS = {
     "_flash_attn_varlen_forward": varlen.check_contents,
     "_flash_attn_varlen_backward": varlen.check_contents,
+    "_flash_attn_fp8_forward": _codes.check_contents,
     "_flash_attn_with_kvcache": kvcache.check_contents,
 }

@@ -16,9 +16,11 @@ from torch.compiler import is_compiling
 
 from flash_attn import backend
 from flash_attn.api import checks, checks_fp8, checks_kvcache, leading_zero, packed_names
+from flash_attn.api.checks_fp8 import NO_CODES, OfCodes
 from flash_attn.call import (
     Backward,
     Cache,
+    CodedForward,
     Descale,
     Descales,
     Forward,
@@ -27,7 +29,7 @@ from flash_attn.call import (
     Options,
     Scoring,
 )
-from flash_attn.dispatch import autograd, direct, ops, run
+from flash_attn.dispatch import autograd, direct, fp8, ops, run
 
 NO_KEYS = Keys()
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -98,37 +100,41 @@ def library_looks(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def checked(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
-    look: bool = True,
+    look: bool = True, take: Callable[..., None] = checks.operands,
 ) -> tuple[Scoring, Lengths | None]:  # fmt: skip
     """What an operation takes, of a dense call or, with lengths, of a varlen one.
 
     look: at the tensors that the library would look at as well.
+    take: the check of q, k and v by themselves.
     """
     if lengths is None:
         if look:
-            checks.dense(q, k, v)
+            checks.dense(q, k, v, take)
         return checks.scoring(q, q.shape[0], options, look), None
     lengths = resolved(lengths, q, k, keys.block_table, exact=options.return_attn_probs)
     if look:
-        checks.varlen(q, k, v, lengths, keys)
+        checks.varlen(q, k, v, lengths, keys, take)
     return checks.scoring(q, lengths.batch, options, look), lengths
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
-    block_table: Tensor | None = None, packed: Tensor | None = None, k_descale: Descale = None,
-    v_descale: Descale = None,
+    block_table: Tensor | None = None, packed: Tensor | None = None, given: OfCodes = NO_CODES,
 ):  # fmt: skip
     """What the public functions return, but for those of a cache.
 
     packed: the kv or qkv that k and v, or all three, are slices of.
     """
     keys = NO_KEYS if block_table is None else Keys(block_table)
+    if checks_fp8.are_codes(q):
+        if packed is not None:
+            raise checks_fp8.packed_codes(packed)
+        return _attend_codes(q, k, v, options, lengths, keys, given)
     if is_compiling():
-        return _attend(q, k, v, options, lengths, keys, k_descale, v_descale, look=True)
+        return _attend(q, k, v, options, lengths, keys, given, look=True)
     look = not library_looks(q, k, v)
     try:
-        return _attend(q, k, v, options, lengths, keys, k_descale, v_descale, look)
+        return _attend(q, k, v, options, lengths, keys, given, look)
     except Exception as error:
         told = error if look else _what_is_wrong(error, _look, q, k, v, options, lengths, keys)
         if packed is not None:
@@ -155,13 +161,14 @@ def _what_is_wrong(error: Exception, check: Callable[..., Any], *call: Any) -> E
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
-    k_descale: Descale, v_descale: Descale, look: bool,
+    given: OfCodes, look: bool,
 ):  # fmt: skip
     options = checks.flags(options)
     scoring, lengths = checked(q, k, v, options, lengths, keys, look)
     descales = checks_fp8.NO_DESCALES
-    if lengths is not None:
-        descales = checks_fp8.descales(k_descale, v_descale, k, v, q, lengths.batch)
+    if given is not NO_CODES:
+        batch = q.shape[0] if lengths is None else lengths.batch
+        descales = checks_fp8.of_cache(given, k, v, q, batch)
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
@@ -189,6 +196,32 @@ def _attend(
     if options.return_max_logits is not False:
         return (out, lse, score_output) if with_lse else (out, score_output)
     return (out, lse) if with_lse else out
+
+
+def _attend_codes(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
+    given: OfCodes,
+):  # fmt: skip
+    options = checks.flags(options)
+    out, lse = of_codes(q, k, v, options, lengths, keys, given)
+    return (out, lse) if options.return_lse or options.return_softmax_lse else out
+
+
+def of_codes(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
+    given: OfCodes, num_splits: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out, softmax_lse of codes; of options with ``flags``."""
+    scoring, lengths = checked(q, k, v, options, lengths, keys, take=checks_fp8.operands)
+    checks_fp8.options(options, keys, (q, k, v, options.s_aux))
+    batch = q.shape[0] if lengths is None else lengths.batch
+    call = CodedForward(
+        q, k, v, scoring, lengths, keys, options.batch_invariant, num_splits,
+        checks_fp8.all_descales(given, q, k, v, batch), checks_fp8.fp16_out(given.out_dtype),
+    )  # fmt: skip
+    out, lse = fp8.forward(call)
+    columns = v.shape[-1]
+    return out if out.shape[-1] == columns else out.narrow(-1, 0, columns), lse
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -8,7 +8,7 @@ backward, a compiled graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -19,13 +19,15 @@ from flash_attn.call import named
 _KEY = torch._C.DispatchKey.BackendSelect
 
 
-def register(library: torch.library.Library) -> None:
-    """Puts the step into the operations of the namespace ``flash_attn``."""
+def register(library: torch.library.Library, names: Iterable[str] = ()) -> None:
+    """Puts the step into those of the operations that have it; of all, where none are named."""
     from flash_attn import cpu  # here: without the checks, `import flash_attn` leaves it out
 
-    for name, check in cpu.CONTENT_CHECKS.items():
-        operation = getattr(torch.ops.flash_attn, name).default
-        library.impl(name, _checked(operation, check), _KEY.name, with_keyset=True)
+    for name in names or cpu.CONTENT_CHECKS:
+        check = cpu.CONTENT_CHECKS.get(name)
+        if check is not None:
+            operation = getattr(torch.ops.flash_attn, name).default
+            library.impl(name, _checked(operation, check), _KEY.name, with_keyset=True)
 
 
 def _checked(operation: torch._ops.OpOverload, check: Callable) -> Callable:

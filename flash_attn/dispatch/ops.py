@@ -22,8 +22,10 @@ from flash_attn.dispatch.define import defined
 
 __all__ = [
     "backward",
+    "columns_of_out",
     "forward",
     "merge_attention",
+    "on_one_device",
     "varlen_backward",
     "varlen_forward",
     "with_kvcache",
@@ -104,7 +106,7 @@ merge_attention = torch.ops.flash_attn._merge_attention
 # --- Fake: shapes, dtypes and strides without data ----------------------------------------------
 
 
-def _columns_of_out(q: Tensor, v: Tensor) -> int:
+def columns_of_out(q: Tensor, v: Tensor) -> int:
     """Kernels write whole chunks of 8, whatever the rows of a cache are."""
     columns = v.shape[-1]
     return columns + -columns % 8 if q.is_cuda else columns
@@ -123,7 +125,7 @@ def _fake_forward(asked: call.Forward):
     if asked.return_max_logits:
         score_output = lse.new_empty((heads,) if asked.max_logits_of_heads else lse.shape)
     return (
-        q.new_empty((*q.shape[:-1], _columns_of_out(q, asked.v))),
+        q.new_empty((*q.shape[:-1], columns_of_out(q, asked.v))),
         lse,
         score_output,
         q.new_empty(_rng_state_shape(asked), dtype=torch.int64),
@@ -144,7 +146,7 @@ def _fake_backward(asked: call.Backward):
 def _fake_with_kvcache(asked: call.CacheStep):
     q = asked.q
     batch, seqlen_q, heads, _ = q.shape
-    out = q.new_empty((batch, seqlen_q, heads, _columns_of_out(q, asked.cache.v_cache)))
+    out = q.new_empty((batch, seqlen_q, heads, columns_of_out(q, asked.cache.v_cache)))
     return out, q.new_empty((batch, heads, seqlen_q), dtype=accumulation_dtype(q.dtype))
 
 
@@ -176,7 +178,7 @@ def _taking(arguments: Callable, description: Any, serve: Callable) -> Callable:
     return lambda *args, **kwargs: serve(description.of(arguments(args, kwargs)))
 
 
-def _on_one_device(arguments: Callable) -> Callable:
+def on_one_device(arguments: Callable) -> Callable:
     """``arguments`` of a call without data, whose tensors must be on one device: torch takes a call
     with some meta tensors for one without data, and no kernel sees it that would refuse it."""
 
@@ -195,7 +197,7 @@ CPU: dict[str, Callable] = {"_merge_attention": _on_cpu("merge_attention")}
 for _name, (_description, _serve, _fake) in _DESCRIBED.items():
     _arguments = call.named(getattr(torch.ops.flash_attn, _name).default._schema)
     CPU[_name] = _taking(_arguments, _description, _serve)
-    _fake = _taking(_on_one_device(_arguments), _description, _fake)
+    _fake = _taking(on_one_device(_arguments), _description, _fake)
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
 torch.library.register_fake("flash_attn::_merge_attention", lambda *_, out=None: None, lib=_library)
 for _name, _kernel in CPU.items():
@@ -214,6 +216,6 @@ for _name in SCHEMAS:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_name}", "CUDA"):
         _library.impl(_name, backend.missing_kernel(_name), "CUDA")
 if backend.CHECK:
-    content_checks.register(_library)
+    content_checks.register(_library, SCHEMAS)
 for _name in SCHEMAS:
     direct.register(getattr(torch.ops.flash_attn, _name).default)

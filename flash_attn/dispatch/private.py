@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.api import checks, checks_fp8
+from flash_attn.api.checks_fp8 import NO_CODES, OfCodes
 from flash_attn.call import Backward, Descale, Forward, Gradients, Keys, Lengths, Options
 from flash_attn.dispatch import calls
 from flash_attn.dispatch.autograd import rows_contiguous
@@ -40,17 +41,20 @@ def _checked_rng_state(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
     keys: Keys = calls.NO_KEYS, num_splits: int = 0, rng_state: Tensor | None = None,
-    k_descale: Descale = None, v_descale: Descale = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    given: OfCodes = NO_CODES,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The results of ``calls.forward`` for a dense call or, with lengths, a varlen one."""
     options = checks.flags(options)
+    if checks_fp8.are_codes(q):
+        return *calls.of_codes(q, k, v, options, lengths, keys, given, num_splits), None, None
     scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
     _unpadded(q, v)
     if rng_state is not None:
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
     descales = checks_fp8.NO_DESCALES
-    if lengths is not None:
-        descales = checks_fp8.descales(k_descale, v_descale, k, v, q, lengths.batch)
+    if given is not NO_CODES:
+        batch = q.shape[0] if lengths is None else lengths.batch
+        descales = checks_fp8.of_cache(given, k, v, q, batch)
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
@@ -180,7 +184,8 @@ def _flash_attn_varlen_forward(
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
     num_splits = checks.num_splits(num_splits)
-    results = forward(q, k, v, options, lengths, keys, num_splits, rng_state, k_descale, v_descale)
+    given = checks_fp8.of_codes(None, k_descale, v_descale, None)
+    results = forward(q, k, v, options, lengths, keys, num_splits, rng_state, given)
     return _filled(q, results)
 
 

@@ -37,6 +37,13 @@ def forward(operation: Callable, inputs: Sequence[Tensor | None], args: tuple, k
     return _eager(operation, below, args, kwargs)
 
 
+def without_gradient(operation: Callable[..., Any], *args, **kwargs):
+    """An operation that writes nothing, of which autograd records nothing."""
+    if traced():
+        return backend.call(operation, *args, **kwargs)
+    return _eager(operation, torch._C._AutoDispatchBelowAutograd, args, kwargs)
+
+
 def _recorded(operation: Callable[..., Any], args: tuple, kwargs: dict, in_order: tuple):
     """A forward whose results become a node's. in_order: its arguments, in the schema's order."""
     results = direct.call_in_order(operation, in_order)

@@ -185,8 +185,8 @@ CALLS = {
     "_flash_attn_forward": DENSE,
 }
 ONE = torch.ones(2, 2)
-REFUSED = {"qv": ONE, "q_descale": ONE}
-OF_CACHES = {"k_descale": ONE, "v_descale": ONE}
+REFUSED = {"qv": ONE}
+OF_CODES = {"q_descale": ONE, "k_descale": ONE, "v_descale": ONE}
 HARMLESS = {"pack_gqa": True, "sm_margin": 8, "attention_chunk": None, "num_splits": 2,
             "scheduler_metadata": torch.zeros(1, dtype=torch.int32)}  # fmt: skip
 
@@ -207,21 +207,15 @@ def test_refused(function, name):
         getattr(fa3, function)(*CALLS[function], **{name: REFUSED[name]})
 
 
-@pytest.mark.parametrize(("function", "name"), taking(OF_CACHES))
-def test_refused_but_for_caches_of_codes(function, name):
-    is_cache = function == "flash_attn_with_kvcache"
-    error, said = ValueError, f"^{name}: got one with a {name[0]} of torch.float32; it scales"
-    if not is_cache:
-        error, said = NotImplementedError, rf"^{name}: got .*; FP8 is read from a KV cache alone"
-    with pytest.raises(error, match=said):
-        getattr(fa3, function)(*CALLS[function], **{name: OF_CACHES[name]})
+@pytest.mark.parametrize(("function", "name"), taking(OF_CODES))
+def test_refused_but_for_codes(function, name):
+    said = f"^{name}: got .* with a {name[0]} of torch.float32; it (scales|is for)"
+    with pytest.raises(ValueError, match=said):
+        getattr(fa3, function)(*CALLS[function], **{name: OF_CODES[name]})
 
 
-def test_queries_of_eight_bits_are_refused():
-    q, k, v = (x.to(torch.float8_e4m3fn) for x in DENSE)
-    for function in ("flash_attn_func", "flash_attn_with_kvcache"):
-        with pytest.raises(NotImplementedError, match="no FP8 of q here"):
-            getattr(fa3, function)(q, k, v)
+def test_queries_in_16_bits_beside_codes():
+    _, k, v = (x.to(torch.float8_e4m3fn) for x in DENSE)
     with pytest.raises(ValueError, match=r"codes are read from a KV cache"):
         fa3.flash_attn_func(DENSE[0], k, v)
 

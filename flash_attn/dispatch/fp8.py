@@ -1,0 +1,221 @@
+"""The operation on codes of q, k and v: schema, what serves it, and who does without a kernel.
+
+The compiled library may have a kernel of it for Hopper, and says so by registering one for CUDA.
+Any other GPU, and a library without it, compute by the ordinary operations: codes are numbers of 16
+bits, without rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flash_attn import backend
+from flash_attn.call import CodedForward, Scoring, named
+from flash_attn.dispatch import content_checks, direct, ops, run
+from flash_attn.dispatch.define import defined
+
+__all__ = ["forward"]
+
+_NAME = "_flash_attn_fp8_forward"
+# Dense without cu_seqlens; with block_table, pages. A descale is a tensor's numbers times the one
+# for all of them.
+SCHEMAS = {
+    _NAME: (
+        "(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+        "Tensor? seqused_k, Tensor? block_table, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+        "float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, "
+        "float softcap, Tensor? alibi_slopes, Tensor? s_aux, bool batch_invariant, "
+        "SymInt num_splits, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+        "float q_descale_all, float k_descale_all, float v_descale_all, bool fp16_out) "
+        "-> (Tensor out, Tensor softmax_lse)"
+    )
+}
+#: A kernel's rows begin at multiples of as many bytes, and have one of them or more.
+_BYTES = 16
+
+_library = defined(SCHEMAS)
+_operation = torch.ops.flash_attn._flash_attn_fp8_forward.default
+_arguments = named(_operation._schema)
+_on_one_device = ops.on_one_device(_arguments)
+
+
+def _on_cpu(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    from flash_attn import cpu  # which a GPU never needs
+
+    return cpu.fp8_forward(CodedForward.of(_arguments(args, kwargs)))
+
+
+def _fake(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    given = _on_one_device(args, kwargs)
+    q, v = given["q"], given["v"]
+    *batch, rows, heads, _ = q.shape
+    dtype = torch.float16 if given["fp16_out"] else torch.bfloat16
+    out = q.new_empty((*q.shape[:-1], ops.columns_of_out(q, v)), dtype=dtype)
+    return out, q.new_empty((*batch, heads, rows), dtype=torch.float32)
+
+
+def _on_cuda_without_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return by_ordinary_forward(CodedForward.of(_arguments(args, kwargs)))
+
+
+CPU = {_NAME: _on_cpu}
+_library.impl(_NAME, _on_cpu, "CPU")
+torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
+#: Whether the compiled library has a kernel of the operation.
+has_kernel: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
+if not has_kernel:
+    _library.impl(_NAME, _on_cuda_without_kernel, "CUDA")
+if backend.CHECK:
+    content_checks.register(_library, (_NAME,))
+direct.register(_operation)
+
+
+# --- Which way a call takes -----------------------------------------------------------------------
+
+
+def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
+    """out and softmax_lse, of which autograd records nothing. On CUDA out's columns may be more
+    than v's, up to a multiple of 16."""
+    if not call.q.is_cuda:
+        return run.without_gradient(_operation, *call.in_order())
+    if not _kernel_takes(call):
+        if backend.LOG and not run.traced():
+            backend.trace("q, k and v of codes: no kernel for them on this GPU, 16 bits instead")
+        return by_ordinary_forward(call)
+    q, k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[:3])
+    return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
+
+
+def _kernel_takes(call: CodedForward) -> bool:
+    if not has_kernel or not is_hopper(call.q.device) or not _fills(call):
+        return False
+    if call.keys.block_table is None:
+        return True
+    # Pages are not copied.
+    return all(_is_aligned(x) for x in (call.k, call.v))
+
+
+def _fills(call: CodedForward) -> bool:
+    """Whether the head dims are nearly those of a kernel, which are 64, 128 and 256. Others become
+    16 bits, for whose head dims of 96 and 192 there are kernels that take 0.8 of the time."""
+    columns = max(call.q.shape[-1], call.v.shape[-1])
+    return columns <= 64 or 96 < columns <= 128 or 192 < columns <= 256
+
+
+def is_hopper(device: torch.device) -> bool:
+    if torch.compiler.is_compiling():  # which knows of no cache
+        return _is_hopper(device)
+    return _is_hopper_known(device)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    if not torch.cuda.is_available():  # of tensors without data
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major == 9 and properties.minor == 0
+
+
+_is_hopper_known = functools.cache(_is_hopper)
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """Whether rows are as a kernel's loads need them, as far as is known without an address."""
+    if x.shape[-1] % _BYTES:
+        return False
+    if any(n > 1 and stride % _BYTES for n, stride in zip(x.shape[:-1], x.stride())):
+        return False
+    if run.traced() or type(x) is not Tensor:
+        return True
+    return x.data_ptr() % _BYTES == 0
+
+
+def _as_kernels_read(x: Tensor, may_copy: bool = True) -> Tensor:
+    """With zeros up to a head_dim that is a multiple of 16, and rows that begin at such."""
+    if _is_aligned(x) or not may_copy:
+        return x
+    if x.shape[-1] % _BYTES:
+        return F.pad(x, (0, -x.shape[-1] % _BYTES))
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+# --- Without a kernel -----------------------------------------------------------------------------
+
+
+def by_ordinary_forward(call: CodedForward) -> tuple[Tensor, Tensor]:
+    """The same by the operations on 16 bits.
+
+    Descales that are numbers become part of the scale and of out. Tensors of q and k are multiplied
+    into q, which rounds it, or with pages into k_descale, which the decode kernels take as it is;
+    those of v into out.
+    """
+    descales, scoring = call.descales, call.scoring
+    scale = scoring.softmax_scale * descales.q_descale_all * descales.k_descale_all
+    scoring = scoring._replace(softmax_scale=scale)
+    of_scores = _product(descales.q_descale, descales.k_descale)
+    # Codes are numbers of either; times a tensor they may be too large or too small for float16.
+    rounds_q = of_scores is not None and call.keys.block_table is None
+    dtype = torch.bfloat16 if rounds_q else call.dtype
+    q = call.q.to(dtype)
+    if call.keys.block_table is not None:
+        named_descales = {
+            "k_descale": of_scores, "v_descale": descales.v_descale,
+            "v_descale_all": descales.v_descale_all,
+        }  # fmt: skip
+        return _ordinary(call, scoring, _padded(q), call.k, call.v, named_descales)
+    if of_scores is not None:
+        q = _times(call.q, 1.0, of_scores, call, dtype)
+    k, v = call.k.to(dtype), call.v.to(dtype)
+    out, lse = _ordinary(call, scoring, *map(_padded, (q, k, v)), {})
+    return _times(out, descales.v_descale_all, descales.v_descale, call, call.dtype), lse
+
+
+def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a * b
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Zeros up to a head_dim that is a multiple of 8, as kernels on 16 bits need them."""
+    return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
+
+
+def _times(
+    x: Tensor, number: float, of_heads: Tensor | None, call: CodedForward, dtype: torch.dtype
+) -> Tensor:
+    """Rows of all query heads, (b, sq, h, …) or (total_q, h, …), times those of their KV heads,
+    (b, hk), and the number. A zero stays one: a sequence without keys may have any descale."""
+    if of_heads is None:
+        return x.to(dtype) if number == 1.0 else (x.float() * number).to(dtype)
+    scale = of_heads.repeat_interleave(call.q.shape[-2] // call.k.shape[-2], 1)  # (b, h)
+    if call.lengths is None:
+        scale = scale[:, None]
+    elif call.lengths.batch == 0:
+        return x.to(dtype)
+    else:
+        ends = call.lengths.cu_seqlens_q[1:]
+        rows = torch.arange(x.shape[0], dtype=ends.dtype, device=ends.device)
+        # Rows of no sequence are zeros, whatever they are multiplied by.
+        sequence = torch.searchsorted(ends, rows, right=True).clamp(max=call.lengths.batch - 1)
+        scale = scale[sequence]
+    x = x.float()
+    return torch.where(x == 0, x, x * (scale * number)[..., None]).to(dtype)
+
+
+def _ordinary(
+    call: CodedForward, scoring: Scoring, q: Tensor, k: Tensor, v: Tensor, more: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    *scores, s_aux = scoring
+    more |= {"s_aux": s_aux, "batch_invariant": call.batch_invariant}
+    if call.lengths is None:
+        results = run.without_gradient(ops.forward, q, k, v, *scores, False, **more)
+    else:
+        more["num_splits"] = call.num_splits
+        args = (q, k, v, *call.lengths, *scores, False, *call.keys)
+        results = run.without_gradient(ops.varlen_forward, *args, **more)
+    return results[:2]

@@ -1,0 +1,82 @@
+"""Attention in 8 bits from tensors in 16, ``flash_attn.fp8.attention``; the formula: docs/fp8.md.
+
+Codes that a program has already are taken by ``flash_attn_func`` and ``flash_attn_varlen_func``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attn.api import checks, checks_fp8
+from flash_attn.call import Keys, Options, Window
+from flash_attn.flash_attn_interface import flash_attn_func
+from flash_attn.utils.kv_quantization import quantize_kv
+
+__all__ = ["attention"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
+    smooth_k: bool = True,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``flash_attn_func`` with q, k and v rounded to codes in float8_e4m3fn. No gradient.
+
+    Each has a descale for each sequence and KV head, by which its largest number becomes the
+    largest code. The mean of the keys of a sequence and head is taken off before: it adds the same
+    to all scores of a query, which a softmax does not see.
+
+    Arguments:
+        q: (batch, seqlen_q, heads, head_dim), float16, bfloat16 or, on the CPU, float32.
+        k, v: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
+        smooth_k: take the mean off the keys. Not with softcap and s_aux, which see it.
+        the others: as in ``flash_attn_func``.
+
+    Returns:
+        out (batch, seqlen_q, heads, head_dim), dtype of q; of float32, bfloat16. With return_lse
+        ``(out, lse)``: lse (batch, heads, seqlen_q), float32, of the keys as they were given.
+
+    Raises:
+        TypeError, ValueError: an argument that is not as above; the message names it.
+        RuntimeError: a tensor that requires a gradient, while gradients are enabled.
+    """
+    checks.dense(q, k, v)
+    checks_fp8.options(Options(), Keys(), (q, k, v, s_aux))
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    mean = None
+    if checks.flag(smooth_k, "smooth_k") and softcap == 0 and s_aux is None and k.shape[1] > 0:
+        mean = k.float().mean(1, keepdim=True)  # (b, 1, hk, d)
+        k = k.float() - mean
+    k_codes, v_codes, k_descale, v_descale = quantize_kv(k, v)
+    q_codes, q_descale = _of_queries(q, k.shape[2])
+    out, lse = flash_attn_func(
+        q_codes, k_codes, v_codes, softmax_scale=scale, causal=causal, window_size=window_size,
+        softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, batch_invariant=batch_invariant,
+        return_lse=True, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        out_dtype=torch.float16 if q.dtype is torch.float16 else torch.bfloat16,
+    )  # fmt: skip
+    if not checks.flag(return_lse, "return_lse"):
+        return out
+    if mean is not None:
+        group = q.shape[2] // k.shape[2]
+        of_mean = (q.float() * mean.repeat_interleave(group, 2)).sum(-1)  # (b, sq, h)
+        lse = lse + of_mean.transpose(1, 2) * scale
+    return out, lse
+
+
+def _of_queries(q: Tensor, heads_k: int) -> tuple[Tensor, Tensor]:
+    """Codes of q, and a descale for the query heads of each KV head, (b, hk)."""
+    groups = q.unflatten(2, (heads_k, -1)).flatten(3)  # (b, sq, hk, group * d)
+    codes, _, descale, _ = quantize_kv(groups, groups[:, :0])
+    return codes.view(q.shape), descale
