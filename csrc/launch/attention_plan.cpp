@@ -47,8 +47,7 @@ bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
 
 double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
                   plan::Machine const& machine) {
-  Variant const* const row =
-      row_for(forward_direction(p), p, device, p.scores.has_score_mods());
+  Variant const* const row = row_for(forward_direction(p), p, device, p.scores.has_score_mods());
   if (!row) {
     return std::numeric_limits<double>::infinity();
   }

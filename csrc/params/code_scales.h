@@ -27,8 +27,8 @@ struct CodeScale {
 };
 
 struct CodeScales {
-  bool used;  // K and V are codes
-  bool of_q;  // and Q
+  bool used;      // K and V are codes
+  bool of_q;      // and Q
   bool bf16_out;  // whether O is bf16, or fp16; only if Q is codes
   CodeScale q;
   CodeScale k;

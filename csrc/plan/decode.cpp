@@ -134,7 +134,9 @@ int decodable_queries(Problem const& p) {
     return 0;
   }
   bool const mixed = p.varlen_q && p.page_size > 0 && (p.batch > 1 || p.batch_invariant);
-  return p.only_decoded || rows <= kMostDecodeRows ? kAllQueries : mixed ? kMostDecodeRows / p.group() : 0;
+  return p.only_decoded || rows <= kMostDecodeRows ? kAllQueries
+         : mixed                                   ? kMostDecodeRows / p.group()
+                                                   : 0;
 }
 
 std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Kernel const& k) {

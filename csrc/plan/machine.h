@@ -41,8 +41,8 @@ struct Machine {
   float merge_row = 0;      // and of each row of a thread in it, of up to 16 pieces
   float merge_wait = 0;     // µs that merging a forward's splits waits for a row's numbers from L2
   float mma_flops;          // of one multiprocessor in a µs, by mma.sync: what sm80's kernels reach
-  std::span<RowTimes const> backward = {};  // of Hopper's kernels
-  std::span<RowTimes const> forward = {};   // of Hopper's plain kernels
+  std::span<RowTimes const> backward = {};       // of Hopper's kernels
+  std::span<RowTimes const> forward = {};        // of Hopper's plain kernels
   std::span<RowTimes const> forward_codes = {};  // the same of codes
   std::span<RowTimes const> decode = {};
 };
@@ -56,10 +56,10 @@ struct Kernel {
   int block_n;   // keys of a step; of decoding, of a CTA: its unit
   bool plain;    // neither softcap nor ALiBi nor dropout
   int resident;  // resident CTAs, or pairs of CTAs, of the GPU
-  int second_block_n = 0;  // of a forward; 0: there is no second tile
-  int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
-  bool clusters = false;   // of decoding: clusters of CTAs may share tiles
-  bool codes = false;      // K and V are codes of 8 bits
+  int second_block_n = 0;    // of a forward; 0: there is no second tile
+  int rows_at_once = 0;      // of decoding: rows of a tile that a CTA merges side by side
+  bool clusters = false;     // of decoding: clusters of CTAs may share tiles
+  bool codes = false;        // K and V are codes of 8 bits
   bool query_codes = false;  // of a forward: Q as well, which has no kernels but the first
 
   int block_n_of(ForwardTile tile) const {

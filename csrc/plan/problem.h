@@ -27,15 +27,15 @@ struct Problem {
   bool largest_logits;   // are wanted, which KV splits and long tiles of pages do not keep
   bool batch_invariant;  // a sequence's result may not depend on the others
   // Only for a forward:
-  int page_size;     // 0: not in pages
-  bool page_boxes;   // TMA can load boxes of pages: their size is a multiple of 8, no left padding
-  bool cached;       // flash_attn_with_kvcache
-  bool odd_rows;     // a cache's rows are not whole chunks of 16 bytes
-  bool codes;        // a cache holds codes of 8 bits
+  int page_size;      // 0: not in pages
+  bool page_boxes;    // TMA can load boxes of pages: their size is a multiple of 8, no left padding
+  bool cached;        // flash_attn_with_kvcache
+  bool odd_rows;      // a cache's rows are not whole chunks of 16 bytes
+  bool codes;         // a cache holds codes of 8 bits
   bool only_decoded;  // codes that no forward kernel reads
-  bool heads_apart;  // q's heads do not share memory, so that a box can hold several
-  bool whole_rows;   // batch entries, or pages, are multiples of 8 rows apart
-  int num_splits;    // 0: as many as are best; 1: none; n: at most n
+  bool heads_apart;   // q's heads do not share memory, so that a box can hold several
+  bool whole_rows;    // batch entries, or pages, are multiples of 8 rows apart
+  int num_splits;     // 0: as many as are best; 1: none; n: at most n
   // The decode kernel computes the batch's short sequences at the same time.
   bool beside_decode;
   // Only for a backward:

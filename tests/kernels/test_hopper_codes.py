@@ -95,7 +95,7 @@ def test_every_code(kernels, row, of, nan):
 
 
 def check_codes(kernels, row, sq, sk, *, d, dv=None, h=4, hk=2, out_dtype=BF16, **options) -> None:
-    """Against float64 attention of the numbers that the codes stand for, beside bf16's own error."""
+    """Against float64 attention of the codes' numbers, beside bf16's own error."""
     gen = torch.Generator().manual_seed(sq + sk)
     sizes = ((sq, h, d), (sk, hk, d), (sk, hk, dv or d))
     q, k, v = (torch.randn(2, *size, generator=gen).to(E4M3) for size in sizes)

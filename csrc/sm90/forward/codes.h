@@ -52,11 +52,11 @@ struct Chunks {
   }
 };
 
-// Makes elements of the codes of a tile of kRows rows and kColumns columns. A lane has the same chunk
-// of 16 codes of every so many rows. Of eight lanes that access shared memory together, four have
-// neighbouring chunks of a row, and four the same ones of the row whose number differs in bits 0 and
-// 2: they read and write all banks once.
-// kMostAtOnce: chunks of a lane that are in registers at a time.
+// Makes elements of the codes of a tile of kRows rows and kColumns columns. A lane has the same
+// chunk of 16 codes of every so many rows. Of eight lanes that access shared memory together, four
+// have neighbouring chunks of a row, and four the same ones of the row whose number differs in bits
+// 0 and 2: they read and write all banks once. kMostAtOnce: chunks of a lane that are in registers
+// at a time.
 template <class Element, int kRows, int kColumns, int kWarps, int kMostAtOnce>
 class TileConverter {
   using Codes = Chunks<kRows, kColumns>;
@@ -129,7 +129,8 @@ struct Converter {
         if constexpr (Config::kConvertsKeys) {
           if (step < steps) {
             convert<Config::kHeadDim>(blocks + step, smem.code_rings.k, smem.codes.k, smem.k_ring,
-                                      smem.k, [&](auto const&... where) { tell_existing(where...); });
+                                      smem.k,
+                                      [&](auto const&... where) { tell_existing(where...); });
           }
         }
         if (step > 0) {
@@ -149,8 +150,8 @@ struct Converter {
   // meanwhile(loaded, at): while both buffers are this warp's.
   template <int kColumns, class Codes, class Element, int kTile, class Meanwhile>
   __device__ void convert(uint32_t tile, Ring<Config::kCodeStages>& code_ring, Codes const& codes,
-                          Ring<Config::kStages>& ring,
-                          Element (&elements)[Config::kStages][kTile], Meanwhile meanwhile) {
+                          Ring<Config::kStages>& ring, Element (&elements)[Config::kStages][kTile],
+                          Meanwhile meanwhile) {
     Loaded const loaded(tile);
     Position const at(tile);
     int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;

@@ -26,8 +26,8 @@ struct ForwardTileShape {
   }
 };
 
-// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V, and codes of these
-// (in bytes): 227 KiB, less barriers.
+// Columns of O, in runs of 64, that shared memory has room for beside Q, K and V, and codes of
+// these (in bytes): 227 KiB, less barriers.
 constexpr int staged_columns(ForwardTileShape const& tile, int codes) {
   constexpr int kRun = 64, kBytes = 224 << 10;
   if (tile.head_dim_v % kRun != 0) {
@@ -64,8 +64,8 @@ struct ForwardConfig {
   using Query = Element_;
   static constexpr bool kQueryCodes = std::is_same_v<Query, float_e4m3_t>;
   using Element = std::conditional_t<kQueryCodes, half_t, Query>;  // where there are no codes
-  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
-  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
+  static constexpr int kHeadDim = kHeadDim_;                       // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;                     // of V and O
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
   static constexpr ScoreLevel kScores = kScores_;
@@ -112,9 +112,10 @@ struct ForwardConfig {
   // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With 24 it
   // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
   static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConverterRegisters =
-      kScores == ScoreLevel::Plain ? 56 : 40;
-  static constexpr int kConsumerRegisters = kCodes ? 264 - kConverterRegisters : kConsumers == 2 ? 240 : 160;
+  static constexpr int kConverterRegisters = kScores == ScoreLevel::Plain ? 56 : 40;
+  static constexpr int kConsumerRegisters = kCodes            ? 264 - kConverterRegisters
+                                            : kConsumers == 2 ? 240
+                                                              : 160;
 
   using MmaScores = MmaBothShared<Query, kBlockN, kHeadDim>;
   // ptxas has 128 registers for an instruction of 512 threads.
@@ -135,8 +136,8 @@ struct ForwardConfig {
   // 0.993, d 96 1.073 instead of 1.075; but d 256, with 80 keys a block, 0.992 instead of 0.996.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
-  static constexpr ForwardTileShape kTile{
-      kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages, sizeof(Query), sizeof(Query)};
+  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV,     kBlockM,      kBlockN,
+                                          kStages,  sizeof(Query), sizeof(Query)};
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
@@ -144,8 +145,8 @@ struct ForwardConfig {
   // those of V, and of K beside queries of 16 bits. Two buffers for codes hide a load's latency.
   using Loaded = std::conditional_t<kCodes, uint16_t, Element>;
   static constexpr bool kConvertsKeys = kCodes && !kQueryCodes;
-  static constexpr int kConverted = kCodes ? kBlockN * ((kConvertsKeys ? kHeadDim : 0) + kHeadDimV)
-                                           : 0;  // bytes
+  static constexpr int kConverted =
+      kCodes ? kBlockN * ((kConvertsKeys ? kHeadDim : 0) + kHeadDimV) : 0;  // bytes
   static constexpr int kCodeStages = code_stages(kTile, kConverted);
   static constexpr int kLoadedStagesK = kConvertsKeys ? kCodeStages : kStages;
   static constexpr int kLoadedStagesV = kCodes ? kCodeStages : kStages;
@@ -154,8 +155,7 @@ struct ForwardConfig {
   // TMA stores as many runs of O's columns as shared memory has room for (store_tile.h). Other
   // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
   // columns by TMA.
-  static constexpr int kTileColumns =
-      kPackGqa ? 0 : staged_columns(kTile, kCodeStages * kConverted);
+  static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile, kCodeStages* kConverted);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // A row block's O is stored under the next one's first scores, all of it through those runs, one
   // after the other: only at 256 columns, whose store is the longest, and where there is room for

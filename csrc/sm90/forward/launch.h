@@ -123,8 +123,8 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
   bool const draws = num_tiles > blocks || params.seqlens.few_q > 0;
   auto const loaded = [](auto const& view) { return Config::kCodes ? in_pairs(view) : view; };
   constexpr int kOfLoaded = Config::kCodes ? 2 : 1;  // numbers
-  auto const k = key_request<Config, Config::kLoadedK>(params, loaded(params.k),
-                                                       params.head_dim / kOfLoaded);
+  auto const k =
+      key_request<Config, Config::kLoadedK>(params, loaded(params.k), params.head_dim / kOfLoaded);
   auto const v = key_request<Config, Config::kLoadedV>(params, loaded(params.v),
                                                        params.head_dim_v / kOfLoaded);
   constexpr int kOfQuery = Config::kQueryCodes ? 2 : 1;

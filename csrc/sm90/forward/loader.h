@@ -47,8 +47,7 @@ struct Loader {
       if (step == 0) {
         load_q(block, number);
       } else {
-        load_keys<Config::kLoadedV>(args.v, block, step - 1, smem.loaded_v_ring(),
-                                    smem.loaded_v());
+        load_keys<Config::kLoadedV>(args.v, block, step - 1, smem.loaded_v_ring(), smem.loaded_v());
       }
       if (step == asks_at && asks_at > 0) {
         ask();
@@ -80,9 +79,9 @@ struct Loader {
       if (has_keys) {
         full.arrive_and_expect_tx(rows_filled * Config::kLoadedQ * sizeof(Loaded));
         constexpr int kTile = kWarpgroupRows * Config::kLoadedQ;
-        load_tile<kWarpgroupRows, Config::kLoadedQ>(
-            args.q, part(block.q_at, i, queries), reinterpret_cast<Loaded*>(smem.q) + i * kTile,
-            full, TMA::CacheHintSm90::EVICT_FIRST);
+        load_tile<kWarpgroupRows, Config::kLoadedQ>(args.q, part(block.q_at, i, queries),
+                                                    reinterpret_cast<Loaded*>(smem.q) + i * kTile,
+                                                    full, TMA::CacheHintSm90::EVICT_FIRST);
       } else {
         full.arrive();
       }

@@ -58,8 +58,8 @@ struct SharedStorage {
   using Description = RingPosition<kDescriptions>;
   alignas(16) char block[kDescriptions][sizeof(RowBlock<Config>)];
   // Full: the description is there; empty: the warps that load from pages, and those that convert
-  // codes, have read it. Other warps wait for Q, and the producer asks for the next description when
-  // they are through with the one that was in its place.
+  // codes, have read it. Other warps wait for Q, and the producer asks for the next description
+  // when they are through with the one that was in its place.
   static constexpr int kPageWarps = 2;
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
