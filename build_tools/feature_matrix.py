@@ -37,6 +37,7 @@ class Feature:
     op: str = "_flash_attn_forward"
     scores: str = "plain"
     cached_bits: int = 16
+    dtypes: tuple[str, ...] = ("bf16", "fp16")  # of queries
     refused: str = ""
 
     @property
@@ -66,6 +67,7 @@ class Kernels:
             if v.arch == family
             and v.direction == feature.direction
             and v.cached_bits == feature.cached_bits
+            and v.dtype in feature.dtypes
             and feature.scores in ("plain", v.scores)
         ]
         if feature.op not in self.ops or feature.refused in self.refused:
@@ -86,9 +88,14 @@ def _features() -> list[Feature]:
     def tensors(*shape: int, count: int = 3, dtype=torch.float32, grad: bool = False):
         return [torch.randn(shape, dtype=dtype).requires_grad_(grad) for _ in range(count)]
 
-    def dense(grad: bool = False, heads_kv: int = 2, **options):
+    def coded(*tensors):
+        return [x.to(torch.float8_e4m3fn) for x in tensors]
+
+    def dense(grad: bool = False, heads_kv: int = 2, codes: bool = False, **options):
         (q,) = tensors(1, 4, 2, 16, count=1, grad=grad)
         k, v = tensors(1, 4, heads_kv, 16, count=2, grad=grad)
+        if codes:
+            q, k, v = coded(q, k, v)
         out = fa.flash_attn_func(q, k, v, **options)
         if grad:
             sum(t.float().sum() for t in (out if isinstance(out, tuple) else (out,))).backward()
@@ -100,10 +107,12 @@ def _features() -> list[Feature]:
         if grad:
             out.sum().backward()
 
-    def pages():
+    def pages(codes: bool = False):
         cu_seqlens = torch.tensor([0, 3, 4], dtype=torch.int32)
         (q,) = tensors(4, 2, 16, count=1)
         k, v = tensors(4, 8, 2, 16, count=2)
+        if codes:
+            k, v = coded(k, v)
         table = torch.arange(4, dtype=torch.int32).view(2, 2)
         fa.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 3, 3, block_table=table)
 
@@ -114,7 +123,7 @@ def _features() -> list[Feature]:
         q, k, v = tensors(2, 1, 2, 16)
         k_cache, v_cache = tensors(4, 8, 2, 16, count=2)
         if codes:
-            k_cache, v_cache = (x.to(torch.float8_e4m3fn) for x in (k_cache, v_cache))
+            k_cache, v_cache = coded(k_cache, v_cache)
         if append:
             options |= {"k": k, "v": v}
         if rotary:
@@ -164,6 +173,19 @@ def _features() -> list[Feature]:
         Feature("KV cache: rotary in the call", lambda: cache(rotary=True), **kv),
         Feature("KV cache: pages of any size", lambda: cache(paged=True), **kv),
         Feature("KV cache: codes of 8 bits (fp8)", lambda: cache(codes=True), cached_bits=8, **kv),
+        Feature(
+            "chunks of prompts, pages of codes (fp8)",
+            lambda: pages(codes=True),
+            op="_flash_attn_varlen_forward",
+            cached_bits=8,
+        ),
+        Feature(
+            "queries, keys and values of codes (fp8)",
+            lambda: dense(codes=True),
+            op="_flash_attn_fp8_forward",
+            cached_bits=8,
+            dtypes=("e4m3",),
+        ),
     ]
 
 

@@ -20,8 +20,14 @@ namespace flash::plan {{
 _KERNELS = {
     "Backward": "tiles, KV-persistent, ordered dQ",
     "Forward": "the row's tile, its second one, pack-GQA, pack-GQA with splits",
+    "ForwardCodes": "the same of codes",
     "Decode": "pieces, of 16 bits and of codes",
 }
+
+
+def _member(direction: str) -> str:
+    """Of Machine: forward_codes for ForwardCodes."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", direction).lower()
 
 
 def name_of(gpu: str) -> str:
@@ -53,7 +59,7 @@ def _tables(model: Model, constant: str) -> list[str]:
         lines += [f"// {{begin, step}} of: {kernels}.",
                   f"inline constexpr RowTimes {constant}{direction}[] = {{"]  # fmt: skip
         for (of, d, dv), numbers in rows.items():
-            if of == direction.lower():
+            if of == _member(direction):
                 pairs = zip(numbers[::2], numbers[1::2])
                 texts = [f"{{{_number(b)}, {_number(s)}}}" if s else "{}" for b, s in pairs]
                 lines.append(f"    {{{d}, {dv}, {{{', '.join(texts)}}}}},")
@@ -74,7 +80,7 @@ def text_of(model: Model, gpu: str, name: str) -> str:
         f"    .sm_count = {model.sm_count},",
         f"    .l2_bytes = {_bytes(model.l2_bytes)},",
         *numbers,
-        *(f"    .{direction.lower()} = {constant}{direction}," for direction in _KERNELS),
+        *(f"    .{_member(direction)} = {constant}{direction}," for direction in _KERNELS),
         "};",
         "",
         "}  // namespace flash::plan",

@@ -22,7 +22,7 @@ struct Call {
 
 std::vector<Call> calls;
 Machine machine;
-std::vector<RowTimes> backward, forward, decode;
+std::vector<RowTimes> backward, forward, forward_codes, decode;
 std::string text;
 
 // visit(text, µs, is planned) for each choice, decoding first, as benchmarks/regret lists them.
@@ -75,6 +75,7 @@ void each_number(Visit visit) {
   };
   visit_rows("backward/", backward, {"tiles", "kv_persistent", "ordered_dq"});
   visit_rows("forward/", forward, {"first", "second", "packed", "split"});
+  visit_rows("forward_codes/", forward_codes, {"first", "second", "packed", "split"});
   visit_rows("decode/", decode, {"pieces", "codes"});
 }
 
@@ -90,8 +91,10 @@ char const* start(int64_t l2_bytes, int sm_count) {
   machine.sm_count = sm_count > 0 ? sm_count : machine.sm_count;
   backward.assign(machine.backward.begin(), machine.backward.end());
   forward.assign(machine.forward.begin(), machine.forward.end());
+  forward_codes.assign(machine.forward_codes.begin(), machine.forward_codes.end());
   decode.assign(machine.decode.begin(), machine.decode.end());
   machine.backward = backward, machine.forward = forward, machine.decode = decode;
+  machine.forward_codes = forward_codes;
   each_number([](std::string const& name, float) { text += name + '\n'; });
   return text.c_str();
 }
@@ -117,7 +120,8 @@ char const* add(int const* from) {
   take(p.page_size, b.block_m, b.block_n, b.head_dim, b.head_dim_v, b.resident);
   take(f.head_dim, f.head_dim_v, f.block_m, f.block_n, f.second_block_n, d.head_dim, d.head_dim_v);
   take(d.block_m, d.block_n, d.rows_at_once, d.resident, d.clusters, d.codes);
-  p.codes = d.codes;
+  p.codes = f.codes = d.codes;
+  p.only_decoded = p.codes && p.page_size % 8 != 0;
   p.varlen_k = p.varlen_q, p.used_k = p.cached;
   p.page_boxes = p.page_size > 0;
   p.heads_apart = p.whole_rows = p.wants_dq = true;

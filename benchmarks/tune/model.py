@@ -46,7 +46,7 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
         resident = sm_count // (2 if row.pair else 1)
         backward = [row.block_m, row.block_n, row.head_dim, row.head_dim_v, resident]
     else:
-        row = _row("fwd", "sm90", p)
+        row = _row("fwd", "sm90", p, 8 if p.codes else 16)
         forward = [row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.second_block_n]
     if cache:
         row = _row("decode", "sm80", p, 8 if p.codes else 16)

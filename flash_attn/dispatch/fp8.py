@@ -81,7 +81,7 @@ direct.register(_operation)
 def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     """out and softmax_lse, of which autograd records nothing. On CUDA out's columns may be more
     than v's, up to a multiple of 16."""
-    if not call.q.is_cuda:
+    if not _on_gpu(call.q):
         return run.without_gradient(_operation, *call.in_order())
     if not _kernel_takes(call):
         if backend.LOG and not run.traced():
@@ -89,6 +89,10 @@ def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
         return by_ordinary_forward(call)
     q, k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[:3])
     return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
+
+
+def _on_gpu(q: Tensor) -> bool:
+    return q.is_cuda
 
 
 def _kernel_takes(call: CodedForward) -> bool:

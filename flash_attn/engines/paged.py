@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn.api.checks_fp8 import NO_CODES, of_codes
 from flash_attn.call import FP8, Descale, Keys, Lengths, Options
 from flash_attn.dispatch import private
 
@@ -56,13 +57,12 @@ def attend(
     # With pages, seqused_k says how long sequences are, and cu_seqlens_k is not read.
     lengths = Lengths(cu_seqlens_q, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, seqused_k=seqused_k)
-    descales: tuple[Descale, Descale] = (None, None)
+    given = NO_CODES
     if scales is not None:
         k_pages, v_pages = k_pages.view(FP8), v_pages.view(FP8)
-        descales = _descale(scales.k, lengths, k_pages), _descale(scales.v, lengths, v_pages)
-    out, lse, _, _ = private.forward(
-        q, k_pages, v_pages, options, lengths, keys, k_descale=descales[0], v_descale=descales[1]
-    )
+        k_descale, v_descale = (_descale(scale, lengths, k_pages) for scale in scales)
+        given = of_codes(None, k_descale, v_descale, None)
+    out, lse, _, _ = private.forward(q, k_pages, v_pages, options, lengths, keys, given=given)
     return out, lse
 
 

@@ -115,8 +115,9 @@ def dense(
 ) -> tuple[Tensor, ...]:
     """out (b, sq, h, dv) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing.
 
-    codes: `code_scales` of q, k and v; out_dtype: of a call with them. s_dmask (b, h, sq, sk): filled by the kernel for probabilities. max_logits: "rows" or
-    "heads", whose largest are the third result, like lse or (h,).
+    codes: `code_scales` of q, k and v; out_dtype: of a call with them. s_dmask (b, h, sq, sk):
+    filled by the kernel for probabilities. max_logits: "rows" or "heads", whose largest are the
+    third result, like lse or (h,).
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q)

@@ -25,7 +25,7 @@ inline constexpr RowTimes kH100Forward[] = {
     {256, 256, {{2.44f, 1.781f}, {2.27f, 1.459f}, {2.32f, 1.803f}, {2.27f, 1.836f}}},
 };
 
-// The same of codes.
+// {begin, step} of: the same of codes.
 inline constexpr RowTimes kH100ForwardCodes[] = {
     {64, 64, {{2.94f, 1.18f}, {}, {3.0f, 1.18f}, {1.75f, 1.25f}}},
     {128, 128, {{1.9f, 1.68f}, {}, {2.1f, 1.69f}, {2.2f, 1.72f}}},
