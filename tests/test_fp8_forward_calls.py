@@ -269,12 +269,12 @@ def test_who_serves_a_gpu(has_kernel, hopper, ways, monkeypatch):
     monkeypatch.setattr(fp8, "is_hopper", lambda device: hopper)
     with FakeTensorMode():
         q = torch.empty(B, S, H, D, dtype=FP8, device="cuda")
-        odd = torch.empty(4, 8, HK, 24, dtype=FP8, device="cuda")
         fp8.forward(call_of({"q": q, "k": q, "v": q}))
-        fp8.forward(call_of({"q": q, "k": q, "v": q, "block_table": q}))
-        fp8.forward(call_of({"q": q, "k": odd, "v": odd, "block_table": q}))  # copies no pages
+        for rows, columns in ((16, D), (8, 24), (9, D)):  # it copies no pages, nor takes all sizes
+            pages = torch.empty(4, rows, HK, columns, dtype=FP8, device="cuda")
+            fp8.forward(call_of({"q": q, "k": pages, "v": pages, "block_table": q}))
     served = "_flash_attn_fp8_forward" if has_kernel and hopper else "ordinary"
-    assert [way for way, _ in ways] == [served, served, "ordinary"]
+    assert [way for way, _ in ways] == [served, served, "ordinary", "ordinary"]
 
 
 def test_a_kernel_gets_rows_that_it_can_load(ways, monkeypatch):

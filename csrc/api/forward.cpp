@@ -39,6 +39,9 @@ class AttentionLaunches {
  public:
   AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
                     Attributes const& a) {
+    if (q.numel() == 0 && !a.return_max_logits) {
+      return;
+    }
     bool has_forward = true, has_decode = false;
     if (a.may_decode && !a.return_max_logits) {
       std::tie(has_forward, has_decode) = divide(p, a.num_splits);

@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor> fp8_forward(Tensor q, Tensor k, Tensor v, OptionalTen
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
-  p.seqlens = varlen ? packed_lengths(q, k, v, *cu_seqlens_q, *cu_seqlens_k, max_seqlen_q,
+  p.seqlens = varlen ? varlen_lengths(q, k, v, *cu_seqlens_q, *cu_seqlens_k, max_seqlen_q,
                                       max_seqlen_k, seqused_k, block_table.has_value())
                      : dense_lengths(q, k, v);
   p.heads_q = count(q.size(-2), "heads");

@@ -234,10 +234,11 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
     SplitSchedule const split = decode_schedule(p, plan.split, call.device);
     served.splits = split.max_splits << split.cluster_log2;
-    served.plan = decode_json(
-        plan::decode_choices(problem_of(p, call.num_splits, call.cached), machine_of(call.device),
-                             decode_kernel(*selection.variant, p, call.device)),
-        plan);
+    served.plan =
+        decode_json(plan::decode_choices(
+                        decode_problem_of(p, call.device, call.num_splits, call.cached),
+                        machine_of(call.device), decode_kernel(*selection.variant, p, call.device)),
+                    plan);
   }
   return selection_json(selection, served);
 }

@@ -40,9 +40,9 @@ Direction forward_direction(FwdParams const& p) {
 // Whether K and V are codes that no forward kernel reads: these take numbers of heads, of whole
 // chunks of memory, where Hopper's loads find them.
 bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
-  return p.codes.used &&
-         (p.codes.k.of_rows || p.codes.v.of_rows || p.odd.any() || !has_numbered_keys(p) ||
-          !row_for(forward_direction(p), p, device, p.scores.has_score_mods()));
+  return p.codes.used && (device.sm / 10 != 9 || p.codes.k.of_rows || p.codes.v.of_rows ||
+                          p.odd.any() || !has_numbered_keys(p) ||
+                          !row_for(forward_direction(p), p, device, p.scores.has_score_mods()));
 }
 
 double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
@@ -138,6 +138,14 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   return kernel;
 }
 
+plan::Problem decode_problem_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
+                                bool cached) {
+  plan::Problem problem = problem_of(p, num_splits, cached);
+  problem.beside_decode = false;  // the plan decides it
+  problem.only_decoded = are_only_decoded(p, device);
+  return problem;
+}
+
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
                                 bool cached) {
   bool const full = p.scores.has_score_mods() || p.odd.any();
@@ -145,9 +153,7 @@ plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, in
   if (!row) {
     return {};
   }
-  plan::Problem problem = problem_of(p, num_splits, cached);
-  problem.beside_decode = false;  // this plan decides it
-  problem.only_decoded = are_only_decoded(p, device);
+  plan::Problem const problem = decode_problem_of(p, device, num_splits, cached);
   auto const make = [&] {
     plan::Machine const machine = machine_of(device);
     return plan::plan_decode(problem, machine, decode_kernel(*row, p, device),

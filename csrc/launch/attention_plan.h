@@ -11,6 +11,10 @@ namespace flash {
 // is flash_attn_with_kvcache.
 plan::Problem problem_of(FwdParams const& params, int64_t num_splits, bool cached);
 
+// The same as decode's plan has it.
+plan::Problem decode_problem_of(FwdParams const& params, DeviceInfo const& device,
+                                int64_t num_splits, bool cached);
+
 plan::Kernel forward_kernel(Variant const& variant, DeviceInfo const& device);
 plan::Kernel decode_kernel(Variant const& variant, FwdParams const& params,
                            DeviceInfo const& device);

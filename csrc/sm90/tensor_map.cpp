@@ -106,8 +106,8 @@ TensorMapRequest with_elements(TensorMapRequest r) {
     r.batch = 1;
     r.rows = 8;  // so that there are eight
     r.heads = r.group;
-    r.view.head_stride = r.columns;
-    r.view.row_stride = r.view.batch_stride = r.columns * r.group;
+    r.view.head_stride = (r.columns + 7) / 8 * 8;  // whole chunks of 16 bytes
+    r.view.row_stride = r.view.batch_stride = r.view.head_stride * r.group;
   }
   return r;
 }

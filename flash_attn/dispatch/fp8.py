@@ -8,6 +8,7 @@ bits, without rounding.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ SCHEMAS = {
 }
 #: A kernel's rows begin at multiples of as many bytes, and have one of them or more.
 _BYTES = 16
+_PAGE_ROWS = 8
 
 _library = defined(SCHEMAS)
 _operation = torch.ops.flash_attn._flash_attn_fp8_forward.default
@@ -66,9 +68,14 @@ def _on_cuda_without_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 CPU = {_NAME: _on_cpu}
 _library.impl(_NAME, _on_cpu, "CPU")
 torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
-#: Whether the compiled library has a kernel of the operation.
-has_kernel: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
-if not has_kernel:
+_is_compiled: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
+#: Whether the compiled library has kernels of the operation, and may run them.
+has_kernel: bool = (
+    _is_compiled
+    and any(row["dtype"] == "e4m3" for row in backend.compiled_variants())
+    and os.environ.get("FLASH_ATTN_ARCH", "") in ("", "0", "90")
+)
+if not _is_compiled:
     _library.impl(_NAME, _on_cuda_without_kernel, "CUDA")
 if backend.CHECK:
     content_checks.register(_library, (_NAME,))
@@ -87,7 +94,8 @@ def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
         if backend.LOG and not run.traced():
             backend.trace("q, k and v of codes: no kernel for them on this GPU, 16 bits instead")
         return by_ordinary_forward(call)
-    q, k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[:3])
+    q = _as_kernels_read(call.q)
+    k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[1:3])
     return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
 
 
@@ -100,8 +108,11 @@ def _kernel_takes(call: CodedForward) -> bool:
         return False
     if call.keys.block_table is None:
         return True
-    # Pages are not copied.
-    return all(_is_aligned(x) for x in (call.k, call.v))
+    # Pages are not copied. Those of other sizes, or whose rows have no numbers, have no kernel.
+    return all(
+        _is_aligned(x) and x.shape[1] % _PAGE_ROWS == 0 and _has_numbered_rows(x)
+        for x in (call.k, call.v)
+    )
 
 
 def _fills(call: CodedForward) -> bool:
@@ -134,8 +145,12 @@ def _is_aligned(x: Tensor) -> bool:
     if any(n > 1 and stride % _BYTES for n, stride in zip(x.shape[:-1], x.stride())):
         return False
     if run.traced() or type(x) is not Tensor:
-        return True
+        return x.storage_offset() % _BYTES == 0
     return x.data_ptr() % _BYTES == 0
+
+
+def _has_numbered_rows(x: Tensor) -> bool:
+    return x.shape[0] <= 1 or (x.stride(1) > 0 and x.stride(0) % x.stride(1) == 0)
 
 
 def _as_kernels_read(x: Tensor, may_copy: bool = True) -> Tensor:

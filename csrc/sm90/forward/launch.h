@@ -56,8 +56,10 @@ TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& v
   int const batch = paged ? p.pages.count : s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
   bool const ends = paged || s.cu_k || s.used_k;  // sequences end before the tensor does
   int64_t const rows = paged ? int64_t(p.pages.page_size.divisor) : s.cu_k ? s.total_k : s.seqlen_k;
-  check(!ends || view.numbers_rows(batch, rows), "batch entries of keys that end anywhere are ",
-        view.batch_stride, " elements apart, expected a multiple of a row's ", view.row_stride,
+  bool const has_elements = batch > 0 && rows > 0 && p.heads_kv > 0;
+  check(!ends || !has_elements || view.numbers_rows(batch, rows),
+        "batch entries of keys that end anywhere are ", view.batch_stride,
+        " elements apart, expected a multiple of a row's ", view.row_stride,
         ", and fewer than 2^31 rows from the first to the last");
   // K and V without elements may have no address.
   return {view.ptr ? view : p.q,

@@ -68,12 +68,13 @@ struct RowBlock {
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     float softmax_scale = p.scores.softmax_scale;
     if constexpr (Config::kCodes) {
-      // As exact as a scale of Q·Kᵀ and one of O.
-      softmax_scale *= is_sequence ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
+      // Those of a sequence without keys may be anything.
+      bool const has_keys = is_sequence && info.seqlen_k > 0;
+      softmax_scale *= has_keys ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
       if constexpr (Config::kQueryCodes) {
-        softmax_scale *= is_sequence ? p.codes.q.of_head(tile.batch, head / group) : 1.f;
+        softmax_scale *= has_keys ? p.codes.q.of_head(tile.batch, head / group) : 1.f;
       }
-      value_scale = is_sequence ? p.codes.v.of_head(tile.batch, head / group) : 1.f;
+      value_scale = has_keys ? p.codes.v.of_head(tile.batch, head / group) : 1.f;
     }
     score_mod = {softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
     drops = p.scores.dropout_p > 0.f;
