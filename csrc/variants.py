@@ -123,21 +123,6 @@ def _sm90_forward_codes(scores: str) -> list[Variant]:
     ]  # fmt: skip
 
 
-# Queries are codes as well, which Q·Kᵀ takes as they are. Values become fp16.
-_SM90_CODE_QUERIES = [
-    Variant(**_SM90_CODES | dict(stages=3), dtype="e4m3", scores=scores, head_dim=head_dim,
-            head_dim_v=head_dim, block_n=block_n, allow_spills=0 if scores == "plain" else 20,
-            why=why)
-    for scores, head_dim, block_n, why in (
-        ("plain", 64, 128, "8k keys, H200: 540 TFLOP/s, as with 192 keys"),
-        ("plain", 128, 128, "8k keys, H200: 819 TFLOP/s; two stages 3% less, 144 keys 4%"),
-        ("plain", 256, 64, "8k keys, causal, H200: 890 TFLOP/s; 80 keys in two stages 820"),
-        ("full", 64, 128, "as plain"),
-        ("full", 128, 128, "as plain"),
-        ("full", 256, 64, "as plain"),
-    )
-]  # fmt: skip
-
 # One warpgroup loads, each of the others has 64 keys. Figures: 8k keys, full, H200.
 _SM90_BACKWARD = dict(direction="bwd", arch="sm90", stages=3, block_n=128, warps=12)
 
@@ -306,7 +291,6 @@ VARIANTS: list[Variant] = [
     *_SM90_FORWARDS,
     *_sm90_forward_codes("plain"),
     *_sm90_forward_codes("full"),
-    *_SM90_CODE_QUERIES,
     *_SM90_BACKWARDS,
     *_SM90_PAIRED_BACKWARDS,
     *_SM80_FORWARDS,

@@ -58,11 +58,6 @@ struct CodeArguments {
 // Sets them, if K and V are codes; p has lengths, heads and keys already.
 void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q);
 
-// Sets that of q, a number for each (sequence, KV head), or for all; p has lengths and heads
-// already.
-void set_query_scale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
-                     Tensor const& q);
-
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 
 // rng_state: only for a call with dropout.

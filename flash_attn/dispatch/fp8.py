@@ -1,14 +1,12 @@
-"""The operation on codes of q, k and v: schema, what serves it, and who does without a kernel.
+"""The operation on codes of q, k and v. On a CPU it computes in float32, on a GPU by the ordinary
+operations: codes are numbers of 16 bits, without rounding.
 
-The compiled library may have a kernel of it for Hopper, and says so by registering one for CUDA.
-Any other GPU, and a library without it, compute by the ordinary operations: codes are numbers of 16
-bits, without rounding.
+Hopper multiplies codes themselves, twice as fast, but rounds the sums to about 13 bits: a logit of
+2,000 was off by 1.7 (docs/lab/sm90_forward_codes.md). That is no attention of these numbers.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 from typing import Any
 
 import torch
@@ -36,9 +34,6 @@ SCHEMAS = {
         "-> (Tensor out, Tensor softmax_lse)"
     )
 }
-#: A kernel's rows begin at multiples of as many bytes, and have one of them or more.
-_BYTES = 16
-_PAGE_ROWS = 8
 
 _library = defined(SCHEMAS)
 _operation = torch.ops.flash_attn._flash_attn_fp8_forward.default
@@ -61,108 +56,29 @@ def _fake(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return out, q.new_empty((*batch, heads, rows), dtype=torch.float32)
 
 
-def _on_cuda_without_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def _on_cuda(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return by_ordinary_forward(CodedForward.of(_arguments(args, kwargs)))
 
 
 CPU = {_NAME: _on_cpu}
 _library.impl(_NAME, _on_cpu, "CPU")
 torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
-_is_compiled: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
-#: Whether the compiled library has kernels of the operation, and may run them.
-has_kernel: bool = (
-    _is_compiled
-    and any(row["dtype"] == "e4m3" for row in backend.compiled_variants())
-    and os.environ.get("FLASH_ATTN_ARCH", "") in ("", "0", "90")
-)
-if not _is_compiled:
-    _library.impl(_NAME, _on_cuda_without_kernel, "CUDA")
+_library.impl(_NAME, _on_cuda, "CUDA")
 if backend.CHECK:
     content_checks.register(_library, (_NAME,))
 direct.register(_operation)
 
 
-# --- Which way a call takes -----------------------------------------------------------------------
-
-
 def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     """out and softmax_lse, of which autograd records nothing. On CUDA out's columns may be more
-    than v's, up to a multiple of 16."""
-    if not _on_gpu(call.q):
-        return run.without_gradient(_operation, *call.in_order())
-    if not _kernel_takes(call):
-        if backend.LOG and not run.traced():
-            backend.trace("q, k and v of codes: no kernel for them on this GPU, 16 bits instead")
+    than v's, up to a multiple of 8."""
+    if _on_gpu(call.q):
         return by_ordinary_forward(call)
-    q = _as_kernels_read(call.q)
-    k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[1:3])
-    return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
+    return run.without_gradient(_operation, *call.in_order())
 
 
 def _on_gpu(q: Tensor) -> bool:
     return q.is_cuda
-
-
-def _kernel_takes(call: CodedForward) -> bool:
-    if not has_kernel or not is_hopper(call.q.device) or not _fills(call):
-        return False
-    if call.keys.block_table is None:
-        return True
-    # Pages are not copied. Those of other sizes, or whose rows have no numbers, have no kernel.
-    return all(
-        _is_aligned(x) and x.shape[1] % _PAGE_ROWS == 0 and _has_numbered_rows(x)
-        for x in (call.k, call.v)
-    )
-
-
-def _fills(call: CodedForward) -> bool:
-    """Whether the head dims are nearly those of a kernel, which are 64, 128 and 256. Others become
-    16 bits, for whose head dims of 96 and 192 there are kernels that take 0.8 of the time."""
-    columns = max(call.q.shape[-1], call.v.shape[-1])
-    return columns <= 64 or 96 < columns <= 128 or 192 < columns <= 256
-
-
-def is_hopper(device: torch.device) -> bool:
-    if torch.compiler.is_compiling():  # which knows of no cache
-        return _is_hopper(device)
-    return _is_hopper_known(device)
-
-
-def _is_hopper(device: torch.device) -> bool:
-    if not torch.cuda.is_available():  # of tensors without data
-        return False
-    properties = torch.cuda.get_device_properties(device)
-    return properties.major == 9 and properties.minor == 0
-
-
-_is_hopper_known = functools.cache(_is_hopper)
-
-
-def _is_aligned(x: Tensor) -> bool:
-    """Whether rows are as a kernel's loads need them, as far as is known without an address."""
-    if x.shape[-1] % _BYTES:
-        return False
-    if any(n > 1 and stride % _BYTES for n, stride in zip(x.shape[:-1], x.stride())):
-        return False
-    if run.traced() or type(x) is not Tensor:
-        return x.storage_offset() % _BYTES == 0
-    return x.data_ptr() % _BYTES == 0
-
-
-def _has_numbered_rows(x: Tensor) -> bool:
-    return x.shape[0] <= 1 or (x.stride(1) > 0 and x.stride(0) % x.stride(1) == 0)
-
-
-def _as_kernels_read(x: Tensor, may_copy: bool = True) -> Tensor:
-    """With zeros up to a head_dim that is a multiple of 16, and rows that begin at such."""
-    if _is_aligned(x) or not may_copy:
-        return x
-    if x.shape[-1] % _BYTES:
-        return F.pad(x, (0, -x.shape[-1] % _BYTES))
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-# --- Without a kernel -----------------------------------------------------------------------------
 
 
 def by_ordinary_forward(call: CodedForward) -> tuple[Tensor, Tensor]:

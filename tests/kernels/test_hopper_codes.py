@@ -1,5 +1,4 @@
-"""Hopper's forward of 8-bit codes (e4m3): chunks of prompts against a cache of them, and queries,
-keys and values that all are codes."""
+"""Hopper's forward against a cache of 8-bit codes (e4m3): chunks of prompts."""
 
 from __future__ import annotations
 
@@ -8,20 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_cases import CacheCase
-from cases import BF16, FP16
-from compare import assert_accurate, assert_lse
-from reference import attention_ref, standard_attention
+from compare import assert_accurate
 
 from . import calls
 from .rows import DTYPES, TABLE
 from .test_decode_codes import E4M3, check
-from .test_key_splits import Cut
+from .test_key_splits import KeySplits
 
-ALL_ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("fwd", 8)]
-ROWS = [v for v in ALL_ROWS if v.dtype != "e4m3"]
+ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("fwd", 8)]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
-CODES = [v for v in ALL_ROWS if v.dtype == "e4m3"]
-PLAIN_CODES = [v for v in CODES if v.scores == "plain"]
 
 
 def id_of(x) -> str:
@@ -59,7 +53,7 @@ def test_chunks(kernels, row, case, kind):
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_pack_gqa(kernels, row, splits, page_size):
-    on_tile = calls.OnTile(kernels, "packed") if splits == 1 else Cut(kernels, splits)
+    on_tile = calls.OnTile(kernels, "packed") if splits == 1 else KeySplits(kernels, splits)
     case = CacheCase("tiles", h=6, hk=2, sq=50, d=row.head_dim, page_size=page_size,
                      cache_seqlens=(700, 41, 300), cache_size=700)  # fmt: skip
     check(on_tile, row, case, num_splits=None)
@@ -92,68 +86,3 @@ def test_every_code(kernels, row, of, nan):
     assert torch.equal(out[0, :, 0].isnan(), ref.isnan())
     seen = ~ref.isnan()
     assert_accurate("out", out[0, :, 0][seen], ref[seen], ref.to(dtype)[seen])
-
-
-def check_codes(kernels, row, sq, sk, *, d, dv=None, h=4, hk=2, out_dtype=BF16, **options) -> None:
-    """Against float64 attention of the codes' numbers, beside bf16's own error."""
-    gen = torch.Generator().manual_seed(sq + sk)
-    sizes = ((sq, h, d), (sk, hk, d), (sk, hk, dv or d))
-    q, k, v = (torch.randn(2, *size, generator=gen).to(E4M3) for size in sizes)
-    scales = [torch.rand(2, hk, generator=gen) + 0.5 for _ in "qkv"]
-    spread = lambda x, n: x.repeat_interleave(n, 1)[:, None, :, None]  # noqa: E731
-    numbers = [q.float() * spread(scales[0], h // hk), *(
-        x.float() * spread(scale, 1) for x, scale in zip((k, v), scales[1:])
-    )]  # fmt: skip
-    out, lse = calls.dense(
-        kernels, row.name, q, k, v, codes=calls.code_scales(scales[1], scales[2], scales[0]),
-        out_dtype=out_dtype, **options,
-    )  # fmt: skip
-    expected, expected_lse, _ = attention_ref(*numbers, **options)
-    standard, *_ = standard_attention(*(x.to(BF16) for x in numbers), **options)
-    assert_accurate("out", out, expected, standard)
-    assert_lse("lse", lse, expected_lse)
-
-
-@pytest.mark.parametrize("row", CODES, ids=id_of)
-@pytest.mark.parametrize(("sq", "sk"), [(1, 77), (130, 300), (200, 129), (64, 0)])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"causal": True}, {"window_size": (60, 20)}],
-    ids=["full", "causal", "window"],
-)
-def test_all_codes(kernels, row, sq, sk, options):
-    if row.scores == "full":
-        options = options | {"softcap": 20.0}
-    check_codes(kernels, row, sq, sk, d=row.head_dim, **options)
-
-
-@pytest.mark.parametrize("row", PLAIN_CODES, ids=id_of)
-@pytest.mark.parametrize("out_dtype", [BF16, FP16])
-def test_head_dims_and_dtype_of_out(kernels, row, out_dtype):
-    d = row.head_dim
-    check_codes(kernels, row, 70, 200, d=d - 32, dv=d - 16, out_dtype=out_dtype, causal=True)
-    sinks = torch.randn(6, generator=torch.Generator().manual_seed(1))
-    check_codes(kernels, row, 70, 200, d=d, h=6, hk=1, out_dtype=out_dtype, s_aux=sinks)
-
-
-@pytest.mark.parametrize("row", PLAIN_CODES, ids=id_of)
-@pytest.mark.parametrize("of", [0, 1, 2])
-@pytest.mark.parametrize("nan", [False, True])
-def test_every_code_of_a_forward(kernels, row, of, nan):
-    """As queries, keys and values, in every column."""
-    d = row.head_dim
-    codes = ALL[(torch.arange(256)[:, None] + torch.arange(d)) % 256].float()
-    codes = codes if nan else codes.nan_to_num(3.0)
-    gen = torch.Generator().manual_seed(of)
-    numbers = [torch.randn(256, d, generator=gen).to(E4M3).float() for _ in "qkv"]
-    numbers[of] = codes
-    x = [n.to(E4M3)[None, :, None] for n in numbers]
-    unit = 2**-6
-    q, k, v = (n.double() * unit for n in numbers)
-    ref = (q @ k.T * d**-0.5).softmax(-1) @ v
-    out, _ = calls.dense(
-        kernels, row.name, *x, codes=calls.code_scales(unit, unit, unit), out_dtype=BF16,
-    )  # fmt: skip
-    assert torch.equal(out[0, :, 0].isnan(), ref.isnan())
-    seen = ~ref.isnan()
-    assert_accurate("out", out[0, :, 0][seen], ref[seen], ref.to(BF16)[seen])

@@ -126,12 +126,9 @@ struct Converter {
       int const steps = block.range.count();
       // K is one KV block ahead of V, as it is loaded.
       for (int step = 0; step <= steps; ++step) {
-        if constexpr (Config::kConvertsKeys) {
-          if (step < steps) {
-            convert<Config::kHeadDim>(blocks + step, smem.code_rings.k, smem.codes.k, smem.k_ring,
-                                      smem.k,
-                                      [&](auto const&... where) { tell_existing(where...); });
-          }
+        if (step < steps) {
+          convert<Config::kHeadDim>(blocks + step, smem.code_rings.k, smem.codes.k, smem.k_ring,
+                                    smem.k, [&](auto const&... at) { tell_existing(at...); });
         }
         if (step > 0) {
           convert<Config::kHeadDimV>(blocks + step - 1, smem.code_rings.v, smem.codes.v,
@@ -144,12 +141,12 @@ struct Converter {
   }
 
  private:
-  using Loaded = RingPosition<Config::kCodeStages>;
+  using Loaded = RingPosition<Config::kLoadedStages>;
   using Position = RingPosition<Config::kStages>;
 
   // meanwhile(loaded, at): while both buffers are this warp's.
   template <int kColumns, class Codes, class Element, int kTile, class Meanwhile>
-  __device__ void convert(uint32_t tile, Ring<Config::kCodeStages>& code_ring, Codes const& codes,
+  __device__ void convert(uint32_t tile, Ring<Config::kLoadedStages>& code_ring, Codes const& codes,
                           Ring<Config::kStages>& ring, Element (&elements)[Config::kStages][kTile],
                           Meanwhile meanwhile) {
     Loaded const loaded(tile);

@@ -9,20 +9,17 @@
 
 namespace flash::sm90::forward {
 
-// A forward tile, as its row in the variant table has it, and bytes of its numbers.
+// A forward tile, as its row in the variant table has it.
 struct ForwardTileShape {
   int head_dim;    // of Q and K
   int head_dim_v;  // of V and O
   int block_m;
   int block_n;
   int stages;
-  int query_bytes = 2;
-  int key_bytes = 2;  // of K, as products read it
 
   // Of Q, and of all buffers of K and V.
   constexpr int bytes() const {
-    return block_m * head_dim * query_bytes +
-           stages * block_n * (head_dim * key_bytes + head_dim_v * 2);
+    return 2 * (block_m * head_dim + stages * block_n * (head_dim + head_dim_v));
   }
 };
 
@@ -60,12 +57,9 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
           bool kAsked_ = false>
 struct ForwardConfig {
-  // Of Q. Where Q has codes, so has K, and their product takes them as they are.
-  using Query = Element_;
-  static constexpr bool kQueryCodes = std::is_same_v<Query, float_e4m3_t>;
-  using Element = std::conditional_t<kQueryCodes, half_t, Query>;  // where there are no codes
-  static constexpr int kHeadDim = kHeadDim_;                       // of Q and K
-  static constexpr int kHeadDimV = kHeadDimV_;                     // of V and O
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
   static constexpr ScoreLevel kScores = kScores_;
@@ -88,7 +82,6 @@ struct ForwardConfig {
                     kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
   // Whether K and V are codes. Then no call asks for largest logits.
   static constexpr bool kCodes = kCachedBits_ == 8;
-  static_assert(kCodes || !kQueryCodes);
   static constexpr Largest kLargest = kCodes                          ? Largest::None
                                       : kScores_ != ScoreLevel::Plain ? Largest::InShared
                                       : kAsked_                       ? Largest::InRegisters
@@ -117,17 +110,13 @@ struct ForwardConfig {
                                             : kConsumers == 2 ? 240
                                                               : 160;
 
-  using MmaScores = MmaBothShared<Query, kBlockN, kHeadDim>;
+  using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   // ptxas has 128 registers for an instruction of 512 threads.
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
   using MmaValues = MmaRegisterA<ValueElement, kProductColumns, kBlockN>;
   using MmaOut = MmaRegisterA<ValueElement, kHeadDimV, kBlockN>;  // whose registers O has
-  // A run of codes has twice as many columns.
-  static constexpr int kLoadedQ = kQueryCodes ? kHeadDim / 2 : kHeadDim;
-  using SmemLayoutQ = SmemTiles<Query, kWarpgroupRows, kHeadDim, kConsumers, kRun<kLoadedQ>>;
-  using SmemLayoutK = std::conditional_t<
-      kQueryCodes, SmemTiles<Query, kBlockN, kHeadDim, kStages, kRun<kLoadedQ>>,
-      typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
+  using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
+  using SmemLayoutK = typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout;
   using SmemLayoutV =
       typename KeyTiles<kPagesOnly, ValueElement, kBlockN, kHeadDimV, kStages>::Transposed;
 
@@ -136,26 +125,22 @@ struct ForwardConfig {
   // 0.993, d 96 1.073 instead of 1.075; but d 256, with 80 keys a block, 0.992 instead of 0.996.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
-  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV,     kBlockM,      kBlockN,
-                                          kStages,  sizeof(Query), sizeof(Query)};
+  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // What TMA brings of K and V: their elements, or pairs of codes. A converter makes elements of
-  // those of V, and of K beside queries of 16 bits. Two buffers for codes hide a load's latency.
+  // What TMA brings of K and V: their elements, or pairs of codes that a converter makes elements
+  // of. Two buffers for codes hide a load's latency.
   using Loaded = std::conditional_t<kCodes, uint16_t, Element>;
-  static constexpr bool kConvertsKeys = kCodes && !kQueryCodes;
-  static constexpr int kConverted =
-      kCodes ? kBlockN * ((kConvertsKeys ? kHeadDim : 0) + kHeadDimV) : 0;  // bytes
-  static constexpr int kCodeStages = code_stages(kTile, kConverted);
-  static constexpr int kLoadedStagesK = kConvertsKeys ? kCodeStages : kStages;
-  static constexpr int kLoadedStagesV = kCodes ? kCodeStages : kStages;
+  static constexpr int kTileCodes = kCodes ? kBlockN * (kHeadDim + kHeadDimV) : 0;  // bytes
+  static constexpr int kLoadedStages = kCodes ? code_stages(kTile, kTileCodes) : kStages;
   static constexpr int kLoadedK = kCodes ? kHeadDim / 2 : kHeadDim;  // columns
   static constexpr int kLoadedV = kCodes ? kHeadDimV / 2 : kHeadDimV;
   // TMA stores as many runs of O's columns as shared memory has room for (store_tile.h). Other
   // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
   // columns by TMA.
-  static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile, kCodeStages* kConverted);
+  static constexpr int kTileColumns =
+      kPackGqa ? 0 : staged_columns(kTile, kLoadedStages* kTileCodes);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // A row block's O is stored under the next one's first scores, all of it through those runs, one
   // after the other: only at 256 columns, whose store is the longest, and where there is room for

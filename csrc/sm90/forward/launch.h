@@ -129,10 +129,8 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
       key_request<Config, Config::kLoadedK>(params, loaded(params.k), params.head_dim / kOfLoaded);
   auto const v = key_request<Config, Config::kLoadedV>(params, loaded(params.v),
                                                        params.head_dim_v / kOfLoaded);
-  constexpr int kOfQuery = Config::kQueryCodes ? 2 : 1;
-  auto const q = row_request(params, Config::kQueryCodes ? in_pairs(params.q) : params.q,
-                             params.head_dim / kOfQuery, rows.queries, kRun<Config::kLoadedQ>,
-                             static_cast<int>(rows.heads.divisor));
+  auto const q = row_request(params, params.q, params.head_dim, rows.queries,
+                             kRun<Config::kHeadDim>, static_cast<int>(rows.heads.divisor));
   auto const out = row_request(params, params.out, params.head_dim_v, kWarpRows,
                                kRun<Config::kHeadDimV>, /*group=*/1);
   ForwardArgs const args{make_tensor_map(q),
@@ -211,7 +209,7 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if (params.tile == ForwardTile::Second) {
     return launch_second<Config>(params, context);
   }
-  if constexpr (Config::kScores == ScoreLevel::Plain && !Config::kQueryCodes) {
+  if constexpr (Config::kScores == ScoreLevel::Plain) {
     if (params.tile == ForwardTile::PackGqa) {
       return launch<typename Config::PackGqa>(params, context);
     }

@@ -9,6 +9,7 @@ namespace flash::sm90::forward {
 // All lanes call its functions together.
 template <class Config>
 struct Loader {
+  using Element = typename Config::Element;
   using Loaded = typename Config::Loaded;
   using Block = RowBlock<Config>;
   // The next row block is asked for this many KV blocks before the end of one, in time for its
@@ -77,11 +78,10 @@ struct Loader {
       }
       Barrier& full = smem.q_ring[i].full(0);
       if (has_keys) {
-        full.arrive_and_expect_tx(rows_filled * Config::kLoadedQ * sizeof(Loaded));
-        constexpr int kTile = kWarpgroupRows * Config::kLoadedQ;
-        load_tile<kWarpgroupRows, Config::kLoadedQ>(args.q, part(block.q_at, i, queries),
-                                                    reinterpret_cast<Loaded*>(smem.q) + i * kTile,
-                                                    full, TMA::CacheHintSm90::EVICT_FIRST);
+        full.arrive_and_expect_tx(rows_filled * Config::kHeadDim * sizeof(Element));
+        load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, part(block.q_at, i, queries),
+                                                    smem.q + i * Config::kTileQ, full,
+                                                    TMA::CacheHintSm90::EVICT_FIRST);
       } else {
         full.arrive();
       }
@@ -98,10 +98,11 @@ struct Loader {
     return part(block.keys_at, block.range.block_at(step), Config::kBlockN);
   }
 
-  template <int kColumns, int kStages, int kTile>
-  __device__ void load_keys(TensorMap const& map, Block const& block, int step, Ring<kStages>& ring,
-                            Loaded (&buffers)[kStages][kTile]) {
-    RingPosition<kStages> const at(blocks + step);
+  template <int kColumns, int kTile>
+  __device__ void load_keys(TensorMap const& map, Block const& block, int step,
+                            Ring<Config::kLoadedStages>& ring,
+                            Loaded (&buffers)[Config::kLoadedStages][kTile]) {
+    RingPosition<Config::kLoadedStages> const at(blocks + step);
     ring.wait_empty(at);
     if (elected) {
       Barrier& full = ring.full(at.stage);

@@ -10,9 +10,8 @@
 namespace cute::SM90::GMMA {
 
 template <class Element>
-constexpr simt::Type kHostType = is_same_v<Element, half_t>         ? simt::Type::kHalf
-                                 : is_same_v<Element, float_e4m3_t> ? simt::Type::kE4m3
-                                                                    : simt::Type::kBfloat16;
+constexpr simt::Type kHostType =
+    is_same_v<Element, half_t> ? simt::Type::kHalf : simt::Type::kBfloat16;
 
 // Where register i of a fragment is, from its first.
 template <class Layout>
@@ -38,11 +37,9 @@ void mma_unpack(MMA_Traits<Op<kA, kB, kScaleA, kScaleB>, Args...> const& traits,
   using Element = typename Traits::ValTypeA;
   using RegisterA = typename remove_extent<typename Instruction::ARegisters>::type;
   constexpr bool kFromRegisters = is_same_v<RegisterA, uint32_t>;
-  static_assert(is_same_v<Element, half_t> || is_same_v<Element, bfloat16_t> ||
-                is_same_v<Element, float_e4m3_t>);
+  static_assert(is_same_v<Element, half_t> || is_same_v<Element, bfloat16_t>);
   static_assert(is_same_v<typename Traits::ValTypeD, float> && is_rmem<TD>::value);
-  static_assert(size<2>(typename Traits::Shape_MNK{}) * sizeof_bits_v<Element> ==
-                simt::kDepth * 16);
+  static_assert(size<2>(typename Traits::Shape_MNK{}) == simt::kDepth);
   simt::expect(static_cast<void const*>(&d(0)) == &c(0), "wgmma adds in place");
 
   Tensor registers_b = recast<uint64_t>(b);
