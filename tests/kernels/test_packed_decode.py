@@ -15,7 +15,7 @@ from reference import attention_ref, random_slopes, standard_attention, varlen_r
 from torch import Tensor
 
 from . import calls
-from .rows import DTYPES, TABLE, id_of
+from .rows import DTYPES, FORWARDS, TABLE, id_of
 from .test_decode_kernels import WINDOWS
 
 ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 16)]
@@ -304,8 +304,8 @@ SIZE_AND_SCORES = ("head_dim", "head_dim_v", "dtype", "scores")
 HOPPER = [
     (row, forward)
     for row in ROWS
-    for forward in TABLE
-    if (forward.direction, forward.arch) == ("fwd", "sm90")
+    for forward in FORWARDS
+    if forward.arch == "sm90"
     and all(getattr(forward, name) == getattr(row, name) for name in SIZE_AND_SCORES)
 ]
 
