@@ -72,13 +72,9 @@ direct.register(_operation)
 def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     """out and softmax_lse, of which autograd records nothing. On CUDA out's columns may be more
     than v's, up to a multiple of 8."""
-    if _on_gpu(call.q):
+    if call.q.is_cuda:
         return by_ordinary_forward(call)
     return run.without_gradient(_operation, *call.in_order())
-
-
-def _on_gpu(q: Tensor) -> bool:
-    return q.is_cuda
 
 
 def by_ordinary_forward(call: CodedForward) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.call import in_order
-from flash_attn.dispatch import calls, direct, fp8, ops, rotary
+from flash_attn.dispatch import calls, direct, ops, rotary
 from flash_attn.linear import _kernels as linear
 from tests import host_build
 from tests.kernels import build
@@ -23,8 +23,6 @@ HALF = (torch.float16, torch.bfloat16)
 # Shared memory of a block and SMs, for each compute capability: few SMs make kernels persistent.
 DEVICES = {80: (166912, 4), 90: (232448, 3), 120: (101376, 4)}
 L2_BYTES = 40 << 20  # cuda_on_host.cpp
-
-_SCHEMAS = ops.SCHEMAS | rotary.SCHEMAS | linear.SCHEMAS
 
 _library: torch.library.Library | None = None
 _path = ""
@@ -43,7 +41,6 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
     monkeypatch.setattr(calls, "_on_gpu", lambda q: q.dtype in HALF)
     monkeypatch.setattr(direct, "_functions", _functions)
     monkeypatch.setattr(linear, "on_gpu", lambda q: True)
-    monkeypatch.setattr(fp8, "_on_gpu", lambda q: True)
     monkeypatch.setattr(linear, "_registered", set(_linear_operations()))
     library = _in_place_of_the_cpu()
     try:
@@ -60,7 +57,7 @@ def _load() -> str:
     # First, because what is defined stays defined: after a skip the next test would do it again.
     path = host_build.load_or_skip(build.load).__file__
     library = torch.library.Library(NAMESPACE, "DEF")
-    for name, schema in _SCHEMAS.items():
+    for name, schema in (ops.SCHEMAS | rotary.SCHEMAS | linear.SCHEMAS).items():
         library.define(name + schema)
     _library, _path = library, path
     _take_functions()
