@@ -37,8 +37,8 @@ Direction forward_direction(FwdParams const& p) {
   return p.pages.table ? Direction::Paged : Direction::Fwd;
 }
 
-// Whether K and V are codes that no forward kernel reads: these take numbers of heads, of whole
-// chunks of memory, where Hopper's loads find them.
+// Whether K and V are codes that only decode reads. Hopper's forward reads codes whose scales are
+// numbers of heads, and whose rows are whole chunks of 16 bytes that its loads can follow.
 bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
   return p.codes.used && (device.sm / 10 != 9 || p.codes.k.of_rows || p.codes.v.of_rows ||
                           p.odd.any() || !has_numbered_keys(p) ||

@@ -11,7 +11,7 @@ namespace flash {
 // is flash_attn_with_kvcache.
 plan::Problem problem_of(FwdParams const& params, int64_t num_splits, bool cached);
 
-// The same as decode's plan has it.
+// The same, for decode's plan, which decides by itself whether a forward runs beside it.
 plan::Problem decode_problem_of(FwdParams const& params, DeviceInfo const& device,
                                 int64_t num_splits, bool cached);
 

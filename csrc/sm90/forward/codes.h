@@ -144,7 +144,7 @@ struct Converter {
   using Loaded = RingPosition<Config::kLoadedStages>;
   using Position = RingPosition<Config::kStages>;
 
-  // meanwhile(loaded, at): while both buffers are this warp's.
+  // meanwhile(loaded, at) is called while this warp holds both buffers.
   template <int kColumns, class Codes, class Element, int kTile, class Meanwhile>
   __device__ void convert(uint32_t tile, Ring<Config::kLoadedStages>& code_ring, Codes const& codes,
                           Ring<Config::kStages>& ring, Element (&elements)[Config::kStages][kTile],
@@ -156,7 +156,8 @@ struct Converter {
     TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps, kMostAtOnce>
         converter(warp);
     code_ring.wait_full(loaded);
-    // Codes come long before there is a place for elements, which consumers then wait for.
+    // Codes arrive long before the place for their elements is free. Read first, they are in
+    // registers when consumers wait for that place to be filled.
     converter.load(codes[loaded.stage], 0);
     ring.wait_empty(at);
     converter.store(elements[at.stage], 0);

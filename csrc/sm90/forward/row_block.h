@@ -25,7 +25,7 @@ struct RowBlock {
   ScoreMod score_mod;
   DropoutMask dropout;
   bool drops;
-  float value_scale;          // of codes
+  float value_scale;          // of V's codes; unset where V has 16 bits
   float const* sinks;         // logits from the first head on; null: none
   typename Config::Out* out;  // first row of this block
   float* lse;
@@ -68,7 +68,7 @@ struct RowBlock {
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     float softmax_scale = p.scores.softmax_scale;
     if constexpr (Config::kCodes) {
-      // Those of a sequence without keys may be anything.
+      // The scales of a sequence without keys may be anything, NaN too.
       bool const has_keys = is_sequence && info.seqlen_k > 0;
       softmax_scale *= has_keys ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
       value_scale = has_keys ? p.codes.v.of_head(tile.batch, head / group) : 1.f;

@@ -20,7 +20,7 @@ template <class Config>
 struct CodeRings<Config, true> {
   Ring<Config::kLoadedStages> k;
   Ring<Config::kLoadedStages> v;
-  // Which keys of a tile exist, for the converter, which says it where consumers look.
+  // Which keys of a tile exist. The converter copies this to where consumers look.
   uint32_t exist[Config::kLoadedStages][Config::kKeyWords];
 };
 
