@@ -108,7 +108,7 @@ class Bench:
             backend.library.force_choice(-1, beside)
             plan = self._plans(call)["plan"]
             backend.library.force_choice(*_PLANNED)
-        others = _listed(plan, beside) if plan else []  # no other kernel reads codes
+        others = _listed(plan, beside) if plan else []  # only decode may read its codes
         return choices + others, decode["chosen"]
 
     def _plans(self, call: Callable[[], object]) -> dict:

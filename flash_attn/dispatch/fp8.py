@@ -1,8 +1,7 @@
 """The operation on codes of q, k and v. On a CPU it computes in float32, on a GPU by the ordinary
-operations: codes are numbers of 16 bits, without rounding.
+operations, for every code is a number of 16 bits.
 
-Hopper multiplies codes themselves, twice as fast, but rounds the sums to about 13 bits: a logit of
-2,000 was off by 1.7 (docs/lab/sm90_forward_codes.md). That is no attention of these numbers.
+Why Hopper's products of codes do not serve it: docs/lab/sm90_forward_codes.md.
 """
 
 from __future__ import annotations
