@@ -43,6 +43,7 @@ class _Problem:
     deterministic: bool
     left_padded: bool  # the keys of a cache
     used_k: bool  # a tensor says how many keys are in use
+    codes: int  # 1: a cache holds codes of 8 bits; 2: with descales of rows
     notes: tuple[str, ...] = ()  # of what the call does beside attention
     gpu: str | None = None  # the name of one to ask about in place of q's device
 
@@ -83,11 +84,6 @@ class _Problem:
         if self.codes:
             return self.multiple < 16
         return in_cache and bool(self.k.shape[-1] % 8 or self.v.shape[-1] % 8)
-
-    @property
-    def codes(self) -> bool:
-        """Whether a cache holds codes of 8 bits."""
-        return self.k.dtype is FP8
 
     @property
     def multiple(self) -> int:
@@ -199,7 +195,10 @@ def explain(
     operation = _check(q, k, v, cu_seqlens_q, block_table, cached)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     checks_fp8.of_cache(given, k, v, q, batch)
-    notes = ("cache of float8_e4m3fn",) * (k.dtype is FP8)
+    codes = int(k.dtype is FP8)
+    notes = ("cache of float8_e4m3fn",) * codes
+    if any(isinstance(x, Tensor) and x.ndim == 3 for x in (k_descale, v_descale)):
+        codes, notes = 2, (*notes, "descales of rows")
     problem = _Problem(
         operation=operation.replace("forward", "backward") if backward else operation,
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
@@ -214,6 +213,7 @@ def explain(
         deterministic=bool(deterministic),
         left_padded=cache_leftpad is not None,
         used_k=cache_seqlens is not None or cache_leftpad is not None or block_table is not None,
+        codes=codes,
         notes=notes + (f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
         gpu=gpu,
     )  # fmt: skip

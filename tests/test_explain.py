@@ -359,7 +359,11 @@ def test_cuda_pages_of_codes(library):
     (q, pages, _), options = packed(1)
     for keys, are_codes in ((pages, False), (pages.to(torch.float8_e4m3fn), True)):
         flash_attn.explain(q, keys, keys, **options)
-        assert library.asked_of_codes[-1] is are_codes
+        assert library.asked_of_codes[-1] == are_codes
+    (of_rows,) = fake("cuda", keys.shape[:3], dtype=torch.float32)
+    said = flash_attn.explain(q, keys, keys, **options, k_descale=of_rows)
+    assert library.asked_of_codes[-1] == 2  # of rows, which decode alone takes
+    assert "descales of rows" in str(said)
 
 
 @pytest.mark.parametrize("longest", [7, None])

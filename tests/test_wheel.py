@@ -240,10 +240,10 @@ class TestLibrary:
 
     @pytest.mark.parametrize(("longest", "odd", "scores"), [(1, 0, "plain"), (2048, 1, "full")])
     def test_explains_decode_of_codes(self, longest, odd, scores):
-        """Of however many queries: no other kernel reads codes."""
+        """Of one query, and of any number where rows are not multiples of 16 bytes."""
         shape = (
-            f"90, 'fp16', 128, 128, 0, 132, 0, 0, 4, {longest}, 4096, -1, -1, 32, 8, -1, 0, "
-            f"0, 16, 1, 0, {odd}, 1, 0, 0, 1"
+            f"90, 'fp16', 128, 128, 0, 132, 50 << 20, 3350, 4, {longest}, 4096, -1, -1, 32, 8, "
+            f"-1, 0, 0, 16, 1, 0, {odd}, 1, 0, 0, 1"
         )
         program = (
             "import flash_attn, json;"

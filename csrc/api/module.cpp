@@ -165,7 +165,8 @@ struct Described {
     p.max_logits.to_row = largest_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
-    p.codes.used = codes;
+    p.codes.used = codes > 0;
+    p.codes.k.of_rows = codes > 1;
     p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};
     return true;
   }
@@ -311,7 +312,8 @@ PyMethodDef methods[] = {
      "page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
-     "few_queries: explain_decode's, or 0. codes: whether the cache holds codes of 8 bits."},
+     "few_queries: explain_decode's, or 0. codes: 1 if the cache holds codes of 8 bits, 2 if "
+     "their scales are of rows."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, "
      "batch, seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> "

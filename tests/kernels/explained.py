@@ -40,6 +40,15 @@ def pages(choice: Callable, seqlen: int, batch: int, *head: int) -> tuple[Tensor
     return tokens(count + 3, size, *head), tokens(count + 3, size, *head), table
 
 
+def maybe_codes(choice: Callable, k: Tensor, v: Tensor, batch: int, options: dict):
+    """k and v, sometimes as codes; then options get a descale."""
+    if choice([True, True, False]):
+        return k, v
+    of_heads, of_rows = torch.ones(batch, k.shape[2]), torch.ones(k.shape[:3])
+    options["k_descale"] = choice([None, 0.5, of_heads, of_rows])
+    return k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+
+
 def dense(choice: Callable, sq: int, sk: int, h: int, hk: int, d: int, options: dict) -> Call:
     batch = choice([1, 2])
     q, k, v = tokens(batch, sq, h, d), *(tokens(batch, sk, hk, d) for _ in "kv")
@@ -53,6 +62,7 @@ def packed(choice: Callable, sq: int, sk: int, h: int, hk: int, d: int, options:
     options |= {"max_seqlen_q": choice([sq, 1000]), "max_seqlen_k": sk}
     if choice([True, False]):
         k, v, options["block_table"] = pages(choice, sk, len(queries), hk, d)
+        k, v = maybe_codes(choice, k, v, len(queries), options)
     else:
         k, v = (tokens(sum(keys), hk, d) for _ in "kv")
     return flash_attn.flash_attn_varlen_func, [tokens(sum(queries), h, d), k, v], options
@@ -67,6 +77,7 @@ def cached(choice: Callable, sq: int, sk: int, h: int, hk: int, d: int, options:
         k, v, options["block_table"] = pages(choice, sk, batch, hk, d)
     else:
         k, v = (tokens(batch, sk, hk, d) for _ in "kv")
+    k, v = maybe_codes(choice, k, v, batch, options)
     return flash_attn.flash_attn_with_kvcache, [tokens(batch, sq, h, d), k, v], options
 
 
