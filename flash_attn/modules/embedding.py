@@ -22,8 +22,10 @@ __all__ = [
 ]
 
 
-def _positions(input_ids: Tensor) -> Tensor:
-    """(..., seqlen) → (seqlen,)."""
+def _positions(input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Those that are given, or 0, 1, 2, … (seqlen,)."""
+    if position_ids is not None:
+        return position_ids
     return torch.arange(input_ids.shape[-1], dtype=torch.long, device=input_ids.device)
 
 
@@ -70,8 +72,7 @@ class GPT2Embeddings(nn.Module):
         if self.project_in is not None:
             embeddings = self.project_in(embeddings)
         if self.max_position_embeddings > 0:
-            positions = _positions(input_ids) if position_ids is None else position_ids
-            embeddings = embeddings + self.position_embeddings(positions)
+            embeddings = embeddings + self.position_embeddings(_positions(input_ids, position_ids))
         return embeddings
 
 
@@ -112,8 +113,7 @@ class BertEmbeddings(nn.Module):
         """(batch, seqlen) → (batch, seqlen, embed_dim); types default to 0."""
         embeddings = self.word_embeddings(input_ids)
         if self.max_position_embeddings > 0:
-            positions = _positions(input_ids) if position_ids is None else position_ids
-            embeddings = embeddings + self.position_embeddings(positions)
+            embeddings = embeddings + self.position_embeddings(_positions(input_ids, position_ids))
         if self.type_vocab_size > 0:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             embeddings = embeddings + self.token_type_embeddings(types)
@@ -219,7 +219,7 @@ class ParallelGPT2Embeddings(nn.Module):
         ``combine_batch_seqlen_dim``; this rank's share of dimension 0 with sequence_parallel."""
         embeddings = self.word_embeddings(input_ids)
         if self.max_position_embeddings > 0:
-            positions = _positions(input_ids) if position_ids is None else position_ids
+            positions = _positions(input_ids, position_ids)
             embeddings = embeddings + self._own_columns(self.position_embeddings(positions))
         if combine_batch_seqlen_dim:
             embeddings = embeddings.flatten(0, 1)
