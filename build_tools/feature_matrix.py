@@ -29,7 +29,7 @@ class Feature:
     """name: the row's label. probe: a CPU call that uses it. op: the op that has to exist on CUDA.
 
     scores: the level of score features that the kernel must have. cached_bits: of the keys that it
-    must read. refused: the name under which csrc/api refuses it.
+    must read. refused: the name under which csrc/api refuses it. latent: of a latent cache.
     """
 
     name: str
@@ -38,9 +38,12 @@ class Feature:
     scores: str = "plain"
     cached_bits: int = 16
     refused: str = ""
+    latent: bool = False
 
     @property
     def direction(self) -> str:
+        if self.latent:
+            return "latent"
         if "kvcache" in self.op:
             return "decode"
         return "bwd" if "backward" in self.op else "fwd"
@@ -75,7 +78,8 @@ class Kernels:
             served = older is not None and self.cell(feature, older) != NO
             return f"by {older}" if served else NO
         dtypes = ", ".join(dict.fromkeys(v.dtype for v in rows))
-        return f"{dtypes}; d ≤ {max(v.head_dim for v in rows)}"
+        d, dv = max((v.head_dim, v.head_dim_v) for v in rows)
+        return f"{dtypes}; d ≤ {d}" + f"/{dv}" * (d != dv)
 
 
 def _features() -> list[Feature]:
@@ -132,6 +136,11 @@ def _features() -> list[Feature]:
         used = torch.tensor([3, 5], dtype=torch.int32)
         fa.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=used, **options)
 
+    def latent():
+        (q,), (qv,) = (tensors(2, 1, 2, columns, count=1) for columns in (16, 40))
+        (k_cache,), (v_cache,) = (tensors(2, 8, 1, columns, count=1) for columns in (16, 40))
+        fa.flash_attn_with_kvcache(q, k_cache, v_cache, qv=qv, cache_seqlens=3)
+
     kv = {"op": "_flash_attn_with_kvcache"}
     full = {"scores": "full"}
     slopes = torch.ones(2)
@@ -169,6 +178,7 @@ def _features() -> list[Feature]:
         Feature("KV cache: rotary in the call", lambda: cache(rotary=True), **kv),
         Feature("KV cache: pages of any size", lambda: cache(paged=True), **kv),
         Feature("KV cache: codes of 8 bits (fp8)", lambda: cache(codes=True), cached_bits=8, **kv),
+        Feature("KV cache: latent rows (MLA)", latent, latent=True, **kv),
         Feature(
             "chunks of prompts, pages of codes (fp8)",
             lambda: pages(codes=True),

@@ -38,16 +38,17 @@ _MEMBER = {
     "bwd": "backward",
     "paged": "forward",
     "decode": "decode",
+    "latent": "decode",
     "append": "append",
 }
 
 # Folders of kernels that serve every architecture, and, after the last slash, their namespaces; the
 # others' are their architecture's.
-_FOLDER = {"decode": "decode", "append": "passes/append"}
+_FOLDER = {"decode": "decode", "latent": "latent", "append": "passes/append"}
 
 # Directions that take another's parameters, with a config of their own.
-_PARAMS = {"paged": "Fwd"}
-_KIND = {"paged": "Paged"}
+_PARAMS = {"paged": "Fwd", "latent": "Decode"}
+_KIND = {"paged": "Paged", "latent": "Latent"}
 
 # What a direction's config, or an architecture's of it, is made of, after the element type.
 _CONFIG = {
@@ -66,12 +67,13 @@ _CONFIG = {
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
     "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages", "cached_bits"),
-    "append": ("head_dim", "block_m"),
+    "latent": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
+    "append": ("block_m",),
 }
 
 # Directions whose kernels compile so quickly that sm80's of every head dim share a file, and it is
 # still not the longest one.
-_QUICK = frozenset({"fwd", "paged", "decode"})
+_QUICK = frozenset({"fwd", "paged", "decode", "latent"})
 
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code, and the tiles were chosen, and freed of spills, with this one.

@@ -29,16 +29,17 @@ LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s
 #: The contents, beside each page that has some: caption → pages, in order.
 CONTENTS: dict[str, dict[str, str]] = {
     "README.md": {
-        "Use": """install features arguments packing caches fp8 engines determinism cpu accuracy
-            torch modules linear_attention errors switches distributed porting fa3""",
+        "Use": """install features arguments packing caches fp8 latent_attention engines
+            determinism cpu accuracy torch modules linear_attention errors switches distributed
+            porting fa3""",
         "Reference": """api/attention api/explain api/distributed api/linear api/modules
             api/helpers api/ops""",
         "How it is made": "build benchmarks plan glossary kernels/index lab/index releasing",
     },
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_decode_codes
-            sm80_append rotary sm80_backward sm90_forward sm90_forward_pages sm90_forward_codes
-            sm90_forward_scores sm90_backward
+            sm80_latent sm80_append rotary sm80_backward sm90_forward sm90_forward_pages
+            sm90_forward_codes sm90_forward_scores sm90_backward
             sm90_backward_scores sm90_paired_backward linear_attention linear_attention_vector
             linear_step counters probabilities emulation""",
     },

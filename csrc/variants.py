@@ -12,7 +12,8 @@ class Variant:
     """One compiled kernel.
 
     direction: "fwd" or "bwd"; "paged", a forward over keys in pages; "decode", few query rows
-        against a cache; "append", which writes new keys to a cache.
+        against a cache; "latent", the same with a latent cache; "append", which writes new keys to
+        a cache.
     arch: family ("sm80", "sm90"); dtype: "bf16" or "fp16".
     head_dim, head_dim_v: the largest that it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
@@ -281,9 +282,21 @@ def _sm80_decode_codes(scores: str) -> list[Variant]:
     ]  # fmt: skip
 
 
-# block_m is the rows of a CTA, one a warp, of any head dim up to 256.
+# Latent attention: head_dim is of the rotated part, and block_n the keys of a CTA's step. The second
+# tile fits the 99 KiB of consumer GPUs.
+_LATENT = dict(
+    direction="latent", arch="sm80", head_dim=64, head_dim_v=512, block_m=16, block_n=32, warps=8
+)
+
+_SM80_LATENT = [
+    *_both_levels(**_LATENT, stages=4,
+                  why="108 KiB on their way, all that an A100 holds; not measured"),
+    *_both_levels(**_LATENT, stages=2, tile_in_name=True, why="91 KiB; not measured"),
+]  # fmt: skip
+
+# block_m is the rows of a CTA, one a warp, of any head dim up to 512.
 _SM80_APPEND = _rows(
-    direction="append", arch="sm80", head_dim=256, block_m=4, block_n=1, warps=4,
+    direction="append", arch="sm80", head_dim=512, block_m=4, block_n=1, warps=4,
     stages=1, scores="plain", why="16 bytes a lane; a step of generation has few rows",
 )  # fmt: skip
 
@@ -300,6 +313,7 @@ VARIANTS: list[Variant] = [
     *_sm80_decode("full"),
     *_sm80_decode_codes("plain"),
     *_sm80_decode_codes("full"),
+    *_SM80_LATENT,
     *_SM80_APPEND,
 ]
 

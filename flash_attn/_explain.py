@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +12,8 @@ from torch import Tensor
 
 from flash_attn import _gpus, backend
 from flash_attn._explanation import Explanation
-from flash_attn.api import checks, checks_fp8, checks_kvcache
-from flash_attn.call import FP8, Cache, Descale, MaxLogits, Window, pick
+from flash_attn.api import checks, checks_fp8, checks_latent
+from flash_attn.call import FP8, Descale, MaxLogits, Window
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
@@ -44,6 +41,7 @@ class _Problem:
     left_padded: bool  # the keys of a cache
     used_k: bool  # a tensor says how many keys are in use
     codes: int  # 1: a cache holds codes of 8 bits; 2: with descales of rows
+    latent: bool  # a cache of latent rows, with a qv
     notes: tuple[str, ...] = ()  # of what the call does beside attention
     gpu: str | None = None  # the name of one to ask about in place of q's device
 
@@ -84,6 +82,11 @@ class _Problem:
         if self.codes:
             return self.multiple < 16
         return in_cache and bool(self.k.shape[-1] % 8 or self.v.shape[-1] % 8)
+
+    @property
+    def contents(self) -> int:
+        """Of a cache, as the library's functions count them."""
+        return 3 if self.latent else self.codes
 
     @property
     def multiple(self) -> int:
@@ -154,6 +157,7 @@ def explain(
     v_descale: Descale = None,
     q_descale: Descale = None,
     out_dtype: torch.dtype | None = None,
+    qv: Tensor | None = None,
 ) -> Explanation:
     """Says which backend, kernel, tile and splits a call would use, and why.
 
@@ -192,13 +196,14 @@ def explain(
     }
     cached = bool(kvcache) or cache_seqlens is not None
     new_keys = checks.integer(new_keys, "new_keys")
-    operation = _check(q, k, v, cu_seqlens_q, block_table, cached)
+    operation = _check(q, k, v, qv, cu_seqlens_q, block_table, cached)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     checks_fp8.of_cache(given, k, v, q, batch)
     codes = int(k.dtype is FP8)
     notes = ("cache of float8_e4m3fn",) * codes
     if any(isinstance(x, Tensor) and x.ndim == 3 for x in (k_descale, v_descale)):
         codes, notes = 2, (*notes, "descales of rows")
+    notes += ("latent cache",) * (qv is not None)
     problem = _Problem(
         operation=operation.replace("forward", "backward") if backward else operation,
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),
@@ -214,61 +219,13 @@ def explain(
         left_padded=cache_leftpad is not None,
         used_k=cache_seqlens is not None or cache_leftpad is not None or block_table is not None,
         codes=codes,
+        latent=qv is not None,
         notes=notes + (f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
         gpu=gpu,
     )  # fmt: skip
     if backward and (cached or block_table is not None):
         return _none(problem, "there is no backward of a cache or of pages")
     return _on_gpu(problem) if gpu or q.device.type == "cuda" else _on_cpu(problem)
-
-
-def explain_call(
-    function: Callable[..., Any],
-    *args: Any,
-    backward: bool = False,
-    gpu: str | None = None,
-    **kwargs: Any,
-) -> Explanation:
-    """:func:`explain` of ``function(*args, **kwargs)``, any of the seven public functions, also
-    with arguments bound to it by ``functools.partial``.
-
-    Packed tensors, appended keys and rotary tables are given as to the function itself; backward
-    and gpu are those of :func:`explain`.
-
-    Raises:
-        TypeError, ValueError: arguments that the function has not; of an append, whatever does not
-            fit; else as :func:`explain`.
-    """
-    if isinstance(function, functools.partial):
-        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-        function = function.func
-    call = inspect.signature(function).bind(*args, **kwargs).arguments
-    if "unknown" in call:
-        function(*args, **kwargs)  # says which was meant, and computes nothing
-    if "k_cache" in call:
-        call = _as_cache(**call)
-    for name, count in (("qkv", 3), ("kv", 2)):
-        if name in call:
-            packed = call.pop(name)
-            checks.packed(packed, name, count, rank=4 if "varlen" in function.__name__ else 5)
-            call.update(zip("qkv"[-count:], packed.unbind(-3)))
-    if "cu_seqlens" in call:
-        ends, longest = call.pop("cu_seqlens"), call.pop("max_seqlen")
-        call |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
-        call |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
-    return explain(**call, backward=backward, gpu=gpu)
-
-
-def _as_cache(q: Tensor, num_splits: Any = 0, rotary_interleaved: bool = True, **others):
-    """The arguments of ``explain`` for those of ``flash_attn_with_kvcache``."""
-    cache = checks_kvcache.kvcache(q, pick(Cache, others))
-    return {
-        "q": q, "k": cache.k_cache, "v": cache.v_cache, "block_table": cache.block_table,
-        "num_splits": checks.num_splits(num_splits), "kvcache": True, "new_keys": cache.new,
-        "rotary": cache.rotary_cos is not None, "cache_seqlens": cache.cache_seqlens,
-        "cache_leftpad": cache.cache_leftpad,
-        **{name: value for name, value in others.items() if name not in Cache._fields},
-    }  # fmt: skip
 
 
 def _length(x: Tensor, cu_seqlens: Tensor | None, longest: int | Tensor | None) -> int:
@@ -285,15 +242,18 @@ def _capacity(k: Tensor, cu_seqlens_q, max_seqlen_k, block_table: Tensor | None)
     return _length(k, cu_seqlens_q, max_seqlen_k)
 
 
-def _check(q, k, v, cu_seqlens_q, block_table, kvcache: bool) -> str:
+def _check(q, k, v, qv, cu_seqlens_q, block_table, kvcache: bool) -> str:
     """The name of the operation; q, k and v have been checked as it would."""
-    if cu_seqlens_q is None and not kvcache:
+    if cu_seqlens_q is None and not kvcache and qv is None:
         checks.dense(q, k, v)
         return "_flash_attn_forward"
     q_layout, kv_layout = (
         (checks.DENSE_Q, checks.CACHE) if kvcache else (checks.VARLEN_Q, checks.VARLEN_KV)
     )
-    checks.operands(q, k, v, q_layout, kv_layout if block_table is None else checks.PAGES)
+    take = checks.operands if qv is None else checks_latent.operands
+    take(q, k, v, q_layout, kv_layout if block_table is None else checks.PAGES)
+    if qv is not None:
+        checks_latent.queries(qv, q, v, "v_cache" if kvcache else "v")
     return "_flash_attn_with_kvcache" if kvcache else "_flash_attn_varlen_forward"
 
 
@@ -331,7 +291,9 @@ def _obstacles_to_torch(problem: _Problem) -> list[str]:
     obstacles = options.beyond_torch(problem.extras, q)
     asked = "max_logits" in problem.extras and not problem.backward
     obstacles += ["max_logits"] * asked
-    if not options.torch_takes(q, v):
+    if problem.latent:
+        obstacles += ["keys of more columns than values"] * bool(q.shape[-1])
+    elif not options.torch_takes(q, v):
         obstacles.append(f"head_dim {v.shape[-1]} of v beside {q.shape[-1]} of q")
     return obstacles
 
@@ -394,7 +356,7 @@ def _ask_library(problem: _Problem) -> Explanation:
         beside = 0 if few is None else few["few_queries"]
         answer = json.loads(
             backend.library.explain_forward(
-                family, *request[1:], *_numbers(problem), beside, problem.codes
+                family, *request[1:], *_numbers(problem), beside, problem.contents
             )
         )
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
@@ -486,7 +448,7 @@ def _may_decode(problem: _Problem) -> bool:
 
 def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     """The selection among decode kernels; None where the forward kernel is faster."""
-    answer = backend.library.explain_decode(*request, *_numbers(problem), 0, problem.codes)
+    answer = backend.library.explain_decode(*request, *_numbers(problem), 0, problem.contents)
     if answer is None:
         return None
     found = json.loads(answer)

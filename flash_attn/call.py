@@ -156,6 +156,7 @@ class Forward(NamedTuple):
     max_logits_of_heads: bool = False  # not of rows
     num_splits: int = 0
     descales: Descales = Descales()
+    qv: Tensor | None = None  # (total_q, h, dv), of latent attention against pages
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> Forward:
@@ -244,6 +245,7 @@ class CacheStep(NamedTuple):
     rotary_interleaved: bool
     num_splits: int
     descales: Descales = Descales()
+    qv: Tensor | None = None  # (b, sq, h, dv), of latent attention
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> CacheStep:

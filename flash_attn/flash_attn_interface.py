@@ -17,7 +17,7 @@ from flash_attn.api import packed
 from flash_attn.api.checks_fp8 import of_codes
 from flash_attn.call import Cache, Descale, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
-from flash_attn.compat.functions import Applied, function_class
+from flash_attn.compat.functions import function_class
 from flash_attn.compat.names import refusing
 from flash_attn.compat.tensors import maybe_contiguous, round_multiple  # noqa: F401
 from flash_attn.dispatch import calls, ops
@@ -251,6 +251,7 @@ def flash_attn_varlen_func(
     k_descale: Descale = None,
     v_descale: Descale = None,
     out_dtype: torch.dtype | None = None,
+    qv: Tensor | None = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """:func:`flash_attn_func` for sequences of different lengths, one after the other, no padding.
@@ -281,6 +282,7 @@ def flash_attn_varlen_func(
         alibi_slopes: (heads,) or (batch, heads), float32.
         q_descale, k_descale, v_descale, out_dtype: of q, k and v (or pages) in float8_e4m3fn, as in
             :func:`flash_attn_func`; of pages alone, as in :func:`flash_attn_with_kvcache`.
+        qv: (total_q, heads, head_dim_v), with block_table: as in :func:`flash_attn_with_kvcache`.
 
     Returns:
         out (total_q, heads, head_dim), dtype and strides as in :func:`flash_attn_func`.
@@ -302,7 +304,7 @@ def flash_attn_varlen_func(
                       return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     given = of_codes(q_descale, k_descale, v_descale, out_dtype)
-    return calls.attend(q, k, v, options, lengths, block_table, None, given)
+    return calls.attend(q, k, v, options, lengths, block_table, None, given, qv)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -414,6 +416,7 @@ def flash_attn_with_kvcache(
     return_lse: bool = False,
     k_descale: Descale = None,
     v_descale: Descale = None,
+    qv: Tensor | None = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """One step of generation: append new keys and values to a cache, rotate, attend. No gradient.
@@ -434,13 +437,10 @@ def flash_attn_with_kvcache(
             head_dim that is no multiple of 8 is read slowly, and copied for chunks of many queries;
             codes are always read in place, fastest by rows of multiples of 16 bytes.
         v_cache: as k_cache.
-        k: (batch, seqlen_new, heads_k, head_dim) to append, or None; comes with v and needs
-            cache_seqlens.
-        v: as k.
-        rotary_cos: (seqlen_rotary, rotary_dim / 2), or None: cosines per position, with a row for
-            each position of the cache. rotary_dim <= head_dim; the other columns stay as they are.
-            Any floating dtype; the call casts another one than q's. Needs k.
-        rotary_sin: as rotary_cos.
+        k, v: (batch, seqlen_new, heads_k, head_dim) to append, or None; need cache_seqlens.
+        rotary_cos, rotary_sin: (seqlen_rotary, rotary_dim / 2), or None: per position, with a row
+            for each of the cache. rotary_dim <= head_dim; the other columns stay as they are. Any
+            floating dtype; the call casts another one than q's. Need k.
         cache_seqlens: the number of keys in use before the append: an int, or (batch,) int32. None
             is the whole cache. -1 leaves a row out: nothing is read or written and out is 0.
         cache_batch_idx: (batch,), int32: the row of the cache for each row of q; None is the
@@ -452,8 +452,7 @@ def flash_attn_with_kvcache(
             page. A page that gets new keys belongs to one sequence.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux: as in
             :func:`flash_attn_func`.
-        rotary_interleaved: rotate the pairs (0, 1), (2, 3), … (GPT-J); else (i, i + rotary_dim / 2)
-            (GPT-NeoX).
+        rotary_interleaved: rotate pairs (0, 1), (2, 3), … (GPT-J); else (i, i + rotary_dim / 2).
         num_splits: parts of the keys that a GPU works on at once; 0 chooses. Rounding may differ.
         return_softmax_lse, return_lse: also return the log-sum-exp.
         k_descale: of codes: a key is ``code · k_descale``. A number > 0, or float32 of any strides:
@@ -461,6 +460,10 @@ def flash_attn_with_kvcache(
             A new key x is stored as x / k_descale in float32, rounded to the nearest code, to even,
             at most ±448; where rows have numbers, by those of the rows that it goes to.
         v_descale: as k_descale.
+        qv: (batch, seqlen_q, heads, head_dim_v), for a cache of latent rows (MLA, DeepSeek-AI 2024,
+            arXiv:2405.04434): scores are ``(q·k + qv·v) · softmax_scale``, whose default becomes
+            ``(head_dim + head_dim_v) ** -0.5``. head_dim is at most 64 then (0: no rotated part),
+            head_dim_v at most 512. The caches may be views of one tensor of both.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q. With return_softmax_lse,
@@ -482,19 +485,16 @@ def flash_attn_with_kvcache(
     options = Options(softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                       softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
                       return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip
-    return calls.kvcache(q, cache, options, rotary_interleaved, num_splits, k_descale, v_descale)
+    descales = k_descale, v_descale
+    return calls.kvcache(q, cache, options, rotary_interleaved, num_splits, *descales, qv)
 
 
-_function = partial(function_class, module=__name__, takes_grad_mode=True)
-FlashAttnFunc: Applied = _function("FlashAttnFunc", flash_attn_func)
-FlashAttnKVPackedFunc: Applied = _function("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
-FlashAttnQKVPackedFunc: Applied = _function("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
-FlashAttnVarlenFunc: Applied = _function("FlashAttnVarlenFunc", flash_attn_varlen_func)
-FlashAttnVarlenKVPackedFunc: Applied = _function(
-    "FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func
-)
-FlashAttnVarlenQKVPackedFunc: Applied = _function(
-    "FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func
-)
+_of = partial(function_class, module=__name__, takes_grad_mode=True)
+FlashAttnFunc = _of("FlashAttnFunc", flash_attn_func)
+FlashAttnKVPackedFunc = _of("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
+FlashAttnQKVPackedFunc = _of("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
+FlashAttnVarlenFunc = _of("FlashAttnVarlenFunc", flash_attn_varlen_func)
+FlashAttnVarlenKVPackedFunc = _of("FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func)
+FlashAttnVarlenQKVPackedFunc = _of("FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func)
 
 __getattr__ = refusing(__name__)

@@ -283,7 +283,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -295,7 +295,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -307,7 +307,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -319,7 +319,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -331,7 +331,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -343,7 +343,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -355,7 +355,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -366,7 +366,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
     return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -378,7 +378,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -560,6 +560,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: Literal[False] = False, *, s_aux: Tensor | None = None,
     return_lse: Literal[False] = False, k_descale: Descale = None, v_descale: Descale = None,
+    qv: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_with_kvcache(
@@ -571,6 +572,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: bool = False, *, s_aux: Tensor | None = None,
     return_lse: Literal[True], k_descale: Descale = None, v_descale: Descale = None,
+    qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
@@ -582,6 +584,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, *, return_softmax_lse: Literal[True], s_aux: Tensor | None = None,
     return_lse: bool = False, k_descale: Descale = None, v_descale: Descale = None,
+    qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
@@ -592,6 +595,7 @@ def flash_attn_with_kvcache(
     rotary_interleaved: bool, alibi_slopes: Tensor | None, num_splits: int,
     return_softmax_lse: Literal[True], *, s_aux: Tensor | None = None, return_lse: bool = False,
     k_descale: Descale = None, v_descale: Descale = None,
+    qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
@@ -603,6 +607,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: bool = False, *, s_aux: Tensor | None = None,
     return_lse: bool = False, k_descale: Descale = None, v_descale: Descale = None,
+    qv: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 FlashAttnFunc: Applied
 FlashAttnKVPackedFunc: Applied

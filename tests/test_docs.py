@@ -82,7 +82,7 @@ def test_links_lead_somewhere(path):
             assert not anchor or anchor in anchors(page), f"{path.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "varlen", "kv_cache", "merge_lse"])
+@pytest.mark.parametrize("name", ["quickstart", "varlen", "kv_cache", "mla", "merge_lse"])
 def test_examples_run(name, capsys):
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out

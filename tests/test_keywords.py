@@ -65,7 +65,7 @@ def test_keyword_of_another_function(name, keyword, says):
 @pytest.mark.parametrize(
     ("keyword", "says"),
     [
-        ("qv", "torch.cat([q, qv], -1) and"),
+        ("qv", "flash_attn_with_kvcache takes a latent cache"),
         ("rotary_seqlens", "positions are cache_seqlens and what follows"),
         ("return_softmax", "return_lse for the log-sum-exp"),
         ("seqused_k", "cache_seqlens of flash_attn_with_kvcache"),

@@ -157,6 +157,24 @@ void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q) {
   }
 }
 
+void set_latent_queries(FwdParams& p, OptionalTensor const& qv, Tensor const& q) {
+  if (!qv) {
+    return;
+  }
+  int64_t const dims = q.dim();
+  bool fits = qv->dim() == dims && qv->size(-1) == p.head_dim_v;
+  for (int64_t i = 0; fits && i + 1 < dims; ++i) {
+    fits = qv->size(i) == q.size(i);
+  }
+  require(fits, "qv", "shape", *qv, "q", q);
+  if (p.codes.used || p.odd.any()) {
+    throw std::runtime_error(
+        concat(kNotImplemented,
+               "a latent cache (qv) of codes (fp8), or of head dims that 8 does not divide"));
+  }
+  p.q_latent = operand(*qv, "qv", q);
+}
+
 void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q) {
   auto const& [k_descale, v_descale, k_all, v_all] = codes;
   bool const any = k_descale || v_descale || k_all != 1 || v_all != 1;

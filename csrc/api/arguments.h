@@ -58,6 +58,9 @@ struct CodeArguments {
 // Sets them, if K and V are codes; p has lengths, heads and keys already.
 void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q);
 
+// Sets qv [b, sq, h, dv] of latent attention, if there is one; p has keys already.
+void set_latent_queries(FwdParams& p, OptionalTensor const& qv, Tensor const& q);
+
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 
 // rng_state: only for a call with dropout.

@@ -31,6 +31,7 @@ struct Attributes {
   bool may_decode;           // a decode kernel may serve the call
   int64_t num_splits = 0;
   CodeArguments codes;
+  OptionalTensor const& qv;
 };
 
 // The launches of a call: of the forward kernel, the decode kernel, or both, which then share the
@@ -39,7 +40,7 @@ class AttentionLaunches {
  public:
   AttentionLaunches(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p,
                     Attributes const& a) {
-    if (q.numel() == 0 && !a.return_max_logits) {
+    if (q.numel() == 0 && !p.q_latent.ptr && !a.return_max_logits) {
       return;
     }
     bool has_forward = true, has_decode = false;
@@ -94,9 +95,11 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   KeyTensors const keys{k, v, /*of_cache=*/p.pages.table != nullptr};
   set_keys(p, keys, q);
   set_scales(p, a.codes, keys, q);
-  if (p.codes.used && (a.return_max_logits || a.score.dropout_p > 0)) {
+  set_latent_queries(p, a.qv, q);
+  require(!a.qv || p.pages.table, "qv", "needs", "block_table");
+  if ((p.codes.used || a.qv) && (a.return_max_logits || a.score.dropout_p > 0)) {
     throw std::runtime_error(
-        concat(kNotImplemented, "dropout, and largest logits, of codes (fp8)"));
+        concat(kNotImplemented, "dropout, and largest logits, of codes (fp8) and with qv"));
   }
   p.out = view<void>(out, out.data_ptr());
   p.mask = mask(a.score, p.seqlens);
@@ -156,7 +159,8 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
                  max_logits_of_heads,
                  /*may_decode=*/!batch_invariant,
                  /*num_splits=*/0,
-                 {none, none, 1, 1}},
+                 {none, none, 1, 1},
+                 none},
                 out, lse);
 }
 
@@ -169,7 +173,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
                        bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
                        bool max_logits_of_heads, int64_t num_splits, OptionalTensor k_descale,
-                       OptionalTensor v_descale, double k_descale_all, double v_descale_all) {
+                       OptionalTensor v_descale, double k_descale_all, double v_descale_all,
+                       OptionalTensor qv) {
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
@@ -199,7 +204,8 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                  max_logits_of_heads,
                  /*may_decode=*/true,
                  num_splits,
-                 {k_descale, v_descale, k_descale_all, v_descale_all}},
+                 {k_descale, v_descale, k_descale_all, v_descale_all},
+                 qv},
                 out, lse);
 }
 

@@ -102,8 +102,8 @@ std::tuple<Tensor, Tensor> with_kvcache(
     OptionalTensor cache_batch_idx, OptionalTensor cache_leftpad, OptionalTensor block_table,
     double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
     bool rotary_interleaved, OptionalTensor alibi_slopes, int64_t num_splits, OptionalTensor s_aux,
-    OptionalTensor k_descale, OptionalTensor v_descale, double k_descale_all,
-    double v_descale_all) {
+    OptionalTensor k_descale, OptionalTensor v_descale, double k_descale_all, double v_descale_all,
+    OptionalTensor qv) {
   require(q.dim() == 4, "q", "dims", q.dim(), 4);
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   // q's d is rounded up to a multiple of 8.
@@ -142,6 +142,7 @@ std::tuple<Tensor, Tensor> with_kvcache(
     set_pages(p, k_cache, *block_table, q);
   }
   set_scales(p, {k_descale, v_descale, k_descale_all, v_descale_all}, keys, q);
+  set_latent_queries(p, qv, q);
   ScoreArguments const arguments{0.0,          softmax_scale, causal,       window_left,
                                  window_right, softcap,       alibi_slopes, s_aux};
   check_numbers(arguments);
@@ -168,7 +169,7 @@ std::tuple<Tensor, Tensor> with_kvcache(
     rows.q_rotated = view<void>(query, query.data_ptr());
     p.q = operand(query, "q", q);
   };
-  bool const decode_may_append = decode_appends(p, rows);
+  bool const decode_may_append = !p.q_latent.ptr && decode_appends(p, rows);
   if (rotary_cos && !decode_may_append) {
     rotate_before();
   }

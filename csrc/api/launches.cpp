@@ -27,7 +27,7 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
 Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
   DeviceInfo const& device = current_device();
   bool const full = p.scores.has_score_mods() || p.odd.any();
-  return select({.direction = Direction::Decode,
+  return select({.direction = decode_direction(p),
                  .dtype = dtype_name(q, "q"),
                  .head_dim = p.head_dim,
                  .head_dim_v = p.head_dim_v,

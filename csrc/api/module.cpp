@@ -139,17 +139,20 @@ struct Described {
   DeviceInfo device{};
   char const* dtype = nullptr;
   int full_scores = 0, num_splits = 0, cached = 0, odd_rows = 0;
+  // Of a cache; 0: numbers of the queries' dtype.
+  enum { kCodes = 1, kCodesOfRows, kLatent };
 
   // False with a Python error set.
   bool read(PyObject* args) {
     FwdParams& p = params;
     Seqlens& s = p.seqlens;
-    int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0, codes = 0;
+    int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0, contents = 0;
     long long total_q = 0, total_k = 0, l2_bytes = 0, memory_rate = 0;
     if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
                &l2_bytes, &memory_rate, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k,
                &p.heads_q, &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size,
-               &cached, &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q, &codes)) {
+               &cached, &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q,
+               &contents)) {
       return false;
     }
     device.l2_bytes = l2_bytes;
@@ -165,8 +168,9 @@ struct Described {
     p.max_logits.to_row = largest_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
-    p.codes.used = codes > 0;
-    p.codes.k.of_rows = codes > 1;
+    p.codes.used = contents == kCodes || contents == kCodesOfRows;
+    p.codes.k.of_rows = contents == kCodesOfRows;
+    p.q_latent.ptr = contents == kLatent ? &something : nullptr;
     p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};
     return true;
   }
@@ -229,7 +233,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   // Where the forward kernel runs beside it, both read its copy of odd rows.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;
   bool const full = call.full_scores || (call.odd_rows && !copied);
-  Selection const selection = explain(call.request(Direction::Decode, full));
+  Selection const selection = explain(call.request(decode_direction(p), full));
   Served served{.few_queries = p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q};
   if (selection.variant && call.has_rows()) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
@@ -304,7 +308,8 @@ PyMethodDef methods[] = {
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, memory_rate, batch, "
      "seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, "
-     "cached, batch_invariant, odd_rows, used_k, largest_logits, few_queries, codes) -> JSON: the "
+     "cached, batch_invariant, odd_rows, used_k, largest_logits, few_queries, contents) -> JSON: "
+     "the "
      "variant, why the others do not serve the call, block_n (keys of the tile), splits (KV "
      "splits), and the "
      "plan: its choices, the predicted time of each, and the chosen one. memory_rate: bytes that "
@@ -312,8 +317,8 @@ PyMethodDef methods[] = {
      "page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
-     "few_queries: explain_decode's, or 0. codes: 1 if the cache holds codes of 8 bits, 2 if "
-     "their scales are of rows."},
+     "few_queries: explain_decode's, or 0. contents: of a cache: 1 for codes of 8 bits, 2 "
+     "if their scales are of rows, 3 for latent rows."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, "
      "batch, seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> "

@@ -71,6 +71,10 @@ struct RingStorage : ScaleStorage<Config> {
   alignas(128) Tile<Config::kHeadDimV> v[Config::kStages];
 };
 
+// Shared memory that a CTA no longer uses when it merges pieces: the ring.
+template <class Config>
+constexpr int kFreeBytes = sizeof(RingStorage<Config>) * Config::kWarps;
+
 // The results that the warps exchange in the end.
 template <class Config>
 struct MergeStorage {
@@ -95,10 +99,9 @@ struct PieceMergeStorage {
   static constexpr int kLanes = Config::kHeadDimV / kColumns;  // threads of a row
   static constexpr int kRows = Config::kThreads / kLanes;      // rows at a time
   static_assert(kRows > 0);
-  // Members that the queue holds, in the memory that the ring no longer uses
-  static constexpr int kQueue =
-      (sizeof(RingStorage<Config>) * Config::kWarps - kMergedRows * sizeof(float)) /
-      (Config::kThreads * sizeof(float4));
+  // Members that the queue holds
+  static constexpr int kQueue = (kFreeBytes<Config> - int(kMergedRows * sizeof(float))) /
+                                int(Config::kThreads * sizeof(float4));
   alignas(16) float4 queue[kQueue][Config::kThreads];
   float lse[kMergedRows];
 };

@@ -4,36 +4,14 @@
 #include <type_traits>
 
 #include "decode/kernel.h"
-#include "launch/counters.h"
+#include "decode/piece_counters.h"
 #include "launch/largest_cluster.h"
 
 namespace flash::decode {
 
-constexpr int kPieceCounters = 1 << 16;
-__device__ static uint32_t piece_counters[kPieceCounters];
-
-// The counters of this file's kernels; `static`, as the array is.
-static inline Counters& counters() {
-  static Counters own(piece_counters);
-  return own;
-}
-
 template <class Config, bool kClusters>
 constexpr int kSharedMemory =
     sizeof(std::conditional_t<kClusters, ClusterStorage<Config>, DecodeStorage<Config>>);
-
-// The call with counters that are zero, if its keys are cut. `static`, as those of the file are.
-static inline DecodeParams with_counters(DecodeParams const& params, LaunchContext const& launch) {
-  DecodeParams counted = params;
-  int64_t const pieces = num_pieces(params.split);
-  if (params.counters) {
-    FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
-                     launch.name);
-  } else if (params.split.max_splits > 1) {
-    counted.counters = counters().of(Counting::Pieces, pieces, launch);
-  }
-  return counted;
-}
 
 template <class Config, bool kClusters, bool kWritesRows>
 void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {

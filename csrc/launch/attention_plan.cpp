@@ -37,12 +37,14 @@ Direction forward_direction(FwdParams const& p) {
   return p.pages.table ? Direction::Paged : Direction::Fwd;
 }
 
-// Whether K and V are codes that only decode reads. Hopper's forward reads codes whose scales are
-// numbers of heads, and whose rows are whole chunks of 16 bytes that its loads can follow.
+// Whether only decode reads K and V: a latent cache, or codes. Hopper's forward reads codes whose
+// scales are numbers of heads, and whose rows are whole chunks of 16 bytes that its loads can
+// follow.
 bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
-  return p.codes.used && (device.sm / 10 != 9 || p.codes.k.of_rows || p.codes.v.of_rows ||
-                          p.odd.any() || !has_numbered_keys(p) ||
-                          !row_for(forward_direction(p), p, device, p.scores.has_score_mods()));
+  return p.q_latent.ptr ||
+         (p.codes.used && (device.sm / 10 != 9 || p.codes.k.of_rows || p.codes.v.of_rows ||
+                           p.odd.any() || !has_numbered_keys(p) ||
+                           !row_for(forward_direction(p), p, device, p.scores.has_score_mods())));
 }
 
 double forward_us(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
@@ -131,9 +133,10 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   int const threads = 32 * v.warps;
   int const blocks = std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks);
   plan::Kernel kernel = kernel_of(v, blocks * device.sm_count);
-  kernel.block_n *= v.warps;  // a unit: the keys of all warps' steps
+  bool const latent = v.direction == Direction::Latent;
+  kernel.block_n *= latent ? 1 : v.warps;  // a unit: the keys of all warps' steps
   kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
-  kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() &&
+  kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() && !latent &&
                     v.warps >= kWarpsOfClusters && !p.odd.any();
   return kernel;
 }
@@ -149,7 +152,7 @@ plan::Problem decode_problem_of(FwdParams const& p, DeviceInfo const& device, in
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
                                 bool cached) {
   bool const full = p.scores.has_score_mods() || p.odd.any();
-  Variant const* const row = row_for(Direction::Decode, p, device, full);
+  Variant const* const row = row_for(decode_direction(p), p, device, full);
   if (!row) {
     return {};
   }

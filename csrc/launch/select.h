@@ -20,6 +20,11 @@ PageLayout page_layout(FwdParams const& params);
 // are not in pages can be numbered, or no sequence ends before its tensor does.
 bool has_numbered_keys(FwdParams const& params);
 
+// The rows that serve few queries against a cache.
+inline Direction decode_direction(FwdParams const& params) {
+  return params.q_latent.ptr ? Direction::Latent : Direction::Decode;
+}
+
 // Of the keys and values: 16, or 8 of codes.
 inline int bits_of_keys(FwdParams const& params) { return params.codes.used ? 8 : 16; }
 

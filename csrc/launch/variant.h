@@ -39,10 +39,10 @@ struct Launch {
 
 // What a row computes. This is an enum because every call goes through the table, and comparing
 // texts took 1.4 µs of a call to get to the rows of decode.
-enum class Direction { Fwd, Bwd, Paged, Decode, Append };
+enum class Direction { Fwd, Bwd, Paged, Decode, Latent, Append };
 
 constexpr char const* to_string(Direction direction) {
-  constexpr char const* names[] = {"fwd", "bwd", "paged", "decode", "append"};
+  constexpr char const* names[] = {"fwd", "bwd", "paged", "decode", "latent", "append"};
   return names[static_cast<int>(direction)];
 }
 
@@ -60,7 +60,7 @@ struct Variant {
   char const* scores;  // "plain", "full"
   char const* why;
   int second_block_n;  // keys of a tile of its other kernel; 0: there is none
-  int cached_bits;     // of the keys and values that a decode row reads: 16, or 8 of codes
+  int cached_bits;     // of the keys and values that it reads: 16, or 8 of codes
   int smem_bytes;
   int cluster;  // CTAs that share a tile
   Launch launch;

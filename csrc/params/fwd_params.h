@@ -26,7 +26,8 @@ struct MaxLogits {
   FLASH_HD bool wanted() const { return to_row != 0 || of_heads; }
 };
 
-// One forward call. Element types are erased here; the variant that is picked knows them.
+// One forward call. With q_latent, keys have the values' columns too: scores are q·k + q_latent·v.
+// Element types are erased here; the variant that is picked knows them.
 struct FwdParams {
   TensorView<const void> q;  // [b, sq, h, d]
   TensorView<const void> k;  // [b, sk, hk, d]
@@ -50,6 +51,7 @@ struct FwdParams {
   bool longest_first;  // the last row block of each head comes first
   KeySplits splits;
   OddRows odd;
+  TensorView<const void> q_latent;  // [b, sq, h, dv], of latent attention; else ptr is null
 };
 
 }  // namespace flash

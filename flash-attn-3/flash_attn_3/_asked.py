@@ -19,7 +19,7 @@ class Asked(NamedTuple):
     v: Tensor
     k_new: Tensor | None = None  # (b, s_new, hk, d), or (total_new, hk, d) with cu_seqlens_k_new
     v_new: Tensor | None = None
-    qv: Tensor | None = None
+    qv: Tensor | None = None  # as q, with the columns of v: those of a latent cache
     out: Tensor | None = None  # a buffer for the result
     cu_seqlens_q: Tensor | None = None  # (b + 1,) int32
     cu_seqlens_k: Tensor | None = None
@@ -66,18 +66,16 @@ class Asked(NamedTuple):
         return OfCodes(self.q_descale, self.k_descale, self.v_descale, out_dtype)
 
 
-_QV = (
-    "with d + d_v of at most 256 pass torch.cat([q, qv], -1) and torch.cat([k, v], -1) as q and k, "
-    "and softmax_scale"
-)
 #: Of a cache, what codes of q do not go with.
-_BESIDE_16_BITS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "leftpad_k")
+_BESIDE_16_BITS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "leftpad_k", "qv")
 
 
 def refuse(asked: Asked) -> None:
     """NotImplementedError for what would change a result and has no kernel here."""
-    if asked.qv is not None:
-        raise NotImplementedError(f"qv: got {_shown(asked.qv)}; {_QV}")
+    if asked.qv is not None and asked.cu_seqlens_k is not None:
+        raise NotImplementedError(
+            f"qv: got {_shown(asked.qv)} with cu_seqlens_k; it is for a cache, of rows or of pages"
+        )
     if not are_codes(asked.q):
         if asked.q_descale is not None and isinstance(asked.q, Tensor):
             raise ValueError(

@@ -10,12 +10,13 @@ what is too many is empty. Nothing here waits for a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flash_attn.api import checks, checks_fp8
+from flash_attn.api import checks
 from flash_attn.call import Keys, Lengths, Options
 from flash_attn.cpu.varlen import locate
 from flash_attn.dispatch import calls
@@ -49,14 +50,14 @@ def beginning(total: Tensor, leftpad: Tensor | None, chunk: int) -> Tensor:
 
 def as_sequences(
     q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys, options: Options,
-    seqused_q: Tensor | None, chunk: int, aligned: bool,
+    seqused_q: Tensor | None, chunk: int, aligned: bool, take: Callable[..., None],
 ) -> tuple[Lengths, Keys, Options]:  # fmt: skip
     """A packed call as one in which all rows are in use, and see all chunks.
 
-    aligned: no sequence has more rows than keys, as far as lengths say.
+    aligned: no sequence has more rows than keys, as far as lengths say. take: the check of q, k and
+    v by themselves.
     """
     if chunk:
-        take = checks_fp8.operands if checks_fp8.are_codes(q) else checks.operands
         _, lengths = calls.checked(q, k, v, checks.flags(options), lengths, keys, take=take)
         if _rows.can_look(lengths.cu_seqlens_q):  # while it is the caller's
             locate(q, k, v, lengths, keys)

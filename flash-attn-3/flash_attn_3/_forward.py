@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flash_attn.api import checks, checks_fp8, checks_kvcache
+from flash_attn.api import checks, checks_fp8, checks_kvcache, checks_latent
 from flash_attn.call import Cache, Keys, Lengths, Options
 from flash_attn.compat.tensors import into
 from flash_attn.dispatch import calls, private
@@ -31,7 +31,7 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         NotImplementedError: what ``refuse`` names; a backward through a cache.
         TypeError, ValueError: what ``flash_attn`` raises for such tensors.
     """
-    is_cache = is_cache or asked.has_cache
+    is_cache = is_cache or asked.has_cache or asked.qv is not None
     refuse(asked)
     asked = asked._replace(attention_chunk=_chunks.checked(asked.attention_chunk))
     options = options._replace(
@@ -63,7 +63,7 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
     if not is_cache:
         checks.num_splits(asked.num_splits)  # which changes nothing here
         if asked.attention_chunk:
-            checks.dense(asked.q, asked.k, asked.v, _operands(asked.q))
+            checks.dense(asked.q, asked.k, asked.v, _operands(asked))
             seqlen_q, seqlen_k = asked.q.shape[1], asked.k.shape[1]
             before = not options.causal and seqlen_q > seqlen_k
             if _chunks.hides_keys(asked.attention_chunk, seqlen_k, before):
@@ -72,9 +72,11 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
     return _cache(asked, options)
 
 
-def _operands(q: Tensor) -> Callable[..., None]:
+def _operands(asked: Asked) -> Callable[..., None]:
     """The check of q, k and v."""
-    return checks_fp8.operands if checks_fp8.are_codes(q) else checks.operands
+    if asked.qv is not None:
+        return checks_latent.operands
+    return checks_fp8.operands if checks_fp8.are_codes(asked.q) else checks.operands
 
 
 def _cache(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
@@ -95,7 +97,7 @@ def _cache(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     )  # fmt: skip
     return calls.kvcache(
         asked.q, cache, options, asked.rotary_interleaved, asked.num_splits, asked.k_descale,
-        asked.v_descale,
+        asked.v_descale, asked.qv,
     )  # fmt: skip
 
 
@@ -167,7 +169,7 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     """Queries or new keys of different lengths, beside a cache, whose rows are pages here."""
     q, cu_q = _flat(asked.q, "q", asked.cu_seqlens_q)
     batch, k, v, pad = cu_q.shape[0] - 1, asked.k, asked.v, asked.leftpad_k
-    _operands(q)(q, k, v, checks.VARLEN_Q, checks.PAGES, "k_cache", "v_cache")
+    _operands(asked)(q, k, v, checks.VARLEN_Q, checks.PAGES, "k_cache", "v_cache")
     table = asked.page_table
     if table is None:
         table = _rows.as_pages(k, batch, asked.kv_batch_idx)
@@ -182,12 +184,14 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     if pad is not None:
         checks.per_sequence(pad, "cache_leftpad", batch, q)
         pad = torch.where(used > 0, pad, 0)
-    q, cache, options = checks_kvcache.without_gradient(q, Cache(k, v), options)
+    q, qv, cache, options = checks_kvcache.without_gradient(q, asked.qv, Cache(k, v), options)
     longest = table.shape[1] * k.shape[1]
     if asked.max_seqlen_k is not None and asked.k_new is None:
         longest = asked.max_seqlen_k
     lengths = Lengths(cu_q, cu_q, _longest_q(asked), longest)
     keys = Keys(table, pad, used.clamp(min=0))
+    if qv is not None:
+        asked = asked._replace(qv=_flat(qv, "qv", asked.cu_seqlens_q)[0])
     return _of_rows(asked, q, cache.k_cache, cache.v_cache, options, lengths, keys)
 
 
@@ -212,7 +216,7 @@ def _with_new_keys(
             raise checks.bad_shape(x, name, f"(total_new, {heads}, {head_dim})")
         checks_kvcache._no_overlap(cache, name)
     cache = Cache(asked.k, asked.v, k_new, v_new, cos, sin)
-    q, cache, _ = checks_kvcache.without_gradient(q, cache, options)
+    q, _, cache, _ = checks_kvcache.without_gradient(q, None, cache, options)
     k_new, v_new = cache.k, cache.v
     given = (asked.k_descale, asked.v_descale)
     descales = checks_fp8.descales(*given, asked.k, asked.v, q, old.shape[0])
@@ -271,9 +275,13 @@ def _of_rows(
     dense = shape is not None and asked.cu_seqlens_k is keys.block_table is None
     lengths, keys, options = _chunks.as_sequences(
         q, k, v, lengths, keys, options, asked.seqused_q, asked.attention_chunk,
-        aligned=dense and shape[1] <= asked.k.shape[1],
+        aligned=dense and shape[1] <= asked.k.shape[1], take=_operands(asked),
     )  # fmt: skip
-    if dense and not coded and all(x is None for x in keys):  # which pads head dims as well
+    if asked.qv is not None:
+        out, lse = calls.latent(
+            q, k, v, asked.qv, checks.flags(options), lengths, keys, num_splits
+        )  # fmt: skip
+    elif dense and not coded and all(x is None for x in keys):  # which pads head dims as well
         out, lse = calls.attend(q, k, v, options, lengths)
     else:
         parts = lengths.batch // max(sequences, 1)

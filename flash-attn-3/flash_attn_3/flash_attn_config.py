@@ -8,12 +8,12 @@ import flash_attn
 import flash_attn_3
 
 #: served_by: whose kernels run, and its release. build_flags: empty, since nothing is left out when
-#: this is built. refused: arguments that raise NotImplementedError.
+#: this is built. refused: arguments that raise NotImplementedError beside another.
 CONFIG: dict[str, Any] = {
     "version": flash_attn_3.__version__,
     "served_by": f"flash_attn {getattr(flash_attn, '__build__', '')}",
     "build_flags": {},
-    "refused": ["qv"],
+    "refused": ["qv with cu_seqlens_k"],
 }
 
 

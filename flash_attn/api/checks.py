@@ -35,6 +35,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
 from flash_attn.call import FP8, Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
 
 MAX_HEAD_DIM = 256
+LATENT_HEAD_DIMS = 64, 512  # the largest of q and k, and of v and qv, where there is a qv
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits decide, and at least one value must be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_GPU_DTYPES, torch.float32, torch.float64)
@@ -172,8 +173,9 @@ def operands(
     kv_layout: Layout,
     k_name: str = "k",
     v_name: str = "v",
+    latent: bool = False,
 ) -> None:
-    """The three tensors every call has; the layouts are those above."""
+    """The three tensors every call has; the layouts are those above. latent: a qv comes too."""
     laid_out(q, "q", q_layout)
     laid_out(k, k_name, kv_layout)
     laid_out(v, v_name, kv_layout)
@@ -187,10 +189,12 @@ def operands(
     else:
         like_q(k, k_name, q, traced)
         like_q(v, v_name, q, traced)
-    fitting(q, k, v, k_name, v_name)
+    fitting(q, k, v, k_name, v_name, latent)
 
 
-def fitting(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
+def fitting(
+    q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, latent: bool = False
+) -> None:
     """Shapes of one call, as far as all layouts have them."""
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
@@ -207,8 +211,9 @@ def fitting(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
             f"{k_name}: got head_dim {k_shape[-1]} (shape {tuple(k_shape)}); it must be that of q, "
             f"{q_shape[-1]}"
         )
-    _head_dim(q_shape[-1], "q")
-    _head_dim(v_shape[-1], v_name)
+    most_k, most_v = LATENT_HEAD_DIMS if latent else (MAX_HEAD_DIM, MAX_HEAD_DIM)
+    _head_dim(q_shape[-1], "q", 0 if latent else 1, most_k)
+    _head_dim(v_shape[-1], v_name, 1, most_v)
 
 
 def codes(x: Tensor, name: str, other: str, q: Tensor, traced: bool, layout: Layout) -> None:
@@ -225,9 +230,9 @@ def codes(x: Tensor, name: str, other: str, q: Tensor, traced: bool, layout: Lay
     unit_stride(x, name)  # rows of codes may begin anywhere, and have any length
 
 
-def _head_dim(head_dim: int, name: str) -> None:
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"{name}: got head_dim {head_dim}; accepted are 1 to {MAX_HEAD_DIM}")
+def _head_dim(head_dim: int, name: str, least: int, most: int) -> None:
+    if not least <= head_dim <= most:
+        raise ValueError(f"{name}: got head_dim {head_dim}; accepted are {least} to {most}")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, take: Callable[..., None] = operands) -> None:

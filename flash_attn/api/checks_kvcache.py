@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,16 +16,18 @@ _NEW_KEYS = checks.Layout("(batch, seqlen_new, heads_k, head_dim)", 4)
 _ROTARY_TABLE = checks.Layout("(seqlen_rotary, rotary_dim / 2)", 2)
 
 
-def kvcache(q: Tensor, cache: Cache, look: bool = True) -> Cache:
+def kvcache(
+    q: Tensor, cache: Cache, look: bool = True, take: Callable[..., None] = checks.operands
+) -> Cache:
     """q (b, sq, h, d). Returns the cache, its cache_seqlens an int if that is any other integer.
 
-    look: at what the library would look at as well.
+    look: at what the library would look at as well. take: the check of q and the two caches.
     """
     lengths, block_table = _lengths(cache.cache_seqlens), cache.block_table
     if lengths is not cache.cache_seqlens:
         cache = cache._replace(cache_seqlens=lengths)
     if look:
-        _tensors(q, cache)
+        _tensors(q, cache, take)
     capacity = cache.k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     new = 0
     if cache.k is not None or cache.v is not None:
@@ -36,10 +39,10 @@ def kvcache(q: Tensor, cache: Cache, look: bool = True) -> Cache:
     return cache
 
 
-def _tensors(q: Tensor, cache: Cache) -> None:
+def _tensors(q: Tensor, cache: Cache, take: Callable[..., None]) -> None:
     k_cache, block_table, batch_idx = cache.k_cache, cache.block_table, cache.cache_batch_idx
     layout = checks.CACHE if block_table is None else checks.PAGES
-    checks.operands(q, k_cache, cache.v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
+    take(q, k_cache, cache.v_cache, checks.DENSE_Q, layout, "k_cache", "v_cache")
     batch = q.shape[0]
     if block_table is not None:
         checks.page_table(block_table, k_cache, "k_cache", batch, q)
@@ -58,14 +61,16 @@ def _tensors(q: Tensor, cache: Cache) -> None:
         checks.per_sequence(cache.cache_seqlens, "cache_seqlens", batch, q)
 
 
-def without_gradient(q: Tensor, cache: Cache, options: Options) -> tuple[Tensor, Cache, Options]:
+def without_gradient(
+    q: Tensor, qv: Tensor | None, cache: Cache, options: Options
+) -> tuple[Tensor, Tensor | None, Cache, Options]:
     """The call as under ``torch.no_grad()``: there is no backward through a cache, which would
     have to undo the append.
 
     A cache that requires a gradient itself is not written: autograd would not know.
     """
-    if not (torch.is_grad_enabled() and _any_requires_grad(q, *cache[:6], options.s_aux)):
-        return q, cache, options
+    if not (torch.is_grad_enabled() and _any_requires_grad(q, qv, *cache[:6], options.s_aux)):
+        return q, qv, cache, options
     for name, x in (("k_cache", cache.k_cache), ("v_cache", cache.v_cache)):
         if cache.k is not None and x.requires_grad:
             raise RuntimeError(
@@ -74,7 +79,7 @@ def without_gradient(q: Tensor, cache: Cache, options: Options) -> tuple[Tensor,
             )
     say_there_is_no_gradient()
     cache, s_aux = Cache(*map(_detached, cache)), _detached(options.s_aux)
-    return _detached(q), cache, options._replace(s_aux=s_aux)
+    return _detached(q), _detached(qv), cache, options._replace(s_aux=s_aux)
 
 
 def _detached(x: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flash_attn.call import Cache, CacheStep, Descales, Scoring, accumulation_dtype
 
+from . import latent
 from .attend import attend
 from .fp8 import Codes
 from .paging import Pages
@@ -29,6 +30,7 @@ def with_kvcache(call: CacheStep) -> tuple[Tensor, Tensor]:
                 storage.write(i, old[i], k[i], v[i])
     if storage.codes is not None:
         q = q.to(storage.codes.dtype)
+    q = latent.queries(q, call.qv)
     scores = make_scores(q, batch, scoring)
     out = q.new_empty(batch, seqlen_q, heads, call.cache.v_cache.shape[-1])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=accumulation_dtype(q.dtype))
@@ -48,7 +50,7 @@ def locate(call: CacheStep) -> tuple[Storage, list[int]]:
     Raises for contents of the call's tensors that lie outside, before anything is written.
     """
     cache, new = call.cache, call.cache.new
-    storage = Storage(cache, call.q, call.descales)
+    storage = Storage(cache, call.q, call.descales, call.qv is not None)
     old = storage.lengths(cache.cache_seqlens, new)
     if cache.rotary_cos is not None and old:
         rows = call.q.shape[1] if _is_local(call.scoring) else 1
@@ -107,16 +109,18 @@ class Storage:
     k: Tensor
     v: Tensor
     codes: Codes | None
+    latent: bool  # keys have the values' columns too
     pages: Pages | None
     capacity: int
     batch_idx: list[int] | None
     leftpad: list[int]
 
-    def __init__(self, cache: Cache, q: Tensor, descales: Descales):
+    def __init__(self, cache: Cache, q: Tensor, descales: Descales, latent_: bool):
         batch = q.shape[0]
         self.k, self.v = k, v = cache.k_cache, cache.v_cache
         table, batch_idx, leftpad = cache.block_table, cache.cache_batch_idx, cache.cache_leftpad
         self.codes = Codes.of(k, descales, q)
+        self.latent = latent_
         self.pages = None if table is None else Pages(k, v, table)
         self.capacity = k.shape[1] if self.pages is None else self.pages.capacity
         self.batch_idx = None if batch_idx is None else batch_idx.tolist()
@@ -203,16 +207,17 @@ class Storage:
             k, v = (self._rows(x, i, keys)[None] for x in (self.k, self.v))
         if self.codes is not None:
             k, v = self.codes.decoded(i, (k, v), lambda x: self._rows(x, i, keys))
-        return k, v, hidden
+        return latent.keys(k, v) if self.latent else k, v, hidden
 
     def whole_batch(self, lengths: list[int]) -> tuple[Tensor, Tensor] | None:
         """k, v (b, keys, hk, d) as views, if all sequences lie alike in the cache.
 
-        None for codes: no more of them than those of a sequence are decoded at a time.
+        None for codes and latent keys: no more of them than those of a sequence are decoded, or
+        joined, at a time.
         """
         if self.pages is not None or self.batch_idx is not None or not lengths:
             return None
-        if self.codes is not None:
+        if self.codes is not None or self.latent:
             return None
         length, pad = lengths[0], self.leftpad[0]
         if any(n != length for n in lengths) or any(n != pad for n in self.leftpad):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flash_attn.call import Backward, Forward, Keys, Lengths, accumulation_dtype
 
+from . import latent
 from .attend import attend, attend_backward
 from .batches import Batch, batches
 from .common import draw_rng_state, largest_logits, sink_gradient, softmax_delta
@@ -29,6 +30,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     codes = Codes.of(k, call.descales, q)
     if codes is not None:
         q = q.to(codes.dtype)
+    q = latent.queries(q, call.qv)
     rng_state = draw_rng_state(call.scoring.dropout_p, call.rng_state)
     scores = make_scores(q, lengths.batch, call.scoring, rng_state)
     out = q.new_empty(total_q, heads, v.shape[-1])
@@ -41,6 +43,8 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for batch in batches(seqs, together=pages is None):
         part = scores.part(batch.members, slice(None))
         ks, vs, hidden = _keys_of(batch, k, v, pages, codes)
+        if call.qv is not None:
+            ks = latent.keys(ks, vs)
         qs, lses = batch.of_rows(q), batch.of_heads(lse)
         maxima = None if max_logits is None else batch.of_heads(max_logits)
         attend(qs, ks, vs, batch.of_rows(out), lses, part, hidden, call.batch_invariant, maxima)

@@ -15,7 +15,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn import backend
-from flash_attn.api import checks, checks_fp8, checks_kvcache, leading_zero, packed_names
+from flash_attn.api import (
+    checks,
+    checks_fp8,
+    checks_kvcache,
+    checks_latent,
+    leading_zero,
+    packed_names,
+)
 from flash_attn.api.checks_fp8 import NO_CODES, OfCodes
 from flash_attn.call import (
     Backward,
@@ -120,12 +127,17 @@ def checked(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None = None,
     block_table: Tensor | None = None, packed: Tensor | None = None, given: OfCodes = NO_CODES,
+    qv: Tensor | None = None,
 ):  # fmt: skip
     """What the public functions return, but for those of a cache.
 
     packed: the kv or qkv that k and v, or all three, are slices of.
     """
     keys = NO_KEYS if block_table is None else Keys(block_table)
+    if qv is not None:
+        options = checks.flags(options)
+        out, lse = latent(q, k, v, qv, options, lengths, keys)
+        return (out, lse) if options.return_lse or options.return_softmax_lse else out
     if checks_fp8.are_codes(q):
         if packed is not None:
             raise checks_fp8.packed_codes(packed)
@@ -224,6 +236,29 @@ def of_codes(
     return out if out.shape[-1] == columns else out.narrow(-1, 0, columns), lse
 
 
+def latent(
+    q: Tensor, k: Tensor, v: Tensor, qv: Tensor, options: Options, lengths: Lengths | None,
+    keys: Keys, num_splits: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out, softmax_lse of packed queries against latent pages; of options with ``flags``."""
+    checks.tensor(qv, "qv")
+    checks_latent.without_gradient(qv, keys.block_table)
+    checks_latent.refuse(options)
+    take = checks_latent.operands
+    checks.laid_out(v, "v", checks.PAGES)
+    options = checks_latent.scaled(options, q, v)
+    scoring, lengths = checked(q, k, v, options, lengths, keys, take=take)
+    checks_latent.queries(qv, q, v, "v")
+    if backend.LOG:
+        _log(q, k, v, options, block_table=keys.block_table, qv=qv, **lengths._asdict())
+    call = Forward(
+        q, k, v, scoring, lengths, keys, batch_invariant=options.batch_invariant,
+        num_splits=num_splits, qv=qv,
+    )  # fmt: skip
+    out, lse, _, _ = forward(call)
+    return out, lse
+
+
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The operation, recorded by autograd; a call with dropout that has no state yet gets one.
 
@@ -252,6 +287,8 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named["num_splits"] = call.num_splits
     if call.descales is not checks_fp8.NO_DESCALES:
         named |= _in_use(call.descales)
+    if call.qv is not None:
+        named["qv"] = call.qv
     inputs = q, k, v, s_aux
     if lengths is None:
         return run.forward(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
@@ -298,10 +335,10 @@ def backward(call: Backward) -> Tensor:
 
 def kvcache(
     q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any,
-    k_descale: Descale = None, v_descale: Descale = None,
+    k_descale: Descale = None, v_descale: Descale = None, qv: Tensor | None = None,
 ):  # fmt: skip
-    call = (q, cache, options, rotary_interleaved, num_splits, k_descale, v_descale)
-    if is_compiling() or not library_looks(q, cache.k_cache, cache.v_cache):
+    call = (q, cache, options, rotary_interleaved, num_splits, k_descale, v_descale, qv)
+    if qv is not None or is_compiling() or not library_looks(q, cache.k_cache, cache.v_cache):
         return _kvcache(*call, look=True)
     try:
         return _kvcache(*call, look=False)
@@ -319,22 +356,27 @@ def _look_at_cache(q: Tensor, cache: Cache, options: Options) -> None:
 
 def _kvcache(
     q: Tensor, cache: Cache, options: Options, rotary_interleaved: bool, num_splits: Any,
-    k_descale: Descale, v_descale: Descale, look: bool,
+    k_descale: Descale, v_descale: Descale, qv: Tensor | None, look: bool,
 ):  # fmt: skip
     options = checks.flags(options)
     if rotary_interleaved is not True and rotary_interleaved is not False:
         rotary_interleaved = checks.flag(rotary_interleaved, "rotary_interleaved")
-    cache = checks_kvcache.kvcache(q, cache, look)
+    if qv is None:
+        cache = checks_kvcache.kvcache(q, cache, look)
+    else:
+        cache = checks_kvcache.kvcache(q, cache, take=checks_latent.operands)
+        checks_latent.queries(qv, q, cache.v_cache, "v_cache")
+        options = checks_latent.scaled(options, q, cache.v_cache)
     caches = cache.k_cache, cache.v_cache
     descales = checks_fp8.descales(k_descale, v_descale, *caches, q, q.shape[0])
     num_splits = checks.num_splits(num_splits)
-    q, cache, options = checks_kvcache.without_gradient(q, cache, options)
+    q, qv, cache, options = checks_kvcache.without_gradient(q, qv, cache, options)
     scoring = checks.scoring(q, q.shape[0], options, look)
     if backend.LOG:
         _log(
             q, cache.k_cache, cache.v_cache, options, block_table=cache.block_table,
             num_splits=num_splits, kvcache=True, new_keys=cache.new,
-            rotary=cache.rotary_cos is not None,
+            rotary=cache.rotary_cos is not None, qv=qv,
         )  # fmt: skip
     cache = _as_kernels_read(cache, q)
     padded = look and _has_to_pad(q, cache.v_cache)
@@ -345,6 +387,8 @@ def _kvcache(
     named = {} if s_aux is None else {"s_aux": s_aux}
     if descales is not checks_fp8.NO_DESCALES:
         named |= _in_use(descales)
+    if qv is not None:
+        named["qv"] = qv
     out, lse = run.writing(
         ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, slopes, num_splits, **named,

@@ -58,6 +58,8 @@ _DESCALES = (
     "Tensor? k_descale=None, Tensor? v_descale=None, float k_descale_all=1.0, "
     "float v_descale_all=1.0"
 )
+# Queries beside the values of a latent cache: scores are (q·k + qv·v) * softmax_scale.
+_QV = "Tensor? qv=None"
 _BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
 
 SCHEMAS = {
@@ -69,7 +71,7 @@ SCHEMAS = {
         f"(Tensor q, Tensor k, Tensor v, {_VARLEN}{_SCORES_DEFAULTED}, "
         "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, "
         f"Tensor? seqused_k=None, bool zero_tensors=False, {_FORWARD_TAIL}, "
-        f"SymInt num_splits=0, {_DESCALES}) {_FORWARD_RESULTS}"
+        f"SymInt num_splits=0, {_DESCALES}, {_QV}) {_FORWARD_RESULTS}"
     ),
     "_flash_attn_backward": (
         f"({_GRADIENTS}{_SCORES}, bool deterministic, Tensor? rng_state=None, "
@@ -85,7 +87,7 @@ SCHEMAS = {
         "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, "
         "SymInt window_size_left, SymInt window_size_right, float softcap, "
         "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None, "
-        f"{_DESCALES}) -> (Tensor out, Tensor softmax_lse)"
+        f"{_DESCALES}, {_QV}) -> (Tensor out, Tensor softmax_lse)"
     ),
     "_merge_attention": (
         "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "

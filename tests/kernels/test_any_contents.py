@@ -18,7 +18,7 @@ from compare import assert_accurate, assert_bitwise, assert_lse
 from reference import attention_ref, standard_attention, varlen_ref
 from torch import Tensor
 
-from flash_attn import flash_attn_varlen_func
+from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from tests.kernels import library  # the one that every suite serves with: it registers once
 
 from . import calls
@@ -313,6 +313,28 @@ def test_cache(kernels, row, seed):
         **any_mask(rng),
     )
     check(*output)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_latent_cache(kernels, monkeypatch, seed):
+    """Rows of the latent part and of the rotated one lie in tensors of their own."""
+    rng = random.Random(seed)
+    batch, entries, room = rng.randint(1, 4), rng.randint(1, 7), rng.choice([1, 16, 100])
+    options = {"cache_seqlens": numbers(rng, 3 * room, batch)}
+    if rng.random() < 0.6:
+        options["block_table"] = numbers(rng, entries - 1, batch, 3)
+    else:
+        options["cache_batch_idx"] = numbers(rng, entries - 1, batch)
+    if rng.random() < 0.5:
+        options["cache_leftpad"] = numbers(rng, room, batch)
+    q, qv = (randn(rng, batch, rng.choice([1, 3]), 4, d) for d in (64, 512))
+    qv = qv[:, :1].expand(-1, q.shape[1], -1, -1)
+    caches = [randn(rng, entries, room, 2, d) for d in (64, 512)]
+    with library.serving(monkeypatch, rng.choice([80, 90])):
+        out, lse = flash_attn_with_kvcache(
+            q, *caches, qv=qv, return_lse=True, num_splits=rng.choice([0, 1, 3]), **options
+        )
+    check(out, lse)
 
 
 @pytest.mark.parametrize("row", APPEND, ids=id_of)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import test_latent
 from cache_cases import CacheCase, expected, make_cache, run_cached
 from calls import check_backward, check_forward
 from cases import FP16, Case, make_inputs
@@ -105,3 +106,13 @@ def test_explain_knows_what_fits(kernels, sm, row):
         sm, "bf16", 128, 128, 0, 0.0, 100, 40 << 20, 0, *shape, 0
     )
     assert json.loads(said)["variant"]["name"] == f"bwd_sm80_bf16_{row}"
+
+
+@pytest.mark.parametrize("scores", LEVELS)
+def test_latent_cache(scores, small):
+    options = LEVELS[scores]
+    case = CacheCase(
+        "latent", b=2, h=3, hk=1, d=64, dv=512, cache_seqlens=(120, 7), cache_size=120, **options
+    )
+    test_latent.check(case, "cpu", num_splits=2)
+    assert launched(small, "latent") == {f"latent_sm80_bf16_d64x512_{scores}_16x32"}

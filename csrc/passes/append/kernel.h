@@ -8,13 +8,12 @@
 
 namespace flash::append {
 
-template <class Element_, int kHeadDim_, int kRows_, ScoreLevel>
+template <class Element_, int kRows_, ScoreLevel>
 struct AppendConfig {
   using Element = Element_;
   static constexpr int kRows = kRows_;  // of a CTA, one warp each
   static constexpr int kThreads = kRows * 32;
   static constexpr int kChunk = 8;  // elements of a lane: 16 bytes
-  static_assert(kHeadDim_ <= 32 * kChunk);
 };
 
 template <class Config>
@@ -52,9 +51,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     append_kernel(__grid_constant__ AppendParams const p) {
   using Element = typename Config::Element;
   int64_t const row = int64_t(blockIdx.x) * Config::kRows + threadIdx.x / 32;
-  int const col = threadIdx.x % 32 * Config::kChunk;
   RowCopy<Element> const copy = copy_of<Element>(p, row);
-  if (copy.has(col)) {
+#pragma unroll 1
+  for (int col = threadIdx.x % 32 * Config::kChunk; copy.has(col); col += 32 * Config::kChunk) {
     copy.store(col, copy.chunk(p.rows.rotary, col));
   }
 }

@@ -1,0 +1,91 @@
+// Latent attention (MLA, DeepSeek-AI 2024, arXiv:2405.04434) of few query rows against a cache: a
+// key is its value and more columns, so that a cache's rows are read once for both products. Its
+// work is cut and merged as decode's (decode/kernel.h); here all warps of a CTA have the same keys,
+// because one warp has no registers for 512 columns of O.
+#pragma once
+
+#include "core/dynamic_smem.h"
+#include "core/launch_order.h"
+#include "decode/find_work.h"
+#include "decode/piece_merge.h"
+#include "latent/attention.h"
+
+namespace flash::latent {
+
+// Stores the rows: those of the piece, or if there is one piece O and LSE.
+template <class Config>
+__device__ void store_rows(DecodeOutput<Config> const& output, LatentStorage<Config>& smem,
+                           int warp, int lane, LatentAccumulators<Config>& acc) {
+  FragmentCoord<1> const coord(lane);
+  int const rows = output.work.tile.rows, col = warp * Config::kWarpColumns;
+  __syncthreads();  // all warps are done with the keys, which lie in the same memory
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    auto const row = acc.softmax.finish(r, output.sink(coord.row(r)), QuadReduce{});
+    factor[r] = row.out_scale;
+    if (warp == 0 && coord.col0 == 0 && coord.row(r) < rows) {
+      output.store_lse(coord.row(r), row.lse);
+    }
+  }
+  scale_rows(acc.rows(), factor);
+  Tensor o = acc.rows();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int c = 0; c < size<1>(o); c += 2) {
+      *reinterpret_cast<float2*>(&smem.out[coord.row(r)][col + coord.col(c)]) = {o(r, c),
+                                                                                 o(r, c + 1)};
+    }
+  }
+  __syncthreads();
+  constexpr int kChunks = Config::kHeadDimV / 8;
+  for (int i = threadIdx.x; i < rows * kChunks; i += Config::kThreads) {
+    int const r = i / kChunks, first = i % kChunks * 8;
+    if (first < output.p.fwd.head_dim_v) {
+      float values[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        values[e] = smem.out[r][first + e];
+      }
+      output.store(r, first, values);
+    }
+  }
+  __syncthreads();  // merging takes the same memory
+}
+
+template <class Config>
+__device__ __forceinline__ void latent_piece(DecodeParams const& p) {
+  auto& smem = *reinterpret_cast<LatentStorage<Config>*>(dynamic_smem());
+  auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == 0) {
+    find_work(p, PieceShare{0}, work);
+  }
+  __syncthreads();
+  if (!work.piece.valid) {
+    return;
+  }
+  // With score mods, scores are scaled before the softmax.
+  constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
+  LatentAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
+  attend(p, work, smem, warp, lane, acc);
+  using Output = DecodeOutput<Config>;
+  bool const cut = work.piece.splits > 1;
+  store_rows(Output{p, work, cut ? work.piece.split : Output::kWhole}, smem, warp, lane, acc);
+  if (cut) {
+    merge_pieces(p, work, smem.pieces);
+  }
+}
+
+// One CTA on a multiprocessor may have all registers; unasked, ptxas leaves half of them.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    latent_kernel(__grid_constant__ DecodeParams const p) {
+  latent_piece<Config>(p);
+  if (blockIdx.x == gridDim.x - 1) {
+    wait_for_launch_before();  // because later launches wait for this one alone
+  }
+}
+
+}  // namespace flash::latent

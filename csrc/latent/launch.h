@@ -1,0 +1,17 @@
+// Launches one instantiation; included by the generated files only.
+#pragma once
+
+#include "decode/piece_counters.h"
+#include "latent/kernel.h"
+
+namespace flash::latent {
+
+template <class Config>
+void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+  launch_kernel<latent_kernel<Config>>(
+      launch,
+      {num_thread_blocks(params.split), Config::kThreads, kSmemBytes<Config>, 1, params.beside},
+      with_counters(params, launch));
+}
+
+}  // namespace flash::latent
