@@ -49,6 +49,15 @@ def _serve(rank: int, store: str, pipe) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
+def error_of(kinds: type | tuple, function: Callable, *args: Any, **kwargs: Any) -> str:
+    """What the call's error says, which is of these kinds: a rank returns it."""
+    try:
+        function(*args, **kwargs)
+    except kinds as error:
+        return str(error)
+    return "nothing raised"
+
+
 class Processes:
     """``run`` calls a function on the first so many ranks; a hang ends all of them."""
 

@@ -23,7 +23,7 @@ from flash_attn.distributed import (
 )
 from tests.distributed import work
 from tests.distributed.cases import Case
-from tests.distributed.processes import group
+from tests.distributed.processes import error_of, group
 
 TIMEOUT = 5.0  # of the one group whose waits are to end
 
@@ -59,11 +59,8 @@ def differ(rank: int, what: str) -> str:
                 layout = None
     if what == "window":
         options.setdefault("window_size", torch.tensor([16, 0]))
-    try:
-        ring_attention(*q, layout, group(2), **({"causal": True} | options))
-    except Exception as error:
-        return str(error)
-    return "nothing raised"
+    options = {"causal": True} | options
+    return error_of(Exception, ring_attention, *q, layout, group(2), **options)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +90,8 @@ def differ_in_a_mesh(rank: int) -> str:
     """Rank 3 is wrong; rank 0 shares no group with it."""
     case = Case("mesh", 4)
     q = tensors(4 if rank < 3 else 5)
-    try:
-        mesh_attention(*q, dense_layout(16, 4, split=2), work.place(case))
-    except ValueError as error:
-        return str(error)
-    return "nothing raised"
+    layout = dense_layout(16, 4, split=2)
+    return error_of(ValueError, mesh_attention, *q, layout, work.place(case))
 
 
 def test_word_of_an_error_gets_through_a_mesh(processes):
@@ -123,11 +117,7 @@ def wrong_alike(rank: int, what: str) -> str:
             options = {"deterministic": "x"}
         case "gradient_dtype":
             options = {"gradient_dtype": "float32"}
-    try:
-        ring_attention(*q, layout, group(2), **options)
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return "nothing raised"
+    return error_of((TypeError, ValueError), ring_attention, *q, layout, group(2), **options)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +141,7 @@ def wrong_in_type_alone(rank: int, wrong: dict) -> str:
     """After the right call, which the ranks agreed on and to which the wrong one is equal."""
     layout, right = dense_layout(16, 2), {"causal": True, "return_lse": True, "softcap": 1.0}
     ring_attention(*tensors(8), layout, group(2), **right)
-    try:
-        ring_attention(*tensors(8), layout, group(2), **right | wrong)
-    except TypeError as error:
-        return str(error)
-    return "nothing raised"
+    return error_of(TypeError, ring_attention, *tensors(8), layout, group(2), **right | wrong)
 
 
 @pytest.mark.parametrize(("name", "value"), [("causal", 1), ("softcap", True), ("return_lse", 1)])
@@ -165,11 +151,8 @@ def test_a_flag_is_a_bool_and_a_bool_no_number(processes, name, value):
 
 
 def heads_and_ranks(rank: int) -> str:
-    try:
-        all_to_all_attention(*tensors(8, heads=6), dense_layout(32, 4, split=4))
-    except ValueError as error:
-        return str(error)
-    return "nothing raised"
+    layout = dense_layout(32, 4, split=4)
+    return error_of(ValueError, all_to_all_attention, *tensors(8, heads=6), layout)
 
 
 def test_heads_that_ranks_do_not_divide(processes):
@@ -233,11 +216,8 @@ def test_all_ranks_of_a_mesh_forget_at_once(processes):
 def describes_nothing_wrong(rank: int) -> str:
     """On rank 1 the call cannot be told from others; its description alone would pass."""
     kind = [] if rank == 1 else ()
-    try:
-        agree.check([group(2)], torch.device("cpu"), lambda: kind, lambda: "the same")
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return "nothing raised"
+    args = [group(2)], torch.device("cpu"), lambda: kind, lambda: "the same"
+    return error_of((TypeError, ValueError), agree.check, *args)
 
 
 def test_what_cannot_be_compared_is_an_error_everywhere(processes):
@@ -266,11 +246,8 @@ def test_strides_of_a_rank_without_tokens_are_no_other_kind(processes):
 
 
 def unshard_wrong(rank: int) -> str:
-    try:
-        unshard_sequence(torch.zeros(1, 7, 2), dense_layout(16, 2), group(2))
-    except ValueError as error:
-        return str(error)
-    return "nothing raised"
+    args = torch.zeros(1, 7, 2), dense_layout(16, 2), group(2)
+    return error_of(ValueError, unshard_sequence, *args)
 
 
 def test_unshard_names_the_rank(processes):

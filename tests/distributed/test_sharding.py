@@ -13,7 +13,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 import flash_attn
 from flash_attn.distributed import sharding
-from tests.distributed.processes import group
+from tests.distributed.processes import error_of, group
 
 RANKS = 2
 PLACEMENTS = {"heads": Shard(2), "batch": Shard(0), "whole": Replicate()}
@@ -202,11 +202,7 @@ def gradient_of_sinks(rank: int) -> str:
     inputs = [distribute_tensor(x.detach(), mesh, [Shard(2)]) for x in qkv(2, 6)]
     sinks = distribute_tensor(torch.zeros(4), mesh, [Shard(0)]).requires_grad_()
     out = flash_attn.flash_attn_func(*inputs, s_aux=sinks)
-    try:
-        out.sum().backward()
-    except (NotImplementedError, RuntimeError) as error:
-        return str(error)
-    return "nothing raised"
+    return error_of((NotImplementedError, RuntimeError), out.sum().backward)
 
 
 def test_sinks_have_no_gradient(processes):
@@ -237,6 +233,7 @@ def test_pages(processes):
     processes.run(paged, ranks=RANKS)
 
 
+ERRORS = (ValueError, NotImplementedError, RuntimeError)
 REFUSED = {
     "sequence": ([Shard(1)] * 3, 2, r"sequences that ranks share"),
     "partial": ([Partial()] * 3, 2, r"sequences that ranks share"),
@@ -254,24 +251,16 @@ def refused(rank: int, why: str) -> str:
         else distribute_tensor(x.detach(), mesh, [p])
         for x, p in zip(qkv(2, 6, heads_k=heads_k), placements)
     ]
-    try:
-        flash_attn.flash_attn_func(*inputs)
-    except (ValueError, NotImplementedError, RuntimeError) as error:
-        return str(error)
-    return "nothing raised"
+    return error_of(ERRORS, flash_attn.flash_attn_func, *inputs)
 
 
 def with_dropout(rank: int) -> str:
     """Also after a call that differs in nothing else."""
     mesh = mesh_of()
     inputs = [distribute_tensor(x.detach(), mesh, [Shard(2)]) for x in qkv(2, 6)]
-    try:
-        with implicit_replication():
-            flash_attn.flash_attn_func(*inputs)
-            flash_attn.flash_attn_func(*inputs, dropout_p=0.1)
-    except (ValueError, NotImplementedError, RuntimeError) as error:
-        return str(error)
-    return "nothing raised"
+    with implicit_replication():
+        flash_attn.flash_attn_func(*inputs)
+        return error_of(ERRORS, flash_attn.flash_attn_func, *inputs, dropout_p=0.1)
 
 
 def test_dropout_raises(processes):
