@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn.linear import _k_tiles, _kernels, ops
+from flash_attn.linear import _k_tiles, _kernels, chunk_scan, ops
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +38,16 @@ def poison_gradients(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(_kernels, "backward", backward)
     poison(monkeypatch)
     return taken
+
+
+def check_neighbours(q: Tensor, k: Tensor, v: Tensor, g: Tensor, do: Tensor) -> None:
+    """A sequence of 200 tokens between others has the gradients that it has alone."""
+
+    def gradients(begin: int, end: int, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+        own = [x[:, begin:end].detach().requires_grad_() for x in (q, k, v, g)]
+        o, _ = chunk_scan(*own, cu_seqlens=cu_seqlens)
+        return torch.autograd.grad(o, own, do[:, begin:end])
+
+    edges = torch.tensor([0, 37, 237, 300])
+    for of_all, alone in zip(gradients(0, 300, edges), gradients(37, 237, None), strict=True):
+        assert torch.equal(of_all[:, 37:237], alone)

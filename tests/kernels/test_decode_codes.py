@@ -137,19 +137,19 @@ def test_score_mods_and_odd_rows(kernels, row, case, kind):
     check(kernels, row, case, kind, num_splits=2)
 
 
-ALL = torch.arange(256, dtype=torch.uint8).view(E4M3)  # NaN at 127 and 255
+def every_code(d: int, nan: bool) -> Tensor:
+    """(1, 256, 1, d): 256 keys, turned by a code a column; NaN at 127 and 255, or 3."""
+    turn = (torch.arange(256)[:, None] + torch.arange(d)) % 256
+    codes = turn.to(torch.uint8).view(E4M3)
+    return (codes if nan else codes.float().nan_to_num(3.0).to(E4M3))[None, :, None]
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("nan", [False, True])
 def test_every_code(kernels, row, nan):
-    """As keys and as values, in every column of a sixteen: 256 keys, turned by a code a column."""
+    """As keys and as values, in every column of a sixteen."""
     dtype, d = DTYPES[row.dtype], row.head_dim
-    turn = (torch.arange(256)[:, None] + torch.arange(d)) % 256
-    codes = ALL[turn].float()
-    if not nan:
-        codes = codes.nan_to_num(3.0)
-    cache = codes.to(E4M3)[None, :, None]  # (1, 256, 1, d)
+    cache = every_code(d, nan)
     gen = torch.Generator().manual_seed(1)
     q = torch.randn((1, 16, 1, d), generator=gen).to(dtype)
     small = torch.ones_like(cache)

@@ -10,16 +10,12 @@ from cache_cases import CacheCase
 from compare import assert_accurate
 
 from . import calls
-from .rows import DTYPES, TABLE
-from .test_decode_codes import E4M3, check
+from .rows import DTYPES, TABLE, id_of
+from .test_decode_codes import check, every_code
 from .test_key_splits import KeySplits
 
 ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("fwd", 8)]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
-
-
-def id_of(x) -> str:
-    return getattr(x, "name", str(x))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
@@ -59,20 +55,13 @@ def test_pack_gqa(kernels, row, splits, page_size):
     check(on_tile, row, case, num_splits=None)
 
 
-ALL = torch.arange(256, dtype=torch.uint8).view(E4M3)  # NaN at 127 and 255
-
-
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("of", ["keys", "values"])
 @pytest.mark.parametrize("nan", [False, True])
 def test_every_code(kernels, row, of, nan):
-    """In every column: 256 keys, turned by a code a column."""
+    """In every column."""
     dtype, d = DTYPES[row.dtype], row.head_dim
-    turn = (torch.arange(256)[:, None] + torch.arange(d)) % 256
-    codes = ALL[turn].float()
-    if not nan:
-        codes = codes.nan_to_num(3.0)
-    cache = codes.to(E4M3)[None, :, None]  # (1, 256, 1, d)
+    cache = every_code(d, nan)
     small = torch.ones_like(cache)
     k, v = (cache, small) if of == "keys" else (small, cache)
     gen = torch.Generator().manual_seed(1)

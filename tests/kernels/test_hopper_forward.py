@@ -27,6 +27,17 @@ def check_dense(kernels, row, q, k, v, **kwargs) -> None:
     assert_lse("lse", lse, expected_lse)
 
 
+def check_packed(result, q, k, v, cu_q, cu_k, **options) -> None:
+    """out and lse of a call of sequences."""
+    starts = cu_q.tolist(), cu_k.tolist()
+    expected, standard = (
+        varlen_ref(attention, q, k, v, *starts, **options)
+        for attention in (attention_ref, standard_attention)
+    )
+    assert_accurate("out", result[0], expected[0], standard[0])
+    assert_lse("lse", result[1], expected[1])
+
+
 @pytest.mark.parametrize("row", SAMPLES, ids=id_of)
 @pytest.mark.parametrize("batch", [34, 80, 1200])
 @pytest.mark.parametrize("longest", [40, 300])
@@ -43,11 +54,7 @@ def test_a_tile_finds_its_sequence_among_many(kernels, row, batch, longest):
     q, k, v = torch.randn(3, total, 1, 32, generator=gen).to(DTYPES[row.dtype])
     first = calls.varlen(kernels, row.name, q, k, v, cu, cu, causal=True)
     second = calls.varlen(kernels, row.name, q, k, v, cu, cu, causal=True)
-    starts = cu.tolist()
-    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
-    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
-    assert_accurate("out", first[0], expected[0], standard[0])
-    assert_lse("lse", first[1], expected[1])
+    check_packed(first, q, k, v, cu, cu, causal=True)
     assert_bitwise("out", second[0], first[0])
 
 
@@ -59,13 +66,9 @@ def test_sequences_longer_than_was_said(kernels, row):
     cu = torch.tensor([0, 7, 7, 407, 500], dtype=torch.int32)
     q, k, v = torch.randn(3, 1000, 2, 64, generator=gen).to(DTYPES[row.dtype])
     call = dict(causal=True, max_seqlen_q=7)
-    out, lse = calls.varlen(kernels, row.name, q, k, v, cu, cu, **call)
-    starts = cu.tolist()
-    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
-    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
-    assert_accurate("out", out, expected[0], standard[0])
-    assert_lse("lse", lse, expected[1])
-    assert not out[500:].any()
+    result = calls.varlen(kernels, row.name, q, k, v, cu, cu, **call)
+    check_packed(result, q, k, v, cu, cu, causal=True)
+    assert not result[0][500:].any()
 
 
 @pytest.mark.parametrize("row", SAMPLES, ids=id_of)
@@ -95,12 +98,8 @@ def test_packed_heads_of_a_packed_batch(kernels, row, group, longest, tile):
     q = torch.randn(int(cu[-1]) + 5, 2 * group, 64, generator=gen).to(DTYPES[row.dtype])
     k, v = torch.randn(2, int(cu[-1]), 2, 64, generator=gen).to(q.dtype)
     on_tile = calls.OnTile(kernels, tile)
-    out, lse = calls.varlen(on_tile, row.name, q, k, v, cu, cu, causal=True)
-    starts = cu.tolist()
-    expected = varlen_ref(attention_ref, q, k, v, starts, starts, causal=True)
-    standard = varlen_ref(standard_attention, q, k, v, starts, starts, causal=True)
-    assert_accurate("out", out, expected[0], standard[0])
-    assert_lse("lse", lse, expected[1])
+    result = calls.varlen(on_tile, row.name, q, k, v, cu, cu, causal=True)
+    check_packed(result, q, k, v, cu, cu, causal=True)
 
 
 def test_keys_of_a_cache_with_odd_strides(kernels):
@@ -235,15 +234,11 @@ def test_tiles_of_an_average_length_unless_batch_invariant(kernels, row):
         return calls.varlen(kernels, row.name, q[at], k[ends], v[ends], *cu, causal=True, **how)
 
     on_second = calls.OnTile(kernels, "second")
-    (out, lse), (own, own_lse) = call(on_second), call(kernels, batch_invariant=True)
-    starts = cu_q.tolist(), cu_k.tolist()
-    expected = varlen_ref(attention_ref, q, k, v, *starts, causal=True)
-    standard = varlen_ref(standard_attention, q, k, v, *starts, causal=True)
-    for result, result_lse in ((out, lse), (own, own_lse)):
-        assert_accurate("out", result, expected[0], standard[0])
-        assert_lse("lse", result_lse, expected[1])
-    assert not torch.equal(lse, own_lse)  # sums of other tiles
-    assert_bitwise("out", own[:20], call(kernels, 1, batch_invariant=True)[0])
+    second, own = call(on_second), call(kernels, batch_invariant=True)
+    for result in (second, own):
+        check_packed(result, q, k, v, cu_q, cu_k, causal=True)
+    assert not torch.equal(second[1], own[1])  # sums of other tiles
+    assert_bitwise("out", own[0][:20], call(kernels, 1, batch_invariant=True)[0])
 
 
 # Row blocks that are stored under the next one's first scores. Three multiprocessors have several
@@ -278,9 +273,5 @@ def test_sequences_stored_under_the_next(kernels, row, causal, window):
     k, v = torch.randn(2, int(cu_k[-1]), 1, 248, generator=gen).to(q.dtype)
     options = dict(causal=causal, window_size=window)
     late = calls.OnTile(kernels, "second")
-    out, lse = calls.varlen(late, row.name, q, k, v, cu_q, cu_k, **options)
-    starts = cu_q.tolist(), cu_k.tolist()
-    expected = varlen_ref(attention_ref, q, k, v, *starts, **options)
-    standard = varlen_ref(standard_attention, q, k, v, *starts, **options)
-    assert_accurate("out", out, expected[0], standard[0])
-    assert_lse("lse", lse, expected[1])
+    result = calls.varlen(late, row.name, q, k, v, cu_q, cu_k, **options)
+    check_packed(result, q, k, v, cu_q, cu_k, **options)

@@ -9,7 +9,7 @@ import torch
 
 from flash_attn.linear import chunk_scan
 from tests.kernels import library
-from tests.kernels.linear_results import poison_gradients
+from tests.kernels.linear_results import check_neighbours, poison_gradients
 from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, check, packed
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -106,17 +106,7 @@ def test_gate_gradient_of_one_chunk(dtype):
 
 def test_neighbours_change_no_bit(calls):
     q, k, v = (torch.randn(1, 300, 1, d).half() for d in (24, 24, 40))
-    g = -torch.rand(1, 300, 1)
-    do = torch.randn_like(v)
-    edges = torch.tensor([0, 37, 237, 300])
-
-    def gradients(begin: int, end: int, cu_seqlens: torch.Tensor | None) -> list[torch.Tensor]:
-        own = [x[:, begin:end].detach().requires_grad_() for x in (q, k, v, g)]
-        o, _ = chunk_scan(*own, cu_seqlens=cu_seqlens)
-        return list(torch.autograd.grad(o, own, do[:, begin:end]))
-
-    for of_all, alone in zip(gradients(0, 300, edges), gradients(37, 237, None), strict=True):
-        assert torch.equal(of_all[:, 37:237], alone)
+    check_neighbours(q, k, v, -torch.rand(1, 300, 1), torch.randn_like(v))
     assert calls == [300, 200]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from flash_attn.linear import chunk_scan
 from tests.kernels import library
-from tests.kernels.linear_results import poison_gradients
+from tests.kernels.linear_results import check_neighbours, poison_gradients
 from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, check, packed
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -181,15 +181,7 @@ def test_neighbours_change_no_bit(V, calls):
     q, k = (torch.randn(1, 300, 1, 24).half() for _ in range(2))
     v, do = (torch.randn(1, 300, 1, V).half() for _ in range(2))
     g = -3 * torch.rand(1, 300, 1, 24)
-    edges = torch.tensor([0, 37, 237, 300])
-
-    def gradients(begin: int, end: int, cu_seqlens: torch.Tensor | None) -> list[torch.Tensor]:
-        own = [x[:, begin:end].detach().requires_grad_() for x in (q, k, v, g)]
-        o, _ = chunk_scan(*own, cu_seqlens=cu_seqlens)
-        return list(torch.autograd.grad(o, own, do[:, begin:end]))
-
-    for of_all, alone in zip(gradients(0, 300, edges), gradients(37, 237, None), strict=True):
-        assert torch.equal(of_all[:, 37:237], alone)
+    check_neighbours(q, k, v, g, do)
     assert calls == [300, 200]
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from cache_cases import CacheCase, expected, make_cache
 from compare import assert_accurate, assert_lse
-from reference import attention_ref, standard_attention, varlen_ref
+from reference import attention_ref, standard_attention
 
 from . import calls
 from .rows import DTYPES, FORWARDS, TABLE, id_of
+from .test_hopper_forward import check_packed
 
 ROWS = [v for v in TABLE if v.direction == "paged"]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
@@ -230,13 +231,8 @@ def test_varlen(kernels, row, size, has_room, has_used):
         table, kernels = with_room(table, size), calls.OnTile(kernels, "second")
     if has_used:
         tensors["seqused_k"] = torch.tensor(lengths_k, dtype=torch.int32)
-    out, lse = calls.varlen(
+    result = calls.varlen(
         kernels, row.name, q, *caches, cu_q, None if has_used else cu_k, block_table=table,
         causal=True, **tensors,
     )  # fmt: skip
-    expected_out, standard = (
-        varlen_ref(attention, q, k, v, cu_q.tolist(), cu_k.tolist(), leftpad_k=leftpad, causal=True)
-        for attention in (attention_ref, standard_attention)
-    )
-    assert_accurate("out", out, expected_out[0], standard[0])
-    assert_lse("lse", lse, expected_out[1])
+    check_packed(result, q, k, v, cu_q, cu_k, leftpad_k=leftpad, causal=True)
