@@ -32,6 +32,14 @@ def code_values() -> Tensor:
 VALUES = code_values()
 
 
+def codes(device, *shape: int) -> Tensor:
+    return torch.randn(*shape).to(FP8).to(device)
+
+
+def moved(x, device):
+    return x.to(device) if isinstance(x, Tensor) else x
+
+
 def bits(codes: Tensor) -> Tensor:
     """uint8 on the host, with one NaN for both."""
     found = codes.cpu().contiguous().view(torch.uint8)

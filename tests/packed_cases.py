@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from cases import OFFSET, SEED, Case, padded_on_gpu, poisoned, rng_state, values
@@ -96,6 +96,19 @@ def pack(case: Case, lengths: tuple[list[int], list[int]], device, spare: int = 
         device,
         spare,
     )
+
+
+def in_pages(ends: list[int], page_size: int, *packed: Tensor) -> tuple[Tensor, ...]:
+    """A table of pages in any order, and the pages of each packed tensor, NaN in rows of none."""
+    columns = -(-max(stop - start for start, stop in pairwise(ends)) // page_size)
+    table = torch.randperm((len(ends) - 1) * columns, device=packed[0].device).view(-1, columns)
+    shape = table.numel(), page_size
+    caches = [x.new_full((*shape, *x.shape[1:]), float("nan")) for x in packed]
+    for pages, (start, stop) in zip(table, pairwise(ends), strict=True):
+        row = torch.arange(stop - start, device=table.device)
+        for cache, x in zip(caches, packed, strict=True):
+            cache[pages[row // page_size], row % page_size] = x[start:stop]
+    return table.int(), *caches
 
 
 def run_packed(case: Case, x: Packed, q, k, v, s_aux=None, **extra):

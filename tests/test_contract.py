@@ -7,6 +7,7 @@ the row of probabilities, so the expectation is a line of plain Python and not t
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -228,37 +229,34 @@ DETERMINISTIC = [
 ]
 
 
+def check_repeats(x, attend) -> None:
+    """Three times the same gradients of ``attend(q, k, v)``, bit for bit."""
+    runs = []
+    for _ in range(3):
+        torch.manual_seed(1)
+        leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
+        runs.append(torch.autograd.grad(attend(*leaves), leaves, x.dout))
+    for again in runs[1:]:
+        for name, now, first in zip(("dq", "dk", "dv"), again, runs[0], strict=True):
+            assert_bitwise(name, now, first)
+
+
 @pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
 def test_deterministic_backward(case, device, needs):
     if device == "cpu":  # thread blocks take turns there: a group of heads meets all that many do
         case = replace(case, b=1, h=2, hk=1)
     x = make_inputs(case, device)
+    options = case.mask_kwargs() | {"dropout_p": case.dropout_p, "deterministic": True}
     with needs("backward", *case.features):
-        runs = []
-        for _ in range(3):
-            torch.manual_seed(1)
-            leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
-            out = flash_attn_func(
-                *leaves, dropout_p=case.dropout_p, deterministic=True, **case.mask_kwargs()
-            )
-            runs.append(torch.autograd.grad(out, leaves, x.dout))
-        for again in runs[1:]:
-            for name, now, first in zip(("dq", "dk", "dv"), again, runs[0], strict=True):
-                assert_bitwise(name, now, first)
+        check_repeats(x, partial(flash_attn_func, **options))
 
 
 @pytest.mark.parametrize("lengths", ["mixed", "keys_longer", "zeros"])
 def test_deterministic_varlen_backward(lengths, device, needs):
     x = pack(Case(h=6, hk=2), LENGTHS[lengths], device)
+    options = x.lengths | {"causal": True, "deterministic": True}
     with needs("backward"):
-        runs = []
-        for _ in range(3):
-            leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
-            out = flash_attn_varlen_func(*leaves, **x.lengths, causal=True, deterministic=True)
-            runs.append(torch.autograd.grad(out, leaves, x.dout))
-        for again in runs[1:]:
-            for name, now, first in zip(("dq", "dk", "dv"), again, runs[0], strict=True):
-                assert_bitwise(name, now, first)
+        check_repeats(x, partial(flash_attn_varlen_func, **options))
 
 
 @pytest.mark.parametrize("causal", [False, True])

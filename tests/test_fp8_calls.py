@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from compare import assert_bitwise
-from fp8_cases import FP8, bits
+from fp8_cases import FP8, bits, codes, moved
 from torch import Tensor
 from torch.library import opcheck
 
@@ -24,10 +24,6 @@ B, S, H, HK, D = 2, 16, 4, 2, 32
 
 def randn(device, *shape: int, dtype=BF16) -> Tensor:
     return torch.randn(*shape, device=device).to(dtype)
-
-
-def codes(device, *shape: int) -> Tensor:
-    return torch.randn(*shape).to(FP8).to(device)
 
 
 def call_of(device) -> dict:
@@ -92,10 +88,6 @@ REFUSED = {
     "rows": ({"v_descale": torch.ones(B, S)}, r"v_descale: got shape \(2, 16\); .*\(2, 16, 2\)"),
     "columns": ({"v_descale": torch.ones(B, S, HK, D)}, r"v_descale: got shape \(2, 16, 2, 32\)"),
 }  # fmt: skip
-
-
-def moved(x, device):
-    return x.to(device) if isinstance(x, Tensor) else x
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -7,7 +7,7 @@ import torch
 from cases import BF16, FP16, Case
 from coded_cases import KINDS, make_coded, pack_coded
 from compare import assert_bitwise
-from fp8_cases import FP8
+from fp8_cases import FP8, codes, moved
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
@@ -20,10 +20,6 @@ from flash_attn.dispatch import fp8, private
 
 B, S, H, HK, D = 2, 9, 4, 2, 32
 OPERATION = torch.ops.flash_attn._flash_attn_fp8_forward
-
-
-def codes(device, *shape: int) -> Tensor:
-    return torch.randn(*shape).to(FP8).to(device)
 
 
 def dense_of(device) -> dict:
@@ -77,10 +73,6 @@ REFUSED = {
         {"q": torch.zeros(B, S, H, 16).to(FP8)}, r"k: got head_dim 32 .* must be that of q, 16"
     ),
 }  # fmt: skip
-
-
-def moved(x, device):
-    return x.to(device) if isinstance(x, Tensor) else x
 
 
 @pytest.mark.parametrize("name", REFUSED)

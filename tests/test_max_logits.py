@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 
 import pytest
 import torch
 from cases import BF16, FP16, FP32, FP64, Case, make_inputs
 from compare import assert_bitwise, assert_within, largest
+from packed_cases import in_pages
 from reference import max_logits_ref, varlen_ref
 
 import flash_attn
@@ -123,17 +123,7 @@ def test_packed(options, device, needs):
 def test_pages(page_size, device, needs):
     q, k, v, cu_q, cu_k = packed(device)
     longest, ends = max(LENGTHS[1]), cu_k.tolist()
-    columns = -(-longest // page_size)
-    k_pages, v_pages = (
-        torch.full((5 * columns, page_size, 2, 64), float("nan"), device=device, dtype=BF16)
-        for _ in "kv"
-    )
-    table = torch.randperm(5 * columns).view(5, columns).to(torch.int32).to(device)
-    for i, (start, stop) in enumerate(itertools.pairwise(ends)):
-        for pages, x in ((k_pages, k), (v_pages, v)):
-            own = pages[table[i].long()].flatten(0, 1)
-            own[: stop - start] = x[start:stop]
-            pages[table[i].long()] = own.unflatten(0, (columns, page_size))
+    table, k_pages, v_pages = in_pages(ends, page_size, k, v)
     with needs("paged"):
         rows, heads = (
             flash_attn.flash_attn_varlen_func(

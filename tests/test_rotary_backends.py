@@ -150,15 +150,16 @@ def test_parts_and_their_gradients_in_one_call(device, dims, dtype, own_tables, 
     assert_same(got[1], pack(expected(douts, True)))
 
 
+def q_and_k(device) -> list[torch.Tensor]:
+    return [torch.randn(2, 6, h, 24, dtype=torch.bfloat16, device=device) for h in (4, 2)]
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("views", [False, True])
 def test_q_and_k_are_apply_rotary_emb_of_each(device, inplace, views):
     """Where autograd does not let one function write into both, too."""
     cos, sin = (t.to(device) for t in tables(16, torch.float32))
-    leaves = [
-        torch.randn(2, 6, h, 24, dtype=torch.bfloat16, device=device).requires_grad_()
-        for h in (4, 2)
-    ]
+    leaves = [x.requires_grad_() for x in q_and_k(device)]
 
     def inputs():
         return [(x * 1).unflatten(1, (2, 3)).flatten(1, 2) if views else x * 1 for x in leaves]
@@ -177,7 +178,7 @@ def test_q_and_k_are_apply_rotary_emb_of_each(device, inplace, views):
 def test_what_needs_no_gradient_gets_none(device, inplace, wanted):
     """Of q and k that turn in one call; what turns in place stays a tensor without a graph."""
     cos, sin = (t.to(device) for t in tables(16, torch.float32))
-    q, k = (torch.randn(2, 6, h, 24, dtype=torch.bfloat16, device=device) for h in (4, 2))
+    q, k = q_and_k(device)
     leaf = (q, k)[wanted].requires_grad_()
     inputs = [x * 1 if x is leaf else x for x in (q, k)]
     outs = apply_rotary_emb_qk(*inputs, cos, sin, inplace=inplace)
@@ -360,10 +361,7 @@ def test_the_operation_is_well_formed(device):
 @pytest.mark.parametrize("inplace", [False, True])
 def test_compiled(device, inplace):
     cos, sin = (t.to(device) for t in tables(16, torch.float32))
-    leaves = [
-        torch.randn(2, 6, h, 24, dtype=torch.bfloat16, device=device).requires_grad_()
-        for h in (4, 2)
-    ]
+    leaves = [x.requires_grad_() for x in q_and_k(device)]
 
     def step(q, k):
         return apply_rotary_emb_qk(q * 1, k * 1, cos, sin, inplace=inplace)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
 from cases import Case, make_inputs, rng_state
 from compare import assert_bitwise, assert_within, largest
+from packed_cases import in_pages
 from reference import max_logits_ref, varlen_ref
 
 from . import calls
@@ -123,19 +123,9 @@ def test_packed(kernels, row):
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 def test_pages(kernels, row, page_size):
     dtype, keys = DTYPES[row.dtype], torch.tensor([700, 0, 333], dtype=torch.int32)
-    columns = -(-int(keys.max()) // page_size)
-    table = torch.randperm(3 * columns).view(3, columns).to(torch.int32)
-    k_pages, v_pages = (
-        torch.full((3 * columns, page_size, 1, d), float("nan"), dtype=dtype)
-        for d in (row.head_dim, row.head_dim_v)
-    )
     cu_k = torch.tensor([0, *keys]).cumsum(0)
     k, v = (torch.randn(int(cu_k[-1]), 1, d).to(dtype) for d in (row.head_dim, row.head_dim_v))
-    for i, (start, stop) in enumerate(itertools.pairwise(cu_k.tolist())):
-        for pages, x in ((k_pages, k), (v_pages, v)):
-            own = pages[table[i].long()].flatten(0, 1)
-            own[: stop - start] = x[start:stop]
-            pages[table[i].long()] = own.unflatten(0, (columns, page_size))
+    table, k_pages, v_pages = in_pages(cu_k.tolist(), page_size, k, v)
     cu_q = torch.tensor([0, 150, 153, 160], dtype=torch.int32)
     q = torch.randn(160, 2, row.head_dim).to(dtype)
     rows, heads = (
