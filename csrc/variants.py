@@ -282,8 +282,8 @@ def _sm80_decode_codes(scores: str) -> list[Variant]:
     ]  # fmt: skip
 
 
-# Latent attention: head_dim is of the rotated part, and block_n the keys of a CTA's step. The second
-# tile fits the 99 KiB of consumer GPUs.
+# Latent attention: head_dim is of the rotated part, and block_n the keys of a CTA's step. The
+# second tile fits the 99 KiB of consumer GPUs.
 _LATENT = dict(
     direction="latent", arch="sm80", head_dim=64, head_dim_v=512, block_m=16, block_n=32, warps=8
 )
