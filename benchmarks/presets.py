@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks import contenders, fp8, linear, linear_step, problems, rotary
+from benchmarks import contenders, fp8, linear, linear_step, mla, problems, rotary
 from benchmarks.clock import Clock, graphed
 from benchmarks.rows import Options, Row, rate
 from examples.gpt.measure import peak_megabytes
@@ -267,6 +267,7 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "decode": decode,
     "serve": serve,
     "fp8": fp8.fp8,
+    "mla": mla.mla,
     "sweep": sweep,
     "memory": memory,
     "linear": linear.linear,

@@ -44,7 +44,8 @@ CONTENTS: dict[str, dict[str, str]] = {
             linear_step counters probabilities emulation""",
     },
     "lab/README.md": {
-        "Experiments": """plan sm90_forward_rates sm90_forward_few_queries sm90_forward_log
+        "Experiments": """plan latent_attention sm90_forward_rates sm90_forward_few_queries
+            sm90_forward_log
             sm90_forward_instruction_cost sm90_forward_step sm90_forward_tile_ends
             sm90_forward_varlen_short sm90_forward_short_rows sm90_forward_short_rows_tried
             sm90_forward_tile_choice sm90_forward_late_store sm90_forward_largest_logits

@@ -13,8 +13,10 @@ from torch import Tensor
 from flash_attn import flash_attn_with_kvcache
 from flash_attn_3 import _beside  # noqa: F401  raises beside another flash_attn
 
-__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["SERVED_BY", "flash_mla_with_kvcache", "get_mla_metadata"]
 
+#: Whose kernels run; the benchmarks look.
+SERVED_BY: str = "flash_attn"
 _METADATA_COLUMNS = 8  # what programs that keep a buffer for it expect
 
 

@@ -63,13 +63,13 @@ def dense(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
         check_gradients(out, inputs + sinks, what)
 
 
-def relay(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
+def ordered_dq(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     """On a GPU so many tiles that the backward hands sums on, which are not set to zero before."""
     shape = (6, 300, 16) if torch.get_default_device().type == "cuda" else (1, 30, 2)
     for causal in (False, True):
         inputs = leaves(*((*shape, d) for d in (head_dim, head_dim, head_dim_v)), dtype=dtype)
         out = flash_attn.flash_attn_func(*inputs, causal=causal)
-        check_gradients(out, inputs, (dtype, head_dim, causal, "relay"))
+        check_gradients(out, inputs, (dtype, head_dim, causal, "ordered dQ"))
 
 
 def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
@@ -205,7 +205,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
         # A CPU only tries these calls: there head dims choose no kernel, and dtypes take turns.
         for head_dims in HEAD_DIMS if device == "cuda" else HEAD_DIMS[n :: len(DTYPES)]:
             dense(dtype, *head_dims)
-            relay(dtype, *head_dims)
+            ordered_dq(dtype, *head_dims)
             varlen(dtype, *head_dims)
             short(dtype, *head_dims)
             cache(dtype, *head_dims)

@@ -76,8 +76,8 @@ def test_deterministic_a_thousand_times_beside_other_work(cuda, d, dv):
 
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window_size_left": 100}], ids=str)
-def test_relay_beside_other_work(cuda, d, dv, options):
-    """Of a short dense call key blocks hand sums of dq on: whoever is late, nothing is missed."""
+def test_ordered_dq_beside_other_work(cuda, d, dv, options):
+    """Short dense calls add dQ in order: whichever CTA is late, nothing is missed."""
     x, lse = inputs(cuda, d, dv, b=20, h=16, hk=16, sq=600, sk=600)
     first = by_hand(x, lse, deterministic=True, **options)
     order = 1e-6 * first[1].abs().max().item()
@@ -157,7 +157,7 @@ def test_many_short_sequences(cuda, causal, heads, d):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
-def test_relay_is_right(cuda, causal, d, dv):
+def test_ordered_dq_is_right(cuda, causal, d, dv):
     q, k = torch.randn(2, 24, 520, 16, d, device=cuda, dtype=BF16)
     v, dout = torch.randn(2, 24, 520, 16, dv, device=cuda, dtype=BF16)
     check_slice(q, k, v, dout, slice(0, 1), causal)
@@ -166,7 +166,7 @@ def test_relay_is_right(cuda, causal, d, dv):
     alone = torch.autograd.grad(flash_attn_func(q, *leaves, causal=causal), leaves, dout)
     q.requires_grad_()
     with_q = torch.autograd.grad(flash_attn_func(q, *leaves, causal=causal), [q, *leaves], dout)
-    for name, a, b in zip("kv", alone, with_q[1:], strict=True):  # in a kernel without a relay
+    for name, a, b in zip("kv", alone, with_q[1:], strict=True):  # in a kernel without ordered dQ
         assert_bitwise(f"d{name}", a, b)
 
 
@@ -218,7 +218,7 @@ def test_no_host_synchronisation(cuda):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize(("b", "s"), [(2, 300), (40, 600)])  # the second in a relay
+@pytest.mark.parametrize(("b", "s"), [(2, 300), (40, 600)])  # the second with ordered dQ
 def test_capture_in_a_graph(cuda, d, b, s, deterministic):
     x, lse = inputs(cuda, d, d, b=b, h=8, hk=8, sq=s, sk=s)
     expected = by_hand(x, lse, deterministic=True)

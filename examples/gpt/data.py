@@ -7,6 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from examples.gpt.model import Packed
 
@@ -46,6 +47,16 @@ class Corpus:
         """The same ones every time."""
         draw = random.Random(1)
         return [self._pack(self.held_out, draw) for _ in range(count)]
+
+    def rows(self, count: int, length: int, *, held_out: bool) -> Tensor:
+        """Pieces of one length, (count, length) int64, the same ones every time."""
+        draw = random.Random(2)
+        files = [f for f in (self.held_out if held_out else self.train) if len(f) >= length]
+        rows = []
+        for file in draw.choices(files, [len(f) for f in files], k=count):
+            start = draw.randint(0, len(file) - length)
+            rows.append(list(file[start : start + length]))
+        return torch.tensor(rows)
 
     def _pack(self, files: list[bytes], draw: random.Random) -> Packed:
         """Random pieces of random files, 64 to ``max_seqlen`` bytes, until the batch is full."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.layers.rotary import apply_rotary_emb_qkv_
 from flash_attn.ops.rms_norm import RMSNorm
+from flash_attn.utils.kv_quantization import KVScales
 
 
 @dataclass
@@ -48,10 +49,15 @@ class Packed:
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer: (batch, max_seqlen, heads_kv, head_dim) each."""
+    """Keys and values of one layer: (batch, max_seqlen, heads_kv, head_dim) each.
+
+    In 8 bits they are codes: a key is its code times k_descale, (batch, heads_kv).
+    """
 
     k: Tensor
     v: Tensor
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -94,6 +100,8 @@ class Attention(nn.Module):
             cache_seqlens=used,
             causal=True,
             rotary_interleaved=False,
+            k_descale=cache.k_descale,
+            v_descale=cache.v_descale,
         )
         return self.out(out.flatten(-2))
 
@@ -151,19 +159,26 @@ class GPT(nn.Module):
             x = block(x, lambda y, block=block: block.attention(y, batch, rotary))
         return self.head(self.norm(x))
 
-    def new_cache(self, batch_size: int, dtype: torch.dtype) -> list[LayerCache]:
+    def new_cache(
+        self, batch_size: int, dtype: torch.dtype, scales: list[KVScales] | None = None
+    ) -> list[LayerCache]:
+        """In ``dtype``, or in 8 bits with the scales of each layer."""
         c = self.config
         shape = (batch_size, c.max_seqlen, c.heads_kv, c.head_dim)
 
-        def empty() -> Tensor:
+        def empty(dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self.cos.device)
 
-        return [LayerCache(empty(), empty()) for _ in self.blocks]
+        if scales is None:
+            return [LayerCache(empty(dtype), empty(dtype)) for _ in self.blocks]
+        fp8 = torch.float8_e4m3fn
+        return [LayerCache(empty(fp8), empty(fp8), *s.descales(batch_size)) for s in scales]
 
     def decode(self, tokens: Tensor, cache: list[LayerCache], used: Tensor) -> Tensor:
         """(batch, new) tokens after ``used`` (batch,) cached ones -> logits (batch, new, vocab)"""
         x = self.embed(tokens)
-        rotary = self.rotary(cache[0].k.dtype)
+        # One does not rotate in 8 bits: then the call casts to the dtype of its queries.
+        rotary = self.rotary(cache[0].k.dtype if cache[0].k_descale is None else torch.float32)
         for block, kv in zip(self.blocks, cache, strict=True):
             attention = block.attention
             x = block(x, lambda y, a=attention, kv=kv: a.decode(y, kv, used, rotary))

@@ -46,7 +46,7 @@ class Sequences:
 
         totals = [old + new for old, new in lengths]
         counts = [-(-n // page) for n in totals]
-        order = (1 + torch.randperm(sum(counts))).tolist()  # page 0 is nobody's
+        order = (1 + torch.randperm(sum(counts))).tolist()  # page 0 is of no sequence
         pages = [[order.pop() for _ in range(n)] for n in counts]
         q = randn(sum(new for _, new in lengths), HEADS, DIM)
         k, v = ([randn(n, heads_kv, DIM) for n in totals] for _ in "kv")

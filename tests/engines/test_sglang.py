@@ -201,7 +201,7 @@ def test_keys_that_are_there_already(module):
     batch = requests.batch(seqs, "DECODE")
     requests.backend.init_forward_metadata(batch)
     first = requests.run(seqs, batch)
-    kept, requests.pool.set_kv_buffer = requests.pool.kv.clone(), None  # nobody calls it
+    kept, requests.pool.set_kv_buffer = requests.pool.kv.clone(), None  # nothing calls it
     out = requests.backend.forward(
         seqs.q.flatten(1), None, None, requests.layer(), batch, save_kv_cache=False
     )

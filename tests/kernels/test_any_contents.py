@@ -34,9 +34,9 @@ FORWARD = [v for v in ROWS if v.direction == "fwd" and v.head_dim == 64]
 # And two computing warpgroups.
 FORWARD += [v for v in ROWS if (v.direction, v.arch, v.head_dim_v) == ("fwd", "sm90", 128)][:1]
 BACKWARD = [v for v in ROWS if v.direction == "bwd" and v.head_dim == 64]
-# Each tile drawn, or columns of them.
-COLUMNS = [v for v in BACKWARD if v.arch == "sm90"]
-WAYS = [(v, False) for v in BACKWARD] + [(v, True) for v in COLUMNS]
+# Each tile drawn, or all KV blocks of a sequence by one CTA.
+KV_PERSISTENT = [v for v in BACKWARD if v.arch == "sm90"]
+WAYS = [(v, False) for v in BACKWARD] + [(v, True) for v in KV_PERSISTENT]
 # Rows whose tiles of small pages are long where a table has room for many keys.
 LONG = [v for v in ROWS if v.direction == "fwd" and v.second_block_n > 128]
 PAGED = [v for v in ROWS if v.direction == "paged" and v.head_dim == 64]

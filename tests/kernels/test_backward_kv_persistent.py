@@ -97,15 +97,15 @@ def test_varlen(kernels, row, split_heads):
     ("row", "deterministic", "mask"),
     by_turns(PLAIN, [dict(causal=True), dict(window_size=(140, 60))]),
 )
-def test_sums_in_the_order_of_turns(kernels, row, deterministic, mask):
-    """Whoever has which column, dq has the bits of a deterministic call without columns."""
+def test_sums_in_the_order_of_a_semaphore(kernels, row, deterministic, mask):
+    """Whichever CTA has a sequence, dq has the bits of a deterministic call with tiles."""
     run = partial(calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400), **mask)
-    in_turns = run(deterministic=True)
+    by_semaphore = run(deterministic=True)
     for last_block_first in (False, True):
         results = run(
             kv_persistent=True, deterministic=deterministic, last_block_first=last_block_first
         )
-        for name, a, b in zip(NAMES, results, in_turns, strict=True):
+        for name, a, b in zip(NAMES, results, by_semaphore, strict=True):
             assert_bitwise(name, a, b)
 
 

@@ -1,5 +1,5 @@
 """The decode kernel itself writes what a call brings to the cache: every thread block what it
-reads, and one of them the rest. Blocks run one after the other here, in either order: whoever
+reads, and one of them the rest. Blocks run one after the other here, in either order: whichever
 relies on another's rows reads NaN."""
 
 from __future__ import annotations

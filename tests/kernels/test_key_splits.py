@@ -92,7 +92,7 @@ def test_few_rows(kernels, row, queries, heads, splits):
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
 @pytest.mark.parametrize("splits", [3, 16])
-def test_bits_are_the_same_whoever_merges(kernels, row, splits):
+def test_bits_are_the_same_whichever_cta_merges(kernels, row, splits):
     """With another sequence beside them rows are too many to be merged all splits at once."""
     gen = torch.Generator().manual_seed(splits)
     q = torch.randn(2, 43, 7, row.head_dim, generator=gen).to(DTYPES[row.dtype])

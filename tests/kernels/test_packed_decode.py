@@ -242,7 +242,7 @@ def test_more_sequences_than_are_cut(kernels, row):
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("longest", [1, 3, 20])
 def test_merging(kernels, row, longest):
-    """Whoever is last merges in the same order, and leaves counters at 0 for the next launch."""
+    """Whichever CTA is last merges in the same order, and leaves counters at 0 for the next launch."""
     keys = 23 * row.block_n * row.warps - 5
     batch = Batch("merging", q=(longest, 1, 0), k=(keys, 100, 50), h=3, hk=1)
     x = make(batch, DTYPES[row.dtype], row.head_dim)
@@ -373,7 +373,7 @@ def test_each_sequence_is_one_kernel_s(kernels, row, few):
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 def test_batch_invariance(kernels, row):
-    """Whoever is beside a sequence, it has the same kernel and the same pieces."""
+    """Whatever is beside a sequence, it has the same kernel and the same pieces."""
     batch = Batch("together", q=(1, 5, 40, 20), k=(310, 700, 60, 200))
     x = make(batch, BF16, 64)
     out, lse = run(kernels, row, batch, x, batch_invariant=True)

@@ -62,9 +62,8 @@ def test_backward(kernels, row, deterministic, way, seeds, blocks, shape):
 @pytest.mark.parametrize("row", FINDING, ids=id_of)
 @pytest.mark.parametrize("shape", FOUND, ids=str)
 @pytest.mark.parametrize("l2_bytes", [1 << 16, 50 << 20])
-def test_relay_that_finds_delta(kernels, row, shape, l2_bytes):
-    """Rows wait for D that another thread block finds. With a small L2 little of it is found
-    before."""
+def test_ordered_dq_with_delta_warps(kernels, row, shape, l2_bytes):
+    """Rows wait for D that another CTA computes. With a small L2 little of it is there before."""
     case = sized(row, **shape)
     for seed in SEEDS:
         beside = SideBySide(kernels, 2, seed, l2_bytes)
@@ -74,10 +73,11 @@ def test_relay_that_finds_delta(kernels, row, shape, l2_bytes):
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("shape", SHORT, ids=str)
 @pytest.mark.parametrize("l2_bytes", [1 << 16, 50 << 20])
-def test_short_tiles_of_a_relay(kernels, row, shape, l2_bytes):
-    """Many to a thread block, whose last dQ the other waits for while it is at the next one.
+def test_short_tiles_with_ordered_dq(kernels, row, shape, l2_bytes):
+    """Many to a CTA: another CTA waits for a tile's last dQ while this one is at its next tile.
 
-    With a small L2 one column comes after the other: tiles without rows behind others with some.
+    With a small L2 the tiles of one KV block come after the other: tiles without rows behind others
+    with some.
     """
     case = sized(row, **shape)
     for seed in SEEDS:
@@ -89,7 +89,8 @@ def test_short_tiles_of_a_relay(kernels, row, shape, l2_bytes):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("l2_bytes", [1 << 16, 50 << 20])
 def test_deterministic_backward_has_the_same_bits(kernels, row, seed, l2_bytes):
-    """Whoever is first. With a small L2 few columns are at work at a time, more blocks on each."""
+    """In whatever order CTAs run. With a small L2 few KV blocks are at work at a time, more CTAs on
+    each."""
     x = exact(row, b=2, sq=150, sk=500)
     options = dict(deterministic=True, causal=True)
     in_order = calls.backward(kernels, row.name, *x, **options)

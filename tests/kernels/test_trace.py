@@ -1,4 +1,4 @@
-"""What launches say of themselves: to whoever listens, from whichever thread."""
+"""What launches say of themselves: to any listener, from any thread."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@
 void bind_work_tile(py::module_& m) {
   m.def("num_m_blocks", &flash::num_m_blocks, py::arg("seqlen_q"), py::arg("block_m"));
 
-  // (m_block, column)
+  // (m_block, strip)
   m.def(
       "tile_at",
-      [](int group, bool longest_first, int64_t index, int m_blocks, int64_t columns) {
-        auto const tile = flash::tile_at({group, longest_first}, index, m_blocks, columns);
+      [](int group, bool longest_first, int64_t index, int m_blocks, int64_t strips) {
+        auto const tile = flash::tile_at({group, longest_first}, index, m_blocks, strips);
         return std::make_tuple(tile.m_block, tile.strip);
       },
       py::kw_only(), py::arg("group"), py::arg("longest_first"), py::arg("index"),
-      py::arg("m_blocks"), py::arg("columns"));
+      py::arg("m_blocks"), py::arg("strips"));
 }

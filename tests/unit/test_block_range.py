@@ -1,4 +1,4 @@
-"""Which key blocks a block of rows visits, and which of them run mask code: not one too many."""
+"""Which KV blocks a row block sees, and which of them run mask code: not one too many."""
 
 from .lengths import of_all_lengths
 from .test_mask import visible
@@ -32,7 +32,7 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
 
 
 def check_parts(found, visited, parts):
-    """Together they visit all blocks, and those with mask code first."""
+    """Together they are all blocks, and those with mask code first."""
     together = []
     for number in range(parts):
         part = found.part(number, parts)
@@ -63,7 +63,7 @@ def check(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
 test_short_sequences, test_any_lengths = of_all_lengths(check)
 
 
-def visits(core, left, right, rows, block_n):
+def seen(core, left, right, rows, block_n):
     mask = core.SequenceMask(left=left, right=right, seqlen_q=4096, seqlen_k=4096)
     found = mask.block_range(row_begin=rows[0], row_end=rows[-1] + 1, block_n=block_n)
     blocks = [found.block_at(step) for step in range(found.count())]
@@ -72,18 +72,18 @@ def visits(core, left, right, rows, block_n):
 
 def test_a_causal_block(core):
     """The common case, in numbers: masks at the diagonal, then an interior without any."""
-    masked, whole = visits(core, -1, 0, range(1024, 1152), 64)
+    masked, whole = seen(core, -1, 0, range(1024, 1152), 64)
     assert masked == [17, 16]
     assert whole == list(range(15, -1, -1))
 
 
 def test_a_window_has_masks_at_both_ends(core):
-    masked, whole = visits(core, 512, 0, range(1024, 1152), 64)
+    masked, whole = seen(core, 512, 0, range(1024, 1152), 64)
     assert masked == [17, 16, 9, 8]
     assert whole == [15, 14, 13, 12, 11, 10]
 
 
 def test_full_attention_runs_no_mask(core):
-    masked, whole = visits(core, -1, -1, range(128), 64)
+    masked, whole = seen(core, -1, -1, range(128), 64)
     assert masked == []
     assert whole == list(range(63, -1, -1))

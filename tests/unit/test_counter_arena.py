@@ -30,20 +30,20 @@ def test_ranges(core, kinds, asked):
     """In memory that was made zero, apart from each other, and the same when asked for again."""
     arena, largest, has = core.CounterArena(FIRST), {}, {}
     given_out = {}  # each sector's owner, for ever: a launch may still count there
-    for who, count in asked:
-        begin = arena.range(count, **owner(kinds, *who))
+    for owned_by, count in asked:
+        begin = arena.range(count, **owner(kinds, *owned_by))
         assert begin % SECTOR == 0
         assert begin + count <= sum(arena.slabs)
-        if count <= largest.get(who, 0):
-            assert begin == has[who]
-        largest[who], has[who] = max(count, largest.get(who, 0)), begin
+        if count <= largest.get(owned_by, 0):
+            assert begin == has[owned_by]
+        largest[owned_by], has[owned_by] = max(count, largest.get(owned_by, 0)), begin
         for sector in range(begin // SECTOR, (begin + count - 1) // SECTOR + 1):
-            assert given_out.setdefault(sector, who) == who
+            assert given_out.setdefault(sector, owned_by) == owned_by
 
 
 def test_all_that_tells_owners_apart(core, kinds):
     arena = core.CounterArena(FIRST)
-    begins = {arena.range(1, **owner(kinds, *who)) for who in product(range(2), repeat=4)}
+    begins = {arena.range(1, **owner(kinds, *owned_by)) for owned_by in product(range(2), repeat=4)}
     assert len(begins) == 16
 
 

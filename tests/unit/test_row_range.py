@@ -37,7 +37,7 @@ test_short_sequences, test_any_lengths = of_all_lengths(check)
 @any_lengths
 def test_both_sides_agree(core, left, right, seqlen_q, seqlen_k, block_m, block_n):
     """The turn of a key block is its place among those of the row block: a deterministic backward
-    counts them from the row's side, and visits them from the keys'."""
+    counts them from the row's side, and goes through them from the keys'."""
     mask = core.SequenceMask(left=left, right=right, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     for n_block in range(-(-seqlen_k // block_n)):
         rows = mask.row_range(
@@ -49,7 +49,7 @@ def test_both_sides_agree(core, left, right, seqlen_q, seqlen_k, block_m, block_
             assert (rows.begin <= m_block < rows.end) == (keys.begin <= n_block < keys.end)
 
 
-def visits(core, left, right, key_begin, block_n, block_m):
+def seen(core, left, right, key_begin, block_n, block_m):
     mask = core.SequenceMask(left=left, right=right, seqlen_q=1024, seqlen_k=1024)
     found = mask.row_range(seqlen_q=1024, key_begin=key_begin, block_n=block_n, block_m=block_m)
     blocks = [found.block_at(step) for step in range(found.count())]
@@ -58,13 +58,13 @@ def visits(core, left, right, key_begin, block_n, block_m):
 
 def test_a_causal_block(core):
     """The diagonal first, then the rows below it, in the direction in which all key blocks walk."""
-    masked, whole = visits(core, -1, 0, 512, 128, 64)
+    masked, whole = seen(core, -1, 0, 512, 128, 64)
     assert masked == [8, 9]
     assert whole == [10, 11, 12, 13, 14, 15]
 
 
 def test_a_window_has_masks_at_both_ends(core):
-    masked, whole = visits(core, 256, 0, 512, 128, 64)
+    masked, whole = seen(core, 256, 0, 512, 128, 64)
     assert masked == [8, 9, 12, 13]
     assert whole == [10, 11]
 

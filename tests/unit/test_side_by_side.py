@@ -21,7 +21,7 @@ def test_a_chunk_beside_many_sequences(core):
 
 
 @pytest.mark.parametrize("decode_keys", [0, 1000])
-def test_nobody_else_or_nearly_so(core, decode_keys):
+def test_no_other_work_or_hardly_any(core, decode_keys):
     assert blocks(core, 128, 4096, decode_keys) > SMS * 3 // 4
 
 

@@ -66,7 +66,7 @@ def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, 
 
 @settings(deadline=None)
 @given(packed, of_none, st.integers(1, 60), st.integers(0, 30))
-def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, slices, extra):
+def test_rows_of_no_sequence_keep_their_slices(core, sizes, of_none, slices, extra):
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
     schedule = core.SplitSchedule(
@@ -78,7 +78,7 @@ def test_rows_of_no_sequence_keep_their_columns(core, sizes, of_none, slices, ex
 
 @settings(deadline=None)
 @given(units, st.integers(1, 60), st.integers(0, 60))
-def test_pieces_fit_into_few_columns_more(core, lengths, slices, extra):
+def test_pieces_fit_into_few_slices_more(core, lengths, slices, extra):
     """However they are to be cut."""
     schedule = core.SplitSchedule(
         batch=len(lengths), tiles=1, min_units=2, slices=slices, extra=extra
@@ -167,7 +167,7 @@ def test_more_row_blocks_than_can_be_added_up(core):
     assert schedule.piece(sizes[0], splits + 2**24, sizes[1])[:3] == (2, 0, 0)
 
 
-def test_more_columns_than_an_int_counts(core):
+def test_more_slices_than_an_int_counts(core):
     """Of wrong lengths: 2^32 of them are too few by two pieces of each row block of the first."""
     many = 2**20
     schedule = core.SplitSchedule(
@@ -241,7 +241,7 @@ def test_lengthening(core, lengths, slices, splits):
         ([300, 40, 130, 130], [2, 1, 1, 1]),  # 150 is the mean, and 8 pieces of it too many
     ],
 )
-def test_lengths_that_differ_use_what_columns_there_are(core, lengths, splits):
+def test_lengths_that_differ_use_what_slices_there_are(core, lengths, splits):
     schedule = core.SplitSchedule(batch=4, tiles=1, min_units=2, slices=4, extra=2)
     assert splits_of(schedule, lengths) == splits
 

@@ -31,10 +31,10 @@ struct Box {
     smem_pointer(smem, map.box_bytes());
   }
 
-  // visit(shared address, global address, bytes) for runs of 16 bytes at most; the part of a run
+  // take(shared address, global address, bytes) for runs of 16 bytes at most; the part of a run
   // that is outside of the tensor has no global address.
-  template <class Visit>
-  void for_each_run(Visit visit) const {
+  template <class Take>
+  void for_each_run(Take take) const {
     int const per_row = map.row_bytes();
     for (int row = 0; row < map.rows(); ++row) {
       uint64_t offset = 0;  // may wrap around, as the unit's addresses do
@@ -51,12 +51,12 @@ struct Box {
         int const behind = static_cast<int>(std::clamp<int64_t>(end - first, 0, 16));
         uint32_t const at = swizzled(smem + row * per_row + byte, map.swizzle_bytes);
         if (!inside || before >= behind) {
-          visit(at, nullptr, 16);
+          take(at, nullptr, 16);
           continue;
         }
-        if (before > 0) visit(at, nullptr, before);
-        visit(at + before, map.address + offset + first + before, behind - before);
-        if (behind < 16) visit(at + behind, nullptr, 16 - behind);
+        if (before > 0) take(at, nullptr, before);
+        take(at + before, map.address + offset + first + before, behind - before);
+        if (behind < 16) take(at + behind, nullptr, 16 - behind);
       }
     }
   }
@@ -78,9 +78,9 @@ struct Run {
     smem_pointer(this->smem, bytes);
   }
 
-  template <class Visit>
-  void for_each_run(Visit visit) const {
-    visit(smem, global, bytes);
+  template <class Take>
+  void for_each_run(Take take) const {
+    take(smem, global, bytes);
   }
 };
 
