@@ -27,12 +27,14 @@ from tqdm import tqdm
 
 import flash_attn
 from examples.gpt.data import Corpus
+from examples.gpt.fp8_cache import calibrate, loss_through_cache
 from examples.gpt.generate import generate, printable
 from examples.gpt.measure import flash_attention, standard_attention, sweep
 from examples.gpt.model import GPT, GPTConfig
 from examples.gpt.plot import plot
 from examples.gpt.schedule import Schedule
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
+from flash_attn.utils.kv_quantization import KVScales
 
 PROMPT = b"class Reader:\n    def __init__(self, "
 
@@ -43,6 +45,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=2048, help="bytes per step (default 2048)")
     parser.add_argument("--seqlen", type=int, default=512, help="longest sequence (default 512)")
     parser.add_argument("--lr", type=float, default=8e-3, help="peak learning rate (default 8e-3)")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="of generation: as the model computes, or 8 bits, and what these cost in loss",
+    )
     parser.add_argument("--out", type=Path, default=Path("build/demo.png"), help="the plot")
     return parser.parse_args()
 
@@ -148,19 +156,40 @@ class Trainer:
         self.held_out.append((seen, self.evaluate()))
 
 
-def show_generation(trainer: Trainer, dtype: torch.dtype) -> None:
+def scales_for_8_bits(trainer: Trainer, dtype: torch.dtype) -> list[KVScales]:
+    """From training texts; says what a cache in 8 bits costs on held-out ones."""
+    model, corpus, length = trainer.model.eval(), trainer.corpus, trainer.args.seqlen
+    with trainer.autocast:
+        texts = corpus.rows(16, length, held_out=False).to(trainer.device)
+        scales = calibrate(model, texts, dtype)
+        texts = corpus.rows(16, length + 1, held_out=True).to(trainer.device)
+        caches = model.new_cache(16, dtype), model.new_cache(16, dtype, scales)
+        loss, loss_8_bits = (
+            loss_through_cache(model, texts, cache, prompt=length // 2) for cache in caches
+        )
+    print(
+        f"Loss through the cache: {loss:.4f}; with eight bits {loss_8_bits:.4f} "
+        f"({loss_8_bits / loss - 1:+.2%})"
+    )
+    return scales
+
+
+def show_generation(
+    trainer: Trainer, dtype: torch.dtype, scales: list[KVScales] | None = None
+) -> None:
     """Sample some text, then compare the cache with recomputing, greedily."""
     model = trainer.model.eval()
     with trainer.autocast:
-        sample = generate(model, PROMPT, 400, dtype=dtype, temperature=0.6)
+        sample = generate(model, PROMPT, 400, dtype=dtype, temperature=0.6, scales=scales)
         print("\n" + "─" * 78)
         print(printable(PROMPT + sample.text))
         print("─" * 78)
-    # The CPU compares in fp32, where the two agree to rounding; GPU kernels have 16 bits.
+    # The CPU compares in fp32, where the two agree to rounding, unless the cache has 8 bits; GPU
+    # kernels have 16 bits.
     on_gpu = trainer.device.type == "cuda"
     with trainer.autocast if on_gpu else contextlib.nullcontext():
         options = {"dtype": dtype if on_gpu else torch.float32}
-        cached = generate(model, PROMPT, 128, **options)
+        cached = generate(model, PROMPT, 128, **options, scales=scales)
         recomputed = generate(model, PROMPT, 128, **options, use_cache=False)
     same = cached.text == recomputed.text
     # Rounding may flip a near tie; after that the texts are different ones.
@@ -217,7 +246,8 @@ def main() -> None:
     trainer.run()
     final = trainer.held_out[-1][1]
     print(f"Held-out loss {final:.3f} nats per byte ({final / math.log(2):.2f} bits)")
-    show_generation(trainer, dtype)
+    scales = scales_for_8_bits(trainer, dtype) if args.kv_cache_dtype == "fp8" else None
+    show_generation(trainer, dtype, scales)
     sweeps, problem = show_sweeps(device)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     plot(args.out, trainer.losses, trainer.held_out, sweeps, f"{about}; attention: {problem}")

@@ -15,17 +15,7 @@ import torch
 
 import flash_attn
 from benchmarks import __main__ as command
-from benchmarks import (
-    compare,
-    linear,
-    linear_step,
-    mla,
-    pictures,
-    presets,
-    problems,
-    report,
-    rotary,
-)
+from benchmarks import compare, linear, linear_step, pictures, presets, problems, report, rotary
 from benchmarks.clock import Clock
 from benchmarks.presets import cpu
 from benchmarks.rows import Options, Row
@@ -82,28 +72,6 @@ def test_contenders_agree():
     outputs = [attend(q, k, v, True) for attend in attends.values()]
     for out in outputs[1:]:
         torch.testing.assert_close(out, outputs[0], rtol=1e-4, atol=1e-5)
-
-
-def test_contenders_of_latent_attention(monkeypatch):
-    """This library under other names is none; what is, gets the same call."""
-    point = mla.Latent(2, 40, 1, 3, page=16)
-    assert set(mla.steps(point, CPU)) == {"ours"}
-    calls = []
-    peer = types.SimpleNamespace(
-        get_mla_metadata=lambda used, rows, heads: ("metadata", "splits"),
-        flash_mla_with_kvcache=lambda *args, **options: calls.append((args, options)),
-        flash_attn_with_kvcache=lambda *args, **options: calls.append((args, options)),
-    )
-    monkeypatch.setattr(mla, "flashmla_module", lambda: peer)
-    monkeypatch.setattr(mla, "fa3_module", lambda: peer)
-    steps = mla.steps(point, CPU)
-    assert steps["ours"]().shape == (2, 1, 3, 512)
-    steps["fa3"]()
-    steps["flashmla"]()
-    (fa3, options), (flashmla, _) = calls
-    assert torch.equal(torch.cat([options["qv"], fa3[0]], -1), flashmla[0])
-    assert flashmla[4:] == (512, "metadata", "splits")
-    assert point.flops == 2 * 2 * 3 * 40 * (512 + 576)
 
 
 # --- Sweeps ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.gpt.model import GPT, Packed
+from flash_attn.utils.kv_quantization import KVScales
 
 
 @dataclass
@@ -42,13 +43,17 @@ def generate(
     dtype: torch.dtype,
     temperature: float = 0.0,
     use_cache: bool = True,
+    scales: list[KVScales] | None = None,
     seed: int = 0,
 ) -> Generated:
-    """Continue ``prompt``. The clock starts after the prompt has been read."""
+    """Continue ``prompt``. The clock starts after the prompt has been read.
+
+    With ``scales``, those of each layer, the cache has 8 bits; else it is of ``dtype``.
+    """
     device = model.cos.device
     generator = torch.Generator(device).manual_seed(seed)
     tokens = torch.tensor(list(prompt), device=device)
-    next_logits = _Cached(model, dtype) if use_cache else _Recomputed(model)
+    next_logits = _Cached(model, dtype, scales) if use_cache else _Recomputed(model)
 
     logits = next_logits(tokens)
     new, kept = [], []
@@ -66,9 +71,9 @@ def generate(
 class _Cached:
     """Logits after the tokens seen so far; each call costs one attention row per new token."""
 
-    def __init__(self, model: GPT, dtype: torch.dtype):
+    def __init__(self, model: GPT, dtype: torch.dtype, scales: list[KVScales] | None):
         self.model = model
-        self.cache = model.new_cache(1, dtype)
+        self.cache = model.new_cache(1, dtype, scales)
         self.used = torch.zeros(1, dtype=torch.int32, device=model.cos.device)
 
     def __call__(self, new: Tensor) -> Tensor:

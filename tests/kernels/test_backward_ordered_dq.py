@@ -67,7 +67,7 @@ def test_finds_delta_of_short_tiles(kernels, row, shape):
 
 @pytest.mark.parametrize(("row", "deterministic", "shape"), by_turns(PLAIN, SHORT))
 def test_short_tiles(kernels, row, deterministic, shape):
-    """A tile's last iteration starts the next one's scores, whose first iteration has its last dQ."""
+    """A tile's last iteration starts the next one's scores; that one's first has its last dQ."""
     check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
 
 
@@ -109,7 +109,7 @@ def test_finds_delta_itself(kernels, row, deterministic, shape):
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 @pytest.mark.parametrize("mask", [dict(causal=True), dict(window_size=(140, 60))], ids=str)
 def test_sums_in_the_order_of_a_semaphore(kernels, row, mask):
-    """Deterministic ordered dQ has the bits of a dQ semaphore, with zeros before and a pass behind."""
+    """It has the bits of a dQ semaphore, with zeros before and a pass behind."""
     run = partial(
         calls.backward, kernels, row.name, *exact(row, b=2, sq=290, sk=400),
         deterministic=True, **mask,

@@ -213,7 +213,7 @@ MERGED = [(1, 1), (3, 1), (2, 2), (5, 1), (4, 2), (16, 1), (6, 3)]
 def test_merging(kernels, row, h, sq):
     """Few rows and many, of 23 pieces: 16 rows of 20 are what is merged in a round.
 
-    Whichever CTA is last merges in the same order, and the counters are 0 again for the next launch.
+    The CTA that is last merges in the same order, and counters are 0 again for the next launch.
     """
     keys = 23 * row.block_n * row.warps - 5
     case = CacheCase("merging", b=2, h=h, hk=1, sq=sq, cache_seqlens=(keys, 100), cache_size=keys,

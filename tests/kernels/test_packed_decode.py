@@ -242,7 +242,7 @@ def test_more_sequences_than_are_cut(kernels, row):
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("longest", [1, 3, 20])
 def test_merging(kernels, row, longest):
-    """Whichever CTA is last merges in the same order, and leaves counters at 0 for the next launch."""
+    """The CTA that is last merges in the same order, and leaves counters at 0."""
     keys = 23 * row.block_n * row.warps - 5
     batch = Batch("merging", q=(longest, 1, 0), k=(keys, 100, 50), h=3, hk=1)
     x = make(batch, DTYPES[row.dtype], row.head_dim)

@@ -1,4 +1,4 @@
-"""Pieces become one in rounds, whichever is done first, and leave the counters as they found them."""
+"""Pieces become one in rounds, in any order, and leave the counters as they found them."""
 
 from collections import Counter
 
