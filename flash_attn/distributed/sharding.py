@@ -40,14 +40,14 @@ _DENSE = {
 }
 # Packed sequences are no entries of a batch. k and v may be pages, so heads count from the end.
 _PACKED = {
-    **dict.fromkeys(_INPUTS_AND_GRADIENTS, _Dims(None, -2)),
+    **dict.fromkeys((*_INPUTS_AND_GRADIENTS, "qv"), _Dims(None, -2)),
     **dict.fromkeys(("softmax_lse", "softmax_d", "dlse"), _PER_HEAD),
     "score_output": _Dims(None, 1),
     "s_aux": _PER_HEAD,
     **dict.fromkeys(("k_descale", "v_descale"), _Dims(None, -1)),
 }
 _CACHE = {
-    **dict.fromkeys(("q", "k", "v", "out", "k_cache", "v_cache"), _ROWS),
+    **dict.fromkeys(("q", "k", "v", "out", "k_cache", "v_cache", "qv"), _ROWS),
     "softmax_lse": _Dims(0, 1),
     **dict.fromkeys(("cache_seqlens", "cache_leftpad"), _PER_ENTRY),
     "s_aux": _PER_HEAD,
@@ -63,7 +63,7 @@ _RULES = {
     "_flash_attn_with_kvcache": _CACHE,
 }
 # Placed alike, or the operation would write into copies; DTensor places no keywords otherwise.
-_ALIKE = ("q", "k", "v", "k_cache", "v_cache", "dq", "dk", "dv", "k_descale", "v_descale")
+_ALIKE = ("q", "k", "v", "k_cache", "v_cache", "dq", "dk", "dv", "k_descale", "v_descale", "qv")
 
 
 def register() -> None:

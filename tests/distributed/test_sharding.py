@@ -197,6 +197,26 @@ def test_descales_are_shared_as_codes_are(processes, kind, per_row):
     processes.run(codes, kind, per_row, ranks=RANKS)
 
 
+def latent(rank: int, kind: str) -> None:
+    """A cache of latent rows: qv is shared as q is."""
+    mesh, placement = mesh_of(), [PLACEMENTS[kind]]
+    torch.manual_seed(0)
+    q, k, v, qv = (torch.randn(2, *n) for n in ((1, 4, 8), (16, 2, 8), (16, 2, 40), (1, 4, 40)))
+    sharded = [distribute_tensor(x, mesh, placement) for x in (q, k, v, qv)]
+    out = flash_attn.flash_attn_with_kvcache(*sharded[:3], qv=sharded[3])
+    expected = flash_attn.flash_attn_with_kvcache(q, k, v, qv=qv)
+    torch.testing.assert_close(out.full_tensor(), expected)
+    if kind != "whole":
+        replicated = distribute_tensor(qv, mesh, [Replicate()])
+        with pytest.raises((ValueError, RuntimeError), match=r"qv: sharded by .* alike"):
+            flash_attn.flash_attn_with_kvcache(*sharded[:3], qv=replicated)
+
+
+@pytest.mark.parametrize("kind", PLACEMENTS)
+def test_latent_queries_are_shared_as_queries_are(processes, kind):
+    processes.run(latent, kind, ranks=RANKS)
+
+
 def gradient_of_sinks(rank: int) -> str:
     mesh = mesh_of()
     inputs = [distribute_tensor(x.detach(), mesh, [Shard(2)]) for x in qkv(2, 6)]
