@@ -156,22 +156,26 @@ class Trainer:
         self.held_out.append((seen, self.evaluate()))
 
 
-def scales_for_8_bits(trainer: Trainer, dtype: torch.dtype) -> list[KVScales]:
-    """From training texts; says what a cache in 8 bits costs on held-out ones."""
-    model, corpus, length = trainer.model.eval(), trainer.corpus, trainer.args.seqlen
+def calibrated(trainer: Trainer, dtype: torch.dtype) -> list[KVScales]:
+    """The scales of a cache in 8 bits, from texts of the training files."""
+    texts = trainer.corpus.rows(16, trainer.args.seqlen, held_out=False).to(trainer.device)
     with trainer.autocast:
-        texts = corpus.rows(16, length, held_out=False).to(trainer.device)
-        scales = calibrate(model, texts, dtype)
-        texts = corpus.rows(16, length + 1, held_out=True).to(trainer.device)
-        caches = model.new_cache(16, dtype), model.new_cache(16, dtype, scales)
-        loss, loss_8_bits = (
-            loss_through_cache(model, texts, cache, prompt=length // 2) for cache in caches
-        )
-    print(
-        f"Loss through the cache: {loss:.4f}; with eight bits {loss_8_bits:.4f} "
-        f"({loss_8_bits / loss - 1:+.2%})"
-    )
-    return scales
+        return calibrate(trainer.model.eval(), texts, dtype)
+
+
+def show_cost_of_8_bits(trainer: Trainer, dtype: torch.dtype, scales: list[KVScales]) -> None:
+    """The same held-out texts, read through a cache of ``dtype`` and through one of 8 bits."""
+    length = trainer.args.seqlen
+    texts = trainer.corpus.rows(16, length + 1, held_out=True).to(trainer.device)
+
+    def loss(scales: list[KVScales] | None) -> float:
+        cache = trainer.model.new_cache(len(texts), dtype, scales)
+        return loss_through_cache(trainer.model.eval(), texts, cache, prompt=length // 2)
+
+    with trainer.autocast:
+        plain, coded = loss(None), loss(scales)
+    change = f"{coded / plain - 1:+.2%}"
+    print(f"Loss through the cache: {plain:.4f}; with eight bits {coded:.4f} ({change})")
 
 
 def show_generation(
@@ -246,7 +250,10 @@ def main() -> None:
     trainer.run()
     final = trainer.held_out[-1][1]
     print(f"Held-out loss {final:.3f} nats per byte ({final / math.log(2):.2f} bits)")
-    scales = scales_for_8_bits(trainer, dtype) if args.kv_cache_dtype == "fp8" else None
+    scales = None
+    if args.kv_cache_dtype == "fp8":
+        scales = calibrated(trainer, dtype)
+        show_cost_of_8_bits(trainer, dtype, scales)
     show_generation(trainer, dtype, scales)
     sweeps, problem = show_sweeps(device)
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,17 @@ import ast
 import importlib.util
 import re
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from examples.gpt.data import Corpus
+from examples.gpt.fp8_cache import calibrate, loss_through_cache
 from examples.gpt.generate import generate, printable
 from examples.gpt.measure import Point, flash_attention, standard_attention, sweep
-from examples.gpt.model import GPT, GPTConfig
+from examples.gpt.model import GPT, GPTConfig, Packed
 from examples.gpt.schedule import Schedule
 from examples.serve import Engine, Request, serve
 from tests.commands import ROOT, run
@@ -46,17 +49,30 @@ def test_held_out_files_are_not_trained_on(corpus):
     assert torch.equal(first.tokens, second.tokens)
 
 
-def test_training_lowers_the_loss(corpus):
-    model = small_model()
+def train(model, corpus, steps):
+    """The loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(15):
+    for _ in range(steps):
         batch = corpus.batch()
         loss = torch.nn.functional.cross_entropy(model(batch), batch.targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """So far that what it attends to matters."""
+    model = small_model()
+    train(model, Corpus(tokens_per_batch=512, max_seqlen=128), 40)
+    return model
+
+
+def test_training_lowers_the_loss(corpus):
+    losses = train(small_model(), corpus, 15)
     assert losses[-1] < losses[0] - 1
 
 
@@ -77,6 +93,55 @@ def test_generation_with_the_cache_equals_recomputing():
     assert cached.text == recomputed.text
     assert len(cached.text) == 20
     torch.testing.assert_close(cached.logits, recomputed.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_in_8_bits_costs_less_than_half_a_percent_of_loss(trained, corpus):
+    scales = calibrate(trained, corpus.rows(8, 128, held_out=False), torch.float32)
+    texts = corpus.rows(8, 129, held_out=True)
+
+    def loss(scales=None):
+        cache = trained.new_cache(8, torch.float32, scales)
+        assert cache[0].k.element_size() == (4 if scales is None else 1)
+        return loss_through_cache(trained, texts, cache, prompt=64)
+
+    plain = loss()
+    assert 0 < abs(loss(scales) / plain - 1) < 0.005
+    # These texts do show what descales are worth: 50 times too small, and most numbers saturate.
+    for layer in scales:
+        layer.margin = 1 / 50
+    assert abs(loss(scales) / plain - 1) > 0.02
+
+
+def test_loss_through_the_cache_is_that_of_all_tokens_at_once(trained, corpus):
+    texts = corpus.rows(3, 65, held_out=True)
+    tokens, targets = texts[:, :-1].flatten(), texts[:, 1:].flatten()
+    starts = torch.arange(0, 4 * 64, 64, dtype=torch.int32)
+    at_once = torch.nn.functional.cross_entropy(trained(Packed(tokens, targets, starts, 64)), targets)
+    cache = trained.new_cache(3, torch.float32)
+    assert loss_through_cache(trained, texts, cache, prompt=10) == pytest.approx(at_once.item(), 1e-5)
+
+
+def test_generation_with_8_bits_has_nearly_the_same_logits(trained, corpus):
+    scales = calibrate(trained, corpus.rows(8, 128, held_out=False), torch.float32)
+    plain = generate(trained, b"def f(", 20, dtype=torch.float32)
+    coded = generate(trained, b"def f(", 20, dtype=torch.float32, scales=scales)
+    assert len(coded.text) == 20
+    error = (coded.logits[0] - plain.logits[0]).norm() / plain.logits[0].norm()
+    assert 0 < error < 0.05
+
+
+def test_the_demo_says_what_8_bits_cost(trained, corpus, capsys):
+    pytest.importorskip("matplotlib")
+    from examples.train_gpt import calibrated, show_cost_of_8_bits
+
+    trainer = SimpleNamespace(
+        model=trained, corpus=corpus, device=CPU, autocast=nullcontext(),
+        args=SimpleNamespace(seqlen=32),
+    )  # fmt: skip
+    show_cost_of_8_bits(trainer, torch.float32, calibrated(trainer, torch.float32))
+    number = r"\d\.\d{4}"
+    line = rf"Loss through the cache: {number}; with eight bits {number} \([+-]0\.\d\d%\)\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("pages", [9, 100])
