@@ -253,6 +253,23 @@ class TestLibrary:
         assert "'cached_bits': 8" in said
         assert f"'scores': '{scores}'" in said
 
+    @pytest.mark.parametrize(("gpu", "tile"), [("H100", ""), ("A100", ""), ("RTX 4090", "_16x32")])
+    def test_explains_latent_attention(self, gpu, tile):
+        """Of 128 heads, more rows than other decode kernels take."""
+        program = f"""if True:
+            import torch, flash_attn
+            like = dict(dtype=torch.bfloat16, device="meta")
+            q, qv = (torch.empty(4, 1, 128, columns, **like) for columns in (64, 512))
+            cache = torch.empty(4, 4096, 1, 576, **like)
+            said = flash_attn.explain_call(
+                flash_attn.flash_attn_with_kvcache, q, cache[..., 512:], cache[..., :512], qv=qv,
+                cache_seqlens=torch.empty(4, dtype=torch.int32, device="meta"), gpu={gpu!r},
+            )
+            print(said.kernel, said.plan)
+        """
+        said = run(sys.executable, "-c", program).stdout
+        assert said.startswith(f"latent_sm80_bf16_d64x512_plain{tile} ")
+
     def test_explains_the_tile_of_a_forward(self):
         """One of its row's two, and that of the plan's words."""
         rows = [row for row in load_table().VARIANTS if row.second_block_n]
