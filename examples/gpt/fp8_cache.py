@@ -18,13 +18,12 @@ def calibrate(model: GPT, rows: Tensor, dtype: torch.dtype) -> list[KVScales]:
     """
     cache = model.new_cache(len(rows), dtype)
     model.decode(rows, cache, torch.zeros(len(rows), dtype=torch.int32, device=rows.device))
-    scales = []
-    for layer in cache:
-        # Other texts have somewhat larger keys. With a margin these fit, too; it costs next to
-        # nothing, because codes are floating-point numbers.
-        scales.append(KVScales(model.config.heads_kv, margin=1.5, device=rows.device))
-        seen = slice(rows.shape[1])  # rows of the cache behind the texts hold anything
-        scales[-1].observe(layer.k[:, seen], layer.v[:, seen])
+    # Other texts have somewhat larger keys, which a margin leaves room for. It costs next to
+    # nothing, because codes are floating-point numbers.
+    scales = [KVScales(model.config.heads_kv, margin=1.5, device=rows.device) for _ in cache]
+    written = slice(rows.shape[1])  # the rest of the cache may hold anything
+    for layer, kv in zip(scales, cache, strict=True):
+        layer.observe(kv.k[:, written], kv.v[:, written])
     return scales
 
 
