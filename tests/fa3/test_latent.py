@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import flash_attn_interface as fa3
 import pytest
 import torch
 from compare import assert_accurate, assert_lse
 from reference import attention_ref, standard_attention
 from torch import Tensor
+
+import flash_attn_interface as fa3
 
 BF16 = torch.bfloat16
 B, ROOM, H, D, DV = 3, 40, 4, 64, 512
