@@ -1,6 +1,6 @@
 """FlashMLA's two names, served by ``flash_attn_with_kvcache`` of ``flash_attn``.
 
-Where FlashMLA itself is installed, its package is found before this module.
+Where FlashMLA itself is installed in the same folder, its package is found before this module.
 """
 
 from __future__ import annotations
@@ -47,10 +47,16 @@ def flash_mla_with_kvcache(
     num_splits: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    descale_q: Tensor | None = None,
-    descale_k: Tensor | None = None,
     is_fp8_kvcache: bool = False,
     indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    *,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    extra_k_cache: Tensor | None = None,
+    extra_indices_in_kvcache: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    extra_topk_length: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Latent attention of each sequence's queries to its pages. No gradient.
 
@@ -65,7 +71,8 @@ def flash_mla_with_kvcache(
         tile_scheduler_metadata, num_splits: not read.
         softmax_scale: None is ``head_dim ** -0.5``.
         causal: the last query sees all keys, the one before it all but the last, and so on.
-        descale_q, descale_k, is_fp8_kvcache, indices: refused, unless they say that there is none.
+        attn_sink: (heads,): a logit of each head that joins the softmax's denominator, or None.
+        the others: refused, unless they say that there is none.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim_v), dtype of q; lse (batch, heads, seqlen_q), float32.
@@ -74,15 +81,29 @@ def flash_mla_with_kvcache(
         NotImplementedError: codes of 8 bits, and sparse attention.
         TypeError, ValueError: as ``flash_attn.flash_attn_with_kvcache``.
     """
-    refused = {"descale_q": descale_q, "descale_k": descale_k, "indices": indices}
-    if is_fp8_kvcache:
-        refused["is_fp8_kvcache"] = is_fp8_kvcache
+    refused = {
+        "is_fp8_kvcache": is_fp8_kvcache or None,
+        "indices": indices,
+        "descale_q": descale_q,
+        "descale_k": descale_k,
+        "extra_k_cache": extra_k_cache,
+        "extra_indices_in_kvcache": extra_indices_in_kvcache,
+        "topk_length": topk_length,
+        "extra_topk_length": extra_topk_length,
+    }
     for name, value in refused.items():
         if value is not None:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
             raise NotImplementedError(
                 f"{name}: got {got}; a latent cache is in 16 bits here, and all of it is read"
             )
+    head_dim = q.shape[-1]
+    if not 1 <= head_dim_v <= head_dim or k_cache.shape[-1] != head_dim:
+        raise ValueError(
+            f"head_dim_v: got {head_dim_v} with a q of {head_dim} and a k_cache of "
+            f"{k_cache.shape[-1]} columns; q and k_cache need as many, of which head_dim_v are the "
+            "value's"
+        )
     return flash_attn_with_kvcache(
         q[..., head_dim_v:],
         k_cache[..., head_dim_v:],
@@ -92,5 +113,6 @@ def flash_mla_with_kvcache(
         block_table=block_table,
         softmax_scale=softmax_scale,
         causal=causal,
+        s_aux=attn_sink,
         return_softmax_lse=True,
     )

@@ -181,6 +181,10 @@ def explain(
         NotImplementedError: q in float8_e4m3fn.
     """
     _gpus.check(gpu)
+    if qv is not None:
+        if not (kvcache or cache_seqlens is not None):
+            checks_latent.in_pages(block_table)
+        checks_latent.refuse(dropout_p, return_attn_probs, return_max_logits)
     given = checks_fp8.OfCodes(q_descale, k_descale, v_descale, out_dtype)
     if checks_fp8.are_codes(q):
         raise NotImplementedError(f"q: got {FP8}; explain knows of codes in a KV cache alone")
@@ -320,6 +324,8 @@ def _on_gpu(problem: _Problem) -> Explanation:
         return _none(problem, "a length is negative, or more than kernels count to")
     if problem.codes and {"dropout", "max_logits"} & set(problem.extras):
         return _none(problem, "dropout, and largest logits, of codes have no CUDA kernel")
+    if problem.latent and (problem.q.shape[-1] % 8 or problem.v.shape[-1] % 8):
+        return _none(problem, "head dims of a latent cache that 8 does not divide have no kernel")
     if {"paged", "attn_probs"} <= set(problem.extras):
         return _none(
             problem, f"attn_probs of pages have no CUDA kernel; {backend.describe_variants()}"
@@ -452,7 +458,8 @@ def _ask_about_decode(problem: _Problem, request: tuple) -> dict | None:
     if answer is None:
         return None
     found = json.loads(answer)
-    return found if found["variant"] is not None or problem.cached else None
+    only_decoded = problem.cached or problem.latent
+    return found if found["variant"] is not None or only_decoded else None
 
 
 def trace(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:

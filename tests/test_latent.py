@@ -13,9 +13,10 @@ from reference import attention_ref, standard_attention
 from torch import Tensor
 from torch.library import opcheck
 
+import flash_attn
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.api import warn
-from flash_attn.dispatch import ops
+from flash_attn.dispatch import ops, run
 
 D, DV = 64, 512
 # Few keys and heads: the emulation takes a second for 4,000 products of rows.
@@ -211,6 +212,17 @@ def test_batch_invariant(device, needs):
             row += rows
 
 
+def test_rows_of_no_sequence_alone(device, needs):
+    """A packed call whose batch is empty, but not its rows."""
+    call, _ = packed_call(device)
+    ends = torch.zeros(1, dtype=torch.int32, device=call["q"].device)
+    call |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "block_table": call["block_table"][:0]}
+    with needs("paged"):
+        out, lse = flash_attn_varlen_func(**call, return_lse=True)
+        assert_bitwise("out", out, torch.zeros_like(out))
+        assert (lse == -torch.inf).all()
+
+
 # --- What is refused, compilers, gradients -------------------------------------------------------
 
 
@@ -266,6 +278,17 @@ def test_refused(name, device):
         flash_attn_with_kvcache(**step_of(device, **moved))
 
 
+def test_no_forward_computes_what_no_latent_kernel_does(device, request):
+    """Keys of 128 columns, which the public functions refuse, and an operation may be given."""
+    if "host" not in request.node.name:
+        pytest.skip("about kernels")
+    q, qv = zeros(2, 1, 4, 128), zeros(2, 1, 4, 128)
+    cache = zeros(2, 40, 1, 128)
+    args = (q, cache, cache, *[None] * 8, 0.1, True, -1, -1, 0.0, True, None, 0)
+    with pytest.raises(NotImplementedError, match="no kernel for latent bf16 head_dim 128"):
+        run.writing(ops.with_kvcache, *args, qv=qv)
+
+
 def test_wide_values_need_qv(device):
     call = step_of(device)
     del call["qv"]
@@ -275,6 +298,10 @@ def test_wide_values_need_qv(device):
 
 PACKED_REFUSED = {
     "no pages": ({"block_table": None}, ValueError, "qv: got one without block_table"),
+    "no q": ({"q": [1]}, TypeError, "q: got list; a torch.Tensor is needed"),
+    "q of a row": ({"q": zeros(4, D)}, ValueError, r"q: got shape \(4, 64\)"),
+    "k_descale": ({"k_descale": 2.0}, ValueError, "k_descale: got one with a k of torch.bfloat16"),
+    "out_dtype": ({"out_dtype": FP16}, ValueError, "out_dtype: got torch.float16 with a q of"),
     "dropout_p": ({"dropout_p": 0.1}, NotImplementedError, "dropout_p: got 0.1 with a qv"),
     "return_attn_probs": (
         {"return_attn_probs": True}, NotImplementedError, "return_attn_probs: got True with a qv",
@@ -300,9 +327,10 @@ def test_gradients(device, needs, monkeypatch):
         out = flash_attn_with_kvcache(**call | {"qv": call["qv"].detach().requires_grad_()})
     assert not out.requires_grad
     packed, _ = packed_call(device)
-    packed["qv"] = packed["qv"].detach().requires_grad_()
-    with needs("paged"), pytest.raises(RuntimeError, match="qv: requires_grad is set"):
-        flash_attn_varlen_func(**packed)
+    for name in ("q", "v", "qv"):
+        asked = packed | {name: packed[name].detach().requires_grad_()}
+        with needs("paged"), pytest.raises(RuntimeError, match=f"^{name}: requires_grad is set"):
+            flash_attn_varlen_func(**asked)
 
 
 def test_compiled(device, needs):
@@ -313,6 +341,29 @@ def test_compiled(device, needs):
     compiled = torch.compile(flash_attn_varlen_func, fullgraph=True, backend="eager")
     with needs("paged"):
         assert_bitwise("packed", compiled(**packed), flash_attn_varlen_func(**packed))
+
+
+def test_the_operation_refuses_keys_that_are_no_cache():
+    packed, _ = packed_call("cpu")
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    packed |= {"k": packed["k"].flatten(0, 1), "v": packed["v"].flatten(0, 1)}
+    args = (*(packed[name] for name in names), 0.0, 0.04, True)
+    with pytest.raises(ValueError, match="qv: got one without block_table"):
+        ops.varlen_forward(*args, qv=packed["qv"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"dropout_p": 0.5}, NotImplementedError, "dropout_p: got 0.5 with a qv"),
+        ({"block_table": None}, ValueError, "qv: got one without block_table"),
+    ],
+)
+def test_explain_refuses_what_the_call_does(changes, error, said):
+    packed, _ = packed_call("cpu")
+    assert "latent cache" in flash_attn.explain(**packed).call
+    with pytest.raises(error, match=said):
+        flash_attn.explain(**packed | changes)
 
 
 def test_operations():

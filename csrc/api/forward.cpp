@@ -69,6 +69,10 @@ class AttentionLaunches {
   // Whether the forward kernel has work, and whether the decode kernel has; for a varlen batch it
   // sets in `p` which sequences are decoded.
   static std::pair<bool, bool> divide(FwdParams& p, int64_t num_splits) {
+    if (p.q_latent.ptr) {  // which no forward knows
+      p.seqlens.few_q = kAllQueries;
+      return {false, true};
+    }
     int const few_q = decode_plan_of(p, current_device(), num_splits, /*cached=*/false).few_q;
     if (!p.seqlens.cu_q) {
       return {few_q == 0, few_q > 0};
@@ -96,7 +100,7 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   set_keys(p, keys, q);
   set_scales(p, a.codes, keys, q);
   set_latent_queries(p, a.qv, q);
-  require(!a.qv || p.pages.table, "qv", "needs", "block_table");
+  require(!a.qv || p.seqlens.in_pages, "qv", "needs", "block_table");
   if ((p.codes.used || a.qv) && (a.return_max_logits || a.score.dropout_p > 0)) {
     throw std::runtime_error(
         concat(kNotImplemented, "dropout, and largest logits, of codes (fp8) and with qv"));

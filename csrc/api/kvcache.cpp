@@ -175,8 +175,10 @@ std::tuple<Tensor, Tensor> with_kvcache(
   }
   // p is as DecodeLaunch gets it, which finds the plan that is made here and makes no other.
   bool const attends = lse.numel() > 0;
+  // No forward knows q_latent: where no row of latent attention fits, DecodeLaunch says so.
   bool const decodes =
-      attends && decode_plan_of(p, current_device(), num_splits, /*cached=*/true).few_q > 0;
+      attends && (p.q_latent.ptr ||
+                  decode_plan_of(p, current_device(), num_splits, /*cached=*/true).few_q > 0);
   if (k && !(decodes && decode_may_append)) {
     if (rotary_cos && decode_may_append) {
       rotate_before();  // the forward kernels rotate nothing

@@ -224,11 +224,11 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   bool const is_varlen = p.seqlens.cu_q, cached = call.cached && !is_varlen;
   int const num_splits = is_varlen || cached ? call.num_splits : 0;
   int const few_q = decode_plan_of(p, call.device, num_splits, cached).few_q;
-  if (few_q == 0) {
+  if (few_q == 0 && !p.q_latent.ptr) {
     Py_RETURN_NONE;
   }
   if (is_varlen) {
-    p.seqlens.few_q = few_q;
+    p.seqlens.few_q = p.q_latent.ptr ? kAllQueries : few_q;
   }
   // Where the forward kernel runs beside it, both read its copy of odd rows.
   bool const copied = p.seqlens.cu_q && p.seqlens.few_q != kAllQueries;

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
 #include "decode/find_work.h"
 #include "decode/piece_merge.h"
 #include "latent/attention.h"
@@ -83,9 +82,6 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     latent_kernel(__grid_constant__ DecodeParams const p) {
   latent_piece<Config>(p);
-  if (blockIdx.x == gridDim.x - 1) {
-    wait_for_launch_before();  // because later launches wait for this one alone
-  }
 }
 
 }  // namespace flash::latent

@@ -9,8 +9,7 @@ namespace flash::latent {
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   launch_kernel<latent_kernel<Config>>(
-      launch,
-      {num_thread_blocks(params.split), Config::kThreads, kSmemBytes<Config>, 1, params.beside},
+      launch, {num_thread_blocks(params.split), Config::kThreads, kSmemBytes<Config>},
       with_counters(params, launch));
 }
 

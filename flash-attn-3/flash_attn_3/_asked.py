@@ -72,9 +72,10 @@ _BESIDE_16_BITS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "leftpad_k", "q
 
 def refuse(asked: Asked) -> None:
     """NotImplementedError for what would change a result and has no kernel here."""
-    if asked.qv is not None and asked.cu_seqlens_k is not None:
+    if asked.qv is not None and asked.cu_seqlens_k is not None and asked.page_table is None:
         raise NotImplementedError(
-            f"qv: got {_shown(asked.qv)} with cu_seqlens_k; it is for a cache, of rows or of pages"
+            f"qv: got {_shown(asked.qv)} with cu_seqlens_k and without page_table; it is for a "
+            "cache, of rows or of pages"
         )
     if not are_codes(asked.q):
         if asked.q_descale is not None and isinstance(asked.q, Tensor):

@@ -50,7 +50,8 @@ def beginning(total: Tensor, leftpad: Tensor | None, chunk: int) -> Tensor:
 
 def as_sequences(
     q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, keys: Keys, options: Options,
-    seqused_q: Tensor | None, chunk: int, aligned: bool, take: Callable[..., None],
+    seqused_q: Tensor | None, chunk: int, aligned: bool,
+    take: Callable[..., None] = checks.operands,
 ) -> tuple[Lengths, Keys, Options]:  # fmt: skip
     """A packed call as one in which all rows are in use, and see all chunks.
 

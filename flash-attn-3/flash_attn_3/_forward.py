@@ -31,6 +31,8 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         NotImplementedError: what ``refuse`` names; a backward through a cache.
         TypeError, ValueError: what ``flash_attn`` raises for such tensors.
     """
+    if asked.qv is not None and not (is_cache or asked.has_cache):
+        checks_latent.refuse_gradients(q=asked.q, k=asked.k, v=asked.v, qv=asked.qv)
     is_cache = is_cache or asked.has_cache or asked.qv is not None
     refuse(asked)
     asked = asked._replace(attention_chunk=_chunks.checked(asked.attention_chunk))
@@ -170,6 +172,9 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
     q, cu_q = _flat(asked.q, "q", asked.cu_seqlens_q)
     batch, k, v, pad = cu_q.shape[0] - 1, asked.k, asked.v, asked.leftpad_k
     _operands(asked)(q, k, v, checks.VARLEN_Q, checks.PAGES, "k_cache", "v_cache")
+    if asked.qv is not None:
+        checks_latent.queries(asked.qv, asked.q, v, "v_cache")
+        checks_latent.refuse(options.dropout_p, options.return_attn_probs, False)
     table = asked.page_table
     if table is None:
         table = _rows.as_pages(k, batch, asked.kv_batch_idx)
@@ -190,8 +195,7 @@ def _cache_of_rows(asked: Asked, options: Options) -> tuple[Tensor, Tensor]:
         longest = asked.max_seqlen_k
     lengths = Lengths(cu_q, cu_q, _longest_q(asked), longest)
     keys = Keys(table, pad, used.clamp(min=0))
-    if qv is not None:
-        asked = asked._replace(qv=_flat(qv, "qv", asked.cu_seqlens_q)[0])
+    asked = asked._replace(qv=qv)
     return _of_rows(asked, q, cache.k_cache, cache.v_cache, options, lengths, keys)
 
 
@@ -278,9 +282,8 @@ def _of_rows(
         aligned=dense and shape[1] <= asked.k.shape[1], take=_operands(asked),
     )  # fmt: skip
     if asked.qv is not None:
-        out, lse = calls.latent(
-            q, k, v, asked.qv, checks.flags(options), lengths, keys, num_splits
-        )  # fmt: skip
+        qv, _ = _flat(asked.qv, "qv", asked.cu_seqlens_q)
+        out, lse = calls.latent(q, k, v, qv, checks.flags(options), lengths, keys, num_splits)
     elif dense and not coded and all(x is None for x in keys):  # which pads head dims as well
         out, lse = calls.attend(q, k, v, options, lengths)
     else:

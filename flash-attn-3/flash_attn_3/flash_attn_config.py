@@ -13,7 +13,7 @@ CONFIG: dict[str, Any] = {
     "version": flash_attn_3.__version__,
     "served_by": f"flash_attn {getattr(flash_attn, '__build__', '')}",
     "build_flags": {},
-    "refused": ["qv with cu_seqlens_k"],
+    "refused": ["qv with cu_seqlens_k and without page_table"],
 }
 
 

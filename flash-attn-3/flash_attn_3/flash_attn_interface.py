@@ -6,7 +6,9 @@ and float64. docs/fa3.md lists every argument: what is honoured, what is harmles
 
 In every function here:
 
-- ``qv`` raises NotImplementedError;
+- ``qv`` is for a cache of latent rows, of which k has at most 64 columns and v at most 512: scores
+  are (q·k + qv·v) · softmax_scale, whose default is that of all columns. Dense k and v are taken
+  for such a cache; there is no gradient and no dropout;
 - ``q_descale``, ``k_descale`` and ``v_descale`` are what codes in float8_e4m3fn are multiplied by:
   a number, or float32 (batch, heads_k), all three. q, k and v may be codes, or a cache's alone
   beside q in 16 bits, which may also have a number of each row and head. Of q in codes the result

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn.api import checks
-from flash_attn.call import FP8, Options
+from flash_attn.call import FP8, MaxLogits, Options
 
 #: The check of q, k and v by themselves, where there is a qv.
 operands: Callable[..., None] = functools.partial(checks.operands, latent=True)
@@ -34,15 +34,20 @@ def queries(qv: Tensor, q: Tensor, v: Tensor, v_name: str) -> None:
         )
 
 
-def without_gradient(qv: Tensor, block_table: Tensor | None) -> None:
-    """Raises where a varlen call could not be a cache's, or would be asked for a gradient."""
+def in_pages(block_table: Tensor | None) -> None:
+    """Raises where a packed call has no pages."""
     if block_table is None:
         raise ValueError("qv: got one without block_table; it is for a latent cache, in pages")
-    if qv.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(
-            "qv: requires_grad is set; attention over pages has no gradient: call it under "
-            "torch.no_grad(), or with tensors that are detached"
-        )
+
+
+def refuse_gradients(**tensors: Tensor) -> None:
+    """Raises where a call that could have a gradient elsewhere is asked for one."""
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name}: requires_grad is set; attention with a qv has no gradient: call it under "
+                "torch.no_grad(), or with tensors that are detached"
+            )
 
 
 def scaled(options: Options, q: Tensor, v: Tensor) -> Options:
@@ -52,14 +57,13 @@ def scaled(options: Options, q: Tensor, v: Tensor) -> Options:
     return options._replace(softmax_scale=(q.shape[-1] + v.shape[-1]) ** -0.5)
 
 
-def refuse(options: Options) -> None:
+def refuse(dropout_p: float, return_attn_probs: bool, return_max_logits: MaxLogits) -> None:
     """NotImplementedError for what attention with a qv does not have."""
     wanted = {
-        "dropout_p": options.dropout_p != 0,
-        "return_attn_probs": options.return_attn_probs,
-        "return_max_logits": options.return_max_logits is not False,
+        "dropout_p": dropout_p,
+        "return_attn_probs": return_attn_probs,
+        "return_max_logits": return_max_logits,
     }
-    for name in (name for name, is_wanted in wanted.items() if is_wanted):
-        raise NotImplementedError(
-            f"{name}: got {getattr(options, name)} with a qv; attention with one has none"
-        )
+    for name, value in wanted.items():
+        if value:
+            raise NotImplementedError(f"{name}: got {value} with a qv; attention with one has none")

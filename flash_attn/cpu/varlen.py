@@ -27,6 +27,8 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v, lengths = call.q, call.k, call.v, call.lengths
     total_q, heads, _ = q.shape
     seqs, pages = locate(q, k, v, lengths, call.keys)
+    if call.qv is not None and pages is None:
+        raise ValueError("qv: got one without block_table; it is for a latent cache, in pages")
     codes = Codes.of(k, call.descales, q)
     if codes is not None:
         q = q.to(codes.dtype)

@@ -33,7 +33,7 @@ _ONLY_BACKWARD = (
     "torch.autograd.grad; under torch.vmap it works too"
 )
 # Inputs of the varlen forward for which there is no backward.
-_FORWARD_ONLY = ("block_table", "leftpad_k")
+_FORWARD_ONLY = ("block_table", "leftpad_k", "qv")
 # Saved for the backward under names of their own.
 _OWN = ("q", "k", "v", "s_aux", "rng_state")
 # What ``_Attention.gradients`` has for the backward, beside what both operations take.

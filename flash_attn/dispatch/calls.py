@@ -136,7 +136,7 @@ def attend(
     keys = NO_KEYS if block_table is None else Keys(block_table)
     if qv is not None:
         options = checks.flags(options)
-        out, lse = latent(q, k, v, qv, options, lengths, keys)
+        out, lse = latent(q, k, v, qv, options, lengths, keys, given=given)
         return (out, lse) if options.return_lse or options.return_softmax_lse else out
     if checks_fp8.are_codes(q):
         if packed is not None:
@@ -238,19 +238,22 @@ def of_codes(
 
 def latent(
     q: Tensor, k: Tensor, v: Tensor, qv: Tensor, options: Options, lengths: Lengths | None,
-    keys: Keys, num_splits: int = 0,
+    keys: Keys, num_splits: int = 0, given: OfCodes = NO_CODES,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out, softmax_lse of packed queries against latent pages; of options with ``flags``."""
-    checks.tensor(qv, "qv")
-    checks_latent.without_gradient(qv, keys.block_table)
-    checks_latent.refuse(options)
-    take = checks_latent.operands
+    checks_latent.in_pages(keys.block_table)
+    checks_latent.refuse(options.dropout_p, options.return_attn_probs, options.return_max_logits)
+    checks.laid_out(q, "q", checks.VARLEN_Q)
     checks.laid_out(v, "v", checks.PAGES)
     options = checks_latent.scaled(options, q, v)
-    scoring, lengths = checked(q, k, v, options, lengths, keys, take=take)
+    scoring, lengths = checked(q, k, v, options, lengths, keys, take=checks_latent.operands)
     checks_latent.queries(qv, q, v, "v")
+    checks_latent.refuse_gradients(q=q, k=k, v=v, qv=qv)
+    if given is not NO_CODES:
+        checks_fp8.of_cache(given, k, v, q, lengths.batch)
     if backend.LOG:
-        _log(q, k, v, options, block_table=keys.block_table, qv=qv, **lengths._asdict())
+        packed = {**lengths._asdict(), "num_splits": num_splits}
+        _log(q, k, v, options, block_table=keys.block_table, qv=qv, **packed)
     call = Forward(
         q, k, v, scoring, lengths, keys, batch_invariant=options.batch_invariant,
         num_splits=num_splits, qv=qv,
@@ -366,6 +369,8 @@ def _kvcache(
     else:
         cache = checks_kvcache.kvcache(q, cache, take=checks_latent.operands)
         checks_latent.queries(qv, q, cache.v_cache, "v_cache")
+        asked = options.dropout_p, options.return_attn_probs, options.return_max_logits
+        checks_latent.refuse(*asked)
         options = checks_latent.scaled(options, q, cache.v_cache)
     caches = cache.k_cache, cache.v_cache
     descales = checks_fp8.descales(k_descale, v_descale, *caches, q, q.shape[0])

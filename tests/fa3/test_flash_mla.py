@@ -58,6 +58,19 @@ def test_refused(name, value):
         flash_mla.flash_mla_with_kvcache(*call("cpu"), 512, **{name: value})
 
 
+@pytest.mark.parametrize("head_dim_v", [-64, 0, 577])
+def test_columns_of_the_value(head_dim_v):
+    with pytest.raises(ValueError, match=f"head_dim_v: got {head_dim_v} with a q of 576"):
+        flash_mla.flash_mla_with_kvcache(*call("cpu"), head_dim_v)
+
+
+def test_sinks():
+    q, pages, table, lengths = call("cpu")
+    sink = torch.full((4,), torch.inf)
+    out, _ = flash_mla.flash_mla_with_kvcache(q, pages, table, lengths, 512, attn_sink=sink)
+    assert not out.any()
+
+
 def test_keys_of_too_many_columns():
     with pytest.raises(ValueError, match="q: got head_dim 88; accepted are 0 to 64"):
         flash_mla.flash_mla_with_kvcache(*call("cpu", columns=600), 512)

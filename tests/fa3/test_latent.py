@@ -105,6 +105,51 @@ def test_dense_keys_are_taken_as_a_cache(device, needs):
         check(out[b], lse[b], x["q"][b], x["qv"][b], x["k_cache"][b], x["v_cache"][b], causal=True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"qv": 3}, TypeError),
+        ({"qv": randn("cpu", 1, B, H, DV)}, ValueError),
+        ({"qv": randn("cpu", B, 1, H, D)}, ValueError),
+    ],
+    ids=["number", "shape", "columns"],
+)
+def test_nothing_is_written_before_a_refusal(changes, error):
+    x = call("cpu", B, 1) | changes
+    before = x["v_cache"].clone()
+    new = randn("cpu", 4, 1, DV + D)
+    with pytest.raises(error, match=r"^qv: got "):
+        fa3.flash_attn_with_kvcache(
+            **x, k=new[..., DV:].contiguous(), v=new[..., :DV].contiguous(),
+            cache_seqlens=int32("cpu", *USED), cu_seqlens_k_new=int32("cpu", 0, 1, 1, 4),
+        )  # fmt: skip
+    assert torch.equal(x["v_cache"], before)
+
+
+def test_dense_calls_have_neither_dropout_nor_gradients():
+    x = call("cpu", B, ROOM)
+    arguments = x["q"], x["k_cache"], x["v_cache"]
+    with pytest.raises(NotImplementedError, match=r"^dropout_p: got 0.5 with a qv"):
+        fa3.flash_attn_func(*arguments, qv=x["qv"], dropout_p=0.5)
+    with pytest.raises(RuntimeError, match=r"^q: requires_grad is set; attention with a qv"):
+        fa3.flash_attn_func(x["q"].requires_grad_(), *arguments[1:], qv=x["qv"])
+
+
+def test_pages_with_lengths_of_cu_seqlens_k(device, needs):
+    x = call(device, 6)
+    pages = {name: x[f"{name}_cache"].unflatten(1, (4, 10)).flatten(0, 1) for name in "kv"}
+    with needs("paged"):
+        out, lse = fa3.flash_attn_varlen_func(
+            x["q"], **pages, qv=x["qv"], cu_seqlens_q=int32(device, 0, 1, 4, 6),
+            cu_seqlens_k=int32(device, 0, 37, 38, 58), max_seqlen_q=3, max_seqlen_k=40,
+            page_table=torch.arange(12, dtype=torch.int32, device=x["q"].device).view(3, 4),
+            causal=True, return_attn_probs=True,
+        )  # fmt: skip
+    for b, (used, at) in enumerate(zip(USED, (slice(0, 1), slice(1, 4), slice(4, 6)))):
+        keys = x["k_cache"][b, :used], x["v_cache"][b, :used]
+        check(out[at], lse[:, at], x["q"][at], x["qv"][at], *keys, causal=True)
+
+
 def test_operator(device, needs):
     x = call(device, B, 1)
     with needs("kvcache"):
