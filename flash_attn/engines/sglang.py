@@ -208,7 +208,7 @@ _MODES = "prompts, chunks of them, single tokens and mixes are served; no specul
 
 def _refuse(runner: Any) -> None:
     if runner.use_mla_backend:
-        raise NotImplementedError("a model with latent attention (MLA): there is no kernel for it")
+        raise NotImplementedError("a model with latent attention (MLA): this backend has none")
     if runner.kv_cache_dtype not in (runner.dtype, FP8):
         raise NotImplementedError(paged.refuse_cache(runner.kv_cache_dtype))
     if runner.server_args.dcp_size > 1:
