@@ -133,6 +133,24 @@ def cache(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
         assert not out[2].any(), "a sequence that is absent"
 
 
+@torch.no_grad()
+def latent(dtype: torch.dtype) -> None:
+    """A latent cache in pages: an append, a tile of rows and parts of one, cut and whole."""
+    used = torch.tensor([0, 131, -1, 290], dtype=torch.int32)
+    pages = torch.randperm(4 * 19, dtype=torch.int32).view(4, 19)  # of 16 rows
+    cases = itertools.product([(1, 4), (3, 20)], [(64, 512), (0, 40)], (0.0, 3.0), (1, 3))
+    for (seqlen_q, heads), (d, dv), softcap, num_splits in cases:
+        q, qv = (torch.randn(4, seqlen_q, heads, columns, dtype=dtype) for columns in (d, dv))
+        rows = torch.randn(80, 16, 1, dv + d, dtype=dtype)
+        new = [torch.randn(4, 2, 1, columns, dtype=dtype) for columns in (d, dv)]
+        out = flash_attn.flash_attn_with_kvcache(
+            q, rows[..., dv:], rows[..., :dv], *new, qv=qv, cache_seqlens=used, causal=True,
+            block_table=pages, num_splits=num_splits, softcap=softcap,
+        )  # fmt: skip
+        assert torch.isfinite(out).all(), (dtype, d, dv, softcap)
+        assert not out[2].any(), "a sequence that is absent"
+
+
 def probabilities(dtype: torch.dtype) -> None:
     q = torch.randn(2, 33, 4, 40, dtype=dtype)
     k, v = torch.randn(2, 2, 65, 2, 40, dtype=dtype)
@@ -211,6 +229,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
             cache(dtype, *head_dims)
             if tool != "initcheck":
                 any_contents(dtype, *head_dims, device)
+        latent(dtype)
         probabilities(dtype)
         rotary(dtype)
         linear(dtype)
