@@ -17,7 +17,7 @@ from flash_attn.api import packed
 from flash_attn.api.checks_fp8 import of_codes
 from flash_attn.call import Cache, Descale, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
-from flash_attn.compat.functions import function_class
+from flash_attn.compat.functions import Applied, function_class
 from flash_attn.compat.names import refusing
 from flash_attn.compat.tensors import maybe_contiguous, round_multiple  # noqa: F401
 from flash_attn.dispatch import calls, ops
@@ -116,8 +116,7 @@ def flash_attn_func(
             and has no value vector (attention sinks, Xiao et al. 2023, arXiv:2309.17453). -inf is
             none; +inf takes all weight: out 0, log-sum-exp +inf, all gradients 0.
         batch_invariant: a row's result does not depend on what else is in the batch.
-        return_lse, return_softmax_lse: also return the log-sum-exp, which is differentiable; two
-            names for one thing.
+        return_lse, return_softmax_lse: also return the log-sum-exp; it is differentiable.
         return_max_logits: also return the largest logit of each head, for QK-clip (Kimi K2,
             arXiv:2507.20534); "row": of each row. Sinks do not count. Not with return_attn_probs.
         q_descale, k_descale, v_descale: of codes: a number is ``code · descale``. A number > 0, or
@@ -263,9 +262,8 @@ def flash_attn_varlen_func(
 
     Arguments:
         q: (total_q, heads, head_dim), as in :func:`flash_attn_func`.
-        k: (total_k, heads_k, head_dim), dtype and device of q; heads_k divides heads. With
+        k, v: (total_k, heads_k, head_dim), dtype and device of q; heads_k divides heads. With
             block_table, pages (num_blocks, page_size, heads_k, head_dim).
-        v: as k.
         cu_seqlens_q: (batch + 1,), int32, on q's device: where each sequence of q starts, and
             where the last one ends; never decreasing, from 0 or later. Contents are checked on
             the CPU, and with FLASH_ATTN_CHECK=1 on a GPU.
@@ -455,15 +453,13 @@ def flash_attn_with_kvcache(
         rotary_interleaved: rotate pairs (0, 1), (2, 3), … (GPT-J); else (i, i + rotary_dim / 2).
         num_splits: parts of the keys that a GPU works on at once; 0 chooses. Rounding may differ.
         return_softmax_lse, return_lse: also return the log-sum-exp.
-        k_descale: of codes: a key is ``code · k_descale``. A number > 0, or float32 of any strides:
-            (batch, heads_k), or of each row and head of the cache, k_cache.shape[:-1]. None is 1.
-            A new key x is stored as x / k_descale in float32, rounded to the nearest code, to even,
-            at most ±448; where rows have numbers, by those of the rows that it goes to.
-        v_descale: as k_descale.
-        qv: (batch, seqlen_q, heads, head_dim_v), for a cache of latent rows (MLA, DeepSeek-AI 2024,
-            arXiv:2405.04434): scores are ``(q·k + qv·v) · softmax_scale``, whose default becomes
-            ``(head_dim + head_dim_v) ** -0.5``. head_dim is at most 64 then (0: no rotated part),
-            head_dim_v at most 512. The caches may be views of one tensor of both.
+        k_descale, v_descale: of codes: a key is ``code · k_descale``. A number > 0, or float32 of
+            any strides: (batch, heads_k), or of each row and head of the cache, k_cache.shape[:-1].
+            None is 1. A new key x is stored as x / k_descale in float32, rounded to the nearest
+            code, to even, at most ±448; where rows have numbers, by those of the rows it goes to.
+        qv: (batch, seqlen_q, heads, head_dim_v), of latent caches (MLA, arXiv:2405.04434): scores
+            are ``(q·k + qv·v) · softmax_scale``, by default that of all columns. Then head_dim is
+            at most 64 (0: nothing rotated), head_dim_v 512; both caches may be views of one tensor.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q. With return_softmax_lse,
@@ -490,11 +486,15 @@ def flash_attn_with_kvcache(
 
 
 _of = partial(function_class, module=__name__, takes_grad_mode=True)
-FlashAttnFunc = _of("FlashAttnFunc", flash_attn_func)
-FlashAttnKVPackedFunc = _of("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
-FlashAttnQKVPackedFunc = _of("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
-FlashAttnVarlenFunc = _of("FlashAttnVarlenFunc", flash_attn_varlen_func)
-FlashAttnVarlenKVPackedFunc = _of("FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func)
-FlashAttnVarlenQKVPackedFunc = _of("FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func)
+FlashAttnFunc: Applied = _of("FlashAttnFunc", flash_attn_func)
+FlashAttnKVPackedFunc: Applied = _of("FlashAttnKVPackedFunc", flash_attn_kvpacked_func)
+FlashAttnQKVPackedFunc: Applied = _of("FlashAttnQKVPackedFunc", flash_attn_qkvpacked_func)
+FlashAttnVarlenFunc: Applied = _of("FlashAttnVarlenFunc", flash_attn_varlen_func)
+FlashAttnVarlenKVPackedFunc: Applied = _of(
+    "FlashAttnVarlenKVPackedFunc", flash_attn_varlen_kvpacked_func
+)
+FlashAttnVarlenQKVPackedFunc: Applied = _of(
+    "FlashAttnVarlenQKVPackedFunc", flash_attn_varlen_qkvpacked_func
+)
 
 __getattr__ = refusing(__name__)

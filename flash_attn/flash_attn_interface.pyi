@@ -594,8 +594,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None, causal: bool, window_size: Window, softcap: float,
     rotary_interleaved: bool, alibi_slopes: Tensor | None, num_splits: int,
     return_softmax_lse: Literal[True], *, s_aux: Tensor | None = None, return_lse: bool = False,
-    k_descale: Descale = None, v_descale: Descale = None,
-    qv: Tensor | None = None,
+    k_descale: Descale = None, v_descale: Descale = None, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(

@@ -52,7 +52,7 @@ SIGNATURES = {
     "flash_attn_kvpacked_func": ({**required("q", "kv"), **TAIL}, OURS),
     "flash_attn_varlen_func": (
         {**required("q", "k", "v", *LENGTHS), **TAIL, "block_table": None},
-        OURS | OF_CODES,
+        OURS | OF_CODES | {"qv": None},
     ),
     "flash_attn_varlen_qkvpacked_func": (
         {**required("qkv", "cu_seqlens", "max_seqlen"), **TAIL},
@@ -79,7 +79,7 @@ SIGNATURES = {
             "num_splits": 0,
             "return_softmax_lse": False,
         },
-        {"s_aux": None, "return_lse": False, **DESCALES},
+        {"s_aux": None, "return_lse": False, **DESCALES, "qv": None},
     ),
 }
 
