@@ -56,13 +56,17 @@ def sdpa(backend: SDPBackend | None) -> Callable:
     return attend
 
 
-def fa3_module() -> ModuleType | None:
-    """FA3, if it is installed. This library under its names (flash-attn-3) is no peer."""
+def peer_module(name: str) -> ModuleType | None:
+    """A peer's module, if it is installed. This library under its name (flash-attn-3) is none."""
     try:
-        found = importlib.import_module("flash_attn_interface")
+        found = importlib.import_module(name)
     except ImportError:
         return None
     return None if getattr(found, "SERVED_BY", None) == "flash_attn" else found
+
+
+def fa3_module() -> ModuleType | None:
+    return peer_module("flash_attn_interface")
 
 
 def peer(module: ModuleType | None) -> Callable | None:

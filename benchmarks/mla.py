@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from benchmarks.clock import Clock, graphed
-from benchmarks.contenders import fa3_module
+from benchmarks.contenders import peer_module
 from benchmarks.rows import Options, Row, rate
 from flash_attn import flash_attn_with_kvcache
 
@@ -62,15 +60,6 @@ def grid() -> Iterator[Latent]:
             yield Latent(batch, seqlen, queries, heads)
 
 
-def flashmla_module() -> ModuleType | None:
-    """FlashMLA, if it is installed. This library under its names is no peer."""
-    try:
-        found = importlib.import_module("flash_mla")
-    except ImportError:
-        return None
-    return None if getattr(found, "SERVED_BY", None) == "flash_attn" else found
-
-
 def steps(point: Latent, device: torch.device) -> dict[str, Callable]:
     """The call of each contender, each with its own scheduling."""
     q, pages, used, table = point.inputs(device)
@@ -81,11 +70,11 @@ def steps(point: Latent, device: torch.device) -> dict[str, Callable]:
             *parts, qv=q[..., :latent], cache_seqlens=used, block_table=table, causal=True
         )
     }
-    if (fa3 := fa3_module()) is not None:
+    if (fa3 := peer_module("flash_attn_interface")) is not None:
         calls["fa3"] = lambda: fa3.flash_attn_with_kvcache(
             *parts, qv=q[..., :latent], cache_seqlens=used, page_table=table, causal=True
         )
-    if (flashmla := flashmla_module()) is not None:
+    if (flashmla := peer_module("flash_mla")) is not None:
         per_key_head = point.queries * point.heads
 
         def by_flashmla():

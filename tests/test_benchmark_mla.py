@@ -21,8 +21,7 @@ def test_contenders_of_latent_attention(monkeypatch):
         flash_mla_with_kvcache=lambda *args, **options: calls.append((args, options)),
         flash_attn_with_kvcache=lambda *args, **options: calls.append((args, options)),
     )
-    monkeypatch.setattr(mla, "flashmla_module", lambda: peer)
-    monkeypatch.setattr(mla, "fa3_module", lambda: peer)
+    monkeypatch.setattr(mla, "peer_module", lambda name: peer)
     steps = mla.steps(point, CPU)
     assert steps["ours"]().shape == (2, 1, 3, 512)
     steps["fa3"]()

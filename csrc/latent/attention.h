@@ -1,5 +1,5 @@
 // Attention of one tile of rows to the keys of one piece. Each warp computes some of the scores and
-// some columns of O; the softmax, which needs whole rows, all of them compute alike.
+// some columns of O. The softmax needs whole rows, so every warp computes it for all rows.
 #pragma once
 
 #include "decode/warp_attention.h"
@@ -111,9 +111,9 @@ __device__ void read_scores(LatentStorage<Config> const& smem, FragmentCoord<1> 
     for (int c = 0; c < size<1>(s); c += 2) {
       float2 sum{0.f, 0.f};
 #pragma unroll
-      for (int part = 0; part < Config::kDepthWarps; ++part) {
+      for (int warp = 0; warp < Config::kDepthWarps; ++warp) {
         float2 const x =
-            *reinterpret_cast<float2 const*>(&smem.scores[part][coord.row(r)][coord.col(c)]);
+            *reinterpret_cast<float2 const*>(&smem.scores[warp][coord.row(r)][coord.col(c)]);
         sum.x += x.x;
         sum.y += x.y;
       }

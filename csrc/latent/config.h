@@ -12,7 +12,6 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           int kStages_, ScoreLevel kScores_>
 struct LatentConfig {
   using Element = Element_;
-  using Operand = Element;
   using Cached = Element;
   static constexpr int kHeadDim = kHeadDim_;    // of q and k, the rotated part
   static constexpr int kHeadDimV = kHeadDimV_;  // of qv, v and O
@@ -25,7 +24,6 @@ struct LatentConfig {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
-  static constexpr bool kCodes = false;
 
   // Q·Kᵀ: a warp has 16 of a step's keys, and in every run of 64 columns 16; the sums of the four
   // warps that share its keys are added in shared memory.

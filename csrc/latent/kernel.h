@@ -77,7 +77,8 @@ __device__ __forceinline__ void latent_piece(DecodeParams const& p) {
   }
 }
 
-// One CTA on a multiprocessor may have all registers; unasked, ptxas leaves half of them.
+// A multiprocessor has shared memory for one CTA of four stages, which may have all registers;
+// without the 1, ptxas allots half of them, and spills.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     latent_kernel(__grid_constant__ DecodeParams const p) {

@@ -36,7 +36,8 @@ struct KeyTiles {
     look_up();
   }
 
-  // Starts to load the next step; one cp.async group, even behind the last step: they are counted.
+  // Starts to load the next step. This is one cp.async group, even behind the last step, because
+  // the loop over keys counts groups.
   __device__ void load(int stage) {
     PageSlot const current = next;
     bool const exists = work.pages.exists(current);

@@ -109,18 +109,18 @@ class Storage:
     k: Tensor
     v: Tensor
     codes: Codes | None
-    latent: bool  # keys have the values' columns too
+    is_latent: bool  # keys have the values' columns too
     pages: Pages | None
     capacity: int
     batch_idx: list[int] | None
     leftpad: list[int]
 
-    def __init__(self, cache: Cache, q: Tensor, descales: Descales, latent_: bool):
+    def __init__(self, cache: Cache, q: Tensor, descales: Descales, is_latent: bool):
         batch = q.shape[0]
         self.k, self.v = k, v = cache.k_cache, cache.v_cache
         table, batch_idx, leftpad = cache.block_table, cache.cache_batch_idx, cache.cache_leftpad
         self.codes = Codes.of(k, descales, q)
-        self.latent = latent_
+        self.is_latent = is_latent
         self.pages = None if table is None else Pages(k, v, table)
         self.capacity = k.shape[1] if self.pages is None else self.pages.capacity
         self.batch_idx = None if batch_idx is None else batch_idx.tolist()
@@ -207,7 +207,7 @@ class Storage:
             k, v = (self._rows(x, i, keys)[None] for x in (self.k, self.v))
         if self.codes is not None:
             k, v = self.codes.decoded(i, (k, v), lambda x: self._rows(x, i, keys))
-        return latent.keys(k, v) if self.latent else k, v, hidden
+        return latent.keys(k, v) if self.is_latent else k, v, hidden
 
     def whole_batch(self, lengths: list[int]) -> tuple[Tensor, Tensor] | None:
         """k, v (b, keys, hk, d) as views, if all sequences lie alike in the cache.
@@ -217,7 +217,7 @@ class Storage:
         """
         if self.pages is not None or self.batch_idx is not None or not lengths:
             return None
-        if self.codes is not None or self.latent:
+        if self.codes is not None or self.is_latent:
             return None
         length, pad = lengths[0], self.leftpad[0]
         if any(n != length for n in lengths) or any(n != pad for n in self.leftpad):
