@@ -42,9 +42,14 @@ _MEMBER = {
     "append": "append",
 }
 
-# Folders of kernels that serve every architecture, and, after the last slash, their namespaces; the
-# others' are their architecture's.
-_FOLDER = {"decode": "decode", "latent": "latent", "append": "passes/append"}
+# Folders of kernels that are not their architecture's and member's, and, without "passes", their
+# namespaces.
+_FOLDER = {
+    ("decode", "sm80"): "decode",
+    ("latent", "sm80"): "latent",
+    ("latent", "sm90"): "sm90/latent",
+    ("append", "sm80"): "passes/append",
+}
 
 # Directions that take another's parameters, with a config of their own.
 _PARAMS = {"paged": "Fwd", "latent": "Decode"}
@@ -175,6 +180,7 @@ def config_fields(row) -> tuple[str, ...]:
 def _fields(variant) -> dict:
     member = _MEMBER[variant.direction]
     own = f"sm90::{member}" if variant.arch == "sm90" else variant.arch
+    folder = _FOLDER.get((variant.direction, variant.arch))
     return dict(
         vars(variant),
         name=variant.name,
@@ -184,8 +190,8 @@ def _fields(variant) -> dict:
         level=variant.scores.capitalize(),
         member=member,
         launch=("paired_" if variant.pair else "") + member,
-        folder=_FOLDER.get(variant.direction, f"{variant.arch}/{'paired_' * variant.pair}{member}"),
-        space=_FOLDER.get(variant.direction, own).replace("passes/", ""),
+        folder=folder or f"{variant.arch}/{'paired_' * variant.pair}{member}",
+        space=folder.removeprefix("passes/").replace("/", "::") if folder else own,
         Kind=("Paired" if variant.pair else "") + _KIND.get(variant.direction, member.capitalize()),
         smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
         cluster=2 if variant.pair else 1,

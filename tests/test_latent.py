@@ -67,6 +67,8 @@ CASES = [
     replace(SMALL, name="more_queries_than_keys", sq=3, cache_seqlens=(1, 2, 0)),
     replace(SMALL, name="heads", h=20, cache_seqlens=(37, 65, 3)),
     replace(SMALL, name="several_latent_heads", h=6, hk=3),
+    replace(SMALL, name="tiles_of_64_rows", h=40, sq=3, cache_seqlens=(2, 120, 64), page_size=32),
+    replace(SMALL, name="two_full_tiles", h=128, cache_seqlens=(100, 0, 300), cache_size=300),
     replace(SMALL, name="absent", cache_seqlens=(-1, 0, 70)),
     replace(SMALL, name="append", new=3, sq=3),
     replace(SMALL, name="append_rotary", new=2, sq=2, rotary_dim=64),

@@ -34,6 +34,7 @@ Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
                  .full_scores = full,
                  .sm = device.sm,
                  .smem_per_block = device.smem_per_block,
+                 .pages = key_layout(p),
                  .cached_bits = bits_of_keys(p)});
 }
 
@@ -72,7 +73,8 @@ DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_spli
                            bool beside, NewRows const& rows)
     : variant_(decode_variant(q, p)),
       first_(variant_, current_device()),
-      split_(decode_schedule(p, decode_plan_of(p, current_device(), num_splits, cached).split,
+      split_(decode_schedule(variant_, p,
+                             decode_plan_of(p, current_device(), num_splits, cached).split,
                              current_device())),
       pieces_(q, decode_workspace(variant_, p, split_), ScalarType::Float),
       params_(decode_params(variant_, p, split_, pieces_.data<float>(), beside, rows)) {

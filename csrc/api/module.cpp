@@ -183,7 +183,7 @@ struct Described {
             full,
             device.sm,
             device.smem_per_block,
-            page_layout(params.pages.page_size.divisor),
+            params.pages.table ? page_layout(params.pages.page_size.divisor) : PageLayout::Boxes,
             /*softcap=*/0.f,
             /*largest_logits=*/params.max_logits.wanted(),
             bits_of_keys(params)};
@@ -237,7 +237,7 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   Served served{.few_queries = p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q};
   if (selection.variant && call.has_rows()) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
-    SplitSchedule const split = decode_schedule(p, plan.split, call.device);
+    SplitSchedule const split = decode_schedule(*selection.variant, p, plan.split, call.device);
     served.splits = split.max_splits << split.cluster_log2;
     served.plan =
         decode_json(plan::decode_choices(

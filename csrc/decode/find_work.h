@@ -12,7 +12,7 @@ __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   FwdParams const& fwd = p.fwd;
   BlockInfo const info(fwd.seqlens, sequence);
   SequenceMask const mask(fwd.mask, info.seqlen_q, info.seqlen_k);
-  int const units = num_units<Config>(visible_keys(mask, info.seqlen_q));
+  int const units = num_units<Config>(visible_keys<Config>(mask, info.seqlen_q));
   if (!fwd.seqlens.cu_q) {
     return {units, 1};
   }
@@ -38,7 +38,7 @@ __device__ void find_work(DecodeParams const& p, PieceShare const& share,
     return;
   }
   DecodeTile<Config> const tile(p, piece.sequence, piece.tile);
-  KeyLimits const visible = visible_keys(tile.mask, tile.info.seqlen_q);
+  KeyLimits const visible = visible_keys<Config>(tile.mask, tile.info.seqlen_q);
   UnitRange const range =
       even_share(piece.range(num_units<Config>(visible)), share.rank(), share.blocks());
   work.tile = tile;

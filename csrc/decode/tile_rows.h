@@ -42,9 +42,11 @@ struct DecodeTile {
   }
 };
 
-// The keys that any row of a sequence sees. These are cut into pieces.
-__device__ inline KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
-  int const begin = mask.begin(0), end = mask.end(seqlen_q - 1);
+// The keys that any row of a sequence sees, from a multiple of kKeyAlignment on. These are cut into
+// pieces.
+template <class Config>
+__device__ KeyLimits visible_keys(SequenceMask const& mask, int seqlen_q) {
+  int const begin = mask.begin(0) & -Config::kKeyAlignment, end = mask.end(seqlen_q - 1);
   return {begin, end > begin ? end : begin};
 }
 

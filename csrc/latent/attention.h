@@ -4,6 +4,7 @@
 
 #include "decode/warp_attention.h"
 #include "latent/key_tiles.h"
+#include "latent/queries.h"
 
 namespace flash::latent {
 
@@ -19,31 +20,6 @@ struct WarpPlace {
         depth(warp / Config::kKeyWarps * 16),
         col(warp * Config::kWarpColumns) {}
 };
-
-// Copies the tile's rows to shared memory, qv before q, by all threads. Columns behind the heads'
-// become zero.
-template <class Config>
-__device__ void load_queries(FwdParams const& p, DecodeTile<Config> const& tile,
-                             FastDiv const& group, typename Config::Element* target) {
-  using Element = typename Config::Element;
-  using CopyOp = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
-  constexpr int kChunks = Config::kColumns / 8;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < tile.rows * kChunks; i += Config::kThreads) {
-    int const r = i / kChunks, column = i % kChunks * 8;
-    bool const of_value = column < Config::kHeadDimV;
-    int const col = of_value ? column : column - Config::kHeadDimV;
-    QueryRow const row = tile.row(group, r);
-    TensorView<const void> const& view = of_value ? p.q_latent : p.q;
-    Element const* const source =
-        static_cast<Element const*>(view.ptr) +
-        view.offset(tile.sequence, tile.info.row_q + row.query, row.head) + col;
-    CopyOp::copy(*reinterpret_cast<uint128_t const*>(source),
-                 *reinterpret_cast<uint128_t*>(target + r * Config::kQueryStride + column),
-                 col < (of_value ? p.head_dim_v : p.head_dim));
-  }
-  cp_async_fence();
-}
 
 // The warp's columns of Q (kBlockM, kRuns * 16) as operands. Rows that do not exist may hold
 // anything, because no other row depends on them.
@@ -146,7 +122,10 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
   FwdParams const& p = params.fwd;
   WarpPlace<Config> const place(warp);
   FragmentCoord<1> const coord(lane);
-  load_queries<Config>(p, work.tile, params.group, smem.q.data());
+  load_queries(p, work.tile, params.group, work.tile.rows, [&](int r, int column) {
+    return smem.q.data() + r * Config::kQueryStride + column;
+  });
+  cp_async_fence();
   KeyTiles<Config> tiles(p, work, smem);
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {

@@ -20,6 +20,7 @@ struct LatentConfig {
   static constexpr int kBlockM = kBlockM_;  // rows of pack-GQA
   static constexpr int kBlockN = kBlockN_;  // keys of a step, which all warps take together
   static constexpr int kUnit = kBlockN;
+  static constexpr int kKeyAlignment = 1;
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kStages = kStages_;

@@ -8,6 +8,7 @@
 #include "decode/find_work.h"
 #include "decode/piece_merge.h"
 #include "latent/attention.h"
+#include "latent/store.h"
 
 namespace flash::latent {
 
@@ -38,18 +39,7 @@ __device__ void store_rows(DecodeOutput<Config> const& output, LatentStorage<Con
     }
   }
   __syncthreads();
-  constexpr int kChunks = Config::kHeadDimV / 8;
-  for (int i = threadIdx.x; i < rows * kChunks; i += Config::kThreads) {
-    int const r = i / kChunks, first = i % kChunks * 8;
-    if (first < output.p.fwd.head_dim_v) {
-      float values[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        values[e] = smem.out[r][first + e];
-      }
-      output.store(r, first, values);
-    }
-  }
+  store_out(output, smem.out);
   __syncthreads();  // merging takes the same memory
 }
 

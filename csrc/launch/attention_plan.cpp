@@ -29,7 +29,7 @@ Variant const* row_for(Direction direction, FwdParams const& p, DeviceInfo const
                .full_scores = full,
                .sm = device.sm,
                .smem_per_block = device.smem_per_block,
-               .pages = page_layout(p),
+               .pages = key_layout(p),
                .cached_bits = bits_of_keys(p)});
 }
 
@@ -135,6 +135,7 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   plan::Kernel kernel = kernel_of(v, blocks * device.sm_count);
   bool const latent = v.direction == Direction::Latent;
   kernel.block_n *= latent ? 1 : v.warps;  // a unit: the keys of all warps' steps
+  kernel.merges_after = latent && v.arch == 90;
   kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
   kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() && !latent &&
                     v.warps >= kWarpsOfClusters && !p.odd.any();

@@ -6,9 +6,6 @@
 namespace flash {
 namespace {
 
-// Rows of the decode kernel's tile: queries times heads of a group.
-constexpr int64_t kTileRows = 16;
-
 int group_of(FwdParams const& p) { return p.heads_q / std::max(p.heads_kv, 1); }
 
 // The most queries of a sequence, as far as the host can know.
@@ -16,18 +13,21 @@ int64_t longest_q(Seqlens const& s) {
   return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
 }
 
-int row_blocks(int64_t rows) { return static_cast<int>((rows + kTileRows - 1) / kTileRows); }
+// Tiles of so many rows.
+int row_blocks(int64_t rows, int block_m) {
+  return static_cast<int>((rows + block_m - 1) / block_m);
+}
 
 // An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
 // has a last row block, which may lack the rows of whole queries.
-int varlen_row_blocks(FwdParams const& p) {
+int varlen_row_blocks(FwdParams const& p, int block_m) {
   Seqlens const& s = p.seqlens;
   bool const is_mixed = s.few_q != kAllQueries;
   int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
-  int64_t const lacking = kTileRows - std::gcd<int64_t>(group_of(p), kTileRows);
+  int64_t const lacking = block_m - std::gcd(group_of(p), block_m);
   int64_t const all =
-      (s.total_q * group_of(p) + std::min<int64_t>(parts, s.total_q) * lacking) / kTileRows;
-  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p));
+      (s.total_q * group_of(p) + std::min<int64_t>(parts, s.total_q) * lacking) / block_m;
+  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p), block_m);
   return static_cast<int>(is_mixed ? std::min(all, few) : all);
 }
 
@@ -44,16 +44,17 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
   return p.seqlens.new_k <= kMostNewKeys && rotates;
 }
 
-SplitSchedule decode_schedule(FwdParams const& p, plan::KeySplit const& split,
-                              DeviceInfo const& device) {
+SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
+                              plan::KeySplit const& split, DeviceInfo const& device) {
   Seqlens const& lengths = p.seqlens;
   bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
   int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
   SplitSchedule s{};
   s.batch = lengths.batch;
-  s.tiles = FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * group_of(p))));
+  s.tiles =
+      FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * group_of(p), variant.block_m)));
   s.varlen = is_varlen;
-  s.all_row_blocks = is_varlen ? varlen_row_blocks(p) : s.batch;
+  s.all_row_blocks = is_varlen ? varlen_row_blocks(p, variant.block_m) : s.batch;
   s.equal =
       !is_varlen &&
       (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));

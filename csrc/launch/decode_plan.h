@@ -11,8 +11,8 @@ namespace flash {
 // Whether the decode kernel writes the call's new rows as well; otherwise a launch before it does.
 bool decode_appends(FwdParams const& params, NewRows const& rows);
 
-SplitSchedule decode_schedule(FwdParams const& params, plan::KeySplit const& split,
-                              DeviceInfo const& device);
+SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params,
+                              plan::KeySplit const& split, DeviceInfo const& device);
 
 // Pieces of a call that are counted in a range that outlives it (launch/counters.h), at most: a
 // captured graph keeps its range for ever. A call of more has counters in its workspace, which its

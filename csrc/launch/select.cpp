@@ -35,7 +35,8 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (v.direction != r.direction && !reads_pages_too) {
     return because("is ", to_string(v.direction));
   }
-  if (v.direction != r.direction && r.pages != PageLayout::Boxes) {
+  bool const loads_boxes = v.direction == Direction::Latent && v.arch == 90;
+  if ((reads_pages_too || loads_boxes) && r.pages != PageLayout::Boxes) {
     return because("serves pages of a multiple of ", kBoxRows, " rows, without left padding");
   }
   if (int const arch = forced_arch(); arch && arch != v.arch) {
@@ -105,6 +106,12 @@ PageLayout page_layout(FwdParams const& p) {
   };
   return !p.seqlens.leftpad_k && boxes(p.k) && boxes(p.v) ? page_layout(pages.page_size.divisor)
                                                           : PageLayout::Any;
+}
+
+PageLayout key_layout(FwdParams const& p) {
+  return p.pages.table          ? page_layout(p)
+         : has_numbered_keys(p) ? PageLayout::Boxes
+                                : PageLayout::Any;
 }
 
 bool has_numbered_keys(FwdParams const& p) {

@@ -16,6 +16,9 @@ enum class PageLayout { Any, Boxes };
 PageLayout page_layout(int64_t page_size);
 PageLayout page_layout(FwdParams const& params);
 
+// The same of keys that need not be in pages.
+PageLayout key_layout(FwdParams const& params);
+
 // Whether Hopper's loads can end at any key of the call: the rows of all batch entries of keys that
 // are not in pages can be numbered, or no sequence ends before its tensor does.
 bool has_numbered_keys(FwdParams const& params);

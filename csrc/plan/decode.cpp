@@ -26,6 +26,8 @@ struct Work {
   KeySplit s;
 
   bool cut = s.max_splits > 1;
+  // A multiprocessor has one CTA at a time: another's steps do not fill its waits.
+  bool alone = k.resident <= m.sm_count;
   int cluster = 1 << s.cluster_log2;
   double rows = p.mean_q() * p.group();
   double blocks = std::max(divide_up(rows, k.block_m), 1.);
@@ -45,14 +47,18 @@ struct Work {
     double const search = cut && !known ? m.search * divide_up(p.batch, 32) : 0;
     // The units of the longest piece, all CTAs, and the units of an average one.
     double const piece = cut ? longest_piece() : divide_up(longest, cluster);
-    double const ctas =
-        tiles * (cut ? std::max(ranges * mean / piece + ranges / 2, ranges) : ranges * cluster);
-    double const of_sm = ctas / m.sm_count, units = ranges * tiles * mean / ctas;
-    double const unit_us =
+    double const ctas = tiles * (!cut    ? ranges * cluster
+                                 : alone ? ranges * divide_up(longest, piece)
+                                         : std::max(ranges * mean / piece + ranges / 2, ranges));
+    double const of_sm = alone ? std::ceil(ctas / m.sm_count) : ctas / m.sm_count;
+    double const units = ranges * tiles * mean / ctas;
+    double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
+    double const unit_us = alone ? std::max(read_us, double(step)) : read_us;
     double busy = 0, uneven = 0;
     if (of_sm > 1) {
-      double const next = (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
+      double const next =
+          alone ? begin : (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
       // Where all run at once, the busiest multiprocessor has a whole number of them. Pieces are as
       // many as fill all multiprocessors.
       double const whole = std::min(std::ceil(of_sm), double(k.resident) / m.sm_count);
@@ -74,6 +80,12 @@ struct Work {
   // What core/split_schedule.h will find. A sequence's last piece is half as long as the others, on
   // average.
   double longest_piece() const {
+    if (alone) {
+      double const least = std::max(longest / s.max_splits, 1.);
+      double const of_each = std::floor(s.pieces / ranges);  // where all are as long
+      return mean == longest ? divide_up(longest, std::clamp<double>(of_each, 1, s.max_splits))
+                             : std::clamp(ranges * mean / s.pieces, least, longest);
+    }
     double const whole = std::max(s.pieces - ranges / 2, 1.);
     double const units = std::max<double>(ranges * mean / whole, s.min_units);
     return std::min(std::max(units, longest / std::min<double>(s.max_splits, s.extra + 1.)),
@@ -81,6 +93,10 @@ struct Work {
   }
 
   double merge_us(double splits) const {
+    if (cut && k.merges_after) {  // each CTA writes as many rows as it reads again
+      double const numbers = splits > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
+      return m.launch + 2 * numbers * sizeof(float) / m.sm_reads;
+    }
     double const rounds = divide_up(std::min<double>(rows, k.block_m), k.rows_at_once);
     return cut && splits > 1 ? m.merge_round + rounds * m.merge_row * (1 + splits / 16) : 0;
   }
@@ -99,13 +115,21 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
   }
   std::vector<KeySplit> all = {KeySplit{}};
   Work const work{p, m, k, {}};
-  for (int const ctas : {m.sm_count, 2 * m.sm_count, 4 * k.resident}) {
+  auto const add = [&](double ctas, double most) {
     int const pieces = static_cast<int>(ctas / work.tiles);
     if (pieces > work.ranges) {
       all.push_back({.pieces = pieces,
-                     .extra = pieces - static_cast<int>(work.ranges),
+                     .extra = static_cast<int>(most / work.tiles - work.ranges),
                      .max_splits = (units + kMinUnits - 1) / kMinUnits,
                      .min_units = kMinUnits});
+    }
+  };
+  if (work.alone) {  // as many as run at once, once or more often; and more where lengths differ
+    double const waves = std::floor(work.ranges * work.tiles / k.resident) + 1;
+    add(waves * k.resident, (waves + 1) * k.resident);
+  } else {
+    for (int const ctas : {m.sm_count, 2 * m.sm_count, 4 * k.resident}) {
+      add(ctas, ctas);
     }
   }
   for (int log2 = 1; k.clusters && alone && log2 <= kMostClusterLog2; ++log2) {

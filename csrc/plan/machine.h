@@ -56,10 +56,11 @@ struct Kernel {
   int block_n;   // keys of a step; of decoding, of a CTA: its unit
   bool plain;    // neither softcap nor ALiBi nor dropout
   int resident;  // resident CTAs, or pairs of CTAs, of the GPU
-  int second_block_n = 0;  // of a forward; 0: there is no second tile
-  int rows_at_once = 0;    // of decoding: rows of a tile that a CTA merges side by side
-  bool clusters = false;   // of decoding: clusters of CTAs may share tiles
-  bool codes = false;      // K and V are codes of 8 bits
+  int second_block_n = 0;     // of a forward; 0: there is no second tile
+  int rows_at_once = 0;       // of decoding: rows of a tile that a CTA merges side by side
+  bool clusters = false;      // of decoding: clusters of CTAs may share tiles
+  bool codes = false;         // K and V are codes of 8 bits
+  bool merges_after = false;  // of decoding: pieces are merged by a launch of their own
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

@@ -83,6 +83,12 @@ using MmaRegisterA = decltype(make_tiled_mma(
     GMMA::rs_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>,
                          GMMA::Major::K, GMMA::Major::MN>()));
 
+// The same with the reduction along B's columns.
+template <class Element, int kN, int kK>
+using MmaRegisterQueries = decltype(make_tiled_mma(
+    GMMA::rs_op_selector<Element, Element, float, Shape<Int<kWarpgroupRows>, Int<kN>, Int<kK>>,
+                         GMMA::Major::K, GMMA::Major::K>()));
+
 // Starts accumulator (+)= a·b and returns; warpgroup_wait tells when it is done. Until then nothing
 // may touch the accumulator, nor `a` if it is in registers.
 template <class Mma, class A, class B, class Accumulator>

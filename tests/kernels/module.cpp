@@ -15,10 +15,10 @@
 #include "call.h"
 #include "launch/backward_plan.h"
 #include "launch/decode_plan.h"
+#include "launch/device.h"
 #include "launch/key_splits.h"
 #include "launch/largest_cluster.h"
 #include "launch/launch_kernel.h"
-#include "launch/device.h"
 #include "launch/select.h"
 #include "launch/workspace.h"
 #include "launch_log.h"
@@ -100,8 +100,8 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   }
   bool const deterministic = number<bool>(call, "deterministic");
   p.side_by_side = number<int>(call, "together", 3);
-  p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic, number<bool>(call, "finds_delta"),
-             flash::heads_found_before(p, variant)};
+  p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic,
+                  number<bool>(call, "finds_delta"), flash::heads_found_before(p, variant)};
   if (int const splits = number<int>(call, "row_splits", 1); splits > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
@@ -111,9 +111,12 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   auto const size = flash::workspace_size(p, variant, deterministic);
   float const nan = std::numeric_limits<float>::quiet_NaN();
   Scratch<float> dq(size.dq, nan), stats(size.stats, nan), split_sums(size.split_sums, nan);
-  Scratch<int> dq_semaphores(size.dq_semaphores, -1), deltas_done(size.deltas_done, -1), order(size.order, -1);
-  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(), size.dq_semaphores ? dq_semaphores.data() : nullptr,
-                 size.deltas_done ? deltas_done.data() : nullptr, size.order ? order.data() : nullptr};
+  Scratch<int> dq_semaphores(size.dq_semaphores, -1), deltas_done(size.deltas_done, -1),
+      order(size.order, -1);
+  p.workspace = {size.dq ? dq.data() : nullptr, stats.data(),
+                 size.dq_semaphores ? dq_semaphores.data() : nullptr,
+                 size.deltas_done ? deltas_done.data() : nullptr,
+                 size.order ? order.data() : nullptr};
   flash::place_split_sums(p, variant, split_sums.data());
   variant.launch.backward(p, launch);
   dq.check();
@@ -191,10 +194,9 @@ void probabilities(std::string const& dtype, py::dict const& call) {
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
                          int sm, int smem_per_block, int page_size, bool largest_logits) {
   flash::Direction const direction = page_size ? flash::Direction::Paged : flash::Direction::Fwd;
-  flash::Selection const selection =
-      flash::explain({direction, dtype.c_str(), head_dim, head_dim_v, full_scores, sm,
-                      smem_per_block, flash::page_layout(page_size), /*softcap=*/0.f,
-                      largest_logits});
+  flash::Selection const selection = flash::explain(
+      {direction, dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block,
+       flash::page_layout(page_size), /*softcap=*/0.f, largest_logits});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
@@ -260,7 +262,7 @@ flash::DeviceInfo gpu_of(int sm, int sm_count) {
 // The queries of a sequence up to which a packed batch decodes it; -1: all of them.
 int few_queries(py::dict const& call, int num_splits, int sm, int sm_count) {
   int const few = flash::decode_plan_of(forward_params(call), gpu_of(sm, sm_count), num_splits,
-                                         /*cached=*/false)
+                                        /*cached=*/false)
                       .few_q;
   return few == flash::kAllQueries ? -1 : few;
 }
@@ -327,7 +329,8 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
                                  py::dict const& call) {
   flash::DeviceInfo const device = decoding_device(call);
   if (int const cluster = number<int>(call, "cluster", 1); cluster > 1) {
-    return flash::decode_schedule(p, {.cluster_log2 = std::countr_zero(unsigned(cluster))}, device);
+    return flash::decode_schedule(variant, p, {.cluster_log2 = std::countr_zero(unsigned(cluster))},
+                                  device);
   }
   bool const cached = p.seqlens.cu_q == nullptr;
   flash::plan::Problem const problem = flash::problem_of(p, call["num_splits"].cast<int>(), cached);
@@ -335,7 +338,7 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   kernel.clusters = false;
   auto const plan = flash::plan::plan_decode(problem, flash::machine_of(device), kernel,
                                              std::numeric_limits<double>::infinity());
-  return flash::decode_schedule(p, plan.split, device);
+  return flash::decode_schedule(variant, p, plan.split, device);
 }
 
 // Pieces that were counted in the workspace of their call, since that was asked last.

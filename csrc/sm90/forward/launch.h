@@ -4,13 +4,13 @@
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 
 #include "launch/key_splits.h"
 #include "passes/largest/launch.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
+#include "sm90/key_request.h"
 #include "sm90/tile_counters.h"
 
 namespace flash::sm90::forward {
@@ -31,13 +31,6 @@ TensorMapRequest row_request(FwdParams const& p, TensorView<T> const& view, int 
           group};
 }
 
-// A tile of keys in pages takes several boxes, none of which covers two pages.
-template <class Config>
-int box_keys(FwdParams const& p) {
-  int const divides_both = std::gcd(Config::kBlockN, static_cast<int>(p.pages.page_size.divisor));
-  return p.pages.table ? divides_both & -divides_both : Config::kBlockN;
-}
-
 // Codes are loaded in pairs, as numbers of 16 bits.
 inline TensorView<const void> in_pairs(TensorView<const void> view) {
   for (int64_t* const stride : {&view.batch_stride, &view.row_stride, &view.head_stride}) {
@@ -50,27 +43,9 @@ inline TensorView<const void> in_pairs(TensorView<const void> view) {
 constexpr int kEight = 8;
 
 template <class Config, int kColumns>
-TensorMapRequest key_request(FwdParams const& p, TensorView<const void> const& view, int columns) {
-  Seqlens const& s = p.seqlens;
-  bool const paged = p.pages.table;
-  int const batch = paged ? p.pages.count : s.cu_k ? 1 : s.batch_k ? s.batches_k : s.batch;
-  bool const ends = paged || s.cu_k || s.used_k;  // sequences end before the tensor does
-  int64_t const rows = paged ? int64_t(p.pages.page_size.divisor) : s.cu_k ? s.total_k : s.seqlen_k;
-  bool const has_elements = batch > 0 && rows > 0 && p.heads_kv > 0;
-  check(!ends || !has_elements || view.numbers_rows(batch, rows),
-        "batch entries of keys that end anywhere are ", view.batch_stride,
-        " elements apart, expected a multiple of a row's ", view.row_stride,
-        ", and fewer than 2^31 rows from the first to the last");
-  // K and V without elements may have no address.
-  return {view.ptr ? view : p.q,
-          columns,
-          rows,
-          p.heads_kv,
-          batch,
-          Config::kPagesOnly ? kEight : box_keys<Config>(p),
-          kRun<kColumns>,
-          ends ? Boxes::EndWithRow : Boxes::EndWithTensor,
-          1};
+TensorMapRequest keys_of(FwdParams const& p, TensorView<const void> const& view, int columns) {
+  int const box_rows = Config::kPagesOnly ? kEight : box_keys(p, Config::kBlockN);
+  return key_request(p, view, columns, box_rows, kRun<kColumns>);
 }
 
 // Rows of a warpgroup: queries of one head, or of all heads that share a KV head.
@@ -126,9 +101,9 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
   auto const loaded = [](auto const& view) { return Config::kCodes ? in_pairs(view) : view; };
   constexpr int kOfLoaded = Config::kCodes ? 2 : 1;  // numbers
   auto const k =
-      key_request<Config, Config::kLoadedK>(params, loaded(params.k), params.head_dim / kOfLoaded);
-  auto const v = key_request<Config, Config::kLoadedV>(params, loaded(params.v),
-                                                       params.head_dim_v / kOfLoaded);
+      keys_of<Config, Config::kLoadedK>(params, loaded(params.k), params.head_dim / kOfLoaded);
+  auto const v =
+      keys_of<Config, Config::kLoadedV>(params, loaded(params.v), params.head_dim_v / kOfLoaded);
   auto const q = row_request(params, params.q, params.head_dim, rows.queries,
                              kRun<Config::kHeadDim>, static_cast<int>(rows.heads.divisor));
   auto const out = row_request(params, params.out, params.head_dim_v, kWarpRows,
@@ -137,7 +112,7 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
                          make_tensor_map(k),
                          make_tensor_map(v),
                          Config::kStoresTiles ? make_tensor_map(out) : TensorMap{},
-                         box_keys<Config>(params),
+                         box_keys(params, Config::kBlockN),
                          rows,
                          params,
                          grid,

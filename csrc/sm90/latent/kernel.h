@@ -1,0 +1,90 @@
+// Latent attention (MLA, DeepSeek-AI 2024, arXiv:2405.04434) for Hopper: one warpgroup computes P
+// of 64 rows, two others half of O's 512 columns each. Work is cut and merged as decode's
+// (decode/kernel.h).
+#pragma once
+
+#include "sm90/latent/scores.h"
+#include "sm90/latent/values.h"
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "core/dynamic_smem.h"
+#include "core/launch_order.h"
+#include "decode/find_work.h"
+#include "latent/queries.h"
+#include "latent/store.h"
+
+namespace flash::sm90::latent {
+
+// Attends to the keys of the piece. Afterwards O lies in shared memory.
+template <class Config>
+__device__ __forceinline__ void attend(LatentArgs const& args,
+                                       decode::DecodeOutput<Config> const& output,
+                                       LatentStorage<Config>& smem) {
+  using cutlass::arch::warpgroup_reg_alloc, cutlass::arch::warpgroup_reg_dealloc;
+  decode::DecodeWork<Config> const& work = output.work;
+  // The shuffle tells the compiler that this is the same in all lanes.
+  int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  // Most of Q lies in the last buffer until it is in registers; the others are filled
+  // meanwhile.
+  if (threadIdx.x < 32) {
+    KeyLoader<Config> const loader{args, work, smem};
+    for (int tile = 0; tile < Config::kStages - 1; ++tile) {
+      loader.load(tile, loader.look_up(tile));
+    }
+  }
+  flash::latent::load_queries(args.params.fwd, work.tile, args.params.group, Config::kBlockM,
+                              [&](int r, int column) { return query_place(smem, r, column); });
+  cp_async_fence();
+  cp_async_wait<0>();
+  cutlass::arch::fence_view_async_shared();
+  __syncthreads();
+  if (warpgroup == 0) {
+    warpgroup_reg_alloc<Config::kScoreRegisters>();
+    ScoreWarpgroup<Config> scores{args, work, smem};
+    scores.run();
+    scores.finish(output);
+    __syncthreads();
+    warpgroup_reg_dealloc<Config::kAllRegisters>();
+  } else {
+    warpgroup_reg_dealloc<Config::kValueRegisters>();
+    ValueWarpgroup<Config> values{args, work, smem, warpgroup - 1};
+    values.run();
+    __syncthreads();
+    values.finish();
+    values.store();
+    warpgroup_reg_alloc<Config::kAllRegisters>();
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void latent_piece(LatentArgs const& args) {
+  auto& smem = *reinterpret_cast<LatentStorage<Config>*>(dynamic_smem());
+  auto& work = *reinterpret_cast<decode::DecodeWork<Config>*>(smem.work);
+  let_next_launch_start();
+  if (threadIdx.x < 32) {
+    decode::find_work(args.params, decode::PieceShare{0}, work);
+  } else if (threadIdx.x == 32) {
+    prefetch_tma_descriptor(&args.v.map);
+    prefetch_tma_descriptor(&args.k.map);
+    smem.init();
+  }
+  __syncthreads();
+  if (!work.piece.valid) {
+    return;
+  }
+  using Output = decode::DecodeOutput<Config>;
+  bool const cut = work.piece.splits > 1;
+  Output const output{args.params, work, cut ? work.piece.split : Output::kWhole};
+  attend(args, output, smem);
+  __syncthreads();
+  flash::latent::store_out(output, smem.out);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    latent_kernel(__grid_constant__ LatentArgs const args) {
+  latent_piece<Config>(args);
+}
+
+}  // namespace flash::sm90::latent

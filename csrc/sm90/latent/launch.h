@@ -1,0 +1,35 @@
+// Launches one instantiation; included by the generated files only.
+#pragma once
+
+#include "sm90/tensor_core.h"  // before anything that includes CuTe
+
+#include "launch/launch_kernel.h"
+#include "sm90/key_request.h"
+#include "sm90/latent/kernel.h"
+#include "sm90/latent/merge.h"
+
+namespace flash::sm90::latent {
+
+template <class Config>
+void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+  FwdParams const& p = params.fwd;
+  int const box_rows = box_keys(p, Config::kBlockN);
+  auto const map = [&](TensorView<const void> const& view, int columns) {
+    return make_tensor_map(key_request(p, view, columns, box_rows, kRun<Config::kColumns>));
+  };
+  // Boxes behind V's last column are zeros.
+  bool const rotated = p.head_dim > 0;
+  LatentArgs const args{rotated ? map(p.k, p.head_dim) : map(p.v, p.head_dim_v),
+                        map(p.v, p.head_dim_v), rotated ? 0 : Config::kHeadDimV, box_rows, params};
+  int64_t const pieces = num_pieces(params.split);
+  launch_kernel<latent_kernel<Config>>(launch, {pieces, Config::kThreads, kSmemBytes<Config>},
+                                       args);
+  if (params.split.max_splits > 1) {
+    launch_kernel<merge_kernel<Config>>(
+        launch,
+        {pieces, kMergeThreads, sizeof(MergeStorage<Config>), /*cluster=*/1, /*early=*/true},
+        params);
+  }
+}
+
+}  // namespace flash::sm90::latent
