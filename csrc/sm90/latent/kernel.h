@@ -16,7 +16,9 @@
 
 namespace flash::sm90::latent {
 
-// Attends to the keys of the piece. Afterwards O lies in shared memory.
+constexpr uint32_t kKeysRead = 1;  // a named barrier
+
+// Attends to the keys of the piece. Afterwards O lies in shared memory, not yet scaled.
 template <class Config>
 __device__ __forceinline__ void attend(LatentArgs const& args,
                                        decode::DecodeOutput<Config> const& output,
@@ -44,14 +46,13 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
     ScoreWarpgroup<Config> scores{args, work, smem};
     scores.run();
     scores.finish(output);
-    __syncthreads();
     warpgroup_reg_dealloc<Config::kAllRegisters>();
   } else {
     warpgroup_reg_dealloc<Config::kValueRegisters>();
     ValueWarpgroup<Config> values{args, work, smem, warpgroup - 1};
     values.run();
-    __syncthreads();
-    values.finish();
+    // O takes the keys' place.
+    cutlass::arch::NamedBarrier::sync(Config::kValueWarpgroups * kWarpgroup, kKeysRead);
     values.store();
     warpgroup_reg_alloc<Config::kAllRegisters>();
   }
@@ -78,7 +79,7 @@ __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
   Output const output{args.params, work, cut ? work.piece.split : Output::kWhole};
   attend(args, output, smem);
   __syncthreads();
-  flash::latent::store_out(output, smem.out);
+  flash::latent::store_out(output, smem.out, [&](int row) { return smem.out_scale[row]; });
 }
 
 template <class Config>

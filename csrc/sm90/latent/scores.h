@@ -220,15 +220,24 @@ struct ScoreWarpgroup {
     return moved;
   }
 
+  // The lane that announces P stores what its warp has, so that one thread's order holds for all.
   __device__ void tell_shifts(int stage, bool moved, int const (&shift)[kRows]) const {
-    if (moved && coord.col0 == 0) {
+    int const warp = thread / 32, lane = thread % 32;
+    if (moved) {
+      uint8_t* const shifts = smem.shifts[stage] + warp * kWarpRows;
+#pragma unroll 1
+      for (int row = 0; row < kWarpRows / kRows; ++row) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        smem.shifts[stage][coord.row(r)] = static_cast<uint8_t>(shift[r]);
+        for (int r = 0; r < kRows; ++r) {
+          int const of_row = __shfl_sync(kAll, shift[r], 4 * row);
+          if (lane == 0) {
+            shifts[row + r * kWarpRows / kRows] = static_cast<uint8_t>(of_row);
+          }
+        }
       }
     }
-    if (thread % 32 == 0) {
-      smem.has_shifts[stage][thread / 32] = moved;
+    if (lane == 0) {
+      smem.has_shifts[stage][warp] = moved;
     }
   }
 };

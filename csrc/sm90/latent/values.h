@@ -50,9 +50,6 @@ struct ValueWarpgroup {
     }
   }
 
-  // Multiplies the rows in the end.
-  __device__ void finish() { scale(smem.out_scale[coord.row(0)], smem.out_scale[coord.row(1)]); }
-
   // Stores the columns in shared memory.
   __device__ void store() {
     Tensor o = rows();
