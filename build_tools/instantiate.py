@@ -42,7 +42,7 @@ _MEMBER = {
     "append": "append",
 }
 
-# Folders of kernels that are not their architecture's and member's, and, without "passes", their
+# Folders of kernels that are not named architecture/member. Without "passes/" they are also the
 # namespaces.
 _FOLDER = {
     ("decode", "sm80"): "decode",

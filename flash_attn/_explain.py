@@ -347,7 +347,11 @@ def _ask_library(problem: _Problem) -> Explanation:
         sm, _DTYPE_NAMES[problem.q.dtype], head_dim, head_dim_v,
         problem.needs_full_scores,
     )  # fmt: skip
-    few = _ask_about_decode(problem, request) if _may_decode(problem) else None
+    # Hopper's loads cannot end with a row of such strides.
+    strided = problem.cached and not problem.page_size and not problem.numbered
+    of_loads = (min(sm, 80) if strided else sm, *request[1:])
+    of_decode = of_loads if problem.latent else request
+    few = _ask_about_decode(problem, of_decode) if _may_decode(problem) else None
     answer = few
     if problem.backward:
         answer = json.loads(
@@ -356,14 +360,9 @@ def _ask_library(problem: _Problem) -> Explanation:
             )
         )
     elif few is None or few["few_queries"] > 0:
-        # Hopper's loads cannot end with a row of such strides.
-        strided = problem.cached and not problem.page_size and not problem.numbered
-        family = min(sm, 80) if strided else sm
         beside = 0 if few is None else few["few_queries"]
         answer = json.loads(
-            backend.library.explain_forward(
-                family, *request[1:], *_numbers(problem), beside, problem.contents
-            )
+            backend.library.explain_forward(*of_loads, *_numbers(problem), beside, problem.contents)
         )
     rejected = [(row["name"], row["why"]) for row in answer["rejected"]]
     variant = answer["variant"]

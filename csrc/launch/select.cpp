@@ -37,7 +37,8 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   }
   bool const loads_boxes = v.direction == Direction::Latent && v.arch == 90;
   if ((reads_pages_too || loads_boxes) && r.pages != PageLayout::Boxes) {
-    return because("serves pages of a multiple of ", kBoxRows, " rows, without left padding");
+    return because("serves keys whose rows can be numbered, and pages of a multiple of ", kBoxRows,
+                   " rows, without left padding");
   }
   if (int const arch = forced_arch(); arch && arch != v.arch) {
     return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);

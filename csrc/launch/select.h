@@ -16,7 +16,7 @@ enum class PageLayout { Any, Boxes };
 PageLayout page_layout(int64_t page_size);
 PageLayout page_layout(FwdParams const& params);
 
-// The same of keys that need not be in pages.
+// The same for any keys: those that are not in pages are Boxes if their rows can be numbered.
 PageLayout key_layout(FwdParams const& params);
 
 // Whether Hopper's loads can end at any key of the call: the rows of all batch entries of keys that

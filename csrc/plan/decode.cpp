@@ -26,8 +26,9 @@ struct Work {
   KeySplit s;
 
   bool cut = s.max_splits > 1;
-  // A multiprocessor has one CTA at a time: another's steps do not fill its waits.
-  bool alone = k.resident <= m.sm_count;
+  // Hopper's latent kernel: a multiprocessor has one CTA at a time, no other fills its waits, and
+  // pieces are merged by a launch.
+  bool one_each = k.merges_after;
   int cluster = 1 << s.cluster_log2;
   double rows = p.mean_q() * p.group();
   double blocks = std::max(divide_up(rows, k.block_m), 1.);
@@ -41,24 +42,29 @@ struct Work {
   double number = k.codes ? 1 : kElement;  // bytes
 
   double us() const {
-    auto const [begin, step] = times_of(m.decode, k, k.codes, {8.f, 1.f});
+    // sm80's latent rows have the head dims of Hopper's, and were not timed.
+    constexpr KernelTimes kOthers{8.f, 1.f};
+    constexpr int kMostTimed = 256;
+    bool const timed = one_each || k.head_dim_v <= kMostTimed;
+    auto const [begin, step] = timed ? times_of(m.decode, k, k.codes, kOthers) : kOthers;
     // CTAs search their pieces from lengths that the device knows.
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
     double const search = cut && !known ? m.search * divide_up(p.batch, 32) : 0;
     // The units of the longest piece, all CTAs, and the units of an average one.
     double const piece = cut ? longest_piece() : divide_up(longest, cluster);
-    double const ctas = tiles * (!cut    ? ranges * cluster
-                                 : alone ? ranges * divide_up(longest, piece)
-                                         : std::max(ranges * mean / piece + ranges / 2, ranges));
-    double const of_sm = alone ? std::ceil(ctas / m.sm_count) : ctas / m.sm_count;
+    double const ctas =
+        tiles * (!cut       ? ranges * cluster
+                 : one_each ? std::min(ranges * divide_up(longest, piece), ranges + s.extra)
+                            : std::max(ranges * mean / piece + ranges / 2, ranges));
+    double const of_sm = one_each ? std::ceil(ctas / m.sm_count) : ctas / m.sm_count;
     double const units = ranges * tiles * mean / ctas;
     double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
-    double const unit_us = alone ? std::max(read_us, double(step)) : read_us;
+    double const unit_us = one_each ? std::max(read_us, double(step)) : read_us;
     double busy = 0, uneven = 0;
     if (of_sm > 1) {
       double const next =
-          alone ? begin : (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
+          one_each ? begin : (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
       // Where all run at once, the busiest multiprocessor has a whole number of them. Pieces are as
       // many as fill all multiprocessors.
       double const whole = std::min(std::ceil(of_sm), double(k.resident) / m.sm_count);
@@ -80,7 +86,7 @@ struct Work {
   // What core/split_schedule.h will find. A sequence's last piece is half as long as the others, on
   // average.
   double longest_piece() const {
-    if (alone) {
+    if (one_each) {
       double const least = std::max(longest / s.max_splits, 1.);
       double const of_each = std::floor(s.pieces / ranges);  // where all are as long
       return mean == longest ? divide_up(longest, std::clamp<double>(of_each, 1, s.max_splits))
@@ -93,7 +99,7 @@ struct Work {
   }
 
   double merge_us(double splits) const {
-    if (cut && k.merges_after) {  // each CTA writes as many rows as it reads again
+    if (cut && one_each) {  // each CTA writes as many rows as it reads again
       double const numbers = splits > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
       return m.launch + 2 * numbers * sizeof(float) / m.sm_reads;
     }
@@ -124,7 +130,7 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
                      .min_units = kMinUnits});
     }
   };
-  if (work.alone) {  // as many as run at once, once or more often; and more where lengths differ
+  if (work.one_each) {  // as many as run at once, once or more often; and more where lengths differ
     double const waves = std::floor(work.ranges * work.tiles / k.resident) + 1;
     add(waves * k.resident, (waves + 1) * k.resident);
   } else {

@@ -26,14 +26,15 @@ struct LatentConfig {
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
 
-  // The first warpgroup loads keys and computes P; the others half of O's columns each.
+  // The first warpgroup computes P; the others half of O's columns each, and their first warp loads
+  // keys.
   static constexpr int kValueWarpgroups = 2;
   static constexpr int kValueColumns = kHeadDimV / kValueWarpgroups;  // of a warpgroup
   static constexpr int kThreads = (1 + kValueWarpgroups) * kWarpgroup;
   static constexpr int kWarps = kThreads / 32;
   static_assert(kWarps_ == kWarps);
-  static_assert(kBlockM == kWarpgroupRows && kBlockN == 64 && kHeadDim == 64);
-  // setmaxnreg: all begin with 168. Q takes 144 of the first warpgroup, O 128 of the others.
+  static_assert(kBlockM == kWarpgroupRows && kBlockN == 64 && kHeadDim == 64 && kHeadDimV == 512);
+  // setmaxnreg: all begin with 168. Q takes 124 of the first warpgroup, O 128 of the others.
   static constexpr int kAllRegisters = 168, kScoreRegisters = 184, kValueRegisters = 160;
 
   // ptxas begins accumulators at the 24th register, and keeps two: with S, 31 steps of Q fit. The
@@ -70,8 +71,8 @@ struct LatentStorage {
   Ring<1> q_ring;           // Q is emptied to registers
   Ring<kStages> p_ring;     // P takes no buffers of its own: it is emptied with its keys
   uint32_t exist[kStages];  // keys of a tile, as fragment_bits has them
-  // O has to be multiplied by 2^-shift before the tile's P·V; shifts count where a warp's rows have
-  // some.
+  // O has to be multiplied by 2^-shift before the tile's P·V. A warp's rows have shifts only where
+  // has_shifts says so.
   uint8_t shifts[kStages][kRows];
   bool has_shifts[kStages][kRows / kWarpRows];
   float out_scale[kRows];                                     // of O in the end
@@ -84,6 +85,11 @@ struct LatentStorage {
     cutlass::arch::fence_barrier_init();
   }
 };
+
+// With no keys, O may be stored while Q is still read from the last buffer.
+template <class Config>
+constexpr bool kSparesQueries = sizeof(LatentStorage<Config>::out) <=
+                                (Config::kStages - 1) * sizeof(LatentStorage<Config>::keys[0]);
 
 template <class Config>
 constexpr int kSmemBytes = sizeof(LatentStorage<Config>);

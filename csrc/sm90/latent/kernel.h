@@ -46,6 +46,8 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
     ScoreWarpgroup<Config> scores{args, work, smem};
     scores.run();
     scores.finish(output);
+    // setmaxnreg needs all warps behind the one before: without keys nothing else has waited.
+    cutlass::arch::NamedBarrier::sync(kWarpgroup, ScoreWarpgroup<Config>::kShared);
     warpgroup_reg_dealloc<Config::kAllRegisters>();
   } else {
     warpgroup_reg_dealloc<Config::kValueRegisters>();
@@ -54,6 +56,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
     // O takes the keys' place.
     cutlass::arch::NamedBarrier::sync(Config::kValueWarpgroups * kWarpgroup, kKeysRead);
     values.store();
+    smem.q_ring.empty(0).wait(0);  // not before the first warpgroup has what it needs
     warpgroup_reg_alloc<Config::kAllRegisters>();
   }
 }
@@ -85,6 +88,7 @@ __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     latent_kernel(__grid_constant__ LatentArgs const args) {
+  static_assert(kSparesQueries<Config>);
   latent_piece<Config>(args);
 }
 

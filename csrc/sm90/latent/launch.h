@@ -15,7 +15,9 @@ void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   FwdParams const& p = params.fwd;
   int const box_rows = box_keys(p, Config::kBlockN);
   auto const map = [&](TensorView<const void> const& view, int columns) {
-    return make_tensor_map(key_request(p, view, columns, box_rows, kRun<Config::kColumns>));
+    // A cache without rows may have no address.
+    return make_tensor_map(
+        key_request(p, view.ptr ? view : p.q_latent, columns, box_rows, kRun<Config::kColumns>));
   };
   // Boxes behind V's last column are zeros.
   bool const rotated = p.head_dim > 0;

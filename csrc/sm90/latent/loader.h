@@ -10,7 +10,8 @@ namespace flash::sm90::latent {
 struct LatentArgs {
   TensorMap k;  // boxes of box_keys keys and 64 columns
   TensorMap v;
-  int k_column;  // k's first column; where keys have no rotated part, k is v, and this its end
+  int k_column;  // k's first column; where keys have no rotated part, k is v, and this lies behind
+                 // it
   int box_keys;  // a power of two that divides a tile and a page
   DecodeParams params;
 };
@@ -31,14 +32,14 @@ struct KeyLoader {
   __device__ PageSlot look_up(int number) const {
     // Without pages a box behind the sequence is told to TMA by its row.
     if (keys_left(number) > 0 || !work.pages.table) {
-      return work.pages.slot(static_cast<int>(work.tile.info.row_k) + tile(number) + first());
+      return work.pages.slot(static_cast<int>(work.tile.info.row_k) + first_key(number) + first());
     }
     return {PageSlot::kNoPage, 0};
   }
 
   // Starts to load the tile, if there is one, when its buffer is free. slot: its look_up
   __device__ void load(int number, PageSlot slot) const {
-    if (tile(number) >= work.end) {
+    if (first_key(number) >= work.end) {
       return;
     }
     if (number == Config::kStages - 1) {  // where Q was
@@ -66,9 +67,9 @@ struct KeyLoader {
  private:
   __device__ static int lane() { return WarpLanes{}.index(); }
   __device__ static int first() { return lane() / 2 * kEight; }
-  __device__ int tile(int number) const { return work.begin + number * Config::kBlockN; }
+  __device__ int first_key(int number) const { return work.begin + number * Config::kBlockN; }
   __device__ int keys_left(int number) const {
-    return lane() < kLanes ? work.end - tile(number) - first() : 0;
+    return lane() < kLanes ? work.end - first_key(number) - first() : 0;
   }
 
   __device__ void load_box(TileCoord const& keys, typename Config::Element* target,

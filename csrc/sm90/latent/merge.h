@@ -120,7 +120,7 @@ __device__ void merge_rows(decode::DecodeOutput<Config> const& output, MergeStor
   decode::DecodeWork<Config> const& work = output.work;
   int const splits = work.piece.splits, warp = threadIdx.x / WarpLanes::kCount;
   int const lane = WarpLanes{}.index();
-  int const parts = max(work.tile.rows - work.piece.split + splits - 1, 0) / splits * kParts;
+  int const parts = (work.tile.rows - work.piece.split + splits - 1) / splits * kParts;
   int share = 1;  // warps of a part, so that all have some
   while (parts > 0 && 2 * share * parts <= kMergeWarps) {
     share *= 2;

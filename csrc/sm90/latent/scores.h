@@ -12,11 +12,11 @@ namespace flash::sm90::latent {
 // the others as Config::SmemLayoutQ has them, in runs of 16 columns.
 template <class Config>
 __device__ typename Config::Element* query_place(LatentStorage<Config>& smem, int row, int column) {
-  constexpr int kStride = 512, kRun = 16;  // columns
+  constexpr int kStride = Config::kHeadDimV, kNarrow = 16;  // columns
   int const chunk = column / 8;
   if (column >= Config::kRegisterColumns) {
-    int const run = (column - Config::kRegisterColumns) / kRun;
-    return smem.q + (run * Config::kBlockM + row) * kRun + (chunk ^ row / 4) % 2 * 8;
+    int const run = (column - Config::kRegisterColumns) / kNarrow;
+    return smem.q + (run * Config::kBlockM + row) * kNarrow + (chunk ^ row / 4) % 2 * 8;
   }
   return smem.keys[Config::kStages - 1] + row * kStride + (chunk ^ row % 8) * 8;
 }
@@ -25,8 +25,9 @@ template <class Config>
 struct ScoreWarpgroup {
   using Element = typename Config::Element;
   using MmaScores = typename Config::MmaScores;
-  static constexpr unsigned kAll = 0xffffffffu;  // lanes
-  static constexpr int kRows = 2;                // of a thread
+  static constexpr unsigned kAll = WarpLanes::kAll;
+  static constexpr int kRows = 2;         // of a thread
+  static constexpr uint32_t kShared = 0;  // a named barrier of the warpgroup
   static constexpr int kColumns = Config::kBlockN / 4;
   static constexpr bool kScaled = Config::kScores == ScoreLevel::Full;  // before the softmax
   using Work = decode::DecodeWork<Config>;
@@ -99,7 +100,9 @@ struct ScoreWarpgroup {
       cutlass::arch::fence_view_async_shared();
       before = at.stage;
       at.advance();
-      held = key + Config::kBlockN < work.end && smem.key_ring.is_full(at);
+      // Asks without waiting, for the whole warp: lanes may hear different answers.
+      held = key + Config::kBlockN < work.end &&
+             __any_sync(kAll, smem.key_ring.full(at.stage).test_wait(at.phase));
       if (!held) {
         announce(before);
       }
@@ -122,7 +125,6 @@ struct ScoreWarpgroup {
   }
 
  private:
-  static constexpr uint32_t kShared = 0;  // a named barrier
   static constexpr int kMostShift = 255;  // 2^-255 is 0
 
   __device__ DecodeParams const& params() const { return args.params; }
