@@ -138,6 +138,7 @@ class KVScales(nn.Module):
     def __init__(
         self, heads_k: int, *, margin: float = 1.0, device: torch.device | str | None = None
     ):
+        """Arguments, defaults and errors: see the class."""
         super().__init__()
         if not margin > 0:
             raise ValueError(f"margin: got {margin}; a positive number is needed")
