@@ -185,6 +185,12 @@ _SM80_FORWARDS = [
                   why="2 blocks an SM; 4k keys on an H200: 314 TFLOP/s, 128 rows by 8 warps 300"),
     *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, block_n=64,
                   why="2 blocks an SM; causal, 1k keys: 262 TFLOP/s, 128 rows by 8 warps 223"),
+    # Two warps share 16 rows, each with half of the columns. The last tile fits the 99 KiB of
+    # consumer GPUs.
+    *_both_levels(**_SM80_FORWARD | dict(block_m=64, warps=8), head_dim=512, block_n=32,
+                  why="145 KiB, for an A100 too"),
+    *_rows(**_SM80_FORWARD | dict(block_m=32), scores="full", tile_in_name=True, head_dim=512,
+           block_n=16, why="68 KiB"),
 ]  # fmt: skip
 
 # `why` of a backward row gives its tile's cost: bytes of shared memory per multiply-add (mma.sync
@@ -212,6 +218,8 @@ _SM80_BACKWARDS = [
            allow_spills=12, why="0.106 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.1375"),
     *_rows(**_PLAIN, head_dim=256, block_m=128, block_n=64, warps=8, key_warps=2, stages=1,
            allow_spills=36, why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
+    *_rows(**_PLAIN, head_dim=512, block_m=64, block_n=32, warps=8, key_warps=2, stages=1,
+           why="201 KiB, for Hopper; 0.16 bytes, 1 block of 8 warps"),
     *_rows(**_FULL, head_dim=32, block_m=64, block_n=128, warps=8, key_warps=8, stages=2,
            why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
     *_rows(**_FULL, head_dim=64, block_m=64, block_n=128, warps=8, key_warps=8, stages=2,
@@ -236,6 +244,11 @@ _SM80_BACKWARDS = [
            allow_spills=36, why="145 KiB, for an A100 too"),
     *_rows(**_SMALL, head_dim=256, block_m=32, block_n=32, warps=4, key_warps=2, stages=1,
            why="68 KiB"),
+    # Parts of the warps share the depth of S and dP.
+    *_rows(**_FULL, head_dim=512, block_m=32, block_n=32, warps=8, key_warps=2, stages=1,
+           why="149 KiB, for an A100 too"),
+    *_rows(**_SMALL, head_dim=512, block_m=16, block_n=16, warps=4, key_warps=1, stages=1,
+           why="75 KiB"),
 ]  # fmt: skip
 
 # On Hopper these serve the remaining calls: pages of other sizes, and left padding. They are
@@ -249,7 +262,7 @@ _SM80_PAGED = [
         why="as the forward's: " + row.why,
     )
     for row in _SM80_FORWARDS
-    if row.head_dim == row.head_dim_v and row.head_dim in (64, 128, 256)
+    if row.head_dim == row.head_dim_v and row.head_dim in (64, 128, 256, 512)
 ]
 
 

@@ -37,8 +37,9 @@ struct RowBlocks {
 
   bool packs = c.tile == ForwardTile::PackGqa || c.tile == ForwardTile::Split;
   int block_n = k.block_n_of(c.tile);
-  int warpgroups = k.block_m / kWarpgroupRows;
-  int of_warpgroup = packs ? kWarpgroupRows / p.group() : kWarpgroupRows;  // queries
+  int rows_of_group = std::min(k.block_m, kWarpgroupRows);
+  int warpgroups = k.block_m / rows_of_group;
+  int of_warpgroup = packs ? rows_of_group / p.group() : rows_of_group;  // queries
   int queries = of_warpgroup * warpgroups;                                 // of a row block
   double sharing = packs ? 1 : p.group();           // strips of the same keys
   double heads = sharing * p.heads_kv * c.splits;   // strips of one sequence

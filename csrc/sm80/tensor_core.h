@@ -67,16 +67,17 @@ __device__ auto zeros() {
   return c;
 }
 
-// A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: 128 or 64 bytes.
+// A tile's columns lie in runs of 64, or of 32 or 16 where more do not divide them.
 template <int kColumns>
-constexpr int kRun = kColumns % 64 == 0 ? 64 : 32;
+constexpr int kRun = kColumns % 64 == 0 ? 64 : kColumns % 32 == 0 ? 32 : 16;
 
 // 16-byte chunks of a run XORed with the row: free of bank conflicts for cp.async (rows) and
 // ldmatrix (columns of chunks). Eight rows of 64 bytes are four lines of all banks, so there the
-// row's lowest bit picks the half of a line and the next two take part in the XOR.
+// row's lowest bit picks the half of a line and the next two take part in the XOR; of rows of 32
+// bytes two bits pick the quarter, and the third takes part.
 template <int kColumns>
 using SmemAtom = decltype(composition(
-    Swizzle<kRun<kColumns> == 64 ? 3 : 2, 3, 3>{},
+    Swizzle<kRun<kColumns> == 64 ? 3 : kRun<kColumns> / 16, 3, 3>{},
     Layout<Shape<_8, Int<kRun<kColumns>>>, Stride<Int<kRun<kColumns>>, _1>>{}));
 
 // (kRows, kColumns), 16-bit elements

@@ -50,9 +50,9 @@ template <class Element>
 struct PartialDots {
   float sum[kRowsTogether] = {};
 
-  // a, b: the lane's chunk of the first row; exist: rows from that one on.
-  __device__ PartialDots(Element const* a, int64_t a_stride, Element const* b, int64_t b_stride,
-                         int exist, int step) {
+  // Adds a chunk's. a, b: the lane's chunk of the first row; exist: rows from that one on.
+  __device__ void add(Element const* a, int64_t a_stride, Element const* b, int64_t b_stride,
+                      int exist, int step) {
     Chunk<Element> x[kRowsTogether] = {}, y[kRowsTogether] = {};
 #pragma unroll
     for (int i = 0; i < kRowsTogether; ++i) {
@@ -138,15 +138,18 @@ __device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile c
   int const row_begin = tile.m_block * shape.block_m;
   int const rows = info.seqlen_q - row_begin;  // rows that exist from row_begin on
   RowLanes const lanes(p.head_dim_v);
-  int const column = lanes.lane * kChunk;
   for (int first = lanes.first; first < shape.block_m; first += kRowsTogether * lanes.step) {
     int64_t const row = info.row_q + row_begin + first;
-    PartialDots<Element> const dots(
-        static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head) +
-            column,
-        p.dout.row_stride,
-        static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head) + column,
-        p.out.row_stride, is_sequence && column < p.head_dim_v ? rows - first : 0, lanes.step);
+    Element const* const dout =
+        static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head);
+    Element const* const out =
+        static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head);
+    int const exist = is_sequence ? rows - first : 0, chunks = lanes.per_row * kChunk;
+    PartialDots<Element> dots;
+#pragma unroll 1
+    for (int column = lanes.lane * kChunk; column < p.head_dim_v; column += chunks) {
+      dots.add(dout + column, p.dout.row_stride, out + column, p.out.row_stride, exist, lanes.step);
+    }
     // Each of the first lanes has one of the rows, so that their LSEs come together.
     float dot = 0.f;
 #pragma unroll

@@ -1,7 +1,10 @@
 // Types of one sm80 backward kernel: everything that follows from its row in the variant table.
 #pragma once
 
+#include <algorithm>
+
 #include "params/scores.h"
+#include "sm80/part_sums.h"
 #include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
@@ -38,13 +41,25 @@ struct BackwardConfig {
   static constexpr ScoreLevel kScores = kScores_;
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
 
-  // Sᵀ, dPᵀ (kBlockN, kBlockM), dK (kBlockN, kHeadDim) and dV (kBlockN, kHeadDimV): kKeyWarps warps
-  // along the keys, kColumnWarps along the columns.
+  // dK (kBlockN, kHeadDim) and dV (kBlockN, kHeadDimV): kKeyWarps warps along the keys,
+  // kColumnWarps along the columns.
   static constexpr int kKeyWarps = kKeyWarps_;
   static constexpr int kColumnWarps = kWarps / kKeyWarps;
-  static_assert(kBlockN % (16 * kKeyWarps) == 0 && kBlockM % (16 * kColumnWarps) == 0);
+  static_assert(kBlockN % (16 * kKeyWarps) == 0);
   static_assert(kHeadDim % (16 * kColumnWarps) == 0 && kHeadDimV % (16 * kColumnWarps) == 0);
   using KeyGrid = WarpGrid<Element, kKeyWarps, kColumnWarps>;
+
+  // Sᵀ, dPᵀ (kBlockN, kBlockM): the same grid, as far as there are 16 columns for each of its
+  // warps. Where there are not, parts of the warps share the columns, and have some of the depth
+  // each; the first part goes on with the sums.
+  static constexpr int kScoreWarps = std::min(kColumnWarps, kBlockM / 16);  // along the columns
+  static constexpr int kParts = kColumnWarps / kScoreWarps;
+  static constexpr int kThreadsOfPart = kThreads / kParts;
+  static constexpr int kDepth = kHeadDim / kParts, kDepthV = kHeadDimV / kParts;
+  static constexpr int kScoreNumbers = kBlockN * kBlockM / kThreadsOfPart;  // of a thread
+  static_assert(kBlockM % (16 * kScoreWarps) == 0 && kParts * kScoreWarps == kColumnWarps);
+  static_assert(kParts == 1 || (kDepth % 64 == 0 && kDepthV % 64 == 0), "whole runs of columns");
+  using ScoreGrid = WarpGrid<Element, kKeyWarps, kScoreWarps>;
   // A warp that has all columns of its keys' Pᵀ and dSᵀ multiplies them from its registers; else
   // warps exchange them through shared memory.
   static constexpr bool kExchangeP = kColumnWarps > 1;
@@ -52,7 +67,8 @@ struct BackwardConfig {
   // Sᵀ, dPᵀ and dQ are computed in parts of their columns, so that their accumulators fit beside
   // those of dK and dV.
   static constexpr int kScorePasses = ceil_div(kBlockN * kBlockM / kThreads, 32);
-  static constexpr int kPartM = kBlockM / kScorePasses;
+  static constexpr int kPassM = kBlockM / kScorePasses;
+  static_assert(kParts == 1 || kScorePasses == 1);
   static constexpr int kQueryGradients = kBlockM * kHeadDim / kThreads;  // numbers of dQ, a thread
   static constexpr int kQueryPasses = ceil_div(kQueryGradients, 96);
 

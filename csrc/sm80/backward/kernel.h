@@ -26,43 +26,98 @@ __device__ __forceinline__ int thread_index() {
 // All functions of an iteration are forced inline: only then are its accumulators registers, and
 // the largest tiles are where the compiler would rather not inline.
 
-// Computes P and dS of one part of the columns (queries), in shared memory or added to dV and dK at
-// once.
+// Sᵀ of one pass's columns (queries), over the depth of this thread's part.
+template <class Config, class Scores>
+__device__ __forceinline__ void multiply_scores(SharedStorage<Config>& smem, int stage, int begin,
+                                                PartThread<Config> const& own, Scores& s) {
+  using Grid = typename Config::ScoreGrid;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepth;
+  // A part is whole runs of columns, and a run lies behind the one before.
+  auto const* const k = smem.k.data() + own.part * kD * kN;
+  auto const* const q = smem.q[stage].data() + own.part * kD * kM;
+  multiply<Grid, kD>(operand_a<Grid, Along, kN, kD>(k, own.thread),
+                     operand_b<Grid, Along, kM, kD>(q, own.thread, begin), s);
+}
+
+// dPᵀ, as multiply_scores
+template <class Config, class Gradient>
+__device__ __forceinline__ void multiply_gradients(SharedStorage<Config>& smem, int stage,
+                                                   int begin, PartThread<Config> const& own,
+                                                   Gradient& dp) {
+  using Grid = typename Config::ScoreGrid;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepthV;
+  auto const* const v = smem.v.data() + own.part * kD * kN;
+  auto const* const dout = smem.dout[stage].data() + own.part * kD * kM;
+  multiply<Grid, kD>(operand_a<Grid, Along, kN, kD>(v, own.thread),
+                     operand_b<Grid, Along, kM, kD>(dout, own.thread, begin), dp);
+}
+
+// Computes P and dS of one pass's columns, in shared memory or added to dV and dK at once.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void score_part(RowLoader<Config> const& loader, RowIteration at,
+__device__ __forceinline__ void score_pass(RowLoader<Config> const& loader, RowIteration at,
                                            int stage, int pass, KeyGradients<Config>& sum) {
-  using Grid = typename Config::KeyGrid;
+  using Grid = typename Config::ScoreGrid;
   using Element = typename Config::Element;
-  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kColumns = Config::kPartM;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kColumns = Config::kPassM;
   constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
-  int const thread = threadIdx.x, begin = pass * kColumns;
+  PartThread<Config> const own;
+  int const begin = pass * kColumns;
   auto& smem = loader.smem;
-  Element const *const q = smem.q[stage].data(), *const dout = smem.dout[stage].data();
   ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, pass);
 
   Tensor s = zeros<Grid, kN, kColumns>();  // (MMA, MMA_N, MMA_M)
-  multiply<Grid, kDim>(operand_a<Grid, Along, kN, kDim>(smem.k.data(), thread),
-                       operand_b<Grid, Along, kM, kDim>(q, thread, begin), s);
+  multiply_scores(smem, stage, begin, own, s);
   Tensor factors = tile.probabilities(s);
   Tensor p = convert<Element>(s);
   if constexpr (Config::kExchangeP) {
-    store_accumulators<Grid, kN, kM>(p, smem.p, thread, begin);
+    store_accumulators<Grid, kN, kM>(p, smem.p, own.thread, begin);
   } else {
-    multiply_registers<Grid>(make_tensor(p.data(), as_operand_a(p.layout())),
-                             operand_b<Grid, Across, kM, kDimV>(dout, thread, begin), sum.dv);
+    multiply_registers<Grid>(
+        make_tensor(p.data(), as_operand_a(p.layout())),
+        operand_b<Grid, Across, kM, kDimV>(smem.dout[stage].data(), own.thread, begin), sum.dv);
   }
 
   Tensor dp = accumulators<Grid, kN, kColumns>();
   tile.start_gradients(dp);
-  multiply<Grid, kDimV>(operand_a<Grid, Along, kN, kDimV>(smem.v.data(), thread),
-                        operand_b<Grid, Along, kM, kDimV>(dout, thread, begin), dp);
+  multiply_gradients(smem, stage, begin, own, dp);
   tile.score_gradients(dp, factors);
   Tensor ds = convert<Element>(dp);
-  store_accumulators<Grid, kN, kM>(ds, smem.ds.data(), thread, begin);
+  store_accumulators<Grid, kN, kM>(ds, smem.ds.data(), own.thread, begin);
   if constexpr (!Config::kExchangeP) {
-    multiply_registers<Grid>(make_tensor(ds.data(), as_operand_a(ds.layout())),
-                             operand_b<Grid, Across, kM, kDim>(q, thread, begin), sum.dk);
+    multiply_registers<Grid>(
+        make_tensor(ds.data(), as_operand_a(ds.layout())),
+        operand_b<Grid, Across, kM, kDim>(smem.q[stage].data(), own.thread, begin), sum.dk);
   }
+}
+
+// The same where parts of the warps share the depth: all columns at once, in shared memory.
+template <bool kMasked, class Config>
+__device__ __forceinline__ void score_parts(RowLoader<Config> const& loader, RowIteration at,
+                                            int stage) {
+  using Grid = typename Config::ScoreGrid;
+  using Element = typename Config::Element;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
+  PartThread<Config> const own;
+  auto& smem = loader.smem;
+  ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, 0);
+  Tensor s = zeros<Grid, kN, kM>(), dp = zeros<Grid, kN, kM>();
+  if (own.part == 0) {
+    tile.start_gradients(dp);
+  }
+  multiply_scores(smem, stage, 0, own, s);
+  multiply_gradients(smem, stage, 0, own, dp);
+  smem.tell(own, s);
+  smem.tell(own, dp, Config::kScoreNumbers);
+  __syncthreads();
+  if (own.part > 0) {
+    return;
+  }
+  smem.add_others(own, s);
+  smem.add_others(own, dp, Config::kScoreNumbers);
+  Tensor factors = tile.probabilities(s);
+  store_accumulators<Grid, kN, kM>(convert<Element>(s), smem.p, own.thread);
+  tile.score_gradients(dp, factors);
+  store_accumulators<Grid, kN, kM>(convert<Element>(dp), smem.ds.data(), own.thread);
 }
 
 // dQ = dS·K, in parts of the columns, to save registers.
@@ -112,9 +167,13 @@ __device__ __forceinline__ void iterate(RowLoader<Config> const& loader, RowIter
   if constexpr (Config::kStages > 1) {
     prefetch();
   }
+  if constexpr (Config::kParts > 1) {
+    score_parts<kMasked>(loader, at, stage);
+  } else {
 #pragma unroll
-  for (int pass = 0; pass < Config::kScorePasses; ++pass) {
-    score_part<kMasked>(loader, at, stage, pass, sum);
+    for (int pass = 0; pass < Config::kScorePasses; ++pass) {
+      score_pass<kMasked>(loader, at, stage, pass, sum);
+    }
   }
   __syncthreads();
   if constexpr (Config::kExchangeP) {

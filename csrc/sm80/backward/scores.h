@@ -12,7 +12,7 @@ struct ScoreTile {
   using Element = typename Config::Element;
   static constexpr bool kFull = Config::kScores == ScoreLevel::Full;
   static constexpr int kRows = Config::kBlockN / Config::kKeyWarps / 8;
-  static constexpr int kColumns = Config::kPartM / Config::kColumnWarps / 4;
+  static constexpr int kColumns = Config::kPassM / Config::kScoreWarps / 4;
 
   BwdParams const& p;
   KeyBlock<Config> const& block;
@@ -20,7 +20,7 @@ struct ScoreTile {
   int head;
   int part_begin;  // first column of this part, in the tile
   int row_begin;   // and its row in the sequence
-  GridCoord<typename Config::KeyGrid> coord;
+  GridCoord<typename Config::ScoreGrid> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
 
   __device__ ScoreTile(BwdParams const& p_, KeyBlock<Config> const& block_,
@@ -29,9 +29,9 @@ struct ScoreTile {
         block(block_),
         stats(stats_),
         head(block.head_begin + at.head),
-        part_begin(pass * Config::kPartM),
+        part_begin(pass * Config::kPassM),
         row_begin(at.m_block * Config::kBlockM + part_begin),
-        coord(threadIdx.x) {}
+        coord(PartThread<Config>{}.thread) {}
 
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
 

@@ -1,7 +1,10 @@
 // Types of one sm80 forward kernel: everything that follows from its row in the variant table.
 #pragma once
 
+#include <algorithm>
+
 #include "params/scores.h"
+#include "sm80/part_sums.h"
 #include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
@@ -19,9 +22,20 @@ struct ForwardConfig {
   static constexpr ScoreLevel kScores = kScores_;
   static constexpr bool kPaged = false;
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
-  static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
-  using Grid = WarpGrid<Element, kWarps>;
+  // Warps beyond those that the rows need share rows. 512 columns of O would take all registers of
+  // a thread, so each warp has some columns of V and O, and of Q·Kᵀ some of the depth.
+  static constexpr int kRowWarps = std::min(kWarps, kBlockM / 16);
+  static constexpr int kParts = kWarps / kRowWarps;
+  static constexpr int kDepth = kHeadDim / kParts;
+  static constexpr int kColumns = kHeadDimV / kParts;
+  static constexpr int kThreadsOfPart = kRowWarps * 32;
+  static constexpr int kScoreNumbers = kBlockM * kBlockN / kThreadsOfPart;  // of a thread
+  static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % 16 == 0);
+  static_assert(kRowWarps * kParts == kWarps && kParts <= 2);
+  static_assert(kParts == 1 || (kDepth % 64 == 0 && kColumns % 64 == 0), "whole runs of columns");
+
+  using Grid = WarpGrid<Element, kRowWarps>;
 };
 
 // For keys in pages. These kernels have rows of their own in the variant table, because a look-up

@@ -15,8 +15,8 @@ namespace flash::sm80 {
 // O = P·V accumulators and what is needed to finish them.
 template <class Config>
 struct Accumulators {
-  static constexpr int kRows = 2 * Config::kBlockM / (16 * Config::kWarps);
-  decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>()) out;
+  static constexpr int kRows = 2 * Config::kBlockM / (16 * Config::kRowWarps);
+  decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kColumns>()) out;
   OnlineSoftmax<kRows> softmax;
 
   __device__ explicit Accumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
@@ -39,10 +39,11 @@ struct LargestLogits {
   SharedStorage<Config>& smem;
 
   __device__ bool wanted() const {
-    return Config::kScores != ScoreLevel::Plain && block.keeps_largest;
+    return Config::kScores != ScoreLevel::Plain && PartThread<Config>{}.part == 0 &&
+           block.keeps_largest;
   }
   __device__ int& of(int r) const {
-    unsigned index = threadIdx.x;
+    unsigned index = PartThread<Config>{}.thread;
     asm volatile("" : "+r"(index));
     return smem.maxima[index / 4 * Accumulators<Config>::kRows + r];
   }
@@ -75,7 +76,7 @@ struct LargestLogits {
   }
 
   // Behind a barrier that all rows have been finished before.
-  __device__ void finish_head(FragmentCoord<Config::kWarps> const& coord) const {
+  __device__ void finish_head(FragmentCoord<Config::kRowWarps> const& coord) const {
     if (wanted() && block.max_logits.of_heads) {
       int most = sortable_bits(-INFINITY);
 #pragma unroll 1
@@ -91,17 +92,23 @@ struct LargestLogits {
 template <class Config>
 __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulators<Config>& acc) {
   using Acc = Accumulators<Config>;
-  int const thread = threadIdx.x;
+  PartThread<Config> const own;
   loader.wait();
   loader.load_v(key_block);
-  Tensor s_mma = scores<Config>(loader.smem, thread);
+  Tensor s_mma = scores(loader.smem, own);
+  if constexpr (Config::kParts > 1) {
+    loader.smem.tell(own, s_mma);
+  }
   loader.wait();
   RowBlock<Config> const& block = loader.block;
   int const next_block = block.range.after(key_block);
   loader.load_k(next_block);
+  if constexpr (Config::kParts > 1) {
+    loader.smem.add_others(own, s_mma);
+  }
 
   Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
-  FragmentCoord<Config::kWarps> const coord(thread);
+  FragmentCoord<Config::kRowWarps> const coord(own.thread);
   int const key_begin = key_block * Config::kBlockN;
   if constexpr (Config::kScores == ScoreLevel::Full) {
     apply_score_mod</*kCapByCase=*/true>(s, block.score_mod, block.row_begin, key_begin, coord);
@@ -132,7 +139,7 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
   }
   Tensor p = convert<typename Config::Element>(s_mma);
   Tensor p_operand = make_tensor(p.data(), as_operand_a(p.layout()));
-  add_values<Config>(loader.smem, thread, p_operand, acc.out);
+  add_values(loader.smem, own, p_operand, acc.out);
   return next_block;
 }
 
@@ -143,8 +150,8 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
                       SharedStorage<Config>& smem, Accumulators<Config>& acc) {
   using Element = typename Config::Element;
   using Acc = Accumulators<Config>;
-  int const thread = threadIdx.x;
-  FragmentCoord<Config::kWarps> const coord(thread);
+  PartThread<Config> const own;
+  FragmentCoord<Config::kRowWarps> const coord(own.thread);
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
   LargestLogits<Config> const largest{block, smem};
@@ -153,18 +160,19 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   for (int r = 0; r < Acc::kRows; ++r) {
     auto const row = acc.softmax.finish(r, block.sink, QuadReduce{});
     scale[r] = row.out_scale * keep_scale;
-    if (thread % 4 == 0 && coord.row(r) < block.rows) {
+    if (own.part == 0 && own.thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
       largest.finish(r, &block.lse[coord.row(r)], row.lse, acc);
     }
   }
   acc.rescale(scale);
 
-  store_accumulators<typename Config::Grid, Config::kBlockM, Config::kHeadDimV>(
-      convert<Element>(acc.out), smem.out.data(), thread);
+  store_accumulators<typename Config::Grid, Config::kBlockM, Config::kColumns>(
+      convert<Element>(acc.out), smem.out.data() + own.part * Config::kColumns * Config::kBlockM,
+      own.thread);
   __syncthreads();
   store_tile<Config::kBlockM, Config::kHeadDimV, Config::kThreads>(
-      block.out, p.out.row_stride, smem.out.data(), block.rows, p.head_dim_v, thread);
+      block.out, p.out.row_stride, smem.out.data(), block.rows, p.head_dim_v, threadIdx.x);
   largest.finish_head(coord);
 }
 

@@ -60,7 +60,7 @@ __device__ void find_missing_pages(RowBlock<Config>& block) {
 // Keys of pages that do not exist get -inf.
 template <class Config, class Scores>
 __device__ void hide_missing(Scores& s, RowBlock<Config> const& block, int key_begin,
-                             FragmentCoord<Config::kWarps> coord) {
+                             FragmentCoord<Config::kRowWarps> coord) {
 #pragma unroll
   for (int c = 0; c < size<1>(s); ++c) {
     int const key = block.info.leftpad + key_begin + coord.col(c);

@@ -6,23 +6,29 @@
 
 namespace flash::sm80 {
 
-// S = Q·Kᵀ (kBlockM, kBlockN)
+// S = Q·Kᵀ (kBlockM, kBlockN), over the depth of this thread's part
 template <class Config>
-__device__ auto scores(SharedStorage<Config>& smem, int thread) {
+__device__ auto scores(SharedStorage<Config>& smem, PartThread<Config> const& own) {
   using Grid = typename Config::Grid;
-  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kHeadDim;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepth;
   Tensor s = zeros<Grid, kM, kN>();
-  multiply<Grid, kD>(operand_a<Grid, Along, kM, kD>(smem.q.data(), thread),
-                     operand_b<Grid, Along, kN, kD>(smem.k.data(), thread), s);
+  // A part is whole runs of columns, and a run lies behind the one before.
+  auto const* const q = smem.q.data() + own.part * kD * kM;
+  auto const* const k = smem.k.data() + own.part * kD * kN;
+  multiply<Grid, kD>(operand_a<Grid, Along, kM, kD>(q, own.thread),
+                     operand_b<Grid, Along, kN, kD>(k, own.thread), s);
   return s;
 }
 
-// O += P·V, P already in operand registers (MMA, MMA_M, kBlockN / 16)
+// O += P·V of this thread's part of the columns, P already in operand registers (MMA, MMA_M,
+// kBlockN / 16)
 template <class Config, class OperandP, class Out>
-__device__ void add_values(SharedStorage<Config>& smem, int thread, OperandP const& p, Out& out) {
+__device__ void add_values(SharedStorage<Config>& smem, PartThread<Config> const& own,
+                           OperandP const& p, Out& out) {
   using Grid = typename Config::Grid;
-  constexpr int kN = Config::kBlockN, kD = Config::kHeadDimV;
-  multiply_registers<Grid>(p, operand_b<Grid, Across, kN, kD>(smem.v.data(), thread), out);
+  constexpr int kN = Config::kBlockN, kColumns = Config::kColumns;
+  auto const* const v = smem.v.data() + own.part * kColumns * kN;
+  multiply_registers<Grid>(p, operand_b<Grid, Across, kN, kColumns>(v, own.thread), out);
 }
 
 }  // namespace flash::sm80
