@@ -38,6 +38,7 @@ _MEMBER = {
     "bwd": "backward",
     "paged": "forward",
     "decode": "decode",
+    "wide": "decode",
     "latent": "decode",
     "append": "append",
 }
@@ -46,14 +47,15 @@ _MEMBER = {
 # namespaces.
 _FOLDER = {
     ("decode", "sm80"): "decode",
-    ("latent", "sm80"): "latent",
+    ("wide", "sm80"): "wide",
+    ("latent", "sm80"): "wide",
     ("latent", "sm90"): "sm90/latent",
     ("append", "sm80"): "passes/append",
 }
 
 # Directions that take another's parameters, with a config of their own.
-_PARAMS = {"paged": "Fwd", "latent": "Decode"}
-_KIND = {"paged": "Paged", "latent": "Latent"}
+_PARAMS = {"paged": "Fwd", "wide": "Decode", "latent": "Decode"}
+_KIND = {"paged": "Paged", "wide": "Wide", "latent": "Latent"}
 
 # What a direction's config, or an architecture's of it, is made of, after the element type.
 _CONFIG = {
@@ -72,13 +74,14 @@ _CONFIG = {
     "bwd_sm90": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "paged": ("head_dim", "head_dim_v", "block_m", "block_n", "warps"),
     "decode": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages", "cached_bits"),
+    "wide": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "latent": ("head_dim", "head_dim_v", "block_m", "block_n", "warps", "stages"),
     "append": ("block_m",),
 }
 
 # Directions whose kernels compile so quickly that sm80's of every head dim share a file, and it is
 # still not the longest one.
-_QUICK = frozenset({"fwd", "paged", "decode", "latent"})
+_QUICK = frozenset({"fwd", "paged", "decode", "wide", "latent"})
 
 # An alias: a struct would bring the row's name into the kernel's, but the compiler then makes other
 # code, and the tiles were chosen, and freed of spills, with this one.
@@ -144,7 +147,7 @@ def rows_for(archs: list[str]) -> list:
 
 def file_stem(row) -> str:
     """The name of the row's .cu file: what its rows have in common."""
-    if row.arch == "sm80" and row.direction in _QUICK:
+    if row.arch == "sm80" and _kind(row) in _QUICK:
         return family_stem(row)
     head, _, _ = row.name.partition(f"_{row.scores}")
     codes = "_e4m3" if row.cached_bits == 8 else ""
@@ -155,7 +158,12 @@ def family_stem(row) -> str:
     """The same for files with every head dim of a family's direction: the least work of all, but
     the longest file alone takes longer than many cores take for the rest."""
     codes = "_e4m3" if row.cached_bits == 8 else ""
-    return f"{'paired_' if row.pair else ''}{row.direction}_{row.arch}{codes}"
+    return f"{'paired_' if row.pair else ''}{_kind(row)}_{row.arch}{codes}"
+
+
+def _kind(row) -> str:
+    """The row's direction; "wide" is a decode with kernels of another folder."""
+    return "wide" if row.wide else row.direction
 
 
 def kernel_name(stem: str, mangled: str) -> str:
@@ -174,13 +182,14 @@ def _mangled_config(row) -> str:
 
 
 def config_fields(row) -> tuple[str, ...]:
-    return _CONFIG.get(f"{row.direction}_{row.arch}") or _CONFIG[row.direction]
+    return _CONFIG.get(f"{row.direction}_{row.arch}") or _CONFIG[_kind(row)]
 
 
 def _fields(variant) -> dict:
-    member = _MEMBER[variant.direction]
+    kind = _kind(variant)
+    member = _MEMBER[kind]
     own = f"sm90::{member}" if variant.arch == "sm90" else variant.arch
-    folder = _FOLDER.get((variant.direction, variant.arch))
+    folder = _FOLDER.get((kind, variant.arch))
     return dict(
         vars(variant),
         name=variant.name,
@@ -192,11 +201,11 @@ def _fields(variant) -> dict:
         launch=("paired_" if variant.pair else "") + member,
         folder=folder or f"{variant.arch}/{'paired_' * variant.pair}{member}",
         space=folder.removeprefix("passes/").replace("/", "::") if folder else own,
-        Kind=("Paired" if variant.pair else "") + _KIND.get(variant.direction, member.capitalize()),
+        Kind=("Paired" if variant.pair else "") + _KIND.get(kind, member.capitalize()),
         smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
         cluster=2 if variant.pair else 1,
         config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),
-        params=_PARAMS.get(variant.direction, variant.direction.capitalize()) + "Params",
+        params=_PARAMS.get(kind, kind.capitalize()) + "Params",
     )
 
 

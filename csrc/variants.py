@@ -58,6 +58,12 @@ class Variant:
         codes = "_e4m3" if self.cached_bits == 8 else ""
         return f"{self.direction}_{self.arch}_{self.dtype}_{dims}_{self.scores}{tile}{codes}"
 
+    @property
+    def wide(self) -> bool:
+        """Whether it is a decode row whose warps share keys, because one warp has no registers for
+        all columns of O."""
+        return self.direction == "decode" and self.head_dim_v > 256
+
 
 def _rows(**columns) -> list[Variant]:
     """The same row for both dtypes. head_dim_v: head_dim, unless it is given."""
@@ -295,6 +301,16 @@ def _sm80_decode_codes(scores: str) -> list[Variant]:
     ]  # fmt: skip
 
 
+# block_n is the keys of a CTA's step. The last tile fits the 99 KiB of consumer GPUs.
+_WIDE_DECODE = dict(direction="decode", arch="sm80", head_dim=512, block_m=16, stages=2)
+
+_SM80_WIDE_DECODE = [
+    *_both_levels(**_WIDE_DECODE, block_n=32, warps=8,
+                  why="128 KiB of keys: another stage would not fit an A100; not measured"),
+    *_rows(**_WIDE_DECODE, scores="full", block_n=16, warps=4, tile_in_name=True,
+           why="81 KiB; not measured"),
+]  # fmt: skip
+
 # Latent attention: head_dim is of the rotated part, and block_n the keys of a CTA's step. The last
 # tile fits the 99 KiB of consumer GPUs.
 _LATENT = dict(direction="latent", head_dim=64, head_dim_v=512)
@@ -331,6 +347,7 @@ VARIANTS: list[Variant] = [
     *_sm80_decode("full"),
     *_sm80_decode_codes("plain"),
     *_sm80_decode_codes("full"),
+    *_SM80_WIDE_DECODE,
     *_SM90_LATENT,
     *_SM80_LATENT,
     *_SM80_APPEND,

@@ -179,6 +179,11 @@ void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys
   auto const& [k_descale, v_descale, k_all, v_all] = codes;
   bool const any = k_descale || v_descale || k_all != 1 || v_all != 1;
   require(p.codes.used || !any, "k_descale", "needs", "k_cache and v_cache of Float8_e4m3fn");
+  constexpr int kMostColumns = 256;
+  if (p.codes.used && std::max(p.head_dim, p.head_dim_v) > kMostColumns) {
+    throw std::runtime_error(
+        concat(kNotImplemented, "codes (fp8) of head dims above ", kMostColumns));
+  }
   p.codes.k = scale({k_descale, k_all, "k_descale"}, keys.k, p, q);
   p.codes.v = scale({v_descale, v_all, "v_descale"}, keys.v, p, q);
 }

@@ -169,7 +169,7 @@ std::tuple<Tensor, Tensor> with_kvcache(
     rows.q_rotated = view<void>(query, query.data_ptr());
     p.q = operand(query, "q", q);
   };
-  bool const decode_may_append = !p.q_latent.ptr && decode_appends(p, rows);
+  bool const decode_may_append = decode_appends(p, rows);
   if (rotary_cos && !decode_may_append) {
     rotate_before();
   }

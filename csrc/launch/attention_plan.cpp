@@ -133,11 +133,11 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   int const threads = 32 * v.warps;
   int const blocks = std::clamp(blocks_by_shared_memory(v, device), 1, kMostBlocks);
   plan::Kernel kernel = kernel_of(v, blocks * device.sm_count);
-  bool const latent = v.direction == Direction::Latent;
-  kernel.block_n *= latent ? 1 : v.warps;  // a unit: the keys of all warps' steps
-  kernel.merges_after = latent && v.arch == 90;
+  bool const shared = shares_keys(v);
+  kernel.block_n *= shared ? 1 : v.warps;  // a unit: the keys of all warps' steps
+  kernel.merges_after = shared && v.arch == 90;
   kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
-  kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() && !latent &&
+  kernel.clusters = device.sm == 90 && is_built_for_hopper() && v.is_plain() && !shared &&
                     v.warps >= kWarpsOfClusters && !p.odd.any();
   return kernel;
 }
@@ -154,7 +154,8 @@ plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, in
                                 bool cached) {
   bool const full = p.scores.has_score_mods() || p.odd.any();
   Variant const* const row = row_for(decode_direction(p), p, device, full);
-  if (!row) {
+  // Kernels whose warps share keys read whole chunks alone; a forward reads a copy.
+  if (!row || (shares_keys(*row) && p.odd.any())) {
     return {};
   }
   plan::Problem const problem = decode_problem_of(p, device, num_splits, cached);

@@ -28,6 +28,14 @@ inline Direction decode_direction(FwdParams const& params) {
   return params.q_latent.ptr ? Direction::Latent : Direction::Decode;
 }
 
+// Whether the warps of a row share keys (csrc/wide, sm90/latent): one warp has no registers for all
+// columns of O.
+inline bool shares_keys(Variant const& variant) {
+  constexpr int kMostOfWarp = 256;
+  return variant.direction == Direction::Latent ||
+         (variant.direction == Direction::Decode && variant.head_dim_v > kMostOfWarp);
+}
+
 // Of the keys and values: 16, or 8 of codes.
 inline int bits_of_keys(FwdParams const& params) { return params.codes.used ? 8 : 16; }
 

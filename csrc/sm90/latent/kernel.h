@@ -11,8 +11,8 @@
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
 #include "decode/find_work.h"
-#include "latent/queries.h"
-#include "latent/store.h"
+#include "wide/queries.h"
+#include "wide/store.h"
 
 namespace flash::sm90::latent {
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
       loader.load(tile, loader.look_up(tile));
     }
   }
-  flash::latent::load_queries(args.params.fwd, work.tile, args.params.group, Config::kBlockM,
+  flash::wide::load_queries(args.params.fwd, work.tile, args.params.group, Config::kBlockM,
                               [&](int r, int column) { return query_place(smem, r, column); });
   cp_async_fence();
   cp_async_wait<0>();
@@ -82,7 +82,7 @@ __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
   Output const output{args.params, work, cut ? work.piece.split : Output::kWhole};
   attend(args, output, smem);
   __syncthreads();
-  flash::latent::store_out(output, smem.out, [&](int row) { return smem.out_scale[row]; });
+  flash::wide::store_out(output, smem.out, [&](int row) { return smem.out_scale[row]; });
 }
 
 template <class Config>

@@ -2,15 +2,15 @@
 #pragma once
 
 #include "decode/piece_counters.h"
-#include "latent/kernel.h"
+#include "wide/kernel.h"
 
-namespace flash::latent {
+namespace flash::wide {
 
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
-  launch_kernel<latent_kernel<Config>>(
+  launch_kernel<wide_kernel<Config>>(
       launch, {num_thread_blocks(params.split), Config::kThreads, kSmemBytes<Config>},
       with_counters(params, launch));
 }
 
-}  // namespace flash::latent
+}  // namespace flash::wide

@@ -3,10 +3,10 @@
 #pragma once
 
 #include "decode/warp_attention.h"
-#include "latent/key_tiles.h"
-#include "latent/queries.h"
+#include "wide/key_tiles.h"
+#include "wide/queries.h"
 
-namespace flash::latent {
+namespace flash::wide {
 
 // A warp's part of the products.
 template <class Config>
@@ -61,7 +61,7 @@ struct KeyOperand {
 // Stores the warp's sums of Q·Kᵀ over its columns, for its keys.
 template <class Config, class Queries>
 __device__ void store_scores(Queries const& q, typename Config::Element const* tile,
-                             WarpPlace<Config> place, int lane, LatentStorage<Config>& smem) {
+                             WarpPlace<Config> place, int lane, WideStorage<Config>& smem) {
   using Grid = typename Config::Grid;
   Tensor s_mma = zeros<Grid, Config::kBlockM, 16>();
   multiply_registers<Grid>(q, KeyOperand<Config>(tile, place, lane), s_mma);
@@ -80,7 +80,7 @@ __device__ void store_scores(Queries const& q, typename Config::Element const* t
 
 // The scores of a step, all rows and keys: s (2, kBlockN / 4) as an accumulator's.
 template <class Config, class Scores>
-__device__ void read_scores(LatentStorage<Config> const& smem, FragmentCoord<1> coord, Scores& s) {
+__device__ void read_scores(WideStorage<Config> const& smem, FragmentCoord<1> coord, Scores& s) {
 #pragma unroll
   for (int r = 0; r < size<0>(s); ++r) {
 #pragma unroll
@@ -101,12 +101,12 @@ __device__ void read_scores(LatentStorage<Config> const& smem, FragmentCoord<1> 
 
 // A warp's columns of O, and the softmax of whole rows.
 template <class Config>
-struct LatentAccumulators {
+struct WideAccumulators {
   static constexpr int kRows = 2;
   decltype(zeros<typename Config::Grid, Config::kBlockM, Config::kWarpColumns>()) out;
   OnlineSoftmax<kRows> softmax;
 
-  __device__ explicit LatentAccumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
+  __device__ explicit WideAccumulators(float softmax_scale) : softmax(softmax_scale * kLog2e) {
     clear(out);
   }
 
@@ -116,8 +116,8 @@ struct LatentAccumulators {
 // Attends to the keys of the piece.
 template <class Config>
 __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& work,
-                       LatentStorage<Config>& smem, int warp, int lane,
-                       LatentAccumulators<Config>& acc) {
+                       WideStorage<Config>& smem, int warp, int lane,
+                       WideAccumulators<Config>& acc) {
   constexpr int kN = Config::kBlockN, kStages = Config::kStages;
   FwdParams const& p = params.fwd;
   WarpPlace<Config> const place(warp);
@@ -154,13 +154,15 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     acc.softmax.template step<size<1>(s)>(s, rescale, QuadReduce{});
     scale_rows(acc.rows(), rescale);
     Tensor probabilities = convert<typename Config::Element>(s_mma);
-    // The warp's columns are one run of the tile.
+    // The warp's columns are whole runs of the tile.
     multiply_registers<typename Config::Grid>(
         make_tensor(probabilities.data(), as_operand_a(probabilities.layout())),
-        operand_b<typename Config::Grid, Across, kN, 64>(tile + place.col * kN, lane), acc.out);
+        operand_b<typename Config::Grid, Across, kN, Config::kWarpColumns>(
+            tile + (Config::kValueBegin + place.col) * kN, lane),
+        acc.out);
     stage = stage + 1 < kStages ? stage + 1 : 0;
   }
   cp_async_wait<0>();
 }
 
-}  // namespace flash::latent
+}  // namespace flash::wide

@@ -1,12 +1,11 @@
-// Loads a step's keys, whose columns are those of a value and of its rotated part, from global to
-// shared memory, several steps ahead.
+// Loads a step's keys and values from global to shared memory, several steps ahead.
 #pragma once
 
 #include "core/copy_async.h"
 #include "decode/tile_rows.h"
-#include "latent/config.h"
+#include "wide/config.h"
 
-namespace flash::latent {
+namespace flash::wide {
 
 // All threads load each step together. A warp has neighbouring keys, eight lanes a key: each has 16
 // bytes of every run of 64 columns.
@@ -19,14 +18,14 @@ struct KeyTiles {
 
   FwdParams const& p;
   DecodeWork<Config> const& work;
-  LatentStorage<Config>& smem;
+  WideStorage<Config>& smem;
   int row;        // this lane's key of the step
   int col;        // and its columns of a run
   int key;        // its key of the sequence in the step that is looked up next
   PageSlot next;  // of its key in the step that is loaded next; read ahead
 
   __device__ KeyTiles(FwdParams const& p_, DecodeWork<Config> const& work_,
-                      LatentStorage<Config>& smem_)
+                      WideStorage<Config>& smem_)
       : p(p_),
         work(work_),
         smem(smem_),
@@ -51,12 +50,13 @@ struct KeyTiles {
     Element const* const v = work.v + p.v.offset(current.page, current.row, 0) + col;
     Element const* const k = work.k + p.k.offset(current.page, current.row, 0) + col;
 #pragma unroll
-    for (int run = 0; run < Config::kRuns; ++run) {
+    for (int run = 0; run < Config::kColumns / 64; ++run) {
       // Keys and columns that do not exist become zero, whatever lies there: 0 · NaN is NaN.
-      constexpr int kOfValue = Config::kHeadDimV / 64;
-      int const from = (run < kOfValue ? run : run - kOfValue) * 64;
-      Element const* const source = (run < kOfValue ? v : k) + from;
-      int const columns = run < kOfValue ? p.head_dim_v : p.head_dim;
+      constexpr int kFirstRuns = Config::kFirst / 64;
+      bool const of_value = (run < kFirstRuns) == Config::kLatent;
+      int const from = (run < kFirstRuns ? run : run - kFirstRuns) * 64;
+      Element const* const source = (of_value ? v : k) + from;
+      int const columns = of_value ? p.head_dim_v : p.head_dim;
       copy_chunk_async<128>(*reinterpret_cast<uint128_t const*>(source),
                             *reinterpret_cast<uint128_t*>(target + run * kRunStride),
                             exists && col + from < columns);
@@ -93,4 +93,4 @@ struct KeyTiles {
   }
 };
 
-}  // namespace flash::latent
+}  // namespace flash::wide

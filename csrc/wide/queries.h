@@ -4,20 +4,21 @@
 #include "core/copy_async.h"
 #include "decode/tile_rows.h"
 
-namespace flash::latent {
+namespace flash::wide {
 
-// Starts to copy `rows` rows to shared memory, qv before q, by all threads. Columns behind the
-// heads', and rows that do not exist, become zero. at(row, column): where a chunk of 8 columns goes
+// Starts to copy `rows` rows to shared memory, by all threads; latent: qv before q. Columns behind
+// the heads', and rows that do not exist, become zero. at(row, column): where a chunk of 8 columns
+// goes
 template <class Config, class At>
 __device__ void load_queries(FwdParams const& p, decode::DecodeTile<Config> const& tile,
                              FastDiv const& group, int rows, At at) {
   using Element = typename Config::Element;
-  constexpr int kChunks = Config::kColumns / 8;
+  constexpr int kChunks = Config::kScoreColumns / 8;
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kChunks; i += Config::kThreads) {
     int const r = i / kChunks, column = i % kChunks * 8;
-    bool const of_value = column < Config::kHeadDimV, exists = r < tile.rows;
-    int const col = of_value ? column : column - Config::kHeadDimV;
+    bool const of_value = Config::kLatent && column < Config::kFirst, exists = r < tile.rows;
+    int const col = Config::kLatent && !of_value ? column - Config::kFirst : column;
     QueryRow const row = tile.row(group, exists ? r : 0);
     TensorView<const void> const& view = of_value ? p.q_latent : p.q;
     Element const* const source =
@@ -30,4 +31,4 @@ __device__ void load_queries(FwdParams const& p, decode::DecodeTile<Config> cons
   }
 }
 
-}  // namespace flash::latent
+}  // namespace flash::wide

@@ -1,21 +1,21 @@
-// Latent attention (MLA, DeepSeek-AI 2024, arXiv:2405.04434) of few query rows against a cache: a
-// key is its value and more columns, so that a cache's rows are read once for both products. Its
-// work is cut and merged as decode's (decode/kernel.h); here all warps of a CTA have the same keys,
-// because one warp has no registers for 512 columns of O.
+// Attention of few query rows against a cache where O has up to 512 columns. Work is cut and merged
+// as decode's (decode/kernel.h); here all warps of a CTA have the same keys, because one warp has
+// no registers for all columns of O. In latent attention (MLA, DeepSeek-AI 2024, arXiv:2405.04434)
+// a key is its value and more columns, so that a cache's rows are read once for both products.
 #pragma once
 
 #include "core/dynamic_smem.h"
 #include "decode/find_work.h"
 #include "decode/piece_merge.h"
-#include "latent/attention.h"
-#include "latent/store.h"
+#include "wide/attention.h"
+#include "wide/store.h"
 
-namespace flash::latent {
+namespace flash::wide {
 
 // Stores the rows: those of the piece, or if there is one piece O and LSE.
 template <class Config>
-__device__ void store_rows(DecodeOutput<Config> const& output, LatentStorage<Config>& smem,
-                           int warp, int lane, LatentAccumulators<Config>& acc) {
+__device__ void store_rows(DecodeOutput<Config> const& output, WideStorage<Config>& smem,
+                           int warp, int lane, WideAccumulators<Config>& acc) {
   FragmentCoord<1> const coord(lane);
   int const rows = output.work.tile.rows, col = warp * Config::kWarpColumns;
   __syncthreads();  // all warps are done with the keys, which lie in the same memory
@@ -44,8 +44,8 @@ __device__ void store_rows(DecodeOutput<Config> const& output, LatentStorage<Con
 }
 
 template <class Config>
-__device__ __forceinline__ void latent_piece(DecodeParams const& p) {
-  auto& smem = *reinterpret_cast<LatentStorage<Config>*>(dynamic_smem());
+__device__ __forceinline__ void wide_piece(DecodeParams const& p) {
+  auto& smem = *reinterpret_cast<WideStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void latent_piece(DecodeParams const& p) {
   }
   // With score mods, scores are scaled before the softmax.
   constexpr bool kScaled = Config::kScores == ScoreLevel::Full;
-  LatentAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
+  WideAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
   attend(p, work, smem, warp, lane, acc);
   using Output = DecodeOutput<Config>;
   bool const cut = work.piece.splits > 1;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void latent_piece(DecodeParams const& p) {
 // without the 1, ptxas allots half of them, and spills.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    latent_kernel(__grid_constant__ DecodeParams const p) {
-  latent_piece<Config>(p);
+    wide_kernel(__grid_constant__ DecodeParams const p) {
+  wide_piece<Config>(p);
 }
 
-}  // namespace flash::latent
+}  // namespace flash::wide

@@ -3,7 +3,7 @@
 
 #include "decode/output.h"
 
-namespace flash::latent {
+namespace flash::wide {
 
 // Stores the rows that lie in shared memory, by all threads. scale_of: row -> its factor
 template <class Config, class ScaleOf>
@@ -25,4 +25,4 @@ __device__ void store_out(decode::DecodeOutput<Config> const& output,
   }
 }
 
-}  // namespace flash::latent
+}  // namespace flash::wide
