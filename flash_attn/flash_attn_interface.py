@@ -93,7 +93,7 @@ def flash_attn_func(
     Arguments:
         q: (batch, seqlen_q, heads, head_dim), float16 or bfloat16; on the CPU also float32 and
             float64; or codes in float8_e4m3fn, and k and v as well. Any strides with a unit last
-            one; head_dim 1 to 256. On CUDA rows start at multiples of 16 bytes, and a head_dim that
+            one; head_dim 1 to 512. On CUDA rows start at multiples of 16 bytes, and a head_dim that
             is no multiple of 8 costs a padded copy (of codes, 16, and other rows a copy).
         k: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
         v: (batch, seqlen_k, heads_k, head_dim), as k; its head_dim may differ, and is that of out.

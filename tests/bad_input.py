@@ -230,7 +230,7 @@ CASES = [
         "dense varlen",
         changed("v", lambda x: x[..., :0]),
         "v: got head_dim 0",
-        "1 to 256",
+        "1 to 512",
     ),
     Bad("q scalar", "all", changed("q", lambda x: x[(0,) * x.dim()]), "q: got shape ()"),
     Bad(
@@ -265,18 +265,18 @@ CASES = [
         "must be 1",
     ),
     Bad(
-        "head_dim 257",
+        "head_dim 513",
         "dense varlen",
-        lambda c: {n: c[n].repeat_interleave(9, -1)[..., :257].contiguous() for n in "qkv"},
-        "q: got head_dim 257",
-        "1 to 256",
+        lambda c: {n: c[n].repeat_interleave(17, -1)[..., :513].contiguous() for n in "qkv"},
+        "q: got head_dim 513",
+        "1 to 512",
     ),
     Bad(
         "head_dim 0",
         "dense varlen",
         lambda c: {n: c[n][..., :0] for n in "qkv"},
         "q: got head_dim 0",
-        "1 to 256",
+        "1 to 512",
     ),
     # varlen
     Bad(

@@ -291,13 +291,6 @@ def test_no_forward_computes_what_no_latent_kernel_does(device, request):
         run.writing(ops.with_kvcache, *args, qv=qv)
 
 
-def test_wide_values_need_qv(device):
-    call = step_of(device)
-    del call["qv"]
-    with pytest.raises(ValueError, match="v_cache: got head_dim 512; accepted are 1 to 256"):
-        flash_attn_with_kvcache(**call)
-
-
 PACKED_REFUSED = {
     "no pages": ({"block_table": None}, ValueError, "qv: got one without block_table"),
     "no q": ({"q": [1]}, TypeError, "q: got list; a torch.Tensor is needed"),

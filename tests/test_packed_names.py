@@ -59,7 +59,7 @@ def jagged(device):
 
 CASES = [
     (lambda d: qkv(d, dtype=torch.int32), ValueError, "qkv: got dtype torch.int32; accepted on"),
-    (lambda d: qkv(d, (2, 6, 3, 4, 257)), ValueError, "qkv: got head_dim 257; accepted are 1"),
+    (lambda d: qkv(d, (2, 6, 3, 4, 513)), ValueError, "qkv: got head_dim 513; accepted are 1"),
     (lambda d: qkv(d, (2, 6, 3, 4, 0)), ValueError, "qkv: got head_dim 0; accepted are 1"),
     (
         lambda d: qkv(d, (2, 6, 3, 0, 32)),

@@ -49,7 +49,7 @@ _BY_LIBRARY: dict[str, dict[str, str | tuple[str, ...]]] = {
     "FlashAttention-3": {
         "qv": "`flash_attn_with_kvcache` takes a latent cache with it, `flash_attn_varlen_func` "
         "one in pages; elsewhere `torch.cat([q, qv], -1)` and `torch.cat([k, v], -1)` as q and k, "
-        "of at most 256 channels",
+        "of at most 512 channels",
         "q_descale k_descale v_descale": _CODES,
         "attention_chunk": "`flash_attn_varlen_func` with each chunk as a sequence of its own; "
         "`flash_attn_interface` of `flash-attn-3` takes it",

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flash_attn.api.checks import MAX_HEAD_DIM
 from flash_attn.call import Options
 from flash_attn.distributed.merge import merge_attention
 from flash_attn.engines import VLLM_NAME, missing, paged
@@ -58,7 +59,7 @@ class FlashAttnBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 0 < head_size <= 256
+        return head_size % 8 == 0 and 0 < head_size <= MAX_HEAD_DIM
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:

@@ -19,7 +19,8 @@ from . import calls
 from .rows import DTYPES, TABLE, id_of
 from .test_append_kernels import append
 
-ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("decode", 16)]
+# Rows whose warps share keys leave new keys to a launch before.
+ROWS = [v for v in TABLE if (v.direction, v.cached_bits, v.wide) == ("decode", 16, False)]
 SMALL = [v for v in ROWS if v.head_dim == 64 and v.scores == "plain" and v.dtype == "bf16"]
 SMALL_FULL = [v for v in ROWS if v.head_dim == 64 and v.scores == "full" and v.dtype == "bf16"]
 APPEND = {v.dtype: v for v in TABLE if v.direction == "append"}

@@ -18,7 +18,8 @@ from tests.kernels import library
 
 SM = 120
 SMEM = library.DEVICES[SM][0]
-HEAD_DIMS = [(d, d) for d in (8, 32, 64, 96, 128, 192, 256)] + [(192, 128), (64, 256)]
+HEAD_DIMS = [(d, d) for d in (8, 32, 64, 96, 128, 192, 256, 512)]
+HEAD_DIMS += [(192, 128), (64, 256), (128, 264)]
 LEVELS = {"plain": {}, "full": {"softcap": 5.0}}
 
 
@@ -44,7 +45,9 @@ def launched(lines: list[str], direction: str) -> set[str]:
 def test_every_call_has_a_row_that_fits(kernels, direction, cached_bits):
     rows = json.loads(library.module().compiled_variants())
     fits = [row for row in rows if row["arch"] == 80 and row["smem_bytes"] <= SMEM]
-    for (d, dv), dtype, scores in itertools.product(HEAD_DIMS, ("bf16", "fp16"), LEVELS):
+    most = 512 if cached_bits == 16 else 256
+    dims = [(d, dv) for d, dv in HEAD_DIMS if max(d, dv) <= most]
+    for (d, dv), dtype, scores in itertools.product(dims, ("bf16", "fp16"), LEVELS):
         assert any(
             row["direction"] == direction
             and row["cached_bits"] == cached_bits
@@ -75,7 +78,7 @@ def test_fp16_with_every_score_mod(small):
 
 @pytest.mark.parametrize("scores", LEVELS)
 @pytest.mark.parametrize(("sq", "direction"), [(1, "decode"), (70, "paged")])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256, 512])
 def test_keys_in_pages(d, sq, direction, scores, small):
     sequences = {"b": 1, "cache_size": 300, "cache_seqlens": (200,), "page_size": 20}
     case = CacheCase("pages", d=d, sq=sq, **sequences, **LEVELS[scores])
