@@ -17,6 +17,7 @@ constexpr double kReadAgain = 0.3;
 constexpr int kMinUnits = 2;  // of a piece
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
+constexpr int kMostOfWarp = 256;  // columns of O
 
 // The tiles of the decode kernel, cut in one way, and what they take.
 struct Work {
@@ -26,9 +27,8 @@ struct Work {
   KeySplit s;
 
   bool cut = s.max_splits > 1;
-  // Hopper's latent kernel: a multiprocessor has one CTA at a time, no other fills its waits, and
-  // pieces are merged by a launch.
-  bool one_each = k.merges_after;
+  // Where warps share keys, a multiprocessor has one CTA at a time, and no other fills its waits.
+  bool one_each = k.head_dim_v > kMostOfWarp;
   int cluster = 1 << s.cluster_log2;
   double rows = p.mean_q() * p.group();
   double blocks = std::max(divide_up(rows, k.block_m), 1.);
@@ -44,8 +44,7 @@ struct Work {
   double us() const {
     // sm80's latent rows have the head dims of Hopper's, and were not timed.
     constexpr KernelTimes kOthers{8.f, 1.f};
-    constexpr int kMostTimed = 256;
-    bool const timed = one_each || k.head_dim_v <= kMostTimed;
+    bool const timed = k.merges_after || k.head_dim == k.head_dim_v;
     auto const [begin, step] = timed ? times_of(m.decode, k, k.codes, kOthers) : kOthers;
     // CTAs search their pieces from lengths that the device knows.
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
@@ -99,7 +98,7 @@ struct Work {
   }
 
   double merge_us(double splits) const {
-    if (cut && one_each) {  // each CTA writes as many rows as it reads again
+    if (cut && k.merges_after) {  // each CTA writes as many rows as it reads again
       double const numbers = splits > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
       return m.launch + 2 * numbers * sizeof(float) / m.sm_reads;
     }
