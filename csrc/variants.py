@@ -113,6 +113,13 @@ _SM90_FORWARDS = [
            allow_spills=120, why="80 keys spill more"),
 ]  # fmt: skip
 
+# A pair of CTAs has 64 rows each, and loads K and V for both; one warpgroup computes P, each of the
+# others has half of O's columns.
+_SM90_PAIRED_FORWARDS = _rows(
+    direction="fwd", arch="sm90", pair=True, scores="plain", head_dim=512, block_m=128, block_n=64,
+    warps=12, stages=3, why="three tiles of K or V, two of P: 210 of 227 KiB",
+)  # fmt: skip
+
 # A fourth warpgroup converts codes of keys and values to 16 bits.
 _SM90_CODES = dict(direction="fwd", arch="sm90", cached_bits=8, block_m=128, warps=16, stages=2)
 
@@ -316,7 +323,7 @@ _SM80_WIDE_DECODE = [
 _LATENT = dict(direction="latent", head_dim=64, head_dim_v=512)
 
 _SM90_LATENT = _both_levels(
-    **_LATENT, arch="sm90", block_m=64, block_n=64, warps=12, stages=3, allow_spills=8,
+    **_LATENT, arch="sm90", block_m=64, block_n=64, warps=12, stages=3, allow_spills=24,
     why="three tiles of keys, and P in the place of a tile's rotated columns: 216 KiB",
 )  # fmt: skip
 
@@ -336,6 +343,7 @@ _SM80_APPEND = _rows(
 
 VARIANTS: list[Variant] = [
     *_SM90_FORWARDS,
+    *_SM90_PAIRED_FORWARDS,
     *_sm90_forward_codes("plain"),
     *_sm90_forward_codes("full"),
     *_SM90_BACKWARDS,

@@ -31,7 +31,8 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     return true;
   };
   bool const reads_pages_too =
-      r.direction == Direction::Paged && v.direction == Direction::Fwd && v.arch == 90;
+      r.direction == Direction::Paged && v.direction == Direction::Fwd && v.arch == 90 &&
+      v.cluster == 1;
   if (v.direction != r.direction && !reads_pages_too) {
     return because("is ", to_string(v.direction));
   }
@@ -65,7 +66,7 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.full_scores && v.is_plain()) {
     return because("has no softcap, ALiBi or dropout");
   }
-  if (r.largest_logits && v.arch != 90 && v.is_plain()) {
+  if (r.largest_logits && (v.arch != 90 || v.cluster > 1) && v.is_plain()) {
     return because("keeps no largest logits");
   }
   // A tanh that is exact for all softcaps would spill 200 bytes more of these kernels' registers.

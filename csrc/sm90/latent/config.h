@@ -7,6 +7,7 @@
 #include "decode/config.h"
 #include "decode/tile_rows.h"
 #include "sm90/pipeline.h"
+#include "sm90/score_warpgroup.h"
 
 namespace flash::sm90::latent {
 
@@ -42,10 +43,9 @@ struct LatentConfig {
 
   // ptxas begins accumulators at the 24th register, and keeps two: with S, 31 steps of Q fit. The
   // other five lie in shared memory.
-  static constexpr int kSteps = kColumns / 16;  // of depth
   static constexpr int kRegisterSteps = 31;
-  static constexpr int kRegisterColumns = kRegisterSteps * 16;
-  static constexpr int kSharedColumns = kColumns - kRegisterColumns;
+  using Queries = RegisterQueries<Element, kRegisterSteps, kHeadDimV>;
+  static constexpr int kSharedColumns = kColumns - Queries::kColumns;
   using MmaScores = MmaRegisterQueries<Element, kBlockN, kColumns>;
   using MmaShared = MmaBothShared<Element, kBlockN, kColumns>;
   using MmaValues = MmaSharedA<Element, kValueColumns, kBlockN>;
@@ -74,10 +74,7 @@ struct LatentStorage {
   Ring<1> q_ring;           // Q is emptied to registers
   Ring<kStages> p_ring;     // P takes no buffers of its own: it is emptied with its keys
   uint32_t exist[kStages];  // keys of a tile, as fragment_bits has them
-  // O has to be multiplied by 2^-shift before the tile's P·V. A warp's rows have shifts only where
-  // has_shifts says so.
-  uint8_t shifts[kStages][kRows];
-  bool has_shifts[kStages][kRows / kWarpRows];
+  RowShifts<kStages> shifts;
   float out_scale[kRows];                                     // of O in the end
   alignas(16) char work[sizeof(decode::DecodeWork<Config>)];  // read again at each use
 

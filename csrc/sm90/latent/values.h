@@ -11,7 +11,6 @@ struct ValueWarpgroup {
   using MmaValues = typename Config::MmaValues;
   using Position = RingPosition<Config::kStages>;
   using OutShape = Shape<Int<Config::kBlockM>, Int<Config::kValueColumns>>;
-  static constexpr int kRows = 2;  // of a thread
 
   LatentArgs const& args;
   decode::DecodeWork<Config> const& work;
@@ -37,11 +36,7 @@ struct ValueWarpgroup {
       }
       smem.key_ring.wait_full(at);
       smem.p_ring.wait_full(at);
-      if (smem.has_shifts[at.stage][thread / 32]) {
-        uint8_t const* const shifts = smem.shifts[at.stage];
-        scale(exp2_fast(-static_cast<float>(shifts[coord.row(0)])),
-              exp2_fast(-static_cast<float>(shifts[coord.row(1)])));
-      }
+      smem.shifts.apply(at.stage, thread, coord, rows());
       start_values(at.stage);
       warpgroup_wait<0>();
       warpgroup_fence_operand(out);
@@ -55,7 +50,7 @@ struct ValueWarpgroup {
     Tensor o = rows();
     int const col = index * Config::kValueColumns;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRowsOfThread; ++r) {
 #pragma unroll
       for (int c = 0; c < size<1>(o); c += 2) {
         *reinterpret_cast<float2*>(&smem.out[coord.row(r)][col + coord.col(c)]) = {o(r, c),
@@ -65,11 +60,6 @@ struct ValueWarpgroup {
   }
 
  private:
-  __device__ void scale(float first, float second) {
-    float const factor[kRows] = {first, second};
-    scale_rows(rows(), factor);
-  }
-
   __device__ auto rows() { return make_tensor(out.data(), rows_and_columns(out.layout())); }
 
   // O += P·V, not waited for

@@ -1,0 +1,29 @@
+// Launches one instantiation; included by the generated files only.
+#pragma once
+
+#include "sm90/tensor_core.h"  // before anything that includes CuTe
+
+#include "launch/launch_kernel.h"
+#include "sm90/key_request.h"
+#include "sm90/paired_forward/kernel.h"
+
+namespace flash::sm90::forward {
+
+template <class Config>
+void launch_paired_forward(FwdParams const& params, LaunchContext const& launch) {
+  auto const map = [&](TensorView<const void> const& view, int columns) {
+    return make_tensor_map(
+        key_request(params, view, columns, Config::kBlockN, kRun<Config::kHeadDim>));
+  };
+  PairedForwardArgs const args{map(params.k, params.head_dim), map(params.v, params.head_dim_v),
+                               params,
+                               make_tile_grid(params.seqlens, params.heads_q, Config::kBlockM,
+                                              {params.side_by_side, params.longest_first})};
+  launch_kernel<paired_forward_kernel<Config>>(launch,
+                                               {args.grid.num_tiles() * Config::kPair,
+                                                Config::kThreads, kPairedSmemBytes<Config>,
+                                                Config::kPair},
+                                               args);
+}
+
+}  // namespace flash::sm90::forward
