@@ -41,10 +41,10 @@ struct RowBlocks {
   int rows_of_group = std::min(k.block_m, kWarpgroupRows);
   int warpgroups = k.block_m / rows_of_group;
   int of_warpgroup = packs ? rows_of_group / p.group() : rows_of_group;  // queries
-  int queries = of_warpgroup * warpgroups;                                 // of a row block
-  double sharing = packs ? 1 : p.group();           // strips of the same keys
-  double heads = sharing * p.heads_kv * c.splits;   // strips of one sequence
-  double strips = p.batch * heads;                  // of all sequences
+  int queries = of_warpgroup * warpgroups;                               // of a row block
+  double sharing = packs ? 1 : p.group();                                // strips of the same keys
+  double heads = sharing * p.heads_kv * c.splits;                        // strips of one sequence
+  double strips = p.batch * heads;                                       // of all sequences
   double ordered = p.varlen_q ? heads : strips;     // that an order of tiles distinguishes
   double most = num_m_blocks(p.seqlen_q, queries);  // row blocks of the longest sequence
   bool rows_known = most <= 1 || p.total_q == int64_t(p.batch) * p.seqlen_q;

@@ -69,7 +69,9 @@ __device__ auto zeros() {
 
 // A tile's columns lie in runs of 64, or of 32 or 16 where more do not divide them.
 template <int kColumns>
-constexpr int kRun = kColumns % 64 == 0 ? 64 : kColumns % 32 == 0 ? 32 : 16;
+constexpr int kRun = kColumns % 64 == 0   ? 64
+                     : kColumns % 32 == 0 ? 32
+                                          : 16;
 
 // 16-byte chunks of a run XORed with the row: free of bank conflicts for cp.async (rows) and
 // ldmatrix (columns of chunks). Eight rows of 64 bytes are four lines of all banks, so there the

@@ -72,8 +72,7 @@ struct ShiftingSoftmax : OnlineSoftmax<kRowsOfThread> {
   // Raises the maxima if the scores exceed them by far. shift: log2 of what O is to be divided by
   template <int kColumns, class Scores>
   __device__ bool shift_up(Scores const& s, int (&shift)[kRowsOfThread]) {
-    bool const moves =
-        __any_sync(WarpLanes::kAll, this->template may_move<kColumns>(s));
+    bool const moves = __any_sync(WarpLanes::kAll, this->template may_move<kColumns>(s));
     return moves && __any_sync(WarpLanes::kAll, raise_rows<kColumns>(s, shift));
   }
 

@@ -22,7 +22,7 @@ struct WideConfig {
   static constexpr int kColumns = kHeadDimV + kHeadDim;
   static constexpr int kScoreColumns = kLatent ? kColumns : kHeadDim;
   static constexpr int kValueBegin = kLatent ? 0 : kHeadDim;  // the value's first column
-  static constexpr int kBlockM = kBlockM_;  // rows of pack-GQA
+  static constexpr int kBlockM = kBlockM_;                    // rows of pack-GQA
   static constexpr int kBlockN = kBlockN_;  // keys of a step, which all warps take together
   static constexpr int kUnit = kBlockN;
   static constexpr int kKeyAlignment = 1;

@@ -14,8 +14,8 @@ namespace flash::wide {
 
 // Stores the rows: those of the piece, or if there is one piece O and LSE.
 template <class Config>
-__device__ void store_rows(DecodeOutput<Config> const& output, WideStorage<Config>& smem,
-                           int warp, int lane, WideAccumulators<Config>& acc) {
+__device__ void store_rows(DecodeOutput<Config> const& output, WideStorage<Config>& smem, int warp,
+                           int lane, WideAccumulators<Config>& acc) {
   FragmentCoord<1> const coord(lane);
   int const rows = output.work.tile.rows, col = warp * Config::kWarpColumns;
   __syncthreads();  // all warps are done with the keys, which lie in the same memory

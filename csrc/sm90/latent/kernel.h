@@ -36,7 +36,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
     }
   }
   flash::wide::load_queries(args.params.fwd, work.tile, args.params.group, Config::kBlockM,
-                              [&](int r, int column) { return query_place(smem, r, column); });
+                            [&](int r, int column) { return query_place(smem, r, column); });
   cp_async_fence();
   cp_async_wait<0>();
   cutlass::arch::fence_view_async_shared();

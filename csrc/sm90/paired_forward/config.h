@@ -26,7 +26,7 @@ struct PairedForwardConfig {
   static_assert(kHeadDim == 512 && kHeadDimV == 512, "K and V take the same buffers");
   static_assert(kScores_ == ScoreLevel::Plain && kSecondN_ == 0 && kCachedBits_ == 16);
 
-  // The first warpgroup computes P; the others half of O's columns each, and their first warp loads
+  // The first warpgroup computes P; the others half of O's columns each, and their first warps load
   // K and V.
   static constexpr int kValueWarpgroups = 2;
   static constexpr int kValueColumns = kHeadDimV / kValueWarpgroups;  // of a warpgroup
@@ -73,7 +73,7 @@ struct PairedForwardStorage {
   Ring<kOfP> p_ring;
   Ring<1> end_ring;  // full: out_scale is there
   RowShifts<kOfP> shifts;
-  float out_scale[Config::kRows];                               // of O in the end
+  float out_scale[Config::kRows];                          // of O in the end
   alignas(16) char block[sizeof(PairedRowBlock<Config>)];  // read again at each use
 
   __device__ void init() {
@@ -82,10 +82,18 @@ struct PairedForwardStorage {
     // twice (release_keys).
     tile_ring.init(Config::kPair * Config::kValueWarps);
     static_assert(Config::kValueWarps == 2 * kScoreWarps);
-    q_ring.init(Config::kPair * kScoreWarps);
+    q_ring.init(Config::kPair * kWarpgroup);
     p_ring.init(Config::kValueWarps, kScoreWarps);
-    end_ring.init(1, kScoreWarps);
+    end_ring.init(1, Config::kRows / kRowsOfThread);
     cutlass::arch::fence_barrier_init();
+  }
+
+  // A thread of the first warpgroup has its part of Q.
+  __device__ void release_queries() {
+#pragma unroll
+    for (uint32_t rank = 0; rank < Config::kPair; ++rank) {
+      q_ring.empty(0).arrive(rank);
+    }
   }
 
   // All lanes of a warp that computes scores call it.

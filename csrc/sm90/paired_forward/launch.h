@@ -19,11 +19,11 @@ void launch_paired_forward(FwdParams const& params, LaunchContext const& launch)
                                params,
                                make_tile_grid(params.seqlens, params.heads_q, Config::kBlockM,
                                               {params.side_by_side, params.longest_first})};
-  launch_kernel<paired_forward_kernel<Config>>(launch,
-                                               {args.grid.num_tiles() * Config::kPair,
-                                                Config::kThreads, kPairedSmemBytes<Config>,
-                                                Config::kPair},
-                                               args);
+  launch_kernel<paired_forward_kernel<Config>>(
+      launch,
+      {args.grid.num_tiles() * Config::kPair, Config::kThreads, kPairedSmemBytes<Config>,
+       Config::kPair},
+      args);
 }
 
 }  // namespace flash::sm90::forward

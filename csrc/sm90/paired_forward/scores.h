@@ -27,7 +27,7 @@ struct PairedScoreWarpgroup {
   __device__ __forceinline__ void run() {
     int const steps = block.range.count();
     Queries const q = Config::Queries::read(smem.tiles[Config::kStages - 1], thread);
-    smem.q_ring.release_in_pair(0);
+    smem.release_queries();
     // P·V of a block begins when S of the next is there, so that it runs under that block's
     // softmax, and S does not share the tensor cores with it; unless keys are late.
     bool held = false;
@@ -81,7 +81,9 @@ struct PairedScoreWarpgroup {
         }
       }
     }
-    smem.end_ring.announce(RingPosition<1>(0));
+    if (thread % 4 == 0) {  // each thread announces its own rows
+      smem.end_ring.full(0).arrive();
+    }
   }
 
  private:

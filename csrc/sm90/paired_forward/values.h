@@ -24,14 +24,17 @@ struct PairedValueWarpgroup {
   __device__ __forceinline__ void run() {
     clear(out);
     PairedTileLoader<Config> const loader{args, block, smem, rank};
-    bool const loads = index == 0 && thread < WarpLanes::kCount;
+    // K by one warpgroup's first warp, V by the other's: what one waits for does not hold up the
+    // other's loads.
+    bool const loads = thread < WarpLanes::kCount;
+    bool const loads_k = loads && index == 0, loads_v = loads && index == 1;
     int const steps = block.range.count();
-    if (loads) {
+    if (loads_v) {
       loader.load_values(0);
     }
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      if (loads) {
+      if (loads_k) {
         loader.load_keys(step + 2);
       }
       RingPosition<Config::kProbabilityStages> const p_at(step);
@@ -41,7 +44,7 @@ struct PairedValueWarpgroup {
       smem.tile_ring.wait_full(at);
       smem.shifts.apply(p_at.stage, thread, coord, rows());
       start_values(p_at.stage, at.stage);
-      if (loads) {
+      if (loads_v) {
         loader.load_values(step + 1);
       }
       warpgroup_wait<0>();
