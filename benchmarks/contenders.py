@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 
 import torch
@@ -94,6 +94,36 @@ def dense(device: torch.device, with_standard: bool = False) -> dict[str, Callab
     if with_standard:
         chosen["standard"] = standard
     return {name: attend for name, attend in chosen.items() if attend is not None}
+
+
+def flex() -> Callable:
+    """torch's FlexAttention, compiled."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    @lru_cache(maxsize=8)
+    def causal_mask(rows: int, keys: int, device: torch.device):
+        def sees(b, h, row, key):
+            return row + (keys - rows) >= key
+
+        return create_block_mask(sees, None, None, rows, keys, device=device)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window=NO_WINDOW) -> Tensor:
+        if window != NO_WINDOW:
+            raise NotImplementedError("the flex contender has no window")
+        mask = causal_mask(q.shape[1], k.shape[1], q.device) if causal else None
+        inputs = (t.transpose(1, 2) for t in (q, k, v))
+        return compiled(*inputs, block_mask=mask).transpose(1, 2)
+
+    return attend
+
+
+def wide(device: torch.device) -> dict[str, Callable]:
+    """What takes head dims above 256: torch's memory-efficient kernel, and FlexAttention where one
+    of its tiles fits."""
+    others = {"efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION), "flex": flex()}
+    return {"ours": ours} | (others if device.type == "cuda" else {"sdpa": sdpa(None)})
 
 
 def packed(device: torch.device) -> dict[str, Callable]:

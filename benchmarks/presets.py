@@ -104,6 +104,12 @@ def latent(options: Options) -> Iterator[Row]:
         yield from _dense("latent", what, problems.latent_grid(options.dims), options)
 
 
+def wide(options: Options) -> Iterator[Row]:
+    attends = contenders.wide(options.device)
+    for what in ("fwd", "bwd"):
+        yield from _dense("wide", what, problems.wide_grid(options.dims), options, attends=attends)
+
+
 def deterministic(options: Options) -> Iterator[Row]:
     """ "ours" and "fa3": gradients that are the same at every run."""
     points = problems.score_grid(options.dims, seqlen=8192)
@@ -261,6 +267,7 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "bwd": backward,
     "window": window,
     "latent": latent,
+    "wide": wide,
     "varlen": varlen,
     "scores": scores,
     "deterministic": deterministic,

@@ -85,6 +85,15 @@ def latent_grid(dims: set[int] | None) -> Iterator[Dense]:
                 yield Dense(16384 // s, s, 16, 16, 192, causal, head_dim_v=128)
 
 
+def wide_grid(dims: set[int] | None) -> Iterator[Dense]:
+    """Head dims that no other kernel was made for; Gemma 4 has 512."""
+    for d in (320, 512):
+        if not dims or d in dims:
+            for s in (512, 1024, 4096, 8192):
+                for causal in (False, True):
+                    yield Dense(16384 // s, s, 8, 8, d, causal)
+
+
 def head_dims(dims: set[int] | None) -> Iterator[Dense]:
     for d in range(32, 257, 16):
         if not dims or d in dims:

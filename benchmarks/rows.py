@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 # Contenders that our time is divided by.
-PEERS = ("fa3", "fa2", "flashmla", "cudnn", "sdpa", "copy")
+PEERS = ("fa3", "fa2", "flashmla", "cudnn", "efficient", "flex", "sdpa", "copy")
 
 
 @dataclass

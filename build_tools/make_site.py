@@ -39,13 +39,13 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_decode_codes
             sm80_latent sm90_latent sm80_append rotary sm80_backward sm90_forward
-            sm90_forward_pages sm90_forward_codes sm90_forward_scores sm90_backward
-            sm90_backward_scores sm90_paired_backward linear_attention linear_attention_vector
-            linear_step counters probabilities emulation""",
+            sm90_forward_pages sm90_forward_codes sm90_forward_scores sm90_paired_forward
+            sm90_backward sm90_backward_scores sm90_paired_backward linear_attention
+            linear_attention_vector linear_step counters probabilities emulation""",
     },
     "lab/README.md": {
-        "Experiments": """plan latent_attention sm90_forward_rates sm90_forward_few_queries
-            sm90_forward_log
+        "Experiments": """plan latent_attention wide_heads sm90_forward_rates
+            sm90_forward_few_queries sm90_forward_log
             sm90_forward_instruction_cost sm90_forward_step sm90_forward_tile_ends
             sm90_forward_varlen_short sm90_forward_short_rows sm90_forward_short_rows_tried
             sm90_forward_tile_choice sm90_forward_late_store sm90_forward_largest_logits

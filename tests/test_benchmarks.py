@@ -253,12 +253,12 @@ def test_the_grid_of_steps():
     assert all(p.moved == 8 * p.batch * 2048 * p.head_dim_k for p in points)
 
 
-def test_attention_ends_at_256(installed, monkeypatch):
-    wide = linear.Linear("head_dim", 1, 64, 512, 0.5)
+def test_attention_ends_at_512(installed, monkeypatch):
+    wide = linear.Linear("head_dim", 1, 64, 1024, 0.5)
     monkeypatch.setattr(linear, "grid", lambda options: [wide])
     row = next(linear.linear(Options(CPU)))
     assert row.milliseconds["ours"] is None
-    assert "256" in row.missing["ours"]
+    assert "512" in row.missing["ours"]
 
 
 def test_where_curves_cross():

@@ -114,5 +114,5 @@ def test_codes_are_refused_on_a_gpu(device, request):
         pytest.skip("the CPU reads them")
     q = torch.zeros(1, 1, 2, 512, dtype=BF16, device=device)
     cache = torch.zeros(1, 8, 1, 512, dtype=torch.float8_e4m3fn, device=device)
-    with pytest.raises(NotImplementedError, match="codes .* head dims above 256"):
+    with pytest.raises(NotImplementedError, match=r"codes .* head dims above 256"):
         flash_attn.flash_attn_with_kvcache(q, cache, cache)
