@@ -66,6 +66,14 @@ FAMILIES = {
             sliding_window=7, query_pre_attn_scalar=256, layer_types=LOCAL_AND_GLOBAL,
         )
     ),
+    # Head dim 512 in layers that see all keys.
+    "gemma4": Family(
+        lambda: transformers.Gemma4TextConfig(
+            **SIZES | {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1},
+            global_head_dim=512, num_global_key_value_heads=1, sliding_window=7,
+            layer_types=LOCAL_AND_GLOBAL, hidden_size_per_layer_input=0, enable_moe_block=False,
+        )
+    ),
     "phi3": Family(lambda: transformers.Phi3Config(**WITHOUT_HEAD_DIM, sliding_window=7)),
     "cohere2": Family(
         lambda: transformers.Cohere2Config(

@@ -22,7 +22,7 @@ import transformers.modeling_flash_attention_utils as client  # noqa: E402
 
 allow_cpu()
 OURS = "flash_attention_2"
-GENERATING = ("llama", "gemma2", "gemma3", "falcon", "deepseek_v3")
+GENERATING = ("llama", "gemma2", "gemma3", "gemma4", "falcon", "deepseek_v3")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
