@@ -29,8 +29,7 @@ class Feature:
     """name: the row's label. probe: a CPU call that uses it. op: the op that has to exist on CUDA.
 
     scores: the level of score features that the kernel must have. cached_bits: of the keys that it
-    must read. refused: the name under which csrc/api refuses it. latent: of a latent cache. pages:
-    of keys in pages.
+    must read. refused: the name under which csrc/api refuses it. latent: of a latent cache.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Feature:
     cached_bits: int = 16
     refused: str = ""
     latent: bool = False
-    pages: bool = False
 
     @property
     def direction(self) -> str:
@@ -72,7 +70,6 @@ class Kernels:
             and v.direction == feature.direction
             and v.cached_bits == feature.cached_bits
             and feature.scores in ("plain", v.scores)
-            and not (feature.pages and v.pair)
         ]
         if feature.op not in self.ops or feature.refused in self.refused:
             return NO

@@ -78,6 +78,9 @@ CACHES = [
     CacheCase("pages", d=512, page_size=16, sq=2, cache_seqlens=(37, 128, 16)),
     CacheCase("pages_of_3", d=384, page_size=3, new=2, sq=2),
     CacheCase("pages_chunk", d=512, page_size=64, sq=70, cache_seqlens=(70, 128, 128)),
+    CacheCase("pages_chunk_of_16", d=400, page_size=16, sq=140, hk=1, cache_seqlens=(140, 3, 146)),
+    CacheCase("pages_chunk_of_24", d=512, page_size=24, sq=70, hk=4, window=(90, 3)),
+    CacheCase("pages_chunk_of_5", d=512, page_size=5, sq=70, cache_seqlens=(70, 128, 128)),
 ]
 
 

@@ -30,8 +30,8 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     say(parts...);
     return true;
   };
-  bool const reads_pages_too = r.direction == Direction::Paged && v.direction == Direction::Fwd &&
-                               v.arch == 90 && v.cluster == 1;
+  bool const reads_pages_too =
+      r.direction == Direction::Paged && v.direction == Direction::Fwd && v.arch == 90;
   if (v.direction != r.direction && !reads_pages_too) {
     return because("is ", to_string(v.direction));
   }

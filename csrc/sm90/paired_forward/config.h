@@ -73,8 +73,11 @@ struct PairedForwardStorage {
   Ring<kOfP> p_ring;
   Ring<1> end_ring;  // full: out_scale is there
   RowShifts<kOfP> shifts;
-  float out_scale[Config::kRows];                          // of O in the end
+  uint32_t exist[kStages];         // keys of a tile of K, as fragment_bits has them
+  float out_scale[Config::kRows];  // of O in the end
   alignas(16) char block[sizeof(PairedRowBlock<Config>)];  // read again at each use
+
+  static constexpr uint32_t kAllKeys = (uint32_t{1} << Config::kBlockN / 4) - 1;
 
   __device__ void init() {
     constexpr int kScoreWarps = kWarpgroup / 32;
@@ -85,6 +88,9 @@ struct PairedForwardStorage {
     q_ring.init(Config::kPair * kWarpgroup);
     p_ring.init(Config::kValueWarps, kScoreWarps);
     end_ring.init(1, Config::kRows / kRowsOfThread);
+    for (uint32_t& keys : exist) {
+      keys = kAllKeys;
+    }
     cutlass::arch::fence_barrier_init();
   }
 

@@ -11,12 +11,12 @@ namespace flash::sm90::forward {
 
 template <class Config>
 void launch_paired_forward(FwdParams const& params, LaunchContext const& launch) {
+  int const box_rows = box_keys(params, Config::kBlockN);
   auto const map = [&](TensorView<const void> const& view, int columns) {
-    return make_tensor_map(
-        key_request(params, view, columns, Config::kBlockN, kRun<Config::kHeadDim>));
+    return make_tensor_map(key_request(params, view, columns, box_rows, kRun<Config::kHeadDim>));
   };
   PairedForwardArgs const args{map(params.k, params.head_dim), map(params.v, params.head_dim_v),
-                               params,
+                               box_rows, params,
                                make_tile_grid(params.seqlens, params.heads_q, Config::kBlockM,
                                               {params.side_by_side, params.longest_first})};
   launch_kernel<paired_forward_kernel<Config>>(

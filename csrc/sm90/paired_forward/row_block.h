@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/block_range.h"
+#include "core/paging.h"
 #include "core/tile_grid.h"
 #include "params/fwd_params.h"
 #include "sm90/tensor_map.h"
@@ -10,8 +11,9 @@ namespace flash::sm90::forward {
 
 // What a launch passes to the kernel.
 struct PairedForwardArgs {
-  TensorMap k;  // boxes of a KV block and 64 columns
+  TensorMap k;  // boxes of box_keys keys and 64 columns
   TensorMap v;
+  int box_keys;  // kBlockN; with pages, a power of two that divides it and a page
   FwdParams params;
   TileGrid grid;  // of the pairs' row blocks
 };
@@ -29,7 +31,8 @@ struct PairedRowBlock {
   Element const* q;  // first row of this CTA
   Element* out;
   float* lse;
-  TileCoord keys_at;  // all keys of the sequence, in K and in V
+  TileCoord keys_at;  // all keys of the sequence, in K and in V; in pages, only head and rows count
+  KeyPages pages;
 
   __device__ PairedRowBlock(FwdParams const& p, WorkTile const& tile_, int rank)
       : PairedRowBlock(p, tile_, rank, BlockInfo(p.seqlens, tile_.batch)) {}
@@ -43,7 +46,7 @@ struct PairedRowBlock {
  private:
   __device__ PairedRowBlock(FwdParams const& p, WorkTile const& tile_, int rank,
                             BlockInfo const& info)
-      : tile(tile_), mask(p.mask, info.seqlen_q, info.seqlen_k) {
+      : tile(tile_), mask(p.mask, info.seqlen_q, info.seqlen_k), pages(p.pages, info, tile_.batch) {
     int const begin = tile.m_block * Config::kBlockM, head = tile.head;
     int const of_pair = min(info.seqlen_q - begin, Config::kBlockM);
     range = block_range(mask, begin, begin + of_pair, Config::kBlockN);

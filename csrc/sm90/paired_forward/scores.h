@@ -41,14 +41,15 @@ struct PairedScoreWarpgroup {
       start(q, at.stage, s_mma);
       warpgroup_wait<0>();
       warpgroup_fence_operand(s_mma);
+      uint32_t const exist[1] = {smem.exist[at.stage]};
       smem.release_keys(at.stage);
       if (held) {
         announce(step - 1);
       }
       Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
-      if (block.range.masked(key_block)) {
+      if (block.range.masked(key_block) || exist[0] != smem.kAllKeys) {
         auto const query_of = [&](int row) { return block.row_begin + row; };
-        apply_mask(s, block.mask, query_of, key_block * Config::kBlockN, coord);
+        apply_mask(s, block.mask, query_of, key_block * Config::kBlockN, coord, exist);
       }
       int shift[kRowsOfThread] = {};
       bool const moved = softmax.template shift_up<kColumns>(s, shift);
