@@ -117,7 +117,7 @@ _SM90_FORWARDS = [
 # others has half of O's columns.
 _SM90_PAIRED_FORWARDS = _rows(
     direction="fwd", arch="sm90", pair=True, scores="plain", head_dim=512, block_m=128, block_n=64,
-    warps=12, stages=3, allow_spills=8, why="three tiles of K or V, two of P: 210 of 227 KiB",
+    warps=12, stages=3, why="three tiles of K or V, two of P: 210 of 227 KiB",
 )  # fmt: skip
 
 # A fourth warpgroup converts codes of keys and values to 16 bits.

@@ -94,6 +94,15 @@ struct PairedForwardStorage {
     cutlass::arch::fence_barrier_init();
   }
 
+  // Zeros in columns of a tile that no load reaches. thread: of `threads` that call it
+  __device__ void clear_columns(int stage, int first_run, int thread, int threads) {
+    constexpr int kRunElements = kRun<Config::kHeadDim> * Config::kBlockN, kChunk = 8;
+    for (int i = first_run * kRunElements + thread * kChunk; i < Config::kTile;
+         i += threads * kChunk) {
+      *reinterpret_cast<uint4*>(tiles[stage] + i) = {0, 0, 0, 0};
+    }
+  }
+
   // A thread of the first warpgroup has its part of Q.
   __device__ void release_queries() {
 #pragma unroll

@@ -18,11 +18,15 @@
 namespace flash::sm90::forward {
 
 // Copies a CTA's rows of Q to where the first warpgroup reads them, by all threads. Columns behind
-// the head's, and rows that do not exist, become zero.
+// the head's, and rows that do not exist, become zero; so do columns of K that are not loaded.
 template <class Config>
-__device__ void load_queries(FwdParams const& p, PairedRowBlock<Config> const& block,
+__device__ void load_queries(FwdParams const& p, PairedRowBlock<Config> const& block, int k_runs,
                              PairedForwardStorage<Config>& smem) {
   constexpr int kChunks = Config::kHeadDim / 8;
+  // The last buffer has Q.
+  for (int stage = 0; stage < Config::kStages - 1; ++stage) {
+    smem.clear_columns(stage, k_runs, threadIdx.x, Config::kThreads);
+  }
 #pragma unroll 1
   for (int i = threadIdx.x; i < Config::kRows * kChunks; i += Config::kThreads) {
     int const row = i / kChunks, column = i % kChunks * 8;
@@ -52,7 +56,7 @@ __device__ __forceinline__ void attend(PairedForwardArgs const& args,
     loader.load_keys(1);
   }
   if (block.range.count() > 0) {
-    load_queries(args.params, block, smem);
+    load_queries(args.params, block, args.k_runs, smem);
   }
   __syncthreads();
   if (warpgroup == 0) {

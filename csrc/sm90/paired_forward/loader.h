@@ -13,6 +13,7 @@ template <class Config>
 struct PairedTileLoader {
   static constexpr int kEight = 8, kLanes = 2 * Config::kBlockN / kEight;
   using Element = typename Config::Element;
+  static constexpr int kRunColumns = kRun<Config::kHeadDim>;
 
   PairedForwardArgs const& args;
   PairedRowBlock<Config> const& block;
@@ -22,7 +23,7 @@ struct PairedTileLoader {
   // These start a load, if there is such a step, when its buffer is free in both CTAs.
   __device__ void load_keys(int step) const {
     if (step < block.range.count()) {
-      load</*kTellsKeys=*/true>(args.k, step, LoadOrder::key(step));
+      load</*kTellsKeys=*/true>(args.k, args.k_runs, step, LoadOrder::key(step));
     }
   }
   __device__ void load_values(int step) const {
@@ -31,7 +32,7 @@ struct PairedTileLoader {
         smem.q_ring.empty(0).wait(0);
         __syncwarp();
       }
-      load</*kTellsKeys=*/false>(args.v, step, LoadOrder::value(step));
+      load</*kTellsKeys=*/false>(args.v, args.v_runs, step, LoadOrder::value(step));
     }
   }
 
@@ -40,22 +41,22 @@ struct PairedTileLoader {
   __device__ static int first() { return lane() / 2 * kEight; }
 
   template <bool kTellsKeys>
-  __device__ void load(TensorMap const& map, int step, uint32_t number) const {
+  __device__ void load(TensorMap const& map, int runs, int step, uint32_t number) const {
     RingPosition<Config::kStages> const at(number);
     int const key_block = block.range.block_at(step);
     if (block.pages.table) {
-      return load_pages<kTellsKeys>(map, key_block, at);
+      return load_pages<kTellsKeys>(map, runs, key_block, at);
     }
     smem.tile_ring.wait_empty(at);
     if (lane() == 0) {
-      expect(at);
-      load_box(map, block.keys(key_block), 0, at);
+      expect(runs, at);
+      load_box(map, runs, block.keys(key_block), 0, at);
     }
     __syncwarp();
   }
 
   template <bool kTellsKeys>
-  __device__ void load_pages(TensorMap const& map, int key_block,
+  __device__ void load_pages(TensorMap const& map, int runs, int key_block,
                              RingPosition<Config::kStages> at) const {
     int const key = key_block * Config::kBlockN + first();
     int const left = lane() < kLanes ? block.keys_at.rows - key : 0;
@@ -67,11 +68,11 @@ struct PairedTileLoader {
       if constexpr (kTellsKeys) {
         smem.exist[at.stage] = existing;
       }
-      expect(at);
+      expect(runs, at);
     }
     __syncwarp();
     if (lane() < kLanes && lane() % 2 == 0 && (first() & (args.box_keys - 1)) == 0) {
-      load_box(map,
+      load_box(map, runs,
                {slot.row, exists ? min(left, args.box_keys) : 0, block.keys_at.head,
                 exists ? slot.page : 0},
                first(), at);
@@ -79,16 +80,28 @@ struct PairedTileLoader {
     __syncwarp();
   }
 
-  __device__ void expect(RingPosition<Config::kStages> at) const {
-    smem.tile_ring.full(at.stage).arrive_and_expect_tx(Config::kTile * sizeof(Element));
+  __device__ void expect(int runs, RingPosition<Config::kStages> at) const {
+    constexpr int kRunBytes = kRunColumns * Config::kBlockN * sizeof(Element);
+    smem.tile_ring.full(at.stage).arrive_and_expect_tx(runs * kRunBytes);
   }
 
-  // first: the box's first key in the tile
-  __device__ void load_box(TensorMap const& map, TileCoord const& keys, int first,
+  // Every other run of columns, to both CTAs. first: the box's first key in the tile
+  __device__ void load_box(TensorMap const& map, int runs, TileCoord const& keys, int first,
                            RingPosition<Config::kStages> at) const {
-    load_tile_for_pair<Config::kBlockN, Config::kHeadDim>(
-        rank, map, keys, smem.tiles[at.stage] + first * kRun<Config::kHeadDim>,
-        smem.tile_ring.full(at.stage), TMA::CacheHintSm90::EVICT_LAST);
+    constexpr uint16_t kBoth = 3;
+    auto const c = map.coordinates(keys);
+    auto* const full = reinterpret_cast<uint64_t*>(&smem.tile_ring.full(at.stage));
+    Element* const target = smem.tiles[at.stage] + first * kRunColumns;
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / kRunColumns / Config::kPair; ++n) {
+      int const column = (rank + n * Config::kPair) * kRunColumns;
+      if (column >= runs * kRunColumns) {
+        break;
+      }
+      SM90_TMA_LOAD_MULTICAST_5D::copy(
+          &map.map, full, kBoth, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST),
+          target + column * Config::kBlockN, column, c.c1, c.c2, c.c3, c.c4);
+    }
   }
 };
 

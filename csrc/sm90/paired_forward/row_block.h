@@ -14,6 +14,10 @@ struct PairedForwardArgs {
   TensorMap k;  // boxes of box_keys keys and 64 columns
   TensorMap v;
   int box_keys;  // kBlockN; with pages, a power of two that divides it and a page
+  // Runs of 64 columns that are loaded: boxes outside of the tensor take longer than others. V's
+  // missing columns are never stored. K's are zeros, which no load of V overwrites.
+  int k_runs;
+  int v_runs;
   FwdParams params;
   TileGrid grid;  // of the pairs' row blocks
 };

@@ -27,6 +27,12 @@ struct PairedScoreWarpgroup {
   __device__ __forceinline__ void run() {
     int const steps = block.range.count();
     Queries const q = Config::Queries::read(smem.tiles[Config::kStages - 1], thread);
+    if (args.k_runs * kRun<Config::kHeadDim> < Config::kHeadDim) {
+      sync();  // all warps have read Q
+      smem.clear_columns(Config::kStages - 1, args.k_runs, thread, kWarpgroup);
+      cutlass::arch::fence_view_async_shared();
+      sync();
+    }
     smem.release_queries();
     // P·V of a block begins when S of the next is there, so that it runs under that block's
     // softmax, and S does not share the tensor cores with it; unless keys are late.
@@ -88,6 +94,8 @@ struct PairedScoreWarpgroup {
   }
 
  private:
+  __device__ void sync() const { cutlass::arch::NamedBarrier::sync(kWarpgroup, 0); }
+
   // S = Q·Kᵀ, not waited for
   __device__ __forceinline__ void start(Queries const& q, int stage, ScoreFragment& s) {
     Tensor keys = make_tensor(make_smem_ptr(smem.tiles[stage]), typename Config::SmemLayoutK{});
