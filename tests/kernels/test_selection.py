@@ -106,9 +106,23 @@ def test_a_row_that_does_not_fit_says_so(kernels):
 
 
 def test_what_no_row_serves(kernels):
-    name, rejected = kernels.select("bf16", 264, 264, False, 80, GPUS[80])
+    name, rejected = kernels.select("bf16", 520, 520, False, 80, GPUS[80])
     assert not name
     assert set(rejected) >= {row.name for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("sm", "full", "expected"),
+    [
+        (90, False, "fwd_sm90_bf16_d512_plain"),
+        (90, True, "fwd_sm80_bf16_d512_full"),
+        (80, False, "fwd_sm80_bf16_d512_plain"),
+        (86, False, "fwd_sm80_bf16_d512_full_32x16"),
+    ],
+)
+@pytest.mark.parametrize(("d", "dv"), [(512, 512), (264, 264), (64, 320), (320, 64)])
+def test_which_row_serves_wide_heads(kernels, d, dv, sm, full, expected):
+    assert kernels.select("bf16", d, dv, full, sm, GPUS[sm])[0] == expected
 
 
 @pytest.mark.parametrize(
