@@ -7,9 +7,11 @@ import torch
 from cache_cases import CacheCase
 from calls import check_backward, check_forward
 from cases import BF16, FP16, NO_WINDOW, Case, build, make_inputs, pairwise
-from compare import assert_bitwise
+from compare import assert_accurate, assert_bitwise
 from packed_cases import pack
+from reference import attention_ref, standard_attention
 from test_kvcache import check as check_cache
+from test_varlen import FEW, into_pages, written_out
 from test_varlen import check_backward as check_packed_backward
 from test_varlen import check_forward as check_packed_forward
 
@@ -60,6 +62,21 @@ def test_packed(causal, device):
     x = pack(case, ([70, 1, 0, 33], [70, 40, 5, 65]), device)
     check_packed_forward(case, x)
     check_packed_backward(case, x)
+
+
+@pytest.mark.parametrize("page_size", [16, 5])
+@pytest.mark.parametrize("lengths", FEW)
+@pytest.mark.parametrize("d", [512, 300])
+def test_queries_in_pages(d, lengths, page_size, device):
+    """Few of each sequence are decoded, alone or beside chunks; rows of odd sizes are not."""
+    case = Case(d=d, causal=True)
+    x = pack(case, FEW[lengths], device)
+    k, v, table = into_pages(x, page_size)
+    out = flash_attn.flash_attn_varlen_func(
+        x.q, k, v, **x.lengths, causal=True, block_table=table
+    )  # fmt: skip
+    ref, std = (written_out(case, x, f)(x.q, x.k, x.v) for f in (attention_ref, standard_attention))
+    assert_accurate("out", out, ref[0], std[0])
 
 
 CACHES = [
