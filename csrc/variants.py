@@ -257,7 +257,7 @@ _SM80_BACKWARDS = [
            allow_spills=36, why="145 KiB, for an A100 too"),
     *_rows(**_SMALL, head_dim=256, block_m=32, block_n=32, warps=4, key_warps=2, stages=1,
            why="68 KiB"),
-    # Parts of the warps share the depth of S and dP.
+    # Warps share the squares of S and dP, in depth splits.
     *_rows(**_FULL, head_dim=512, block_m=32, block_n=32, warps=8, key_warps=2, stages=1,
            why="149 KiB, for an A100 too"),
     *_rows(**_SMALL, head_dim=512, block_m=16, block_n=16, warps=4, key_warps=1, stages=1,

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "params/scores.h"
-#include "sm80/part_sums.h"
+#include "sm80/depth_split.h"
 #include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
@@ -50,15 +50,15 @@ struct BackwardConfig {
   using KeyGrid = WarpGrid<Element, kKeyWarps, kColumnWarps>;
 
   // Sᵀ, dPᵀ (kBlockN, kBlockM): the same grid, as far as there are 16 columns for each of its
-  // warps. Where there are not, parts of the warps share the columns, and have some of the depth
-  // each; the first part goes on with the sums.
+  // warps. Where there are not, there are depth splits, the first of which goes on with the sums.
   static constexpr int kScoreWarps = std::min(kColumnWarps, kBlockM / 16);  // along the columns
-  static constexpr int kParts = kColumnWarps / kScoreWarps;
-  static constexpr int kThreadsOfPart = kThreads / kParts;
-  static constexpr int kDepth = kHeadDim / kParts, kDepthV = kHeadDimV / kParts;
-  static constexpr int kScoreNumbers = kBlockN * kBlockM / kThreadsOfPart;  // of a thread
-  static_assert(kBlockM % (16 * kScoreWarps) == 0 && kParts * kScoreWarps == kColumnWarps);
-  static_assert(kParts == 1 || (kDepth % 64 == 0 && kDepthV % 64 == 0), "whole runs of columns");
+  static constexpr int kDepthSplits = kColumnWarps / kScoreWarps;
+  static constexpr int kThreadsOfSplit = kThreads / kDepthSplits;
+  static constexpr int kDepth = kHeadDim / kDepthSplits, kDepthV = kHeadDimV / kDepthSplits;
+  static constexpr int kScoreNumbers = kBlockN * kBlockM / kThreadsOfSplit;  // of a thread
+  static_assert(kBlockM % (16 * kScoreWarps) == 0 && kDepthSplits * kScoreWarps == kColumnWarps);
+  static_assert(kDepthSplits == 1 || (kDepth % 64 == 0 && kDepthV % 64 == 0),
+                "whole runs of columns");
   using ScoreGrid = WarpGrid<Element, kKeyWarps, kScoreWarps>;
   // A warp that has all columns of its keys' Pᵀ and dSᵀ multiplies them from its registers; else
   // warps exchange them through shared memory.
@@ -68,7 +68,7 @@ struct BackwardConfig {
   // those of dK and dV.
   static constexpr int kScorePasses = ceil_div(kBlockN * kBlockM / kThreads, 32);
   static constexpr int kPassM = kBlockM / kScorePasses;
-  static_assert(kParts == 1 || kScorePasses == 1);
+  static_assert(kDepthSplits == 1 || kScorePasses == 1);
   static constexpr int kQueryGradients = kBlockM * kHeadDim / kThreads;  // numbers of dQ, a thread
   static constexpr int kQueryPasses = ceil_div(kQueryGradients, 96);
 

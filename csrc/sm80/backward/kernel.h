@@ -26,15 +26,15 @@ __device__ __forceinline__ int thread_index() {
 // All functions of an iteration are forced inline: only then are its accumulators registers, and
 // the largest tiles are where the compiler would rather not inline.
 
-// Sᵀ of one pass's columns (queries), over the depth of this thread's part.
+// Sᵀ of one pass's columns (queries), over the depth of this thread's split.
 template <class Config, class Scores>
 __device__ __forceinline__ void multiply_scores(SharedStorage<Config>& smem, int stage, int begin,
-                                                PartThread<Config> const& own, Scores& s) {
+                                                SplitThread<Config> const& own, Scores& s) {
   using Grid = typename Config::ScoreGrid;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepth;
-  // A part is whole runs of columns, and a run lies behind the one before.
-  auto const* const k = smem.k.data() + own.part * kD * kN;
-  auto const* const q = smem.q[stage].data() + own.part * kD * kM;
+  // A split is whole runs of columns, and a run lies behind the one before.
+  auto const* const k = smem.k.data() + own.split * kD * kN;
+  auto const* const q = smem.q[stage].data() + own.split * kD * kM;
   multiply<Grid, kD>(operand_a<Grid, Along, kN, kD>(k, own.thread),
                      operand_b<Grid, Along, kM, kD>(q, own.thread, begin), s);
 }
@@ -42,12 +42,12 @@ __device__ __forceinline__ void multiply_scores(SharedStorage<Config>& smem, int
 // dPᵀ, as multiply_scores
 template <class Config, class Gradient>
 __device__ __forceinline__ void multiply_gradients(SharedStorage<Config>& smem, int stage,
-                                                   int begin, PartThread<Config> const& own,
+                                                   int begin, SplitThread<Config> const& own,
                                                    Gradient& dp) {
   using Grid = typename Config::ScoreGrid;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepthV;
-  auto const* const v = smem.v.data() + own.part * kD * kN;
-  auto const* const dout = smem.dout[stage].data() + own.part * kD * kM;
+  auto const* const v = smem.v.data() + own.split * kD * kN;
+  auto const* const dout = smem.dout[stage].data() + own.split * kD * kM;
   multiply<Grid, kD>(operand_a<Grid, Along, kN, kD>(v, own.thread),
                      operand_b<Grid, Along, kM, kD>(dout, own.thread, begin), dp);
 }
@@ -60,7 +60,7 @@ __device__ __forceinline__ void score_pass(RowLoader<Config> const& loader, RowI
   using Element = typename Config::Element;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kColumns = Config::kPassM;
   constexpr int kDim = Config::kHeadDim, kDimV = Config::kHeadDimV;
-  PartThread<Config> const own;
+  SplitThread<Config> const own;
   int const begin = pass * kColumns;
   auto& smem = loader.smem;
   ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, pass);
@@ -90,18 +90,18 @@ __device__ __forceinline__ void score_pass(RowLoader<Config> const& loader, RowI
   }
 }
 
-// The same where parts of the warps share the depth: all columns at once, in shared memory.
+// The same with depth splits: all columns at once, in shared memory.
 template <bool kMasked, class Config>
-__device__ __forceinline__ void score_parts(RowLoader<Config> const& loader, RowIteration at,
-                                            int stage) {
+__device__ __forceinline__ void score_depth_splits(RowLoader<Config> const& loader, RowIteration at,
+                                                   int stage) {
   using Grid = typename Config::ScoreGrid;
   using Element = typename Config::Element;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
-  PartThread<Config> const own;
+  SplitThread<Config> const own;
   auto& smem = loader.smem;
   ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, 0);
   Tensor s = zeros<Grid, kN, kM>(), dp = zeros<Grid, kN, kM>();
-  if (own.part == 0) {
+  if (own.split == 0) {
     tile.start_gradients(dp);
   }
   multiply_scores(smem, stage, 0, own, s);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void score_parts(RowLoader<Config> const& loader, Row
   smem.tell(own, s);
   smem.tell(own, dp, Config::kScoreNumbers);
   __syncthreads();
-  if (own.part > 0) {
+  if (own.split > 0) {
     return;
   }
   smem.add_others(own, s);
@@ -167,8 +167,8 @@ __device__ __forceinline__ void iterate(RowLoader<Config> const& loader, RowIter
   if constexpr (Config::kStages > 1) {
     prefetch();
   }
-  if constexpr (Config::kParts > 1) {
-    score_parts<kMasked>(loader, at, stage);
+  if constexpr (Config::kDepthSplits > 1) {
+    score_depth_splits<kMasked>(loader, at, stage);
   } else {
 #pragma unroll
     for (int pass = 0; pass < Config::kScorePasses; ++pass) {

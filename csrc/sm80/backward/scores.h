@@ -31,7 +31,7 @@ struct ScoreTile {
         head(block.head_begin + at.head),
         part_begin(pass * Config::kPassM),
         row_begin(at.m_block * Config::kBlockM + part_begin),
-        coord(PartThread<Config>{}.thread) {}
+        coord(SplitThread<Config>{}.thread) {}
 
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
 

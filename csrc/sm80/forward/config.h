@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "params/scores.h"
-#include "sm80/part_sums.h"
+#include "sm80/depth_split.h"
 #include "sm80/tensor_core.h"
 
 namespace flash::sm80 {
@@ -26,14 +26,15 @@ struct ForwardConfig {
   // Warps beyond those that the rows need share rows. 512 columns of O would take all registers of
   // a thread, so each warp has some columns of V and O, and of Q·Kᵀ some of the depth.
   static constexpr int kRowWarps = std::min(kWarps, kBlockM / 16);
-  static constexpr int kParts = kWarps / kRowWarps;
-  static constexpr int kDepth = kHeadDim / kParts;
-  static constexpr int kColumns = kHeadDimV / kParts;
-  static constexpr int kThreadsOfPart = kRowWarps * 32;
-  static constexpr int kScoreNumbers = kBlockM * kBlockN / kThreadsOfPart;  // of a thread
+  static constexpr int kDepthSplits = kWarps / kRowWarps;
+  static constexpr int kDepth = kHeadDim / kDepthSplits;
+  static constexpr int kColumns = kHeadDimV / kDepthSplits;
+  static constexpr int kThreadsOfSplit = kRowWarps * 32;
+  static constexpr int kScoreNumbers = kBlockM * kBlockN / kThreadsOfSplit;  // of a thread
   static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % 16 == 0);
-  static_assert(kRowWarps * kParts == kWarps && kParts <= 2);
-  static_assert(kParts == 1 || (kDepth % 64 == 0 && kColumns % 64 == 0), "whole runs of columns");
+  static_assert(kRowWarps * kDepthSplits == kWarps && kDepthSplits <= 2);
+  static_assert(kDepthSplits == 1 || (kDepth % 64 == 0 && kColumns % 64 == 0),
+                "whole runs of columns");
 
   using Grid = WarpGrid<Element, kRowWarps>;
 };

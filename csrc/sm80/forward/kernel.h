@@ -39,11 +39,11 @@ struct LargestLogits {
   SharedStorage<Config>& smem;
 
   __device__ bool wanted() const {
-    return Config::kScores != ScoreLevel::Plain && PartThread<Config>{}.part == 0 &&
+    return Config::kScores != ScoreLevel::Plain && SplitThread<Config>{}.split == 0 &&
            block.keeps_largest;
   }
   __device__ int& of(int r) const {
-    unsigned index = PartThread<Config>{}.thread;
+    unsigned index = SplitThread<Config>{}.thread;
     asm volatile("" : "+r"(index));
     return smem.maxima[index / 4 * Accumulators<Config>::kRows + r];
   }
@@ -92,18 +92,18 @@ struct LargestLogits {
 template <class Config>
 __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulators<Config>& acc) {
   using Acc = Accumulators<Config>;
-  PartThread<Config> const own;
+  SplitThread<Config> const own;
   loader.wait();
   loader.load_v(key_block);
   Tensor s_mma = scores(loader.smem, own);
-  if constexpr (Config::kParts > 1) {
+  if constexpr (Config::kDepthSplits > 1) {
     loader.smem.tell(own, s_mma);
   }
   loader.wait();
   RowBlock<Config> const& block = loader.block;
   int const next_block = block.range.after(key_block);
   loader.load_k(next_block);
-  if constexpr (Config::kParts > 1) {
+  if constexpr (Config::kDepthSplits > 1) {
     loader.smem.add_others(own, s_mma);
   }
 
@@ -150,7 +150,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
                       SharedStorage<Config>& smem, Accumulators<Config>& acc) {
   using Element = typename Config::Element;
   using Acc = Accumulators<Config>;
-  PartThread<Config> const own;
+  SplitThread<Config> const own;
   FragmentCoord<Config::kRowWarps> const coord(own.thread);
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
@@ -160,7 +160,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   for (int r = 0; r < Acc::kRows; ++r) {
     auto const row = acc.softmax.finish(r, block.sink, QuadReduce{});
     scale[r] = row.out_scale * keep_scale;
-    if (own.part == 0 && own.thread % 4 == 0 && coord.row(r) < block.rows) {
+    if (own.split == 0 && own.thread % 4 == 0 && coord.row(r) < block.rows) {
       block.lse[coord.row(r)] = row.lse;
       largest.finish(r, &block.lse[coord.row(r)], row.lse, acc);
     }
@@ -168,7 +168,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   acc.rescale(scale);
 
   store_accumulators<typename Config::Grid, Config::kBlockM, Config::kColumns>(
-      convert<Element>(acc.out), smem.out.data() + own.part * Config::kColumns * Config::kBlockM,
+      convert<Element>(acc.out), smem.out.data() + own.split * Config::kColumns * Config::kBlockM,
       own.thread);
   __syncthreads();
   store_tile<Config::kBlockM, Config::kHeadDimV, Config::kThreads>(
