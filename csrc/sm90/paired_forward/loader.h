@@ -31,6 +31,12 @@ struct PairedTileLoader {
       if (step == 0) {  // where Q was
         smem.q_ring.empty(0).wait(0);
         __syncwarp();
+      } else {
+        // Only when the step's keys are there does their buffer count their readers: before, a wait
+        // until it is empty could return for what was in it earlier, which the other CTA may still
+        // read.
+        smem.tile_ring.wait_full(RingPosition<Config::kStages>(LoadOrder::key(step)));
+        __syncwarp();
       }
       load</*kTellsKeys=*/false>(args.v, args.v_runs, step, LoadOrder::value(step));
     }
