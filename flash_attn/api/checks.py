@@ -35,6 +35,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
 from flash_attn.call import FP8, Gradients, Keys, Lengths, Options, Scoring, accumulation_dtype
 
 MAX_HEAD_DIM = 512
+MAX_HEAD_DIM_OF_CODES = 256  # of a cache in float8, on a GPU; the CPU backend takes all
 LATENT_HEAD_DIMS = 64, 512  # the largest of q and k, and of v and qv, where there is a qv
 MAX_DROPOUT_P = 1 - 2**-16  # sixteen random bits decide, and at least one value must be kept
 _GPU_DTYPES = (torch.float16, torch.bfloat16)

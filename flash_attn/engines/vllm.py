@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flash_attn.api.checks import MAX_HEAD_DIM
+from flash_attn.api.checks import MAX_HEAD_DIM, MAX_HEAD_DIM_OF_CODES
 from flash_attn.call import Options
 from flash_attn.distributed.merge import merge_attention
 from flash_attn.engines import VLLM_NAME, missing, paged
@@ -82,6 +82,11 @@ class FlashAttnBackend(AttentionBackend):
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *others: Any,
         **more: Any,
     ) -> str | None:  # fmt: skip
+        if kv_cache_dtype in paged.FP8_NAMES and head_size > MAX_HEAD_DIM_OF_CODES:
+            return (
+                f"kv_cache_dtype: got {kv_cache_dtype!r} with head_size {head_size}; codes are "
+                f"served up to {MAX_HEAD_DIM_OF_CODES}"
+            )
         own = str(dtype).removeprefix("torch.")
         if kv_cache_dtype in (None, "auto", own, *paged.FP8_NAMES):
             return None

@@ -357,6 +357,8 @@ def test_what_the_engine_is_told(backend):
         why = backend.supports_combination(64, torch.bfloat16, dtype, *others)
         assert (why is None) == (dtype in (*served, "fp8_e4m3"))
     assert "choose 'fp8_e4m3'" in why
+    assert "up to 256" in backend.supports_combination(512, torch.bfloat16, "fp8", *others)
+    assert backend.supports_combination(512, torch.bfloat16, "auto", *others) is None
     assert "float16" in backend.supports_combination(64, torch.bfloat16, "float16", *others)
     assert {"auto", "bfloat16", "fp8", "fp8_e4m3"} <= set(backend.supported_kv_cache_dtypes)
 
