@@ -63,14 +63,7 @@ class Kernels:
         self.refused = set(re.findall(r'kNotImplemented, "(\w+)', api))
 
     def cell(self, feature: Feature, family: str) -> str:
-        rows = [
-            v
-            for v in self.variants
-            if v.arch == family
-            and v.direction == feature.direction
-            and v.cached_bits == feature.cached_bits
-            and feature.scores in ("plain", v.scores)
-        ]
+        rows = self.rows_of(feature, family)
         if feature.op not in self.ops or feature.refused in self.refused:
             return NO
         if not rows:
@@ -79,7 +72,19 @@ class Kernels:
             return f"by {older}" if served else NO
         dtypes = ", ".join(dict.fromkeys(v.dtype for v in rows))
         d, dv = max((v.head_dim, v.head_dim_v) for v in rows)
-        return f"{dtypes}; d ≤ {d}" + f"/{dv}" * (d != dv)
+        wider = [v for v in self.rows_of(feature, OLDER.get(family)) if v.head_dim > d]
+        more = f"; above by {OLDER[family]}" if wider else ""
+        return f"{dtypes}; d ≤ {d}" + f"/{dv}" * (d != dv) + more
+
+    def rows_of(self, feature: Feature, family: str | None) -> list:
+        return [
+            v
+            for v in self.variants
+            if v.arch == family
+            and v.direction == feature.direction
+            and v.cached_bits == feature.cached_bits
+            and feature.scores in ("plain", v.scores)
+        ]
 
 
 def _features() -> list[Feature]:
@@ -165,7 +170,7 @@ def _features() -> list[Feature]:
         Feature("largest logits returned", lambda: dense(return_max_logits=True), **full),
         Feature("softcap", lambda: dense(softcap=5.0), **full),
         Feature("ALiBi", lambda: dense(alibi_slopes=slopes), **full),
-        Feature("attention sinks", lambda: dense(s_aux=slopes), **full),
+        Feature("attention sinks", lambda: dense(s_aux=slopes)),
         Feature("dropout", lambda: dense(dropout_p=0.5), **full),
         Feature(
             "probabilities returned (tests)",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flash_attn import flash_attn_varlen_func
 
-HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512)]
 MIB = 1 << 20
 GUARD_WORD = 0x7FC17FC1  # NaN as bf16 and as float32
 

@@ -50,9 +50,10 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
         forward = [row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.second_block_n]
     if cache:
         row = _row("decode", "sm80", p, 8 if p.codes else 16)
-        at_once, resident = 128 * row.warps // row.head_dim_v, 3
-        decode = [row.head_dim, row.head_dim_v, row.block_m, row.block_n * row.warps, at_once,
-                  resident, row.warps >= 4, p.codes]  # fmt: skip
+        at_once, resident = 128 * row.warps // row.head_dim_v, 1 if row.wide else 3
+        unit = row.block_n * (1 if row.wide else row.warps)  # keys; warps of wide rows share them
+        decode = [row.head_dim, row.head_dim_v, row.block_m, unit, at_once,
+                  resident, row.warps >= 4 and not row.wide, p.codes]  # fmt: skip
     return [
         p.batch, p.seqlen_q, keys, *rows, bool(p.lengths), cache, p.heads_q, p.heads_kv,
         p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,

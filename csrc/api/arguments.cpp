@@ -8,6 +8,7 @@
 #include "core/dropout.h"
 #include "core/mask.h"
 #include "core/score_mod.h"
+#include "params/head_dims.h"
 
 namespace flash::api {
 namespace {
@@ -65,6 +66,14 @@ CodeScale scale(Descale const& descale, Tensor const& cache, FwdParams const& p,
   scale.row_stride = scale.of_rows ? numbers.stride(1) : 0;
   scale.head_stride = numbers.stride(numbers.dim() - 1);
   return scale;
+}
+
+// Before new rows are written: no kernel would read them.
+void refuse_wide_codes(FwdParams const& p) {
+  if (p.codes.used && is_wide(p.head_dim, p.head_dim_v)) {
+    throw std::runtime_error(
+        concat(kNotImplemented, "codes (fp8) of head dims above ", kMostNarrowHeadDim));
+  }
 }
 
 }  // namespace
@@ -179,11 +188,7 @@ void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys
   auto const& [k_descale, v_descale, k_all, v_all] = codes;
   bool const any = k_descale || v_descale || k_all != 1 || v_all != 1;
   require(p.codes.used || !any, "k_descale", "needs", "k_cache and v_cache of Float8_e4m3fn");
-  constexpr int kMostColumns = 256;
-  if (p.codes.used && std::max(p.head_dim, p.head_dim_v) > kMostColumns) {
-    throw std::runtime_error(
-        concat(kNotImplemented, "codes (fp8) of head dims above ", kMostColumns));
-  }
+  refuse_wide_codes(p);
   p.codes.k = scale({k_descale, k_all, "k_descale"}, keys.k, p, q);
   p.codes.v = scale({v_descale, v_all, "v_descale"}, keys.v, p, q);
 }

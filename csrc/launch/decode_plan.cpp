@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "params/head_dims.h"
+
 namespace flash {
 namespace {
 
@@ -36,14 +38,14 @@ int varlen_row_blocks(FwdParams const& p, int block_m) {
 bool decode_appends(FwdParams const& p, NewRows const& rows) {
   // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
   constexpr int kPairs = 4;
-  constexpr int kMostColumns = 256;  // beyond them warps share keys
   Rotary const& r = rows.rotary;
   auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
   bool const rotates =
       !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
                  address % (2 * kPairs) == 0);  // elements have two bytes
-  bool const shares = p.q_latent.ptr || std::max(p.head_dim, p.head_dim_v) > kMostColumns;
-  return p.seqlens.new_k <= kMostNewKeys && rotates && !shares;
+  // Kernels whose warps share keys write none.
+  bool const shared = p.q_latent.ptr || is_wide(p.head_dim, p.head_dim_v);
+  return p.seqlens.new_k <= kMostNewKeys && rotates && !shared;
 }
 
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,

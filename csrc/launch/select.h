@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "launch/variant.h"
+#include "params/head_dims.h"
 
 namespace flash {
 
@@ -31,9 +32,9 @@ inline Direction decode_direction(FwdParams const& params) {
 // Whether the warps of a row share keys (csrc/wide, sm90/latent): one warp has no registers for all
 // columns of O.
 inline bool shares_keys(Variant const& variant) {
-  constexpr int kMostOfWarp = 256;
-  return variant.direction == Direction::Latent ||
-         (variant.direction == Direction::Decode && variant.head_dim_v > kMostOfWarp);
+  bool const reads_cache =
+      variant.direction == Direction::Latent || variant.direction == Direction::Decode;
+  return reads_cache && is_wide(variant.head_dim, variant.head_dim_v);
 }
 
 // Of the keys and values: 16, or 8 of codes.

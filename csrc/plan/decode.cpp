@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "core/cluster_size.h"
+#include "params/head_dims.h"
 #include "params/seqlens.h"
 #include "plan/cost.h"
 
@@ -17,7 +18,6 @@ constexpr double kReadAgain = 0.3;
 constexpr int kMinUnits = 2;  // of a piece
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
-constexpr int kMostOfWarp = 256;  // columns of O
 
 // The tiles of the decode kernel, cut in one way, and what they take.
 struct Work {
@@ -28,7 +28,7 @@ struct Work {
 
   bool cut = s.max_splits > 1;
   // Where warps share keys, a multiprocessor has one CTA at a time, and no other fills its waits.
-  bool one_each = k.head_dim_v > kMostOfWarp;
+  bool one_each = is_wide(k.head_dim, k.head_dim_v);
   int cluster = 1 << s.cluster_log2;
   double rows = p.mean_q() * p.group();
   double blocks = std::max(divide_up(rows, k.block_m), 1.);
@@ -42,7 +42,8 @@ struct Work {
   double number = k.codes ? 1 : kElement;  // bytes
 
   double us() const {
-    // sm80's latent rows have the head dims of Hopper's, and were not timed.
+    // sm80's latent rows, which alone have two head dims and merge in the kernel, were not timed;
+    // the machine's times at these dims are those of Hopper's.
     constexpr KernelTimes kOthers{8.f, 1.f};
     bool const timed = k.merges_after || k.head_dim == k.head_dim_v;
     auto const [begin, step] = timed ? times_of(m.decode, k, k.codes, kOthers) : kOthers;

@@ -1,3 +1,4 @@
+#include "params/head_dims.h"
 #include "plan/cost.h"
 
 namespace flash::plan {
@@ -5,7 +6,6 @@ namespace {
 
 constexpr int kWarpgroupRows = 64;
 constexpr int kMostSplits = 32;
-constexpr int kMostOfWarpgroup = 256;  // columns of O; pairs of CTAs know no pack-GQA
 
 // Times a launch until a kernel computes whose code is in no cache.
 constexpr double kLaunch = 1.3;
@@ -139,8 +139,9 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
                              p.page_boxes && !p.largest_logits;
+  // Pairs of CTAs know neither pack-GQA nor splits.
   bool const heads_share = k.sm == 90 && k.plain && p.heads_apart && p.group() <= kWarpgroupRows &&
-                           k.head_dim_v <= kMostOfWarpgroup;
+                           !is_wide(k.head_dim, k.head_dim_v);
   bool const packs = heads_share && p.group() > 1 && !one_tile;
   // Beside decode, row blocks are numbered by the fewest queries of a long sequence, and most of
   // the numbers of one query head's have no rows: CTAs draw them in vain. Decode reads memory all

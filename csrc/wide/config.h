@@ -17,8 +17,8 @@ struct WideConfig {
   static constexpr int kHeadDim = kHeadDim_;    // of q and k; latent: the rotated part
   static constexpr int kHeadDimV = kHeadDimV_;  // of qv, v and O
   // A row of a step's tile: the key's columns, then the value's; latent: the value's, then the
-  // rotated ones. Q has those of the scores.
-  static constexpr int kFirst = kLatent ? kHeadDimV : kHeadDim;
+  // rotated ones. Q has those of the scores. kFirstColumns: of the tensor that comes first
+  static constexpr int kFirstColumns = kLatent ? kHeadDimV : kHeadDim;
   static constexpr int kColumns = kHeadDimV + kHeadDim;
   static constexpr int kScoreColumns = kLatent ? kColumns : kHeadDim;
   static constexpr int kValueBegin = kLatent ? 0 : kHeadDim;  // the value's first column
@@ -37,7 +37,8 @@ struct WideConfig {
   static constexpr int kDepthWarps = 4;
   static constexpr int kKeyWarps = kWarps / kDepthWarps;
   static constexpr int kWarpColumns = kHeadDimV / kWarps;  // P·V: of a warp
-  static_assert(kFirst % 64 == 0 && kColumns % 64 == 0 && kWarpColumns % 64 == 0, "whole runs");
+  static_assert(kFirstColumns % 64 == 0 && kColumns % 64 == 0 && kWarpColumns % 64 == 0,
+                "whole runs");
   static_assert(kBlockM == 16, "the rows of one instruction");
   static_assert(kBlockN == 16 * kKeyWarps && kBlockN <= 32, "a step's keys are the bits of a word");
 

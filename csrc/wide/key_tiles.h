@@ -52,7 +52,7 @@ struct KeyTiles {
 #pragma unroll
     for (int run = 0; run < Config::kColumns / 64; ++run) {
       // Keys and columns that do not exist become zero, whatever lies there: 0 · NaN is NaN.
-      constexpr int kFirstRuns = Config::kFirst / 64;
+      constexpr int kFirstRuns = Config::kFirstColumns / 64;
       bool const of_value = (run < kFirstRuns) == Config::kLatent;
       int const from = (run < kFirstRuns ? run : run - kFirstRuns) * 64;
       Element const* const source = (of_value ? v : k) + from;

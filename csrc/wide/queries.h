@@ -17,8 +17,8 @@ __device__ void load_queries(FwdParams const& p, decode::DecodeTile<Config> cons
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kChunks; i += Config::kThreads) {
     int const r = i / kChunks, column = i % kChunks * 8;
-    bool const of_value = Config::kLatent && column < Config::kFirst, exists = r < tile.rows;
-    int const col = Config::kLatent && !of_value ? column - Config::kFirst : column;
+    bool const of_value = Config::kLatent && column < Config::kFirstColumns, exists = r < tile.rows;
+    int const col = Config::kLatent && !of_value ? column - Config::kFirstColumns : column;
     QueryRow const row = tile.row(group, exists ? r : 0);
     TensorView<const void> const& view = of_value ? p.q_latent : p.q;
     Element const* const source =

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_attn.api.checks import MAX_HEAD_DIM_OF_CODES
 from flash_attn.call import FP8, Options
 from flash_attn.cpu.fp8 import encoded
 from flash_attn.engines import missing, paged
@@ -168,7 +169,7 @@ class FlashAttnBackend(AttentionBackend):
         given = [name for name, x in others.items() if x is not None and x is not False]
         if given:
             raise NotImplementedError(f"{', '.join(given)}: got what there is no kernel for")
-        _refuse_layer(layer)
+        _refuse_layer(layer, self._has_codes)
         metadata = self.forward_metadata
         if save_kv_cache and k is not None:
             loc = KVWriteLoc.for_batch(forward_batch, swa_loc=metadata.window_loc)
@@ -218,7 +219,12 @@ def _refuse(runner: Any) -> None:
         )
 
 
-def _refuse_layer(layer: Any) -> None:
+def _refuse_layer(layer: Any, has_codes: bool) -> None:
+    if has_codes and max(layer.qk_head_dim, layer.v_head_dim) > MAX_HEAD_DIM_OF_CODES:
+        raise NotImplementedError(
+            f"kv_cache_dtype: got codes with head dims {layer.qk_head_dim} and {layer.v_head_dim}; "
+            f"codes are served up to {MAX_HEAD_DIM_OF_CODES}"
+        )
     if layer.attn_type != AttentionType.DECODER or layer.is_cross_attention:
         raise NotImplementedError(
             f"attention of type {layer.attn_type}, cross attention {layer.is_cross_attention}: "

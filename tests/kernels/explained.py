@@ -85,7 +85,7 @@ def call(seed: int) -> Call:
     choice = random.Random(seed).choice
     torch.manual_seed(seed)
     hk = choice([1, 2])
-    h, d = hk * choice([1, 2, 4, 8]), choice([64, 64, 96, 100, 128, 128, 256])
+    h, d = hk * choice([1, 2, 4, 8]), choice([64, 64, 96, 100, 128, 128, 256, 320, 512])
     sq, sk = choice([1, 1, 2, 5, 9, 20, 70]), seed % 40 + choice([1, 1000])
     options: dict = {"causal": choice([True, False])}
     options |= choice([{}, {}, {"window_size": (seed, 30)}, {"window_size": (2**40, 2**40)}])

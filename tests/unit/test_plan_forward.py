@@ -18,6 +18,7 @@ HOPPER = {
     (192, 128): (128, 128, 0),
     (192, 192): (128, 96, 112),
     (256, 256): (128, 80, 64),
+    (512, 512): (128, 64, 0),
 }
 OTHERS = {
     "A100": dict(sm=80, sm_count=108, l2_bytes=40 << 20, memory=1.7e6),
@@ -63,7 +64,7 @@ def drawn(r):
         seqlen_k=r.choice([0, 1, 77, 1000, 8192, 1_000_000]),
         heads_q=heads_kv * r.choice([1, 1, 4, 7, 64, 71]),
         heads_kv=heads_kv,
-        head_dim=r.choice([8, 64, 80, 96, 128, 160, 192, 256]),
+        head_dim=r.choice([8, 64, 80, 96, 128, 160, 192, 256, 512]),
         left=r.choice([-1, -1, 0, 128, 5000]),
         right=r.choice([-1, 0, 0, 3]),
         used_k=r.random() < 0.3,
@@ -105,7 +106,7 @@ def check(core, p, machine, kernel):
         assert p["heads_q"] <= 64 * p["heads_kv"]
     if p["batch_invariant"] and packed:
         assert tile == "first"
-    if kernel["sm"] != 90 or not kernel["plain"]:
+    if kernel["sm"] != 90 or not kernel["plain"] or kernel["head_dim"] > 256:
         assert tile == "first"
     if p["page_size"] and tile == "second":
         assert kernel["second_block_n"] > 128

@@ -50,7 +50,8 @@ template <class Element>
 struct PartialDots {
   float sum[kRowsTogether] = {};
 
-  // Adds a chunk's. a, b: the lane's chunk of the first row; exist: rows from that one on.
+  // Adds the products of a chunk of each row. a, b: the lane's chunk of the first row; exist: rows
+  // from that one on.
   __device__ void add(Element const* a, int64_t a_stride, Element const* b, int64_t b_stride,
                       int exist, int step) {
     Chunk<Element> x[kRowsTogether] = {}, y[kRowsTogether] = {};
@@ -144,10 +145,11 @@ __device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile c
         static_cast<Element const*>(p.dout.ptr) + p.dout.offset(tile.batch, row, tile.head);
     Element const* const out =
         static_cast<Element const*>(p.out.ptr) + p.out.offset(tile.batch, row, tile.head);
-    int const exist = is_sequence ? rows - first : 0, chunks = lanes.per_row * kChunk;
+    int const exist = is_sequence ? rows - first : 0;
+    int const columns_at_once = lanes.per_row * kChunk;
     PartialDots<Element> dots;
 #pragma unroll 1
-    for (int column = lanes.lane * kChunk; column < p.head_dim_v; column += chunks) {
+    for (int column = lanes.lane * kChunk; column < p.head_dim_v; column += columns_at_once) {
       dots.add(dout + column, p.dout.row_stride, out + column, p.out.row_stride, exist, lanes.step);
     }
     // Each of the first lanes has one of the rows, so that their LSEs come together.

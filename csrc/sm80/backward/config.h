@@ -64,7 +64,7 @@ struct BackwardConfig {
   // warps exchange them through shared memory.
   static constexpr bool kExchangeP = kColumnWarps > 1;
 
-  // Sᵀ, dPᵀ and dQ are computed in parts of their columns, so that their accumulators fit beside
+  // Sᵀ, dPᵀ and dQ are computed in passes over their columns, so that their accumulators fit beside
   // those of dK and dV.
   static constexpr int kScorePasses = ceil_div(kBlockN * kBlockM / kThreads, 32);
   static constexpr int kPassM = kBlockM / kScorePasses;

@@ -26,30 +26,19 @@ __device__ __forceinline__ int thread_index() {
 // All functions of an iteration are forced inline: only then are its accumulators registers, and
 // the largest tiles are where the compiler would rather not inline.
 
-// Sᵀ of one pass's columns (queries), over the depth of this thread's split.
-template <class Config, class Scores>
-__device__ __forceinline__ void multiply_scores(SharedStorage<Config>& smem, int stage, int begin,
-                                                SplitThread<Config> const& own, Scores& s) {
+// Adds keys · rowsᵀ to a tile of keys x one pass's rows, over the depth of this thread's split.
+// keys: K or V; rows: Q or dO
+template <class Config, int kDepth, class Sum>
+__device__ __forceinline__ void multiply_keys(typename Config::Element const* keys,
+                                              typename Config::Element const* rows, int begin,
+                                              SplitThread<Config> const& own, Sum& sum) {
   using Grid = typename Config::ScoreGrid;
-  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepth;
+  constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
   // A split is whole runs of columns, and a run lies behind the one before.
-  auto const* const k = smem.k.data() + own.split * kD * kN;
-  auto const* const q = smem.q[stage].data() + own.split * kD * kM;
-  multiply<Grid, kD>(operand_a<Grid, Along, kN, kD>(k, own.thread),
-                     operand_b<Grid, Along, kM, kD>(q, own.thread, begin), s);
-}
-
-// dPᵀ, as multiply_scores
-template <class Config, class Gradient>
-__device__ __forceinline__ void multiply_gradients(SharedStorage<Config>& smem, int stage,
-                                                   int begin, SplitThread<Config> const& own,
-                                                   Gradient& dp) {
-  using Grid = typename Config::ScoreGrid;
-  constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepthV;
-  auto const* const v = smem.v.data() + own.split * kD * kN;
-  auto const* const dout = smem.dout[stage].data() + own.split * kD * kM;
-  multiply<Grid, kD>(operand_a<Grid, Along, kN, kD>(v, own.thread),
-                     operand_b<Grid, Along, kM, kD>(dout, own.thread, begin), dp);
+  keys += own.split * kDepth * kN;
+  rows += own.split * kDepth * kM;
+  multiply<Grid, kDepth>(operand_a<Grid, Along, kN, kDepth>(keys, own.thread),
+                         operand_b<Grid, Along, kM, kDepth>(rows, own.thread, begin), sum);
 }
 
 // Computes P and dS of one pass's columns, in shared memory or added to dV and dK at once.
@@ -66,7 +55,7 @@ __device__ __forceinline__ void score_pass(RowLoader<Config> const& loader, RowI
   ScoreTile<kMasked, Config> tile(loader.p, loader.block, smem.stats[stage], at, pass);
 
   Tensor s = zeros<Grid, kN, kColumns>();  // (MMA, MMA_N, MMA_M)
-  multiply_scores(smem, stage, begin, own, s);
+  multiply_keys<Config, Config::kDepth>(smem.k.data(), smem.q[stage].data(), begin, own, s);
   Tensor factors = tile.probabilities(s);
   Tensor p = convert<Element>(s);
   if constexpr (Config::kExchangeP) {
@@ -79,7 +68,7 @@ __device__ __forceinline__ void score_pass(RowLoader<Config> const& loader, RowI
 
   Tensor dp = accumulators<Grid, kN, kColumns>();
   tile.start_gradients(dp);
-  multiply_gradients(smem, stage, begin, own, dp);
+  multiply_keys<Config, Config::kDepthV>(smem.v.data(), smem.dout[stage].data(), begin, own, dp);
   tile.score_gradients(dp, factors);
   Tensor ds = convert<Element>(dp);
   store_accumulators<Grid, kN, kM>(ds, smem.ds.data(), own.thread, begin);
@@ -104,8 +93,8 @@ __device__ __forceinline__ void score_depth_splits(RowLoader<Config> const& load
   if (own.split == 0) {
     tile.start_gradients(dp);
   }
-  multiply_scores(smem, stage, 0, own, s);
-  multiply_gradients(smem, stage, 0, own, dp);
+  multiply_keys<Config, Config::kDepth>(smem.k.data(), smem.q[stage].data(), 0, own, s);
+  multiply_keys<Config, Config::kDepthV>(smem.v.data(), smem.dout[stage].data(), 0, own, dp);
   smem.tell(own, s);
   smem.tell(own, dp, Config::kScoreNumbers);
   __syncthreads();

@@ -1,4 +1,4 @@
-// A thread's numbers of one part of a tile of transposed scores (keys x queries): from scores to
+// A thread's numbers of one pass over a tile of transposed scores (keys x queries): from scores to
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
@@ -18,7 +18,7 @@ struct ScoreTile {
   KeyBlock<Config> const& block;
   RowStats<Config::kBlockM> const& stats;
   int head;
-  int part_begin;  // first column of this part, in the tile
+  int pass_begin;  // first column of this pass, in the tile
   int row_begin;   // and its row in the sequence
   GridCoord<typename Config::ScoreGrid> coord;
   KeepBits<kRows, kColumns> keep;  // with dropout
@@ -29,8 +29,8 @@ struct ScoreTile {
         block(block_),
         stats(stats_),
         head(block.head_begin + at.head),
-        part_begin(pass * Config::kPassM),
-        row_begin(at.m_block * Config::kBlockM + part_begin),
+        pass_begin(pass * Config::kPassM),
+        row_begin(at.m_block * Config::kBlockM + pass_begin),
         coord(SplitThread<Config>{}.thread) {}
 
   __device__ bool drops() const { return kFull && p.scores.dropout_p > 0.f; }
@@ -89,7 +89,7 @@ struct ScoreTile {
   }
 
  private:
-  __device__ int column(int c) const { return part_begin + coord.col(c); }
+  __device__ int column(int c) const { return pass_begin + coord.col(c); }
 
   __device__ ScoreMod score_mod() const {
     return {p.scores.softmax_scale, p.scores.softcap, p.scores.alibi_slope(block.tile.batch, head),

@@ -18,9 +18,9 @@ struct LatentConfig {
   using Cached = Element;
   static constexpr int kHeadDim = kHeadDim_;    // of q and k, the rotated part
   static constexpr int kHeadDimV = kHeadDimV_;  // of qv, v and O
-  // A row of the tiles of Q and K: the value's columns, then the rotated ones.
   static constexpr bool kLatent = true;
-  static constexpr int kFirst = kHeadDimV;
+  // A row of the tiles of Q and K: the value's columns, then the rotated ones.
+  static constexpr int kFirstColumns = kHeadDimV;
   static constexpr int kColumns = kHeadDimV + kHeadDim;
   static constexpr int kScoreColumns = kColumns;
   static constexpr int kBlockM = kBlockM_;  // rows of pack-GQA
