@@ -122,8 +122,9 @@ def flex() -> Callable:
 def wide(device: torch.device) -> dict[str, Callable]:
     """What takes head dims above 256: torch's memory-efficient kernel, and FlexAttention where one
     of its tiles fits."""
-    others = {"efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION), "flex": flex()}
-    return {"ours": ours} | (others if device.type == "cuda" else {"sdpa": sdpa(None)})
+    if device.type != "cuda":
+        return {"ours": ours, "sdpa": sdpa(None)}
+    return {"ours": ours, "efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION), "flex": flex()}
 
 
 def packed(device: torch.device) -> dict[str, Callable]:
