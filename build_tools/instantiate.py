@@ -158,7 +158,7 @@ def family_stem(row) -> str:
     """The same for files with every head dim of a family's direction: the least work of all, but
     the longest file alone takes longer than many cores take for the rest."""
     codes = "_e4m3" if row.cached_bits == 8 else ""
-    return f"{'paired_' if row.pair else ''}{_kind(row)}_{row.arch}{codes}"
+    return f"{'paired_' if row.cluster > 1 else ''}{_kind(row)}_{row.arch}{codes}"
 
 
 def _kind(row) -> str:
@@ -198,12 +198,11 @@ def _fields(variant) -> dict:
         element=_ELEMENT[variant.dtype],
         level=variant.scores.capitalize(),
         member=member,
-        launch=("paired_" if variant.pair else "") + member,
-        folder=folder or f"{variant.arch}/{'paired_' * variant.pair}{member}",
+        launch=("paired_" if variant.cluster > 1 else "") + member,
+        folder=folder or f"{variant.arch}/{'paired_' * (variant.cluster > 1)}{member}",
         space=folder.removeprefix("passes/").replace("/", "::") if folder else own,
-        Kind=("Paired" if variant.pair else "") + _KIND.get(kind, member.capitalize()),
-        smem_bytes="kPairedSmemBytes" if variant.pair else "kSmemBytes",
-        cluster=2 if variant.pair else 1,
+        Kind=("Paired" if variant.cluster > 1 else "") + _KIND.get(kind, member.capitalize()),
+        smem_bytes="kPairedSmemBytes" if variant.cluster > 1 else "kSmemBytes",
         config=", ".join(str(getattr(variant, field)) for field in config_fields(variant)),
         params=_PARAMS.get(kind, kind.capitalize()) + "Params",
     )

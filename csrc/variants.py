@@ -24,7 +24,7 @@ class Variant:
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
     tile_in_name: an earlier row serves the same calls, so the name needs the tile.
     key_warps: for a backward, warps along the keys; the others share their keys.
-    pair: two CTAs share a tile.
+    cluster: CTAs that share a tile.
     second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
         calls where it takes less time (plan/forward.cpp).
     cached_bits: of the keys and values that a decode row or Hopper's forward reads: 16, of its
@@ -45,7 +45,7 @@ class Variant:
     allow_spills: int = 0
     tile_in_name: bool = False
     key_warps: int = 0
-    pair: bool = False
+    cluster: int = 1
     second_block_n: int = 0
     cached_bits: int = 16
 
@@ -116,7 +116,7 @@ _SM90_FORWARDS = [
 # A pair of CTAs has 64 rows each, and loads K and V for both; one warpgroup computes P, each of the
 # others has half of O's columns.
 _SM90_PAIRED_FORWARDS = _rows(
-    direction="fwd", arch="sm90", pair=True, scores="plain", head_dim=512, block_m=128, block_n=64,
+    direction="fwd", arch="sm90", cluster=2, scores="plain", head_dim=512, block_m=128, block_n=64,
     warps=12, stages=3, why="three tiles of K or V, two of P: 210 of 227 KiB",
 )  # fmt: skip
 
@@ -157,7 +157,7 @@ _SM90_BACKWARDS = [
 
 # Each CTA of the pair has 64 keys; one of its three warpgroups loads, and one has the scores.
 _SM90_PAIRED = dict(
-    direction="bwd", arch="sm90", pair=True, stages=2, block_m=64, block_n=128, warps=12
+    direction="bwd", arch="sm90", cluster=2, stages=2, block_m=64, block_n=128, warps=12
 )
 
 _SM90_PAIRED_BACKWARDS = [
@@ -173,6 +173,9 @@ _SM90_PAIRED_BACKWARDS = [
            why="4k causal, H200: a softcap's loop has 0.92 of plain's rate, 0.74 in one for all"),
     *_rows(**_SM90_PAIRED, scores="full", head_dim=256, allow_spills=1368,
            why="as plain; the scores' warps spill, which have a loop for each score mod"),
+    # Two pairs have half of the columns each, and add up their parts of the scores.
+    *_rows(**_SM90_PAIRED | dict(cluster=4, stages=1), scores="plain", head_dim=512,
+           allow_spills=820, why="two stages for Q, all shared memory in use"),
 ]  # fmt: skip
 
 # The first row that is large enough and fits the GPU's shared memory serves a call.

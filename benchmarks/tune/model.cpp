@@ -117,8 +117,9 @@ char const* add(int const* from) {
   Kernel &b = c.backward, &f = c.forward, &d = c.decode;
   take(p.batch, p.seqlen_q, p.seqlen_k, p.total_q, p.total_k, p.varlen_q, p.cached, p.heads_q);
   take(p.heads_kv, p.head_dim, p.head_dim_v, p.mask.left, p.mask.right, p.deterministic);
-  take(p.page_size, b.block_m, b.block_n, b.head_dim, b.head_dim_v, b.resident);
-  take(f.head_dim, f.head_dim_v, f.block_m, f.block_n, f.second_block_n, d.head_dim, d.head_dim_v);
+  int cluster = 1;  // of the backward or the forward
+  take(p.page_size, cluster, b.block_m, b.block_n, b.head_dim, b.head_dim_v, f.head_dim);
+  take(f.head_dim_v, f.block_m, f.block_n, f.second_block_n, d.head_dim, d.head_dim_v);
   take(d.block_m, d.block_n, d.rows_at_once, d.resident, d.clusters, d.codes);
   p.codes = f.codes = d.codes;
   p.only_decoded = p.codes && p.page_size % 8 != 0;
@@ -126,7 +127,8 @@ char const* add(int const* from) {
   p.page_boxes = p.page_size > 0;
   p.heads_apart = p.whole_rows = p.wants_dq = true;
   b.sm = f.sm = 90, b.plain = f.plain = true;
-  f.resident = machine.sm_count, d.resident *= machine.sm_count;
+  b.resident = f.resident = clusters_at_a_time(machine.sm_count, cluster);
+  d.resident *= machine.sm_count;
   calls.push_back(c);
   text.clear();
   each_choice(c, [](auto describe, double, bool) { text += describe() + '\n'; });

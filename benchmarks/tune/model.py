@@ -35,19 +35,19 @@ def _row(direction: str, arch: str, problem: Problem, bits: int = 16) -> Variant
     )  # fmt: skip
 
 
-def _numbers(p: Problem, sm_count: int) -> list[int]:
+def _numbers(p: Problem) -> list[int]:
     """A call as model.cpp takes it, with the rows that serve it (csrc/launch/*_plan.cpp)."""
-    cache, backward = p.direction == "cache", [0] * 5
+    cache, backward = p.direction == "cache", [0] * 4
     keys = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
     rows = [sum(p.lengths)] * 2 if p.lengths else [p.batch * p.seqlen_q, p.batch * keys]
     forward, decode = [0] * 5, [0] * 8
     if p.direction == "backward":
         row = _row("bwd", "sm90", p)
-        resident = sm_count // (2 if row.pair else 1)
-        backward = [row.block_m, row.block_n, row.head_dim, row.head_dim_v, resident]
+        backward = [row.block_m, row.block_n, row.head_dim, row.head_dim_v]
     else:
         row = _row("fwd", "sm90", p, 8 if p.codes else 16)
         forward = [row.head_dim, row.head_dim_v, row.block_m, row.block_n, row.second_block_n]
+    cluster = row.cluster
     if cache:
         row = _row("decode", "sm80", p, 8 if p.codes else 16)
         at_once, resident = 128 * row.warps // row.head_dim_v, 1 if row.wide else 3
@@ -57,7 +57,7 @@ def _numbers(p: Problem, sm_count: int) -> list[int]:
     return [
         p.batch, p.seqlen_q, keys, *rows, bool(p.lengths), cache, p.heads_q, p.heads_kv,
         p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,
-        *backward, *forward, *decode,
+        cluster, *backward, *forward, *decode,
     ]  # fmt: skip
 
 
@@ -106,7 +106,7 @@ class Model:
 
     def add(self, problem: Problem) -> list[str]:
         """The problem's choices; problems count from 0, in the order that they were added."""
-        numbers = _numbers(problem, self.sm_count)
+        numbers = _numbers(problem)
         return self._library.add((ctypes.c_int * len(numbers))(*numbers)).decode().splitlines()
 
     def predict(self, problems: np.ndarray, choices: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@
 
 #include "decode/kernel.h"
 #include "decode/piece_counters.h"
-#include "launch/largest_cluster.h"
+#include "launch/clusters.h"
 
 namespace flash::decode {
 

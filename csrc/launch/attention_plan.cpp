@@ -124,7 +124,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
 
 plan::Kernel forward_kernel(Variant const& v, DeviceInfo const& device) {
   int const blocks = v.arch == 90 ? 1 : std::max(blocks_by_shared_memory(v, device), 1);
-  return kernel_of(v, blocks * device.sm_count / v.cluster);
+  return kernel_of(v, plan::clusters_at_a_time(blocks * device.sm_count, v.cluster));
 }
 
 plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo const& device) {

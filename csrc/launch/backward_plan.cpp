@@ -12,12 +12,12 @@
 namespace flash {
 namespace {
 
-// Resident CTAs, or pairs of CTAs. Backward kernels use all registers that a thread can have.
+// Resident CTAs, or clusters. Backward kernels use all registers that a thread can have.
 int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   constexpr int kWarps = 8;
   int const by_registers = kWarps / variant.warps;
   int const blocks = std::min(by_registers, blocks_by_shared_memory(variant, device));
-  return std::max(device.sm_count * std::max(blocks, 1) / variant.cluster, 1);
+  return plan::clusters_at_a_time(device.sm_count * std::max(blocks, 1), variant.cluster);
 }
 
 // Whether every row of a dense call sees a key. The first row sees least to the right.

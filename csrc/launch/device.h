@@ -25,7 +25,7 @@ inline int memory_for_at_most(int blocks, DeviceInfo const& device) {
   return device.smem_per_block / (blocks + 1) + 1;
 }
 
-// The row as plan/ knows it. resident: CTAs, or pairs of CTAs, of the GPU
+// The row as plan/ knows it. resident: CTAs, or clusters, of the GPU
 inline plan::Kernel kernel_of(Variant const& v, int resident) {
   return {.sm = v.arch,
           .head_dim = v.head_dim,

@@ -2,6 +2,7 @@
 // the kernel that serves a call there. Predictions use only these and the shape of a call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -47,6 +48,13 @@ struct Machine {
   std::span<RowTimes const> decode = {};
 };
 
+// Clusters of so many CTAs that run at a time, if there is one CTA on a multiprocessor. The parts
+// of a GPU have no multiples of four multiprocessors: an H200's 132 run 30 clusters of four.
+constexpr int clusters_at_a_time(int sm_count, int cluster) {
+  int const reached = cluster > 2 ? sm_count * 10 / 11 : sm_count;
+  return std::max(reached / cluster, 1);
+}
+
 // A row of the table (csrc/variants.py) on a GPU.
 struct Kernel {
   int sm;        // family: 80, 90
@@ -55,7 +63,7 @@ struct Kernel {
   int block_m;   // rows of a step, or of a decode tile: queries times the heads of a KV head
   int block_n;   // keys of a step; of decoding, of a CTA: its unit
   bool plain;    // neither softcap nor ALiBi nor dropout
-  int resident;  // resident CTAs, or pairs of CTAs, of the GPU
+  int resident;  // resident CTAs, or clusters that share a tile, of the GPU
   int second_block_n = 0;     // of a forward; 0: there is no second tile
   int rows_at_once = 0;       // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;      // of decoding: clusters of CTAs may share tiles

@@ -18,7 +18,7 @@ struct Predicted {
   double us;
 };
 
-// How the CTAs of a backward kernel, or pairs of CTAs, go through KV blocks.
+// How the CTAs of a backward kernel, or clusters, go through KV blocks.
 enum class Schedule {
   Tiles,         // a KV block each; its dQ is added to sums in memory, which a pass behind rounds
   KvPersistent,  // all KV blocks of a sequence, one after the other: sums of dQ are the CTA's own

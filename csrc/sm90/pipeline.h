@@ -90,42 +90,61 @@ struct Ring {
   }
   __device__ void release(RingPosition<kStages> at) { release(at.stage); }
 
-  // The same in both CTAs of a pair.
-  __device__ void release_in_pair(int stage) {
+  // The same in CTA `rank` of the cluster.
+  __device__ void release_at(uint32_t rank, int stage = 0) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      empty(stage).arrive(rank);
+    }
+  }
+
+  // The same in both CTAs of a pair, which are CTAs `first` and first + 1 of the cluster.
+  __device__ void release_in_pair(int stage, uint32_t first = 0) {
     __syncwarp();
     if (threadIdx.x % 32 < 2) {
-      empty(stage).arrive(threadIdx.x % 32);
+      empty(stage).arrive(first + threadIdx.x % 32);
     }
   }
 };
 
 // Starts the load of a tile (kRows, kColumns), from `column` of the tensor on; its bytes count
-// towards `full`. One thread calls it.
+// towards `full`. Runs from column `end` of the tile on are left out. One thread calls it.
 template <int kRows, int kColumns, int kRunColumns = kRun<kColumns>, class Element>
 __device__ void load_tile(TensorMap const& tensor, TileCoord const& at, Element* smem,
-                          Barrier& full, TMA::CacheHintSm90 hint, int column = 0) {
+                          Barrier& full, TMA::CacheHintSm90 hint, int column = 0,
+                          int end = kColumns) {
   auto const c = tensor.coordinates(at);
 #pragma unroll
   for (int run = 0; run < kColumns; run += kRunColumns) {
+    if (run >= end) {
+      break;
+    }
     SM90_TMA_LOAD_5D::copy(&tensor.map, reinterpret_cast<uint64_t*>(&full),
                            static_cast<uint64_t>(hint), smem + run * kRows, column + run, c.c1,
                            c.c2, c.c3, c.c4);
   }
 }
 
-// A pair of CTAs loads a tile into both; CTA `rank` loads every other run. The buffer has to be
-// free in both CTAs, and both count all of the tile's bytes.
+// A CTA of a pair, which are CTAs `first` and first + 1 of their cluster.
+struct OneOfPair {
+  uint32_t index;
+  uint32_t first = 0;
+};
+
+// A pair of CTAs loads a tile into both; each loads every other run. The buffer has to be free in
+// both CTAs, and both count all of the tile's bytes.
 template <int kRows, int kColumns, class Element>
-__device__ void load_tile_for_pair(uint32_t rank, TensorMap const& tensor, TileCoord const& at,
-                                   Element* smem, Barrier& full, TMA::CacheHintSm90 hint) {
-  constexpr uint16_t kBoth = 3;
+__device__ void load_tile_for_pair(OneOfPair cta, TensorMap const& tensor, TileCoord const& at,
+                                   Element* smem, Barrier& full, TMA::CacheHintSm90 hint,
+                                   int column = 0, int end = kColumns) {
+  constexpr uint32_t kBoth = 3;
   constexpr int kRunColumns = kRun<kColumns>;
   auto const c = tensor.coordinates(at);
 #pragma unroll 1
-  for (int run = rank * kRunColumns; run < kColumns; run += 2 * kRunColumns) {
-    SM90_TMA_LOAD_MULTICAST_5D::copy(&tensor.map, reinterpret_cast<uint64_t*>(&full), kBoth,
-                                     static_cast<uint64_t>(hint), smem + run * kRows, run, c.c1,
-                                     c.c2, c.c3, c.c4);
+  for (int run = cta.index * kRunColumns; run < end; run += 2 * kRunColumns) {
+    SM90_TMA_LOAD_MULTICAST_5D::copy(
+        &tensor.map, reinterpret_cast<uint64_t*>(&full), static_cast<uint16_t>(kBoth << cta.first),
+        static_cast<uint64_t>(hint), smem + run * kRows, column + run, c.c1, c.c2, c.c3, c.c4);
   }
 }
 

@@ -14,7 +14,7 @@ from reference import max_logits_ref, varlen_ref
 from . import calls
 from .test_forward_kernels import DTYPES, FULL, ROWS, SCORE_MODS, id_of, in_turns
 
-PLAIN = [row for row in ROWS if (row.scores, row.arch, row.pair) == ("plain", "sm90", False)]
+PLAIN = [row for row in ROWS if (row.scores, row.arch, row.cluster) == ("plain", "sm90", 1)]
 KEEPERS = [*FULL, *PLAIN]
 
 

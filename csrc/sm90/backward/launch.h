@@ -12,7 +12,7 @@ namespace flash::sm90::backward {
 template <class Config>
 void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   launch_schedule<Config>(
-      params, launch,
+      params, launch, launch.device.sm_count,
       [&]<class Schedule>(std::type_identity<Schedule>, BackwardArgs const& args, int64_t blocks) {
         static_assert(kSmemBytes<Schedule> <= kMostSmem);  // the table counts only tiles
         launch_kernel<backward_kernel<Schedule>>(

@@ -31,8 +31,10 @@ struct Loader : TileLoader<Loader<Config>, Config, SharedStorage<Config>> {
     }
   }
 
-  // This CTA's keys of a KV block.
-  __device__ TileCoord const& own_keys(Block const& block) const { return block.keys_at; }
+  __device__ void load_values_of(Block const& block, Barrier& full) const {
+    full.arrive_and_expect_tx(Config::kTileV * sizeof(Element));
+    load_tile<Config::kBlockN, Config::kHeadDimV>(args.v, block.keys_at, smem.v, full, kOnce);
+  }
 
   // Q comes with the rows' LSE and D, and its arrival also announces the iteration. with_keys: K
   // comes with it, too, and K's own arrival only announces the KV block, as soon as there is a

@@ -92,17 +92,18 @@ void launch_drawing(BwdParams const& params, LaunchContext const& launch, int re
   start(std::type_identity<Config>{}, args, drawers);
 }
 
-// Launches the kernel of the call's schedule, and the passes around it. start: see launch_drawing.
+// Launches the kernel of the call's schedule, and the passes around it. resident: CTAs, or
+// clusters, that run at a time; start: see launch_drawing.
 template <class Config, class Start>
-void launch_schedule(BwdParams const& params, LaunchContext const& launch, Start start) {
+void launch_schedule(BwdParams const& params, LaunchContext const& launch, int resident,
+                     Start start) {
   using Pass = Passes<typename Config::Element>;
   constexpr QueryTile kTile = query_tile<Config>();
   auto const main = [&] {
-    int const resident = launch.device.sm_count / Config::kAdders;
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.kv_persistent.used()) {
-        return launch_drawing<KvPersistentConfig<Config>>(params, launch,
-                                                          params.kv_persistent.resident, start);
+        int const persistent = std::min(params.kv_persistent.resident, resident);
+        return launch_drawing<KvPersistentConfig<Config>>(params, launch, persistent, start);
       }
       if (params.ordered_dq.used) {
         return launch_drawing<OrderedDqConfig<Config>>(params, launch, resident, start);

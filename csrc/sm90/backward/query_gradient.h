@@ -52,7 +52,8 @@ struct QueryGradient {
     return Config::kShareRows ? warpgroup * kWarpgroupRows : 0;
   }
   __device__ static int column_begin(int warpgroup) {
-    return Config::kShareRows ? 0 : warpgroup * (Config::kHeadDim - Config::kQueryColumns);
+    constexpr int kStep = (Config::kHeadDim - Config::kQueryColumns) / (Config::kConsumers - 1);
+    return Config::kShareRows ? 0 : warpgroup * kStep;
   }
 
   // Adds the iteration-th iteration's dQ to the sums, which lie in the order of the accumulators:

@@ -43,7 +43,11 @@ struct KeyRows {
   TensorView<void> const& rows;
   TensorView<float> const& sums;
   int columns;
-  float factor;  // of what the accumulators hold
+  float factor;    // of what the accumulators hold
+  int column = 0;  // the first
+
+  // The same from another column on.
+  __device__ KeyRows from(int first) const { return {rows, sums, columns, factor, first}; }
 };
 
 __device__ inline KeyRows rows_of_dk(BwdParams const& p) {
@@ -71,15 +75,15 @@ __device__ __forceinline__ void store_key_rows(KeyRows const& to, KeyBlock<Confi
   using Element = typename Config::Element;
   WorkTile const& tile = block.tile;
   int64_t const key = block.row_k + first;
-  Extent const extent{block.slots - first, to.columns};
+  Extent const extent{block.slots - first, to.columns - to.column};
   if (block.has_sums() && to.sums.ptr) {
     scale(sum, to.factor);
-    store_sums(sum, to.sums.ptr + block.sum_offset(to.sums, first), block.sum_stride(to.sums),
-               extent.rows, thread);
+    store_sums(sum, to.sums.ptr + block.sum_offset(to.sums, first) + to.column,
+               block.sum_stride(to.sums), extent.rows, thread);
   } else if (to.rows.ptr) {
     scale(sum, to.factor);
     Element* const rows =
-        static_cast<Element*>(to.rows.ptr) + to.rows.offset(tile.batch, key, tile.head);
+        static_cast<Element*>(to.rows.ptr) + to.rows.offset(tile.batch, key, tile.head) + to.column;
     if constexpr (Config::kWideKeyRows) {
       store_wide_rows<Element>(sum, rows, to.rows.row_stride, extent, thread);
     } else {

@@ -7,7 +7,8 @@
 namespace flash::sm90::backward {
 
 // The order in which a producer warp announces tiles to the other warps and loads what they need.
-// All lanes call its functions together. Loads has load_keys, own_keys, load_q and load_dout.
+// All lanes call its functions together. Loads has load_keys, load_values_of, load_q
+// and load_dout.
 template <class Loads, class Config, class Storage>
 struct TileLoader {
   using Block = KeyBlock<Config>;
@@ -46,9 +47,7 @@ struct TileLoader {
     smem.v_ring.wait_empty(RingPosition<1>(number));
     Barrier& full = smem.v_ring.full(0);
     if (elected && wanted) {
-      full.arrive_and_expect_tx(Config::kTileV * sizeof(typename Config::Element));
-      load_tile<Config::kKeys, Config::kHeadDimV>(args.v, loads().own_keys(smem.key_block(number)),
-                                                  smem.v, full, kOnce);
+      loads().load_values_of(smem.key_block(number), full);
     } else if (elected) {
       full.arrive();
     }

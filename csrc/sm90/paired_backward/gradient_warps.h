@@ -14,12 +14,12 @@ struct GradientWarps {
   using MmaQuery = typename Config::MmaQuery;
   using Block = KeyBlock<Config>;
   using KeyFragment =
-      decltype(partition_fragment_C(MmaKeys{}, Shape<Int<Config::kKeys>, Int<Config::kHeadDim>>{}));
+      decltype(partition_fragment_C(MmaKeys{}, Shape<Int<Config::kKeys>, Int<Config::kColumns>>{}));
   using QueryFragment = typename QueryGradient<Config>::Fragment;
 
   BackwardArgs const& args;
   PairedStorage<Config>& smem;
-  uint32_t rank;
+  CtaPart<Config> part;
   int thread;  // of the warpgroup
   RingPositions<Config> at = {};
 
@@ -34,8 +34,8 @@ struct GradientWarps {
       clear(dk);
       iterate(block, dk);
       number = block.number + 1;  // read here: no register holds it during the tile
-      store_key_rows(rows_of_dk(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
-                     dk);
+      store_key_rows(rows_of_dk(args.params).from(part.first_column()), block, part.first_key(),
+                     thread, dk);
     }
   }
 
@@ -72,16 +72,16 @@ struct GradientWarps {
     start_query_gradient<true>(smem.other_ds[0], smem.other_k, ds_at.stage, dq);
     warpgroup_wait<2>();
     warpgroup_fence_operand(dk);
-    smem.q_ring.release_in_pair(q_at.stage);
+    smem.q_ring.release_in_pair(q_at.stage, part.pair_begin());
     warpgroup_wait<0>();
     warpgroup_fence_operand(dq);
-    smem.ds_ring.release_in_pair(ds_at.stage);
+    smem.ds_ring.release_in_pair(ds_at.stage, part.pair_begin());
     at.advance();
   }
 
   __device__ __forceinline__ void add(Block const& block, int64_t row_block, QueryFragment& dq) {
-    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block, static_cast<int>(rank),
-                                         thread};
+    QueryGradient<Config> const gradient{args, smem.dq_semaphore, block,
+                                         static_cast<int>(part.rank), thread};
     if (row_block == kNone) {
       return;
     }
@@ -95,7 +95,7 @@ struct GradientWarps {
   }
 
   // Half of the columns of this CTA's K.
-  __device__ Element* own_k() { return smem.k + rank * Config::kTileHalfK; }
+  __device__ Element* own_k() { return smem.k + part.keys() * Config::kTileHalfK; }
 
   // dK += dSᵀ·Q, not waited for
   __device__ __forceinline__ void start_key_gradient(int stage, int score_stage, KeyFragment& dk) {

@@ -1,7 +1,8 @@
 // Attention backward for Hopper by pairs of CTAs, for head dims at which one CTA has no room for
 // enough keys. Each CTA of a pair has 64 keys and sums their dK and dV over all rows that see them.
 // The pair swaps dS, so that each CTA has the dQ of all 128 keys in half of the columns, and adds
-// to fp32 sums in global memory half as often.
+// to fp32 sums in global memory half as often. Above head dim 256 a cluster has two pairs, each
+// with half of the columns of everything, which swap their parts of S and dP.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -17,7 +18,7 @@ namespace flash::sm90::backward {
 // Inline, because products in a function that is called are waited for one by one.
 template <class Config>
 __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorage<Config>& smem,
-                                          uint32_t rank) {
+                                          CtaPart<Config> part) {
   constexpr unsigned kAll = 0xffffffffu;
   // The shuffle tells the compiler that this is the same in all lanes.
   int const warpgroup = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -27,11 +28,11 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
     int const warp = __shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
       DrawnTiles<Config> const drawn{.args = args,
-                                     .block = blockIdx.x / Config::kPair,
-                                     .blocks = gridDim.x / Config::kPair,
+                                     .block = blockIdx.x / uint32_t{Config::kCluster},
+                                     .blocks = gridDim.x / uint32_t{Config::kCluster},
                                      .kv_persistent = Config::kKvPersistent};
-      PairedTiles<Config> tiles{drawn, smem.draws, rank};
-      PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, rank}.load_all(tiles);
+      PairedTiles<Config> tiles{drawn, smem.draws, part.rank};
+      PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, part}.load_all(tiles);
     } else if (args.params.workspace.dq_semaphores && warp <= kDqSemaphoreWarps) {
       run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});
     } else if constexpr (Config::kFindsDelta) {
@@ -40,11 +41,11 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
       }
     }
   } else if (warpgroup == 1) {
-    cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();
-    ScoreWarps<Config>{args, smem, rank, thread}.run();
+    cutlass::arch::warpgroup_reg_alloc<Config::kScoreRegisters>();
+    ScoreWarps<Config>{args, smem, part, thread}.run();
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Config::kOtherRegisters>();
-    GradientWarps<Config>{args, smem, rank, thread}.run();
+    cutlass::arch::warpgroup_reg_alloc<Config::kGradientRegisters>();
+    GradientWarps<Config>{args, smem, part, thread}.run();
   }
 }
 
@@ -55,11 +56,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers(args.params.workspace.dq_semaphores != nullptr);
   }
+  CtaPart<Config> const part{cute::block_rank_in_cluster()};
+  if constexpr (Config::kSplitsColumns) {
+    smem.clear_tiles(args.params, part);
+  }
   let_next_launch_start();
   wait_for_launch_before();
-  cute::cluster_sync();  // behind it the other CTA's barriers can be reached
-  run_roles<Config>(args, smem, cute::block_rank_in_cluster());
-  cute::cluster_sync();  // the other CTA may still release buffers here
+  cute::cluster_sync();  // behind it the other CTAs' barriers can be reached
+  run_roles<Config>(args, smem, part);
+  cute::cluster_sync();  // the other CTAs may still release buffers here
 }
 
 }  // namespace flash::sm90::backward

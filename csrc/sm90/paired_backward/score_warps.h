@@ -13,7 +13,8 @@ struct ScoreWarps {
   using Element = typename Config::Element;
   using MmaScores = typename Config::MmaScores;
   using MmaValues = typename Config::MmaValues;
-  using Numbers = RowNumbersAhead<Config::kBlockM / 4>;
+  using Numbers =
+      std::conditional_t<Config::kSplitsColumns, RowNumbers, RowNumbersAhead<Config::kBlockM / 4>>;
   using Block = KeyBlock<Config>;
   using ScoreShape = Shape<Int<Config::kKeys>, Int<Config::kBlockM>>;
   using ScoreFragment = decltype(partition_fragment_C(MmaScores{}, ScoreShape{}));
@@ -21,11 +22,11 @@ struct ScoreWarps {
   using Operand =
       decltype(make_tensor<Element>(as_operand_a(typename ScoreFragment::layout_type{})));
   using ValueFragment = decltype(partition_fragment_C(
-      MmaValues{}, Shape<Int<Config::kKeys>, Int<Config::kHeadDimV>>{}));
+      MmaValues{}, Shape<Int<Config::kKeys>, Int<Config::kColumnsV>>{}));
 
   BackwardArgs const& args;
   PairedStorage<Config>& smem;
-  uint32_t rank;
+  CtaPart<Config> part;
   int thread;  // of the warpgroup
   RingPositions<Config> at = {};
 
@@ -43,8 +44,8 @@ struct ScoreWarps {
       smem.k_ring.release(0);
       smem.v_ring.release(0);
       number = block.number + 1;  // read here: no register holds it during the tile
-      store_key_rows(rows_of_dv(args.params), block, static_cast<int>(rank) * Config::kKeys, thread,
-                     dv);
+      store_key_rows(rows_of_dv(args.params).from(part.first_column_v()), block, part.first_key(),
+                     thread, dv);
     }
   }
 
@@ -89,14 +90,26 @@ struct ScoreWarps {
     smem.q_ring.wait_full(q_at);
     start_scores(smem.k, typename Config::SmemLayoutK{}, smem.q[0], typename Config::SmemLayoutQ{},
                  q_at.stage, s);
+    if constexpr (Config::kSplitsColumns) {
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(s);
+      send_part(s, kOfS);
+    }
     smem.dout_ring.wait_full(dout_at);
     start_scores(smem.v, typename Config::SmemLayoutV{}, smem.dout[0],
                  typename Config::SmemLayoutDO{}, dout_at.stage, dp);
     auto const& stats = smem.stats[q_at.stage];
     Numbers const lse(numbers(stats.lse_log2));
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(s);
-    Tile tile(args, block, head, m_block, static_cast<int>(rank), thread);
+    if constexpr (Config::kSplitsColumns) {
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(dp);
+      send_part(dp, kOfDP);
+      add_other_part(s, kOfS);
+    } else {
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(s);
+    }
+    Tile tile(args, block, head, m_block, static_cast<int>(part.keys()), thread);
     Operand p;
     Tensor p_words = recast<uint32_t>(p);
     tile.probabilities(s, p_words, lse);
@@ -105,15 +118,25 @@ struct ScoreWarps {
                         MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, dout_at.stage),
                         dv);
     Numbers const softmax_d(numbers(stats.softmax_d));
-    warpgroup_wait<1>();
-    warpgroup_fence_operand(dp);
+    if constexpr (Config::kSplitsColumns) {
+      add_other_part(dp, kOfDP);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(p);
+      warpgroup_fence_operand(dv);
+      smem.dout_ring.release_in_pair(dout_at.stage, part.pair_begin());
+    } else {
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(dp);
+    }
     tile.score_gradients(dp, s, p_words, softmax_d);
-    smem.q_ring.release_in_pair(q_at.stage);
+    smem.q_ring.release_in_pair(q_at.stage, part.pair_begin());
     share(dp);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(p);
-    warpgroup_fence_operand(dv);
-    smem.dout_ring.release_in_pair(dout_at.stage);
+    if constexpr (!Config::kSplitsColumns) {
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(p);
+      warpgroup_fence_operand(dv);
+      smem.dout_ring.release_in_pair(dout_at.stage, part.pair_begin());
+    }
     at.advance();
   }
 
@@ -130,6 +153,38 @@ struct ScoreWarps {
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
     start_product<false>(MmaScores{}, slice.partition_fragment_A(all_keys),
                          slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
+  }
+
+  static constexpr int kOfS = 0, kOfDP = 1;
+
+  // Sends this CTA's part of S or dP, of its columns, to the CTA with the other columns, when that
+  // one has added the part of the iteration before.
+  __device__ __forceinline__ void send_part(ScoreFragment const& sum, int of) {
+    auto& to = smem.other_parts;
+    to.ring.wait_empty(RingPosition<2>(2 * at.iterations + of));
+    Barrier& full = to.ring.full(of);
+    if (thread == 0) {  // for what comes here
+      full.arrive_and_expect_tx(Config::kPartBytes);
+    }
+    BlockStores const stores(part.other_columns(), &to.numbers[of][thread], full);
+    for_each(make_int_sequence<decltype(size(sum))::value / 4>{}, [&](auto i) {
+      stores.store<i * kWarpgroup>(sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3));
+    });
+  }
+
+  // Adds the other CTA's part. That CTA adds the same two numbers, so both have the same scores.
+  __device__ __forceinline__ void add_other_part(ScoreFragment& sum, int of) {
+    auto& from = smem.other_parts;
+    from.ring.wait_full(RingPosition<2>(2 * at.iterations + of));
+#pragma unroll
+    for (int i = 0; i < size(sum) / 4; ++i) {
+      float4 const other = from.numbers[of][i * kWarpgroup + thread];
+      sum(4 * i) += other.x;
+      sum(4 * i + 1) += other.y;
+      sum(4 * i + 2) += other.z;
+      sum(4 * i + 3) += other.w;
+    }
+    from.ring.release_at(part.other_columns(), of);
   }
 
   // Writes dSᵀ in 16 bits to the shared memory of this CTA and of the other one.
@@ -149,8 +204,8 @@ struct ScoreWarps {
     if (thread == 0) {
       constexpr uint32_t kBytes = Config::kTileDS * sizeof(Element);
       Barrier& full = smem.other_ds_ring.full(to.stage);
-      full.arrive_and_expect_tx(kBytes, 1 - rank);
-      copy_to_block(1 - rank, smem.ds[to.stage], smem.other_ds[to.stage], kBytes, full);
+      full.arrive_and_expect_tx(kBytes, part.other_keys());
+      copy_to_block(part.other_keys(), smem.ds[to.stage], smem.other_ds[to.stage], kBytes, full);
     }
   }
 

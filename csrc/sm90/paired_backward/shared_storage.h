@@ -33,9 +33,9 @@ struct RingPositions {
   OfDS ds_{0};
 };
 
-// The tiles of a pair of CTAs: the first CTA draws them and sends their numbers to the other. This
-// is in the shared memory of both CTAs. Barriers for full are used in the second CTA, those for
-// empty in the first.
+// The tiles of a cluster: its first CTA draws them and sends their numbers to the others. This is
+// in the shared memory of all CTAs. Barriers for empty are used in the first CTA, those for full in
+// the others.
 struct PairedDraws {
   static constexpr int kStages = 2;
   struct alignas(16) Draw {
@@ -64,7 +64,7 @@ struct PairedTiles {
     }
     draws.ring.wait_full(at);
     drawn.index = draws.draw[at.stage].index;
-    draws.ring.release_in_pair(at.stage);
+    draws.ring.release_at(0, at.stage);
     return drawn.over() ? KeyTile<Config>{} : drawn.tile_at(drawn.index);
   }
 
@@ -73,16 +73,35 @@ struct PairedTiles {
  private:
   __device__ void send(Position at) {
     draws.ring.wait_empty(at);
-    if (threadIdx.x % 32 == 0) {
-      PairedDraws::Draw& draw = draws.draw[at.stage];
+    uint32_t const lane = threadIdx.x % 32;
+    PairedDraws::Draw& draw = draws.draw[at.stage];
+    if (lane == 0) {
       draw.index = drawn.index;
       cutlass::arch::fence_view_async_shared();
+    }
+    __syncwarp();
+    if (lane > 0 && lane < Config::kCluster) {
       Barrier& full = draws.ring.full(at.stage);
-      full.arrive_and_expect_tx(sizeof(draw), 1);
-      copy_to_block(1, &draw, &draw, sizeof(draw), full);
+      full.arrive_and_expect_tx(sizeof(draw), lane);
+      copy_to_block(lane, &draw, &draw, sizeof(draw), full);
     }
     __syncwarp();
   }
+};
+
+// The parts of S and dP that come from the CTA with the other columns.
+template <class Config, bool kExist = Config::kSplitsColumns>
+struct OtherParts {
+  static constexpr int kStages = 2;                              // S, dP
+  float4 numbers[kStages][Config::kPartBytes / sizeof(float4)];  // a thread's are kWarpgroup apart
+  Ring<kStages>
+      ring;  // full: `numbers` are here; empty: the other CTA has added what this one sent
+
+  __device__ void init(int warps) { ring.init(warps); }
+};
+template <class Config>
+struct OtherParts<Config, false> {
+  __device__ void init(int) {}
 };
 
 template <class Config>
@@ -97,6 +116,7 @@ struct PairedStorage {
   alignas(1024) Element dout[Config::kStages][Config::kTileDO];
   alignas(1024) Element ds[Config::kScoreStages][Config::kTileDS];
   alignas(1024) Element other_ds[Config::kScoreStages][Config::kTileDS];
+  [[no_unique_address]] OtherParts<Config> other_parts;
   [[no_unique_address]] DeltaTilesOf<Config> delta;
   alignas(16) RowStats<Config::kBlockM> stats[Config::kQStages];  // come and go with Q
   // Announced with Q, where additions to dQ have an order; more than are loaded and computed at any
@@ -122,16 +142,32 @@ struct PairedStorage {
     return *reinterpret_cast<Block*>(block[number % kDescriptions]);
   }
 
+  // Zeros in the columns that no tensor has, where no load writes. All threads call it before any
+  // load.
+  __device__ void clear_tiles(BwdParams const& p, CtaPart<Config> part) {
+    if (p.head_dim - part.first_column() >= Config::kColumns &&
+        p.head_dim_v - part.first_column_v() >= Config::kColumnsV) {
+      return;
+    }
+    auto* const begin = reinterpret_cast<uint4*>(k);
+    auto* const end = reinterpret_cast<uint4*>(ds);
+    for (uint4* at = begin + threadIdx.x; at < end; at += Config::kThreads) {
+      *at = uint4{0, 0, 0, 0};
+    }
+    cutlass::arch::fence_view_async_shared();
+  }
+
   // ordered: the semaphore warps read descriptions, too.
   __device__ void init_barriers(bool ordered) {
     constexpr int kWarps = Config::kRoleWarps, kPair = Config::kPair;
     k_ring.init(2 * kWarps + (ordered ? kDqSemaphoreWarps : 0));
     v_ring.init(kWarps);
-    draws.ring.init(/*reading_warps=*/1);
+    draws.ring.init(/*reading_warps=*/Config::kCluster - 1);
     q_ring.init(/*reading_warps=*/2 * kWarps * kPair);
     dout_ring.init(kWarps * kPair);
     ds_ring.init(kWarps * kPair, /*writing_warps=*/kWarps);
     other_ds_ring.init(1);
+    other_parts.init(kWarps);
     dq_semaphore.init(/*adding_warps=*/kWarps);
     delta.init();
     cutlass::arch::fence_barrier_init();

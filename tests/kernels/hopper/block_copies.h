@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 
 #include "barriers.h"
 #include "cluster.h"
@@ -14,16 +15,22 @@ class BlockCopies : public Unit {
  public:
   void start(uint32_t rank, void const* from, void const* to, uint32_t bytes, void const* barrier) {
     Copy copy{rank, smem_address(from), smem_address(to), smem_address(barrier), {}};
-    expect(copy.from % 16 == 0 && copy.to % 16 == 0 && bytes % 16 == 0 && bytes > 0, "a copy of ",
-           bytes, " bytes from ", Hex{copy.from}, " to ", Hex{copy.to}, " is not 16-byte aligned");
-    expect_fenced(copy.from, bytes, "a copy to another block");
-    char const* const source = smem_pointer(copy.from, bytes);
+    expect(*copy.from % 16 == 0 && copy.to % 16 == 0 && bytes % 16 == 0 && bytes > 0, "a copy of ",
+           bytes, " bytes from ", Hex{*copy.from}, " to ", Hex{copy.to}, " is not 16-byte aligned");
+    expect_fenced(*copy.from, bytes, "a copy to another block");
+    char const* const source = smem_pointer(*copy.from, bytes);
     copy.bytes.assign(source, source + bytes);
-    InBlock const there(rank);
-    mbarriers().at(copy.barrier);
-    expect_fenced(copy.to, bytes, "a copy from another block");
-    async_view().poison(copy.to, bytes);
-    copies_.push_back(std::move(copy));
+    push(std::move(copy));
+  }
+
+  // A store of a thread's numbers, which has no source in shared memory.
+  template <class Numbers>
+  void start(uint32_t rank, Numbers const& numbers, void const* to, void const* barrier) {
+    Copy copy{rank, std::nullopt, smem_address(to), smem_address(barrier), {}};
+    expect(copy.to % sizeof(Numbers) == 0, "a store to ", Hex{copy.to}, " is not aligned");
+    auto const* const source = reinterpret_cast<char const*>(&numbers);
+    copy.bytes.assign(source, source + sizeof(Numbers));
+    push(std::move(copy));
   }
 
   bool advance() override {
@@ -34,8 +41,9 @@ class BlockCopies : public Unit {
     Copy const copy = std::move(last ? copies_.back() : copies_.front());
     last ? copies_.pop_back() : copies_.pop_front();
     int const bytes = static_cast<int>(copy.bytes.size());
-    expect(std::memcmp(smem_pointer(copy.from, bytes), copy.bytes.data(), bytes) == 0,
-           "shared memory has changed before a copy to another block has read it");
+    expect(
+        !copy.from || std::memcmp(smem_pointer(*copy.from, bytes), copy.bytes.data(), bytes) == 0,
+        "shared memory has changed before a copy to another block has read it");
     InBlock const there(copy.rank);
     async_view().write(copy.to, copy.bytes.data(), bytes);
     mbarriers().add_bytes(copy.barrier, -bytes);
@@ -50,9 +58,20 @@ class BlockCopies : public Unit {
  private:
   struct Copy {
     uint32_t rank;
-    uint32_t from, to, barrier;
+    std::optional<uint32_t> from;
+    uint32_t to, barrier;
     std::vector<char> bytes;  // when it was issued
   };
+
+  void push(Copy copy) {
+    InBlock const there(copy.rank);
+    int const bytes = static_cast<int>(copy.bytes.size());
+    mbarriers().at(copy.barrier);
+    expect_fenced(copy.to, bytes, "a copy from another block");
+    async_view().poison(copy.to, bytes);
+    copies_.push_back(std::move(copy));
+  }
+
   std::deque<Copy> copies_;
 };
 

@@ -1,7 +1,8 @@
-// How many CTAs of a kernel this device runs as one cluster. The tests put a header of the same
-// name before this one.
+// How many CTAs of a kernel this device runs as one cluster, and how many clusters at a time. The
+// tests put a header of the same name before this one.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -9,10 +10,10 @@
 
 namespace flash {
 
-// Whether the device holds one cluster of a kernel for which `allow` was called. `sure` becomes
-// false if the query fails and so does not tell.
+// How many clusters of a kernel for which `allow` was called the device holds. `sure` becomes false
+// if the query fails and so does not tell.
 template <auto kKernel>
-bool holds_cluster(LaunchShape const& shape, bool& sure) {
+int held_clusters(LaunchShape const& shape, bool& sure) {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute = cluster_attribute(shape.cluster);
   config.gridDim.x = shape.cluster;
@@ -26,8 +27,24 @@ bool holds_cluster(LaunchShape const& shape, bool& sure) {
   if (error != cudaSuccess) {
     cudaGetLastError();
     sure = sure && error == cudaErrorInvalidClusterSize;  // the device has no cluster of this size
+    return 0;
   }
-  return error == cudaSuccess && clusters > 0;
+  return clusters;
+}
+
+// The clusters of a kernel that run at a time, at least 1. The parts of a GPU may have no multiple
+// of a cluster's multiprocessors: an H200 with 132 of them holds 30 clusters of four. Queried once
+// per kernel and device, with the first shape: all shapes of a kernel are alike.
+template <auto kKernel>
+int active_clusters(LaunchContext const& launch, LaunchShape const& shape) {
+  static std::array<std::atomic<int>, kMaxDevices> answers{};  // 0: not asked yet
+  std::atomic<int>& answer = answers[launch.device.index];
+  if (answer.load(std::memory_order_relaxed) == 0) {
+    allow<kKernel>(launch, shape);
+    bool sure = true;
+    answer.store(std::max(held_clusters<kKernel>(shape, sure), 1), std::memory_order_relaxed);
+  }
+  return answer.load(std::memory_order_relaxed);
 }
 
 // The largest cluster up to shape.cluster, a power of two; 1: the device runs no clusters of this
@@ -47,7 +64,7 @@ int largest_cluster(LaunchContext const& launch, LaunchShape shape) {
   }
   allow<kKernel>(launch, shape);
   bool sure = true;
-  while (shape.cluster > 1 && !holds_cluster<kKernel>(shape, sure)) {
+  while (shape.cluster > 1 && held_clusters<kKernel>(shape, sure) == 0) {
     shape.cluster /= 2;
   }
   if (sure) {
