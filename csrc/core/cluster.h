@@ -44,6 +44,14 @@ class ClusterBlock {
 #endif
   }
 
+  __device__ void write(float2& here, float2 x) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there(&here)), "f"(x.x),
+                 "f"(x.y)
+                 : "memory");
+#endif
+  }
+
   __device__ void write(float4& here, float4 x) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there(&here)), "f"(x.x),

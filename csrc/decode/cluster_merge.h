@@ -109,14 +109,14 @@ __device__ OnlineSoftmax<1> attend_parts(ClusterInbox<Config> const& inbox, int 
 template <class Config>
 __device__ void merge_inbox(DecodeOutput<Config> const& output, PieceShare const& share,
                             ClusterInbox<Config> const& inbox) {
-  using Storage = PieceMergeStorage<Config>;
+  using Threads = MergingThreads<Config>;
   int const rows = output.work.tile.rows;
-  int const col = Storage::kColumns * (threadIdx.x % Storage::kLanes);
+  int const col = Threads::kColumns * (threadIdx.x % Threads::kLanes);
   bool const has_columns = col < output.p.fwd.head_dim_v;
 #pragma unroll 1
-  for (int row = share.first_row(threadIdx.x / Storage::kLanes); has_columns && row < rows;
-       row += share.row_step(Storage::kRows)) {
-    float out[Storage::kColumns] = {};
+  for (int row = share.first_row(threadIdx.x / Threads::kLanes); has_columns && row < rows;
+       row += share.row_step(Threads::kRows)) {
+    float out[Threads::kColumns] = {};
     OnlineSoftmax<1> softmax =
         attend_parts(inbox, InboxPlace::first(share, row), share.blocks(), col, out);
     output.finish(row, col, softmax, out);

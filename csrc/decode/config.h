@@ -92,14 +92,19 @@ struct MergeStorage {
 // a piece for every resident CTA of an H200.
 constexpr int kMergedRows = 320;
 
-// For a CTA that merges pieces: their LSE, (member, row), and the parts of their rows that its
-// threads have loaded.
+// The threads of a CTA that merges rows.
 template <class Config>
-struct PieceMergeStorage {
+struct MergingThreads {
   static constexpr int kColumns = 4;                           // of a thread: 16 bytes
   static constexpr int kLanes = Config::kHeadDimV / kColumns;  // threads of a row
   static constexpr int kRows = Config::kThreads / kLanes;      // rows at a time
   static_assert(kRows > 0);
+};
+
+// For a CTA that merges pieces: their LSE, (member, row), and the parts of their rows that its
+// threads have loaded.
+template <class Config>
+struct PieceMergeStorage : MergingThreads<Config> {
   // Members that the queue holds
   static constexpr int kQueue = (kFreeBytes<Config> - int(kMergedRows * sizeof(float))) /
                                 int(Config::kThreads * sizeof(float4));

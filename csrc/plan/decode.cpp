@@ -56,7 +56,9 @@ struct Work {
         tiles * (!cut       ? ranges * cluster
                  : one_each ? std::min(ranges * divide_up(longest, piece), ranges + s.extra)
                             : std::max(ranges * mean / piece + ranges / 2, ranges));
-    double const of_sm = one_each ? std::ceil(ctas / m.sm_count) : ctas / m.sm_count;
+    double const of_sm =
+        one_each ? std::ceil(ctas / (cluster * clusters_at_a_time(m.sm_count, cluster)))
+                 : ctas / m.sm_count;
     double const units = ranges * tiles * mean / ctas;
     double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
@@ -99,9 +101,10 @@ struct Work {
   }
 
   double merge_us(double splits) const {
-    if (cut && k.merges_after) {  // each CTA writes as many rows as it reads again
+    if (k.merges_after) {
       double const numbers = splits > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
-      return m.launch + 2 * numbers * sizeof(float) / m.sm_reads;
+      // Each CTA writes as many rows as it reads again, or sends as many, at a third of that rate.
+      return numbers * sizeof(float) / m.sm_reads * (cut ? 2 : 3) + (cut ? m.launch : 0);
     }
     double const rounds = divide_up(std::min<double>(rows, k.block_m), k.rows_at_once);
     return cut && splits > 1 ? m.merge_round + rounds * m.merge_row * (1 + splits / 16) : 0;

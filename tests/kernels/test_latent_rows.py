@@ -1,10 +1,12 @@
 """Which of the two kernels for latent caches serves a call on Hopper."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import test_latent
 from cache_cases import CacheCase
+from cases import FP16
 
 from tests.kernels import library
 
@@ -29,3 +31,31 @@ def test_row(kernels, monkeypatch, name):
         test_latent.check(replace(case, **options), "cpu")
         library.module().trace_to(None)
     assert [line for line in lines if f"latent_sm{family}_bf16_d64x512_plain" in line]
+
+
+CLUSTERED = [
+    dict(name="one", b=1, cache_seqlens=(300,), cache_size=300),
+    # One cluster's CTAs have no keys, and some of another's have none.
+    dict(name="several", h=20, sq=3, cache_seqlens=(200, 0, 130), cache_size=200, sinks=True),
+    dict(name="full_tiles", b=1, h=70, cache_seqlens=(190,), cache_size=200, page_size=8),
+    dict(name="mods", b=2, sq=2, cache_seqlens=(200, 70), cache_size=200, softcap=5.0, alibi="h"),
+    dict(name="narrow", b=1, d=40, dv=200, cache_seqlens=(150,), cache_size=160, dtype=FP16),
+]
+
+
+@pytest.mark.parametrize("cluster", [2, 4, 8, 16])
+@pytest.mark.parametrize("options", CLUSTERED, ids=lambda options: options["name"])
+def test_clusters(kernels, monkeypatch, options, cluster):
+    """CTAs that share a tile's keys send each other their rows."""
+    case = CacheCase(**dict(h=4, hk=1, d=64, dv=512) | options)
+    with library.serving(monkeypatch, 90):
+        module = library.module()
+        module.record_plans(True)
+        test_latent.check(case, "cpu")
+        choices = json.loads(module.record_plans(False))["decode"]["choices"]
+        clusters = [choice["text"] for choice in choices].index(f"clusters of {cluster}")
+        module.force_choice(-1, clusters)
+        try:
+            test_latent.check(case, "cpu")
+        finally:
+            module.force_choice(-1, -1)

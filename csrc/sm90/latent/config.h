@@ -4,6 +4,7 @@
 
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
+#include "decode/cluster_merge.h"
 #include "decode/config.h"
 #include "decode/tile_rows.h"
 #include "sm90/pipeline.h"
@@ -65,9 +66,10 @@ struct LatentConfig {
 template <class Config>
 struct LatentStorage {
   static constexpr int kStages = Config::kStages, kRows = Config::kBlockM;
-  union {  // the results come when all keys have been read
+  union {  // the results come when all keys have been read, those of a cluster when all CTAs have
     alignas(1024) typename Config::Element keys[kStages][Config::kTile];
     alignas(16) float out[kRows][Config::kOutStride];
+    decode::ClusterInbox<Config> inbox;
   };
   alignas(256) typename Config::Element q[kRows * Config::kSharedColumns];
   Ring<kStages> key_ring;
@@ -76,6 +78,7 @@ struct LatentStorage {
   uint32_t exist[kStages];  // keys of a tile, as fragment_bits has them
   RowShifts<kStages> shifts;
   float out_scale[kRows];                                     // of O in the end
+  float lse[kRows];                                           // in a cluster
   alignas(16) char work[sizeof(decode::DecodeWork<Config>)];  // read again at each use
 
   __device__ void init() {

@@ -18,9 +18,29 @@ namespace flash::sm90::latent {
 
 constexpr uint32_t kKeysRead = 1;  // a named barrier
 
-// Attends to the keys of the piece. Afterwards O lies in shared memory, not yet scaled.
+// Where a CTA of a cluster leaves a row's LSE until all of them have read their keys.
 template <class Config>
-__device__ __forceinline__ void attend(LatentArgs const& args,
+struct OwnLse {
+  LatentStorage<Config>& smem;
+
+  __device__ float sink(int /*row*/) const { return -INFINITY; }  // the merged row has it
+  __device__ void store_lse(int row, float lse) const { smem.lse[row] = lse; }
+};
+
+template <class Config>
+__device__ void send_lse(decode::DecodeWork<Config> const& work, decode::PieceShare const& share,
+                         LatentStorage<Config>& smem) {
+  int const row = threadIdx.x;
+  if (row < work.tile.rows) {
+    decode::InboxPlace const to(share, row);
+    to.block.write(smem.inbox.lse[to.index], smem.lse[row]);
+  }
+}
+
+// Attends to the keys of the piece. Afterwards O lies in shared memory, not yet scaled; or, in a
+// cluster, the rows that this CTA merges.
+template <bool kClusters, class Config>
+__device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShare const& share,
                                        decode::DecodeOutput<Config> const& output,
                                        LatentStorage<Config>& smem) {
   using cutlass::arch::warpgroup_reg_alloc, cutlass::arch::warpgroup_reg_dealloc;
@@ -45,7 +65,13 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
     warpgroup_reg_alloc<Config::kScoreRegisters>();
     ScoreWarpgroup<Config> scores{args, work, smem};
     scores.run();
-    scores.finish(output);
+    if constexpr (kClusters) {
+      scores.finish(OwnLse<Config>{smem});
+      sync_cluster();
+      send_lse(work, share, smem);
+    } else {
+      scores.finish(output);
+    }
     // setmaxnreg needs all warps behind the one before: without keys nothing else has waited.
     cutlass::arch::NamedBarrier::sync(kWarpgroup, ScoreWarpgroup<Config>::kShared);
     warpgroup_reg_dealloc<Config::kAllRegisters>();
@@ -53,43 +79,55 @@ __device__ __forceinline__ void attend(LatentArgs const& args,
     warpgroup_reg_dealloc<Config::kValueRegisters>();
     ValueWarpgroup<Config> values{args, work, smem, warpgroup - 1};
     values.run();
-    // O takes the keys' place.
-    cutlass::arch::NamedBarrier::sync(Config::kValueWarpgroups * kWarpgroup, kKeysRead);
-    values.store();
+    if constexpr (kClusters) {
+      sync_cluster();
+      values.send(share);
+    } else {
+      // O takes the keys' place.
+      cutlass::arch::NamedBarrier::sync(Config::kValueWarpgroups * kWarpgroup, kKeysRead);
+      values.store();
+    }
     smem.q_ring.empty(0).wait(0);  // not before the first warpgroup has what it needs
     warpgroup_reg_alloc<Config::kAllRegisters>();
   }
 }
 
-template <class Config>
+template <bool kClusters, class Config>
 __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
+  decode::PieceShare const share{kClusters ? args.params.split.cluster_log2 : 0};
   auto& smem = *reinterpret_cast<LatentStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<decode::DecodeWork<Config>*>(smem.work);
   let_next_launch_start();
   if (threadIdx.x < 32) {
-    decode::find_work(args.params, decode::PieceShare{0}, work);
+    decode::find_work(args.params, share, work);
   } else if (threadIdx.x == 32) {
     prefetch_tma_descriptor(&args.v.map);
     prefetch_tma_descriptor(&args.k.map);
     smem.init();
   }
   __syncthreads();
-  if (!work.piece.valid) {
+  if (!work.piece.valid) {  // in all CTAs of a cluster
     return;
   }
   using Output = decode::DecodeOutput<Config>;
   bool const cut = work.piece.splits > 1;
   Output const output{args.params, work, cut ? work.piece.split : Output::kWhole};
-  attend(args, output, smem);
-  __syncthreads();
-  flash::wide::store_out(output, smem.out, [&](int row) { return smem.out_scale[row]; });
+  attend<kClusters>(args, share, output, smem);
+  if constexpr (kClusters) {
+    sync_cluster();
+    decode::merge_inbox(output, share, smem.inbox);
+  } else {
+    __syncthreads();
+    flash::wide::store_out(output, smem.out, [&](int row) { return smem.out_scale[row]; });
+  }
 }
 
-template <class Config>
+// kClusters: a cluster of CTAs has a tile, and merges it through each other's shared memory.
+template <class Config, bool kClusters>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     latent_kernel(__grid_constant__ LatentArgs const args) {
   static_assert(kSparesQueries<Config>);
-  latent_piece<Config>(args);
+  latent_piece<kClusters, Config>(args);
 }
 
 }  // namespace flash::sm90::latent

@@ -1,5 +1,5 @@
-// Merges the pieces of tiles whose keys were cut, in a launch of its own: a tile's rows are shared
-// by as many CTAs as it has pieces. The last CTA alone, as in decode, would take 2 µs a piece: it
+// Merges the pieces of tiles whose keys were cut, in a launch of its own: a tile's rows, in parts of
+// 128 columns, are shared by as many CTAs as it has pieces. The last CTA alone, as in decode, would take 2 µs a piece: it
 // has 64 rows of 512 columns.
 #pragma once
 
@@ -111,7 +111,7 @@ struct RowMerge {
   }
 };
 
-// Merges every `splits`-th row of the piece's tile, from the piece's number on.
+// Merges every `splits`-th part of a row of the piece's tile, from the piece's number on.
 template <class Config>
 __device__ void merge_rows(decode::DecodeOutput<Config> const& output, MergeStorage<Config>& smem) {
   using Merge = RowMerge<Config>;
@@ -120,15 +120,16 @@ __device__ void merge_rows(decode::DecodeOutput<Config> const& output, MergeStor
   decode::DecodeWork<Config> const& work = output.work;
   int const splits = work.piece.splits, warp = threadIdx.x / WarpLanes::kCount;
   int const lane = WarpLanes{}.index();
-  int const parts = (work.tile.rows - work.piece.split + splits - 1) / splits * kParts;
+  int const parts = (work.tile.rows * kParts - work.piece.split + splits - 1) / splits;
   int share = 1;  // warps of a part, so that all have some
   while (parts > 0 && 2 * share * parts <= kMergeWarps) {
     share *= 2;
   }
   for (int begin = 0; begin < parts; begin += kMergeWarps / share) {
     int const part = begin + warp / share;
-    int const col = part % kParts * kWarpColumns + lane * Merge::kColumns;
-    Merge merge{output, work.piece.split + part / kParts * splits, col, warp % share, share};
+    int const of_tile = work.piece.split + part * splits;
+    int const col = of_tile % kParts * kWarpColumns + lane * Merge::kColumns;
+    Merge merge{output, of_tile / kParts, col, warp % share, share};
     if (part < parts) {
       merge.run();
     }

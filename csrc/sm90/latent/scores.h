@@ -85,7 +85,8 @@ struct ScoreWarpgroup {
   }
 
   // Stores LSE, and tells what O has to be multiplied by.
-  __device__ void finish(decode::DecodeOutput<Config> const& output) {
+  template <class Output>
+  __device__ void finish(Output const& output) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       int const row = coord.row(r);

@@ -45,6 +45,26 @@ struct ValueWarpgroup {
     }
   }
 
+  // Sends each row's columns to the CTA of the cluster that merges it.
+  __device__ void send(decode::PieceShare const& share) {
+    Tensor o = rows();
+    int const col = index * Config::kValueColumns;
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      int const row = coord.row(r);
+      decode::InboxPlace const to(share, row);
+      float const scale = smem.out_scale[row];
+      if (row < work.tile.rows) {
+#pragma unroll
+        for (int c = 0; c < size<1>(o); c += 2) {
+          to.block.write(
+              *reinterpret_cast<float2*>(&smem.inbox.out[to.index][col + coord.col(c)]),
+              float2{scale * o(r, c), scale * o(r, c + 1)});
+        }
+      }
+    }
+  }
+
   // Stores the columns in shared memory.
   __device__ void store() {
     Tensor o = rows();
