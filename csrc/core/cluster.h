@@ -46,8 +46,7 @@ class ClusterBlock {
 
   __device__ void write(float2& here, float2 x) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there(&here)), "f"(x.x),
-                 "f"(x.y)
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there(&here)), "f"(x.x), "f"(x.y)
                  : "memory");
 #endif
   }

@@ -137,9 +137,9 @@ plan::Kernel decode_kernel(Variant const& v, FwdParams const& p, DeviceInfo cons
   kernel.block_n *= shared ? 1 : v.warps;  // a unit: the keys of all warps' steps
   kernel.merges_after = shared && v.arch == 90;
   kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
-  kernel.clusters = device.sm == 90 && is_built_for_hopper() &&
-                    (shared ? v.arch == 90
-                            : v.is_plain() && v.warps >= kWarpsOfClusters && !p.odd.any());
+  kernel.clusters =
+      device.sm == 90 && is_built_for_hopper() &&
+      (shared ? v.arch == 90 : v.is_plain() && v.warps >= kWarpsOfClusters && !p.odd.any());
   return kernel;
 }
 

@@ -39,12 +39,17 @@ template <auto kKernel>
 int active_clusters(LaunchContext const& launch, LaunchShape const& shape) {
   static std::array<std::atomic<int>, kMaxDevices> answers{};  // 0: not asked yet
   std::atomic<int>& answer = answers[launch.device.index];
-  if (answer.load(std::memory_order_relaxed) == 0) {
-    allow<kKernel>(launch, shape);
-    bool sure = true;
-    answer.store(std::max(held_clusters<kKernel>(shape, sure), 1), std::memory_order_relaxed);
+  if (int const known = answer.load(std::memory_order_relaxed)) {
+    return known;
   }
-  return answer.load(std::memory_order_relaxed);
+  allow<kKernel>(launch, shape);
+  bool sure = true;
+  int const held = held_clusters<kKernel>(shape, sure);
+  if (!sure || held == 0) {  // then the launch says why
+    return plan::clusters_at_a_time(launch.device.sm_count, shape.cluster);
+  }
+  answer.store(held, std::memory_order_relaxed);
+  return held;
 }
 
 // The largest cluster up to shape.cluster, a power of two; 1: the device runs no clusters of this

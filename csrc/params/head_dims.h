@@ -8,8 +8,8 @@ namespace flash {
 // registers for all columns of O.
 constexpr int kMostNarrowHeadDim = 256;
 
-// Whether these head dims are wider. Then warps share keys (csrc/wide), and a pair of CTAs K and V
-// (csrc/sm90/paired_forward).
+// Whether these head dims are wider. Then warps share keys (csrc/wide), a pair of CTAs K and V
+// (csrc/sm90/paired_forward), and two pairs the columns of a backward (csrc/sm90/paired_backward).
 constexpr bool is_wide(int head_dim, int head_dim_v) {
   return std::max(head_dim, head_dim_v) > kMostNarrowHeadDim;
 }

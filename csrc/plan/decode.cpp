@@ -56,9 +56,9 @@ struct Work {
         tiles * (!cut       ? ranges * cluster
                  : one_each ? std::min(ranges * divide_up(longest, piece), ranges + s.extra)
                             : std::max(ranges * mean / piece + ranges / 2, ranges));
-    double const of_sm =
-        one_each ? std::ceil(ctas / (cluster * clusters_at_a_time(m.sm_count, cluster)))
-                 : ctas / m.sm_count;
+    double const of_sm = one_each
+                             ? std::ceil(ctas / (cluster * clusters_at_a_time(m.sm_count, cluster)))
+                             : ctas / m.sm_count;
     double const units = ranges * tiles * mean / ctas;
     double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);

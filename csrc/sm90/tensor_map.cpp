@@ -92,7 +92,8 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
       &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(r.view.ptr), sizes.data(),
       strides.data(), box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
       r.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      // 256 bytes take 5 to 7% longer where rows begin at odd multiples of 16 bytes (d 72, 104, 120).
+      // 256 bytes take 5 to 7% longer where rows begin at odd multiples of 16 bytes (d 72, 104,
+      // 120).
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_driver(status, "no TMA descriptor for a tensor of ", r.batch, " x ", r.rows, " x ", r.heads,
                " x ", r.columns, " with strides ", r.view.batch_stride, ", ", r.view.row_stride,

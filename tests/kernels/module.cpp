@@ -96,7 +96,7 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   p.gqa = flash::GqaSplit::of(group, number<int>(call, "split_heads", group));
   if (number<bool>(call, "kv_persistent")) {
     p.kv_persistent = flash::kv_persistent(p, variant, launch.device);
-    p.kv_persistent.resident = launch.device.sm_count;  // several, of pairs as well
+    p.kv_persistent.resident = launch.device.sm_count / variant.cluster;  // several
   }
   bool const deterministic = number<bool>(call, "deterministic");
   p.side_by_side = number<int>(call, "together", 3);
@@ -177,7 +177,11 @@ void run(std::string const& name, py::dict const& call) {
   flash::DeviceInfo const device = running_device(variant.arch == 90 ? sm90 : sm80, call);
   flash::LaunchContext const launch{device, nullptr, variant.name};
   if (variant.launch.backward) {
-    run_backward(variant, call, launch);
+    flash::DeviceInfo several = launch.device;
+    if (side_by_side(call).blocks == 1) {  // as many clusters as CTAs of other rows
+      several.sm_count *= variant.cluster;
+    }
+    run_backward(variant, call, {several, launch.stream, launch.name});
   } else {
     run_forward(call, variant, launch);
   }

@@ -120,6 +120,18 @@ def test_smaller_head_dims_are_zero_filled(kernels, row):
     check(kernels, row, sized(row, b=2, h=3, hk=3, sq=70, sk=90, causal=True, **dims))
 
 
+@pytest.mark.parametrize("row", [v for v in PLAIN if v.head_dim > 256], ids=id_of)
+@pytest.mark.parametrize("dims", [(512, 64), (96, 288), (264, 512)], ids=str)
+def test_half_of_the_columns_may_be_absent(kernels, row, dims):
+    d, dv = dims
+    case = sized(row, d=d, dv=dv, sq=70, sk=200, causal=True)
+    ways = [{}, dict(split_heads=1)]
+    if row.arch == "sm90":
+        ways += [dict(ordered_dq=True), dict(kv_persistent=True), dict(row_splits=(2, 2))]
+    for way in ways:
+        check(kernels, row, case, **way)
+
+
 @pytest.mark.parametrize("row", ROWS[:2] + ROWS[-2:], ids=id_of)
 @pytest.mark.parametrize("kind", ["low_rank", "outliers", "large", "constant"])
 def test_adversarial_values(kernels, row, kind):

@@ -6,7 +6,9 @@ import random
 import pytest
 
 # What csrc/variants.py has for Hopper: (block_m, tiles that an H200 runs at a time).
-HOPPER = {64: (128, 132), 96: (64, 132), 128: (64, 132), 192: (64, 66), 256: (64, 66)}
+HOPPER = {
+    64: (128, 132), 96: (64, 132), 128: (64, 132), 192: (64, 66), 256: (64, 66), 512: (64, 30),
+}  # fmt: skip
 # GPUs that were not measured: what their properties say.
 OTHERS = {
     "A100": dict(sm_count=108, l2_bytes=40 << 20, memory=1.6e6, resident=108),

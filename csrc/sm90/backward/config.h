@@ -117,8 +117,9 @@ struct BackwardConfig {
   static constexpr int kTileDS = kBlockN * kBlockM;
 };
 
-// The config of a KV-persistent kernel, of CTAs or of pairs. As a flag of the call, KV persistence
-// took 2 to 12% of other calls' time (H200, d 96 most): ptxas makes other code of the whole loop.
+// The config of a KV-persistent kernel, of CTAs or of clusters. As a flag of the call, KV
+// persistence took 2 to 12% of other calls' time (H200, d 96 most): ptxas makes other code of the
+// whole loop.
 template <class Config>
 struct KvPersistentConfig : Config {
   static constexpr bool kKvPersistent = true, kOrdersDq = true;
@@ -133,7 +134,7 @@ struct KvPersistentConfig : Config {
   static constexpr bool kOwnLoopToAdd = false;
 };
 
-// The config of a kernel with ordered dQ accumulation, of CTAs or of pairs.
+// The config of a kernel with ordered dQ accumulation, of CTAs or of clusters.
 template <class Config>
 struct OrderedDqConfig : Config {
   static constexpr bool kOrderedDq = true, kOrdersDq = true;
@@ -142,7 +143,7 @@ struct OrderedDqConfig : Config {
   // Tiles are one stream of iterations: a tile's last iteration starts the next tile's first
   // scores, and the next tile's first iteration adds this one's last dQ, so that no consumer is
   // idle behind a product between tiles. K of both tiles is needed then, so it has two buffers.
-  // Pairs have no room for them.
+  // Clusters have no room for them.
   static constexpr bool kStreamsTiles = Config::kAdders == 1;
   static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;
 

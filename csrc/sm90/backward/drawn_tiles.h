@@ -6,7 +6,7 @@
 namespace flash::sm90::backward {
 
 // The first tile of the number-th sequence and head of the KV-persistent schedule, in which a CTA,
-// or a pair, has all KV blocks of them, one after the other.
+// or a cluster, has all KV blocks of them, one after the other.
 __device__ inline WorkTile first_tile_of(BwdParams const& p, uint32_t number) {
   Seqlens const& s = p.seqlens;
   uint32_t const heads = p.heads_kv * p.gqa.splits;

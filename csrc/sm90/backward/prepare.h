@@ -102,7 +102,7 @@ void launch_schedule(BwdParams const& params, LaunchContext const& launch, int r
   auto const main = [&] {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       if (params.kv_persistent.used()) {
-        int const persistent = std::min(params.kv_persistent.resident, resident);
+        int const persistent = std::min(params.kv_persistent.resident, std::max(resident, 1));
         return launch_drawing<KvPersistentConfig<Config>>(params, launch, persistent, start);
       }
       if (params.ordered_dq.used) {

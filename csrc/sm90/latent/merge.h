@@ -1,6 +1,6 @@
-// Merges the pieces of tiles whose keys were cut, in a launch of its own: a tile's rows, in parts of
-// 128 columns, are shared by as many CTAs as it has pieces. The last CTA alone, as in decode, would take 2 µs a piece: it
-// has 64 rows of 512 columns.
+// Merges the pieces of tiles whose keys were cut, in a launch of its own: a tile's rows, in parts
+// of 128 columns, are shared by as many CTAs as it has pieces. The last CTA alone, as in decode,
+// would take 2 µs a piece: it has 64 rows of 512 columns.
 #pragma once
 
 #include "core/dynamic_smem.h"

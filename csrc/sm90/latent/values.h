@@ -57,9 +57,8 @@ struct ValueWarpgroup {
       if (row < work.tile.rows) {
 #pragma unroll
         for (int c = 0; c < size<1>(o); c += 2) {
-          to.block.write(
-              *reinterpret_cast<float2*>(&smem.inbox.out[to.index][col + coord.col(c)]),
-              float2{scale * o(r, c), scale * o(r, c + 1)});
+          to.block.write(*reinterpret_cast<float2*>(&smem.inbox.out[to.index][col + coord.col(c)]),
+                         float2{scale * o(r, c), scale * o(r, c + 1)});
         }
       }
     }

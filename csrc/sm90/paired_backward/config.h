@@ -1,5 +1,5 @@
-// Types of one sm90 backward kernel for a pair of CTAs: everything that follows from its row in the
-// variant table.
+// Types of one sm90 backward kernel for a pair of CTAs, or two: everything that follows from its
+// row in the variant table.
 #pragma once
 
 #include "params/head_dims.h"

@@ -11,20 +11,24 @@ struct CtaPart {
   uint32_t rank;  // in the cluster; the CTAs of a pair follow each other
 
   // Of the tile's keys: the first or the second half.
-  __device__ uint32_t keys() const { return Config::kSplitsColumns ? rank % Config::kPair : rank; }
-  __device__ int first_key() const { return static_cast<int>(keys()) * Config::kKeys; }
+  __device__ uint32_t key_half() const {
+    return Config::kSplitsColumns ? rank % Config::kPair : rank;
+  }
+  __device__ int first_key() const { return static_cast<int>(key_half()) * Config::kKeys; }
 
-  __device__ int first_column() const { return columns() * Config::kColumns; }     // of Q and K
-  __device__ int first_column_v() const { return columns() * Config::kColumnsV; }  // of V and dO
+  __device__ int first_column() const { return column_half() * Config::kColumns; }  // of Q and K
+  __device__ int first_column_v() const {
+    return column_half() * Config::kColumnsV;
+  }  // of V and dO
 
   // The CTA with the other keys and the same columns, the first of the two, and the CTA with the
   // other columns and the same keys.
   __device__ uint32_t other_keys() const { return rank ^ 1; }
-  __device__ uint32_t pair_begin() const { return rank - keys(); }
+  __device__ uint32_t pair_begin() const { return rank - key_half(); }
   __device__ uint32_t other_columns() const { return rank ^ Config::kPair; }
 
  private:
-  __device__ int columns() const {
+  __device__ int column_half() const {
     return Config::kSplitsColumns ? static_cast<int>(rank) / Config::kPair : 0;
   }
 };

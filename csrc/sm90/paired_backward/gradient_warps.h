@@ -1,4 +1,4 @@
-// The warpgroup that computes dK of a CTA's keys, and dQ over the pair's keys in half of the
+// The warpgroup that computes dK of a CTA's keys, and dQ over the pair's keys in half of the pair's
 // columns.
 #pragma once
 
@@ -95,7 +95,7 @@ struct GradientWarps {
   }
 
   // Half of the columns of this CTA's K.
-  __device__ Element* own_k() { return smem.k + part.keys() * Config::kTileHalfK; }
+  __device__ Element* own_k() { return smem.k + part.key_half() * Config::kTileHalfK; }
 
   // dK += dSᵀ·Q, not waited for
   __device__ __forceinline__ void start_key_gradient(int stage, int score_stage, KeyFragment& dk) {

@@ -1,4 +1,4 @@
-// The producer warp of a CTA of a pair: keeps K, V, Q and dO coming.
+// The producer warp of a CTA: keeps K, V, Q and dO coming.
 #pragma once
 
 #include "sm90/backward/tile_loader.h"
@@ -34,7 +34,9 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     TileCoord const& all = block.keys_at;
     return {all.row + first, min(max(all.rows - first, 0), Config::kKeys), all.head, all.batch};
   }
-  __device__ TileCoord own_keys(Block const& block) const { return keys_of(block, part.keys()); }
+  __device__ TileCoord own_keys(Block const& block) const {
+    return keys_of(block, part.key_half());
+  }
 
   __device__ void load_values_of(Block const& block, Barrier& full) const {
     int const first = part.first_column_v();
@@ -51,7 +53,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
     if (elected && wanted) {
       Block const& block = smem.key_block(number);
       int const first = part.first_column();
-      int const first_of_dq = first + static_cast<int>(part.keys()) * Config::kQueryColumns;
+      int const first_of_dq = first + static_cast<int>(part.key_half()) * Config::kQueryColumns;
       int const end = columns_end<Config::kColumns, Config::kRunK>(args.params.head_dim, first);
       int const end_of_dq =
           columns_end<Config::kQueryColumns, Config::kRunK>(args.params.head_dim, first_of_dq);
@@ -59,7 +61,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
       load_tile<Config::kKeys, Config::kColumns, Config::kRunK>(args.k, own_keys(block), smem.k,
                                                                 full, kOnce, first, end);
       load_tile<Config::kKeys, Config::kQueryColumns, Config::kRunK>(
-          args.k, keys_of(block, 1 - part.keys()), smem.other_k, full, kOnce, first_of_dq,
+          args.k, keys_of(block, 1 - part.key_half()), smem.other_k, full, kOnce, first_of_dq,
           end_of_dq);
     } else if (elected) {
       full.arrive();
@@ -101,7 +103,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
   }
 
  private:
-  __device__ OneOfPair of_pair() const { return {part.keys(), part.pair_begin()}; }
+  __device__ OneOfPair of_pair() const { return {part.key_half(), part.pair_begin()}; }
 };
 
 }  // namespace flash::sm90::backward

@@ -1,5 +1,6 @@
 // The warpgroup that computes the scores of a CTA's keys: P, dV and dS, which it shares with the
-// rest of the pair.
+// rest of the pair. Of two pairs each has half of the columns, and they add up their parts of S and
+// dP.
 #pragma once
 
 #include "sm90/backward/lone_tile.h"
@@ -109,7 +110,7 @@ struct ScoreWarps {
       warpgroup_wait<1>();
       warpgroup_fence_operand(s);
     }
-    Tile tile(args, block, head, m_block, static_cast<int>(part.keys()), thread);
+    Tile tile(args, block, head, m_block, static_cast<int>(part.key_half()), thread);
     Operand p;
     Tensor p_words = recast<uint32_t>(p);
     tile.probabilities(s, p_words, lse);

@@ -133,7 +133,7 @@ struct PairedStorage {
   DqSemaphoreStorage dq_semaphore;
   PairedDraws draws;
   static constexpr int kDescriptions = 3;                // as in SharedStorage
-  alignas(16) char block[kDescriptions][sizeof(Block)];  // what the pair works on
+  alignas(16) char block[kDescriptions][sizeof(Block)];  // what the cluster works on
 
   __device__ DqIteration& dq_iteration(uint32_t number) {
     return dq_iterations[number % kDqIterations];
