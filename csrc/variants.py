@@ -175,7 +175,7 @@ _SM90_PAIRED_BACKWARDS = [
            why="as plain; the scores' warps spill, which have a loop for each score mod"),
     # Two pairs have half of the columns each, and add up their parts of the scores.
     *_rows(**_SM90_PAIRED | dict(cluster=4, stages=1), scores="plain", head_dim=512,
-           allow_spills=420, why="8k keys, H200: 395 TFLOP/s; a second buffer for Q, one for dO: 224 KiB"),
+           allow_spills=420, why="8k keys, H200: 395 TFLOP/s; two buffers for Q: 224 KiB"),
 ]  # fmt: skip
 
 # The first row that is large enough and fits the GPU's shared memory serves a call.

@@ -143,7 +143,7 @@ def test_large_groups_are_cut(core, gpu, most, shape):
     assert together <= 16
 
 
-@pytest.mark.parametrize("head_dim", list(HOPPER))
+@pytest.mark.parametrize("head_dim", [d for d in HOPPER if d <= 256])
 def test_short_sequences_need_no_pass_behind(core, head_dim):
     heads = 2048 // head_dim
     for call in (dense(32, 512, heads, heads), dense(16, 1024, heads, heads)):
