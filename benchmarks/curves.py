@@ -25,7 +25,8 @@ def read(paths: list[Path]) -> Curves:
                 direction, head_dim, seqlen, heads, mask = match.groups()
                 panel = curves[direction, mask][int(head_dim), int(heads)]
                 for contender, rate in row["rates"].items():
-                    panel[contender][int(seqlen)] = rate
+                    if rate is not None:
+                        panel[contender][int(seqlen)] = rate
     return curves
 
 

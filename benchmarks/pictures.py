@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import curves, report, ring_model, steps
@@ -58,6 +58,22 @@ def _steps(paths: list[Path], out: Path) -> None:
     steps.draw(steps.read(paths[0]), out, f"{_machine(paths[0])}; {size}")
 
 
+def _wide(paths: list[Path], out: Path) -> None:
+    curves.draw(curves.read(paths), out, f"{_machine(paths[0])}, bf16;\n16,384 tokens in a batch")
+
+
+def _mla(paths: list[Path], out: Path) -> None:
+    """Products count with 128 heads, bytes with 16: beside torch's sum of them."""
+    rows = []
+    for row in report.read_json(paths[0])[0]:
+        by_bytes = row.unit == "GB/s"
+        rates = {name: rate for name, rate in row.rates.items() if by_bytes or name != "read"}
+        heads = "16 heads" if by_bytes else "128 heads"
+        rows.append(replace(row, preset=f"latent attention, {heads}", rates=rates))
+    size = "latent attention 576/512, bf16, full caches in pages of 64; q: queries"
+    report.plot(out, rows, f"{_machine(paths[0])};\n{size}")
+
+
 def _cpu(paths: list[Path], out: Path) -> None:
     rows, _ = report.read_json(paths[0])
     report.plot(out, rows, _machine(paths[0]))
@@ -70,6 +86,8 @@ def _ring(paths: list[Path], out: Path) -> None:
 
 PICTURES = {
     "docs/h200.png": Picture(("h200_fwd.json", "h200_bwd.json"), _curves),
+    "docs/wide.png": Picture(("h200_wide.json",), _wide),
+    "docs/mla.png": Picture(("h200_mla.json",), _mla),
     "docs/linear.png": Picture(("h200_linear.json",), _linear),
     "docs/serve.png": Picture(("h200_serve.json",), _steps),
     "docs/cpu.png": Picture(("cpu.json",), _cpu),

@@ -30,8 +30,8 @@ WIDE = (500, 512)
 
 def head_dims_for(tool: str) -> tuple:
     """racecheck does not see that `__syncwarp` orders what a warp reads in Hopper's forward of wide
-    heads before the arrival of one lane (docs/kernels/sm90_paired_forward.md). Their backward, which
-    a call runs behind it, is left out with it."""
+    heads before the arrival of one lane (docs/kernels/sm90_paired_forward.md). Their backward is
+    left out with it."""
     blind = tool == "racecheck" and os.environ.get("FLASH_ATTN_ARCH") != "80"
     return HEAD_DIMS if blind else (*HEAD_DIMS, WIDE)
 

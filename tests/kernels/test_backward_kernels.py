@@ -261,8 +261,9 @@ def test_deterministic(kernels, row, split_heads):
     their tiles."""
     call = exact(row, sq=150, sk=300, causal=True)
     run = partial(calls.backward, kernels, row.name, *call, causal=True, split_heads=split_heads)
-    ordered, unordered = run(deterministic=True), run()
-    assert_bitwise("dq", ordered[1], unordered[1])  # here, blocks run in order anyway
+    ordered = run(deterministic=True)
+    if row.cluster == 1:  # here, blocks run in order anyway; those of clusters wait for each other
+        assert_bitwise("dq", ordered[1], run()[1])
     if row.arch == "sm90":
         assert_bitwise("dq", run(deterministic=True, last_block_first=True)[1], ordered[1])
         return
