@@ -9,9 +9,9 @@
 
 namespace flash::decode {
 
-// The results that a CTA receives: for each row that it merges, one of each CTA. Only SentOutput
-// writes here, and the CTA does not use this memory otherwise: so the others may write as soon as
-// the CTA has begun, whatever it does at the time.
+// The results that a CTA receives: for each row that it merges, one of each CTA. In ClusterStorage
+// the CTA does not use this memory otherwise: so the others may write as soon as the CTA has begun,
+// whatever it does at the time.
 template <class Config>
 struct ClusterInbox {
   alignas(16) float out[Config::kBlockM][Config::kHeadDimV];

@@ -1,4 +1,4 @@
-"""Which of the two kernels for latent caches serves a call on Hopper."""
+"""Latent caches on Hopper: which kernel serves a call, and clusters that share a tile."""
 
 import json
 from dataclasses import replace
@@ -39,6 +39,11 @@ CLUSTERED = [
     dict(name="several", h=20, sq=3, cache_seqlens=(200, 0, 130), cache_size=200, sinks=True),
     dict(name="full_tiles", b=1, h=70, cache_seqlens=(190,), cache_size=200, page_size=8),
     dict(name="mods", b=2, sq=2, cache_seqlens=(200, 70), cache_size=200, softcap=5.0, alibi="h"),
+    # Each CTA fills its buffers more than once.
+    dict(name="long", b=1, h=2, cache_seqlens=(970,), cache_size=970),
+    dict(
+        name="window", b=1, h=6, hk=2, sq=2, cache_seqlens=(400,), cache_size=400, window=(150, 0)
+    ),
     dict(name="narrow", b=1, d=40, dv=200, cache_seqlens=(150,), cache_size=160, dtype=FP16),
 ]
 
@@ -51,10 +56,12 @@ def test_clusters(kernels, monkeypatch, options, cluster):
     with library.serving(monkeypatch, 90):
         module = library.module()
         module.record_plans(True)
-        test_latent.check(case, "cpu")
-        choices = json.loads(module.record_plans(False))["decode"]["choices"]
-        clusters = [choice["text"] for choice in choices].index(f"clusters of {cluster}")
-        module.force_choice(-1, clusters)
+        try:
+            test_latent.check(case, "cpu")
+        finally:
+            plans = json.loads(module.record_plans(False))
+        choices = [choice["text"] for choice in plans["decode"]["choices"]]
+        module.force_choice(-1, choices.index(f"clusters of {cluster}"))
         try:
             test_latent.check(case, "cpu")
         finally:

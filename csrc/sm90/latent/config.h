@@ -66,7 +66,7 @@ struct LatentConfig {
 template <class Config>
 struct LatentStorage {
   static constexpr int kStages = Config::kStages, kRows = Config::kBlockM;
-  union {  // the results come when all keys have been read, those of a cluster when all CTAs have
+  union {  // the results come when all keys have been read; a cluster's, when all its CTAs have
     alignas(1024) typename Config::Element keys[kStages][Config::kTile];
     alignas(16) float out[kRows][Config::kOutStride];
     decode::ClusterInbox<Config> inbox;

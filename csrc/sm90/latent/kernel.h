@@ -1,6 +1,6 @@
 // Latent attention (MLA, DeepSeek-AI 2024, arXiv:2405.04434) for Hopper: one warpgroup computes P
-// of 64 rows, two others half of O's 512 columns each. Work is cut and merged as decode's
-// (decode/kernel.h).
+// of 64 rows, two others half of O's 512 columns each. Work is cut as decode's (decode/kernel.h);
+// clusters merge as there, pieces in a launch of their own (merge.h).
 #pragma once
 
 #include "sm90/latent/scores.h"
@@ -38,7 +38,7 @@ __device__ void send_lse(decode::DecodeWork<Config> const& work, decode::PieceSh
 }
 
 // Attends to the keys of the piece. Afterwards O lies in shared memory, not yet scaled; or, in a
-// cluster, the rows that this CTA merges.
+// cluster, all CTAs have sent their rows, which are there behind the cluster's next barrier.
 template <bool kClusters, class Config>
 __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShare const& share,
                                        decode::DecodeOutput<Config> const& output,
@@ -72,7 +72,8 @@ __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShar
     } else {
       scores.finish(output);
     }
-    // setmaxnreg needs all warps behind the one before: without keys nothing else has waited.
+    // setmaxnreg needs all warps behind the one before: without keys, and without a cluster,
+    // nothing else has waited.
     cutlass::arch::NamedBarrier::sync(kWarpgroup, ScoreWarpgroup<Config>::kShared);
     warpgroup_reg_dealloc<Config::kAllRegisters>();
   } else {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
     return;
   }
   using Output = decode::DecodeOutput<Config>;
-  bool const cut = work.piece.splits > 1;
+  bool const cut = !kClusters && work.piece.splits > 1;
   Output const output{args.params, work, cut ? work.piece.split : Output::kWhole};
   attend<kClusters>(args, share, output, smem);
   if constexpr (kClusters) {

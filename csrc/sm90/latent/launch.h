@@ -10,7 +10,8 @@
 
 namespace flash::sm90::latent {
 
-// By the largest clusters up to those of the plan that this device runs. shape: of the tiles
+// By the largest clusters up to those of the plan that this device runs. shape: with a CTA for each
+// tile
 template <class Config>
 void launch_clusters(LatentArgs args, LaunchShape shape, LaunchContext const& launch) {
   constexpr auto kKernel = latent_kernel<Config, true>;
@@ -27,6 +28,7 @@ void launch_clusters(LatentArgs args, LaunchShape shape, LaunchContext const& la
 
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
+  static_assert(kSmemBytes<Config> <= kMostSmem);
   FwdParams const& p = params.fwd;
   int const box_rows = box_keys(p, Config::kBlockN);
   auto const map = [&](TensorView<const void> const& view, int columns) {
