@@ -3,9 +3,10 @@
 
 #include <type_traits>
 
+#include "decode/fitting_clusters.h"
 #include "decode/kernel.h"
 #include "decode/piece_counters.h"
-#include "launch/clusters.h"
+#include "launch/launch_kernel.h"
 
 namespace flash::decode {
 
@@ -22,24 +23,13 @@ void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
       with_counters(params, launch));
 }
 
-// Reduces clusters to the largest that this device runs. If it runs none, a CTA has a whole tile.
-template <class Config, bool kWritesRows>
-DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchContext const& launch) {
-  LaunchShape const largest{0, Config::kThreads, kSharedMemory<Config, true>,
-                            1 << kMostClusterLog2};
-  int const blocks = largest_cluster<decode_kernel<Config, true, kWritesRows>>(launch, largest);
-  DecodeParams fitting = params;
-  while (1 << fitting.split.cluster_log2 > blocks) {
-    --fitting.split.cluster_log2;
-  }
-  return fitting;
-}
-
 template <class Config, bool kWritesRows>
 void launch_tiles(DecodeParams const& params, LaunchContext const& launch) {
   if constexpr (Config::kHasClusters) {
     if (params.split.cluster_log2 > 0) {
-      DecodeParams const fitting = with_fitting_clusters<Config, kWritesRows>(params, launch);
+      LaunchShape const shape{0, Config::kThreads, kSharedMemory<Config, true>};
+      DecodeParams const fitting =
+          with_fitting_clusters<decode_kernel<Config, true, kWritesRows>>(params, shape, launch);
       return fitting.split.cluster_log2 > 0
                  ? launch_pieces<Config, true, kWritesRows>(fitting, launch)
                  : launch_pieces<Config, false, kWritesRows>(fitting, launch);

@@ -7,8 +7,7 @@
 namespace flash::sm90::backward {
 
 // The order in which a producer warp announces tiles to the other warps and loads what they need.
-// All lanes call its functions together. Loads has load_keys, load_values_of, load_q
-// and load_dout.
+// All lanes call its functions together. Loads has load_keys, load_values_of, load_q and load_dout.
 template <class Loads, class Config, class Storage>
 struct TileLoader {
   using Block = KeyBlock<Config>;

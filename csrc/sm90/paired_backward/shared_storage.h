@@ -94,8 +94,8 @@ template <class Config, bool kExist = Config::kSplitsColumns>
 struct OtherParts {
   static constexpr int kStages = 2;                              // S, dP
   float4 numbers[kStages][Config::kPartBytes / sizeof(float4)];  // a thread's are kWarpgroup apart
-  Ring<kStages>
-      ring;  // full: `numbers` are here; empty: the other CTA has added what this one sent
+  // full: `numbers` are here; empty: the other CTA has added what this one sent
+  Ring<kStages> ring;
 
   __device__ void init(int warps) { ring.init(warps); }
 };
