@@ -48,10 +48,10 @@ struct Machine {
   std::span<RowTimes const> decode = {};
 };
 
-// Clusters of so many CTAs that run at a time, if there is one CTA on a multiprocessor. The parts
-// of a GPU have no multiples of four multiprocessors: an H200's 132 run 30 clusters of four.
-constexpr int clusters_at_a_time(int sm_count, int cluster) {
-  int const reached = cluster > 2 ? sm_count * 10 / 11 : sm_count;
+// Clusters of so many CTAs that run at a time. blocks: CTAs that do. The parts of a GPU may have no
+// multiple of a cluster's multiprocessors: an H200's 132 run 30 clusters of 4, 15 of 8, 7 of 16.
+constexpr int clusters_at_a_time(int blocks, int cluster) {
+  int const reached = cluster > 2 ? blocks * 10 / 11 : blocks;
   return std::max(reached / cluster, 1);
 }
 
@@ -68,7 +68,7 @@ struct Kernel {
   int rows_at_once = 0;       // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;      // of decoding: clusters of CTAs may share tiles
   bool codes = false;         // K and V are codes of 8 bits
-  bool merges_after = false;  // of decoding: pieces are merged by a launch of their own
+  bool merges_after = false;  // of decoding: pieces are merged by a launch, or sent in a cluster
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;
