@@ -37,6 +37,7 @@ class Feature:
     op: str = "_flash_attn_forward"
     scores: str = "plain"
     cached_bits: int = 16
+    dtypes: tuple[str, ...] = ("bf16", "fp16")  # of queries
     refused: str = ""
     latent: bool = False
 
@@ -98,9 +99,11 @@ def _features() -> list[Feature]:
     def coded(*tensors):
         return [x.to(torch.float8_e4m3fn) for x in tensors]
 
-    def dense(grad: bool = False, heads_kv: int = 2, **options):
+    def dense(grad: bool = False, heads_kv: int = 2, codes: bool = False, **options):
         (q,) = tensors(1, 4, 2, 16, count=1, grad=grad)
         k, v = tensors(1, 4, heads_kv, 16, count=2, grad=grad)
+        if codes:
+            q, k, v = coded(q, k, v)
         out = fa.flash_attn_func(q, k, v, **options)
         if grad:
             sum(t.float().sum() for t in (out if isinstance(out, tuple) else (out,))).backward()
@@ -189,6 +192,13 @@ def _features() -> list[Feature]:
             lambda: pages(codes=True),
             op="_flash_attn_varlen_forward",
             cached_bits=8,
+        ),
+        Feature(
+            "queries, keys and values of codes (fp8)",
+            lambda: dense(codes=True),
+            op="_flash_attn_fp8_forward",
+            cached_bits=8,
+            dtypes=("e4m3",),
         ),
     ]
 

@@ -18,7 +18,11 @@ from build_tools.targets import common_targets, targets
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
-_ELEMENT = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
+_ELEMENT = {
+    "bf16": "cutlass::bfloat16_t",
+    "fp16": "cutlass::half_t",
+    "e4m3": "cutlass::float_e4m3_t",
+}
 
 _LEVELS = ("plain", "full")  # csrc/params/scores.h
 

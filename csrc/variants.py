@@ -14,7 +14,7 @@ class Variant:
     direction: "fwd" or "bwd"; "paged", a forward over keys in pages; "decode", few query rows
         against a cache; "latent", the same with a latent cache; "append", which writes new keys to
         a cache.
-    arch: family ("sm80", "sm90"); dtype: "bf16" or "fp16".
+    arch: family ("sm80", "sm90"). dtype: "bf16" or "fp16"; "e4m3", a forward of codes.
     head_dim, head_dim_v: the largest that it serves; smaller ones are zero-filled in shared memory.
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
     stages: buffers in shared memory for each tensor of the main loop: K and V, or in a backward Q
@@ -136,6 +136,15 @@ def _sm90_forward_codes(scores: str) -> list[Variant]:
                why="the longest that shared memory holds; with score mods 64 keys spill"),
     ]  # fmt: skip
 
+
+# Q, K, V and P are codes in their products. Two of the producer's warps transpose V.
+_SM90_FP8 = [
+    Variant(direction="fwd", arch="sm90", cached_bits=8, dtype="e4m3", scores=scores,
+            head_dim=head_dim, head_dim_v=head_dim, block_m=rows, warps=4 + rows // 16,
+            block_n=keys, stages=stages, allow_spills=300, why="")
+    for scores in ("plain", "full")
+    for head_dim, rows, keys, stages in ((64, 192, 128, 3), (128, 192, 128, 3), (256, 128, 128, 2))
+]  # fmt: skip
 
 # One warpgroup loads, each of the others has 64 keys. Figures: 8k keys, full, H200.
 _SM90_BACKWARD = dict(direction="bwd", arch="sm90", stages=3, block_n=128, warps=12)
@@ -349,6 +358,7 @@ VARIANTS: list[Variant] = [
     *_SM90_PAIRED_FORWARDS,
     *_sm90_forward_codes("plain"),
     *_sm90_forward_codes("full"),
+    *_SM90_FP8,
     *_SM90_BACKWARDS,
     *_SM90_PAIRED_BACKWARDS,
     *_SM80_FORWARDS,

@@ -176,6 +176,7 @@ class CodedForward(NamedTuple):
     num_splits: int = 0
     descales: AllDescales = AllDescales()
     fp16_out: bool = False  # out is float16, else bfloat16
+    fp8_products: bool = False  # kernels may multiply codes as they are
 
     @property
     def dtype(self) -> torch.dtype:
@@ -192,7 +193,7 @@ class CodedForward(NamedTuple):
 
     def in_order(self) -> tuple:
         """The operation's arguments."""
-        q, k, v, scoring, lengths, keys, batch_invariant, num_splits, descales, fp16_out = self
+        q, k, v, scoring, lengths, keys, batch_invariant, num_splits, descales, fp16_out, _ = self
         _, scale, causal, left, right, softcap, slopes, s_aux = scoring
         cu_seqlens_q, cu_seqlens_k, longest_q, longest_k = (
             (None, None, q.shape[1], k.shape[1]) if lengths is None else lengths

@@ -16,7 +16,7 @@ import flash_attn
 import flash_attn_interface as fa3
 from flash_attn import flash_attn_func, flash_attn_varlen_func
 from flash_attn.call import AllDescales, CodedForward, Keys, Lengths, Scoring, named
-from flash_attn.dispatch import fp8, private
+from flash_attn.dispatch import fp8, private, run
 
 B, S, H, HK, D = 2, 9, 4, 2, 32
 OPERATION = torch.ops.flash_attn._flash_attn_fp8_forward
@@ -231,6 +231,71 @@ def test_tensors_without_data():
         q = torch.empty(B, S, H, 41, dtype=FP8, device="cuda")
         out, lse = OPERATION(*call_of({"q": q, "k": q, "v": q}, fp16_out=True).in_order())
         assert (out.shape, out.dtype, lse.dtype) == ((B, S, H, 48), FP16, torch.float32)
+
+
+# --- Kernel or none -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ways(monkeypatch) -> list:
+    """Which way each call took, and its arguments; none is computed."""
+    taken = []
+
+    def operation(given, *args):
+        taken.append((given._schema.name.split("::")[1], args))
+        return args[0].new_empty(*args[0].shape[:-1], args[2].shape[-1]), None
+
+    def ordinary(call):
+        taken.append(("ordinary", call))
+        return call.q.new_empty(*call.q.shape[:-1], call.v.shape[-1]), None
+
+    monkeypatch.setattr(run, "without_gradient", operation)
+    monkeypatch.setattr(fp8, "by_ordinary_forward", ordinary)
+    return taken
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+@pytest.mark.parametrize("hopper", [False, True])
+def test_who_serves_a_gpu(has_kernel, hopper, ways, monkeypatch):
+    monkeypatch.setattr(fp8, "has_kernel", has_kernel)
+    monkeypatch.setattr(fp8, "is_hopper", lambda device: hopper)
+    with FakeTensorMode():
+        q = torch.empty(B, S, H, D, dtype=FP8, device="cuda")
+        fp8.forward(call_of({"q": q, "k": q, "v": q}))
+        for rows, columns in ((16, D), (8, 24), (9, D)):  # it copies no pages, nor takes all sizes
+            pages = torch.empty(4, rows, HK, columns, dtype=FP8, device="cuda")
+            fp8.forward(call_of({"q": q, "k": pages, "v": pages, "block_table": q}))
+    served = "_flash_attn_fp8_forward" if has_kernel and hopper else "ordinary"
+    assert [way for way, _ in ways] == [served, served, "ordinary", "ordinary"]
+
+
+def test_a_kernel_gets_rows_that_it_can_load(ways, monkeypatch):
+    monkeypatch.setattr(fp8, "_kernel_takes", lambda call: True)
+    with FakeTensorMode():
+        like = {"dtype": FP8, "device": "cuda"}
+        q = torch.empty(B, S, H, 40, **like)
+        k, v = (
+            torch.empty_strided((B, S, HK, d), (S * HK * 72, HK * 72, 72, 1), **like)
+            for d in (40, 64)
+        )
+        fp8.forward(call_of({"q": q, "k": k, "v": v}))
+    ((_, args),) = ways
+    assert [x.shape[-1] for x in args[:3]] == [48, 48, 64]
+    assert all(x.is_contiguous() for x in args[:3])
+
+
+def test_no_gpu_is_no_hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not fp8._is_hopper(torch.device("cuda"))
+
+
+def test_zeros_that_are_appended_are_codes():
+    x = codes("cpu", 2, 3, 2, 40)
+    padded = fp8._as_kernels_read(x)
+    assert padded.dtype is FP8
+    assert_bitwise("codes", padded[..., :40].float(), x.float())
+    assert not padded[..., 40:].float().any()
+    assert fp8._as_kernels_read(padded) is padded
 
 
 def test_not_explained():

@@ -193,6 +193,13 @@ void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys
   p.codes.v = scale({v_descale, v_all, "v_descale"}, keys.v, p, q);
 }
 
+void set_query_scale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
+                     Tensor const& q) {
+  require(!q_descale || q_descale->dim() == 2, "q_descale", "dims",
+          q_descale ? q_descale->dim() : 0, 2);
+  p.codes.q = scale({q_descale, q_descale_all, "q_descale"}, q, p, q);
+}
+
 Mask mask(ScoreArguments const& a, Seqlens const& lengths) {
   return {window(a.window_left, lengths), a.causal ? 0 : window(a.window_right, lengths)};
 }

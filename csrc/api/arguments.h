@@ -61,6 +61,11 @@ void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys
 // Sets qv [b, sq, h, dv] of latent attention, if there is one; p has keys already.
 void set_latent_queries(FwdParams& p, OptionalTensor const& qv, Tensor const& q);
 
+// Sets that of q, a number for each (sequence, KV head), or for all; p has lengths and heads
+// already.
+void set_query_scale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
+                     Tensor const& q);
+
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 
 // rng_state: only for a call with dropout.

@@ -18,8 +18,9 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   bool const paged = p.pages.table;
   // Strides that Hopper's loads cannot follow are so rare that the sm80 kernels may serve them.
   int const sm = has_numbered_keys(p) ? device.sm : std::min(device.sm, 80);
-  return select({paged ? Direction::Paged : Direction::Fwd, dtype_name(q, "q"), p.head_dim,
-                 p.head_dim_v, p.scores.has_score_mods(), sm, device.smem_per_block, page_layout(p),
+  char const* const dtype = p.codes.of_q ? "e4m3" : dtype_name(q, "q");
+  return select({paged ? Direction::Paged : Direction::Fwd, dtype, p.head_dim, p.head_dim_v,
+                 p.scores.has_score_mods(), sm, device.smem_per_block, page_layout(p),
                  /*softcap=*/0.f, /*largest_logits=*/p.max_logits.wanted(), bits_of_keys(p)});
 }
 

@@ -250,6 +250,23 @@ struct OnlineSoftmax {
     }
     float const top = reduce(offsets.add(r, fmaxf(chains[0], chains[kChains - 1])), Max{});
     tops(r, top);
+    return raise_to(r, top, factor);
+  }
+
+  // The largest of these scores of a row, of this thread.
+  template <int kCols, class Scores>
+  FLASH_HD static float largest(int r, Scores&& scores) {
+    float chains[kChains];
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) {
+      chains[c % kChains] = c < kChains ? scores(r, c) : fmaxf(chains[c % kChains], scores(r, c));
+    }
+    return fmaxf(chains[0], chains[kChains - 1]);
+  }
+
+  // Moves a row's maximum to `top`, if that is more than kSlack above it. Returns whether it moved,
+  // and in `factor` what the row's sum and earlier output then have to be multiplied by.
+  FLASH_HD bool raise_to(int r, float top, float& factor) {
     float const growth = (top - max[r]) * scale_log2;
     bool const moves = growth > kSlack;
     factor = moves ? exp2_fast(-growth) : 1.f;

@@ -35,7 +35,8 @@ inline plan::Kernel kernel_of(Variant const& v, int resident) {
           .plain = v.is_plain(),
           .resident = resident,
           .second_block_n = v.second_block_n,
-          .codes = v.cached_bits == 8};
+          .codes = v.cached_bits == 8,
+          .query_codes = std::string_view(v.dtype) == "e4m3"};
 }
 
 // What every kernel of the sm80 family was compiled to. Defined in the generated registry.

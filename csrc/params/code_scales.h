@@ -1,11 +1,12 @@
-// Scales of a cache that holds codes of 8 bits (e4m3): a key or value is its code times its scale.
+// Scales of codes of 8 bits (e4m3), of a cache or of a forward's Q, K and V: a number is its code
+// times its scale.
 #pragma once
 
 #include "params/common.h"
 
 namespace flash {
 
-// The scales of K or of V: `all`, times a number for each sequence and KV head, or for each row of
+// The scales of Q, K or V: `all`, times a number for each sequence and KV head, or for each row of
 // the cache and KV head.
 struct CodeScale {
   float const* ptr;      // null: `all` alone
@@ -26,7 +27,10 @@ struct CodeScale {
 };
 
 struct CodeScales {
-  bool used;  // K and V are codes
+  bool used;      // K and V are codes
+  bool of_q;      // and Q
+  bool bf16_out;  // whether O is bf16, or fp16; only if Q is codes
+  CodeScale q;
   CodeScale k;
   CodeScale v;
 };

@@ -140,7 +140,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
                              p.page_boxes && !p.largest_logits;
   // Pairs of CTAs know neither pack-GQA nor splits.
-  bool const heads_share = k.sm == 90 && k.plain && p.heads_apart && p.group() <= kWarpgroupRows &&
+  bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart && p.group() <= kWarpgroupRows &&
                            !is_wide(k.head_dim, k.head_dim_v);
   bool const packs = heads_share && p.group() > 1 && !one_tile;
   // Beside decode, row blocks are numbered by the fewest queries of a long sequence, and most of

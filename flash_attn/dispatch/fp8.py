@@ -1,11 +1,14 @@
-"""The operation on codes of q, k and v. On a CPU it computes in float32, on a GPU by the ordinary
-operations, for every code is a number of 16 bits.
+"""The operation on codes of q, k and v: schema, and what serves a call.
 
-Why Hopper's products of codes do not serve it: docs/lab/sm90_forward_codes.md.
+On a CPU it computes in float32. On a GPU codes become 16 bits, which rounds nothing, and ordinary
+operations follow. A call with ``fp8_products`` allows more rounding: on Hopper it gets kernels that
+multiply codes as they are. Why these serve no other call: docs/lab/sm90_fp8_forward.md.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 import torch
@@ -33,6 +36,12 @@ SCHEMAS = {
         "-> (Tensor out, Tensor softmax_lse)"
     )
 }
+#: A kernel's rows begin at multiples of as many bytes, and have one of them or more.
+_BYTES = 16
+_PAGE_ROWS = 8
+_MOST_COLUMNS = 256
+#: Of a sequence and KV head: queries times query heads.
+_DECODED_ROWS = 64
 
 _library = defined(SCHEMAS)
 _operation = torch.ops.flash_attn._flash_attn_fp8_forward.default
@@ -55,25 +64,102 @@ def _fake(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return out, q.new_empty((*batch, heads, rows), dtype=torch.float32)
 
 
-def _on_cuda(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def _on_cuda_without_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return by_ordinary_forward(CodedForward.of(_arguments(args, kwargs)))
 
 
 CPU = {_NAME: _on_cpu}
 _library.impl(_NAME, _on_cpu, "CPU")
 torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
-_library.impl(_NAME, _on_cuda, "CUDA")
+_is_compiled: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
+#: Whether the compiled library has kernels of the operation, and may run them.
+has_kernel: bool = (
+    _is_compiled
+    and any(row["dtype"] == "e4m3" for row in backend.compiled_variants())
+    and os.environ.get("FLASH_ATTN_ARCH", "") in ("", "0", "90")
+)
+if not _is_compiled:
+    _library.impl(_NAME, _on_cuda_without_kernel, "CUDA")
 if backend.CHECK:
     content_checks.register(_library, (_NAME,))
 direct.register(_operation)
 
 
+# --- Which way a call takes -----------------------------------------------------------------------
+
+
 def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     """out and softmax_lse, of which autograd records nothing. On CUDA out's columns may be more
-    than v's, up to a multiple of 8."""
-    if call.q.is_cuda:
+    than v's, up to a multiple of 16."""
+    if not _on_gpu(call.q):
+        return run.without_gradient(_operation, *call.in_order())
+    if not (call.fp8_products and _kernel_takes(call)):
         return by_ordinary_forward(call)
-    return run.without_gradient(_operation, *call.in_order())
+    q = _as_kernels_read(call.q)
+    k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[1:3])
+    return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
+
+
+def _on_gpu(q: Tensor) -> bool:
+    return q.is_cuda
+
+
+def _kernel_takes(call: CodedForward) -> bool:
+    columns = max(call.q.shape[-1], call.v.shape[-1])
+    if not has_kernel or columns > _MOST_COLUMNS or not is_hopper(call.q.device):
+        return False
+    if call.keys.block_table is None:
+        return True
+    # Pages are not copied. Those of other sizes, or whose rows have no numbers, have no kernel; and
+    # decoding, which reads codes as well, splits the keys of a few rows.
+    rows = call.lengths.max_seqlen_q * (call.q.shape[-2] // call.k.shape[-2])
+    return rows > _DECODED_ROWS and all(
+        _is_aligned(x) and x.shape[1] % _PAGE_ROWS == 0 and _has_numbered_rows(x)
+        for x in (call.k, call.v)
+    )
+
+
+def is_hopper(device: torch.device) -> bool:
+    if torch.compiler.is_compiling():  # which knows of no cache
+        return _is_hopper(device)
+    return _is_hopper_known(device)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    if not torch.cuda.is_available():  # of tensors without data
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major == 9 and properties.minor == 0
+
+
+_is_hopper_known = functools.cache(_is_hopper)
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """Whether rows are as a kernel's loads need them, as far as is known without an address."""
+    if x.shape[-1] % _BYTES:
+        return False
+    if any(n > 1 and stride % _BYTES for n, stride in zip(x.shape[:-1], x.stride())):
+        return False
+    if run.traced() or type(x) is not Tensor:
+        return x.storage_offset() % _BYTES == 0
+    return x.data_ptr() % _BYTES == 0
+
+
+def _has_numbered_rows(x: Tensor) -> bool:
+    return x.shape[0] <= 1 or (x.stride(1) > 0 and x.stride(0) % x.stride(1) == 0)
+
+
+def _as_kernels_read(x: Tensor, may_copy: bool = True) -> Tensor:
+    """With zeros up to a head_dim that is a multiple of 16, and rows that begin at such."""
+    if _is_aligned(x) or not may_copy:
+        return x
+    if x.shape[-1] % _BYTES:
+        return F.pad(x, (0, -x.shape[-1] % _BYTES))
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+# --- Without a kernel -----------------------------------------------------------------------------
 
 
 def by_ordinary_forward(call: CodedForward) -> tuple[Tensor, Tensor]:

@@ -109,17 +109,21 @@ def dense(
     *,
     s_dmask: Tensor | None = None,
     max_logits: str = "",
+    codes: dict | None = None,
+    out_dtype: torch.dtype | None = None,
     **options,
 ) -> tuple[Tensor, ...]:
     """out (b, sq, h, dv) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing.
 
-    s_dmask (b, h, sq, sk): filled by the kernel for probabilities. max_logits: "rows" or
-    "heads", whose largest are the third result, like lse or (h,).
+    codes: `code_scales` of q, k and v; out_dtype: of a call with them. s_dmask (b, h, sq, sk):
+    filled by the kernel for probabilities. max_logits: "rows" or "heads", whose largest are the
+    third result, like lse or (h,).
     """
     b, seqlen_q, heads, _ = q.shape
     out_shape, lse_shape = (b, seqlen_q, heads, v.shape[-1]), (b, heads, seqlen_q)
-    output = Outputs(out=(out_shape, q.dtype), lse=(lse_shape, torch.float32))
+    output = Outputs(out=(out_shape, out_dtype or q.dtype), lse=(lse_shape, torch.float32))
     call = dense_call(q, k, v, output.out, output.lse, **options)
+    call |= (codes or {}) | {"bf16_out": out_dtype is torch.bfloat16}
     if max_logits:
         ask_for_max_logits(call, output, max_logits)
     return _run(kernels, variant, call, output, s_dmask)
@@ -319,10 +323,17 @@ def new_rows(
     return rows
 
 
-def code_scales(k_descale: Tensor | float, v_descale: Tensor | float) -> dict:
-    """Scales of a cache of codes: a number, (batch, heads_k), or (the cache's rows, heads_k)."""
-    call: dict = {"codes": True}
-    for name, scale in (("k_descale", k_descale), ("v_descale", v_descale)):
+def code_scales(
+    k_descale: Tensor | float, v_descale: Tensor | float, q_descale: Tensor | float | None = None
+) -> dict:
+    """Scales of a cache of codes: a number, (batch, heads_k), or (the cache's rows, heads_k).
+
+    q_descale: of q, which has codes then."""
+    call: dict = {"codes": True, "codes_of_q": q_descale is not None}
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    for name, scale in scales.items():
+        if scale is None:
+            continue
         if not isinstance(scale, Tensor):
             call[f"{name}_all"] = scale
             continue

@@ -9,7 +9,7 @@
 
 namespace simt {
 
-enum class Type { kHalf, kBfloat16 };
+enum class Type { kHalf, kBfloat16, kE4m3 };
 
 // The upper half of a float.
 inline float bfloat16_to_float(uint16_t bits) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/score_mods.h"
+#include "params/fwd_params.h"
 #include "sm90/forward/config.h"
 
 namespace flash::sm90::forward {
@@ -27,6 +28,17 @@ struct Accumulators {
 
   __device__ void rescale(float const (&factor)[kRows]) { scale_rows(rows(), factor); }
 };
+
+// O in 16 bits, two columns a word: of Q's dtype, or as the call asks beside queries of codes.
+template <class Config, class Accumulator, class Words>
+__device__ __forceinline__ void pack_out(FwdParams const& params, Accumulator const& from,
+                                         Words& to) {
+  if (Config::kFp8 && params.codes.bf16_out) {
+    pack<bfloat16_t>(from, to);
+  } else {
+    pack<typename Config::Element>(from, to);
+  }
+}
 
 // O of a finished row block, in 16 bits: (row of a thread, eight columns)
 template <class Config>

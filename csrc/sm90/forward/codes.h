@@ -50,6 +50,13 @@ struct Chunks {
     int const permuted = chunk % kOfRun ^ (kOfRun == 8 ? row % 8 : row / 2 % 4);
     return chunk / kOfRun * (kRows * kRunBytes) + row * kRunBytes + permuted * 16;
   }
+
+  // The same `rows` rows, a multiple of 8, and `chunks` chunks, an even number, behind an offset of
+  // one of the first two chunks.
+  __device__ static int moved(int offset, int rows, int chunks) {
+    int const permuted = offset ^ chunks % kOfRun * 16;
+    return permuted + chunks / kOfRun * (kRows * kRunBytes) + rows * kRunBytes;
+  }
 };
 
 // Makes elements of the codes of a tile of kRows rows and kColumns columns. A lane has the same
@@ -141,12 +148,12 @@ struct Converter {
   }
 
  private:
-  using Loaded = RingPosition<Config::kLoadedStages>;
+  using Loaded = RingPosition<Config::kCodeStages>;
   using Position = RingPosition<Config::kStages>;
 
   // meanwhile(loaded, at) is called while this warp holds both buffers.
   template <int kColumns, class Codes, class Element, int kTile, class Meanwhile>
-  __device__ void convert(uint32_t tile, Ring<Config::kLoadedStages>& code_ring, Codes const& codes,
+  __device__ void convert(uint32_t tile, Ring<Config::kCodeStages>& code_ring, Codes const& codes,
                           Ring<Config::kStages>& ring, Element (&elements)[Config::kStages][kTile],
                           Meanwhile meanwhile) {
     Loaded const loaded(tile);

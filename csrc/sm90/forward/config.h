@@ -9,17 +9,18 @@
 
 namespace flash::sm90::forward {
 
-// A forward tile, as its row in the variant table has it.
+// A forward tile, as its row in the variant table has it, and bytes of its numbers.
 struct ForwardTileShape {
   int head_dim;    // of Q and K
   int head_dim_v;  // of V and O
   int block_m;
   int block_n;
   int stages;
+  int element_bytes = 2;  // of Q, K and V, as products read them
 
   // Of Q, and of all buffers of K and V.
   constexpr int bytes() const {
-    return 2 * (block_m * head_dim + stages * block_n * (head_dim + head_dim_v));
+    return element_bytes * (block_m * head_dim + stages * block_n * (head_dim + head_dim_v));
   }
 };
 
@@ -34,11 +35,26 @@ constexpr int staged_columns(ForwardTileShape const& tile, int codes) {
   return std::min(room / (tile.block_m * kRun * 2) * kRun, tile.head_dim_v);
 }
 
-// Buffers for codes that become elements: two where there is room. keys: bytes of a tile of them.
-constexpr int code_stages(ForwardTileShape const& tile, int keys) {
+// Buffers for codes that become elements or are transposed: `most`, or as many as there is room for.
+// codes: bytes of one.
+constexpr int code_stages(ForwardTileShape const& tile, int codes, int most) {
   constexpr int kBytes = 225 << 10;
-  return tile.bytes() + 2 * keys <= kBytes ? 2 : 1;
+  return std::clamp((kBytes - tile.bytes()) / std::max(codes, 1), 1, most);
 }
+
+// P·V, by so many columns of V at a time. Products of codes reduce along columns alone: V is
+// transposed (transposer.h).
+template <class Element, int kKeys, int kHeadDimV, int kStages, int kColumns, bool kFp8,
+          bool kPagesOnly>
+struct ValueProduct {
+  using Mma = MmaRegisterA<Element, kColumns, kKeys>;
+  using Layout = typename KeyTiles<kPagesOnly, Element, kKeys, kHeadDimV, kStages>::Transposed;
+};
+template <class Element, int kKeys, int kHeadDimV, int kStages, int kColumns, bool kPagesOnly>
+struct ValueProduct<Element, kKeys, kHeadDimV, kStages, kColumns, true, kPagesOnly> {
+  using Mma = MmaRegisterQueries<float_e4m3_t, kColumns, kKeys>;
+  using Layout = SmemTiles<float_e4m3_t, kHeadDimV, kKeys, kStages, kRun<kKeys / 2>>;
+};
 
 enum class KeyPlace { Any, SmallPages, LargePages };
 
@@ -57,9 +73,13 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
           bool kAsked_ = false>
 struct ForwardConfig {
-  using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
-  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
+  // Of Q and K in their product. With kFp8 Q, K, V and P are codes, and products take them as they
+  // are (fp8_consumer.h).
+  using Query = Element_;
+  static constexpr bool kFp8 = std::is_same_v<Query, float_e4m3_t>;
+  using Element = std::conditional_t<kFp8, half_t, Query>;  // of O: half_t may stand for bfloat16_t
+  static constexpr int kHeadDim = kHeadDim_;                // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;              // of V and O
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
   static constexpr ScoreLevel kScores = kScores_;
@@ -82,6 +102,7 @@ struct ForwardConfig {
                     kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
   // Whether K and V are codes. Then no call asks for largest logits.
   static constexpr bool kCodes = kCachedBits_ == 8;
+  static_assert(kCodes || !kFp8);
   static constexpr Largest kLargest = kCodes                          ? Largest::None
                                       : kScores_ != ScoreLevel::Plain ? Largest::InShared
                                       : kAsked_                       ? Largest::InRegisters
@@ -91,56 +112,68 @@ struct ForwardConfig {
       !kCodes && kLargest == Largest::None && !kSplit_ && kKeys_ == KeyPlace::Any;
   // Of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in four; P loses
   // less.
-  using ValueElement = std::conditional_t<kCodes, half_t, Element>;
+  using WideValue = std::conditional_t<kCodes, half_t, Element>;
+  using ValueElement = std::conditional_t<kFp8, Query, WideValue>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
 
   // The first warpgroup has the producer warps; each of the next, a consumer, computes 64 rows; the
-  // last one converts codes.
+  // last one converts codes to 16 bits. With kFp8, two of the producer warps transpose V instead.
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-  static constexpr int kConverterWarps = kCodes ? kWarpgroup / 32 : 0;
-  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup + kConverterWarps * 32;
+  static constexpr bool kConvertsKeys = kCodes && !kFp8;
+  static constexpr int kConverterWarps = kFp8 ? 2 : kCodes ? kWarpgroup / 32 : 0;
+  static constexpr int kThreads = (1 + kConsumers + kConvertsKeys) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
   static_assert(kConsumers == 2 || kConsumers == 3);
   // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With 24 it
   // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
-  static constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : kFp8 ? 40 : 24;
   static constexpr int kConverterRegisters = kScores == ScoreLevel::Plain ? 56 : 40;
-  static constexpr int kConsumerRegisters = kCodes            ? 264 - kConverterRegisters
-                                            : kConsumers == 2 ? 240
-                                                              : 160;
+  static constexpr int kConsumerRegisters = kConvertsKeys     ? 264 - kConverterRegisters
+                                            : kConsumers == 3 ? 160
+                                            : kFp8            ? 232
+                                                              : 240;
 
-  using MmaScores = MmaBothShared<Element, kBlockN, kHeadDim>;
   // ptxas has 128 registers for an instruction of 512 threads.
+  using MmaScores = MmaBothShared<Query, (kFp8 && kBlockN > 128 ? kBlockN / 2 : kBlockN), kHeadDim>;
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
-  using MmaValues = MmaRegisterA<ValueElement, kProductColumns, kBlockN>;
-  using MmaOut = MmaRegisterA<ValueElement, kHeadDimV, kBlockN>;  // whose registers O has
-  using SmemLayoutQ = SmemTiles<Element, kWarpgroupRows, kHeadDim, kConsumers>;
-  using SmemLayoutK = typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout;
-  using SmemLayoutV =
-      typename KeyTiles<kPagesOnly, ValueElement, kBlockN, kHeadDimV, kStages>::Transposed;
+  static constexpr int kPieceColumns = kHeadDimV % 128 ? 64 : 128;  // of O, in a product of codes
+  using Values = ValueProduct<WideValue, kBlockN, kHeadDimV, kStages,
+                              kFp8 ? kPieceColumns : kProductColumns, kFp8, kPagesOnly>;
+  using MmaValues = typename Values::Mma;
+  using MmaOut = MmaRegisterA<Element, kHeadDimV, kBlockN>;  // whose registers O has
+  // A run of codes has twice as many columns.
+  static constexpr int kLoadedQ = kFp8 ? kHeadDim / 2 : kHeadDim;
+  using SmemLayoutQ = SmemTiles<Query, kWarpgroupRows, kHeadDim, kConsumers, kRun<kLoadedQ>>;
+  using SmemLayoutK =
+      std::conditional_t<kFp8, SmemTiles<Query, kBlockN, kHeadDim, kStages, kRun<kLoadedQ>>,
+                         typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
+  using SmemLayoutV = typename Values::Layout;
 
   // The wait for P·V lies between the two rows' exponentials, not behind both. H200, of FA3 over
   // eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of 0.940, d 192 1.001 instead of
   // 0.993, d 96 1.073 instead of 1.075; but d 256, with 80 keys a block, 0.992 instead of 0.996.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
-  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM, kBlockN, kStages};
+  static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM,
+                                          kBlockN,  kStages,   sizeof(Query)};
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // What TMA brings of K and V: their elements, or pairs of codes that a converter makes elements
-  // of. Two buffers for codes hide a load's latency.
+  // What TMA brings of K and V: their elements, or pairs of codes. The fourth warpgroup makes
+  // elements of those, or transposes V. Two buffers for codes hide a load's latency.
   using Loaded = std::conditional_t<kCodes, uint16_t, Element>;
-  static constexpr int kTileCodes = kCodes ? kBlockN * (kHeadDim + kHeadDimV) : 0;  // bytes
-  static constexpr int kLoadedStages = kCodes ? code_stages(kTile, kTileCodes) : kStages;
+  static constexpr int kConverted =
+      kCodes ? kBlockN * ((kConvertsKeys ? kHeadDim : 0) + kHeadDimV) : 0;  // bytes
+  static constexpr int kCodeStages = code_stages(kTile, kConverted, kFp8 ? kStages : 2);
+  static constexpr int kLoadedStagesK = kConvertsKeys ? kCodeStages : kStages;
+  static constexpr int kLoadedStagesV = kCodes ? kCodeStages : kStages;
   static constexpr int kLoadedK = kCodes ? kHeadDim / 2 : kHeadDim;  // columns
   static constexpr int kLoadedV = kCodes ? kHeadDimV / 2 : kHeadDimV;
   // TMA stores as many runs of O's columns as shared memory has room for (store_tile.h). Other
   // columns are stored from registers. H200, d 192/128, of FA3: 1.022 without TMA, 1.028 with 64
   // columns by TMA.
-  static constexpr int kTileColumns =
-      kPackGqa ? 0 : staged_columns(kTile, kLoadedStages* kTileCodes);
+  static constexpr int kTileColumns = kPackGqa ? 0 : staged_columns(kTile, kCodeStages* kConverted);
   static constexpr bool kStoresTiles = kTileColumns > 0;
   // A row block's O is stored under the next one's first scores, all of it through those runs, one
   // after the other: only at 256 columns, whose store is the longest, and where there is room for

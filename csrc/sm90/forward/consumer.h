@@ -43,7 +43,7 @@ struct Consumer {
     }
   }
 
- private:
+ protected:
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
   __device__ __forceinline__ void run_storing_at_once() {

@@ -6,9 +6,11 @@
 
 #include "core/dynamic_smem.h"
 #include "sm90/forward/codes.h"
+#include "sm90/forward/fp8_consumer.h"
 #include "sm90/forward/late_store.h"
 #include "sm90/forward/loader.h"
 #include "sm90/forward/scheduler_warp.h"
+#include "sm90/forward/transposer.h"
 
 namespace flash::sm90::forward {
 
@@ -60,6 +62,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
     } else if (warp == 1) {
       Loader<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
+    } else if constexpr (Config::kFp8) {
+      Transposer<Config>{smem}.run();
     } else if constexpr (Config::kServesPages) {
       if (args.params.pages.table && warp == 2) {
         load_k_from_pages<Config>(args, smem);
@@ -67,14 +71,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         load_v_from_pages<Config>(args, smem);
       }
     }
-  } else if (Config::kCodes && warpgroup > Config::kConsumers) {
-    if constexpr (Config::kCodes) {
+  } else if (Config::kConvertsKeys && warpgroup > Config::kConsumers) {
+    if constexpr (Config::kConvertsKeys) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kConverterRegisters>();
       Converter<Config>{args, smem}.run();
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
-    Consumer<Config>{args, smem}.run();
+    using Consumers = std::conditional_t<Config::kFp8, Fp8Consumer<Config>, Consumer<Config>>;
+    Consumers{args, smem}.run();
   }
 }
 

@@ -104,8 +104,10 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
       keys_of<Config, Config::kLoadedK>(params, loaded(params.k), params.head_dim / kOfLoaded);
   auto const v =
       keys_of<Config, Config::kLoadedV>(params, loaded(params.v), params.head_dim_v / kOfLoaded);
-  auto const q = row_request(params, params.q, params.head_dim, rows.queries,
-                             kRun<Config::kHeadDim>, static_cast<int>(rows.heads.divisor));
+  constexpr int kOfQuery = Config::kFp8 ? 2 : 1;
+  auto const q = row_request(params, Config::kFp8 ? in_pairs(params.q) : params.q,
+                             params.head_dim / kOfQuery, rows.queries, kRun<Config::kLoadedQ>,
+                             static_cast<int>(rows.heads.divisor));
   auto const out = row_request(params, params.out, params.head_dim_v, kWarpRows,
                                kRun<Config::kHeadDimV>, /*group=*/1);
   ForwardArgs const args{make_tensor_map(q),
@@ -184,7 +186,7 @@ void launch_forward(FwdParams const& params, LaunchContext const& context) {
   if (params.tile == ForwardTile::Second) {
     return launch_second<Config>(params, context);
   }
-  if constexpr (Config::kScores == ScoreLevel::Plain) {
+  if constexpr (Config::kScores == ScoreLevel::Plain && !Config::kFp8) {
     if (params.tile == ForwardTile::PackGqa) {
       return launch<typename Config::PackGqa>(params, context);
     }

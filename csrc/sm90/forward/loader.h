@@ -1,15 +1,13 @@
-// The producer warp: loads Q, K and V ahead of their use. Two other warps load K and V of keys in
-// pages (pages.h).
+// The producer warp: loads Q, K and V ahead of their use.
 #pragma once
 
-#include "sm90/forward/shared_storage.h"
+#include "sm90/forward/pages.h"
 
 namespace flash::sm90::forward {
 
 // All lanes call its functions together.
 template <class Config>
 struct Loader {
-  using Element = typename Config::Element;
   using Loaded = typename Config::Loaded;
   using Block = RowBlock<Config>;
   // The next row block is asked for this many KV blocks before the end of one, in time for its
@@ -35,7 +33,9 @@ struct Loader {
 
  private:
   __device__ void load(Block const& block, uint32_t number) {
-    int const steps = Config::kPagesOnly || args.params.pages.table ? 0 : block.range.count();
+    // Two other warps load keys from pages, but with kFp8.
+    bool const elsewhere = Config::kPagesOnly || (args.params.pages.table && !Config::kFp8);
+    int const steps = elsewhere ? 0 : block.range.count();
     int const asks_at = steps - kAhead;
     if (asks_at <= 0) {
       ask();
@@ -43,12 +43,14 @@ struct Loader {
     // K is one KV block ahead of V. Q has to wait for its only buffer, the first keys do not.
     for (int step = 0; step <= steps; ++step) {
       if (step < steps) {
-        load_keys<Config::kLoadedK>(args.k, block, step, smem.loaded_k_ring(), smem.loaded_k());
+        load_keys<Config::kLoadedK>(args.k, block, step, smem.loaded_k_ring(), smem.loaded_k(),
+                                    /*of_k=*/true);
       }
       if (step == 0) {
         load_q(block, number);
       } else {
-        load_keys<Config::kLoadedV>(args.v, block, step - 1, smem.loaded_v_ring(), smem.loaded_v());
+        load_keys<Config::kLoadedV>(args.v, block, step - 1, smem.loaded_v_ring(), smem.loaded_v(),
+                                    /*of_k=*/false);
       }
       if (step == asks_at && asks_at > 0) {
         ask();
@@ -78,10 +80,11 @@ struct Loader {
       }
       Barrier& full = smem.q_ring[i].full(0);
       if (has_keys) {
-        full.arrive_and_expect_tx(rows_filled * Config::kHeadDim * sizeof(Element));
-        load_tile<kWarpgroupRows, Config::kHeadDim>(args.q, part(block.q_at, i, queries),
-                                                    smem.q + i * Config::kTileQ, full,
-                                                    TMA::CacheHintSm90::EVICT_FIRST);
+        full.arrive_and_expect_tx(rows_filled * Config::kLoadedQ * sizeof(Loaded));
+        constexpr int kTile = kWarpgroupRows * Config::kLoadedQ;
+        load_tile<kWarpgroupRows, Config::kLoadedQ>(args.q, part(block.q_at, i, queries),
+                                                    reinterpret_cast<Loaded*>(smem.q) + i * kTile,
+                                                    full, TMA::CacheHintSm90::EVICT_FIRST);
       } else {
         full.arrive();
       }
@@ -98,11 +101,16 @@ struct Loader {
     return part(block.keys_at, block.range.block_at(step), Config::kBlockN);
   }
 
-  template <int kColumns, int kTile>
-  __device__ void load_keys(TensorMap const& map, Block const& block, int step,
-                            Ring<Config::kLoadedStages>& ring,
-                            Loaded (&buffers)[Config::kLoadedStages][kTile]) {
-    RingPosition<Config::kLoadedStages> const at(blocks + step);
+  template <int kColumns, int kStages, int kTile>
+  __device__ void load_keys(TensorMap const& map, Block const& block, int step, Ring<kStages>& ring,
+                            Loaded (&buffers)[kStages][kTile], bool of_k) {
+    if constexpr (Config::kFp8 && Config::kServesPages) {
+      if (args.params.pages.table) {
+        return PageLoader<Config, kStages, kTile>{args, smem, map, nullptr, ring, buffers, of_k}
+            .load(block, step, blocks + step, elected);
+      }
+    }
+    RingPosition<kStages> const at(blocks + step);
     ring.wait_empty(at);
     if (elected) {
       Barrier& full = ring.full(at.stage);

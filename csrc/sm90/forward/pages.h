@@ -95,18 +95,18 @@ __device__ bool misses_pages(ForwardArgs const& args, RowBlock<Config> const& bl
 }
 
 // Loads K or V of all row blocks, as they are announced. All lanes of a warp call it.
-template <class Config, int kTile>
+template <class Config, int kStages, int kTile>
 struct PageLoader {
   using Loaded = typename Config::Loaded;
-  using Position = RingPosition<Config::kLoadedStages>;
+  using Position = RingPosition<kStages>;
   static constexpr int kColumns = kTile / Config::kBlockN;
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   TensorMap const& tensor;
   TensorMap const* eights;  // the same by boxes of eights, in a kernel for pages only
-  Ring<Config::kLoadedStages>& ring;
-  Loaded (&buffers)[Config::kLoadedStages][kTile];
+  Ring<kStages>& ring;
+  Loaded (&buffers)[kStages][kTile];
   bool tells;  // which keys of a tile exist
 
   __device__ void run() {
@@ -132,7 +132,6 @@ struct PageLoader {
     }
   }
 
- private:
   // tile: its number among all tiles.
   __device__ void load(RowBlock<Config> const& block, int step, uint32_t tile, bool elected) {
     Position const at(tile);
@@ -158,6 +157,7 @@ struct PageLoader {
     __syncwarp();
   }
 
+ private:
   __device__ void load_eights(RowBlock<Config> const& block, int step, uint32_t tile,
                               bool elected) {
     Position const at(tile);
@@ -252,7 +252,7 @@ __device__ TensorMap const* v_boxes(ArgsOf<Config> const& args) {
 template <class Config>
 __device__ void load_k_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
   constexpr int kTile = Config::kBlockN * Config::kLoadedK;
-  PageLoader<Config, kTile>{
+  PageLoader<Config, Config::kLoadedStagesK, kTile>{
       args, smem, args.k, k_boxes<Config>(args), smem.loaded_k_ring(), smem.loaded_k(), true}
       .run();
 }
@@ -260,7 +260,7 @@ __device__ void load_k_from_pages(ArgsOf<Config> const& args, SharedStorage<Conf
 template <class Config>
 __device__ void load_v_from_pages(ArgsOf<Config> const& args, SharedStorage<Config>& smem) {
   constexpr int kTile = Config::kBlockN * Config::kLoadedV;
-  PageLoader<Config, kTile>{
+  PageLoader<Config, Config::kLoadedStagesV, kTile>{
       args, smem, args.v, v_boxes<Config>(args), smem.loaded_v_ring(), smem.loaded_v(), false}
       .run();
 }

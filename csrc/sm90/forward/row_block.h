@@ -71,6 +71,9 @@ struct RowBlock {
       // The scales of a sequence without keys may be anything, NaN too.
       bool const has_keys = is_sequence && info.seqlen_k > 0;
       softmax_scale *= has_keys ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
+      if constexpr (Config::kFp8) {
+        softmax_scale *= has_keys ? p.codes.q.of_head(tile.batch, head / group) : 1.f;
+      }
       value_scale = has_keys ? p.codes.v.of_head(tile.batch, head / group) : 1.f;
     }
     score_mod = {softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};

@@ -6,22 +6,28 @@
 namespace flash::sm90::forward {
 
 // Where codes arrive that become elements. Tiles are apart from the rest, which has no alignment.
+template <class Config, bool = Config::kConvertsKeys>
+struct KeyCodes {};
+template <class Config>
+struct KeyCodes<Config, true> {
+  alignas(1024) uint16_t k[Config::kCodeStages][Config::kBlockN * Config::kLoadedK];
+};
+
 template <class Config, bool = Config::kCodes>
 struct Codes {};
 template <class Config>
-struct Codes<Config, true> {
-  alignas(1024) uint16_t k[Config::kLoadedStages][Config::kBlockN * Config::kLoadedK];
-  alignas(1024) uint16_t v[Config::kLoadedStages][Config::kBlockN * Config::kLoadedV];
+struct Codes<Config, true> : KeyCodes<Config> {
+  alignas(1024) uint16_t v[Config::kCodeStages][Config::kBlockN * Config::kLoadedV];
 };
 
 template <class Config, bool = Config::kCodes>
 struct CodeRings {};
 template <class Config>
 struct CodeRings<Config, true> {
-  Ring<Config::kLoadedStages> k;
-  Ring<Config::kLoadedStages> v;
+  Ring<Config::kCodeStages> k;  // unused if K stays as it is
+  Ring<Config::kCodeStages> v;
   // Which keys of a tile exist. The converter copies this to where consumers look.
-  uint32_t exist[Config::kLoadedStages][Config::kKeyWords];
+  uint32_t exist[Config::kCodeStages][Config::kKeyWords];
 };
 
 // O has a buffer of its own, or is stored from registers: no other buffer waits for it, and the
@@ -29,9 +35,11 @@ struct CodeRings<Config, true> {
 template <class Config>
 struct SharedStorage {
   using Element = typename Config::Element;
+  using Query = typename Config::Query;
+  using Loaded = typename Config::Loaded;
 
-  alignas(1024) Element q[Config::kConsumers * Config::kTileQ];
-  alignas(1024) Element k[Config::kStages][Config::kTileK];
+  alignas(1024) Query q[Config::kConsumers * Config::kTileQ];
+  alignas(1024) Query k[Config::kStages][Config::kTileK];
   alignas(1024) typename Config::ValueElement v[Config::kStages][Config::kTileV];
   [[no_unique_address]] Codes<Config> codes;
   alignas(1024) Element out[Config::kConsumers][Config::kTileO];
@@ -63,10 +71,10 @@ struct SharedStorage {
 
   // Where TMA puts K and V.
   __device__ auto& loaded_k() {
-    if constexpr (Config::kCodes) {
+    if constexpr (Config::kConvertsKeys) {
       return codes.k;
     } else {
-      return k;
+      return reinterpret_cast<Loaded(&)[Config::kStages][Config::kBlockN * Config::kLoadedK]>(k);
     }
   }
   __device__ auto& loaded_v() {
@@ -76,14 +84,14 @@ struct SharedStorage {
       return v;
     }
   }
-  __device__ Ring<Config::kLoadedStages>& loaded_k_ring() {
-    if constexpr (Config::kCodes) {
+  __device__ Ring<Config::kLoadedStagesK>& loaded_k_ring() {
+    if constexpr (Config::kConvertsKeys) {
       return code_rings.k;
     } else {
       return k_ring;
     }
   }
-  __device__ Ring<Config::kLoadedStages>& loaded_v_ring() {
+  __device__ Ring<Config::kLoadedStagesV>& loaded_v_ring() {
     if constexpr (Config::kCodes) {
       return code_rings.v;
     } else {
@@ -92,8 +100,8 @@ struct SharedStorage {
   }
   // Where the warp that loads K from pages says which keys of a tile exist.
   __device__ uint32_t* loaded_exist(uint32_t tile) {
-    if constexpr (Config::kCodes) {
-      return code_rings.exist[RingPosition<Config::kLoadedStages>(tile).stage];
+    if constexpr (Config::kConvertsKeys) {
+      return code_rings.exist[RingPosition<Config::kCodeStages>(tile).stage];
     } else {
       return exist[RingPosition<Config::kStages>(tile).in_two_rounds()];
     }
@@ -117,12 +125,12 @@ struct SharedStorage {
       ring.init(kWarpgroup / 32, in_pages ? 2 : 1);
     }
     constexpr int kReaders = Config::kConsumerWarps, kConverters = Config::kConverterWarps;
-    k_ring.init(kReaders, Config::kCodes ? kConverters : 1);
+    k_ring.init(kReaders, Config::kConvertsKeys ? kConverters : 1);
     v_ring.init(kReaders, Config::kCodes ? kConverters : 1);
     if constexpr (Config::kCodes) {
       code_rings.k.init(kConverters);
       code_rings.v.init(kConverters);
-      described.init(kConverters + (in_pages ? kPageWarps : 0));
+      described.init(kConverters + (in_pages && !Config::kFp8 ? kPageWarps : 0));
     } else {
       described.init(kPageWarps);
     }

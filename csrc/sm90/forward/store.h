@@ -121,7 +121,7 @@ __device__ void store(ForwardArgs const& args, RowBlock<Config> const& block, in
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kEights>>{});  // (row, eight columns)
   // A thread has two columns of every eight, in two rows.
   Tensor rest = make_tensor(acc.out.data() + kBegin / 2, Layout<Int<kEights * 4>>{});
-  pack<Element>(rest, pairs);
+  pack_out<Config>(p, rest, pairs);
   bool const odd = quad_lane % 2;
   int const column = kBegin + (odd ? 8 : 0) + quad_lane / 2 * 4;
 #pragma unroll

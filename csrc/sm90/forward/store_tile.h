@@ -21,7 +21,7 @@ __device__ void store_tile(ForwardArgs const& args, RowBlock<Config> const& bloc
   static_assert(kRunColumns == 64);  // a swizzle of eight rows, whose eights of columns swap places
   int const warp = thread / 32, lane = thread % 32;
   Tensor pairs = make_tensor<uint32_t>(Shape<_2, Int<kEights>>{});  // (row, eight columns)
-  pack<Element>(acc.out, pairs);
+  pack_out<Config>(args.params, acc.out, pairs);
   if (lane == 0) {
     tma_store_wait<0>();  // the row block before has left
   }

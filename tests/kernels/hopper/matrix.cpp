@@ -1,11 +1,18 @@
 // Apart from the rest to be compiled with all optimisations: most of the time goes here.
 #include "matrix.h"
 
+#include <cutlass/float8.h>
+
 namespace simt {
 
-std::vector<float> to_float(std::vector<uint16_t> const& elements, Type type) {
+std::vector<float> to_float(std::vector<uint16_t> const& elements, Type type, bool odd) {
   std::vector<float> floats(elements.size());
-  if (type == Type::kHalf) {
+  if (type == Type::kE4m3) {
+    std::transform(elements.begin(), elements.end(), floats.begin(), [odd](uint16_t pair) {
+      auto const code = static_cast<uint8_t>(odd ? pair >> 8 : pair & 0xff);
+      return static_cast<float>(cutlass::float_e4m3_t::bitcast(code));
+    });
+  } else if (type == Type::kHalf) {
     std::transform(elements.begin(), elements.end(), floats.begin(), half_to_float);
   } else {
     std::transform(elements.begin(), elements.end(), floats.begin(), bfloat16_to_float);

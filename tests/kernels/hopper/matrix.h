@@ -10,7 +10,7 @@
 
 namespace simt {
 
-constexpr int kDepth = 16;  // k of one wgmma, 16-bit elements
+constexpr int kDepth = 16;  // k of one wgmma, 16-bit elements or pairs of codes of 8 bits
 
 // ((8, n), 2) or ((span, n), (8, 2)) chunks of 16 bytes with the strides that the descriptor gives.
 struct MatrixDescriptor {
@@ -74,7 +74,8 @@ inline std::vector<uint16_t> read_matrix(uint64_t descriptor, bool along_k, int 
   return elements;
 }
 
-std::vector<float> to_float(std::vector<uint16_t> const& elements, Type type);
+// odd: of pairs of codes, the second ones.
+std::vector<float> to_float(std::vector<uint16_t> const& elements, Type type, bool odd = false);
 
 // c [64][n] += a [kDepth][64] transposed · b [kDepth][n]
 void multiply_add(float* c, float const* a, float const* b, int n);

@@ -206,11 +206,16 @@ class Warpgroup {
     if (!what.accumulate) {
       std::fill(c.begin(), c.end(), 0.f);
     }
-    std::vector<float> left = to_float(a, what.type);
-    for (float& x : left) {
-      x *= what.sign;
+    for (bool const odd : {false, true}) {
+      if (odd && what.type != Type::kE4m3) {
+        break;
+      }
+      std::vector<float> left = to_float(a, what.type, odd);
+      for (float& x : left) {
+        x *= what.sign;
+      }
+      multiply_add(c.data(), left.data(), to_float(product.b, what.type, odd).data(), what.n);
     }
-    multiply_add(c.data(), left.data(), to_float(product.b, what.type).data(), what.n);
   }
 
   // The thread gets the accumulators of all products before `until`.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.call import in_order
-from flash_attn.dispatch import calls, direct, ops, rotary
+from flash_attn.dispatch import calls, direct, fp8, ops, rotary
 from flash_attn.linear import _kernels as linear
 from tests import host_build
 from tests.kernels import build
@@ -23,6 +23,8 @@ HALF = (torch.float16, torch.bfloat16)
 # Shared memory of a block and SMs, for each compute capability: few SMs make kernels persistent.
 DEVICES = {80: (166912, 4), 90: (232448, 3), 120: (101376, 4)}
 L2_BYTES = 40 << 20  # cuda_on_host.cpp
+
+_SCHEMAS = ops.SCHEMAS | rotary.SCHEMAS | fp8.SCHEMAS | linear.SCHEMAS
 
 _library: torch.library.Library | None = None
 _path = ""
@@ -41,6 +43,9 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
     monkeypatch.setattr(calls, "_on_gpu", lambda q: q.dtype in HALF)
     monkeypatch.setattr(direct, "_functions", _functions)
     monkeypatch.setattr(linear, "on_gpu", lambda q: True)
+    monkeypatch.setattr(fp8, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(fp8, "has_kernel", True)
+    monkeypatch.setattr(fp8, "is_hopper", lambda device: sm == 90)
     monkeypatch.setattr(linear, "_registered", set(_linear_operations()))
     library = _in_place_of_the_cpu()
     try:
@@ -57,7 +62,7 @@ def _load() -> str:
     # First, because what is defined stays defined: after a skip the next test would do it again.
     path = host_build.load_or_skip(build.load).__file__
     library = torch.library.Library(NAMESPACE, "DEF")
-    for name, schema in (ops.SCHEMAS | rotary.SCHEMAS | linear.SCHEMAS).items():
+    for name, schema in _SCHEMAS.items():
         library.define(name + schema)
     _library, _path = library, path
     _take_functions()
@@ -72,6 +77,9 @@ def _in_place_of_the_cpu() -> torch.library.Library:
         for names, refused in ((ops.CPU, _refused), (rotary.CPU, _refused_rotary)):
             for name in names:
                 library.impl(name, _or_skip(name, refused), "CPU", allow_override=True)
+        for name in fp8.CPU:
+            kernel = getattr(getattr(torch.ops, NAMESPACE), name)
+            library.impl(name, kernel.default, "CPU", allow_override=True)
         for name in _linear_operations():
             library.impl(name, getattr(getattr(torch.ops, NAMESPACE), name).default, "CPU")
     return library
@@ -97,7 +105,7 @@ def _take_functions() -> None:
     """For direct calls of the operations, of which those that kernels refuse are none."""
     functions = module()
     assert direct.reach_tensors(functions)
-    for name in ops.CPU | rotary.CPU:
+    for name in ops.CPU | rotary.CPU | fp8.CPU:
         operation = getattr(torch.ops.flash_attn, name)
         function = _unless_refused(name, getattr(functions, name))
         entry = function, in_order(operation.default._schema)
@@ -122,6 +130,8 @@ def _or_skip(name: str, refused: Callable) -> Callable:
 
 def _refused(name: str, args: tuple) -> str:
     operands = args[2:3] if name == "_merge_attention" else args[:3]
+    if name in fp8.CPU:
+        return ""
     if operands[0].dtype not in HALF:
         return f"do not take {operands[0].dtype}"
     if any(_has_chunks(name, x) and x.shape[-1] % 8 for x in operands):

@@ -1,0 +1,216 @@
+// A consumer warpgroup whose products take Q, K, V and P as codes (e4m3).
+//
+// A code has 4 significant bits, and the tensor core keeps about 13 of a sum, relative to the
+// largest number that it adds. So P has units of its own in each row and KV block, in which its
+// largest number is 256: a block loses no more where another one has larger scores. And P·V of a
+// block begins at 0, and is added to O in fp32, times the row's unit.
+#pragma once
+
+#include "sm90/forward/consumer.h"
+
+namespace flash::sm90::forward {
+
+template <class Config>
+struct Fp8Consumer : Consumer<Config> {
+  using Base = Consumer<Config>;
+  using typename Base::Acc;
+  using typename Base::Position;
+  using typename Base::ScoreFragment;
+  using typename Base::Visible;
+  using Base::args, Base::smem, Base::warpgroup, Base::thread, Base::blocks;
+  static constexpr int kRows = Acc::kRows, kColumns = Base::kColumns;  // of scores, a thread
+
+  // P·V is added to O by so many columns at a time.
+  using MmaPiece = typename Config::MmaValues;
+  using PieceShape = Shape<Int<kWarpgroupRows>, Int<Config::kPieceColumns>>;
+  using Piece = decltype(partition_fragment_C(MmaPiece{}, PieceShape{}));
+  static constexpr int kPieces = Config::kHeadDimV / Config::kPieceColumns;
+  // ((4 keys, 2 rows, 2), 1, keys / 32): 16 keys are four of each thread (transposer.h)
+  using Probabilities = decltype(make_tensor<float_e4m3_t>(
+      Shape<Shape<_4, _2, _2>, _1, Int<Config::kBlockN / 32>>{}));
+
+  __device__ __forceinline__ void run() {
+    Base::find_place();
+    Base::ping_pong().begin();
+    for (uint32_t number = 0;;) {
+      Base::find_place();
+      smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
+      RowBlock<Config> const& block = smem.row_block(number);
+      if (!block.tile.valid) {
+        break;
+      }
+      Acc acc(Config::kScores == ScoreLevel::Plain ? block.score_mod.softmax_scale
+                                                   : block.score_mod.exponent_scale());
+      attend(block, acc);
+      number = block.number + 1;
+      finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
+      acc.rescale(acc.scale);
+      store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
+      if constexpr (Config::kTileColumns < Config::kHeadDimV) {
+        store<Config>(args, block, warpgroup, thread, acc);
+      }
+    }
+    tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
+    Base::ping_pong().end();
+  }
+
+ private:
+  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Acc& acc) {
+    if constexpr (Config::kScores == ScoreLevel::Plain) {
+      attend(block, NoScoreMods{}, acc);
+    } else {
+      attend(block, AnyScoreMods<Config>{block, warpgroup}, acc);
+    }
+  }
+
+  // Of a row's probabilities in a block: their unit, relative to the row's maximum, and what the
+  // row's sum and O so far are multiplied by.
+  struct Units {
+    float weight[kRows], factor[kRows];
+  };
+
+  // What the steps of a row block share.
+  template <class ScoreMods_>
+  struct Work {
+    using ScoreMods = ScoreMods_;
+    RowBlock<Config> const& block;
+    ScoreMods const& score_mods;
+    Acc& acc;
+    Units& units;
+  };
+
+  template <class ScoreMods>
+  __device__ __forceinline__ void attend(RowBlock<Config> const& block, ScoreMods const& score_mods,
+                                         Acc& acc) {
+    int const steps = block.range.count();
+    int i = Base::unseen_steps(block);
+    Base::leave_out_first(i);
+    // One more turn than steps, also of a warpgroup that sees nothing.
+    Base::ping_pong().wait();
+    if (i < steps) {
+      Units units;
+      Work<ScoreMods> const work{block, score_mods, acc, units};
+      for (; i < block.masked_steps; ++i) {
+        step<true>(work, block.range.block_at(i), i);
+      }
+      int const interior = block.range.interior();
+      for (; i < steps; ++i) {
+        step<false>(work, interior - i, i);
+      }
+    } else {
+      Base::see_nothing(block, acc);
+    }
+    Base::ping_pong().pass();
+    blocks += steps;
+  }
+
+  // Q·Kᵀ of a block, the softmax, and P·V. Other warpgroups compute meanwhile: with a softmax under
+  // the warpgroup's own products there would be registers for half as many keys.
+  template <bool kMasked, class Work>
+  __device__ __forceinline__ void step(Work const& work, int key_block, int step) {
+    Position const here(blocks + step);
+    ScoreFragment s;
+    smem.k_ring.wait_full(here);
+    Base::start_scores(here, s);
+    Visible seen[kRows];
+    if constexpr (kMasked) {
+      Base::find_visible(work.block, here, key_block, seen);
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(s);
+    Base::ping_pong().pass();
+    Base::release_k(step, work.block.range.count());
+    // The same registers, as one product or more has them.
+    using OfScores = Layout<Shape<Shape<_2, _2, Int<Config::kBlockN / 8>>, _1, _1>>;
+    Tensor scores = make_tensor(s.data(), rows_and_columns(OfScores{}));
+    if (softmax<kMasked>(work, key_block, seen, scores)) {
+      work.acc.rescale(work.units.factor);
+    }
+    Probabilities p;
+    to_operand(scores, p);
+    smem.v_ring.wait_full(here);
+    Base::ping_pong().wait();
+    for_each(make_int_sequence<kPieces>{}, [&](auto i) { add_piece(work, here, i, p); });
+    smem.v_ring.release(here);
+  }
+
+  // Adds a piece of P·V to O.
+  template <class Work>
+  __device__ __forceinline__ void add_piece(Work const& work, Position at, int i,
+                                            Probabilities const& p) {
+    auto const slice = MmaPiece{}.get_slice(0);
+    Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
+    using OfPiece = Shape<Int<Config::kPieceColumns>, Int<Config::kBlockN>>;
+    Tensor columns = local_tile(v(_, _, at.stage), OfPiece{}, make_coord(i, 0));
+    Piece piece;
+    start_product<false>(MmaPiece{}, p, slice.partition_fragment_B(columns), piece);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(piece);
+    constexpr int kNumbers = decltype(size(piece))::value;
+    Tensor sums = make_tensor(piece.data(), rows_and_columns(piece.layout()));
+    Tensor out = make_tensor(work.acc.out.data() + i * kNumbers, sums.layout());
+#pragma unroll
+    for (int c = 0; c < size<1>(sums); ++c) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        out(r, c) += work.units.weight[r] * sums(r, c);
+      }
+    }
+  }
+
+  static constexpr float kLargestLog2 = 8.f;  // of P; the largest code is 448
+
+  // Scores of a block become probabilities in units of the row. Returns whether a row's maximum
+  // moved, the same in a whole warp.
+  template <bool kMasked, class Work, class Scores>
+  __device__ __forceinline__ bool softmax(Work const& work, int key_block,
+                                          Visible const (&seen)[kRows], Scores& s) {
+    auto& softmax = work.acc.softmax;
+    typename Work::ScoreMods::Offsets offsets{};
+    work.score_mods.on_scores(s, key_block * Config::kBlockN, Coord(thread), offsets);
+    bool moved = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (kMasked) {
+        seen[r].hide_others(s, r);
+      }
+      float const top = QuadReduce{}(softmax.template largest<kColumns>(r, s), Max{});
+      moved |= softmax.raise_to(r, offsets.add(r, top), work.units.factor[r]);
+      float const exponent = fmaxf(top, softmax.no_key()) * softmax.scale_log2 - kLargestLog2;
+      work.units.weight[r] =
+          exp2_fast(exponent - offsets.take_away(r, softmax.max[r]) * softmax.scale_log2);
+      float sums[2] = {};
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        float const p = exp2_fast(s(r, c) * softmax.scale_log2 - exponent);
+        s(r, c) = p;
+        sums[c % 2] += p;
+      }
+      softmax.sum[r] =
+          softmax.sum[r] * work.units.factor[r] + work.units.weight[r] * (sums[0] + sums[1]);
+    }
+    return __any_sync(Base::kAll, moved);
+  }
+
+  template <class Scores>
+  __device__ __forceinline__ static void to_operand(Scores const& s, Probabilities& p) {
+    Tensor words = recast<uint32_t>(p);  // ((1, 2 rows, 2), 1, keys / 32)
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int four = 0; four < kColumns / 4; ++four) {
+        int const c = 4 * four;
+        words(four / 2 * 4 + four % 2 * 2 + r) =
+            pack_four(s(r, c), s(r, c + 1), s(r, c + 2), s(r, c + 3));
+      }
+    }
+  }
+
+  __device__ static uint32_t pack_four(float a, float b, float c, float d) {
+    cutlass::NumericArrayConverter<float_e4m3_t, float, 4> const converter;
+    auto const codes = converter(cutlass::Array<float, 4>{a, b, c, d});
+    return reinterpret_cast<uint32_t const&>(codes);
+  }
+};
+
+}  // namespace flash::sm90::forward
