@@ -40,6 +40,9 @@ bool rejects(Variant const& v, Request const& r, Say say) {
     return because("serves keys whose rows can be numbered, and pages of a multiple of ", kBoxRows,
                    " rows, without left padding");
   }
+  if (reads_pages_too && v.dtype == std::string_view("e4m3") && v.block_n > kMostPagedKeys) {
+    return because("has tiles of ", v.block_n, " keys, in pages ", kMostPagedKeys);
+  }
   if (int const arch = forced_arch(); arch && arch != v.arch) {
     return because("is sm", v.arch, ", FLASH_ATTN_ARCH asks for ", arch);
   }

@@ -17,7 +17,7 @@ constexpr double kMostBytes = 256 << 20;
 KernelTimes times_of(Machine const& m, Kernel const& k, ForwardTile tile) {
   double const flops = 2. * k.block_m * k.block_n * (k.head_dim + k.head_dim_v);
   float const step = static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);
-  bool const measured = k.sm == 90 && k.plain;
+  bool const measured = k.sm == 90 && k.plain && !k.query_codes;
   auto const& rows = k.codes ? m.forward_codes : m.forward;
   return times_of(measured ? rows : std::span<RowTimes const>{}, k, static_cast<int>(tile),
                   {step, step});
@@ -140,8 +140,8 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
                              p.page_boxes && !p.largest_logits;
   // Pairs of CTAs know neither pack-GQA nor splits.
-  bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart && p.group() <= kWarpgroupRows &&
-                           !is_wide(k.head_dim, k.head_dim_v);
+  bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart &&
+                           p.group() <= kWarpgroupRows && !is_wide(k.head_dim, k.head_dim_v);
   bool const packs = heads_share && p.group() > 1 && !one_tile;
   // Beside decode, row blocks are numbered by the fewest queries of a long sequence, and most of
   // the numbers of one query head's have no rows: CTAs draw them in vain. Decode reads memory all

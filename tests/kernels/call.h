@@ -96,9 +96,9 @@ inline flash::CodeScale code_scale(py::dict const& call, std::string const& name
 }
 
 inline flash::CodeScales code_scales(py::dict const& call) {
-  return {number<bool>(call, "codes"),      number<bool>(call, "codes_of_q"),
-          number<bool>(call, "bf16_out"),   code_scale(call, "q_descale"),
-          code_scale(call, "k_descale"),    code_scale(call, "v_descale")};
+  return {number<bool>(call, "codes"),    number<bool>(call, "codes_of_q"),
+          number<bool>(call, "bf16_out"), code_scale(call, "q_descale"),
+          code_scale(call, "k_descale"),  code_scale(call, "v_descale")};
 }
 
 inline flash::FwdParams forward_params(py::dict const& call) {

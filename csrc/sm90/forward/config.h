@@ -35,8 +35,8 @@ constexpr int staged_columns(ForwardTileShape const& tile, int codes) {
   return std::min(room / (tile.block_m * kRun * 2) * kRun, tile.head_dim_v);
 }
 
-// Buffers for codes that become elements or are transposed: `most`, or as many as there is room for.
-// codes: bytes of one.
+// Buffers for codes that become elements or are transposed: `most`, or as many as there is room
+// for. codes: bytes of one.
 constexpr int code_stages(ForwardTileShape const& tile, int codes, int most) {
   constexpr int kBytes = 225 << 10;
   return std::clamp((kBytes - tile.bytes()) / std::max(codes, 1), 1, most);
@@ -145,9 +145,9 @@ struct ForwardConfig {
   // A run of codes has twice as many columns.
   static constexpr int kLoadedQ = kFp8 ? kHeadDim / 2 : kHeadDim;
   using SmemLayoutQ = SmemTiles<Query, kWarpgroupRows, kHeadDim, kConsumers, kRun<kLoadedQ>>;
-  using SmemLayoutK =
-      std::conditional_t<kFp8, SmemTiles<Query, kBlockN, kHeadDim, kStages, kRun<kLoadedQ>>,
-                         typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
+  using SmemLayoutK = std::conditional_t<
+      kFp8, SmemTiles<Query, kBlockN, kHeadDim, kStages, kRun<kLoadedQ>>,
+      typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
   using SmemLayoutV = typename Values::Layout;
 
   // The wait for P·V lies between the two rows' exponentials, not behind both. H200, of FA3 over

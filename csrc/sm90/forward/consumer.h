@@ -180,12 +180,15 @@ struct Consumer {
                : block.range.count();
   }
 
+  template <bool kTakesTurns = true>
   __device__ void leave_out_first(int steps) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       Position const here(blocks + step);
-      ping_pong().wait();
-      ping_pong().pass();
+      if constexpr (kTakesTurns) {
+        ping_pong().wait();
+        ping_pong().pass();
+      }
       smem.k_ring.wait_full(here);
       smem.k_ring.release(here);
       smem.v_ring.wait_full(here);

@@ -105,9 +105,9 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
   auto const v =
       keys_of<Config, Config::kLoadedV>(params, loaded(params.v), params.head_dim_v / kOfLoaded);
   constexpr int kOfQuery = Config::kFp8 ? 2 : 1;
-  auto const q = row_request(params, Config::kFp8 ? in_pairs(params.q) : params.q,
-                             params.head_dim / kOfQuery, rows.queries, kRun<Config::kLoadedQ>,
-                             static_cast<int>(rows.heads.divisor));
+  auto const q =
+      row_request(params, Config::kFp8 ? in_pairs(params.q) : params.q, params.head_dim / kOfQuery,
+                  rows.queries, kRun<Config::kLoadedQ>, static_cast<int>(rows.heads.divisor));
   auto const out = row_request(params, params.out, params.head_dim_v, kWarpRows,
                                kRun<Config::kHeadDimV>, /*group=*/1);
   ForwardArgs const args{make_tensor_map(q),

@@ -32,8 +32,8 @@ class TileTransposer {
   using From = Chunks<kKeys, kColumns>;
   using To = Chunks<kColumns, kKeys>;
 
-  int from, to;       // a lane's offsets in tiles, of the warp's first unit
-  bool stores_odd;    // whether the first word that the lane stores is of the odd column
+  int from, to;     // a lane's offsets in tiles, of the warp's first unit
+  bool stores_odd;  // whether the first word that the lane stores is of the odd column
 
  public:
   static constexpr int kWarps = 2, kAtOnce = 2;
