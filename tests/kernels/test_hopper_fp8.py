@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 
 import pytest
 import torch
@@ -72,9 +71,80 @@ def random_codes(gen, *shape):
 )
 def test_masks(kernels, row, sq, sk, options):
     gen = torch.Generator().manual_seed(sq + sk)
-    d = row.head_dim
-    q, k, v = (random_codes(gen, 2, s, h, d) for s, h in ((sq, 4), (sk, 2), (sk, 2)))
+    d, dv = row.head_dim, row.head_dim_v
+    q, k, v = (random_codes(gen, 2, *size) for size in ((sq, 4, d), (sk, 2, d), (sk, 2, dv)))
     scales = [torch.rand(2, 2, generator=gen) + 0.5 for _ in "qkv"]
     if row.scores == "full":
         options = options | {"softcap": 20.0}
     check(kernels, row, q, k, v, scales, **options)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("out_dtype", [BF16, FP16])
+def test_head_dims_and_dtype_of_out(kernels, row, out_dtype):
+    gen = torch.Generator().manual_seed(1)
+    d, dv = row.head_dim - 32, row.head_dim_v - 16
+    q, k, v = (random_codes(gen, 2, *size) for size in ((70, 4, d), (200, 2, d), (200, 2, dv)))
+    check(kernels, row, q, k, v, out_dtype=out_dtype, causal=True)
+    d, dv = row.head_dim, row.head_dim_v
+    q, k, v = (random_codes(gen, 1, *size) for size in ((70, 6, d), (200, 1, d), (200, 1, dv)))
+    sinks = torch.randn(6, generator=gen)
+    check(kernels, row, q, k, v, out_dtype=out_dtype, s_aux=sinks)
+
+
+@pytest.mark.parametrize("row", [v for v in ROWS if v.scores == "full"], ids=id_of)
+def test_alibi(kernels, row):
+    gen = torch.Generator().manual_seed(2)
+    q, k, v = (random_codes(gen, 2, s, h, row.head_dim) for s, h in ((70, 4), (200, 2), (200, 2)))
+    slopes = torch.rand(4, generator=gen) * 0.3
+    for options in ({}, {"softcap": 10.0}, {"causal": True}):
+        check(kernels, row, q, k, v, alibi_slopes=slopes, **options)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("of", ["q", "k", "v"])
+@pytest.mark.parametrize("nan", [False, True])
+def test_every_code(kernels, row, of, nan):
+    """In every column. A scale of 2⁻⁶ keeps scores of large codes apart, but not far apart."""
+    gen = torch.Generator().manual_seed(3)
+    dims = {"q": row.head_dim, "k": row.head_dim, "v": row.head_dim_v}
+    x = {name: random_codes(gen, 1, 256, 1, d) for name, d in dims.items()}
+    x[of] = every_code(dims[of], nan)
+    unit = 2.0**-6
+    numbers = {name: codes.float() * unit for name, codes in x.items()}
+    expected, _, p = attention_ref(*numbers.values())
+    out, _ = calls.dense(
+        kernels, row.name, *x.values(), codes=calls.code_scales(unit, unit, unit), out_dtype=BF16
+    )
+    assert torch.equal(out.isnan(), expected.isnan())
+    _, bound = rounded_probabilities(p, numbers["v"], row.block_n)
+    seen = ~expected.isnan()
+    rounding = 2.0**-8 * expected.abs() + 2.0**-11 * numbers["v"].abs().nan_to_num().amax()
+    assert ((out - expected).abs() <= bound + rounding)[seen].all()
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_a_block_of_small_probabilities_has_units_of_its_own(kernels, row):
+    """One key of 3,000 has a third of the weight. In units of the row's largest probability, all
+    others would be 0."""
+    gen = torch.Generator().manual_seed(4)
+    d, keys = row.head_dim, 3000
+    q, k = torch.zeros(1, 80, 1, d), torch.zeros(1, keys, 1, d)
+    q[..., 0], k[:, 40, :, 0] = 1.0, 7.0
+    v = torch.randn(1, keys, 1, row.head_dim_v, generator=gen) + 1
+    check(kernels, row, *(x.to(E4M3) for x in (q, k, v)), softmax_scale=1.0)
+
+
+@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+def test_negative_scores(kernels, row):
+    """Of all keys, of the first block, of the first rows."""
+    gen = torch.Generator().manual_seed(5)
+    d = row.head_dim
+    q, k = (torch.rand(1, s, 2, d, generator=gen) + 0.1 for s in (150, 500))
+    v = random_codes(gen, 1, 500, 2, row.head_dim_v)
+    for negative in (slice(None), slice(200), slice(300, None)):
+        keys = k.clone()
+        keys[:, negative] *= -1
+        check(kernels, row, q.to(E4M3), keys.to(E4M3), v, softmax_scale=0.2)
+    q[:, :70] *= -1
+    check(kernels, row, q.to(E4M3), k.to(E4M3), v, softmax_scale=0.2)

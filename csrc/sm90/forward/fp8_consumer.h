@@ -193,12 +193,13 @@ struct Fp8Consumer : Consumer<Config> {
       }
     }
     float tops[kRows];
-    find_tops(s, tops);
+    find_tops(s, offsets, tops);
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      moved |= softmax.raise_to(r, offsets.add(r, tops[r]), work.units.factor[r]);
-      float const exponent = fmaxf(tops[r], softmax.no_key()) * softmax.scale_log2 - kLargestLog2;
+      moved |= softmax.raise_to(r, tops[r], work.units.factor[r]);
+      float const top = offsets.take_away(r, fmaxf(tops[r], softmax.no_key()));
+      float const exponent = top * softmax.scale_log2 - kLargestLog2;
       work.units.weight[r] =
           exp2_fast(exponent - offsets.take_away(r, softmax.max[r]) * softmax.scale_log2);
       float sums[2] = {};
@@ -214,22 +215,34 @@ struct Fp8Consumer : Consumer<Config> {
     return __any_sync(Base::kAll, moved);
   }
 
-  // The largest score of each row. One instruction compares two more scores, as integers, in whose
-  // order negative ones are not: rows without a positive one are looked at again.
+  // The largest score of each row.
   template <class Scores>
-  __device__ __forceinline__ static void find_tops(Scores const& s, float (&tops)[kRows]) {
-    using Softmax = OnlineSoftmax<kRows>;
+  __device__ __forceinline__ static void find_tops(Scores const& s,
+                                                   RowOffsets<kRows> const& offsets,
+                                                   float (&tops)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float const own = OnlineSoftmax<kRows>::template largest<kColumns>(r, s);
+      tops[r] = QuadReduce{}(offsets.add(r, own), Max{});
+    }
+  }
+
+  // One instruction compares two more scores, as integers, in whose order negative ones are not:
+  // rows without a positive one are looked at again.
+  template <class Scores>
+  __device__ __forceinline__ static void find_tops(Scores const& s, NoOffsets,
+                                                   float (&tops)[kRows]) {
     bool positive = true;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float const top = from_ordered_bits(Softmax::template top_bits<kColumns>(r, s, 0));
-      tops[r] = QuadReduce{}(top, Max{});
+      int const own = OnlineSoftmax<kRows>::template top_bits<kColumns>(r, s, 0);
+      tops[r] = QuadReduce{}(from_ordered_bits(own), Max{});
       positive = positive && tops[r] > 0.f;
     }
     if (!__all_sync(Base::kAll, positive)) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        tops[r] = QuadReduce{}(Softmax::template largest<kColumns>(r, s), Max{});
+        tops[r] = QuadReduce{}(OnlineSoftmax<kRows>::template largest<kColumns>(r, s), Max{});
       }
     }
   }

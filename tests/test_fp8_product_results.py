@@ -1,0 +1,136 @@
+"""Attention of codes whose products may be of codes too: packed sequences, pages, NaN, batches.
+
+On a CPU, and on GPUs without such products, the same bounds hold with room to spare."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import Case
+from coded_cases import make_coded, pack_coded
+from compare import assert_bitwise
+from fp8_cases import FP8, NAN_CODE
+from packed_cases import LENGTHS
+from reference import attention_ref
+from test_fp8_forward import dense_of, in_pages, options_of, packed_of
+
+from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+CASES = [
+    Case(),
+    Case(sq=200, sk=257, h=6, hk=2, causal=True),
+    Case(sq=129, sk=17, causal=True, d=128),
+    Case(b=1, sq=64, sk=300, h=4, hk=1, window=(33, 65), d=40),
+    Case(sq=100, sk=100, causal=True, window=(20, 0), d=72, softcap=15.0),
+    Case(sq=31, sk=90, d=96, alibi="bh", causal=True),
+    Case(sq=60, sk=60, d=200, sinks=True, causal=True),
+    Case(b=1, sq=300, sk=400, d=192, dv=128),
+    Case(b=1, sq=300, sk=400, d=256, h=8, hk=2),
+]
+
+
+def close(out, lse, reference, numbers, s_aux) -> None:
+    """A sixteenth of each probability, less than a thousandth of what products leave out, and the
+    rounding of out itself."""
+    expected, expected_lse = reference(attention_ref)(*numbers, s_aux)
+    size, _ = reference(attention_ref)(*numbers[:2], numbers[2].abs(), s_aux)
+    largest = numbers[2].abs().amax() if numbers[2].numel() else 0
+    bound = size.to(out.device) / 15 + largest * 2.0**-14 + expected.abs().to(out.device) / 256
+    assert ((out - expected.to(out.device)).abs() <= bound).all()
+    error = (out.double() - expected.to(out.device)).norm()
+    assert error <= 0.04 * expected.norm().to(out.device) + 1e-6
+    finite = expected_lse.isfinite().to(lse.device)
+    assert torch.equal(lse.isfinite(), finite)
+    assert torch.allclose(lse.double()[finite], expected_lse.to(lse.device)[finite], atol=4e-3)
+
+
+@pytest.mark.parametrize("kind", ["none", "head"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_dense(case, kind, device):
+    x, coded = make_coded(case, kind, device)
+    out, lse = flash_attn_func(
+        **coded.codes, **coded.descales, **options_of(case, x), return_lse=True, fp8_products=True
+    )
+    close(out, lse, dense_of(case, x), list(coded.numbers.values()), x.s_aux)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    "case", [Case(causal=True), Case(d=128, dv=64, sinks=True), Case(d=72, softcap=20.0)], ids=str
+)
+def test_packed(case, lengths, device):
+    x, coded = pack_coded(case, LENGTHS[lengths], "head", device)
+    out, lse = flash_attn_varlen_func(
+        **coded.codes, **x.lengths, **coded.descales, **options_of(case, x), return_lse=True,
+        fp8_products=True,
+    )  # fmt: skip
+    close(out, lse, packed_of(case, x), list(coded.numbers.values()), x.s_aux)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("size", [8, 16, 64, 256])
+def test_pages(size, d, device):
+    case = Case(causal=True, d=d)
+    lengths = ([150, 1, 70, 0], [450, 33, 300, 20])
+    x, coded = pack_coded(case, lengths, "head", device)
+    k, v, table = in_pages(x, coded.codes, size, device)
+    out, lse = flash_attn_varlen_func(
+        coded.codes["q"], k, v, **x.lengths, **coded.descales, causal=True, block_table=table,
+        return_lse=True, fp8_products=True,
+    )  # fmt: skip
+    close(out, lse, packed_of(case, x), list(coded.numbers.values()), x.s_aux)
+
+
+def test_missing_pages(device):
+    """Keys on page -1 do not exist."""
+    case = Case(d=128, causal=False)
+    x, coded = pack_coded(case, ([150], [320]), "none", device)
+    k, v, table = in_pages(x, coded.codes, 64, device)
+    table[0, 1] = -1
+    rows = torch.cat([torch.arange(64), torch.arange(128, 320)])
+    whole = flash_attn_func(
+        coded.codes["q"][None], *(coded.codes[n][rows.to(device)][None] for n in "kv"),
+        fp8_products=True,
+    )  # fmt: skip
+    out = flash_attn_varlen_func(
+        coded.codes["q"], k, v, **x.lengths, block_table=table, fp8_products=True
+    )
+    assert (out - whole[0]).norm() <= 0.04 * whole.norm()
+
+
+def test_nan_reaches_the_rows_that_see_it(device):
+    _, coded = make_coded(Case(b=1, sq=40, sk=40), "none", device)
+    codes = {name: x.clone() for name, x in coded.codes.items()}
+    codes["v"].view(torch.uint8)[0, 20, 0] = NAN_CODE
+    out = flash_attn_func(**codes, causal=True, fp8_products=True)
+    assert out[0, 20:, :2].isnan().all()
+    assert out[0, :20].isfinite().all()
+    assert out[0, :, 2:].isfinite().all()
+
+
+def test_sequences_without_keys(device):
+    x, coded = pack_coded(Case(), ([3, 9, 4], [5, 0, 6]), "none", device)
+    out, lse = flash_attn_varlen_func(
+        **coded.codes, **x.lengths, return_lse=True, fp8_products=True
+    )
+    for rows in (slice(3, 12), slice(16, None)):
+        assert not out[rows].any()
+        assert (lse[:, rows] == -math.inf).all()
+    assert out[:3].isfinite().all()
+
+
+def test_batch_invariant(device):
+    _, coded = make_coded(Case(b=3, sq=150, sk=300, d=128), "none", device)
+    options = {"batch_invariant": True, "fp8_products": True}
+    whole = flash_attn_func(**coded.codes, **options)
+    alone = flash_attn_func(**{name: x[1:2] for name, x in coded.codes.items()}, **options)
+    assert_bitwise("out", alone[0], whole[1])
+
+
+def test_every_run_is_the_same(device):
+    _, coded = make_coded(Case(b=2, sq=200, sk=300, d=128), "none", device)
+    first, second = (flash_attn_func(**coded.codes, fp8_products=True) for _ in range(2))
+    assert coded.codes["q"].dtype is FP8
+    assert_bitwise("out", first, second)
