@@ -160,8 +160,8 @@ struct ForwardConfig {
   static constexpr int kTileQ = kWarpgroupRows * kHeadDim;  // elements
   static constexpr int kTileK = kBlockN * kHeadDim;
   static constexpr int kTileV = kBlockN * kHeadDimV;
-  // What TMA brings of K and V: their elements, or pairs of codes. The fourth warpgroup makes
-  // elements of those, or transposes V. Two buffers for codes hide a load's latency.
+  // What TMA brings of K and V: their elements, or pairs of codes. A converter makes elements of
+  // those, or with kFp8 transposes V's. Two buffers for codes hide a load's latency.
   using Loaded = std::conditional_t<kCodes, uint16_t, Element>;
   static constexpr int kConverted =
       kCodes ? kBlockN * ((kConvertsKeys ? kHeadDim : 0) + kHeadDimV) : 0;  // bytes
