@@ -103,7 +103,7 @@ def packed_of(device) -> dict:
 
 def pages_of(device) -> dict:
     table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32, device=device)
-    pages = {name: codes(device, 4, 4, HK, D) for name in "kv"}
+    pages = {name: codes(device, 4, 8, HK, D) for name in "kv"}
     return packed_of(device) | pages | {"block_table": table}
 
 
