@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import BF16
-from coded_cases import HK, B, D, H, S, call_of, dense_of, packed_of, pages_of
+from cases import BF16, Case
+from coded_cases import HK, B, D, H, S, call_of, dense_of, make_coded, packed_of, pages_of
 from compare import assert_bitwise
 from fp8_cases import FP8, codes
+from reference import attention_ref
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -66,6 +67,71 @@ def test_explained_as_other_calls_are(function, inputs):
     with pytest.raises(ValueError, match=r"^fp8_products: got True with a q of torch.bfloat16"):
         flash_attn.explain_call(flash_attn_func, q, q, q, fp8_products=True)
     assert "cpu" in str(flash_attn.explain_call(flash_attn_func, q, q, q, fp8_products=False))
+
+
+# --- Results --------------------------------------------------------------------------------------
+
+
+def takes_kernel(call: dict) -> bool:
+    has_kernel = fp8._on_gpu(call["q"]) and fp8.has_kernel and fp8.is_hopper(call["q"].device)
+    return has_kernel and max(call["q"].shape[-1], call["v"].shape[-1]) <= 256
+
+
+CASES = [
+    Case(sq=70, sk=300, d=64), Case(sq=40, sk=200, d=40, causal=True),
+    Case(sq=50, sk=50, d=128, dv=72, causal=True, window=(20, 0)),
+    Case(b=1, sq=60, sk=90, d=256, softcap=15.0), Case(b=1, sq=30, sk=40, d=264),
+    Case(sq=60, sk=150, d=96, alibi="bh", sinks=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["none", "number", "head"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_within_the_bound_of_the_docs(case, kind, device):
+    x, coded = make_coded(case, kind, device)
+    options = {
+        "softcap": case.softcap, "alibi_slopes": x.alibi_slopes, "s_aux": x.s_aux,
+        "return_lse": True, **case.mask_kwargs(), **coded.descales,
+    }  # fmt: skip
+    out, lse = flash_attn_func(**coded.codes, **options, fp8_products=True)
+    numbers = coded.numbers.values()
+    expected, expected_lse, p = attention_ref(*numbers, s_aux=x.s_aux, **case.reference_kwargs(x))[
+        :3
+    ]
+    *_, v = numbers
+    v = v.abs().repeat_interleave(case.h // case.hk, 2)
+    largest = p.amax(-1, keepdim=True)  # in a row, so no less than in a block
+    # A score that is off by little, and the log-sum-exp with it, changes P by as much of itself.
+    of_scores = 2 * 2.0**-10 * max(1.0, expected_lse[expected_lse.isfinite()].abs().max())
+    change = torch.einsum("bhqk,bkhd->bqhd", p * (1 / 16 + of_scores) + largest * 2.0**-18, v)
+    rounding = torch.finfo(out.dtype).eps * expected.abs() + 1e-6
+    assert ((out - expected).abs() <= change + rounding).all()
+    assert error(out, expected) < 0.04
+    torch.testing.assert_close(lse.double(), expected_lse, atol=4e-3, rtol=4e-3)
+    if takes_kernel(coded.codes):
+        plain, _ = flash_attn_func(**coded.codes, **options)
+        assert not torch.equal(out, plain)
+
+
+def error(out: Tensor, expected: Tensor) -> float:
+    return float((out.double() - expected).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_packed_and_paged(paged, device):
+    ends = torch.tensor([0, 40, 90], dtype=torch.int32, device=device)
+    call = {
+        "q": codes(device, 90, H, 64), "k": codes(device, 90, HK, 64),
+        "v": codes(device, 90, HK, 64), "cu_seqlens_q": ends, "cu_seqlens_k": ends,
+        "max_seqlen_q": 50, "max_seqlen_k": 50, "v_descale": 0.5,
+    }  # fmt: skip
+    if paged:
+        call["k"], call["v"] = (codes(device, 8, 16, HK, 64) for _ in "kv")
+        call["block_table"] = torch.randperm(8).view(2, 4).int().to(device)
+    plain = flash_attn_varlen_func(**call, causal=True)
+    out = flash_attn_varlen_func(**call, causal=True, fp8_products=True)
+    assert error(out, plain) < 0.04
+    assert torch.equal(out, plain) == (not takes_kernel(call))
 
 
 # --- Compilers ------------------------------------------------------------------------------------
