@@ -445,7 +445,7 @@ def flash_attn_with_kvcache(
         cache_seqlens: the number of keys in use before the append: an int, or (batch,) int32. None
             is the whole cache. -1 leaves a row out: nothing is read or written and out is 0.
         cache_batch_idx: (batch,), int32: the row of the cache of each row of q; None is the
-            identity. Not with block_table. With k, indices differ, but for rows that are left out.
+            identity. Not with block_table. With k they must differ, but for rows that are left out.
         cache_leftpad: (batch,), int32: the position of the first key, at most how many there are,
             new ones included; None is 0.
         block_table: (batch, max_blocks), int32: as in :func:`flash_attn_varlen_func`; -1 is no
