@@ -17,7 +17,7 @@ from pathlib import Path
 from build_tools.page_table import DOCS, Table
 
 ROOT = Path(__file__).resolve().parent.parent
-YES, NO = "yes", "–"
+YES, NO, CONVERTED = "yes", "–", "as 16 bits"
 FAMILIES = {"sm80": "GPU, sm80 kernels (Ampere and newer)", "sm90": "GPU, sm90 kernels (Hopper)"}
 
 # The family whose kernels a GPU runs where its own family has none.
@@ -29,7 +29,8 @@ class Feature:
     """name: the row's label. probe: a CPU call that uses it. op: the op that has to exist on CUDA.
 
     scores: the level of score features that the kernel must have. cached_bits: of the keys that it
-    must read. refused: the name under which csrc/api refuses it. latent: of a latent cache.
+    must read; dtypes: of the queries. refused: the name under which csrc/api refuses it. latent: of
+    a latent cache. converts: what has no such kernel is converted to 16 bits.
     """
 
     name: str
@@ -37,9 +38,10 @@ class Feature:
     op: str = "_flash_attn_forward"
     scores: str = "plain"
     cached_bits: int = 16
-    dtypes: tuple[str, ...] = ("bf16", "fp16")  # of queries
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
     refused: str = ""
     latent: bool = False
+    converts: bool = False
 
     @property
     def direction(self) -> str:
@@ -67,6 +69,8 @@ class Kernels:
         rows = self.rows_of(feature, family)
         if feature.op not in self.ops or feature.refused in self.refused:
             return NO
+        if not rows and feature.converts:
+            return CONVERTED
         if not rows:
             older = OLDER.get(family)
             served = older is not None and self.cell(feature, older) != NO
@@ -74,7 +78,7 @@ class Kernels:
         dtypes = ", ".join(dict.fromkeys(v.dtype for v in rows))
         d, dv = max((v.head_dim, v.head_dim_v) for v in rows)
         wider = [v for v in self.rows_of(feature, OLDER.get(family)) if v.head_dim > d]
-        more = f"; above by {OLDER[family]}" if wider else ""
+        more = f"; above by {OLDER[family]}" if wider else f"; else {CONVERTED}" * feature.converts
         return f"{dtypes}; d ≤ {d}" + f"/{dv}" * (d != dv) + more
 
     def rows_of(self, feature: Feature, family: str | None) -> list:
@@ -84,6 +88,7 @@ class Kernels:
             if v.arch == family
             and v.direction == feature.direction
             and v.cached_bits == feature.cached_bits
+            and v.dtype in feature.dtypes
             and feature.scores in ("plain", v.scores)
         ]
 
@@ -195,10 +200,11 @@ def _features() -> list[Feature]:
         ),
         Feature(
             "queries, keys and values of codes (fp8)",
-            lambda: dense(codes=True),
+            lambda: dense(codes=True, fp8_products=True),
             op="_flash_attn_fp8_forward",
             cached_bits=8,
             dtypes=("e4m3",),
+            converts=True,
         ),
     ]
 

@@ -69,6 +69,7 @@ def flash_attn_func(
     k_descale: Descale = None,
     v_descale: Descale = None,
     out_dtype: torch.dtype | None = None,
+    fp8_products: bool = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Attention ``softmax(q kᵀ · softmax_scale + mask) v`` without ever forming the scores.
@@ -97,9 +98,8 @@ def flash_attn_func(
             is no multiple of 8 costs a padded copy (of codes, 16, and other rows a copy).
         k: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
         v: (batch, seqlen_k, heads_k, head_dim), as k; its head_dim may differ, and is that of out.
-        dropout_p: probability with which an attention weight is dropped, 0 to 1 - 2**-16, rounded
-            to a multiple of 2**-16. What is kept is scaled by 1 / (1 - dropout_p). Drawn from
-            torch's default generator of q's device.
+        dropout_p: probability of dropping a weight, 0 to 1 - 2**-16, rounded to a multiple of
+            2**-16; the rest is scaled by 1 / (1 - dropout_p). By torch's generator of q's device.
         softmax_scale: factor on q kᵀ, finite; None is ``head_dim ** -0.5``.
         causal: mask the keys after the query, as drawn above.
         window_size: (left, right), in keys: query i sees the keys from
@@ -122,6 +122,10 @@ def flash_attn_func(
         q_descale, k_descale, v_descale: of codes: a number is ``code · descale``. A number > 0, or
             float32 (batch, heads_k) of any strides, that of q too. None is 1.
         out_dtype: of codes: that of out, bfloat16 (None is this) or float16.
+        fp8_products: of codes: permits Hopper GPUs to multiply codes as they are, which is faster,
+            and rounds probabilities to codes: out is off by about 2% of its norm on random inputs,
+            as much as v in codes is, and the log-sum-exp by 1e-3 where scores are moderate, else by
+            2**-10 of the largest one. CPUs, other GPUs, and calls without such a kernel ignore it.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q or out_dtype; contiguous, but for a
@@ -144,7 +148,7 @@ def flash_attn_func(
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
-    given = of_codes(q_descale, k_descale, v_descale, out_dtype)
+    given = of_codes(q_descale, k_descale, v_descale, out_dtype, fp8_products)
     return calls.attend(q, k, v, options, given=given)
 
 
@@ -250,6 +254,7 @@ def flash_attn_varlen_func(
     k_descale: Descale = None,
     v_descale: Descale = None,
     out_dtype: torch.dtype | None = None,
+    fp8_products: bool = False,
     qv: Tensor | None = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
@@ -278,22 +283,20 @@ def flash_attn_varlen_func(
             as in :func:`flash_attn_func`.
         causal, window_size: as there; ``seqlen_q`` and ``seqlen_k`` are those of the sequence.
         alibi_slopes: (heads,) or (batch, heads), float32.
-        q_descale, k_descale, v_descale, out_dtype: of q, k and v (or pages) in float8_e4m3fn, as in
-            :func:`flash_attn_func`; of pages alone, as in :func:`flash_attn_with_kvcache`.
+        q_descale, k_descale, v_descale, out_dtype, fp8_products: of q, k and v (or pages) of codes,
+            as in :func:`flash_attn_func`; of pages alone, as in :func:`flash_attn_with_kvcache`.
         qv: (total_q, heads, head_dim_v), with block_table: as in :func:`flash_attn_with_kvcache`.
 
     Returns:
         out (total_q, heads, head_dim), dtype and strides as in :func:`flash_attn_func`.
         With return_lse or return_softmax_lse, ``(out, lse)``: lse (heads, total_q), float32
         (float64 for float64 inputs), differentiable.
-        With return_attn_probs, ``(out, lse, S_dmask)``: S_dmask (batch, heads, max_seqlen_q,
-        max_seqlen_k), for tests.
+        With return_attn_probs, ``(out, lse, S_dmask)``: (batch, heads, max_seqlen_q, max_seqlen_k).
 
     Raises:
         TypeError, ValueError: an argument that is not as above; the message names it.
         RuntimeError: as in :func:`flash_attn_func`.
-        NotImplementedError: CUDA tensors for which there is no compiled kernel; a backward
-            through block_table.
+        NotImplementedError: CUDA tensors without a compiled kernel; a backward through block_table.
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_func, unknown)
@@ -301,7 +304,7 @@ def flash_attn_varlen_func(
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    given = of_codes(q_descale, k_descale, v_descale, out_dtype)
+    given = of_codes(q_descale, k_descale, v_descale, out_dtype, fp8_products)
     return calls.attend(q, k, v, options, lengths, block_table, None, given, qv)
 
 
@@ -441,9 +444,8 @@ def flash_attn_with_kvcache(
             floating dtype; the call casts another one than q's. Need k.
         cache_seqlens: the number of keys in use before the append: an int, or (batch,) int32. None
             is the whole cache. -1 leaves a row out: nothing is read or written and out is 0.
-        cache_batch_idx: (batch,), int32: the row of the cache for each row of q; None is the
-            identity. Not with block_table. If k is given, indices must differ, but for rows that
-            are left out.
+        cache_batch_idx: (batch,), int32: the row of the cache of each row of q; None is the
+            identity. Not with block_table. With k they must differ, but for rows that are left out.
         cache_leftpad: (batch,), int32: the position of the first key, at most how many there are,
             new ones included; None is 0.
         block_table: (batch, max_blocks), int32: as in :func:`flash_attn_varlen_func`; -1 is no
@@ -474,10 +476,8 @@ def flash_attn_with_kvcache(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_with_kvcache, unknown)
-    cache = Cache(
-        k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table,
-    )  # fmt: skip
+    cache = Cache(k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+                  cache_leftpad, block_table)  # fmt: skip
     options = Options(softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                       softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
                       return_lse=return_lse, return_softmax_lse=return_softmax_lse)  # fmt: skip

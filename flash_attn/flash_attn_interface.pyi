@@ -37,7 +37,7 @@ def flash_attn_func(
     batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> Tensor: ...
 @overload
 def flash_attn_func(
@@ -47,7 +47,7 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
     return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -57,7 +57,7 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
     return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -68,7 +68,7 @@ def flash_attn_func(
     batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -78,7 +78,7 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: Literal[True], return_softmax_lse: bool = False,
     return_max_logits: Literal[True, "row"], q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -88,7 +88,7 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: Literal[True],
     return_max_logits: Literal[True, "row"], q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -98,7 +98,7 @@ def flash_attn_func(
     return_attn_probs: Literal[True], s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
     return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -107,7 +107,7 @@ def flash_attn_func(
     return_attn_probs: Literal[True], *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
     return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
@@ -117,7 +117,7 @@ def flash_attn_func(
     return_attn_probs: bool = False, *, s_aux: Tensor | None = None, batch_invariant: bool = False,
     return_lse: bool = False, return_softmax_lse: bool = False,
     return_max_logits: MaxLogits = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload
@@ -283,7 +283,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -295,7 +295,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -307,7 +307,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -319,7 +319,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[False] = False,
     return_softmax_lse: Literal[False] = False, return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -331,7 +331,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: Literal[True],
     return_softmax_lse: bool = False, return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -343,7 +343,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: Literal[True], return_max_logits: Literal[True, "row"],
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -355,7 +355,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: Literal[False] = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -366,7 +366,8 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None, *, s_aux: Tensor | None = None,
     batch_invariant: bool = False, return_lse: bool = False, return_softmax_lse: bool = False,
     return_max_logits: Literal[False] = False, q_descale: Descale = None, k_descale: Descale = None,
-    v_descale: Descale = None, out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    v_descale: Descale = None, out_dtype: torch.dtype | None = None, fp8_products: bool = False,
+    qv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -378,7 +379,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None, batch_invariant: bool = False, return_lse: bool = False,
     return_softmax_lse: bool = False, return_max_logits: MaxLogits = False,
     q_descale: Descale = None, k_descale: Descale = None, v_descale: Descale = None,
-    out_dtype: torch.dtype | None = None, qv: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, fp8_products: bool = False, qv: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 @overload

@@ -30,6 +30,7 @@ def attention(
     smooth_k: bool = True,
     batch_invariant: bool = False,
     return_lse: bool = False,
+    fp8_products: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``flash_attn_func`` with q, k and v rounded to codes in float8_e4m3fn. No gradient.
 
@@ -41,7 +42,8 @@ def attention(
         q: (batch, seqlen_q, heads, head_dim), float16, bfloat16 or, on the CPU, float32.
         k, v: (batch, seqlen_k, heads_k, head_dim), dtype and device of q; heads_k divides heads.
         smooth_k: take the mean off the keys. Not with softcap and s_aux, which see it.
-        the others: as in ``flash_attn_func``.
+        fp8_products: permits Hopper GPUs to multiply codes as they are: faster, and about 2% of
+            the norm of out less accurate. As in ``flash_attn_func``, as are the others.
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), dtype of q; of float32, bfloat16. With return_lse
@@ -65,6 +67,7 @@ def attention(
         softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, batch_invariant=batch_invariant,
         return_lse=True, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         out_dtype=torch.float16 if q.dtype is torch.float16 else torch.bfloat16,
+        fp8_products=fp8_products,
     )  # fmt: skip
     if not checks.flag(return_lse, "return_lse"):
         return out

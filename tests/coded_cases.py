@@ -1,4 +1,5 @@
-"""Calls whose q, k and v are codes: a `Case` in codes, its descales, and the numbers these are."""
+"""Calls whose q, k and v are codes: a `Case` in codes, its descales, and the numbers these are; and
+small ones, whose numbers do not matter."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from cases import BF16, Case, Inputs, make_inputs, poisoned
-from fp8_cases import decoded, nearest
+from fp8_cases import codes, decoded, nearest
 from packed_cases import Packed, pack
 from torch import Tensor
+
+from flash_attn.call import CodedForward, Keys, Lengths, Scoring
 
 #: How descales of q, k and v are given: not at all, as numbers, per sequence and KV head.
 KINDS = {
@@ -77,3 +80,37 @@ def _coded(tensors, shape, kind, rows, device, packed_rows=None) -> Coded:
         descales[f"{name}_descale"] = given
         numbers[name] = decoded(codes[name]) * scale.double()
     return Coded(codes, descales, numbers)
+
+
+# --- Small calls ----------------------------------------------------------------------------------
+
+B, S, H, HK, D = 2, 9, 4, 2, 32
+
+
+def dense_of(device) -> dict:
+    """A call, by name."""
+    return {"q": codes(device, B, S, H, D), "k": codes(device, B, S, HK, D),
+            "v": codes(device, B, S, HK, D)}  # fmt: skip
+
+
+def packed_of(device) -> dict:
+    ends = torch.tensor([0, 4, S], dtype=torch.int32, device=device)
+    return {
+        "q": codes(device, S, H, D), "k": codes(device, S, HK, D), "v": codes(device, S, HK, D),
+        "cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 5, "max_seqlen_k": 5,
+    }  # fmt: skip
+
+
+def pages_of(device) -> dict:
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32, device=device)
+    pages = {name: codes(device, 4, 8, HK, D) for name in "kv"}
+    return packed_of(device) | pages | {"block_table": table}
+
+
+def call_of(inputs: dict, **more) -> CodedForward:
+    lengths = None
+    if "cu_seqlens_q" in inputs:
+        lengths = Lengths(*(inputs[name] for name in Lengths._fields))
+    scoring = Scoring(0.0, 0.3, True, -1, -1, 0.0, None, None)
+    keys = Keys(inputs.get("block_table"))
+    return CodedForward(*(inputs[x] for x in "qkv"), scoring, lengths, keys, **more)

@@ -37,7 +37,7 @@ OURS = {
     "return_max_logits": False,
 }
 DESCALES = {"k_descale": None, "v_descale": None}
-OF_CODES = DESCALES | {"q_descale": None, "out_dtype": None}
+OF_CODES = DESCALES | {"q_descale": None, "out_dtype": None, "fp8_products": False}
 LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 
 

@@ -45,7 +45,7 @@ def accurate(way: str, x, coded, out, lse, reference) -> None:
     """reference: from an attention to the same call of it, (q, k, v, s_aux) → out, lse."""
     ref_out, ref_lse = reference(attention_ref)(*coded.numbers.values(), x.s_aux)
     of_scores = (coded.descales["q_descale"], coded.descales["k_descale"])
-    ordinary = way == "ordinary" or out.is_cuda
+    ordinary = way == "ordinary" or fp8._on_gpu(out)
     rounds_q = ordinary and any(isinstance(given, Tensor) for given in of_scores)  # to bfloat16
     dtype = BF16 if rounds_q else out.dtype
     std_out, _ = reference(standard_attention)(*coded.in_dtype(dtype), x.s_aux)

@@ -1,4 +1,4 @@
-"""What is asked in one forward: 34 arguments under one name each, and those that are refused."""
+"""What is asked in one forward: 35 arguments under one name each, and those that are refused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn.api.checks_fp8 import OfCodes, are_codes
+from flash_attn.api import checks
+from flash_attn.api.checks_fp8 import OfCodes, are_codes, of_codes
 from flash_attn.call import FP8, Descale
 
 
 class Asked(NamedTuple):
-    """A forward's arguments, in the order of ``_flash_attn_forward`` and the operator ``fwd``."""
+    """A forward's arguments, in the order of ``_flash_attn_forward`` and the operator ``fwd``, and
+    what these do not have, after them."""
 
     q: Tensor  # (b, sq, h, d), or (total_q, h, d) with cu_seqlens_q
     k: Tensor  # (b_cache, sk, hk, d), (total_k, hk, d) with cu_seqlens_k, pages with page_table
@@ -48,6 +50,7 @@ class Asked(NamedTuple):
     num_splits: int = 1
     pack_gqa: bool | None = None
     sm_margin: int = 0
+    fp8_products: bool = False
 
     @property
     def has_cache(self) -> bool:
@@ -63,7 +66,8 @@ class Asked(NamedTuple):
         """What there is beside q, k and v where these are codes."""
         wanted = self.out.dtype if are_codes(self.q) and isinstance(self.out, Tensor) else None
         out_dtype = wanted if wanted is torch.float16 else None  # bfloat16, or `into` refuses
-        return OfCodes(self.q_descale, self.k_descale, self.v_descale, out_dtype)
+        descales = self.q_descale, self.k_descale, self.v_descale
+        return of_codes(*descales, out_dtype, self.fp8_products)
 
 
 #: Of a cache, what codes of q do not go with.
@@ -82,6 +86,10 @@ def refuse(asked: Asked) -> None:
             raise ValueError(
                 f"q_descale: got {_shown(asked.q_descale)} with a q of {asked.q.dtype}; it scales "
                 f"codes, q of {FP8}"
+            )
+        if checks.flag(asked.fp8_products, "fp8_products") and isinstance(asked.q, Tensor):
+            raise ValueError(
+                f"fp8_products: got True with a q of {asked.q.dtype}; it is for codes, q of {FP8}"
             )
         return
     for name in _BESIDE_16_BITS:

@@ -45,6 +45,7 @@ def flash_attn_with_kvcache(
     *,
     block_table: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -72,7 +73,7 @@ def flash_attn_with_kvcache(
         max_seqlen_q: the longest sequence of packed q, or more; None is total_q.
         rotary_seqlens: (batch,), int32: the rotary position of the first new row of each sequence;
             None is cache_seqlens.
-        q_descale, k_descale, v_descale: of codes; as the module says.
+        q_descale, k_descale, v_descale, fp8_products: of codes; as the module says.
         num_splits: how many parts of the keys are worked on at once; 0 chooses.
         the others: as in ``flash_attn_func`` and ``flash_attn.flash_attn_with_kvcache``.
 
@@ -96,6 +97,7 @@ def flash_attn_with_kvcache(
         one_of(page_table=page_table, block_table=block_table), cache_batch_idx, cache_leftpad,
         rotary_cos, rotary_sin, rotary_seqlens, q_descale, k_descale, v_descale, softmax_scale,
         causal, left, right, attention_chunk, softcap, rotary_interleaved, num_splits=num_splits,
+        fp8_products=fp8_products,
     )  # fmt: skip
     result = _forward.forward(asked, options, is_cache=True)
     return result if return_softmax_lse else result[0]

@@ -51,6 +51,7 @@ def _flash_attn_forward(
     sm_margin: int = 0,
     *,
     alibi_slopes: Tensor | None = None,
+    fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -70,7 +71,7 @@ def _flash_attn_forward(
         seqused_k, max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos,
         rotary_sin, seqlens_rotary, q_descale, k_descale, v_descale, softmax_scale, causal,
         window_size_left, window_size_right, attention_chunk, softcap, rotary_interleaved,
-        scheduler_metadata, num_splits, pack_gqa, sm_margin,
+        scheduler_metadata, num_splits, pack_gqa, sm_margin, fp8_products,
     )  # fmt: skip
     options = Options(
         alibi_slopes=alibi_slopes,

@@ -13,7 +13,8 @@ In every function here:
   a number, or float32 (batch, heads_k), all three. q, k and v may be codes, or a cache's alone
   beside q in 16 bits, which may also have a number of each row and head. Of q in codes the result
   is bfloat16, or has the dtype of ``out``, and there are no gradient, no dropout, no new keys, no
-  rotary tables and no left padding;
+  rotary tables and no left padding. ``fp8_products`` allows more rounding with them, for speed, as
+  in ``flash_attn``;
 - ``attention_chunk`` c > 0 adds to the mask: the query of row i, at position p = i + seqlen_k -
   seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
   (after ``cache_leftpad``); 0 and None are no chunks;
@@ -77,6 +78,7 @@ def flash_attn_func(
     *,
     dropout_p: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -113,7 +115,7 @@ def flash_attn_func(
         q, k, v, qv=qv, out=out, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         softmax_scale=softmax_scale, causal=causal, window_size_left=left,
         window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
-        num_splits=num_splits,
+        num_splits=num_splits, fp8_products=fp8_products,
     )  # fmt: skip
     result = _forward.forward(asked, options)
     return result if return_attn_probs else result[0]
@@ -148,6 +150,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     dropout_p: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -188,7 +191,7 @@ def flash_attn_varlen_func(
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         softmax_scale=softmax_scale, causal=causal, window_size_left=left,
         window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
-        num_splits=num_splits,
+        num_splits=num_splits, fp8_products=fp8_products,
     )  # fmt: skip
     result = _forward.forward(asked, options)
     return result if return_attn_probs else result[0]
@@ -211,6 +214,7 @@ def flash_attn_qkvpacked_func(
     *,
     dropout_p: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -233,8 +237,8 @@ def flash_attn_qkvpacked_func(
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
         attention_chunk, softcap, deterministic=deterministic, return_attn_probs=return_attn_probs,
-        dropout_p=dropout_p, alibi_slopes=alibi_slopes, s_aux=s_aux, learnable_sink=learnable_sink,
-        sinks=sinks, out=out,
+        dropout_p=dropout_p, alibi_slopes=alibi_slopes, fp8_products=fp8_products, s_aux=s_aux,
+        learnable_sink=learnable_sink, sinks=sinks, out=out,
     )  # fmt: skip
 
 

@@ -35,17 +35,22 @@ class OfCodes(NamedTuple):
     k_descale: Descale = None
     v_descale: Descale = None
     out_dtype: torch.dtype | None = None  # None: bfloat16
+    fp8_products: bool = False
 
 
 NO_CODES = OfCodes()
 
 
 def of_codes(
-    q_descale: Descale, k_descale: Descale, v_descale: Descale, out_dtype: torch.dtype | None
-) -> OfCodes:
-    if q_descale is None and k_descale is None and v_descale is None and out_dtype is None:
+    q_descale: Descale, k_descale: Descale, v_descale: Descale, out_dtype: torch.dtype | None,
+    fp8_products: bool = False,
+) -> OfCodes:  # fmt: skip
+    if fp8_products is not False:
+        fp8_products = checks.flag(fp8_products, "fp8_products")
+    descaled = not (q_descale is None and k_descale is None and v_descale is None)
+    if not (descaled or fp8_products or out_dtype is not None):
         return NO_CODES
-    return OfCodes(q_descale, k_descale, v_descale, out_dtype)
+    return OfCodes(q_descale, k_descale, v_descale, out_dtype, fp8_products)
 
 
 def are_codes(q: Any) -> bool:
@@ -55,7 +60,11 @@ def are_codes(q: Any) -> bool:
 
 def of_cache(given: OfCodes, k: Tensor, v: Tensor, q: Tensor, batch: int) -> Descales:
     """What an operation takes where q is none: a cache may be. The rest is refused."""
-    for name, x in (("q_descale", given.q_descale), ("out_dtype", given.out_dtype)):
+    asked = {
+        "q_descale": given.q_descale, "out_dtype": given.out_dtype,
+        "fp8_products": given.fp8_products or None,
+    }  # fmt: skip
+    for name, x in asked.items():
         if x is not None:
             got = "one" if isinstance(x, Tensor) else x
             raise ValueError(

@@ -230,6 +230,7 @@ def of_codes(
     call = CodedForward(
         q, k, v, scoring, lengths, keys, options.batch_invariant, num_splits,
         checks_fp8.all_descales(given, q, k, v, batch), checks_fp8.fp16_out(given.out_dtype),
+        given.fp8_products,
     )  # fmt: skip
     out, lse = fp8.forward(call)
     columns = v.shape[-1]

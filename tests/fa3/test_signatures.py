@@ -185,7 +185,7 @@ CALLS = {
     "_flash_attn_forward": DENSE,
 }
 ONE = torch.ones(2, 2)
-OF_CODES = {"q_descale": ONE, "k_descale": ONE, "v_descale": ONE}
+OF_CODES = {"q_descale": ONE, "k_descale": ONE, "v_descale": ONE, "fp8_products": True}
 HARMLESS = {"pack_gqa": True, "sm_margin": 8, "attention_chunk": None, "num_splits": 2,
             "scheduler_metadata": torch.zeros(1, dtype=torch.int32)}  # fmt: skip
 
@@ -209,7 +209,8 @@ def test_refused():
 
 @pytest.mark.parametrize(("function", "name"), taking(OF_CODES))
 def test_refused_but_for_codes(function, name):
-    said = f"^{name}: got .* with a {name[0]} of torch.float32; it (scales|is for)"
+    tensor = "q" if name == "fp8_products" else name[0]
+    said = f"^{name}: got .* with a {tensor} of torch.float32; it (scales|is for)"
     with pytest.raises(ValueError, match=said):
         getattr(fa3, function)(*CALLS[function], **{name: OF_CODES[name]})
 
