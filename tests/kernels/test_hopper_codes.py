@@ -14,9 +14,7 @@ from .rows import DTYPES, TABLE, id_of
 from .test_decode_codes import check, every_code
 from .test_key_splits import KeySplits
 
-ROWS = [
-    v for v in TABLE if (v.direction, v.cached_bits) == ("fwd", 8) and v.dtype in DTYPES
-]
+ROWS = [v for v in TABLE if (v.direction, v.cached_bits) == ("fwd", 8) and v.dtype in DTYPES]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
 
 
