@@ -36,7 +36,8 @@ def close(out, lse, reference, numbers, s_aux) -> None:
     rounding of out itself."""
     expected, expected_lse = reference(attention_ref)(*numbers, s_aux)
     size, _ = reference(attention_ref)(*numbers[:2], numbers[2].abs(), s_aux)
-    largest = numbers[2].abs().amax() if numbers[2].numel() else 0
+    values = numbers[2].nan_to_num()  # NaN in rows of no sequence
+    largest = values.abs().amax() if values.numel() else 0
     bound = size.to(out.device) / 15 + largest * 2.0**-14 + expected.abs().to(out.device) / 256
     assert ((out - expected.to(out.device)).abs() <= bound).all()
     error = (out.double() - expected.to(out.device)).norm()
@@ -85,25 +86,20 @@ def test_pages(size, d, device):
 
 def test_missing_pages(device):
     """Keys on page -1 do not exist."""
-    case = Case(d=128, causal=False)
-    x, coded = pack_coded(case, ([150], [320]), "none", device)
-    k, v, table = in_pages(x, coded.codes, 64, device)
-    table[0, 1] = -1
-    rows = torch.cat([torch.arange(64), torch.arange(128, 320)])
-    whole = flash_attn_func(
-        coded.codes["q"][None], *(coded.codes[n][rows.to(device)][None] for n in "kv"),
-        fp8_products=True,
-    )  # fmt: skip
-    out = flash_attn_varlen_func(
-        coded.codes["q"], k, v, **x.lengths, block_table=table, fp8_products=True
-    )
-    assert (out - whole[0]).norm() <= 0.04 * whole.norm()
+    q = torch.randn(150, 4, 128).to(FP8).to(device)
+    k, v = (torch.randn(5, 64, 2, 128).to(FP8).to(device) for _ in "kv")
+    table = torch.tensor([[3, -1, 0, 4, 2]], dtype=torch.int32, device=device)
+    ends = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in (150, 320)]
+    out = flash_attn_varlen_func(q, k, v, *ends, 150, 320, block_table=table, fp8_products=True)
+    keys, values = (x[[3, 0, 4, 2]].flatten(0, 1)[None] for x in (k, v))
+    whole = flash_attn_func(q[None], keys, values)[0].float()
+    assert (out.float() - whole).norm() <= 0.04 * whole.norm()
 
 
 def test_nan_reaches_the_rows_that_see_it(device):
     _, coded = make_coded(Case(b=1, sq=40, sk=40), "none", device)
     codes = {name: x.clone() for name, x in coded.codes.items()}
-    codes["v"].view(torch.uint8)[0, 20, 0] = NAN_CODE
+    codes["k"].view(torch.uint8)[0, 20, 0] = NAN_CODE
     out = flash_attn_func(**codes, causal=True, fp8_products=True)
     assert out[0, 20:, :2].isnan().all()
     assert out[0, :20].isfinite().all()
