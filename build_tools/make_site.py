@@ -39,7 +39,8 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_decode_codes
             sm80_wide sm90_latent sm80_append rotary sm80_backward sm90_forward
-            sm90_forward_pages sm90_forward_codes sm90_forward_scores sm90_paired_forward
+            sm90_forward_pages sm90_forward_codes sm90_fp8_forward sm90_forward_scores
+            sm90_paired_forward
             sm90_backward sm90_backward_scores sm90_paired_backward linear_attention
             linear_attention_vector linear_step counters probabilities emulation""",
     },
@@ -53,7 +54,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm90_forward_scheduler_warp sm90_forward_tiles sm90_forward_machine_code
             sm90_forward_page_loads
             sm90_forward_small_pages sm90_forward_large_pages sm90_forward_kv_split
-            sm90_forward_codes
+            sm90_forward_codes sm90_fp8_forward
             sm90_forward_score_mods sm90_backward_rates sm90_backward_design sm90_backward_step
             sm90_backward_counters sm90_backward_log sm90_backward_no_last_pass
             sm90_backward_head_strips sm90_backward_gqa_split sm90_backward_kv_persistent
