@@ -1,4 +1,4 @@
-"""Caches of 8-bit codes beside caches of 16 bits: steps of an engine, and steps that append."""
+"""Codes of 8 bits beside 16: caches, in steps of an engine and steps that append; and forwards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import Clock, graphed
-from benchmarks.problems import NO_WINDOW, Serve, Step
+from benchmarks.problems import NO_WINDOW, Serve, Step, gpu_grid
 from benchmarks.rows import Options, Row, rate
-from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 FP8 = torch.float8_e4m3fn
 DESCALE = 0.01
@@ -97,3 +97,22 @@ def fp8(options: Options) -> Iterator[Row]:
             times = clock.measure({n: graphed(fn) for n, fn in calls.items()}, min_samples=20)
             rates = rate(point.cache_bytes // 2, 1e9, times)
             yield Row("fp8", f"graph {point}", "GB/s", times, rates)
+
+
+def fp8_forward(options: Options) -> Iterator[Row]:
+    """Queries, keys and values of codes whose products are of codes too, beside bf16."""
+    clock = Clock(options.device)
+    for point in gpu_grid(options.dims or {64, 128, 256}, options.seqlens, gqa=False):
+        inputs = point.inputs(options.device, grad=False)
+        times = clock.measure(_forwards(inputs, point.causal))
+        yield Row(
+            "fp8_forward", f"fwd {point}", "TFLOP/s", times, rate(point.flops("fwd"), 1e12, times)
+        )
+
+
+def _forwards(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callable]:
+    codes = [x.to(FP8) for x in inputs]
+    return {
+        "fp8": lambda: flash_attn_func(*codes, causal=causal, fp8_products=True),
+        "bf16": lambda: flash_attn_func(*inputs, causal=causal),
+    }

@@ -62,6 +62,10 @@ def _wide(paths: list[Path], out: Path) -> None:
     curves.draw(curves.read(paths), out, f"{_machine(paths[0])}, bf16;\n16,384 tokens in a batch")
 
 
+def _fp8(paths: list[Path], out: Path) -> None:
+    curves.draw(curves.read(paths), out, f"{_machine(paths[0])};\n16,384 tokens in a batch")
+
+
 def _mla(paths: list[Path], out: Path) -> None:
     """Products count with 128 heads, bytes with 16: beside torch's sum of them."""
     rows = []
@@ -87,6 +91,7 @@ def _ring(paths: list[Path], out: Path) -> None:
 PICTURES = {
     "docs/h200.png": Picture(("h200_fwd.json", "h200_bwd.json"), _curves),
     "docs/wide.png": Picture(("h200_wide.json",), _wide),
+    "docs/fp8.png": Picture(("h200_fp8_forward.json",), _fp8),
     "docs/mla.png": Picture(("h200_mla.json",), _mla),
     "docs/linear.png": Picture(("h200_linear.json",), _linear),
     "docs/serve.png": Picture(("h200_serve.json",), _steps),

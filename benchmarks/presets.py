@@ -274,6 +274,7 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "decode": decode,
     "serve": serve,
     "fp8": fp8.fp8,
+    "fp8_forward": fp8.fp8_forward,
     "mla": mla.mla,
     "sweep": sweep,
     "memory": memory,

@@ -29,6 +29,8 @@ COLORS = {
     "mamba2": "#2da44e",
     "simple gla": "#2da44e",
     "torch": "#57606a",
+    "fp8": "#1f6feb",
+    "bf16": "#9aa4b2",
 }
 NAMES = {  # in pictures
     "ours": "this library",
@@ -46,6 +48,8 @@ NAMES = {  # in pictures
     "gla fused_chunk": "GLA, fused_chunk",
     "gla fused_recurrent": "GLA, fused_recurrent",
     "mamba2": "Mamba 2",
+    "fp8": "this library, fp8 products",
+    "bf16": "this library, bf16",
 }
 AXES = {"head_dim": "columns of a head (head_dim)", "seqlen": "sequence length, tokens"}
 MUTED = {"ha": "left", "fontsize": 9.5, "color": "#57606a"}
