@@ -12,13 +12,14 @@
 namespace flash::api {
 namespace {
 
-// Q as well has to have whole chunks of 16 bytes: pairs of codes are loaded as numbers of 16 bits.
+// All have whole chunks of 16 bytes: pairs of codes are loaded as numbers of 16 bits.
 void set_operands(FwdParams& p, KeyTensors const& keys, Tensor const& q) {
   check_codes(q, "q", q);
   set_keys(p, keys, q);
   require(p.codes.used, "k", "dtype", DtypeOf{keys.k}, DtypeOf{q});
-  constexpr int kChunk = 16;
-  require(has_whole_chunks(q) && !p.odd.any(), "q", "head_dim", q.size(-1), kChunk);
+  check_operand(q, "q", q);
+  check_operand(keys.k, "k", q);
+  check_operand(keys.v, "v", q);
   p.q = view<const void>(q, q.data_ptr());
   p.codes.of_q = true;
 }

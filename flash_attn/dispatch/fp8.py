@@ -110,10 +110,13 @@ def _kernel_takes(call: CodedForward) -> bool:
         return False
     if call.keys.block_table is None:
         return True
-    # Pages are not copied. Those of other sizes, or whose rows have no numbers, have no kernel; and
-    # decoding, which reads codes as well, splits the keys of a few rows.
+    # Decoding, which reads codes as well, splits the keys of a few rows. A row's result is not to
+    # depend on how many queries other sequences have: then all of them are served as before.
     rows = call.lengths.max_seqlen_q * (call.q.shape[-2] // call.k.shape[-2])
-    return rows > _DECODED_ROWS and all(
+    if call.batch_invariant or rows <= _DECODED_ROWS:
+        return False
+    # Pages are not copied. Those of other sizes, or whose rows have no numbers, have no kernel.
+    return all(
         _is_aligned(x) and x.shape[1] % _PAGE_ROWS == 0 and _has_numbered_rows(x)
         for x in (call.k, call.v)
     )
@@ -149,7 +152,11 @@ def _is_aligned(x: Tensor) -> bool:
 
 
 def _has_numbered_rows(x: Tensor) -> bool:
-    return x.shape[0] <= 1 or (x.stride(1) > 0 and x.stride(0) % x.stride(1) == 0)
+    """Whether an int can number the rows of all pages, (pages, rows, hk, d)."""
+    pages, rows, apart, row = x.shape[0], x.shape[1], x.stride(0), x.stride(1)
+    if pages <= 1:
+        return True
+    return row > 0 and apart % row == 0 and (pages - 1) * (apart // row) + rows < 2**31
 
 
 def _as_kernels_read(x: Tensor, may_copy: bool = True) -> Tensor:

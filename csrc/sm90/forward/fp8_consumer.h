@@ -47,12 +47,16 @@ struct Fp8Consumer : Consumer<Config> {
       number = block.number + 1;
       finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
       acc.rescale(acc.scale);
-      store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
+      if constexpr (Config::kStoresTiles) {
+        store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
+      }
       if constexpr (Config::kTileColumns < Config::kHeadDimV) {
         store<Config>(args, block, warpgroup, thread, acc);
       }
     }
-    tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
+    if constexpr (Config::kStoresTiles) {
+      tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
+    }
     if constexpr (kTakesTurns) {
       Base::ping_pong().end();
     }
@@ -116,7 +120,7 @@ struct Fp8Consumer : Consumer<Config> {
         step<false>(work, interior - i, i);
       }
     } else {
-      Base::see_nothing(block, acc);
+      smem.q_ring[warpgroup].release(0);
     }
     pass_turn();
     blocks += steps;
@@ -200,8 +204,10 @@ struct Fp8Consumer : Consumer<Config> {
       moved |= softmax.raise_to(r, tops[r], work.units.factor[r]);
       float const top = offsets.take_away(r, fmaxf(tops[r], softmax.no_key()));
       float const exponent = top * softmax.scale_log2 - kLargestLog2;
-      work.units.weight[r] =
-          exp2_fast(exponent - offsets.take_away(r, softmax.max[r]) * softmax.scale_log2);
+      // A multiplication and a subtraction may be one instruction, and then what is left of a row
+      // that has seen no key yet is what its huge numbers were rounded by, not 0.
+      float const power = exponent - offsets.take_away(r, softmax.max[r]) * softmax.scale_log2;
+      work.units.weight[r] = exp2_fast(fminf(power, kLargestLog2));
       float sums[2] = {};
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {

@@ -74,6 +74,11 @@ struct RowBlock {
       if constexpr (Config::kFp8) {
         softmax_scale *= has_keys ? p.codes.q.of_head(tile.batch, head / group) : 1.f;
       }
+      if constexpr (Config::kScores == ScoreLevel::Plain) {
+        // 0, as a product of tiny scales may be, would make a row look as if it saw no key.
+        constexpr float kLeast = 1e-30f;
+        softmax_scale = softmax_scale < kLeast ? kLeast : softmax_scale;
+      }
       value_scale = has_keys ? p.codes.v.of_head(tile.batch, head / group) : 1.f;
     }
     score_mod = {softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
