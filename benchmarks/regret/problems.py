@@ -190,7 +190,7 @@ def _cache(dice: random.Random, most_bytes: float = 2.5e9, most_flops: float = 2
         problem = Problem(
             **call, batch=batch, seqlen_q=seqlen_q, seqlen_k=longest, page=page, keys=tuple(keys),
             queries=queries, window=dice.choice(WINDOWS) if dice.random() < 0.15 else -1,
-            codes=dice.random() < 0.25,
+            codes=dice.random() < 0.25 and call["head_dim"] <= 256,
         )  # fmt: skip
         rows = sum(keys) if page else batch * longest
         fits = 4 * rows * problem.heads_kv * problem.head_dim < most_bytes
