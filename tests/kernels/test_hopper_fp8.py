@@ -124,12 +124,12 @@ def test_every_code(kernels, row, of, nan):
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
 def test_a_block_of_small_probabilities_has_units_of_its_own(kernels, row):
-    """One key of 3,000 has a third of the weight. In units of the row's largest probability, all
-    others would be 0."""
+    """The keys beside the largest have a hundredth of the weight together. In units of the row's
+    largest probability each of them would be 0."""
     gen = torch.Generator().manual_seed(4)
-    d, keys = row.head_dim, 3000
+    d, keys = row.head_dim, 6000
     q, k = torch.zeros(1, 80, 1, d), torch.zeros(1, keys, 1, d)
-    q[..., 0], k[:, 40, :, 0] = 1.0, 7.0
+    q[..., 0], k[:, -40, :, 0] = 1.0, 13.0  # in the block that comes first
     v = torch.randn(1, keys, 1, row.head_dim_v, generator=gen) + 1
     check(kernels, row, *(x.to(E4M3) for x in (q, k, v)), softmax_scale=1.0)
 
