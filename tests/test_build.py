@@ -287,7 +287,7 @@ OTHER = ROW.replace("bf16", "fp16")
 
 def mangled(row) -> str:
     """What the compiler calls the kernel of a row, but for the names of kernel and config."""
-    element = {"bf16": "10bfloat16_t", "fp16": "6half_t"}[row.dtype]
+    element = {"bf16": "10bfloat16_t", "fp16": "6half_t", "e4m3": "12float_e4m3_t"}[row.dtype]
     numbers = "".join(f"Li{getattr(row, field)}E" for field in instantiate.config_fields(row))
     level = ("plain", "full").index(row.scores)
     config = f"6ConfigIN7cutlass{element}E{numbers}LNS_10ScoreLevelE{level}EE"
