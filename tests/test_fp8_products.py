@@ -201,7 +201,7 @@ def ways(monkeypatch) -> list:
 @pytest.mark.parametrize("permitted", [False, True])
 @pytest.mark.parametrize("has_kernel", [False, True])
 @pytest.mark.parametrize("hopper", [False, True])
-def test_who_serves_a_gpu(has_kernel, hopper, permitted, ways, monkeypatch):
+def test_what_serves_a_gpu(has_kernel, hopper, permitted, ways, monkeypatch):
     monkeypatch.setattr(fp8, "has_kernel", has_kernel)
     monkeypatch.setattr(fp8, "is_hopper", lambda device: hopper)
     with FakeTensorMode():

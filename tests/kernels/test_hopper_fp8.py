@@ -40,7 +40,7 @@ def check(kernels, row, q, k, v, scales=None, out_dtype=BF16, **options) -> None
 
 
 def rounded_probabilities(p, v, block_n):
-    """O by P in codes, in units of each row and block of keys, and a bound on what that changes.
+    """O by P in codes, with a scale in each row and block of keys, and a bound on what that changes.
 
     p (b, h, sq, sk), v (b, sk, hk, dv) -> (b, sq, h, dv) twice."""
     group = p.shape[1] // v.shape[2] if v.shape[2] else 1
@@ -48,8 +48,8 @@ def rounded_probabilities(p, v, block_n):
     blocks = [torch.zeros(*p.shape[:3], 0, dtype=p.dtype)]
     for block in p.split(block_n, -1) if p.shape[-1] else []:
         top = block.amax(-1, keepdim=True)
-        unit = torch.where(top > 0, top / 256, 1.0)
-        blocks.append((block / unit).float().to(E4M3).double() * unit)
+        scale = torch.where(top > 0, top / 256, 1.0)
+        blocks.append((block / scale).float().to(E4M3).double() * scale)
     rounded = torch.cat(blocks, -1)
     out = torch.einsum("bhqk,bkhd->bqhd", rounded, v)
     # A sixteenth of each, or half of the least code.
@@ -123,9 +123,9 @@ def test_every_code(kernels, row, of, nan):
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)
-def test_a_block_of_small_probabilities_has_units_of_its_own(kernels, row):
-    """The keys beside the largest have a hundredth of the weight together. In units of the row's
-    largest probability each of them would be 0."""
+def test_a_block_of_small_probabilities_has_a_scale_of_its_own(kernels, row):
+    """The keys beside the largest have a hundredth of the weight together. By a scale of the
+    whole row each of them would be 0."""
     gen = torch.Generator().manual_seed(4)
     d, keys = row.head_dim, 6000
     q, k = torch.zeros(1, 80, 1, d), torch.zeros(1, keys, 1, d)

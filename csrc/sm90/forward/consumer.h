@@ -180,12 +180,12 @@ struct Consumer {
                : block.range.count();
   }
 
-  template <bool kTakesTurns = true>
+  template <bool kPingPong = true>
   __device__ void leave_out_first(int steps) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       Position const here(blocks + step);
-      if constexpr (kTakesTurns) {
+      if constexpr (kPingPong) {
         ping_pong().wait();
         ping_pong().pass();
       }

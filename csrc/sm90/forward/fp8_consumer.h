@@ -1,9 +1,9 @@
 // A consumer warpgroup whose products take Q, K, V and P as codes (e4m3).
 //
 // A code has 4 significant bits, and the tensor core keeps about 13 of a sum, relative to the
-// largest number that it adds. So P has units of its own in each row and KV block, in which its
+// largest number that it adds. So P has a scale of its own in each row and KV block, by which its
 // largest number is 256: a block loses no more where another one has larger scores. And P·V of a
-// block begins at 0, and is added to O in fp32, times the row's unit.
+// block begins at 0, and is added to O in fp32, times the weight of the row in the block.
 #pragma once
 
 #include "sm90/forward/consumer.h"
@@ -31,7 +31,7 @@ struct Fp8Consumer : Consumer<Config> {
 
   __device__ __forceinline__ void run() {
     Base::find_place();
-    if constexpr (kTakesTurns) {
+    if constexpr (kPingPong) {
       Base::ping_pong().begin();
     }
     for (uint32_t number = 0;;) {
@@ -57,22 +57,22 @@ struct Fp8Consumer : Consumer<Config> {
     if constexpr (Config::kStoresTiles) {
       tma_store_wait<0>();  // a CTA's shared memory has to stay until its stores have read it
     }
-    if constexpr (kTakesTurns) {
+    if constexpr (kPingPong) {
       Base::ping_pong().end();
     }
   }
 
  private:
   // Whether one warpgroup after the other starts P·V of a block and Q·Kᵀ of the next. H200, 8k
-  // keys, TFLOP/s: d 256 1,098, without turns 1,113; d 64 and 128 alike.
-  static constexpr bool kTakesTurns = Config::kHeadDimV < 256;
-  __device__ void wait_turn() const {
-    if constexpr (kTakesTurns) {
+  // keys, TFLOP/s: d 256 1,098, without ping-pong 1,113; d 64 and 128 alike.
+  static constexpr bool kPingPong = Config::kHeadDimV < 256;
+  __device__ void wait_ping_pong() const {
+    if constexpr (kPingPong) {
       Base::ping_pong().wait();
     }
   }
-  __device__ void pass_turn() const {
-    if constexpr (kTakesTurns) {
+  __device__ void pass_ping_pong() const {
+    if constexpr (kPingPong) {
       Base::ping_pong().pass();
     }
   }
@@ -85,9 +85,9 @@ struct Fp8Consumer : Consumer<Config> {
     }
   }
 
-  // Of a row's probabilities in a block: their unit, relative to the row's maximum, and what the
-  // row's sum and O so far are multiplied by.
-  struct Units {
+  // Of a row in a block: what its scaled probabilities are multiplied by, and what the row's sum
+  // and O so far are, if its maximum moved.
+  struct RowScales {
     float weight[kRows], factor[kRows];
   };
 
@@ -98,7 +98,7 @@ struct Fp8Consumer : Consumer<Config> {
     RowBlock<Config> const& block;
     ScoreMods const& score_mods;
     Acc& acc;
-    Units& units;
+    RowScales& scales;
   };
 
   template <class ScoreMods>
@@ -106,12 +106,12 @@ struct Fp8Consumer : Consumer<Config> {
                                          Acc& acc) {
     int const steps = block.range.count();
     int i = Base::unseen_steps(block);
-    Base::template leave_out_first<kTakesTurns>(i);
-    // One more turn than steps, also of a warpgroup that sees nothing.
-    wait_turn();
+    Base::template leave_out_first<kPingPong>(i);
+    // One more time than there are steps, also in a warpgroup that sees nothing.
+    wait_ping_pong();
     if (i < steps) {
-      Units units;
-      Work<ScoreMods> const work{block, score_mods, acc, units};
+      RowScales scales;
+      Work<ScoreMods> const work{block, score_mods, acc, scales};
       for (; i < block.masked_steps; ++i) {
         step<true>(work, block.range.block_at(i), i);
       }
@@ -122,7 +122,7 @@ struct Fp8Consumer : Consumer<Config> {
     } else {
       smem.q_ring[warpgroup].release(0);
     }
-    pass_turn();
+    pass_ping_pong();
     blocks += steps;
   }
 
@@ -140,18 +140,18 @@ struct Fp8Consumer : Consumer<Config> {
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(s);
-    pass_turn();
+    pass_ping_pong();
     Base::release_k(step, work.block.range.count());
     // The same registers, as one product or more has them.
     using OfScores = Layout<Shape<Shape<_2, _2, Int<Config::kBlockN / 8>>, _1, _1>>;
     Tensor scores = make_tensor(s.data(), rows_and_columns(OfScores{}));
     if (softmax<kMasked>(work, key_block, seen, scores)) {
-      work.acc.rescale(work.units.factor);
+      work.acc.rescale(work.scales.factor);
     }
     Probabilities p;
     to_operand(scores, p);
     smem.v_ring.wait_full(here);
-    wait_turn();
+    wait_ping_pong();
     for_each(make_int_sequence<kPieces>{}, [&](auto i) { add_piece(work, here, i, p); });
     smem.v_ring.release(here);
   }
@@ -175,14 +175,14 @@ struct Fp8Consumer : Consumer<Config> {
     for (int c = 0; c < size<1>(sums); ++c) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        out(r, c) += work.units.weight[r] * sums(r, c);
+        out(r, c) += work.scales.weight[r] * sums(r, c);
       }
     }
   }
 
   static constexpr float kLargestLog2 = 8.f;  // of P; the largest code is 448
 
-  // Scores of a block become probabilities in units of the row. Returns whether a row's maximum
+  // Scores of a block become scaled probabilities. Returns whether a row's maximum
   // moved, the same in a whole warp.
   template <bool kMasked, class Work, class Scores>
   __device__ __forceinline__ bool softmax(Work const& work, int key_block,
@@ -201,13 +201,13 @@ struct Fp8Consumer : Consumer<Config> {
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      moved |= softmax.raise_to(r, tops[r], work.units.factor[r]);
+      moved |= softmax.raise_to(r, tops[r], work.scales.factor[r]);
       float const top = offsets.take_away(r, fmaxf(tops[r], softmax.no_key()));
       float const exponent = top * softmax.scale_log2 - kLargestLog2;
       // A multiplication and a subtraction may be one instruction, and then what is left of a row
       // that has seen no key yet is what its huge numbers were rounded by, not 0.
       float const power = exponent - offsets.take_away(r, softmax.max[r]) * softmax.scale_log2;
-      work.units.weight[r] = exp2_fast(fminf(power, kLargestLog2));
+      work.scales.weight[r] = exp2_fast(fminf(power, kLargestLog2));
       float sums[2] = {};
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
@@ -216,7 +216,7 @@ struct Fp8Consumer : Consumer<Config> {
         sums[c % 2] += p;
       }
       softmax.sum[r] =
-          softmax.sum[r] * work.units.factor[r] + work.units.weight[r] * (sums[0] + sums[1]);
+          softmax.sum[r] * work.scales.factor[r] + work.scales.weight[r] * (sums[0] + sums[1]);
     }
     return __any_sync(Base::kAll, moved);
   }

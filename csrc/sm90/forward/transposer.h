@@ -23,21 +23,21 @@ __device__ inline uint32_t every_other_byte(uint32_t a, uint32_t b, bool odd) {
 // product's accumulators have the scores of these keys in thread t of four, and its operand has
 // these bytes: P needs no exchange between threads.
 //
-// A warp takes 32 keys by 16 columns at a time. ldmatrix gives a thread the codes of two keys and
-// two columns in a word, every_other_byte makes a word for each column of two of these, and
-// stmatrix writes rows of 16 keys. Of the eight rows of an stmatrix, four are even columns and four
-// are odd ones: eight even ones would lie in half of the banks.
+// A warp takes a patch of 32 keys by 16 columns at a time. ldmatrix gives a thread the codes of two
+// keys and two columns in a word, every_other_byte makes a word for each column of two of these,
+// and stmatrix writes rows of 16 keys. Of the eight rows of an stmatrix, four are even columns and
+// four are odd ones: eight even ones would lie in half of the banks.
 template <int kKeys, int kColumns>
 class TileTransposer {
   using From = Chunks<kKeys, kColumns>;
   using To = Chunks<kColumns, kKeys>;
 
-  int from, to;     // a lane's offsets in tiles, of the warp's first unit
+  int from, to;     // a lane's offsets in tiles, of the warp's first patch
   bool stores_odd;  // whether the first word that the lane stores is of the odd column
 
  public:
   static constexpr int kWarps = 2, kAtOnce = 2;
-  static constexpr int kAcross = kColumns / 16 / kWarps;  // a warp's units of the same keys
+  static constexpr int kAcross = kColumns / 16 / kWarps;  // a warp's patches of the same keys
   static constexpr int kRounds = kAcross * (kKeys / 32) / kAtOnce;
   static_assert(kColumns % (16 * kWarps) == 0 && kAcross * (kKeys / 32) % kAtOnce == 0);
   uint32_t words[kAtOnce][4];
@@ -54,8 +54,8 @@ class TileTransposer {
   __device__ void load(void const* codes, int round) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      int const unit = round * kAtOnce + i;
-      int const offset = From::moved(from, unit / kAcross * 32, unit % kAcross * kWarps);
+      int const patch = round * kAtOnce + i;
+      int const offset = From::moved(from, patch / kAcross * 32, patch % kAcross * kWarps);
       auto const* const source = static_cast<char const*>(codes) + offset;
       SM75_U16x8_LDSM_T::copy(*reinterpret_cast<uint128_t const*>(source), words[i][0], words[i][1],
                               words[i][2], words[i][3]);
@@ -65,8 +65,8 @@ class TileTransposer {
   __device__ void store(void* transposed, int round) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      int const unit = round * kAtOnce + i;
-      int const offset = To::moved(to, unit % kAcross * kWarps * 16, unit / kAcross * 2);
+      int const patch = round * kAtOnce + i;
+      int const offset = To::moved(to, patch % kAcross * kWarps * 16, patch / kAcross * 2);
       auto* const target = static_cast<char*>(transposed) + offset;
       auto const& [a, b, c, d] = words[i];
       SM90_U32x4_STSM_N::copy(
