@@ -40,7 +40,7 @@ def check(kernels, row, q, k, v, scales=None, out_dtype=BF16, **options) -> None
 
 
 def rounded_probabilities(p, v, block_n):
-    """O by P in codes, with a scale in each row and block of keys, and a bound on what that changes.
+    """O by P in codes, scaled in each row and block of keys, and a bound on what that changes.
 
     p (b, h, sq, sk), v (b, sk, hk, dv) -> (b, sq, h, dv) twice."""
     group = p.shape[1] // v.shape[2] if v.shape[2] else 1
