@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import Clock, graphed
-from benchmarks.problems import NO_WINDOW, Serve, Step, gpu_grid
+from benchmarks.problems import NO_WINDOW, Serve, Step, gpu_grid, latent_grid
 from benchmarks.rows import Options, Row, rate
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.fp8 import attention
 
 FP8 = torch.float8_e4m3fn
 DESCALE = 0.01
@@ -102,12 +103,18 @@ def fp8(options: Options) -> Iterator[Row]:
 def fp8_forward(options: Options) -> Iterator[Row]:
     """Queries, keys and values of codes whose products are of codes too, beside bf16."""
     clock = Clock(options.device)
-    for point in gpu_grid(options.dims or {64, 128, 256}, options.seqlens, gqa=False):
-        inputs = point.inputs(options.device, grad=False)
-        times = clock.measure(_forwards(inputs, point.causal))
-        yield Row(
-            "fp8_forward", f"fwd {point}", "TFLOP/s", times, rate(point.flops("fwd"), 1e12, times)
-        )
+    dims = options.dims or {64, 96, 128, 192, 256}
+    points = [*gpu_grid(dims, options.seqlens, gqa=False), *latent_grid(dims)]
+    for calls_of, kind, own in (
+        (_forwards, "fwd", points),
+        (_from_16_bits, "from 16 bits:", [p for p in points if p.head_dim == 128]),
+        (_layouts, "layouts:", [p for p in points if p.seqlen in (2048, 8192)]),
+    ):
+        for point in own:
+            inputs = point.inputs(options.device, grad=False)
+            times = clock.measure(calls_of(inputs, point.causal))
+            rates = rate(point.flops("fwd"), 1e12, times)
+            yield Row("fp8_forward", f"{kind} {point}", "TFLOP/s", times, rates)
 
 
 def _forwards(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callable]:
@@ -115,4 +122,41 @@ def _forwards(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callable]:
     return {
         "fp8": lambda: flash_attn_func(*codes, causal=causal, fp8_products=True),
         "bf16": lambda: flash_attn_func(*inputs, causal=causal),
+    }
+
+
+def _from_16_bits(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callable]:
+    """Codes are made in the call."""
+    return {
+        "fp8": lambda: attention(*inputs, causal=causal, fp8_products=True),
+        "bf16": lambda: flash_attn_func(*inputs, causal=causal),
+    }
+
+
+def _layouts(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callable]:
+    """The same sequences one behind the other, and their keys in pages, whose order is random."""
+    codes = [x.to(FP8) for x in inputs]
+    batch, length = inputs[0].shape[:2]
+    device = inputs[0].device
+    ends = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    packed = [x.flatten(0, 1) for x in codes]
+
+    def in_pages(rows: int) -> Callable:
+        pages = batch * length // rows
+        order = torch.randperm(pages, device=device).to(torch.int32)
+        k, v = (torch.empty_like(x).unflatten(0, (pages, rows)) for x in packed[1:])
+        k[order], v[order] = (x.unflatten(0, (pages, rows)) for x in packed[1:])
+        table = order.view(batch, -1)
+        return lambda: flash_attn_varlen_func(
+            packed[0], k, v, ends, ends, length, length, causal=causal, block_table=table,
+            fp8_products=True,
+        )  # fmt: skip
+
+    return {
+        "fp8": lambda: flash_attn_func(*codes, causal=causal, fp8_products=True),
+        "packed": lambda: flash_attn_varlen_func(
+            *packed, ends, ends, length, length, causal=causal, fp8_products=True
+        ),
+        "pages of 64": in_pages(64),
+        "pages of 16": in_pages(16),
     }

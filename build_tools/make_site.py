@@ -39,8 +39,8 @@ CONTENTS: dict[str, dict[str, str]] = {
     "kernels/README.md": {
         "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_decode_codes
             sm80_wide sm90_latent sm80_append rotary sm80_backward sm90_forward
-            sm90_forward_pages sm90_forward_codes sm90_fp8_forward sm90_forward_scores
-            sm90_paired_forward
+            sm90_forward_pages sm90_forward_codes sm90_fp8_forward encode
+            sm90_forward_scores sm90_paired_forward
             sm90_backward sm90_backward_scores sm90_paired_backward linear_attention
             linear_attention_vector linear_step counters probabilities emulation""",
     },

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flash_attn.api import checks, checks_fp8
 from flash_attn.call import Keys, Options, Window
+from flash_attn.dispatch.encode import make_codes
 from flash_attn.flash_attn_interface import flash_attn_func
-from flash_attn.utils.kv_quantization import quantize_kv
 
 __all__ = ["attention"]
 
@@ -56,30 +56,20 @@ def attention(
     checks.dense(q, k, v)
     checks_fp8.options(Options(), Keys(), (q, k, v, s_aux))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    mean = None
-    if checks.flag(smooth_k, "smooth_k") and softcap == 0 and s_aux is None and k.shape[1] > 0:
-        mean = k.float().mean(1, keepdim=True)  # (b, 1, hk, d)
-        k = k.float() - mean
-    k_codes, v_codes, k_descale, v_descale = quantize_kv(k, v)
-    q_codes, q_descale = _of_queries(q, k.shape[2])
+    smooth_k = checks.flag(smooth_k, "smooth_k") and softcap == 0 and s_aux is None
+    codes = make_codes(q, k, v, smooth_k)
     out, lse = flash_attn_func(
-        q_codes, k_codes, v_codes, softmax_scale=scale, causal=causal, window_size=window_size,
+        codes.q, codes.k, codes.v, softmax_scale=scale, causal=causal, window_size=window_size,
         softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, batch_invariant=batch_invariant,
-        return_lse=True, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        return_lse=True, q_descale=codes.q_descale, k_descale=codes.k_descale,
+        v_descale=codes.v_descale,
         out_dtype=torch.float16 if q.dtype is torch.float16 else torch.bfloat16,
         fp8_products=fp8_products,
     )  # fmt: skip
     if not checks.flag(return_lse, "return_lse"):
         return out
-    if mean is not None:
+    if codes.k_mean.shape[1]:
         group = q.shape[2] // k.shape[2]
-        of_mean = (q.float() * mean.repeat_interleave(group, 2)).sum(-1)  # (b, sq, h)
+        of_mean = (q.float() * codes.k_mean.repeat_interleave(group, 2)).sum(-1)  # (b, sq, h)
         lse = lse + of_mean.transpose(1, 2) * scale
     return out, lse
-
-
-def _of_queries(q: Tensor, heads_k: int) -> tuple[Tensor, Tensor]:
-    """Codes of q, and a descale for the query heads of each KV head, (b, hk)."""
-    groups = q.unflatten(2, (heads_k, -1)).flatten(3)  # (b, sq, hk, group * d)
-    codes, _, descale, _ = quantize_kv(groups, groups[:, :0])
-    return codes.view(q.shape), descale

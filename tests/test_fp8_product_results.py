@@ -72,7 +72,7 @@ def test_packed(case, lengths, device):
     close(out, lse, packed_of(case, x), list(coded.numbers.values()), x.s_aux)
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("size", [8, 16, 64, 256])
 def test_pages(size, d, device):
     case = Case(causal=True, d=d)
@@ -120,7 +120,7 @@ def test_sequences_without_keys(device):
 
 
 @pytest.mark.parametrize("scale", [None, 0.1, 0.017])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize(("sq", "sk"), [(200, 250), (250, 120), (70, 700)])
 def test_rows_that_see_nothing_of_their_first_keys(sq, sk, d, scale, device):
     """Or of any: their largest score so far stands for no key, with huge numbers."""
@@ -143,8 +143,10 @@ def test_scales_that_underflow(device):
     assert (lse - math.log(130)).abs().max() < 1e-3
 
 
-def test_batch_invariant(device):
-    _, coded = make_coded(Case(b=3, sq=150, sk=300, d=128), "none", device)
+@pytest.mark.parametrize(("d", "sk"), [(128, 300), (64, 300), (64, 1500)])
+def test_batch_invariant(d, sk, device):
+    """Head dim 64 has two tiles, of which the length decides."""
+    _, coded = make_coded(Case(b=3, sq=150, sk=sk, d=d), "none", device)
     options = {"batch_invariant": True, "fp8_products": True}
     whole = flash_attn_func(**coded.codes, **options)
     alone = flash_attn_func(**{name: x[1:2] for name, x in coded.codes.items()}, **options)

@@ -92,7 +92,8 @@ def _compiles_and_says(header, model: Model, folder) -> None:
         int main() {{
           {prints}
           show_all(kTest.backward, 3), show_all(kTest.forward, 4);
-          show_all(kTest.forward_codes, 4), show_all(kTest.decode, 2);
+          show_all(kTest.forward_codes, 4), show_all(kTest.forward_fp8, 2);
+          show_all(kTest.decode, 2);
         }}
     """)
     command = [

@@ -21,6 +21,7 @@ _KERNELS = {
     "Backward": "tiles, KV-persistent, ordered dQ",
     "Forward": "the row's tile, its second one, pack-GQA, pack-GQA with splits",
     "ForwardCodes": "the same of codes",
+    "ForwardFp8": "the row's tile, its second one, where products are of codes",
     "Decode": "pieces, of 16 bits and of codes",
 }
 

@@ -22,7 +22,7 @@ struct Call {
 
 std::vector<Call> calls;
 Machine machine;
-std::vector<RowTimes> backward, forward, forward_codes, decode;
+std::vector<RowTimes> backward, forward, forward_codes, forward_fp8, decode;
 std::string text;
 
 // visit(text, µs, is planned) for each choice, decoding first, as benchmarks/regret lists them.
@@ -76,6 +76,7 @@ void each_number(Visit visit) {
   visit_rows("backward/", backward, {"tiles", "kv_persistent", "ordered_dq"});
   visit_rows("forward/", forward, {"first", "second", "packed", "split"});
   visit_rows("forward_codes/", forward_codes, {"first", "second", "packed", "split"});
+  visit_rows("forward_fp8/", forward_fp8, {"first", "second"});
   visit_rows("decode/", decode, {"pieces", "codes"});
 }
 
@@ -92,9 +93,10 @@ char const* start(int64_t l2_bytes, int sm_count) {
   backward.assign(machine.backward.begin(), machine.backward.end());
   forward.assign(machine.forward.begin(), machine.forward.end());
   forward_codes.assign(machine.forward_codes.begin(), machine.forward_codes.end());
+  forward_fp8.assign(machine.forward_fp8.begin(), machine.forward_fp8.end());
   decode.assign(machine.decode.begin(), machine.decode.end());
   machine.backward = backward, machine.forward = forward, machine.decode = decode;
-  machine.forward_codes = forward_codes;
+  machine.forward_codes = forward_codes, machine.forward_fp8 = forward_fp8;
   each_number([](std::string const& name, float) { text += name + '\n'; });
   return text.c_str();
 }

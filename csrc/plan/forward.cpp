@@ -17,8 +17,8 @@ constexpr double kMostBytes = 256 << 20;
 KernelTimes times_of(Machine const& m, Kernel const& k, ForwardTile tile) {
   double const flops = 2. * k.block_m * k.block_n * (k.head_dim + k.head_dim_v);
   float const step = static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);
-  bool const measured = k.sm == 90 && k.plain && !k.query_codes;
-  auto const& rows = k.codes ? m.forward_codes : m.forward;
+  bool const measured = k.sm == 90 && k.plain;
+  auto const& rows = k.query_codes ? m.forward_fp8 : k.codes ? m.forward_codes : m.forward;
   return times_of(measured ? rows : std::span<RowTimes const>{}, k, static_cast<int>(tile),
                   {step, step});
 }
@@ -138,7 +138,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   // Long tiles of pages and splits keep no largest logits.
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
-                             p.page_boxes && !p.largest_logits;
+                             p.page_boxes && !p.largest_logits && !k.query_codes;
   // Pairs of CTAs know neither pack-GQA nor splits.
   bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart &&
                            p.group() <= kWarpgroupRows && !is_wide(k.head_dim, k.head_dim_v);

@@ -45,6 +45,7 @@ struct Machine {
   std::span<RowTimes const> backward = {};       // of Hopper's kernels
   std::span<RowTimes const> forward = {};        // of Hopper's plain kernels
   std::span<RowTimes const> forward_codes = {};  // the same of codes
+  std::span<RowTimes const> forward_fp8 = {};    // of those whose products are of codes
   std::span<RowTimes const> decode = {};
 };
 
@@ -69,7 +70,7 @@ struct Kernel {
   bool clusters = false;      // of decoding: clusters of CTAs may share tiles
   bool codes = false;         // K and V are codes of 8 bits
   bool merges_after = false;  // of decoding: pieces are merged by a launch, or sent in a cluster
-  bool query_codes = false;   // of a forward: Q as well, which has no kernels but the first
+  bool query_codes = false;   // of a forward: Q as well; no kernels pack heads or split keys
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

@@ -23,18 +23,25 @@ constexpr int kWarpgroupRows = 64;     // of one wgmma
 constexpr int kWarpRows = 16;          // of them in a warp's accumulators
 constexpr int kMostSmem = 227 * 1024;  // bytes of shared memory of a CTA
 
-// A tile's columns lie in runs of 64, or of 32 where 64 does not divide them: a run is one row of a
-// swizzle pattern, and of what one TMA instruction copies. Run follows run; within a run, row
-// follows row.
+// A tile's columns lie in runs of 64, or of 32 or 16 where the longer ones do not divide them: a
+// run is one row of a swizzle pattern, and of what one TMA instruction copies. Run follows run;
+// within a run, row follows row.
 template <int kColumns>
-constexpr int kRun = kColumns % 64 == 0 ? 64 : 32;
+constexpr int kRun = kColumns % 64 == 0   ? 64
+                     : kColumns % 32 == 0 ? 32
+                                          : 16;
+
+// The swizzle pattern of so many columns, 16 bits each.
+template <class Element, int kRunColumns>
+using RunAtom =
+    std::conditional_t<kRunColumns == 64, GMMA::Layout_K_SW128_Atom<Element>,
+                       std::conditional_t<kRunColumns == 32, GMMA::Layout_K_SW64_Atom<Element>,
+                                          GMMA::Layout_K_SW32_Atom<Element>>>;
 
 // (kRows, kColumns, kTiles): tiles whose products reduce over the columns
 template <class Element, int kRows, int kColumns, int kTiles, int kRunColumns = kRun<kColumns>>
-using SmemTiles =
-    decltype(tile_to_shape(std::conditional_t<kRunColumns == 64, GMMA::Layout_K_SW128_Atom<Element>,
-                                              GMMA::Layout_K_SW64_Atom<Element>>{},
-                           Shape<Int<kRows>, Int<kColumns>, Int<kTiles>>{}));
+using SmemTiles = decltype(tile_to_shape(RunAtom<Element, kRunColumns>{},
+                                         Shape<Int<kRows>, Int<kColumns>, Int<kTiles>>{}));
 
 // (kColumns, kRows, kTiles): the same memory, for products that reduce over the rows
 template <class Element, int kRows, int kColumns, int kTiles, int kRunColumns = kRun<kColumns>>

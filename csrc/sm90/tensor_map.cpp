@@ -71,6 +71,12 @@ struct Dimension {
 };
 using Dimensions = std::array<Dimension, 5>;
 
+constexpr CUtensorMapSwizzle swizzle_of(int box_columns) {
+  return box_columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+         : box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                             : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
 CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
   std::array<cuuint64_t, 5> sizes{};
   std::array<cuuint64_t, 4> strides{};  // of all but the columns
@@ -91,7 +97,7 @@ CUtensorMap encode(TensorMapRequest const& r, Dimensions const& dimensions) {
       // Bits are only copied, so both dtypes look the same.
       &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(r.view.ptr), sizes.data(),
       strides.data(), box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-      r.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      swizzle_of(r.box_columns),
       // 256 bytes take 5 to 7% longer where rows begin at odd multiples of 16 bytes (d 72, 104,
       // 120).
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -28,7 +28,7 @@ enum class Boxes {
 constexpr int kClip = 1 << 30;
 
 // A tensor of 16-bit elements [batch, rows, heads, columns], unit stride in the last dimension. A
-// box has as many columns as a row of its swizzle pattern: 64 or 32.
+// box has as many columns as a row of its swizzle pattern: 64, 32 or 16.
 struct TensorMapRequest {
   TensorView<const void> view;  // strides are multiples of 8
   int64_t columns;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import BF16, FP16
@@ -9,11 +11,21 @@ from compare import assert_lse
 from reference import attention_ref
 
 from . import calls
-from .rows import TABLE, id_of
+from .rows import TABLE
 from .test_decode_codes import E4M3, every_code
 
-ROWS = [v for v in TABLE if v.dtype == "e4m3"]
+FIRST = [v for v in TABLE if v.dtype == "e4m3"]
+#: Rows as they are with their first tile, and with their second one.
+ROWS = FIRST + [replace(v, block_n=v.second_block_n) for v in FIRST if v.second_block_n]
 PLAIN = [v for v in ROWS if v.scores == "plain"]
+
+
+def named(row) -> str:
+    return f"{row.name}-{row.block_n}"
+
+
+def on_tile(kernels, row) -> calls.OnTile:
+    return calls.OnTile(kernels, "second" if row.block_n == row.second_block_n else "first")
 
 
 def check(kernels, row, q, k, v, scales=None, out_dtype=BF16, **options) -> None:
@@ -27,8 +39,8 @@ def check(kernels, row, q, k, v, scales=None, out_dtype=BF16, **options) -> None
         v.float() * v_scale,
     )
     out, lse = calls.dense(
-        kernels, row.name, q, k, v, codes=calls.code_scales(scales[1], scales[2], scales[0]),
-        out_dtype=out_dtype, **options,
+        on_tile(kernels, row), row.name, q, k, v, out_dtype=out_dtype,
+        codes=calls.code_scales(scales[1], scales[2], scales[0]), **options,
     )  # fmt: skip
     expected, expected_lse, p = attention_ref(*numbers, **options)
     assert_lse("lse", lse, expected_lse)
@@ -61,7 +73,7 @@ def random_codes(gen, *shape):
     return torch.randn(*shape, generator=gen).to(E4M3)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=id_of)
+@pytest.mark.parametrize("row", ROWS, ids=named)
 @pytest.mark.parametrize(("sq", "sk"), [(1, 77), (130, 300), (200, 129), (64, 0)])
 @pytest.mark.parametrize(
     "options",
@@ -78,7 +90,7 @@ def test_masks(kernels, row, sq, sk, options):
     check(kernels, row, q, k, v, scales, **options)
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("row", PLAIN, ids=named)
 @pytest.mark.parametrize("out_dtype", [BF16, FP16])
 def test_head_dims_and_dtype_of_out(kernels, row, out_dtype):
     gen = torch.Generator().manual_seed(1)
@@ -91,7 +103,7 @@ def test_head_dims_and_dtype_of_out(kernels, row, out_dtype):
     check(kernels, row, q, k, v, out_dtype=out_dtype, s_aux=sinks)
 
 
-@pytest.mark.parametrize("row", [v for v in ROWS if v.scores == "full"], ids=id_of)
+@pytest.mark.parametrize("row", [v for v in ROWS if v.scores == "full"], ids=named)
 def test_alibi(kernels, row):
     gen = torch.Generator().manual_seed(2)
     q, k, v = (random_codes(gen, 2, s, h, row.head_dim) for s, h in ((70, 4), (200, 2), (200, 2)))
@@ -100,7 +112,7 @@ def test_alibi(kernels, row):
         check(kernels, row, q, k, v, alibi_slopes=slopes, **options)
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("row", PLAIN, ids=named)
 @pytest.mark.parametrize("of", ["q", "k", "v"])
 @pytest.mark.parametrize("nan", [False, True])
 def test_every_code(kernels, row, of, nan):
@@ -113,7 +125,11 @@ def test_every_code(kernels, row, of, nan):
     numbers = {name: codes.float() * unit for name, codes in x.items()}
     expected, _, p = attention_ref(*numbers.values())
     out, _ = calls.dense(
-        kernels, row.name, *x.values(), codes=calls.code_scales(unit, unit, unit), out_dtype=BF16
+        on_tile(kernels, row),
+        row.name,
+        *x.values(),
+        codes=calls.code_scales(unit, unit, unit),
+        out_dtype=BF16,
     )
     assert torch.equal(out.isnan(), expected.isnan())
     _, bound = rounded_probabilities(p, numbers["v"], row.block_n)
@@ -122,7 +138,7 @@ def test_every_code(kernels, row, of, nan):
     assert ((out - expected).abs() <= bound + rounding)[seen].all()
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("row", PLAIN, ids=named)
 def test_a_block_of_small_probabilities_has_a_scale_of_its_own(kernels, row):
     """The keys beside the largest have a hundredth of the weight together. By a scale of the
     whole row each of them would be 0."""
@@ -134,7 +150,7 @@ def test_a_block_of_small_probabilities_has_a_scale_of_its_own(kernels, row):
     check(kernels, row, *(x.to(E4M3) for x in (q, k, v)), softmax_scale=1.0)
 
 
-@pytest.mark.parametrize("row", PLAIN, ids=id_of)
+@pytest.mark.parametrize("row", PLAIN, ids=named)
 def test_negative_scores(kernels, row):
     """Of all keys, of the first block, of the first rows."""
     gen = torch.Generator().manual_seed(5)

@@ -34,6 +34,16 @@ inline constexpr RowTimes kH100ForwardCodes[] = {
     {256, 256, {{2.44f, 1.83f}, {}, {2.32f, 1.84f}, {2.27f, 1.87f}}},
 };
 
+// {begin, step} of: the row's tile, its second one, where products are of codes.
+inline constexpr RowTimes kH100ForwardFp8[] = {
+    {64, 64, {{1.4f, 1.28f}, {1.4f, 1.78f}}},
+    {96, 96, {{1.94f, 1.51f}, {1.97f, 1.8f}}},
+    {128, 128, {{1.8f, 1.78f}, {}}},
+    {192, 128, {{1.8f, 2.08f}, {}}},
+    {192, 192, {{1.7f, 1.85f}, {2.2f, 2.14f}}},
+    {256, 256, {{2.9f, 2.16f}, {}}},
+};
+
 // {begin, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH100Decode[] = {
     {64, 64, {{7.097f, 0.8325f}, {7.8f, 0.9344f}}},
@@ -63,6 +73,7 @@ inline constexpr Machine kH100 = {
     .backward = kH100Backward,
     .forward = kH100Forward,
     .forward_codes = kH100ForwardCodes,
+    .forward_fp8 = kH100ForwardFp8,
     .decode = kH100Decode,
 };
 

@@ -40,14 +40,15 @@ __device__ uint2 elements_of_codes(uint32_t codes) {
 }
 
 // A tile of kRows rows of kBytes bytes as TMA writes it: in runs of kRun bytes, whose chunks of 16
-// bytes are permuted by the row. Two rows of runs of 64 bytes take the place of one of 128.
+// bytes are permuted by the row. Two rows of runs of 64 bytes take the place of one of 128, and so
+// do four of 32 bytes.
 template <int kRows, int kBytes>
 struct Chunks {
   static constexpr int kRunBytes = kRun<kBytes / 2> * 2, kOfRun = kRunBytes / 16;
 
   // Offset of a chunk, in bytes.
   __device__ static int offset(int row, int chunk) {
-    int const permuted = chunk % kOfRun ^ (kOfRun == 8 ? row % 8 : row / 2 % 4);
+    int const permuted = chunk % kOfRun ^ row / (8 / kOfRun) % kOfRun;
     return chunk / kOfRun * (kRows * kRunBytes) + row * kRunBytes + permuted * 16;
   }
 

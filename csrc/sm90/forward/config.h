@@ -137,7 +137,8 @@ struct ForwardConfig {
   // ptxas has 128 registers for an instruction of 512 threads.
   using MmaScores = MmaBothShared<Query, (kFp8 && kBlockN > 128 ? kBlockN / 2 : kBlockN), kHeadDim>;
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
-  static constexpr int kPieceColumns = kHeadDimV % 128 ? 64 : 128;  // of O, in a product of codes
+  // Of O, in a product of codes.
+  static constexpr int kPieceColumns = kHeadDimV % 128 == 0 ? 128 : kHeadDimV % 64 == 0 ? 64 : 96;
   using Values = ValueProduct<WideValue, kBlockN, kHeadDimV, kStages,
                               kFp8 ? kPieceColumns : kProductColumns, kFp8, kPagesOnly>;
   using MmaValues = typename Values::Mma;

@@ -36,10 +36,11 @@ class TileTransposer {
   bool stores_odd;  // whether the first word that the lane stores is of the odd column
 
  public:
-  static constexpr int kWarps = 2, kAtOnce = 2;
+  static constexpr int kWarps = 2;
   static constexpr int kAcross = kColumns / 16 / kWarps;  // a warp's patches of the same keys
-  static constexpr int kRounds = kAcross * (kKeys / 32) / kAtOnce;
-  static_assert(kColumns % (16 * kWarps) == 0 && kAcross * (kKeys / 32) % kAtOnce == 0);
+  static constexpr int kPatches = kAcross * (kKeys / 32), kAtOnce = kPatches % 2 == 0 ? 2 : 1;
+  static constexpr int kRounds = kPatches / kAtOnce;
+  static_assert(kColumns % (16 * kWarps) == 0 && kKeys % 32 == 0);
   uint32_t words[kAtOnce][4];
 
   __device__ explicit TileTransposer(int warp) {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.call import in_order
-from flash_attn.dispatch import calls, direct, fp8, ops, rotary
+from flash_attn.dispatch import calls, direct, encode, fp8, ops, rotary
 from flash_attn.linear import _kernels as linear
 from tests import host_build
 from tests.kernels import build
@@ -24,7 +24,7 @@ HALF = (torch.float16, torch.bfloat16)
 DEVICES = {80: (166912, 4), 90: (232448, 3), 120: (101376, 4)}
 L2_BYTES = 40 << 20  # cuda_on_host.cpp
 
-_SCHEMAS = ops.SCHEMAS | rotary.SCHEMAS | fp8.SCHEMAS | linear.SCHEMAS
+_SCHEMAS = ops.SCHEMAS | rotary.SCHEMAS | fp8.SCHEMAS | encode.SCHEMAS | linear.SCHEMAS
 
 _library: torch.library.Library | None = None
 _path = ""
@@ -44,6 +44,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, sm: int) -> Iterator[None]:
     monkeypatch.setattr(direct, "_functions", _functions)
     monkeypatch.setattr(linear, "on_gpu", lambda q: True)
     monkeypatch.setattr(fp8, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(encode, "on_gpu", lambda q: True)
     monkeypatch.setattr(fp8, "has_kernel", True)
     monkeypatch.setattr(fp8, "is_hopper", lambda device: sm == 90)
     monkeypatch.setattr(linear, "_registered", set(_linear_operations()))
@@ -77,7 +78,7 @@ def _in_place_of_the_cpu() -> torch.library.Library:
         for names, refused in ((ops.CPU, _refused), (rotary.CPU, _refused_rotary)):
             for name in names:
                 library.impl(name, _or_skip(name, refused), "CPU", allow_override=True)
-        for name in fp8.CPU:
+        for name in fp8.CPU | encode.CPU:
             kernel = getattr(getattr(torch.ops, NAMESPACE), name)
             library.impl(name, kernel.default, "CPU", allow_override=True)
         for name in _linear_operations():
@@ -105,7 +106,7 @@ def _take_functions() -> None:
     """For direct calls of the operations, of which those that kernels refuse are none."""
     functions = module()
     assert direct.reach_tensors(functions)
-    for name in ops.CPU | rotary.CPU | fp8.CPU:
+    for name in ops.CPU | rotary.CPU | fp8.CPU | encode.CPU:
         operation = getattr(torch.ops.flash_attn, name)
         function = _unless_refused(name, getattr(functions, name))
         entry = function, in_order(operation.default._schema)
@@ -130,7 +131,7 @@ def _or_skip(name: str, refused: Callable) -> Callable:
 
 def _refused(name: str, args: tuple) -> str:
     operands = args[2:3] if name == "_merge_attention" else args[:3]
-    if name in fp8.CPU:
+    if name in fp8.CPU | encode.CPU:
         return ""
     if operands[0].dtype not in HALF:
         return f"do not take {operands[0].dtype}"

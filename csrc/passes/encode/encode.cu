@@ -1,0 +1,301 @@
+// Codes of 8 bits (e4m3) of q, k and v, with a descale for each sequence and KV head, by which its
+// largest number becomes the largest code; the mean of the keys may be taken off them first. Three
+// launches: slices of rows are looked through, descales are chosen, numbers become codes. It only
+// moves memory, and reads its inputs twice: a descale is known when all rows were seen.
+#include <cutlass/array.h>
+#include <cutlass/numeric_types.h>
+
+#include <bit>
+#include <string_view>
+
+#include "core/coded.h"
+#include "core/dynamic_smem.h"
+#include "core/warp_lanes.h"
+#include "launch/launch_kernel.h"
+#include "passes/encode/launch.h"
+
+namespace flash::encode {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kChunk = 16;  // columns of a thread
+constexpr float kLargestCode = 448.f, kLeastNormal = 1.17549435e-38f;
+
+template <class Element>
+using Numbers = cutlass::Array<Element, kChunk>;
+
+// A slice of the rows of a head, and what of `parts` is its own.
+struct Slice {
+  int tensor;
+  int batch;
+  int head;
+  int number;
+  int64_t part;
+};
+
+FLASH_HD int num_slices(EncodedTensor const& t) {
+  return (t.rows + kEncodedSlice - 1) / kEncodedSlice;
+}
+
+FLASH_HD int64_t num_slices(EncodeParams const& p, EncodedTensor const& t) {
+  return int64_t(p.batch) * t.heads * num_slices(t);
+}
+
+// Where a tensor's numbers in `parts` begin.
+FLASH_HD int64_t first_part(EncodeParams const& p, int tensor) {
+  int64_t first = 0;
+  for (int i = 0; i < tensor; ++i) {
+    first += num_slices(p, p.tensors[i]) * numbers_of_slice(p.tensors[i]);
+  }
+  return first;
+}
+
+__device__ Slice slice_of(EncodeParams const& p, int64_t block) {
+  int tensor = 0;
+  while (block >= num_slices(p, p.tensors[tensor])) {
+    block -= num_slices(p, p.tensors[tensor++]);
+  }
+  EncodedTensor const& t = p.tensors[tensor];
+  int64_t const head = block / num_slices(t);
+  return {tensor, int(head / t.heads), int(head % t.heads), int(block % num_slices(t)),
+          first_part(p, tensor) + block * numbers_of_slice(t)};
+}
+
+// The rows of a slice that a thread has: every `apart`th. Its columns are the same in all of them.
+struct Place {
+  int column;
+  int row;
+  int apart;
+  int end;
+
+  __device__ Place(EncodedTensor const& t, Slice const& slice) {
+    int const thread = threadIdx.x, width = std::bit_ceil(unsigned(t.columns / kChunk));
+    int const first = slice.number * kEncodedSlice;
+    column = thread % width * kChunk;
+    apart = kThreads / width;
+    row = first + thread / width;
+    end = column < t.columns ? min(first + kEncodedSlice, t.rows) : 0;
+  }
+};
+
+template <class Element>
+__device__ Numbers<Element> numbers_at(EncodedTensor const& t, Slice const& s, int row,
+                                       int column) {
+  auto const* const x = static_cast<Element const*>(t.x.ptr) + t.x.offset(s.batch, row, s.head);
+  Numbers<Element> numbers;
+  auto const* const words = reinterpret_cast<uint4 const*>(x + column);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    reinterpret_cast<uint4*>(&numbers)[i] = words[i];
+  }
+  return numbers;
+}
+
+__device__ inline float finite_size(float x) { return fabsf(x) <= 3.4028234e38f ? fabsf(x) : 0.f; }
+
+template <class Op>
+__device__ float over_warp(float x, Op op, int apart = 1) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    if (distance >= apart) {
+      x = op(x, __shfl_xor_sync(WarpLanes::kAll, x, distance));
+    }
+  }
+  return x;
+}
+
+struct Larger {
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Smaller {
+  __device__ float operator()(float a, float b) const { return fminf(a, b); }
+};
+struct Plus {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+
+// The largest of all threads, in the first.
+__device__ float largest_of_block(float x, float* shared) {
+  int const warp = threadIdx.x / 32;
+  x = over_warp(x, Larger{});
+  if (threadIdx.x % 32 == 0) {
+    shared[warp] = x;
+  }
+  __syncthreads();
+  for (int i = 0; i < kWarps; ++i) {
+    x = fmaxf(x, shared[i]);
+  }
+  return x;
+}
+
+template <class Element>
+__device__ void look_at_sizes(EncodedTensor const& t, Slice const& s, float* part, float* shared) {
+  Place const at(t, s);
+  float largest = 0.f;
+#pragma unroll 4
+  for (int row = at.row; row < at.end; row += at.apart) {
+    Numbers<Element> const x = numbers_at<Element>(t, s, row, at.column);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      largest = fmaxf(largest, finite_size(float(x[i])));
+    }
+  }
+  largest = largest_of_block(largest, shared);
+  if (threadIdx.x == 0) {
+    *part = largest;
+  }
+}
+
+// Of each column: the sum, the least and the largest finite number.
+template <class Element>
+__device__ void look_at_columns(EncodedTensor const& t, Slice const& s, float* part,
+                                float* shared) {
+  Place const at(t, s);
+  Numbers<float> sum, least, largest;
+  sum.fill(0.f), least.fill(INFINITY), largest.fill(-INFINITY);
+#pragma unroll 2
+  for (int row = at.row; row < at.end; row += at.apart) {
+    Numbers<Element> const numbers = numbers_at<Element>(t, s, row, at.column);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      float const x = float(numbers[i]);
+      bool const finite = fabsf(x) <= 3.4028234e38f;
+      sum[i] += x;
+      least[i] = finite ? fminf(least[i], x) : least[i];
+      largest[i] = finite ? fmaxf(largest[i], x) : largest[i];
+    }
+  }
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = kThreads / at.apart;
+  float* const own = shared + warp * 3 * kMostEncodedColumns + at.column;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    float const of_warp[3] = {over_warp(sum[i], Plus{}, width),
+                              over_warp(least[i], Smaller{}, width),
+                              over_warp(largest[i], Larger{}, width)};
+    for (int what = 0; what < 3 && lane < width; ++what) {
+      own[what * kMostEncodedColumns + i] = of_warp[what];
+    }
+  }
+  __syncthreads();
+  for (int column = threadIdx.x; column < t.columns; column += kThreads) {
+    float of_slice[3] = {0.f, INFINITY, -INFINITY};
+    for (int i = 0; i < kWarps; ++i) {
+      float const* const of_warp = shared + i * 3 * kMostEncodedColumns + column;
+      of_slice[0] += of_warp[0];
+      of_slice[1] = fminf(of_slice[1], of_warp[kMostEncodedColumns]);
+      of_slice[2] = fmaxf(of_slice[2], of_warp[2 * kMostEncodedColumns]);
+    }
+    for (int what = 0; what < 3; ++what) {
+      part[what * t.columns + column] = of_slice[what];
+    }
+  }
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads) look_kernel(__grid_constant__ EncodeParams const p) {
+  Slice const s = slice_of(p, blockIdx.x);
+  EncodedTensor const& t = p.tensors[s.tensor];
+  auto* const shared = reinterpret_cast<float*>(dynamic_smem());
+  if (t.mean) {
+    look_at_columns<Element>(t, s, p.parts + s.part, shared);
+  } else {
+    look_at_sizes<Element>(t, s, p.parts + s.part, shared);
+  }
+}
+
+// The largest size of a head's numbers less their mean, of the columns that the thread has, and the
+// mean of these. A column whose mean is not finite has no finite number then.
+__device__ float centre_columns(EncodeParams const& p, EncodedTensor const& t, int64_t head,
+                                float const* parts) {
+  int const slices = num_slices(t);
+  float largest = 0.f;
+  for (int column = threadIdx.x; column < t.columns; column += kThreads) {
+    float sum = 0.f, low = INFINITY, high = -INFINITY;
+    for (int i = 0; i < slices; ++i) {
+      float const* const part = parts + (head * slices + i) * 3 * t.columns + column;
+      sum += part[0];
+      low = fminf(low, part[t.columns]);
+      high = fmaxf(high, part[2 * t.columns]);
+    }
+    float const mean = sum / static_cast<float>(t.rows);
+    t.mean[head * t.columns + column] = mean;
+    largest = fmaxf(largest, fmaxf(finite_size(high - mean), finite_size(low - mean)));
+  }
+  return largest;
+}
+
+// CTA: tensor, sequence and KV head.
+__global__ void __launch_bounds__(kThreads) choose_kernel(__grid_constant__ EncodeParams const p) {
+  int const of_tensor = p.batch * p.heads_kv, tensor = int(blockIdx.x) / of_tensor;
+  int const group_of = int(blockIdx.x) % of_tensor;  // number of the sequence's KV head
+  EncodedTensor const& t = p.tensors[tensor];
+  float const* const parts = p.parts + first_part(p, tensor);
+  float largest = 0.f;
+  if (t.mean) {
+    largest = centre_columns(p, t, group_of, parts);
+  } else {
+    int const numbers = t.heads / p.heads_kv * num_slices(t);  // of the KV head's heads
+    for (int i = threadIdx.x; i < numbers; i += kThreads) {
+      largest = fmaxf(largest, parts[int64_t(group_of) * numbers + i]);
+    }
+  }
+  largest = largest_of_block(largest, reinterpret_cast<float*>(dynamic_smem()));
+  if (threadIdx.x == 0) {
+    t.descales[group_of] = largest == 0.f ? 1.f : fmaxf(largest / kLargestCode, kLeastNormal);
+  }
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ EncodeParams const p) {
+  Slice const s = slice_of(p, blockIdx.x);
+  EncodedTensor const& t = p.tensors[s.tensor];
+  Place const at(t, s);
+  float const descale = t.descales[s.batch * p.heads_kv + s.head / (t.heads / p.heads_kv)];
+  Numbers<float> mean;
+  mean.fill(0.f);
+  if (t.mean && at.row < at.end) {
+    mean = *reinterpret_cast<Numbers<float> const*>(
+        t.mean + (int64_t(s.batch) * t.heads + s.head) * t.columns + at.column);
+  }
+  auto* const codes = static_cast<char*>(t.codes.ptr) + at.column;
+#pragma unroll 4
+  for (int row = at.row; row < at.end; row += at.apart) {
+    Numbers<Element> const numbers = numbers_at<Element>(t, s, row, at.column);
+    Numbers<float> x;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      x[i] = float(numbers[i]) - mean[i];
+    }
+    auto const chunk = coded(x, descale);
+    *reinterpret_cast<uint4*>(codes + t.codes.offset(s.batch, row, s.head)) =
+        reinterpret_cast<uint4 const&>(chunk);
+  }
+}
+
+int64_t num_slices(EncodeParams const& p) {
+  int64_t slices = 0;
+  for (EncodedTensor const& t : p.tensors) {
+    slices += num_slices(p, t);
+  }
+  return slices;
+}
+
+template <class Element>
+void launch_of(EncodeParams const& p, LaunchContext const& launch) {
+  constexpr int kSmemBytes = kWarps * 3 * kMostEncodedColumns * sizeof(float);
+  launch_kernel<look_kernel<Element>>(launch, {num_slices(p), kThreads, kSmemBytes}, p);
+  launch_kernel<choose_kernel>(launch, {3 * int64_t(p.batch) * p.heads_kv, kThreads, 64}, p);
+  launch_kernel<encode_kernel<Element>>(launch, {num_slices(p), kThreads, 0}, p);
+}
+
+}  // namespace flash::encode
+
+int64_t flash::numbers_of_parts(EncodeParams const& params) {
+  return encode::first_part(params, 3);
+}
+
+void flash::launch_encode(EncodeParams const& params, char const* dtype,
+                          LaunchContext const& launch) {
+  auto const launch_it = std::string_view(dtype) == "bf16" ? encode::launch_of<cutlass::bfloat16_t>
+                                                           : encode::launch_of<cutlass::half_t>;
+  launch_it(params, launch);
+}
