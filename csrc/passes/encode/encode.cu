@@ -50,15 +50,16 @@ FLASH_HD int64_t first_part(EncodeParams const& p, int tensor) {
   return first;
 }
 
-__device__ Slice slice_of(EncodeParams const& p, int64_t block) {
+// Blocks are numbered by tensor, sequence, head and slice, in 32 bits, whose divisions are cheap.
+__device__ Slice slice_of(EncodeParams const& p, uint32_t block) {
   int tensor = 0;
   while (block >= num_slices(p, p.tensors[tensor])) {
-    block -= num_slices(p, p.tensors[tensor++]);
+    block -= static_cast<uint32_t>(num_slices(p, p.tensors[tensor++]));
   }
   EncodedTensor const& t = p.tensors[tensor];
-  int64_t const head = block / num_slices(t);
-  return {tensor, int(head / t.heads), int(head % t.heads), int(block % num_slices(t)),
-          first_part(p, tensor) + block * numbers_of_slice(t)};
+  uint32_t const slices = num_slices(t), heads = t.heads, head = block / slices;
+  return {tensor, int(head / heads), int(head % heads), int(block % slices),
+          first_part(p, tensor) + int64_t(block) * numbers_of_slice(t)};
 }
 
 // The rows of a slice that a thread has: every `apart`th. Its columns are the same in all of them.
@@ -78,17 +79,40 @@ struct Place {
   }
 };
 
-template <class Element>
-__device__ Numbers<Element> numbers_at(EncodedTensor const& t, Slice const& s, int row,
-                                       int column) {
-  auto const* const x = static_cast<Element const*>(t.x.ptr) + t.x.offset(s.batch, row, s.head);
-  Numbers<Element> numbers;
-  auto const* const words = reinterpret_cast<uint4 const*>(x + column);
+// 16 bytes of memory after the other.
+template <class T>
+__device__ Numbers<T> numbers_from(T const* from) {
+  constexpr int kWords = sizeof(Numbers<T>) / sizeof(uint4);
+  Numbers<T> numbers;
+  auto const* const words = reinterpret_cast<uint4 const*>(from);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kWords; ++i) {
     reinterpret_cast<uint4*>(&numbers)[i] = words[i];
   }
   return numbers;
+}
+
+// Calls use(row, numbers) for each row of a thread. Loads of kAtOnce rows are under way together,
+// which the compiler cannot arrange where `use` writes memory.
+template <class Element, int kAtOnce, class Use>
+__device__ void for_rows(EncodedTensor const& t, Slice const& s, Place const& at, Use use) {
+  auto const* const x = static_cast<Element const*>(t.x.ptr) + t.x.offset(s.batch, 0, s.head);
+#pragma unroll 1
+  for (int first = at.row; first < at.end; first += kAtOnce * at.apart) {
+    Numbers<Element> numbers[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const row = min(first + i * at.apart, at.end - 1);
+      numbers[i] = numbers_from(x + row * t.x.row_stride + at.column);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const row = first + i * at.apart;
+      if (row < at.end) {
+        use(row, numbers[i]);
+      }
+    }
+  }
 }
 
 __device__ inline float finite_size(float x) { return fabsf(x) <= 3.4028234e38f ? fabsf(x) : 0.f; }
@@ -141,12 +165,11 @@ __device__ inline uint32_t larger_halves(uint32_t a, uint32_t b) {
 template <class Element>
 __device__ float largest_finite(EncodedTensor const& t, Slice const& s, Place const& at) {
   float largest = 0.f;
-  for (int row = at.row; row < at.end; row += at.apart) {
-    Numbers<Element> const x = numbers_at<Element>(t, s, row, at.column);
+  for_rows<Element, 1>(t, s, at, [&](int, Numbers<Element> const& x) {
     for (int i = 0; i < kChunk; ++i) {
       largest = fmaxf(largest, finite_size(float(x[i])));
     }
-  }
+  });
   return largest;
 }
 
@@ -156,15 +179,13 @@ template <class Element>
 __device__ void look_at_sizes(EncodedTensor const& t, Slice const& s, float* part, float* shared) {
   Place const at(t, s);
   uint32_t pair = 0;
-#pragma unroll 4
-  for (int row = at.row; row < at.end; row += at.apart) {
-    Numbers<Element> const x = numbers_at<Element>(t, s, row, at.column);
+  for_rows<Element, 4>(t, s, at, [&](int, Numbers<Element> const& x) {
     auto const* const words = reinterpret_cast<uint32_t const*>(&x);
 #pragma unroll
     for (int i = 0; i < kChunk / 2; ++i) {
       pair = larger_halves(pair, words[i] & 0x7fff7fffu);
     }
-  }
+  });
   auto const bits = static_cast<uint16_t>(larger_halves(pair, pair >> 16));
   float largest = float(Element::bitcast(bits));
   if (largest != finite_size(largest)) {
@@ -184,9 +205,7 @@ __device__ void look_at_columns(EncodedTensor const& t, Slice const& s, float* p
   Place const at(t, s);
   Numbers<float> sum, least, largest;
   sum.fill(0.f), least.fill(INFINITY), largest.fill(-INFINITY);
-#pragma unroll 2
-  for (int row = at.row; row < at.end; row += at.apart) {
-    Numbers<Element> const numbers = numbers_at<Element>(t, s, row, at.column);
+  for_rows<Element, 2>(t, s, at, [&](int, Numbers<Element> const& numbers) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       float const x = float(numbers[i]);
@@ -194,7 +213,7 @@ __device__ void look_at_columns(EncodedTensor const& t, Slice const& s, float* p
       least[i] = fminf(least[i], x);
       largest[i] = fmaxf(largest[i], x);
     }
-  }
+  });
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = kThreads / at.apart;
   float* const own = shared + warp * 3 * kMostEncodedColumns + at.column;
 #pragma unroll
@@ -292,22 +311,19 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ Enco
   Numbers<float> mean;
   mean.fill(0.f);
   if (t.mean && at.row < at.end) {
-    mean = *reinterpret_cast<Numbers<float> const*>(
-        t.mean + (int64_t(s.batch) * t.heads + s.head) * t.columns + at.column);
+    mean = numbers_from(t.mean + (int64_t(s.batch) * t.heads + s.head) * t.columns + at.column);
   }
-  auto* const codes = static_cast<char*>(t.codes.ptr) + at.column;
-#pragma unroll 4
-  for (int row = at.row; row < at.end; row += at.apart) {
-    Numbers<Element> const numbers = numbers_at<Element>(t, s, row, at.column);
+  auto* const codes = static_cast<char*>(t.codes.ptr) + t.codes.offset(s.batch, 0, s.head);
+  for_rows<Element, 4>(t, s, at, [&](int row, Numbers<Element> const& numbers) {
     Numbers<float> x;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       x[i] = quotient(float(numbers[i]) - mean[i], descale, reciprocal);
     }
     auto const chunk = cutlass::NumericArrayConverter<cutlass::float_e4m3_t, float, kChunk>{}(x);
-    *reinterpret_cast<uint4*>(codes + t.codes.offset(s.batch, row, s.head)) =
+    *reinterpret_cast<uint4*>(codes + row * t.codes.row_stride + at.column) =
         reinterpret_cast<uint4 const&>(chunk);
-  }
+  });
 }
 
 int64_t num_slices(EncodeParams const& p) {

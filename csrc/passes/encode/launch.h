@@ -17,7 +17,7 @@ struct EncodedTensor {
 
 constexpr int kMostEncodedColumns = 256;
 // Rows of a head that one CTA looks through for their largest number.
-constexpr int kEncodedSlice = 256;
+constexpr int kEncodedSlice = 512;
 
 struct EncodeParams {
   EncodedTensor tensors[3];  // q, k, v
