@@ -2,14 +2,13 @@
 // largest number becomes the largest code; the mean of the keys may be taken off them first. Three
 // launches: slices of rows are looked through, descales are chosen, numbers become codes. It only
 // moves memory, and reads its inputs twice: a descale is known when all rows were seen.
-#include <cutlass/array.h>
-#include <cutlass/numeric_conversion.h>
 #include <cutlass/numeric_types.h>
 
 #include <algorithm>
 #include <bit>
 #include <string_view>
 
+#include "core/coded.h"
 #include "core/dynamic_smem.h"
 #include "core/warp_lanes.h"
 #include "launch/launch_kernel.h"
@@ -115,7 +114,9 @@ __device__ void for_rows(EncodedTensor const& t, Slice const& s, Place const& at
   }
 }
 
-__device__ inline float finite_size(float x) { return fabsf(x) <= 3.4028234e38f ? fabsf(x) : 0.f; }
+__device__ inline bool is_finite(float x) { return fabsf(x) < INFINITY; }
+
+__device__ inline float finite_size(float x) { return is_finite(x) ? fabsf(x) : 0.f; }
 
 template <class Op>
 __device__ float over_warp(float x, Op op, int apart = 1) {
@@ -294,15 +295,39 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(__grid_constant__ Enco
   }
 }
 
-// x / divisor, rounded as a division is (Markstein 1990), in three instructions instead of a call.
-// The quotient of an infinite x is infinite, too.
-__device__ inline float quotient(float x, float divisor, float reciprocal) {
-  float const near = x * reciprocal, rest = fmaf(-near, divisor, x);
-  return rest == rest ? fmaf(rest, reciprocal, near) : near;
+// Codes of x / descale. A quotient is rounded as a division does it (Markstein 1990), in three
+// instructions instead of a call, but for numbers that are not finite: nothing is left of these.
+__device__ inline uint4 codes_of(Numbers<float> const& x, float descale, float reciprocal) {
+  float quotients[kChunk];
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    float const near = x[i] * reciprocal, rest = fmaf(-near, descale, x[i]);
+    quotients[i] = fmaf(rest, reciprocal, near);
+    finite = finite && rest == rest;
+  }
+  uint32_t words[kChunk / 4] = {};
+  if (!finite) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      float const near = x[i] * reciprocal;
+      quotients[i] = is_finite(near) ? quotients[i] : near;
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk / 4; ++i) {
+      words[i] = nan_codes(quotients + 4 * i);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kChunk / 4; ++i) {
+    words[i] |= four_codes(quotients + 4 * i);
+  }
+  return {words[0], words[1], words[2], words[3]};
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ EncodeParams const p) {
+__global__ void __launch_bounds__(kThreads, 3)
+    encode_kernel(__grid_constant__ EncodeParams const p) {
   Slice const s = slice_of(p, blockIdx.x);
   EncodedTensor const& t = p.tensors[s.tensor];
   Place const at(t, s);
@@ -314,15 +339,14 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ Enco
     mean = numbers_from(t.mean + (int64_t(s.batch) * t.heads + s.head) * t.columns + at.column);
   }
   auto* const codes = static_cast<char*>(t.codes.ptr) + t.codes.offset(s.batch, 0, s.head);
-  for_rows<Element, 4>(t, s, at, [&](int row, Numbers<Element> const& numbers) {
+  for_rows<Element, 2>(t, s, at, [&](int row, Numbers<Element> const& numbers) {
     Numbers<float> x;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      x[i] = quotient(float(numbers[i]) - mean[i], descale, reciprocal);
+      x[i] = float(numbers[i]) - mean[i];
     }
-    auto const chunk = cutlass::NumericArrayConverter<cutlass::float_e4m3_t, float, kChunk>{}(x);
     *reinterpret_cast<uint4*>(codes + row * t.codes.row_stride + at.column) =
-        reinterpret_cast<uint4 const&>(chunk);
+        codes_of(x, descale, reciprocal);
   });
 }
 
