@@ -114,7 +114,9 @@ def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def _descale(amax: Tensor) -> Tensor:
     """The descale that makes amax the largest code; never 0, because numbers are divided by it."""
-    return torch.where(amax == 0, 1.0, (amax / LARGEST).clamp(min=_TINY))
+    # By a tensor: torch multiplies by the reciprocal of a number on a GPU, whose bits differ.
+    largest = amax.new_full((), LARGEST)
+    return torch.where(amax == 0, 1.0, (amax / largest).clamp(min=_TINY))
 
 
 class KVScales(nn.Module):
