@@ -6,6 +6,7 @@
 
 #include "api/arguments.h"
 #include "launch/decode_plan.h"
+#include "launch/decode_schedule.h"
 #include "launch/device.h"
 #include "launch/key_splits.h"
 #include "launch/select.h"

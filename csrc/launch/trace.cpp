@@ -39,7 +39,7 @@ bool is_first(Variant const& variant, int device) {
 
 std::string how_loaded(int sm) {
   switch (device_code(sm)) {
-    case DeviceCode::Machine:
+    case DeviceCode::Native:
       return "machine code was loaded";
     case DeviceCode::Ptx:
       return concat("the driver compiled PTX for sm_", sm);
