@@ -43,6 +43,7 @@ class DecodeLaunch {
  private:
   Variant const& variant_;
   FirstLaunch const first_;
+  plan::DecodePlan plan_;
   SplitSchedule split_;
   Scratch pieces_;
   DecodeParams params_;
