@@ -23,7 +23,7 @@ constexpr float kScoreMods = 1.3f;
 KernelTimes times_of(Machine const& m, Kernel const& k, Schedule schedule) {
   // A step has five products.
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);
-  KernelTimes const counted{6.f, static_cast<float>(flops / m.mma_flops)};
+  KernelTimes const counted{6.f, counted_step(m, k, flops)};
   bool const hopper = k.sm == 90;
   auto const [begin, step] = times_of(hopper ? m.backward : std::span<RowTimes const>{}, k,
                                       static_cast<int>(schedule), counted);
